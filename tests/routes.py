@@ -17,7 +17,7 @@ import torch
 from headwise.engines import one_query, planned
 from headwise.engines.gpu.launches import PLANS
 from headwise.listeners.adapters import attended, huggingface_functions
-from headwise.models import stack
+from headwise.models import layers
 from headwise.nn import cached_call, module_call, multihead, ragged
 from headwise.nn.as_torch import answers, torch_projections
 from headwise.nn.as_torch import module as torchs_class
@@ -79,7 +79,7 @@ STEPS = [
     Route("without the short step", ((cached_call, "plain_column", nothing),)),
 ]  # fmt: skip
 
-GENERATION = [GENERAL, Route("layer by layer", ((stack, "plain_layers", nothing),))]
+GENERATION = [GENERAL, Route("layer by layer", ((layers, "plain_layers", nothing),))]
 
 CLASS = [
     GENERAL, COMPILED,

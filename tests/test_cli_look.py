@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 import headwise
 from headwise.cli import application, main
-from headwise.cli.look_verb import SENTENCE
+from headwise.cli.look_verbs import SENTENCE
 from headwise.cli.terminal import SignOfLife, sign_of_life, texts_of
 from headwise.errors import ArgumentError
 from headwise.heads.roles import Role, Roles

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("typer")
 
 import headwise
-from headwise.cli import completion, main, terminal
+from headwise.cli import main, terminal
 from headwise.cli.interruption import Interruption, may_just_end
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
@@ -160,8 +160,8 @@ def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_completed_are_those_that_can_be_sorted_by() -> None:
-    assert sorted(completion.SORTS) == sorted({"label", "layer", "head", *ROW_STATISTICS, *PATTERNS})
-    for name in completion.SORTS:
+    assert sorted(terminal.SORTS) == sorted({"label", "layer", "head", *ROW_STATISTICS, *PATTERNS})
+    for name in terminal.SORTS:
         check_sort(name)
     with pytest.raises(ArgumentError, match="got 'entrop'"):
         check_sort("entrop")
@@ -173,14 +173,14 @@ def test_paths_are_completed_as_they_were_begun(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "deep").mkdir()
     for name in ("a.py", ".hidden.py", "b.PNG", "deep/c.py", "page.html", "d.json"):
         (tmp_path / name).touch()
-    assert completion.python_files("") == ["a.py", "deep/"]
-    assert completion.python_files(".h") == [".hidden.py"]
-    assert completion.python_files("./") == ["./a.py", "./deep/"]
-    assert completion.python_files("~/deep/") == ["~/deep/c.py"]
-    assert completion.python_files("nowhere/x") == []
-    assert completion.pictures("") == ["b.PNG", "deep/"]
-    assert completion.pages("") == ["d.json", "deep/", "page.html"]
-    assert completion.texts("d") == ["d.json", "deep/"]
+    assert terminal.complete_python_files("") == ["a.py", "deep/"]
+    assert terminal.complete_python_files(".h") == [".hidden.py"]
+    assert terminal.complete_python_files("./") == ["./a.py", "./deep/"]
+    assert terminal.complete_python_files("~/deep/") == ["~/deep/c.py"]
+    assert terminal.complete_python_files("nowhere/x") == []
+    assert terminal.complete_pictures("") == ["b.PNG", "deep/"]
+    assert terminal.complete_pages("") == ["d.json", "deep/", "page.html"]
+    assert terminal.complete_texts("d") == ["d.json", "deep/"]
 
 
 # Ctrl-C

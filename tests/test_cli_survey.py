@@ -19,7 +19,7 @@ pytest.importorskip("pyarrow")
 from typer.testing import CliRunner
 
 import headwise
-from headwise.cli import application, completion, main
+from headwise.cli import application, main, terminal
 from headwise.corpus import documents
 from headwise.show.progress_bar import Bar
 from trained import an_own_folder
@@ -145,9 +145,9 @@ def test_shells_complete_what_a_survey_takes(tmp_path: Path, monkeypatch: pytest
     for name in ("a.jsonl", "b.parquet", "c.pdf"):
         Path(name).touch()
     Path("folder").mkdir()
-    assert completion.corpora("") == ["a.jsonl", "b.parquet", "folder/"]
-    assert completion.devices("cu") == ["cuda"]
-    assert set(completion.CORPORA) == set(documents.ENDINGS)
+    assert terminal.complete_corpora("") == ["a.jsonl", "b.parquet", "folder/"]
+    assert terminal.complete_devices("cu") == ["cuda"]
+    assert set(terminal.CORPORA) == set(documents.ENDINGS)
 
 
 def test_progress_is_lines_where_nobody_watches(

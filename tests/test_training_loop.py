@@ -376,10 +376,10 @@ def test_a_checkpoint_of_another_training_is_refused_by_words(tmp_path: Path) ->
     with pytest.raises(ArgumentError, match="optimizer is SGD here and AdamW in"):
         fit(model, BATCHES, loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.001), **options)
     adam = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.5)
-    with pytest.raises(ArgumentError, match=r"the optimizer's weight_decay is 0.5 here and 0.01 in"):
+    with pytest.raises(ArgumentError, match=r"the optimizer's weight_decay is \[0.5\] here and \[0.01\] in"):
         fit(model, BATCHES, loss, optimizer=adam, **options)
     adam = torch.optim.AdamW(model[0].parameters(), lr=0.001)
-    with pytest.raises(ArgumentError, match="the number of the optimizer's parameters is 2 here and 4 in"):
+    with pytest.raises(ArgumentError, match=r"optimizer's parameters is \[2\] here and \[4\] in"):
         fit(model, BATCHES, loss, optimizer=adam, **options)
     groups = torch.optim.AdamW([{"params": each.parameters()} for each in (model[0], model[3])], lr=0.001)
     with pytest.raises(ArgumentError, match=r"lr is \[0.001, 0.001\] here"):
@@ -451,15 +451,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("lr must be the optimizer's own: got 0.3", other, BATCHES, loss, optimizer=sgd, lr=0.3)
     refused("Sequential has 0 of 4 that require", a_model().requires_grad_(False), BATCHES, loss)
     refused(
-        "0.001 at step 0 depends on no parameter", model, BATCHES, lambda model, batch: torch.tensor(1e-3)
-    )
-    refused(
         r"loss_fn must return one number as a tensor: got shape \[3, 1\]", model, BATCHES, lambda m, x: m(x)
     )
-    refused("True to stop, .* got 3 at step 0", model, BATCHES, loss, callbacks=[lambda told: 3])
-    rates = torch.optim.lr_scheduler.StepLR(sgd, 3)
-    refused("callbacks must be functions of a step.* got StepLR", model, BATCHES, loss, callbacks=[rates])
-    refused("callbacks must be functions of a step.* got int", model, BATCHES, loss, callbacks=[3])
 
 
 def test_a_long_training_says_a_line_a_minute_where_there_is_no_terminal(

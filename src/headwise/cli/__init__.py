@@ -46,8 +46,7 @@ def application() -> typer.Typer:
     from .check_verb import check, explain
     from .information_verbs import doctor, presets, start
     from .learn_verbs import learn
-    from .look_verb import look
-    from .survey_verb import survey
+    from .look_verbs import look, survey
 
     verbs = (
         look,

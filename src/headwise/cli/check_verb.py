@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from .completion import pages, python_files
+from ..errors import ArgumentError, HeadwiseError
+from ..show.texts import plain
+from .terminal import (
+    complete_pages,
+    complete_python_files,
+    console_of,
+    file_and_name,
+    option,
+    sign_of_life,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,27 +43,20 @@ def check(
             metavar="FILE[:NAME]|FOLDER",
             help="Python source or a notebook, and a class or function in it; or folders of them.",
             show_default=False,
-            autocompletion=python_files,
+            autocompletion=complete_python_files,
         ),
     ],
     hint: Annotated[
-        int | None,
-        typer.Option(min=1, max=3, help="Hints up to this one instead of the answer.", show_default=False),
+        int | None, option(min=1, max=3, help="Hints up to this one instead of the answer.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, for graders: of many files one line each.")
     ] = False,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write a table to this file, too.", show_default=False)
-    ] = None,
+    csv: Annotated[Path | None, option("--csv", help="Write a table to this file, too.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again whenever the file is saved.")] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Files at a time; as many as there are cores.", show_default=False),
-    ] = None,
+    jobs: Annotated[int | None, option(min=1, help="Files at a time; as many as there are cores.")] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(help="The longest the code may run: 60, and 10 each of many.", show_default=False),
+        float | None, option(help="The longest the code may run: 60, and 10 each of many.")
     ] = None,
     memory: Annotated[str, typer.Option(help="The most memory it may take.")] = "4 GiB",
     trust: Annotated[
@@ -62,37 +64,26 @@ def check(
     ] = False,
     require: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--require",
             metavar="WHAT=HOW",
             help="What the task says: mask=true-attends|true-hides|added|lengths, causal=always|argument, "
             "weights=returned, heads=argument, d_model=argument, batch=first, designs=none.",
-            show_default=False,
         ),
     ] = None,
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Build it with this many heads.", show_default=False)
-    ] = None,
-    d_model: Annotated[
-        int | None, typer.Option(min=1, help="Build it with this d_model.", show_default=False)
-    ] = None,
+    heads: Annotated[int | None, option(min=1, help="Build it with this many heads.")] = None,
+    d_model: Annotated[int | None, option(min=1, help="Build it with this d_model.")] = None,
     arg: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--arg",
             metavar="NAME=VALUE",
             help="Build it with this argument, a number, a text or another literal of Python.",
-            show_default=False,
         ),
     ] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(
-            "--role",
-            metavar="q=PARAMETER",
-            help="Which parameter is q, k, v, o or qkv: q=W_q.weight.",
-            show_default=False,
-        ),
+        option("--role", metavar="q=PARAMETER", help="Which parameter is q, k, v, o or qkv: q=W_q.weight."),
     ] = None,
 ) -> None:
     """Is your attention right, and if not, which mistake is it?
@@ -113,9 +104,6 @@ def check(
 
     Example: headwise check submissions/ --csv class.csv --require mask=true-attends
     """
-    from ..errors import ArgumentError
-    from .terminal import file_and_name
-
     many = len(sources) > 1 or Path(sources[0]).expanduser().is_dir()
     if seconds is not None and not 0 < seconds < math.inf:
         raise ArgumentError(f"seconds must be a positive number: got {seconds:g}; try 60")
@@ -146,17 +134,11 @@ def _check_one(
     source: str, path: Path, name: str | None, words: tuple[str, ...], options: dict[str, Any], *,
     hint: int | None, as_json: bool, csv: Path | None, watch: bool,
 ) -> NoReturn:  # fmt: skip
-    from ..errors import HeadwiseError
-    from .terminal import sign_of_life
-
-    console = None if as_json else _console()
+    console = None if as_json else console_of("check")
 
     def verdict(template: Template | None) -> Report:
-        with sign_of_life(f"Checking {_plain(source)}, {options['seconds']:g} s at most"):
+        with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
             from ..examiner import check_file  # and torch with it, while the template imports its own
-
-            if not words:
-                return check_file(path, name, template=template, **options)
             from ..examiner.desk.requirements import hold_to, requirements_of
 
             required = requirements_of(words)
@@ -185,7 +167,7 @@ def _check_one(
                 try:
                     _show(verdict(template), console, hint, on_one_line=True)
                 except HeadwiseError as mistake:  # a save may mend that, too
-                    typer.echo(f"headwise: {_plain(mistake)}", err=True)
+                    typer.echo(f"headwise: {plain(str(mistake))}", err=True)
                 if console is not None:
                     _say_that_it_waits(console, source)
         except KeyboardInterrupt:
@@ -205,9 +187,7 @@ def _check_many(
     sources: list[str], words: tuple[str, ...], options: dict[str, Any], *, as_json: bool, csv: Path | None,
     jobs: int | None,
 ) -> NoReturn:  # fmt: skip
-    from .terminal import file_and_name, sign_of_life
-
-    console = None if as_json else _console()
+    console = None if as_json else console_of("check")
     asked: list[tuple[Path, str | None]] = []
     with template_of_checks() as template:
         for source in sources:
@@ -248,7 +228,6 @@ def _check_many(
 
 
 def _write_csv(reports: list[Report], path: Path) -> None:
-    from ..errors import ArgumentError
     from ..examiner.desk.table import write_csv
 
     try:
@@ -259,13 +238,13 @@ def _write_csv(reports: list[Report], path: Path) -> None:
 
 
 def _roles(given: list[str] | None) -> dict[str, str] | None:
-    from ..errors import ArgumentError
-
     found: dict[str, str] = {}
-    for one in given or ():
-        what, _, parameter = one.partition("=")
+    for argument in given or ():
+        what, _, parameter = argument.partition("=")
         if what not in ("q", "k", "v", "o", "qkv") or not parameter:
-            raise ArgumentError(f"role must be q, k, v, o or qkv: got {one!r}; write --role q=W_q.weight")
+            raise ArgumentError(
+                f"role must be q, k, v, o or qkv: got {argument!r}; write --role q=W_q.weight"
+            )
         found[what] = parameter
     return found or None
 
@@ -273,19 +252,17 @@ def _roles(given: list[str] | None) -> dict[str, str] | None:
 def _literals(given: list[str] | None) -> dict[str, object] | None:
     import ast
 
-    from ..errors import ArgumentError
-
     found: dict[str, object] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
+    for argument in given or ():
+        name, equals, value = argument.partition("=")
         if not equals or not name.isidentifier():
-            raise ArgumentError(f"arg must be NAME=VALUE: got {one!r}; write --arg dropout=0.1")
+            raise ArgumentError(f"arg must be NAME=VALUE: got {argument!r}; write --arg dropout=0.1")
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             if not value or not value.replace("_", "").replace("-", "").isalnum():
                 raise ArgumentError(
-                    f"arg must be a literal of Python: got {one!r}; write --arg {name}=0.1 or "
+                    f"arg must be a literal of Python: got {argument!r}; write --arg {name}=0.1 or "
                     f"--arg {name}=\"'text'\""
                 ) from None
             found[name] = value  # a word without quotes, as shells take them away
@@ -312,33 +289,18 @@ def _say_that_it_waits(console: Console, source: str) -> None:
 
     from ..examiner.showing.letters import fitting
 
-    words = f"{strftime('%H:%M:%S')}: save {_plain(source)} to check it again; Ctrl-C ends."
+    words = f"{strftime('%H:%M:%S')}: save {plain(source)} to check it again; Ctrl-C ends."
     console.print()
     console.print(Text(fitting(words, console.encoding), style="dim"))
 
 
-def _console() -> Console:
-    from ..errors import needed
-
-    with needed("rich", "headwise check prints with rich"):
-        from rich.console import Console
-    return Console(highlight=False)
-
-
 def _bytes(size: str) -> int:
     from ..byte_sizes import parse
-    from ..errors import ArgumentError
 
     try:
         return parse(size)
     except ArgumentError as error:
         raise ArgumentError(f'memory must be a size: got {size!r}; use e.g. "4 GiB"') from error
-
-
-def _plain(what: object) -> str:
-    from ..show.texts import plain
-
-    return plain(str(what))
 
 
 def explain(
@@ -347,10 +309,10 @@ def explain(
         typer.Argument(
             metavar="FILE[:NAME]",
             help="A Python file, and which class or function in it.",
-            autocompletion=python_files,
+            autocompletion=complete_python_files,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write.", autocompletion=pages)] = Path(
+    out: Annotated[Path, typer.Option(help="The page to write.", autocompletion=complete_pages)] = Path(
         "explain.html"
     ),
     terminal: Annotated[
@@ -367,8 +329,6 @@ def explain(
 
     Example: headwise explain attention.py:MyAttention --out explain.html
     """
-    from .terminal import file_and_name
-
     path, name = file_and_name(file)
 
     from ..examiner.explanations import explain_file

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .completion import preset_names
+from .terminal import complete_presets, console_of
 
 __all__ = ["doctor", "presets", "start"]
 
@@ -23,7 +23,7 @@ def presets(
             metavar="NAME",
             help="A preset, or a part of its name: gpt2.",
             show_default=False,
-            autocompletion=preset_names,
+            autocompletion=complete_presets,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -47,10 +47,9 @@ def presets(
         return
     table = presets_table(chosen)
 
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = console_of("presets")
     console.print(table)
     if name is None:
         console.print(Text("\n".join(distribution(chosen))))  # wrapped at words: no number is torn apart

@@ -44,7 +44,7 @@ class Interruption:
 
     @property
     def pressed(self) -> bool:
-        """Whether it was."""
+        """Return True if the user pressed Ctrl-C."""
         return self.pressed_at is not None
 
     def _hear(self, _: int, frame: FrameType | None) -> None:

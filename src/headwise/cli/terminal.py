@@ -1,4 +1,5 @@
-"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE|-, and a sign of life while one waits."""
+"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE|-, what shells complete, a console, and a sign of
+life while one waits. None of it needs torch: a shell asks at every Tab."""
 
 from __future__ import annotations
 
@@ -17,11 +18,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Lock, Thread, Timer
 from time import monotonic
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, needed
 
-__all__ = ["SignOfLife", "file_and_name", "say", "sign_of_life", "text_or_file", "texts_of", "uncollected"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "SignOfLife", "complete_corpora", "complete_devices", "complete_folders", "complete_models",
+    "complete_pages", "complete_pictures", "complete_presets", "complete_python_files", "complete_sorts",
+    "complete_texts", "console_of", "file_and_name", "option", "say", "sign_of_life", "text_or_file",
+    "texts_of", "uncollected",
+]  # fmt: skip
 
 
 # What is said aside of the answer
@@ -32,6 +41,20 @@ def say(words: str) -> None:
     if sys.stderr is not None:  # or print would take standard output for it
         with suppress(OSError, ValueError):
             print(f"headwise: {words}", file=sys.stderr)
+
+
+def option(*names: str, **settings: Any) -> Any:
+    """Return an option of typer whose default is not told in its help."""
+    import typer
+
+    return typer.Option(*names, show_default=False, **settings)
+
+
+def console_of(verb: str) -> Console:
+    """Return a console of rich on standard output."""
+    with needed("rich", f"headwise {verb} prints with rich"):
+        from rich.console import Console
+    return Console(highlight=False)
 
 
 # What waits until the end
@@ -65,9 +88,6 @@ def file_and_name(argument: str) -> tuple[Path, str | None]:
 
     What exists as a whole is a file, whatever colons are in its name, such as that of a drive; else the last
     colon is the one before NAME.
-
-    Raises:
-        ArgumentError: standard input; no such file; a folder; a name that Python does not allow.
     """
     if argument in ("-", ""):
         raise ArgumentError(
@@ -83,7 +103,7 @@ def file_and_name(argument: str) -> tuple[Path, str | None]:
         named = bool(front) and file.suffix in (
             ".py",
             ".ipynb",
-        )  # then only the part before the colon is the file's name
+        )  # the part before the colon is the file's name
         raise _missing(file, front) if named else _missing(whole, argument)
     if not all(part.isidentifier() for part in name.split(".")):
         raise ArgumentError(
@@ -146,10 +166,6 @@ def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
 
     A pipe is read where no text is given. "-" is standard input in any case. Of files and of standard input
     the line break at the very end is not part of the text: `echo` and editors add it.
-
-    Raises:
-        ArgumentError: more than two; words that seem to be one sentence; a text without a word, such as an
-            empty file or pipe; whatever `text_or_file` refuses.
     """
     given = list(arguments or ())
     words = sum(map(_is_one_word, given))
@@ -199,9 +215,6 @@ def text_or_file(argument: str) -> str:
     """The text itself, what the file of that name holds, or for "-" what standard input holds.
 
     Of more than `MOST_BYTES` the beginning is read, and stderr says so.
-
-    Raises:
-        ArgumentError: a folder; a name without its file; what is unreadable or not text.
     """
     if argument == STANDARD_INPUT:
         return _standard_input() or ""
@@ -237,9 +250,6 @@ def _decoded(data: bytes, what: str, name: str) -> str:
 
     Every line ends in a newline alone. Of more than `MOST_BYTES` only so many are decoded, up to the last
     whole character, and stderr says so.
-
-    Raises:
-        ArgumentError: it is not text, in the words of what it is.
     """
     is_cut = len(data) > MOST_BYTES
     if is_cut:
@@ -277,9 +287,6 @@ def _standard_input() -> str | None:
     """All of it, see `_decoded`; None: there is none, or nobody can read it.
 
     What one waits for is said at once on a terminal, elsewhere after a second.
-
-    Raises:
-        ArgumentError: it is not text.
     """
     if sys.stdin is None or sys.stdin.closed:
         return None
@@ -296,6 +303,91 @@ def _standard_input() -> str | None:
     finally:
         timer.cancel()
     return _decoded(data, "standard input", "what came")
+
+
+# What shells complete behind Tab: each function gets what was typed so far, and gives all that begin with it
+
+
+MODELS = ("mini", "minilm")
+CORPORA = (".txt", ".text", ".md", ".jsonl", ".ndjson", ".parquet")  # as `headwise.corpus.documents.ENDINGS`
+# As `headwise.show.heads_tables.check_sort` knows them, which needs torch; a test compares the two.
+SORTS = (
+    "label", "layer", "head", "entropy", "effective_keys", "confidence", "distance", "first", "previous",
+    "itself", "next", "local", "max_logit", "induction", "duplicate_token", "special", "punctuation",
+    "spread", "locality", "streaming",
+)  # fmt: skip
+
+
+def complete_presets(typed: str) -> list[str]:
+    """Names of presets."""
+    from ..nn.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(typed)]
+
+
+def complete_sorts(typed: str) -> list[str]:
+    """What heads can be sorted by."""
+    return [name for name in SORTS if name.startswith(typed)]
+
+
+def complete_devices(typed: str) -> list[str]:
+    """Where a model may run."""
+    return [name for name in ("cpu", "cuda") if name.startswith(typed)]
+
+
+def complete_models(typed: str) -> list[str]:
+    """Models of ours, and folders: those with a model in them without a slash at their end."""
+    own = [name for name in MODELS if name.startswith(typed)]
+    for folder in complete_folders(typed):
+        has_model = os.path.isfile(os.path.join(os.path.expanduser(folder), "config.json"))
+        own.append(folder.rstrip("/") if has_model else folder)
+    return own
+
+
+def complete_folders(typed: str) -> list[str]:
+    """Folders, each with a slash."""
+    return _paths(typed, ())
+
+
+def complete_python_files(typed: str) -> list[str]:
+    """Python source, notebooks, and folders on the way to them."""
+    return _paths(typed, (".py", ".ipynb"))
+
+
+def complete_pictures(typed: str) -> list[str]:
+    """Pictures that are there, to be written anew, and folders."""
+    return _paths(typed, (".png", ".svg", ".pdf"))
+
+
+def complete_pages(typed: str) -> list[str]:
+    """Pages and data that are there, to be written anew, and folders."""
+    return _paths(typed, (".html", ".htm", ".json"))
+
+
+def complete_texts(typed: str) -> list[str]:
+    """Any file, and folders."""
+    return _paths(typed, ("",))
+
+
+def complete_corpora(typed: str) -> list[str]:
+    """Files that a survey reads, and folders."""
+    return _paths(typed, CORPORA)
+
+
+def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:
+    """Folders, and files with these endings, that begin so: ~ and ./ stay; hidden ones only if asked for."""
+    folder, begun = os.path.split(typed)
+    front = typed[: len(typed) - len(begun)]
+    try:
+        with os.scandir(os.path.expanduser(folder) or ".") as there:
+            entries = sorted((entry.name, entry.is_dir()) for entry in there if entry.name.startswith(begun))
+    except OSError:
+        return []
+    return [
+        f"{front}{name}{'/' if is_folder else ''}"
+        for name, is_folder in entries
+        if (is_folder or name.lower().endswith(endings)) and (begun or not name.startswith("."))
+    ]
 
 
 # A sign of life

@@ -23,11 +23,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .byte_pairs import BytePairs
     from .layers import DecoderLayer, EncoderLayer, FeedForward
-    from .model_cache import ModelCache
     from .pretrained import Pretrained, load
     from .specialised_heads import Specialisation, specialisation
     from .training_loop import History, TrainingStep, fit
-    from .transformer import Transformer
+    from .transformer import ModelCache, Transformer
     from .transformer_config import TransformerConfig
 
 _HOMES = {
@@ -36,7 +35,7 @@ _HOMES = {
     "EncoderLayer": ".layers",
     "FeedForward": ".layers",
     "History": ".training_loop",
-    "ModelCache": ".model_cache",
+    "ModelCache": ".transformer",
     "Pretrained": ".pretrained",
     "Specialisation": ".specialised_heads",
     "TrainingStep": ".training_loop",

@@ -26,11 +26,7 @@ IGNORED = -100  # the label of positions that do not count
 
 
 def as_batches(batches: object) -> Iterator[object]:
-    """Batches one by one; a single one, as a mapping or a tensor, counts as one.
-
-    Raises:
-        ArgumentError: not iterable; none at all.
-    """
+    """Batches one by one; a single one, as a mapping or a tensor, counts as one."""
     if isinstance(batches, (Mapping, Tensor)):
         batches = [batches]
     if isinstance(batches, str) or not isinstance(batches, Iterable):
@@ -55,9 +51,6 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
     """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
 
     Of a `Transformer` of ours it is `token_loss`.
-
-    Raises:
-        ArgumentError: no labels to compare with; no loss in the model's output.
     """
     if isinstance(model, Transformer):
         return token_loss(model, batch)
@@ -144,11 +137,7 @@ def _is_causal_language_model(model: nn.Module) -> bool:
 
 
 def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: object) -> Tensor:
-    """One number, as a tensor without dimensions.
-
-    Raises:
-        ArgumentError: it is something else; a loss of torch's own, which knows no model.
-    """
+    """One number, as a tensor without dimensions."""
     loss = own_loss(model, batch) if loss_fn is None else _called(loss_fn, model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -184,7 +173,7 @@ Item = TypeVar("Item")
 def tracked(
     items: Iterable[Item], words: str, wanted: bool = True, total: int | None = None
 ) -> Iterator[Item]:
-    """The items, with a bar on stderr once it is clear that all of them will take over two seconds.
+    """Yield the items, with a bar on stderr once it is clear that all of them will take over two seconds.
 
     Only where somebody watches: nothing is written to a file or a pipe, or without rich.
 
@@ -198,22 +187,16 @@ def tracked(
         [1, 2]
     """
     total = len(items) if total is None and isinstance(items, Sized) else total
-    bar, started = None, monotonic()
-    try:
+    with Report(words, 0, total, wanted) as report:
         for done, item in enumerate(items):
-            if wanted and bar is None and done and _is_long(monotonic() - started, done, total):
-                bar = _bar(words, total)
-                wanted = bar is not None
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=done)
+            if done:
+                report.tell(done)
             yield item
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 class Report:
-    """How far a training is: a bar on a terminal, with rich; else a line a minute, on stderr.
+    """How far a task is: a bar on a terminal, with rich; else, where there is a loss, a line a minute on
+    stderr.
 
     with Report("training", 0, 1000) as report:
         report.tell(1, loss)
@@ -222,24 +205,25 @@ class Report:
     def __init__(self, words: str, before: int, total: int | None, wanted: bool = True) -> None:
         self.words, self.before, self.total, self.wanted = words, before, total, wanted
         self.bar: Progress | None = None
-        self.plain = False  # lines instead of a bar
+        self.has_no_bar = False
         self.started = self.told = monotonic()
 
-    def tell(self, done: int, loss: float) -> None:
-        """After so many steps."""
+    def tell(self, done: int, loss: float | None = None) -> None:
+        """Report that so many steps are done."""
         if not self.wanted:
             return
         now = monotonic()
-        if self.bar is None and not self.plain:
-            left = None if self.total is None else self.total - self.before
-            if not _is_long(now - self.started, done - self.before, left):
+        if self.bar is None and not self.has_no_bar:
+            seconds, steps = now - self.started, done - self.before
+            expected = 0.0 if self.total is None else seconds / steps * (self.total - self.before)
+            if max(seconds, expected) <= AFTER:
                 return
             self.bar = _bar(self.words, self.total)
-            self.plain = self.bar is None
+            self.has_no_bar = self.bar is None
         if self.bar is not None:
-            said = f"{self.words}, loss {loss:.4g}"
-            self.bar.update(self.bar.task_ids[0], completed=done, description=said)
-        elif now - self.told > LINES:
+            words = self.words if loss is None else f"{self.words}, loss {loss:.4g}"
+            self.bar.update(self.bar.task_ids[0], completed=done, description=words)
+        elif loss is not None and now - self.told > LINES:
             self.told, rate = now, (done - self.before) / (now - self.started)
             of = "" if self.total is None else f" of {self.total}"
             sys.stderr.write(f"{self.words}: step {done}{of}, loss {loss:.4g}, {rate:.3g} steps/s\n")
@@ -252,12 +236,8 @@ class Report:
             self.bar.stop()
 
 
-def _is_long(seconds: float, done: int, total: int | None) -> bool:
-    return seconds > AFTER or (total is not None and seconds / done * total > AFTER)
-
-
 def _bar(words: str, total: int | None) -> Progress | None:
-    """A bar that has begun; None where there is nobody to see it or nothing to draw it."""
+    """Return a bar that has begun; None where there is nobody to see it or nothing to draw it."""
     if not sys.stderr.isatty():
         return None
     try:

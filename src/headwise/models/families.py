@@ -1,24 +1,34 @@
-"""Families of Transformers that others have trained: their configs and their names, told in ours.
+"""Families of Transformers that others have trained: their configs, names and weights in our `Transformer`.
 
-A family is one entry of `FAMILIES`: a table of their modules' names, a function that reads their config, and
-the defaults of their config class, which hold for every field that a file leaves out. `*` stands for the
-number of a layer. A field of a config that nobody asks for is refused by its name: what a model was trained
-with is never passed over.
+A family is one entry of `FAMILIES`: a table of their config's fields with the defaults of its class, which
+hold for every field that a file leaves out; a function for what is not said by one field; and a table of
+their modules' names. `*` stands for the number of a layer. A field of a config that nobody asks for is
+refused by its name: what a model was trained with is never passed over.
+
+Weights are copied. Each of theirs must have its place in our model and each of ours must come from somewhere,
+or the first that does not is named.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, needed
 from ..nn.options import QKNorm
 from ..nn.rotary import Linear, Llama3, Rope, Scaling, Yarn
+from .own_files import Undrawn
+from .transformer import Transformer
 from .transformer_config import TransformerConfig, Window
 
-__all__ = ["FAMILIES", "Family", "Settings", "family_of"]
+__all__ = ["FAMILIES", "Family", "Settings", "family_of", "from_folder", "from_transformers"]
 
 # Fields that say nothing about what a model computes: where it came from, tokens, training, other heads.
 BESIDE = re.compile(
@@ -28,14 +38,18 @@ BESIDE = re.compile(
     r"|gradient_checkpointing|chunk_size_feed_forward|pretraining_tp|is_llama_config"
     r"|max_window_layers|n_ctx|reorder_and_upcast_attn"
 )
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
+WORDS: dict[str, dict[Any, str]] = {  # fields of ours -> their words, and ours
+    "activation": {
+        "relu": "relu",
+        "gelu": "gelu",
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "silu": "silu",
+        "swish": "silu",
+    },
+    "output": {True: "tied", False: "own"},
 }
+MAY_BE_NONE = ("n_inner", "num_key_value_heads", "head_dim")  # fields of theirs
 
 
 class Settings:
@@ -49,6 +63,16 @@ class Settings:
 
     def __init__(self, fields: Mapping[str, Any], family: str, defaults: Mapping[str, Any]) -> None:
         self._left, self._family, self._defaults = dict(fields), family, defaults
+
+    def read(self, fields: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+        """The values of a table of fields, by our names and in our words."""
+        read: dict[str, Any] = {}
+        for ours, (theirs, _) in fields.items():
+            value = self.may(theirs) if theirs in MAY_BE_NONE else self.take(theirs)
+            if ours in WORDS and value not in WORDS[ours]:
+                raise self._refusal(theirs, value, f"known are {', '.join(map(str, WORDS[ours]))}")
+            read[ours] = WORDS[ours][value] if ours in WORDS else value
+        return read
 
     def take(self, name: str) -> Any:
         """The value of a field that must have one."""
@@ -68,13 +92,6 @@ class Settings:
             if value is not None and value != only:
                 raise self._refusal(name, value, f"only {only!r} is known here")
 
-    def word(self, name: str, words: Mapping[Any, str]) -> Any:
-        """The value of a field in our words."""
-        value = self.take(name)
-        if value not in words:
-            raise self._refusal(name, value, f"known are {', '.join(map(str, words))}")
-        return words[value]
-
     def finish(self) -> None:
         """Refuse what nobody asked for."""
         for name, value in self._left.items():
@@ -88,27 +105,27 @@ class Settings:
         )
 
 
-Read = Callable[[Settings], dict[str, Any]]
-
-
 @dataclass(frozen=True)
 class Family:
-    """One family: `read` makes arguments of `TransformerConfig` of a config, `names` are their modules'.
+    """One family of models: how its config and its modules are named, and what that is here.
 
     Args:
+        fields: our fields -> theirs, and the default of their config class; tests compare it with the class.
+        rest: what it has to be given beside them, as arguments of `TransformerConfig`.
+        others: defaults of the fields that `rest` reads.
         classes: of transformers that are understood; and whether they end with an output, True, or without.
         prefix: what stands before names where there is something on top.
         names: their modules and ours; where one of theirs is several of ours, they lie one after another.
         transposed: modules whose weight is [in, out].
-        defaults: of their config class, for fields that a file leaves out; tests compare them with the class.
         beside: of their tensors, those that are no weights of the model.
     """
 
-    read: Read
+    fields: Mapping[str, tuple[str, Any]]
+    rest: Callable[[Settings, dict[str, Any]], dict[str, Any]]
+    others: Mapping[str, Any]
     classes: Mapping[str, bool]
     prefix: str
     names: Mapping[str, str | tuple[str, ...]]
-    defaults: Mapping[str, Any]
     transposed: tuple[str, ...] = ()
     beside: str = ""
 
@@ -116,52 +133,42 @@ class Family:
         """Our config for theirs."""
         settings = Settings(fields, fields["model_type"], self.defaults)
         settings.must(is_encoder_decoder=False, add_cross_attention=False, quantization_config=None)
-        said = self.read(settings)
+        read = settings.read(self.fields)
+        read |= self.rest(settings, read)
         settings.finish()
-        return TransformerConfig(**(said if with_output else {**said, "output": None}))
+        return TransformerConfig(**(read if with_output else {**read, "output": None}))
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Values of the fields that a config leaves out."""
+        return {**dict(self.fields.values()), **self.others}
 
-OUTPUT = {True: "tied", False: "own"}
 
 # GPT-2
 
 
-def _gpt2(s: Settings) -> dict[str, Any]:
+def _gpt2(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
     s.must(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    width = s.take("n_embd")
-    return {
-        "vocab_size": s.take("vocab_size"),
-        "d_model": width,
-        "num_heads": s.take("n_head"),
-        "num_layers": s.take("n_layer"),
-        "d_ff": s.may("n_inner") or 4 * width,
-        "max_length": s.take("n_positions"),
-        "positions": "learned",
-        "activation": s.word("activation_function", ACTIVATIONS),
-        "norm_eps": s.take("layer_norm_epsilon"),
-        "dropout": s.take("resid_pdrop"),
-        "embedding_dropout": s.take("embd_pdrop"),
-        "attention_dropout": s.take("attn_pdrop"),
-        "output": s.word("tie_word_embeddings", OUTPUT),
-    }
+    return {"positions": "learned", "d_ff": read["d_ff"] or 4 * read["d_model"]}
 
 
-GPT2_DEFAULTS = {
-    "vocab_size": 50257,
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "n_inner": None,
-    "n_positions": 1024,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "resid_pdrop": 0.1,
-    "embd_pdrop": 0.1,
-    "attn_pdrop": 0.1,
-    "tie_word_embeddings": True,
-}
 GPT2 = Family(
+    {
+        "vocab_size": ("vocab_size", 50257),
+        "d_model": ("n_embd", 768),
+        "num_heads": ("n_head", 12),
+        "num_layers": ("n_layer", 12),
+        "d_ff": ("n_inner", None),
+        "max_length": ("n_positions", 1024),
+        "activation": ("activation_function", "gelu_new"),
+        "norm_eps": ("layer_norm_epsilon", 1e-5),
+        "dropout": ("resid_pdrop", 0.1),
+        "embedding_dropout": ("embd_pdrop", 0.1),
+        "attention_dropout": ("attn_pdrop", 0.1),
+        "output": ("tie_word_embeddings", True),
+    },
     _gpt2,
+    {},
     {"GPT2LMHeadModel": True, "GPT2Model": False},
     "transformer.",
     {
@@ -180,7 +187,6 @@ GPT2 = Family(
         "ln_f": "decoder.norm",
         "lm_head": "output",
     },
-    GPT2_DEFAULTS,
     transposed=("h.*.attn.c_attn", "h.*.attn.c_proj", "h.*.mlp.c_fc", "h.*.mlp.c_proj"),
     beside=r"h\.\d+\.attn\.(masked_)?bias",  # the causal mask, which old files hold
 )
@@ -188,42 +194,27 @@ GPT2 = Family(
 # BERT
 
 
-def _bert(s: Settings) -> dict[str, Any]:
+def _bert(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
     s.must(position_embedding_type="absolute", is_decoder=False, tie_word_embeddings=True)
-    return {
-        "vocab_size": s.take("vocab_size"),
-        "d_model": s.take("hidden_size"),
-        "num_heads": s.take("num_attention_heads"),
-        "num_layers": s.take("num_hidden_layers"),
-        "kind": "encoder",
-        "d_ff": s.take("intermediate_size"),
-        "max_length": s.take("max_position_embeddings"),
-        "positions": "learned",
-        "token_types": s.take("type_vocab_size"),
-        "embedding_norm": True,
-        "activation": s.word("hidden_act", ACTIVATIONS),
-        "norm_eps": s.take("layer_norm_eps"),
-        "norm_first": False,
-        "dropout": s.take("hidden_dropout_prob"),
-        "attention_dropout": s.take("attention_probs_dropout_prob"),
-    }
+    return {"kind": "encoder", "positions": "learned", "embedding_norm": True, "norm_first": False}
 
 
-BERT_DEFAULTS = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-}
 BERT = Family(
+    {
+        "vocab_size": ("vocab_size", 30522),
+        "d_model": ("hidden_size", 768),
+        "num_heads": ("num_attention_heads", 12),
+        "num_layers": ("num_hidden_layers", 12),
+        "d_ff": ("intermediate_size", 3072),
+        "max_length": ("max_position_embeddings", 512),
+        "token_types": ("type_vocab_size", 2),
+        "activation": ("hidden_act", "gelu"),
+        "norm_eps": ("layer_norm_eps", 1e-12),
+        "dropout": ("hidden_dropout_prob", 0.1),
+        "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+    },
     _bert,
+    {},
     {"BertModel": False},
     "bert.",
     {
@@ -240,60 +231,36 @@ BERT = Family(
         "encoder.layer.*.output.dense": "encoder.layers.*.feed_forward.down_proj",
         "encoder.layer.*.output.LayerNorm": "encoder.layers.*.feed_forward_norm",
     },
-    BERT_DEFAULTS,
     beside=r"pooler\..*|cls\..*|embeddings\.position_ids",  # what stands on top of the encoder
 )
 
 # Llama and its kin
 
 
-def _llama(s: Settings) -> dict[str, Any]:
+def _llama(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
     s.must(rope_interleaved=False)
     bias = s.take("attention_bias")
-    return {**_rotary(s), "qkv_bias": bias, "out_bias": bias, "bias": s.take("mlp_bias")}
+    return {**_rotary(s, read), "qkv_bias": bias, "out_bias": bias, "bias": s.take("mlp_bias")}
 
 
-def _mistral(s: Settings) -> dict[str, Any]:
-    return {**_rotary(s), "bias": False, "windows": (s.may("sliding_window"),)}
+def _mistral(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+    return {**_rotary(s, read), "bias": False, "windows": (s.may("sliding_window"),)}
 
 
-def _qwen2(s: Settings) -> dict[str, Any]:
-    read = _rotary(s)
-    return {**read, "bias": False, "qkv_bias": True, "windows": _windows(s, read["num_layers"])}
+def _qwen2(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+    windows = _windows(s, read["num_layers"])
+    return {**_rotary(s, read), "bias": False, "qkv_bias": True, "windows": windows}
 
 
-def _qwen3(s: Settings) -> dict[str, Any]:
-    bias, read = s.take("attention_bias"), _rotary(s)
-    return {
-        **read,
-        "bias": False,
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "qk_norm": QKNorm("rms", eps=read["norm_eps"]),
-        "windows": _windows(s, read["num_layers"]),
-    }
+def _qwen3(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+    bias = s.take("attention_bias")
+    norm = QKNorm("rms", eps=read["norm_eps"])
+    return {**_qwen2(s, read), "qkv_bias": bias, "out_bias": bias, "qk_norm": norm}
 
 
-def _rotary(s: Settings) -> dict[str, Any]:
+def _rotary(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
     """What Llama and its kin have in common."""
-    max_length = s.take("max_position_embeddings")
-    return {
-        "vocab_size": s.take("vocab_size"),
-        "d_model": s.take("hidden_size"),
-        "num_heads": s.take("num_attention_heads"),
-        "num_layers": s.take("num_hidden_layers"),
-        "num_kv_heads": s.may("num_key_value_heads"),
-        "head_dim": s.may("head_dim"),
-        "d_ff": s.take("intermediate_size"),
-        "max_length": max_length,
-        "activation": s.word("hidden_act", ACTIVATIONS),
-        "gated": True,
-        "norm": "rms",
-        "norm_eps": s.take("rms_norm_eps"),
-        "rope": _rope(s, max_length),
-        "output": s.word("tie_word_embeddings", OUTPUT),
-        "attention_dropout": s.take("attention_dropout"),
-    }
+    return {"gated": True, "norm": "rms", "rope": _rope(s, read["max_length"])}
 
 
 def _windows(s: Settings, num_layers: int) -> tuple[Window | None, ...]:
@@ -342,22 +309,19 @@ def _rope(s: Settings, max_length: int) -> Rope:
 
 
 ROPE_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-LLAMA_DEFAULTS = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "num_hidden_layers": 32,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "attention_dropout": 0.0,
+LLAMA_FIELDS = {
+    "vocab_size": ("vocab_size", 32000),
+    "d_model": ("hidden_size", 4096),
+    "num_heads": ("num_attention_heads", 32),
+    "num_layers": ("num_hidden_layers", 32),
+    "num_kv_heads": ("num_key_value_heads", None),
+    "head_dim": ("head_dim", None),
+    "d_ff": ("intermediate_size", 11008),
+    "max_length": ("max_position_embeddings", 2048),
+    "activation": ("hidden_act", "silu"),
+    "norm_eps": ("rms_norm_eps", 1e-6),
+    "output": ("tie_word_embeddings", False),
+    "attention_dropout": ("attention_dropout", 0.0),
 }
 LLAMA_NAMES = {
     "embed_tokens": "embedding.tokens",
@@ -377,45 +341,37 @@ LLAMA_NAMES = {
 }
 
 
-MISTRAL_DEFAULTS = LLAMA_DEFAULTS | {
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-}
-QWEN2_DEFAULTS = LLAMA_DEFAULTS | {
-    "vocab_size": 151936,
-    "num_key_value_heads": 32,
-    "intermediate_size": 22016,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
+WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 
 
-def _like_llama(name: str, read: Read, defaults: Mapping[str, Any]) -> Family:
+def _like_llama(
+    name: str,
+    rest: Callable[[Settings, dict[str, Any]], dict[str, Any]],
+    others: Mapping[str, Any],
+    **defaults: Any,
+) -> Family:
+    """Llama's fields and names; `defaults`, by our names, where those of its class are others."""
+    fields = LLAMA_FIELDS | {ours: (LLAMA_FIELDS[ours][0], value) for ours, value in defaults.items()}
     classes = {f"{name}ForCausalLM": True, f"{name}Model": False}
-    return Family(read, classes, "model.", LLAMA_NAMES, defaults, beside=r".*rotary_emb\.inv_freq")
+    others = {"rope_theta": 10_000.0, **others}
+    return Family(fields, rest, others, classes, "model.", LLAMA_NAMES, beside=r".*rotary_emb\.inv_freq")
 
 
+QWEN = {"vocab_size": 151936, "num_kv_heads": 32, "d_ff": 22016, "max_length": 32768}
 FAMILIES: dict[str, Family] = {  # by their config's model_type
     "gpt2": GPT2,
     "bert": BERT,
-    "llama": _like_llama("Llama", _llama, LLAMA_DEFAULTS),
-    "mistral": _like_llama("Mistral", _mistral, MISTRAL_DEFAULTS),
-    "qwen2": _like_llama("Qwen2", _qwen2, QWEN2_DEFAULTS),
-    "qwen3": _like_llama("Qwen3", _qwen3, QWEN2_DEFAULTS | {"head_dim": 128}),
+    "llama": _like_llama("Llama", _llama, {"attention_bias": False, "mlp_bias": False}),
+    "mistral": _like_llama(
+        "Mistral", _mistral, {"sliding_window": 4096}, num_kv_heads=8, d_ff=14336, max_length=131072
+    ),
+    "qwen2": _like_llama("Qwen2", _qwen2, WINDOWS, **QWEN),
+    "qwen3": _like_llama("Qwen3", _qwen3, WINDOWS | {"attention_bias": False}, **QWEN, head_dim=128),
 }
 
 
 def family_of(fields: Mapping[str, Any]) -> Family:
-    """The family of a config.
-
-    Raises:
-        ArgumentError: one that is not in the table.
-    """
+    """The family of a config."""
     kind = fields.get("model_type")
     if kind not in FAMILIES:
         raise ArgumentError(
@@ -423,3 +379,137 @@ def family_of(fields: Mapping[str, Any]) -> Family:
             "use the model as transformers has it"
         )
     return FAMILIES[kind]
+
+
+# Weights
+
+
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+INDEX = "model.safetensors.index.json"
+
+
+def from_transformers(model: nn.Module) -> Transformer:
+    """The same model built of headwise's parts, with copies of the weights; in training mode if it is."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        raise ArgumentError(
+            f"model must be a folder, a name or a model of transformers: got {type(model).__name__}; a model "
+            "that is loaded goes to headwise.watch as it is"
+        )
+    fields = config.to_dict()  # type: ignore[union-attr]
+    family, name = family_of(fields), type(model).__name__
+    if name not in family.classes:
+        raise ArgumentError(
+            f"model must be one of {', '.join(family.classes)}: got {name}; load what it is built on"
+        )
+    fields.pop("quantization_config", None)  # of the files it came from: its weights speak for themselves
+    state: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
+    new = _filled(family.config(fields, family.classes[name]), family, state)
+    return new.train(model.training)
+
+
+def from_folder(folder: Path) -> Transformer:
+    """The model in a folder with config.json and safetensors, in eval mode. transformers is not asked."""
+    fields = json.loads((folder / "config.json").read_text("utf-8"))
+    family = family_of(fields)
+    known = [name for name in fields.get("architectures") or () if name in family.classes]
+    with_output = any(family.classes.values()) if not known else family.classes[known[0]]
+    return _filled(family.config(fields, with_output), family, dict(_tensors(folder))).eval()
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a folder's files: of those the index names, else of model.safetensors, else of all."""
+    with needed("safetensors", "weights in files need safetensors"):
+        from safetensors import SafetensorError, safe_open
+    if (folder / INDEX).is_file():
+        listed = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"]
+        files = sorted({folder / name for name in listed.values()})
+    elif (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118, it is no dict
+                    yield name, opened.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ArgumentError(
+                f"model must have all its files: {file.name!r} cannot be read ({error}); fetch it again"
+            ) from error
+
+
+def _filled(config: TransformerConfig, family: Family, theirs: Mapping[str, Tensor]) -> Transformer:
+    """Our model with their weights."""
+    with Undrawn():
+        model = Transformer(config, device="meta")
+    state: dict[str, Tensor] = {}
+    trained: dict[str, bool] = {}
+    for name, tensor in theirs.items():
+        for ours, part in _told(family, name, tensor):
+            state[ours], trained[ours] = part, tensor.requires_grad
+    if config.output == "tied" and "output.weight" in state:
+        _check_tied(state.pop("output.weight"), state.get("embedding.tokens.weight"))
+    _check_places(model, state)
+    model.load_state_dict({name: x.detach().clone() for name, x in state.items()}, assign=True)
+    if any(trained.values()):  # of a model in files none is, and all of ours may be trained
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained[name])
+    return model
+
+
+def _told(family: Family, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    """One tensor of theirs as those of ours that it is; none of what stands beside the model."""
+    bare = name.removeprefix(family.prefix)
+    if family.beside and re.fullmatch(family.beside, bare):
+        return
+    module, _, kind = bare.rpartition(".")
+    kind = {"gamma": "weight", "beta": "bias"}.get(kind, kind)  # what the first BERTs called them
+    pattern, numbers = NUMBER.sub("*", module), NUMBER.findall(module)
+    places = family.names.get(pattern)
+    if places is None or kind not in ("weight", "bias"):
+        raise ArgumentError(
+            f"weights must all have a place: {name!r} {list(tensor.shape)} has none in this family; use the "
+            "model as transformers has it"
+        )
+    if pattern in family.transposed and kind == "weight":
+        tensor = tensor.t()
+    places = (places,) if isinstance(places, str) else places
+    parts = tensor.chunk(len(places)) if len(places) > 1 else (tensor,)
+    for place, part in zip(places, parts, strict=True):
+        yield f"{place.replace('*', ''.join(numbers))}.{kind}", part
+
+
+def _check_tied(output: Tensor, tokens: Tensor | None) -> None:
+    if tokens is not None and output is not tokens and not torch.equal(output, tokens):
+        raise ArgumentError(
+            "output must be the embedding where a config ties them: lm_head has other numbers; set "
+            "tie_word_embeddings=False in the config"
+        )
+
+
+def _check_places(model: Transformer, state: Mapping[str, Any]) -> None:
+    """Raise unless every weight of ours is there, of its shape, in one dtype."""
+    wanted = dict(model.named_parameters())
+    missing = [name for name in wanted if name not in state]
+    if missing:
+        raise ArgumentError(
+            f"model must have all its weights: {len(missing)} of {len(wanted)} are not there, such as what "
+            f"becomes {missing[0]!r}; are these the weights of another model?"
+        )
+    for name, tensor in state.items():
+        if name not in wanted:
+            raise ArgumentError(
+                f"weights must all have a place: what would be {name!r} {list(tensor.shape)} has none by "
+                "this config; are these the weights of another model?"
+            )
+        if tensor.shape != wanted[name].shape:
+            raise ArgumentError(
+                f"weights must fit the config: what becomes {name!r} is {list(tensor.shape)} for "
+                f"{list(wanted[name].shape)}; are these the weights of another model?"
+            )
+        if not tensor.is_floating_point():
+            raise ArgumentError(
+                f"weights must be floating point: what becomes {name!r} is {tensor.dtype}; quantised models "
+                "stay with transformers"
+            )

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
 from ..nn.local_heads import LocalHeads
-from .model_cache import ModelCache
 
 if TYPE_CHECKING:
-    from .transformer import Transformer
+    from .transformer import ModelCache, Transformer
 
 __all__ = ["Options", "chosen", "filtered", "generate", "stream"]
 
@@ -51,14 +50,14 @@ class Options(TypedDict, total=False):
 class _Asked(NamedTuple):
     """The same, checked, with what they are by default."""
 
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    stop: Tensor | None  # int [stops]
-    lengths: Tensor | Sequence[int] | None
-    start: int | None
-    generator: torch.Generator | None
-    compile: bool
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    stop: Any = None  # int [stops], once checked
+    lengths: Tensor | Sequence[int] | None = None
+    start: int | None = None
+    generator: torch.Generator | None = None
+    compile: bool = False
 
 
 def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unpack[Options]) -> Tensor:
@@ -198,7 +197,7 @@ def _read(model: Transformer, cache: ModelCache, token: Tensor) -> Tensor:
     return model(None, token, cache=cache) if both else model(token, cache=cache)
 
 
-Step = tuple[ModelCache, Callable[..., Tensor]]
+Step = tuple["ModelCache", Callable[..., Tensor]]
 _steps: WeakKeyDictionary[nn.Module, dict[object, Step]] = WeakKeyDictionary()
 
 
@@ -283,10 +282,10 @@ def filtered(
 
 
 def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _Asked:
-    config, temperature = model.config, options.get("temperature", 0.0)
     unknown = [name for name in options if name not in Options.__annotations__]
     if unknown:
         raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
+    config, asked = model.config, _Asked(**options)
     if config.output is None:
         raise ArgumentError(
             f"generate must be asked of a model with an output: kind={config.kind!r} ends with hidden "
@@ -303,35 +302,25 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _
             "another model's tokenizer?"
         )
     here = _local_heads(model)
-    if here is not None and options.get("compile"):
+    if here is not None and asked.compile:
         raise ArgumentError(
             f"compile must be False where heads lie over several processes: got True for {here}; leave it out"
         )
-    _check_drawing(temperature, options.get("top_k"), options.get("top_p"))
+    _check_drawing(asked.temperature, asked.top_k, asked.top_p)
     _check_positions(model, ids, count)
-    start = options.get("start")
-    if (start is None) == (config.kind == "encoder-decoder"):
+    if (asked.start is None) == (config.kind == "encoder-decoder"):
         raise ArgumentError(
-            f"start must be given to an encoder-decoder, and to no other: got {start!r} for {config.kind}; "
-            "it is the token with which what it says begins"
+            f"start must be given to an encoder-decoder, and to no other: got {asked.start!r} for "
+            f"{config.kind}; it is the token with which what it says begins"
         )
-    for each in (start, *_stops(options.get("stop"))):
+    stops = _stops(asked.stop)
+    for each in (asked.start, *stops):
         if each is not None and not 0 <= each < config.vocab_size:
             raise ArgumentError(
                 f"stop and start must be tokens: got {each} for a vocabulary of {config.vocab_size}; use the "
                 "tokenizer's eos_token_id"
             )
-    stops = _stops(options.get("stop"))
-    return _Asked(
-        temperature,
-        options.get("top_k"),
-        options.get("top_p"),
-        torch.tensor(stops, device=ids.device) if stops else None,
-        options.get("lengths"),
-        start,
-        options.get("generator"),
-        options.get("compile", False),
-    )
+    return asked._replace(stop=torch.tensor(stops, device=ids.device) if stops else None)
 
 
 def _stops(stop: int | Sequence[int] | None) -> list[int]:

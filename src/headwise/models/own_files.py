@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -35,21 +35,18 @@ __all__ = ["Undrawn", "config_of", "is_ours", "plain_config", "read", "read_toke
 FORMAT, VERSION = "headwise", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEADER = ("format", "version", "title", "dtype", "stored", "config")
-SINCE: dict[
-    str, object
-] = {}  # fields of the config that came after version 1 -> what a file without them means
 DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "float64": torch.float64,
 }
-DRAWS = (
-    "normal_",
-    "uniform_",
-    "kaiming_uniform_",
-    "xavier_uniform_",
-)  # methods of tensors, and of torch.nn.init
+DRAWS = {"normal_", "uniform_", "kaiming_uniform_", "xavier_uniform_"}  # of tensors, and of torch.nn.init
+RECORDS = {
+    "rope": Rope,
+    "qk_norm": QKNorm,
+    "relative_bias": Buckets,
+}  # fields that hold a record of their own
 SCALINGS = {kind.__name__: kind for kind in (Linear, Ntk, Llama3, Yarn)}
 
 Plain = dict[str, Any]  # what JSON holds
@@ -186,9 +183,7 @@ def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
 def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
     """Raise unless the config makes a model with these very weights."""
     kind = type(model)
-    if (
-        nn.Module not in kind.__bases__
-    ):  # a class made of it; told by bases, since Transformer imports this file
+    if nn.Module not in kind.__bases__:  # a subclass; Transformer itself imports this file
         raise ArgumentError(
             f"model must be a plain Transformer: got {kind.__name__}, to be read as one; use torch.save"
         )
@@ -230,55 +225,54 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def plain_config(config: TransformerConfig) -> Plain:
-    """Every field of a config as JSON holds it.
-
-    Raises:
-        ArgumentError: a value that is no plain number or word.
-    """
-    return _plain_fields("config", config)
+    """Return every field of a config as JSON holds it."""
+    return _plain_record("config", config)
 
 
-def _plain_fields(name: str, settings: Any) -> Plain:
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+def _plain_record(name: str, record: Any) -> Plain:
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
     plain = {field: _plain(f"{name}.{field}", value) for field, value in values.items()}
-    _check_kinds(name, type(settings), values)
-    return plain
+    _check_kinds(name, type(record), values)
+    return {"name": type(record).__name__, **plain} if type(record) in SCALINGS.values() else plain
 
 
 def _plain(name: str, value: object) -> object:
-    if isinstance(value, (Rope, QKNorm, Buckets)):
-        return _plain_fields(name, value)
-    if type(value) in SCALINGS.values():
-        return {"name": type(value).__name__, **_plain_fields(name, value)}
+    if isinstance(value, tuple(RECORDS.values())) or type(value) in SCALINGS.values():
+        return _plain_record(name, value)
     if isinstance(value, tuple):
         return [_plain(name, each) for each in value]
-    if (
-        value is None
-        or isinstance(value, (bool, int, str))
-        or (isinstance(value, float) and math.isfinite(value))
-    ):
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
         return value
     raise ArgumentError(
         f"config must hold plain numbers and words to be saved: {name} is {value!r}; use those of headwise.nn"
     )
 
 
-def config_of(plain: Mapping[str, Any]) -> TransformerConfig:
-    """The config that was written.
+def config_of(plain: object) -> TransformerConfig:
+    """Return the config that was written."""
+    config: TransformerConfig = _record("config", TransformerConfig, plain)
+    return config
 
-    Raises:
-        ArgumentError: a field that there is not, or that is missing; a value that cannot be.
-    """
-    known = [field.name for field in fields(TransformerConfig)]
-    values = {**SINCE, **_checked("config", plain, known, SINCE)}
-    for name, kind in (("rope", Rope), ("qk_norm", QKNorm), ("relative_bias", Buckets)):
-        if isinstance(values[name], dict):
-            values[name] = _settings(f"config.{name}", kind, values[name])
-    windows = values["windows"]
-    if isinstance(windows, list):
-        values["windows"] = tuple(tuple(each) if isinstance(each, list) else each for each in windows)
-    _check_kinds("config", TransformerConfig, values)
-    return TransformerConfig(**values)
+
+def _record(name: str, kind: Any, plain: object) -> Any:
+    values = dict(_checked(name, plain, [field.name for field in fields(kind)]))
+    for field, value in values.items():
+        inner = f"{name}.{field}"
+        if isinstance(value, list):
+            values[field] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
+        elif isinstance(value, dict) and field in RECORDS:
+            values[field] = _record(inner, RECORDS[field], value)
+        elif isinstance(value, dict) and field == "scaling":
+            said = value.pop("name", None)
+            if said not in SCALINGS:
+                raise ArgumentError(
+                    f"{inner} must be one of {', '.join(SCALINGS)}: got {said!r}; update headwise"
+                )
+            values[field] = _record(inner, SCALINGS[said], value)
+    _check_kinds(name, kind, values)
+    return kind(**values)
 
 
 def _check_kinds(name: str, kind: type, values: Mapping[str, object]) -> None:
@@ -305,22 +299,8 @@ def _fits(value: object, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
-def _settings(name: str, kind: Any, plain: Mapping[str, Any]) -> object:
-    values = dict(_checked(name, plain, [field.name for field in fields(kind)]))
-    scaling = values.get("scaling")
-    if isinstance(scaling, dict):
-        said = scaling.pop("name", None)
-        if said not in SCALINGS:
-            raise ArgumentError(
-                f"{name}.scaling must be one of {', '.join(SCALINGS)}: got {said!r}; update headwise"
-            )
-        values["scaling"] = _settings(f"{name}.scaling", SCALINGS[said], scaling)
-    _check_kinds(name, kind, values)
-    return kind(**values)
-
-
-def _checked(name: str, plain: object, known: Sequence[str], optional: Container[str] = ()) -> Plain:
-    """These very fields, or the first that is not one, or not there, by name."""
+def _checked(name: str, plain: object, known: Sequence[str]) -> Plain:
+    """Return the fields, or refuse the first that is not known, or not there, by its name."""
     if not isinstance(plain, dict):
         raise ArgumentError(
             f"{name} must be an object of fields: got {type(plain).__name__}; was {CONFIG} changed?"
@@ -331,7 +311,7 @@ def _checked(name: str, plain: object, known: Sequence[str], optional: Container
                 f"{name} must have fields that headwise knows: got {field!r}; update headwise"
             )
     for field in known:
-        if field not in plain and field not in optional:
+        if field not in plain:
             raise ArgumentError(
                 f"{name} must have all its fields: {field!r} is missing; was {CONFIG} changed?"
             )
@@ -374,38 +354,29 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
 
     Args:
         kind: `Transformer`, to be made by its config.
-
-    Raises:
-        ArgumentError: a file that is missing or damaged; a field or a weight too many or too few.
-        PackageMissing: safetensors is not installed.
     """
-    header = _header(folder)
-    config, there = _config(folder, header), _stored_weights(folder)
-    if config.num_layers > len(there):  # before so many are made
-        raise ArgumentError(
-            f"weights must be those of the config: {len(there)} of them for num_layers = "
-            f"{config.num_layers} in {str(folder)!r}; are they of another model?"
-        )
+    header, there = _header(folder), _stored_weights(folder)
     try:
+        config = config_of(header["config"])
+        too_deep = config.num_layers > len(there)  # then so many layers are not made
         with Undrawn():
-            model = kind(config, device="meta")
+            model = None if too_deep else kind(config, device="meta")
     except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes beyond what torch counts
         said = str(error).partition("\n")[0]
         raise ArgumentError(
             f"model must have a config that can be: that of {str(folder)!r} cannot ({said}); save it again"
         ) from error
-    state = _weights(folder, model, header, there)
-    model.load_state_dict(state, assign=True)
+    if model is None:
+        raise ArgumentError(
+            f"weights must be those of the config: {len(there)} of them for num_layers = "
+            f"{config.num_layers} in {str(folder)!r}; are they of another model?"
+        )
+    model.load_state_dict(_weights(folder, model, header, there), assign=True)
     return model.eval(), header["title"]
 
 
 def read_tokenizer(folder: Path, config: TransformerConfig) -> BytePairs | None:
-    """The tokenizer that was saved with a model of this config; None: there is none.
-
-    Raises:
-        ArgumentError: a file that is damaged, or of another model.
-        PackageMissing: tokenizers is not installed.
-    """
+    """The tokenizer that was saved with a model of this config; None: there is none."""
     if not (folder / VOCABULARY).is_file():
         return None
     tokenizer = BytePairs.from_file(folder / VOCABULARY, model_max_length=config.max_length)
@@ -421,11 +392,8 @@ def _header(folder: Path) -> Plain:
             f"model must have a {CONFIG} that can be read: {str(folder)!r} has none ({error}); save it again"
         ) from error
     if not isinstance(said, dict) or said.get("format") != FORMAT or said.get("version") != VERSION:
-        told = (
-            [said.get(name) for name in ("format", "version")]
-            if isinstance(said, dict)
-            else type(said).__name__
-        )
+        is_object = isinstance(said, dict)
+        told = [said.get("format"), said.get("version")] if is_object else type(said).__name__
         raise ArgumentError(
             f"model must be saved as format {FORMAT!r}, version {VERSION}: {str(folder)!r} is {told}; update "
             "headwise"
@@ -439,15 +407,6 @@ def _header(folder: Path) -> Plain:
     if not isinstance(header["title"], str | None):
         raise ArgumentError(f"title must be words: {CONFIG} says {header['title']!r}; was it changed?")
     return header
-
-
-def _config(folder: Path, header: Plain) -> TransformerConfig:
-    try:
-        return config_of(header["config"])
-    except (HeadwiseError, TypeError) as error:
-        raise ArgumentError(
-            f"model must have a config that can be: that of {str(folder)!r} cannot ({error}); save it again"
-        ) from error
 
 
 def _stored_weights(folder: Path) -> dict[str, Tensor]:

@@ -10,7 +10,9 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, overload
@@ -20,8 +22,7 @@ from torch import Tensor, nn
 from ..errors import REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
 from . import own_files
 from .byte_pairs import LETTERS, SPACE, UNLIMITED, BytePairs, check_letters, shown_bytes
-from .checkpoint import from_folder, from_transformers
-from .hub_files import from_hub, quietly
+from .families import from_folder, from_transformers
 from .transformer import Transformer
 
 __all__ = [
@@ -127,7 +128,8 @@ def load(
             )
         return _own(folder, title)
     if ours:
-        return _ours(folder, title)
+        _check(folder)
+        return Pretrained(from_folder(folder), _tokenizer(folder, title), title)
     with needed("transformers", "trained models need transformers"):
         import transformers  # noqa: F401
     return _from_folder(folder, title)
@@ -158,11 +160,7 @@ def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
 
 
 def built_in() -> Path:
-    """The folder with the built-in model, inside headwise.
-
-    Raises:
-        PackageMissing: it is not there.
-    """
+    """The folder with the built-in model, inside headwise."""
     folder = Path(__file__).with_name(MINI)
     missing = [name for name in BUILT_IN if not (folder / name).is_file()]
     if missing:
@@ -175,11 +173,7 @@ def built_in() -> Path:
 
 
 def minilm_folder() -> Path:
-    """The folder with MiniLM-L6, inside a Python package that is found but not imported.
-
-    Raises:
-        PackageMissing: it is not installed.
-    """
+    """The folder with MiniLM-L6, inside a Python package that is found but not imported."""
     module = PACKAGE.replace("-", "_")
     spec = importlib.util.find_spec(module)
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -239,13 +233,6 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
     if getattr(model.config, "is_encoder_decoder", False):
         model, title = model.get_encoder(), f"{title}, encoder"
     return Pretrained(model.eval(), tokenizer, title)
-
-
-def _ours(folder: Path, title: str) -> Pretrained:
-    """The same, built of headwise's parts."""
-    _check(folder)
-    model, tokenizer = from_folder(folder), _tokenizer(folder, title)
-    return Pretrained(model, tokenizer, title)
 
 
 def _tokenizer(folder: Path, title: str) -> Tokenizer:
@@ -311,6 +298,97 @@ def _check(folder: Path) -> None:
         )
 
 
+# Files on the Hugging Face hub
+
+
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+WANTED = ("*.json", "model*.safetensors", "*.txt", "*.model")  # of a model on the hub: not ten formats of it
+
+_loading = threading.RLock()
+
+
+def from_hub(name: str) -> Path:
+    """The folder of a model on the hub, fetched unless it is in the cache."""
+    if not HUB_NAME.fullmatch(name):
+        raise ArgumentError(
+            f"model must be a folder or a name on the Hugging Face hub: got {name!r}; "
+            "names look like google-bert/bert-base-uncased"
+        )
+    with needed("transformers", "trained models need transformers"):
+        import transformers  # noqa: F401 - and with it the library of the hub
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        with quietly():
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
+    except HFValidationError as error:
+        said = "names look like google-bert/bert-base-uncased"
+        raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {said}") from error
+    except GatedRepoError as error:
+        raise ArgumentError(
+            f"model must be open to you: {name!r} is gated; accept its terms there, then: hf auth login"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ArgumentError(
+            f"model must be a folder or a name on the Hugging Face hub: there is no {name!r}, or it is "
+            "private; check the name"
+        ) from error
+    except Exception as error:  # of several network libraries, by version of the hub's
+        reason = error.__cause__ or error
+        said = str(reason).strip().partition("\n")[0]
+        raise ArgumentError(
+            f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking "
+            f"the hub failed ({type(reason).__name__}: {said}); {_remedy(name)}"
+        ) from error
+
+
+def _remedy(name: str) -> str:
+    """How to come by a model without the hub."""
+    from huggingface_hub import constants
+
+    folder = name.rpartition("/")[2]
+    first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the name and the network"
+    return (
+        f"{first}, or where there is a network: hf download {name} --local-dir {folder}, and copy that "
+        f"folder here: it is the model ./{folder}"
+    )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No progress bars and no advice from the libraries meanwhile; afterwards as before.
+
+    Both are the process's: models are loaded one after another, or one would put back what another had set.
+    """
+    from huggingface_hub.utils import logging as hub
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+    from transformers.utils import logging
+
+    _loading.acquire()
+    levels, bars = (logging.get_verbosity(), hub.get_verbosity()), logging.is_progress_bar_enabled()
+    hub_bars = not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    hub.set_verbosity_error()
+    logging.disable_progress_bar()
+    if hub_bars:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(levels[0])
+        hub.set_verbosity(levels[1])
+        if bars:
+            logging.enable_progress_bar()
+        if hub_bars:
+            enable_progress_bars()
+        _loading.release()
+
+
 # A text as input
 
 
@@ -333,11 +411,7 @@ class Reading:
 
 
 def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_TOKENS) -> Reading:
-    """Turn a text into tokens: as many, from its beginning, as the model takes and `most` allows.
-
-    Raises:
-        ArgumentError: a text without a token; a tokenizer and a model that do not fit.
-    """
+    """Turn a text into tokens: as many, from its beginning, as the model takes and `most` allows."""
     check_letters(text)
     limit = most_tokens(model, tokenizer)
     room = most if limit is None else min(most, limit)

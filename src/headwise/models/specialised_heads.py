@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -289,20 +288,16 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
             "make it again with this version"
         )
     try:
-        return _assembled(told, tensors)
+        return Specialisation(
+            **{name: tensors[name] for name in NUMBERS},
+            statistics={name: tensors[f"statistics/{name}"] for name in told["statistics"]},
+            roles={name: tensors[f"roles/{name}"] for name in told["roles"]},
+            labels=tuple(tuple(tuple(layer) for layer in each) for each in told["labels"]),
+            found={name: tuple(each) for name, each in told["found"].items()},
+            title=told["title"],
+            fingerprint=told["fingerprint"],
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
             f"folder must hold all that was measured: {str(place)!r} lacks {error}; make it again"
         ) from error
-
-
-def _assembled(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Specialisation:
-    return Specialisation(
-        **{name: tensors[name] for name in NUMBERS},
-        statistics={name: tensors[f"statistics/{name}"] for name in told["statistics"]},
-        roles={name: tensors[f"roles/{name}"] for name in told["roles"]},
-        labels=tuple(tuple(tuple(layer) for layer in each) for each in told["labels"]),
-        found={name: tuple(each) for name, each in told["found"].items()},
-        title=told["title"],
-        fingerprint=told["fingerprint"],
-    )

@@ -1,34 +1,38 @@
 """`fit`: a training loop, as plain as one writes it oneself, which goes on where it was killed.
 
-The loop stands at the end of `fit`, to be read and copied. Around it: batches in their order
-(`batch_order.py`); the file (`training_files.py`); what training changes for a while, and puts back.
+The loop stands in `fit`, to be read and copied. Below it: what is checked beforehand, the checkpoint, and the
+order of the batches.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, nearest
-from .batch_order import BatchOrder, moved, random_of, whole
-from .batches import Loss, Report, checked_loss
-from .gradient_norms import clip_grad_norm_
-from .training_files import place_of, read, write
+from ..whole_files import place_for, whole_file
+from .batches import Loss, Report, as_batches, checked_loss
 
-__all__ = ["History", "TrainingStep", "fit"]
+__all__ = ["History", "TrainingStep", "clip_grad_norm_", "fit"]
 
-LR = 1e-3
+FORMAT = "headwise-fit-2"
 SCHEDULES = ("constant", "linear", "cosine")
 Schedule = Callable[[int], float]
 
@@ -153,51 +157,67 @@ def fit(
             f"autocast must be torch.bfloat16: got {autocast}; float16 needs its losses scaled, in a loop of "
             "your own"
         )
-    data = BatchOrder(batches, steps, epochs)
+    if steps is not None and epochs is not None:
+        raise ArgumentError(
+            f"steps must be given without epochs: got {steps} and {epochs}; steps go through the batches "
+            "as often as they need"
+        )
+    _check_counts(steps=steps, epochs=epochs, every=every, warmup=warmup or None)
+    epochs = 1 if steps is None and epochs is None else epochs
+    total = steps if epochs is None else _total(batches, epochs)
     optimizer = _optimizer(model, optimizer, lr)
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    device = parameters[0].device
-    lrs = [group["lr"] for group in optimizer.param_groups]
-    share = _share(schedule, warmup, data.total)
-    blocks, functions = _sorted(callbacks)
-    place = None if checkpoint is None else place_of(checkpoint)
-    _check_one_process(model, place)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    share = _share(schedule, warmup, total)
+    blocks = [callback for callback in callbacks if hasattr(callback, "step")]
+    functions = [callback for callback in callbacks if not hasattr(callback, "step")]
+    place = None if checkpoint is None else _place(checkpoint, model)
     settings = {
         "optimizer": type(optimizer).__name__,
-        "lr": [float(each) for each in lrs],
+        "lr": [float(rate) for rate in rates],
         "clip": clip,
         "warmup": warmup,
-        "schedule": schedule
-        if isinstance(schedule, str)
-        else getattr(schedule, "__qualname__", "a function"),
-        "schedule's end": data.total if schedule in ("linear", "cosine") else None,
+        "schedule": getattr(schedule, "__qualname__", str(schedule)),
+        "schedule's end": total if schedule in ("linear", "cosine") else None,
         "autocast": str(autocast),
         "seed": seed,
+        **({} if place is None else _described(model, optimizer)),
     }
-    whole(every=every)
-    history, started = History(), perf_counter()
+    history, position, started = History(), Position(), perf_counter()
+    device, cuda = parameters[0].device, _cuda_generators(model)
+    generators = [torch.default_generator, *_generators_of(batches), *cuda]
 
     def save() -> None:
         if place is not None:
-            seconds = history.seconds + perf_counter() - started
-            told = {"losses": history.losses, "seconds": seconds, "stopped": history.stopped}
-            write(place, settings, model, optimizer, told, data.position(), random_of(data.devices))
+            position.now = _states(generators)
+            content = {
+                "format": FORMAT,
+                "settings": settings,
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "history": asdict(history) | {"seconds": history.seconds + perf_counter() - started},
+                "position": asdict(position),
+            }
+            _write(place, content)
 
-    with _surroundings(model, optimizer, seed) as data.devices:
+    with _training_mode(model, optimizer, [torch.default_generator, *cuda], seed):
         if place is not None and resume and place.exists():
-            saved = read(place, settings, model, optimizer)
-            history = History(**saved["history"])
-            data.go_on(history.steps, saved["position"], saved["random"])
+            saved = _read(place, settings)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            history, position = History(**saved["history"]), Position(**saved["position"])
             for block in blocks:
                 if hasattr(block, "number"):
                     block.number = history.steps  # a monitor's next step
 
         before = history.steps
-        with Report("training", before, data.total, progress) as report, _interrupts(place) as interrupted:
-            for epoch, batch in () if history.stopped else data:
+        left = 0 if history.stopped else None if steps is None else max(0, steps - before)
+        ordered = islice(_ordered(batches, epochs, position, generators), left)
+        with Report("training", before, total, progress) as report, _interrupts(place) as interrupted:
+            for batch in ordered:
                 step = history.steps
-                for group, base in zip(optimizer.param_groups, lrs, strict=True):
-                    group["lr"] = base * share(step)
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * share(step)
 
                 model.zero_grad()  # the optimizer may not have all of its parameters
                 with ExitStack() as around:
@@ -205,17 +225,16 @@ def fit(
                         around.enter_context(block.step())
                     if autocast is not None:
                         around.enter_context(torch.autocast(device.type, autocast))
-                    loss = checked_loss(loss_fn, model, moved(batch, device))
-                    _check_gradient(loss, step)
+                    loss = checked_loss(loss_fn, model, _moved(batch, device))
                     loss.backward()
                 norm = None if clip is None else clip_grad_norm_(parameters, clip).item()
                 _check_finite(loss.item(), norm, step)
                 optimizer.step()
 
                 history.losses.append(loss.item())
-                told = TrainingStep(step, epoch, loss.item(), norm, model, optimizer, history)
-                answers = [_answer(function, told) for function in functions]
-                history.stopped = any(answers)
+                told = TrainingStep(step, position.epoch, loss.item(), norm, model, optimizer, history)
+                for function in functions:
+                    history.stopped |= function(told) is True
                 report.tell(history.steps, loss.item())
                 if history.stopped or interrupted.is_set():
                     break
@@ -229,7 +248,20 @@ def fit(
     return history
 
 
-# What is asked for
+# What is checked beforehand
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ArgumentError(f"{name} must be a whole number, at least 1: got {count!r}; try 1000")
+
+
+def _total(batches: object, epochs: int) -> int | None:
+    """Return the number of steps of so many epochs; None if the batches have no length."""
+    if isinstance(batches, (Mapping, Tensor)):  # a single batch
+        return epochs
+    return epochs * len(batches) if isinstance(batches, Sized) else None
 
 
 def _optimizer(model: nn.Module, optimizer: Optimizer | None, lr: float | None) -> Optimizer:
@@ -240,7 +272,7 @@ def _optimizer(model: nn.Module, optimizer: Optimizer | None, lr: float | None) 
                 f"model must have parameters to train: {type(model).__name__} has 0 of "
                 f"{len(list(model.parameters()))} that require a gradient; model.requires_grad_() sets all"
             )
-        return torch.optim.AdamW(wanted, lr=LR if lr is None else lr)
+        return torch.optim.AdamW(wanted, lr=1e-3 if lr is None else lr)
     if lr is not None:
         raise ArgumentError(
             f"lr must be the optimizer's own: got {lr!r} beside one; give it to the optimizer"
@@ -256,9 +288,7 @@ def _optimizer(model: nn.Module, optimizer: Optimizer | None, lr: float | None) 
 
 
 def _share(schedule: str | Schedule, warmup: int, total: int | None) -> Schedule:
-    """The share of lr at a step."""
-    if warmup:
-        whole(warmup=warmup)
+    """Return a function of the step that gives the share of lr."""
     if not callable(schedule) and schedule not in SCHEDULES:
         raise ArgumentError(f"schedule must be known: got {schedule!r}; {nearest(str(schedule), SCHEDULES)}")
     if not callable(schedule) and schedule != "constant" and total is None:
@@ -278,48 +308,6 @@ def _share(schedule: str | Schedule, warmup: int, total: int | None) -> Schedule
     return share
 
 
-def _sorted(callbacks: Sequence[Any]) -> tuple[list[Any], list[Callable[[TrainingStep], object]]]:
-    """Those whose blocks a step runs in, and those that are called after it."""
-    for each in callbacks:
-        if isinstance(each, (Optimizer, torch.optim.lr_scheduler.LRScheduler)) or not (
-            callable(each) or hasattr(each, "step")
-        ):
-            raise ArgumentError(
-                f"callbacks must be functions of a step, or have a block step(): got {type(each).__name__}; "
-                "rates of learning go to schedule="
-            )
-    return [each for each in callbacks if hasattr(each, "step")], [
-        each for each in callbacks if callable(each)
-    ]
-
-
-def _answer(function: Callable[[TrainingStep], object], told: TrainingStep) -> bool:
-    answer = function(told)
-    if answer is not None and not isinstance(answer, bool):
-        raise ArgumentError(
-            f"callbacks must return True to stop, False or None to go on: got {answer!r} at step {told.step}"
-            "; return nothing"
-        )
-    return bool(answer)
-
-
-def _check_one_process(model: nn.Module, place: object) -> None:
-    over = next((name for name, x in model.named_parameters() if type(x).__name__ == "DTensor"), None)
-    if place is not None and over is not None:
-        raise ArgumentError(
-            f"checkpoint must be of a model in one process: got {str(place)!r}, and {over} lies over "
-            "several; save with torch.distributed.checkpoint in a callback"
-        )
-
-
-def _check_gradient(loss: torch.Tensor, step: int) -> None:
-    if not loss.requires_grad:
-        raise ArgumentError(
-            f"loss_fn must keep the gradient: its loss {loss.item():g} at step {step} depends on no "
-            "parameter; leave out detach, item and no_grad"
-        )
-
-
 def _check_finite(loss: float, norm: float | None, step: int) -> None:
     """Before the weights are changed."""
     if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
@@ -334,34 +322,32 @@ def _check_finite(loss: float, norm: float | None, step: int) -> None:
 
 
 @contextmanager
-def _surroundings(model: nn.Module, optimizer: Optimizer, seed: int | None) -> Iterator[list[torch.device]]:
-    """Training mode, gradients and a seed's random numbers; the devices that those are on."""
+def _training_mode(
+    model: nn.Module, optimizer: Optimizer, generators: Sequence[torch.Generator], seed: int | None
+) -> Iterator[None]:
+    """Training mode, gradients, and a seed's random numbers; at the end all of it is as before."""
     modes = [(module, module.training) for module in model.modules()]
-    devices = sorted({each.device for each in model.parameters() if each.device.type == "cuda"}, key=str)
-    lrs = [group["lr"] for group in optimizer.param_groups]
-    before = None if seed is None else random_of(devices)
+    rates, states = [group["lr"] for group in optimizer.param_groups], _states(generators)
     try:
         model.train()
         if seed is not None:
-            torch.default_generator.manual_seed(seed)
-            for device in devices:
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(seed)
+            for generator in generators:
+                generator.manual_seed(seed)
         with torch.inference_mode(False), torch.enable_grad():
-            yield devices
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
-        for group, lr in zip(optimizer.param_groups, lrs, strict=True):
-            group["lr"] = lr
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         model.zero_grad()
-        if before is not None:
-            random_of(devices, before)
+        if seed is not None:
+            _set_states(generators, states)
 
 
 @contextmanager
 def _interrupts(wanted: object) -> Iterator[threading.Event]:
-    """Set by Ctrl-C, so that the step it falls into can end; where Python's own handler of it is in place."""
+    """Give an event that Ctrl-C sets, so that the step can end; where Python's own handler is in place."""
     event, own = threading.Event(), signal.default_int_handler
     is_main = threading.current_thread() is threading.main_thread()
     if wanted is None or not is_main or signal.getsignal(signal.SIGINT) is not own:
@@ -377,3 +363,198 @@ def _interrupts(wanted: object) -> Iterator[threading.Event]:
         yield event
     finally:
         signal.signal(signal.SIGINT, own)
+
+
+# The checkpoint
+
+
+def _place(checkpoint: str | os.PathLike[str], model: nn.Module) -> Path:
+    """Return where the checkpoint goes, or refuse a place or a model that cannot be saved."""
+    place = Path(checkpoint).expanduser()
+    place = place_for(place, (place.suffix.lower(),), "any name", "training.pt", "checkpoint")
+    for name, parameter in model.named_parameters():
+        if type(parameter).__name__ == "DTensor":
+            raise ArgumentError(
+                f"checkpoint must be of a model in one process: got {str(place)!r}, and {name} lies over "
+                "several; save with torch.distributed.checkpoint in a callback"
+            )
+    return place
+
+
+def _described(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the shapes of the model's weights, and what the optimizer was made with."""
+    described: dict[str, Any] = {}
+    for name, weight in model.state_dict().items():
+        kind = f"{list(weight.shape)} {weight.dtype}" if isinstance(weight, Tensor) else type(weight).__name__
+        described[f"the model's {name}"] = kind
+    groups = optimizer.state_dict()["param_groups"]
+    described["the number of the optimizer's parameters"] = [len(group["params"]) for group in groups]
+    for name in sorted({name for group in groups for name in group} - {"lr", "params"}):
+        described[f"the optimizer's {name}"] = [group.get(name) for group in groups]
+    return described
+
+
+def _write(place: Path, content: dict[str, Any]) -> None:
+    with whole_file(place, "checkpoint") as half, open(half, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())  # the name must not be there before the content is
+    for left in place.parent.glob(f".{place.name}.*.part"):  # of a process that was killed as it wrote
+        left.unlink(missing_ok=True)
+
+
+def _read(place: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what was written, if it is of a training with these settings."""
+    advice = "give another name, or resume=False to write over it"
+    try:
+        saved = torch.load(place, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zip and torch, by what is wrong with the file
+        raise ArgumentError(
+            f"checkpoint must be a file that fit wrote: {str(place)!r} cannot be read "
+            f"({type(error).__name__}); {advice}"
+        ) from error
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+        raise ArgumentError(
+            f"checkpoint must be a file that fit wrote: {str(place)!r} holds something else; {advice}"
+        )
+    for name in (*settings, *saved["settings"]):
+        here, there = (each.get(name, "absent") for each in (settings, saved["settings"]))
+        if here != there:
+            raise ArgumentError(
+                f"checkpoint must be of the same training: {name} is {here} here and {there} in "
+                f"{str(place)!r}; give the same, another name, or resume=False to write over it"
+            )
+    return saved
+
+
+# The order of the batches
+
+
+@dataclass
+class Position:
+    """Where in the data a training is, and the random numbers that lead there."""
+
+    epoch: int = 0
+    batch: int = 0  # batches of the epoch that were taken
+    first: str = ""  # a hash of the epoch's first batch
+    start: list[Tensor] = field(default_factory=list)  # states of all generators when the epoch began
+    now: list[Tensor] = field(default_factory=list)  # and after the last batch that was taken
+
+
+def _ordered(
+    batches: Any, epochs: int | None, position: Position, generators: Sequence[torch.Generator]
+) -> Iterator[Any]:
+    """Yield batches, epoch by epoch, from a position on, which is kept up to date.
+
+    An epoch that was begun is replayed: random numbers are set to those at its start, so that a shuffled
+    DataLoader draws the same order, and the batches that were taken are skipped.
+    """
+    taken = position.batch
+    _set_states(generators, position.now)
+    while epochs is None or position.epoch < epochs:
+        if taken:
+            _set_states(generators, position.start)
+        position.start, position.batch = _states(generators), 0
+        of_epoch = batches if isinstance(batches, Iterable) else batches(position.epoch)
+        for batch in as_batches(of_epoch):
+            position.batch += 1
+            if position.batch == 1:
+                first = _hash(batch)
+                if taken and first != position.first:
+                    raise _another_order(f"the first of epoch {position.epoch} is another")
+                position.first = first
+            if position.batch > taken:
+                yield batch
+            elif position.batch == taken:
+                _set_states(generators, position.now)
+        if position.batch < taken:
+            raise _another_order(
+                f"epoch {position.epoch} ends after {position.batch} of {taken} that were taken"
+            )
+        taken = position.batch = 0
+        position.epoch += 1
+
+
+def _another_order(what: str) -> ArgumentError:
+    return ArgumentError(
+        f"batches must come again as they came before the checkpoint: {what}; let them draw from torch or "
+        "from the epoch's number, or give resume=False to begin anew"
+    )
+
+
+def _cuda_generators(model: nn.Module) -> list[torch.Generator]:
+    """Return torch's generators of the CUDA devices that the model is on."""
+    devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    return [torch.cuda.default_generators[index] for index in sorted(devices)]
+
+
+def _generators_of(batches: object) -> list[torch.Generator]:
+    """Return the generators that a DataLoader, its sampler or its data set draws from, if they have any."""
+    owners = [batches, *(getattr(batches, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def _states(generators: Iterable[torch.Generator]) -> list[Tensor]:
+    return [generator.get_state() for generator in generators]
+
+
+def _set_states(generators: Iterable[torch.Generator], states: Iterable[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=False):  # CUDA's may be there or not, at the end
+        generator.set_state(state)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on a device; other parts of it may have a `to` as well."""
+    return pytree.tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, batch)
+
+
+def _hash(batch: object) -> str:
+    """Return a hash of all tensors, numbers and words in a batch."""
+    file = io.BytesIO()
+    for part in pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
+        if isinstance(part, Tensor):
+            torch.save(part.detach().cpu().clone(), file)  # a copy: of a view, all that is behind it is saved
+        elif isinstance(part, (int, float, str)):
+            file.write(repr(part).encode())
+    return hashlib.sha256(file.getvalue()).hexdigest()
+
+
+# Gradients
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale gradients down so that together they are no longer than max_norm, as torch's function does.
+
+    Args:
+        parameters: with gradients; plain tensors and DTensors of any mesh beside each other.
+        max_norm: the most.
+        norm_type: of the length; inf: the largest number.
+        error_if_nonfinite: raise where the length is no finite number.
+
+    Returns:
+        The length as it was, a plain tensor, the same on every rank.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> clip_grad_norm_([weight], 1.0), weight.grad
+        (tensor(5.), tensor([0.6000, 0.8000]))
+    """
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    alike: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            alike.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
+    norms: list[Any] = [
+        get_total_norm([p.grad for p in some if p.grad is not None], norm_type, error_if_nonfinite)
+        for some in alike.values()
+    ]
+    norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    total: Tensor = norms[0] if len(norms) == 1 else get_total_norm(norms, norm_type, error_if_nonfinite)
+    for some in alike.values():
+        clip_grads_with_norm_(some, max_norm, total)
+    return total

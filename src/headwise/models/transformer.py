@@ -18,20 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..arguments import REQUIRED, our_words, refuse
+from ..arguments import REQUIRED, our_words, refuse, told
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..mask_rules import can_read
 from ..masks import Mask
-from ..nn import MultiHeadAttention
+from ..nn import KVCache, MultiHeadAttention
 from ..nn.module_call import as_lengths, rules_of
 from ..nn.sharded_modules import Sharding
 from . import generation, own_files
-from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
-from .model_cache import ModelCache, check_cache
-from .stack import Stack
+from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward, Stack
 from .transformer_config import TransformerConfig
 
-__all__ = ["Transformer"]
+__all__ = ["ModelCache", "Transformer"]
 
 Device = torch.device | str | None
 Lengths = Tensor | Sequence[int]
@@ -191,7 +189,9 @@ class Transformer(nn.Module):
         """
         if self.encoder is None:
             raise ArgumentError("encode must be asked of a model with an encoder: got a decoder; use hidden")
-        return self._encode(ids, mask, lengths, positions, token_types, None)
+        return self._run(
+            self.encoder, ids, mask=mask, lengths=lengths, positions=positions, token_types=token_types
+        )
 
     def cache(self, batch: int | None = None, max_length: int | None = None) -> ModelCache:
         """Room for the keys and values of what is read: model(ids, cache=cache), then token by token.
@@ -228,16 +228,24 @@ class Transformer(nn.Module):
         token_types: Tensor | None = None,
         cache: ModelCache | None = None,
     ) -> Tensor:
+        """Hidden states [B, T, E] by the encoder, the decoder, or both."""
         if self.encoder is None or self.decoder is None:
-            _check_alone(self.config.kind, target_ids=target_ids, target_lengths=target_lengths)
-        if self.encoder is None:
-            return self._decode(ids, mask, lengths, positions, token_types, cache, states)
-        if self.decoder is None:
-            if cache is not None:
+            for name, given in (("target_ids", target_ids), ("target_lengths", target_lengths)):
+                if given is not None:
+                    raise ArgumentError(
+                        f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; "
+                        "use ids"
+                    )
+            if self.decoder is None and cache is not None:
                 raise ArgumentError(
                     "cache must be of a model with a decoder: got one for an encoder; leave it out"
                 )
-            return self._encode(ids, mask, lengths, positions, token_types, states)
+            stack = self.decoder or self.encoder
+            assert stack is not None
+            return self._run(
+                stack, ids, states, mask=mask, lengths=lengths, positions=positions, token_types=token_types,
+                cache=cache,
+            )  # fmt: skip
         if token_types is not None:
             raise ArgumentError(
                 "token_types must be those of one text: got them for an encoder-decoder; leave them"
@@ -247,50 +255,52 @@ class Transformer(nn.Module):
             raise ArgumentError("ids must be given until a cache has read them: got None; give the source")
         if cache is not None and cache.memories is not None:
             source = {"memories": cache.memories}
-        return self._decode(target_ids, None, target_lengths, positions, None, cache, states, **source)
+        return self._run(
+            self.decoder,
+            target_ids,
+            states,
+            lengths=target_lengths,
+            positions=positions,
+            cache=cache,
+            **source,
+        )
 
-    def _encode(
+    def _run(
         self,
+        stack: Stack,
         ids: Tensor | None,
-        mask: Mask | Tensor | None,
-        lengths: Lengths | None,
-        positions: Tensor | None,
-        types: Tensor | None,
-        states: list[Tensor] | None,
-    ) -> Tensor:
-        assert self.encoder is not None
-        x = self._embed(ids, positions, types, None)
-        return self.encoder(x, states, **self._attending(mask, lengths, positions))
-
-    def _decode(
-        self,
-        ids: Tensor | None,
-        mask: Mask | Tensor | None,
-        lengths: Lengths | None,
-        positions: Tensor | None,
-        types: Tensor | None,
-        cache: ModelCache | None,
-        states: list[Tensor] | None,
+        states: list[Tensor] | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        lengths: Lengths | None = None,
+        positions: Tensor | None = None,
+        token_types: Tensor | None = None,
+        cache: ModelCache | None = None,
         **source: Any,
     ) -> Tensor:
-        assert self.decoder is not None
-        caches = None
+        """Embedding and layers: [B, T] -> [B, T, E]. Layers are given nothing that says nothing."""
         if cache is not None:
-            check_cache(cache, len(self.decoder.layers))
-            caches = cache.layers
-        x = self._embed(ids, positions, types, cache)
-        attending = self._attending(mask, lengths, positions)
-        return self.decoder(x, states, caches=caches, **attending, **source)
+            _check_cache(cache, len(stack.layers))
+            source["caches"] = cache.layers
+        x = self._embed(ids, positions, token_types, cache)
+        if mask is not None:
+            source["mask"] = mask
+        if lengths is not None:
+            source["lengths"] = lengths
+        if positions is not None and self.config.rope is not None:
+            source["positions"] = positions
+        hidden: Tensor = stack(x, states, **source)
+        return hidden
 
     def _source(
         self, ids: Tensor, mask: Mask | Tensor | None, lengths: Lengths | None, cache: ModelCache | None
     ) -> dict[str, Any]:
         """What the decoder's layers are given of the source; kept where there is a cache."""
         padding = self._padding(ids, mask, lengths)
-        memory = self._encode(ids, padding, None, None, None, None)  # [B, S, E]
+        assert self.encoder is not None and self.decoder is not None
+        memory = self._run(self.encoder, ids, mask=padding)  # [B, S, E]
         if cache is None:
             return {"memory": memory, "memory_mask": padding}
-        assert self.decoder is not None
         layers: Any = self.decoder.layers
         cache.memories = [layer.cross_attention.remember(memory, mask=padding) for layer in layers]
         return {}
@@ -350,22 +360,6 @@ class Transformer(nn.Module):
         embedded: Tensor = self.embedding(ids, positions, types)
         return embedded
 
-    def _attending(
-        self,
-        mask: Mask | Tensor | None,
-        lengths: Lengths | None,
-        positions: Tensor | None,
-    ) -> dict[str, Any]:
-        """What every layer's attention is given; nothing that says nothing."""
-        given: dict[str, Any] = {}
-        if mask is not None:
-            given["mask"] = mask
-        if lengths is not None:
-            given["lengths"] = lengths
-        if positions is not None and self.config.rope is not None:
-            given["positions"] = positions
-        return given
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw new weights: of embeddings and feed-forwards as GPT-2 draws them, of attention as torch does.
@@ -402,11 +396,69 @@ class Transformer(nn.Module):
         return f"{config.kind} of {config.num_layers} layers, {config.num_heads} heads, {config.d_model} wide"
 
 
-def _check_alone(kind: str, **others: object) -> None:
-    for name, value in others.items():
-        if value is not None:
+class ModelCache:
+    """A `KVCache` of every decoder layer; of an encoder-decoder, also what its layers know of the source.
+
+    Made by `model.cache()`. All layers hold the same tokens, so what is said of one is so of all.
+    """
+
+    def __init__(self, layers: Sequence[KVCache]) -> None:
+        self.layers = list(layers)
+        self.memories: list[Any] | None = None  # `Memory` of every layer's cross-attention
+
+    @property
+    def length(self) -> int:
+        """Tokens held; of the longest sequence."""
+        return self.layers[0].length
+
+    @property
+    def batch(self) -> int | None:
+        """B; None while nothing was read."""
+        return self.layers[0].batch
+
+    def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
+        """Of the next `count` tokens: int [T], or [B, T] where sequences are of different lengths."""
+        return self.layers[0].positions(count, device)
+
+    def reorder(self, index: Tensor | Sequence[int]) -> None:
+        """Sequence i becomes what sequence index[i] was; as many as are named, as beams need it."""
+        for held in (*self.layers, *(self.memories or ())):
+            held.reorder(index)
+
+    def crop(self, length: int) -> None:
+        """Forget all tokens from this one on; the source is kept."""
+        for layer in self.layers:
+            layer.crop(length)
+
+    def reset(self) -> None:
+        """Forget everything, the source as well."""
+        for layer in self.layers:
+            layer.reset()
+        self.memories = None
+
+    def __repr__(self) -> str:
+        source = "" if self.memories is None else ", and the source"
+        return f"ModelCache({len(self.layers)} layers of {self.layers[0]!r}{source})"
+
+
+def _check_cache(cache: object, count: int) -> None:
+    """Raise unless this is a cache of so many layers, all of which hold the same tokens."""
+    if not isinstance(cache, ModelCache):
+        raise ArgumentError(f"cache must be a ModelCache: got {told(cache)}; make one with model.cache()")
+    if len(cache.layers) != count:
+        raise ShapeError(
+            f"cache must have the model's layers: {len(cache.layers)} and {count}; make one with "
+            "model.cache() of the model itself"
+        )
+    if torch.compiler.is_compiling():  # there each layer counts on the device
+        return
+    first = cache.layers[0]._seen
+    for layer in cache.layers:
+        if layer._seen != first:
+            lengths = [each.length for each in cache.layers]
             raise ArgumentError(
-                f"{name} must be given to an encoder-decoder alone: this is a {kind}; use ids"
+                f"cache must hold the same tokens in every layer: {max(lengths)} and {min(lengths)}, since a "
+                f"step was interrupted; use cache.crop({min(lengths)})"
             )
 
 

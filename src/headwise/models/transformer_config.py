@@ -6,7 +6,6 @@ layer, but for `windows`, which go round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,16 @@ from ..nn.options import GATES, Buckets, QKNorm
 from ..nn.rotary import Rope
 from ..scoring import Scoring
 
-__all__ = ["ACTIVATIONS", "KINDS", "TransformerConfig"]
+__all__ = ["TransformerConfig"]
 
-KINDS = ("decoder", "encoder", "encoder-decoder")
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-NORMS = ("layer", "rms")
-POSITIONS = ("learned", "sinusoidal")
-OUTPUTS = ("tied", "own")
+WORDS = {  # fields -> what they may be; those that may be None as well say so
+    "kind": ("decoder", "encoder", "encoder-decoder"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
+    "norm": ("layer", "rms"),
+    "positions": ("learned", "sinusoidal", None),
+    "output": ("tied", "own", None),
+    "gate": (*GATES, None),
+}
 
 Window = int | tuple[int, int]
 
@@ -141,16 +143,11 @@ class TransformerConfig:
         object.__setattr__(self, name, value)
 
     def _check_words(self) -> None:
-        _check_word("kind", self.kind, KINDS)
-        _check_word("activation", self.activation, ACTIVATIONS)
-        _check_word("norm", self.norm, NORMS)
-        for name, value, words in (
-            ("positions", self.positions, POSITIONS),
-            ("output", self.output, OUTPUTS),
-            ("gate", self.gate, GATES),
-        ):
-            if value is not None:
-                _check_word(name, value, words)
+        for name, words in WORDS.items():
+            value = getattr(self, name)
+            if value not in words:
+                choices = nearest(str(value), [word for word in words if word is not None])
+                raise ArgumentError(f"{name} must be one of its words: got {value!r}; {choices}")
 
     def _check_windows(self) -> None:
         if not isinstance(self.windows, tuple) or not self.windows:
@@ -192,11 +189,6 @@ class TransformerConfig:
             "qk_norm": self.qk_norm,
             "gate": self.gate,
         }
-
-
-def _check_word(name: str, value: object, words: Sequence[str]) -> None:
-    if value not in words:
-        raise ArgumentError(f"{name} must be one of its words: got {value!r}; {nearest(str(value), words)}")
 
 
 def _check_size(name: str, size: object) -> None:

@@ -20,7 +20,7 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..models.gradient_norms import clip_grad_norm_
+    from ..models.training_loop import clip_grad_norm_
     from .heads_sharding import shard_heads
     from .sequence import join, split
     from .sequence_sharding import shard_sequence, sum_gradients
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ShardedMap": ".sharded_map",
     "attention": ".sharded_call",
-    "clip_grad_norm_": "..models.gradient_norms",
+    "clip_grad_norm_": "..models.training_loop",
     "join": ".sequence",
     "shard_heads": ".heads_sharding",
     "shard_sequence": ".sequence_sharding",
