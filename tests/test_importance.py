@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, ShapeError
 from headwise.listeners.ablation import ablate
 from headwise.listeners.active import Call
-from headwise.listeners.importance import Importance, importance
+from headwise.listeners.importance import Importance, Robustness, importance, robustness
 from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import prune
-from headwise.listeners.robustness import Robustness, robustness
 from headwise.models.batches import tracked
 from judge import error
 from small_models import albert, bert, gpt2, hooks_on, llama, numbers, ours, tokens

@@ -24,9 +24,8 @@ from headwise.listeners.alarms import Alarms
 from headwise.listeners.capture import watch
 from headwise.listeners.measured_step import Measuring
 from headwise.listeners.model_door import attach
-from headwise.listeners.monitor import HISTORY, Monitor
+from headwise.listeners.monitor import HISTORY, Monitor, trainer_callback
 from headwise.listeners.pruning import prune
-from headwise.listeners.trainer_callback import trainer_callback
 from headwise.nn import MultiHeadAttention
 
 B, T, H, E, LAYERS, VOCABULARY = 3, 7, 5, 30, 2, 11
@@ -891,7 +890,7 @@ def test_a_monitor_has_its_own_options() -> None:
 
 
 def test_without_transformers_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.listeners.trainer_callback import _callback_class
+    from headwise.listeners.monitor import _callback_class
 
     _callback_class.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
