@@ -21,6 +21,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,7 +52,6 @@ SENTENCES = {
     MASKED: "How far the probabilities of the masked token move without the head: the KL divergence.",
     OUTPUT: "How far the model's output moves without the head, as a share of its norm.",
 }
-AGAIN = " A layer that runs again is without it each time."
 PAST = ("past_key_values", "cache", "cache_params")  # what every run would add to
 SHOWN = 3  # heads, and words, that are named below the numbers
 SURE = 1.96  # standard errors on each side: 95%
@@ -125,34 +125,22 @@ class Effects(HeadScores):
                     f"there, and {len(values)} were measured; measure this model's"
                 )
             for head, value in enumerate(values.tolist()):
-                after = self._after[measured][head][words] if self.before is not None else None
-                rows.append(
-                    {
-                        "layer": number,
-                        "head": head,
-                        "effect": value if math.isfinite(value) else None,
-                        "after": None if after is None else [list(word) for word in after],
-                    }
-                )
+                effect = value if math.isfinite(value) else None
+                after = None if self.before is None else list(map(list, self._after[measured][head][words]))
+                rows.append({"layer": number, "head": head, "effect": effect, "after": after})
         if not rows:
             raise ArgumentError(
                 f"effects must be of the model that was watched: of {', '.join(self.paths) or 'no layer'}, "
                 f"and heads are of {', '.join(heads.paths) or 'no layer'}; measure this model's"
             )
-        return {
-            "of": self.of,
-            "sentence": self._sentence(batch)
-            + AGAIN * (len({*map(base_of, heads.paths)}) < len(heads.paths)),
-            "before": None if self.before is None else [list(word) for word in self.before[words]],
-            "heads": rows,
-            "unit": self.unit,
-        }
-
-    def _sentence(self, batch: int | None) -> str:
-        if batch is not None or self.sequences == 1:
-            return SENTENCES[self.of]
-        first = "" if self.before is None else " The words are those of the first."
-        return f"{SENTENCES[self.of]} The mean over {self.sequences} texts.{first}"
+        sentence = SENTENCES[self.of]
+        if batch is None and self.sequences != 1:
+            first = "" if self.before is None else " The words are those of the first."
+            sentence += f" The mean over {self.sequences} texts.{first}"
+        if len({*map(base_of, heads.paths)}) < len(heads.paths):
+            sentence += " A layer that runs again is without it each time."
+        before = None if self.before is None else list(map(list, self.before[words]))
+        return {"of": self.of, "sentence": sentence, "before": before, "heads": rows, "unit": self.unit}
 
     def _check_sequence(self, batch: int) -> None:
         if not -self.sequences <= batch < self.sequences:
@@ -248,18 +236,24 @@ def effects(
         heads = switches.every_head()
         rows: dict[str, list[Tensor]] = {path: [] for path in switches.num_heads}
         after: dict[str, list[list[Words]]] = {path: [] for path in switches.num_heads}
-        said = None if look.of == OUTPUT else _Said(tokenizer, top)
+        # models often have a few tokens more than their tokenizer, up to a round number
+        known = len(tokenizer) if isinstance(tokenizer, Sized) else math.inf
+
+        @cache
+        def name(token: int) -> str:
+            return token_name(tokenizer, token) if tokenizer is not None and token < known else str(token)
+
         for done, (path, head) in enumerate(tracked(heads, "effects", progress is True)):
             switches.switch_off([(path, head)])
             without = look.read(run(model, inputs))
             rows[path].append(look.effect(before, without))
-            if said is not None:
-                after[path].append(said.words(without))
+            if look.of != OUTPUT:
+                after[path].append(_likeliest(without, top, name))
             if callable(progress):
                 progress(done + 1, len(heads))
     by_sequence = {path: torch.stack(values).cpu() for path, values in rows.items()}  # [H, B]
-    words = None if said is None else said.words(before)
-    return Effects(by_sequence, look.of, attachment.names, words, None if said is None else after)
+    words = None if look.of == OUTPUT else _likeliest(before, top, name)
+    return Effects(by_sequence, look.of, attachment.names, words, after)
 
 
 def _check_eval_mode(model: nn.Module, also_dropout: bool = False) -> None:
@@ -285,36 +279,20 @@ def _check_inputs(inputs: object) -> None:
             f"inputs must be what the model takes: got {inputs[:20]!r}; use tokenizer(text, "
             "return_tensors='pt')"
         )
-    given = inputs if isinstance(inputs, Mapping) else {}
     for name in PAST:
-        if given.get(name) is not None:
+        if isinstance(inputs, Mapping) and inputs.get(name) is not None:
             raise ArgumentError(
                 f"inputs must not hold a cache: got {name}, to which every run would add; give the whole text"
             )
 
 
-class _Said:
-    """The likeliest words of some logits."""
-
-    def __init__(self, tokenizer: Tokenizer | None, top: int) -> None:
-        self.tokenizer, self.top = tokenizer, top
-        # models often have a few more, up to a round number
-        self._size: float = len(tokenizer) if isinstance(tokenizer, Sized) else math.inf
-        self._names: dict[int, str] = {}
-
-    def words(self, logits: Tensor) -> list[Words]:
-        """For each sequence, of [B, V]."""
-        best = logits.softmax(-1).topk(min(self.top, logits.shape[-1]), -1)
-        return [
-            [(self._name(token), chance) for token, chance in zip(tokens, chances, strict=True)]
-            for tokens, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
-
-    def _name(self, token: int) -> str:
-        if token not in self._names:
-            tokenizer = self.tokenizer if token < self._size else None
-            self._names[token] = str(token) if tokenizer is None else token_name(tokenizer, token)
-        return self._names[token]
+def _likeliest(logits: Tensor, top: int, name: Callable[[int], str]) -> list[Words]:
+    """The likeliest words of each sequence, of [B, V]."""
+    best = logits.softmax(-1).topk(min(top, logits.shape[-1]), -1)
+    return [
+        [(name(token), chance) for token, chance in zip(tokens, chances, strict=True)]
+        for tokens, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 # Roles

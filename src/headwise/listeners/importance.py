@@ -167,14 +167,12 @@ class Importance(HeadScores):
     def __str__(self) -> str:
         how = {"gradient": "by gradients", "leave_one_out": "by the loss without each"}[self.method]
         scaled = ", each layer's scores of length 1" if self.normalised else ""
-        lines = [f"Importance of {sum(map(len, self.values()))} heads, {how}, "
-                 f"over {self.examples} sequence{'' if self.examples == 1 else 's'}{scaled}."]  # fmt: skip
-        lines += self._rows()
-        best = self.ranking()[:3]
-        lines.append(
-            "Most important: " + ", ".join(f"layer {r.layer} head {r.head} ({r.score:.3g})" for r in best)
+        heads, many = sum(map(len, self.values())), "" if self.examples == 1 else "s"
+        title = f"Importance of {heads} heads, {how}, over {self.examples} sequence{many}{scaled}."
+        best = ", ".join(
+            f"layer {layer} head {head} ({score:.3g})" for layer, head, score in self.ranking()[:3]
         )
-        return "\n".join(lines)
+        return "\n".join([title, *self._rows(), f"Most important: {best}"])
 
 
 def _whole(groups: list[Group], count: int) -> Group | None:
@@ -300,9 +298,7 @@ def _by_gradient(
     losses: list[Tensor] = []  # read at the end: a GPU need not be waited for at every batch
     examples = 0
     outputs = _Outputs()
-    total = (
-        len(batches) if isinstance(batches, Sized) and not isinstance(batches, (Mapping, Tensor)) else None
-    )
+    total = len(batches) if isinstance(batches, Sized) else None
     with torch.inference_mode(False), torch.enable_grad(), attach(model, outputs, fallback):
         for batch in tracked(as_batches(batches), "importance", progress, total):
             outputs.heard.clear()
@@ -323,9 +319,8 @@ def _by_gradient(
                         f"loss_fn must give a layer one batch size: {path} saw {sizes[path]} and "
                         f"{len(output)} sequences in one loss; use batches of one size"
                     )
-            B = count_examples(
-                given, [(path, len(output), output.shape[2], output) for path, output in heard]
-            )
+            visits = [(path, len(output), output.shape[2], output) for path, output in heard]
+            B = count_examples(given, visits)
             grads = torch.autograd.grad(loss, [output for _, output in heard], allow_unused=True)
             examples += B
             for path, signed in _per_example(heard, grads, B).items():
@@ -429,13 +424,12 @@ class Robustness:
         heads = "its one head" if self.num_heads == 1 else f"all {self.num_heads} heads"
         words = [f"With {heads} the loss is {self.baseline:.4g}."]
         if self.single and self.num_heads > 1:  # a head that is alone is all heads
-            changes = {(layer, h): loss - self.baseline for layer, losses in self.single.items()
-                       for h, loss in enumerate(losses.tolist())}  # fmt: skip
-            (layer, head), worst = max(changes.items(), key=lambda item: item[1])
-            small = sum(abs(change) <= 0.01 * abs(self.baseline) for change in changes.values())
+            losses = ranked(self.single)
+            small = sum(abs(loss - self.baseline) <= 0.01 * abs(self.baseline) for _, _, loss in losses)
+            layer, head, worst = losses[0]
             words.append(
-                f"Without any one of them it changes by at most 1% for {small} of {len(changes)}; the "
-                f"costliest is layer {layer} head {head} ({worst:+.3g})."
+                f"Without any one of them it changes by at most 1% for {small} of {len(losses)}; the "
+                f"costliest is layer {layer} head {head} ({worst - self.baseline:+.3g})."
             )
         last = len(self.removed) - 1
         middle = min(range(1, last + 1), key=lambda i: abs(self.removed[i] - self.num_heads / 2))
@@ -537,23 +531,15 @@ def robustness(
             losses.append(sum(weighted) / sum(examples))
     baseline = losses[0]
     without_one, rest = torch.tensor(losses[1:], dtype=torch.float64).tensor_split([len(alone)])
-    curves = nn.functional.pad(
-        rest.view(len(orders), len(removed) - 1), (1, 0), value=baseline
-    )  # [orders, points]
-    by_layer = (
-        zip(switches.num_heads, without_one.split([*switches.num_heads.values()]), strict=True)
-        if single
-        else ()
-    )
+    curves = rest.view(len(orders), len(removed) - 1)
+    curves = nn.functional.pad(curves, (1, 0), value=baseline)  # [orders, points]
+    by_layer = None
+    if single:
+        losses_of = without_one.split(list(switches.num_heads.values()))
+        by_layer = ByLayer(dict(zip(switches.num_heads, losses_of, strict=True)), attachment.names)
     first = int("importance" in methods)
-    return Robustness(
-        baseline,
-        len(every),
-        removed,
-        curves[0] if first else None,
-        curves[first:] if "random" in methods else None,
-        ByLayer(dict(by_layer), attachment.names) if single else None,
-    )
+    by_importance, at_random = curves[0] if first else None, curves[first:] if "random" in methods else None
+    return Robustness(baseline, len(every), removed, by_importance, at_random, by_layer)
 
 
 def _whole_numbers(points: int | Sequence[int] | None) -> int | list[int]:

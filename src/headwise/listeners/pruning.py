@@ -111,23 +111,23 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
             f"heads must be pruned in every visit of a layer: got {chosen.visited[0]!r}; its weights are "
             "shared, name it without the visit"
         )
-    plan: list[tuple[Prunable, list[int], list[int], list[int]]] = []
+    plan: list[tuple[Prunable, list[int], list[int]]] = []
+    all_gone: dict[str, list[int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for path in chosen.paths:
         layer = _prunable(model, path)
         gone = chosen.at(path, layer.num_heads)
         kept = [head for head in range(layer.num_heads) if head not in gone]
         if gone:
-            plan.append((layer, gone, kept, _kept_kv_heads(layer, kept)))
+            plan.append((layer, kept, _kept_kv_heads(layer, kept)))
+            all_gone[path], counts[path] = gone, (layer.num_heads, len(kept))
     before = sum(parameter.numel() for parameter in model.parameters())
-    for layer, gone, kept, kept_kv in plan:
+    for layer, kept, kept_kv in plan:
         layer.keep(kept, kept_kv)
-        _remember(model, layer.path, gone, layer.num_heads)
+        _remember(model, layer.path, all_gone[layer.path], layer.num_heads)
+    after = sum(parameter.numel() for parameter in model.parameters())
     names = layer_names(model)
-    return Pruned(
-        ByLayer({layer.path: gone for layer, gone, _, _ in plan}, names),
-        ByLayer({layer.path: (layer.num_heads, len(kept)) for layer, _, kept, _ in plan}, names),
-        (before, sum(parameter.numel() for parameter in model.parameters())),
-    )
+    return Pruned(ByLayer(all_gone, names), ByLayer(counts, names), (before, after))
 
 
 def _prunable(model: nn.Module, path: str) -> Prunable:
@@ -152,30 +152,22 @@ def _remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> N
     """Write down on a layer which heads are gone, and in the config of the Hugging Face model around it.
 
     The config is written from the layers alone: a new model may have the config of one that was pruned.
-
-    Args:
-        gone: as numbered before this pruning.
-        num_heads: how many there were before it.
     """
     module = model.get_submodule(path)
     already = set(getattr(module, KEY, ()))
     stayed = [head for head in range(num_heads + len(already)) if head not in already]
     setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
-    owner = _owner(model, path)
-    if owner is not None:
-        marked = {name: getattr(inner, KEY, None) for name, inner in owner.named_modules()}
-        setattr(owner.config, KEY, {name: heads for name, heads in marked.items() if heads})
-
-
-def _owner(model: nn.Module, path: str) -> Any:
-    """The outermost Hugging Face model around a layer; None: there is none."""
     if "transformers" not in sys.modules:
-        return None
+        return
     from transformers import PreTrainedModel
 
     parts = path.split(".") if path else []
-    around = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1))
-    return next((module for module in around if isinstance(module, PreTrainedModel)), None)
+    for depth in range(len(parts) + 1):  # the outermost of them
+        owner = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(owner, PreTrainedModel):
+            marked = {name: getattr(inner, KEY, None) for name, inner in owner.named_modules()}
+            setattr(owner.config, KEY, {name: heads for name, heads in marked.items() if heads})
+            return
 
 
 # Saved models
@@ -236,8 +228,7 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
         _load(model, state, folder)
     except ArgumentError:
         # some families save under other names than their own, which their own loader translates back
-        built = isinstance(cls_or_model, nn.Module)
-        model = None if built else _by_its_own_loader(model, place, written)
+        model = None if isinstance(cls_or_model, nn.Module) else _by_its_own_loader(model, place, written)
         if model is None:
             raise
     return model.eval()
@@ -338,14 +329,7 @@ PHI = Names("q_proj", "k_proj", "v_proj", "dense", "head_dim")
 
 
 def _kept_kv_heads(layer: Prunable, kept: Sequence[int]) -> list[int]:
-    """The key/value heads that some query heads need.
-
-    Query heads come in groups of H / Hk that share a key/value head. Groups may go as a whole; those that
-    stay must keep the same number of query heads each.
-
-    Raises:
-        ArgumentError: no head stays; groups of different sizes would be left.
-    """
+    """The key/value heads that stay; raises `ArgumentError` where groups of different sizes would be left."""
     path, H, Hk = layer.path, layer.num_heads, layer.num_kv_heads
     if not kept:
         raise ArgumentError(
@@ -381,14 +365,7 @@ def _channels(heads: Iterable[int], width: int) -> Tensor:
 
 
 def _check(model: nn.Module, path: str, layers: Sequence[tuple[str, nn.Module]]) -> None:
-    """Whether these projections can be cut.
-
-    Args:
-        layers: names inside the attention layer at `path`, and the projections.
-
-    Raises:
-        ArgumentError: a projection of another class; a weight that is wrapped, or that others use, too.
-    """
+    """Raise `ArgumentError` unless these projections, by their names inside the layer, can be cut."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         for end, parameter in module._parameters.items():
@@ -433,11 +410,7 @@ def _keep_inputs(layer: nn.Module, kept: Tensor) -> None:
 
 
 def _cut_parameter(layer: nn.Module, name: str, dim: int, kept: Tensor) -> None:
-    """A new, smaller parameter in the place of one.
-
-    A new one, because a parameter that changes its shape breaks the next backward pass if anything still
-    holds the graph of the last.
-    """
+    """A new parameter: one that changes its shape breaks the next backward if its last graph is held."""
     old = layer._parameters[name]
     assert old is not None
     new = old.detach().index_select(dim, kept.to(old.device))
@@ -503,11 +476,7 @@ def headwise_own(model: nn.Module, path: str) -> Prunable | None:
 
 
 def _by_names(choices: Sequence[Names], model: nn.Module, path: str) -> Prunable | None:
-    """The layer at `path`, if it has projections of these names.
-
-    Raises:
-        ArgumentError: something in it depends on heads in a way that is not known.
-    """
+    """The layer at `path`, if it has projections of these names; raises where more may depend on heads."""
     module = model.get_submodule(path)
     if not type(module).__module__.startswith("transformers."):
         return None  # strangers may call theirs the same

@@ -189,11 +189,7 @@ class _Read:
 def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Read | None:
     """The tokens of each word; None: one of them is unknown.
 
-    Args:
-        causal: put something in front that takes the weight that a head has no use for.
-
-    Raises:
-        ArgumentError: a tokenizer without offsets, or with tokens of two words; a word without a token.
+    causal: put something in front that takes the weight that a head has no use for.
     """
     text, shift = sentence.text, 0
     ids, offsets = _tokens(tokenizer, text)
@@ -250,10 +246,8 @@ def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
             f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
         )
     longest = max(len(read.ids) for read in reads)
-    limits = ["max_position_embeddings", "n_positions"]
-    if isinstance(config, TransformerConfig):  # of other configs, max_length is how much to generate
-        limits = ["max_length"]
-    for name in limits:
+    is_ours = isinstance(config, TransformerConfig)  # of other configs, max_length is how much to generate
+    for name in ("max_length",) if is_ours else ("max_position_embeddings", "n_positions"):
         room = getattr(config, name, None)
         if isinstance(room, int) and room < longest:
             raise ArgumentError(
@@ -353,17 +347,20 @@ class _Measurement:
         self.model, self.known, self.batch, self.progress = model, known, batch, progress
         self._names: dict[str, Layer] = {}
 
-    @cached_property
-    def heard(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
-        """By sentence and path: the heaviest word of each word, and its weight, [H, W]."""
+    def _batches(self) -> Iterator[list[int]]:
+        """The numbers of sentences of one length, at most `batch` of them."""
 
         def length(at: int) -> int:
             return len(self.known[at][1].ids)
 
-        batches = []
         for _, same in groupby(sorted(range(len(self.known)), key=length), length):
             alike = list(same)
-            batches += [alike[start : start + self.batch] for start in range(0, len(alike), self.batch)]
+            yield from (alike[start : start + self.batch] for start in range(0, len(alike), self.batch))
+
+    @cached_property
+    def heard(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        """By sentence and path: the heaviest word of each word, and its weight, [H, W]."""
+        batches = list(self._batches())
         found: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
         listener, is_bar = _Words(), bool(self.progress) and not callable(self.progress)
         with attach(self.model, listener) as attachment:
@@ -437,11 +434,7 @@ class _Measurement:
 
 
 def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
-    """A name for this model's weights and these sentences in its tokens.
-
-    A config is left to the proof: it tells of folders and versions, too, and what matters of it is seen
-    there.
-    """
+    """A name for this model's weights and these sentences in its tokens; a config is left to the proof."""
     digest = hashlib.sha256(f"{FORMAT} {type(model).__name__}".encode())
     for name, value in model.named_parameters():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
@@ -522,18 +515,20 @@ class Retrieval:
 
 
 class _TopKeys:
-    """The heaviest key of the last query, by layer, as a position in the text."""
+    """The heaviest key of the last query at each step, by layer, as a position in the text."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, Tensor] = {}
-        self.tokens = 0  # in the text so far
+    def __init__(self, tokens: int, steps: int) -> None:
+        self.tokens, self.steps, self.step = tokens, steps, 0
+        self.found: dict[str, Tensor] = {}  # [steps, H]; -1 where a layer did not run
 
     def hear(self, call: Call) -> None:
         if call.kind == "self":
-            _, _, T, S = call.weights.shape
-            last = call.weights.detach().select(batch=0, queries=T - 1)
-            gone = max(0, self.tokens - S)  # a cache of a sliding window holds the last S keys alone
-            self.found[call.path] = last.top(1).indices[0, :, 0, 0] + gone  # [H]
+            _, H, T, S = call.weights.shape
+            last = call.weights.detach().select(batch=0, queries=T - 1).top(1).indices[0, :, 0, 0]  # [H]
+            gone = max(0, self.tokens + self.step - S)  # a cache of a sliding window holds the last S alone
+            if call.path not in self.found:
+                self.found[call.path] = last.new_full((self.steps, H), -1)
+            self.found[call.path][self.step] = last + gone
 
 
 @torch.no_grad()
@@ -577,13 +572,12 @@ def retrieval_scores(
         raise ArgumentError(
             f"new_tokens must be at least 1: got {count}; the needle has {stop - start} tokens"
         )
-    listener = _TopKeys()
-    top: list[dict[str, Tensor]] = []  # a step: path -> [H]
+    listener = _TopKeys(S, count)
     said: list[Tensor] = []
     given, cache = input_ids, None
     with attach(model, listener, fallback) as attachment:
         for step in range(count):
-            listener.found, listener.tokens = {}, S + step
+            listener.step = step
             answer: Any = model(input_ids=given, past_key_values=cache, use_cache=True)
             given, cache = answer.logits[:, -1:].argmax(-1), getattr(answer, "past_key_values", None)
             if cache is None and step + 1 < count:
@@ -591,16 +585,10 @@ def retrieval_scores(
                     f"model must give a cache: {type(model).__name__} gave past_key_values=None in step "
                     f"{step + 1} of {count}; use model.eval(), and a causal language model"
                 )
-            said.append(given[0, 0].cpu())
-            top.append({path: keys.cpu() for path, keys in listener.found.items()})
-    paths = {path: keys for by_path in top for path, keys in by_path.items()}
-    check_any(model, count, paths, fallback)
-    generated, tokens = torch.stack(said), input_ids[0].cpu()
-    scores: dict[str, Tensor] = {}
-    for path, like in paths.items():
-        nowhere = torch.full_like(like, -1)  # where a layer did not run in a step
-        keys = torch.stack([by_path.get(path, nowhere) for by_path in top])  # [new_tokens, H]
-        scores[path] = retrieval(keys, tokens, generated, needle)
+            said.append(given[0, 0])
+    check_any(model, count, listener.found, fallback)
+    generated, tokens = torch.stack(said).cpu(), input_ids[0].cpu()
+    scores = {path: retrieval(top.cpu(), tokens, generated, needle) for path, top in listener.found.items()}
     wanted = set(tokens[start:stop].tolist())
     recall = len(wanted & set(generated.tolist())) / len(wanted)
     return Retrieval(ByLayer(scores, attachment.names), generated, recall)
