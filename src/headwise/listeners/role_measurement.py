@@ -119,19 +119,18 @@ def roles(
     if reads != "input_ids":
         raise ArgumentError(f"model must read text: {type(model).__name__} reads {reads}; give one that does")
     with _in_eval_mode(model):
-        plain = [_encode(tokenizer, sentence) for sentence in texts]
-        known = [(sentence, read) for sentence, read in zip(texts, plain, strict=True) if read is not None]
+        known = [read for text in texts if (read := _encode(tokenizer, text)) is not None]
         if not known:
             raise ArgumentError(
                 f"tokenizer must know the words: none of {len(texts)} sentences is without an unknown one, "
                 f"such as {texts[0].text!r}; is it the model's own?"
             )
-        _check_fit(model, [read for _, read in known])
-        causal = _is_causal(model, known[0][1])
+        _check_fit(model, known)
+        causal = _is_causal(model, known[0])
         if causal:
-            begun = [(sentence, _encode(tokenizer, sentence, causal=True)) for sentence, _ in known]
-            known = [(sentence, read) for sentence, read in begun if read is not None]
-            _check_fit(model, [read for _, read in known])
+            begun = [_encode(tokenizer, read.sentence, causal=True) for read in known]
+            known = [read for read in begun if read is not None]
+            _check_fit(model, known)
         if keep:
             name = _key(model, known)
             proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
@@ -142,7 +141,7 @@ def roles(
                     return kept[0]
         measured = _Measurement(model, known, batch, progress)
         answer = judge(
-            [sentence for sentence, _ in known], measured.heaviest(), measured.layers(), causal=causal,
+            [read.sentence for read in known], measured.heaviest(), measured.layers(), causal=causal,
             title=measured.title(), left_out=len(texts) - len(known),
         )  # fmt: skip
         if keep:
@@ -182,6 +181,7 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 class _Read:
     """A sentence as tokens."""
 
+    sentence: Sentence
     ids: list[int]
     words: list[list[int]]  # the tokens of each word, by number
 
@@ -221,7 +221,7 @@ def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Read |
                 f"tokenizer must give every word a token: {word!r} has none of {type(tokenizer).__name__}; "
                 "is it the model's own?"
             )
-    return _Read(ids, words)
+    return _Read(sentence, ids, words)
 
 
 def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -304,15 +304,15 @@ class _Words:
         self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
         self.thread = get_ident()  # a model may run in others, too
 
-    def expect(self, reads: Sequence[_Read], looked: Sequence[Sequence[bool]]) -> None:
-        """Get ready for a batch; looked: which words may be the heaviest."""
+    def expect(self, reads: Sequence[_Read]) -> None:
+        """Get ready for a batch."""
         B, T, W = len(reads), len(reads[0].ids), max(len(read.words) for read in reads)
         self.member = torch.zeros(B, W, T)
-        self.real = torch.zeros(B, W, dtype=torch.bool)
+        self.real = torch.zeros(B, W, dtype=torch.bool)  # words, and no punctuation
         for b, read in enumerate(reads):
-            for at, tokens in enumerate(read.words):
+            for at, (word, tokens) in enumerate(zip(read.sentence.words, read.words, strict=True)):
                 self.member[b, at, tokens] = 1
-            self.real[b, : len(read.words)] = torch.tensor(looked[b])
+                self.real[b, at] = any(map(str.isalnum, word))
         self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
         self.heard = {}
 
@@ -340,7 +340,7 @@ class _Measurement:
     def __init__(
         self,
         model: nn.Module,
-        known: Sequence[tuple[Sentence, _Read]],
+        known: Sequence[_Read],
         batch: int,
         progress: bool | Callable[[int, int], None] = False,
     ) -> None:
@@ -351,7 +351,7 @@ class _Measurement:
         """The numbers of sentences of one length, at most `batch` of them."""
 
         def length(at: int) -> int:
-            return len(self.known[at][1].ids)
+            return len(self.known[at].ids)
 
         for _, same in groupby(sorted(range(len(self.known)), key=length), length):
             alike = list(same)
@@ -367,14 +367,13 @@ class _Measurement:
             for done, some in enumerate(tracked(batches, "roles", is_bar)):
                 if callable(self.progress):
                     self.progress(done, len(batches))
-                pairs = [self.known[at] for at in some]
-                looked = [[any(map(str.isalnum, word)) for word in sentence.words] for sentence, _ in pairs]
-                listener.expect([read for _, read in pairs], looked)
-                given, options = _inputs(self.model, [read.ids for _, read in pairs])
+                reads = [self.known[at] for at in some]
+                listener.expect(reads)
+                given, options = _inputs(self.model, [read.ids for read in reads])
                 self.model(given, **options)
                 check_any(self.model, 1, listener.heard, None)
-                for b, (at, (sentence, _)) in enumerate(zip(some, pairs, strict=True)):
-                    W = len(sentence.words)
+                for b, (at, read) in enumerate(zip(some, reads, strict=True)):
+                    W = len(read.words)
                     found[at] = {
                         path: (top[b, :, :W].clone(), weight[b, :, :W].clone())
                         for path, (top, weight) in listener.heard.items()
@@ -394,8 +393,8 @@ class _Measurement:
         paths = self.paths()
         H = max(top.shape[0] for by_path in self.heard for top, _ in by_path.values())
         whole = []
-        for by_path, (sentence, _) in zip(self.heard, self.known, strict=True):
-            every = torch.full((len(paths), H, len(sentence.words)), -2, dtype=torch.int16)
+        for by_path, read in zip(self.heard, self.known, strict=True):
+            every = torch.full((len(paths), H, len(read.words)), -2, dtype=torch.int16)
             for at, path in enumerate(paths):
                 if path in by_path:
                     every[at, : len(by_path[path][0])] = by_path[path][0]
@@ -433,15 +432,15 @@ class _Measurement:
 # Kept results
 
 
-def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
+def _key(model: nn.Module, known: Sequence[_Read]) -> str:
     """A name for this model's weights and these sentences in its tokens; a config is left to the proof."""
     digest = hashlib.sha256(f"{FORMAT} {type(model).__name__}".encode())
     for name, value in model.named_parameters():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
         there = value.detach().cpu().contiguous()
         digest.update((ctypes.c_char * there.nbytes).from_address(there.data_ptr()) if there.nbytes else b"")
-    for sentence, read in known:
-        digest.update(repr((sentence, read.ids, read.words)).encode())
+    for read in known:
+        digest.update(repr((read.sentence, read.ids, read.words)).encode())
     return digest.hexdigest()[:32]
 
 
