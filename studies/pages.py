@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import headwise as hw
+from headwise.heads.role_verdicts import RoleEffects
 from headwise.heads.roles import Roles
-from headwise.listeners.role_effects import RoleEffects
 from headwise.whole_files import whole_file
 
 from . import claims, effects, head_counts_report

@@ -40,21 +40,15 @@ def padded() -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": real}
 
 
+def logits(model: Any) -> Tensor:
+    return model(**padded()).logits
+
+
 # Each: the model, how it is run, and layer 1's output projection as rows of its inputs [H * Dv, E].
 MODELS: dict[str, tuple[Callable[[], Any], Run, Callable[[Any], Tensor], int]] = {
-    "gpt2": (gpt2, lambda m: m(**padded()).logits, lambda m: m.transformer.h[1].attn.c_proj.weight, 3),
-    "bert": (
-        bert,
-        lambda m: m(**padded()).logits,
-        lambda m: m.bert.encoder.layer[1].attention.output.dense.weight.T,
-        5,
-    ),
-    "llama": (
-        llama,
-        lambda m: m(**padded()).logits,
-        lambda m: m.model.layers[1].self_attn.o_proj.weight.T,
-        6,
-    ),
+    "gpt2": (gpt2, logits, lambda m: m.transformer.h[1].attn.c_proj.weight, 3),
+    "bert": (bert, logits, lambda m: m.bert.encoder.layer[1].attention.output.dense.weight.T, 5),
+    "llama": (llama, logits, lambda m: m.model.layers[1].self_attn.o_proj.weight.T, 6),
     "torch": (
         torch_encoder,
         lambda m: m(numbers(2, 7, 20)),
@@ -208,9 +202,8 @@ def test_a_model_without_attention_has_no_means_and_nothing_to_collect() -> None
 
 def test_none_means_all_heads_for_collect_alone() -> None:
     for what in (ablate, prune):
-        refused(
-            ArgumentError, r"heads must be \(layer, head\) pairs: got None", lambda w=what: w(ours(), None)
-        )
+        with pytest.raises(ArgumentError, match=r"heads must be \(layer, head\) pairs: got None"):
+            what(ours(), None)
 
 
 def test_gradients_are_those_of_the_model_without_the_head() -> None:
@@ -385,62 +378,50 @@ def refused(kind: type[Exception], match: str, call: Callable[[], Any]) -> None:
         call()
 
 
+def refused_inside(kind: type[Exception], match: str, block: Any, x: Tensor) -> None:
+    with pytest.raises(kind, match=match), block:
+        block.model(x)
+
+
 def test_wrong_arguments_are_named_at_once() -> None:
     model = ours()
-    refused(ArgumentError, "model must be a torch.nn.Module: got int", lambda: ablate(5, []))  # type: ignore[arg-type]
-    refused(
-        ArgumentError,
-        "method must be .* got 'zeros'; did you mean 'zero'",
-        lambda: ablate(model, [], "zeros"),
-    )
+    for match, arguments in (
+        ("model must be a torch.nn.Module: got int", (5, [])),
+        ("method must be .* got 'zeros'; did you mean 'zero'", (model, [], "zeros")),
+        ("pairs: got 5;", (model, 5)),
+        ("pairs: got 1 among them", (model, (1, 2))),
+        ("layer must be one of 0 to 1: got 7", (model, [(7, 0)])),
+        ("got 'layers.9'; there are layers.0", (model, [("layers.9", 0)])),
+        ("#<visit>.* got 'layers.0#x'; for example 'layers.0#1'", (model, [("layers.0#x", 0)])),
+        *((f"head must be .* got {head!r}", (model, [(0, head)])) for head in (-1, True, 1.5, "2")),
+    ):
+        refused(ArgumentError, match, lambda arguments=arguments: ablate(*arguments))
     refused(ArgumentError, "fallback must be .* 'loud'", lambda: ablate(model, [], fallback="loud"))
-    refused(ArgumentError, r"pairs: got 5;", lambda: ablate(model, 5))  # type: ignore[arg-type]
-    refused(ArgumentError, r"pairs: got 1 among them", lambda: ablate(model, (1, 2)))  # type: ignore[arg-type]
-    refused(ArgumentError, r"layer must be one of 0 to 1: got 7", lambda: ablate(model, [(7, 0)]))
-    refused(ArgumentError, r"got 'layers.9'; there are layers.0", lambda: ablate(model, [("layers.9", 0)]))
-    refused(ArgumentError, r"#<visit>.* got 'layers.0#x'", lambda: ablate(model, [("layers.0#x", 0)]))
-    for head in (-1, True, 1.5, "2"):
-        refused(ArgumentError, f"head must be .* got {head!r}", lambda head=head: ablate(model, [(0, head)]))
 
 
 def test_means_must_be_there_and_fit() -> None:
-    model, means = ours(), {"layers.0": torch.zeros(4, 5)}
-    refused(ArgumentError, "means must go with method='mean': got method='zero'",
-            lambda: ablate(model, [(0, 1)], means=means))  # fmt: skip
+    model, x, means = ours(), numbers(2, 7, 13), {"layers.0": torch.zeros(4, 5)}
+    match = "means must go with method='mean': got method='zero'"
+    refused(ArgumentError, match, lambda: ablate(model, [(0, 1)], means=means))
     refused(ArgumentError, "layers.1 is missing", lambda: ablate(model, [(1, 1)], "mean", means=means))
-    with (
-        pytest.raises(ShapeError, match=r"means must be \[H, Dv\] = \[4, 7\] in layers.0: got \[4, 5\]"),
-        ablate(model, [(0, 1)], "mean", means=means),
-    ):
-        model(numbers(2, 7, 13))
+    match = r"means must be \[H, Dv\] = \[4, 7\] in layers.0: got \[4, 5\]"
+    refused_inside(ShapeError, match, ablate(model, [(0, 1)], "mean", means=means), x)
     visits = {"layers.0#1": torch.zeros(4, 7)}
-    with (
-        pytest.raises(ArgumentError, match=r"means must hold every visit: layers.0 is missing"),
-        ablate(model, [(0, 1)], "mean", means=visits),
-    ):
-        model(numbers(2, 7, 13))
+    match = "means must hold every visit: layers.0 is missing"
+    refused_inside(ArgumentError, match, ablate(model, [(0, 1)], "mean", means=visits), x)
     refused(ArgumentError, "batches must hold at least one: got 0", lambda: head_means(model, []))
 
 
 def test_outputs_to_patch_with_must_be_there_and_fit() -> None:
-    model, x = ours(), numbers(2, 7, 13)
+    model, x, fitting = ours(), numbers(2, 7, 13), torch.zeros(2, 4, 7, 7)
     outputs = {"layers.0": torch.zeros(2, 4, 6, 7)}
     refused(ArgumentError, "layers.1 is missing", lambda: patch(model, [(1, 0)], outputs))
-    with (
-        pytest.raises(ShapeError, match=r"= \[2, 4, 7, 7\] in layers.0: got \[2, 4, 6, 7\]"),
-        patch(model, [(0, 0)], outputs),
+    for kind, match, given, positions in (
+        (ShapeError, r"= \[2, 4, 7, 7\] in layers.0: got \[2, 4, 6, 7\]", outputs, None),
+        (ArgumentError, "outputs must hold every visit: layers.0 is missing", {"layers.0#1": fitting}, None),
+        (IndexError, "positions must lie inside .* got 7", {"layers.0": fitting}, [7]),
     ):
-        model(x)
-    with (
-        pytest.raises(ArgumentError, match=r"outputs must hold every visit: layers.0 is missing"),
-        patch(model, [(0, 0)], {"layers.0#1": torch.zeros(2, 4, 7, 7)}),
-    ):
-        model(x)
-    with (
-        pytest.raises(IndexError, match=r"positions must lie inside .* got 7"),
-        patch(model, [(0, 0)], {"layers.0": torch.zeros(2, 4, 7, 7)}, [7]),
-    ):
-        model(x)
+        refused_inside(kind, match, patch(model, [(0, 0)], given, positions), x)
 
 
 class OwnAttention(nn.Module):
@@ -461,18 +442,12 @@ class OwnAttention(nn.Module):
 def test_a_layer_whose_outputs_are_not_in_hand_is_not_passed_over() -> None:
     model = nn.Sequential(OwnAttention())
     x = numbers(2, 5, 6)
-    with (
-        pytest.raises(AttentionBypassed, match=r"of 0 only the weights \[2, 2, 5, 5\] are heard"),
-        ablate(model, [(0, 1)], fallback="eager"),
+    for fallback, match in (
+        ("eager", r"of 0 only the weights \[2, 2, 5, 5\] are heard"),
+        ("skip", "heads must be in layers that can be heard: 0 compute"),
+        (None, "OwnAttention"),
     ):
-        model(x)
-    with (
-        pytest.raises(AttentionBypassed, match=r"heads must be in layers that can be heard: 0 compute"),
-        ablate(model, [(0, 1)], fallback="skip"),
-    ):
-        model(x)
-    with pytest.raises(AttentionBypassed, match="OwnAttention"), ablate(model, [(0, 1)]):
-        model(x)
+        refused_inside(AttentionBypassed, match, ablate(model, [(0, 1)], fallback=fallback), x)
     assert hooks_on(model) == 0
 
 

@@ -67,6 +67,13 @@ def sharpen(model: Any, factor: float, layer: int = 0) -> None:
         model.layers[layer].q_proj.bias *= factor
 
 
+def sharp() -> Any:
+    """A model whose first layer's scores are out of bounds."""
+    model = made()
+    sharpen(model, 1e5)
+    return model
+
+
 # What is measured
 
 
@@ -385,9 +392,7 @@ def test_a_number_that_dances_on_its_threshold_rings_once() -> None:
 
 
 def test_a_training_that_begins_again_rings_again() -> None:
-    model = made()
-    sharpen(model, 1e5)
-    monitor = Monitor(model, every=1, alarms=Alarms(entropy=None))
+    monitor = Monitor(sharp(), every=1, alarms=Alarms(entropy=None))
     assert len(look(monitor)) == 1 and look(monitor) == []
     monitor.number = 0
     assert len(look(monitor)) == 1
@@ -396,9 +401,7 @@ def test_a_training_that_begins_again_rings_again() -> None:
 @pytest.mark.slow
 def test_alarms_may_be_of_many_steps_and_become_a_table() -> None:
     pandas = pytest.importorskip("pandas")
-    model = made()
-    sharpen(model, 1e5)
-    monitor = Monitor(model, alarms=Alarms(entropy=None))
+    monitor = Monitor(sharp(), alarms=Alarms(entropy=None))
     look(monitor)
     table = pandas.DataFrame(monitor.raised)
     assert list(table) == ["step", "layer", "head", "kind", "value", "threshold"] and len(table) == H
@@ -418,8 +421,7 @@ def test_what_a_callback_raises_is_not_swallowed() -> None:
     def stop(alarm: Alarm) -> None:
         raise Stop(alarm)
 
-    model = made()
-    sharpen(model, 1e5)
+    model = sharp()
     monitor = Monitor(model, every=1, alarms=Alarms(entropy=None), on_alarm=stop)
     with (
         pytest.warns(HeadsAlarm, match="largest logit is"),
@@ -432,8 +434,7 @@ def test_what_a_callback_raises_is_not_swallowed() -> None:
 
 
 def test_a_warning_that_is_an_error_stops_the_training() -> None:
-    model = made()
-    sharpen(model, 1e5)
+    model = sharp()
     monitor = Monitor(model, alarms=Alarms(entropy=None))
     with warnings.catch_warnings():
         warnings.simplefilter("error", HeadsAlarm)

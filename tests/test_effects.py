@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed
 from headwise.models import Transformer, TransformerConfig
+from headwise.models.batches import run
 from judge import error
 from small_models import (
     VOCABULARY,
@@ -228,31 +229,20 @@ def test_of_an_encoder_it_is_how_far_its_output_moves_at_real_positions() -> Non
     assert error(found.by_sequence[0], torch.tensor(expected, dtype=torch.float64)) < EXACT
 
 
-def of_ours() -> tuple[nn.Module, Any, str, int]:
-    return ours(), numbers(1, 7, 13), "layers.1.out_proj.weight", 7
-
-
-def of_one_module() -> tuple[nn.Module, Any, str, int]:
-    return hw.MultiHeadAttention(12, 3).double().eval(), numbers(1, 5, 12), "out_proj.weight", 4
-
-
-def of_torchs_class() -> tuple[nn.Module, Any, str, int]:
-    x = numbers(5, 1, 12)
-    return nn.MultiheadAttention(12, 3).double().eval(), (x, x, x), "out_proj.weight", 4
-
-
-def of_torchs_class_unbatched() -> tuple[nn.Module, Any, str, int]:
-    x = numbers(5, 12)
-    return nn.MultiheadAttention(12, 3).double().eval(), (x, x, x), "out_proj.weight", 4
-
-
-def of_classes() -> tuple[nn.Module, Any, str, int]:
-    return bert(), {"input_ids": tokens(1)}, "bert.encoder.layer.1.attention.output.dense.weight", 7
-
-
-def of_hidden_states() -> tuple[nn.Module, Any, str, int]:
-    model, x = small_transformer(kind="encoder", output=None), tokens(1)
-    return model, x, "encoder.layers.1.attention.out_proj.weight", 7
+# Each: the model, its inputs, its last output projection, and the width of a head in it.
+MODELS: dict[str, Callable[[], tuple[nn.Module, Any, str, int]]] = {
+    "ours": lambda: (ours(), numbers(1, 7, 13), "layers.1.out_proj.weight", 7),
+    "one module": lambda: (hw.MultiHeadAttention(12, 3), numbers(1, 5, 12), "out_proj.weight", 4),
+    "torch's class": lambda: (nn.MultiheadAttention(12, 3), (numbers(5, 1, 12),) * 3, "out_proj.weight", 4),
+    "unbatched": lambda: (nn.MultiheadAttention(12, 3), (numbers(5, 12),) * 3, "out_proj.weight", 4),
+    "classes": lambda: (bert(), tokens(1), "bert.encoder.layer.1.attention.output.dense.weight", 7),
+    "hidden states": lambda: (
+        small_transformer(kind="encoder", output=None),
+        tokens(1),
+        "encoder.layers.1.attention.out_proj.weight",
+        7,
+    ),
+}
 
 
 def flat(answer: Any) -> Tensor:
@@ -262,25 +252,15 @@ def flat(answer: Any) -> Tensor:
     return answer.reshape(-1, answer.shape[-1])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [of_ours, of_one_module, of_torchs_class, of_torchs_class_unbatched, of_classes, of_hidden_states],
-)
-def test_any_models_output_is_compared_position_by_position(
-    make: Callable[[], tuple[nn.Module, Any, str, int]],
-) -> None:
-    model, inputs, projection, width = make()
-    found = hw.effects(model, inputs, progress=False)
+@pytest.mark.parametrize("name", MODELS)
+def test_any_models_output_is_compared_position_by_position(name: str) -> None:
+    model, inputs, projection, width = MODELS[name]()
+    found = hw.effects(model.double().eval(), inputs, progress=False)
     assert found.of == "output"
-    call = (lambda m: m(**inputs)) if isinstance(inputs, dict) else (lambda m: m(*inputs))
-    call = call if isinstance(inputs, dict | tuple) else (lambda m: m(inputs))
-    heads = len(found[-1])
     with torch.no_grad():
-        before = flat(call(model))
-        expected = [
-            moved(before, flat(call(without(model, projection, width, head)))) for head in range(heads)
-        ]
-    agree(found, -1, expected)
+        before = flat(run(model, inputs))
+        after = [flat(run(without(model, projection, width, head), inputs)) for head in range(len(found[-1]))]
+    agree(found, -1, [moved(before, each) for each in after])
 
 
 def test_what_is_zero_before_is_left_out_and_all_of_it_is_no_number() -> None:
@@ -385,28 +365,26 @@ def test_a_model_in_training_is_refused_with_its_dropout() -> None:
 
 
 def test_what_cannot_be_measured_is_refused_with_its_value() -> None:
-    model, ids = gpt2(), tokens(1)
+    model, ids, two = gpt2(), tokens(1), {"input_ids": tokens(2)}
+    empty, short = torch.tensor([[1] * 7, [0] * 7]), torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    for match, inputs, options in (
+        ("got 'The cat'; use tokenizer", "The cat", {}),
+        *(
+            (f"top must be a whole number of at least 1: got {top}", ids, {"top": top})
+            for top in (0, 1.5, True)
+        ),
+        ("tokenizer must name tokens: str has no", ids, {"tokenizer": "gpt2"}),
+        ("must not hold a cache: got past_key_values", {"input_ids": ids, "past_key_values": object()}, {}),
+        ("fallback must be None, 'eager' or 'skip': got 'all'", ids, {"fallback": "all"}),
+        ("sequence 1 holds 0 of 7", two | {"attention_mask": empty}, {}),
+        (r"gave \[2, 1\] for padded \[2, 7\]", two | {"attention_mask": short, "logits_to_keep": 1}, {}),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            hw.effects(model, inputs, **options)
     with pytest.raises(ArgumentError, match=r"must be a .*Module: got str"):
         hw.effects("gpt2", ids)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="got 'The cat'; use tokenizer"):
-        hw.effects(model, "The cat")
-    for top in (0, 1.5, True):
-        with pytest.raises(ArgumentError, match=f"top must be a whole number of at least 1: got {top}"):
-            hw.effects(model, ids, top=top)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="tokenizer must name tokens: str has no"):
-        hw.effects(model, ids, tokenizer="gpt2")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="must not hold a cache: got past_key_values"):
-        hw.effects(model, {"input_ids": ids, "past_key_values": object()})
-    with pytest.raises(ArgumentError, match="fallback must be None, 'eager' or 'skip': got 'all'"):
-        hw.effects(model, ids, fallback="all")
     with pytest.raises(AttentionBypassed, match="Linear ran 1 times and none was"):
         hw.effects(nn.Linear(3, 3).eval(), torch.zeros(1, 3))
-    mask = torch.tensor([[1] * 7, [0] * 7])
-    with pytest.raises(ArgumentError, match="sequence 1 holds 0 of 7"):
-        hw.effects(model, {"input_ids": tokens(2), "attention_mask": mask})
-    few = {"input_ids": tokens(2), "attention_mask": torch.tensor([[1] * 7, [1] * 5 + [0] * 2])}
-    with pytest.raises(ArgumentError, match=r"gave \[2, 1\] for padded \[2, 7\]"):
-        hw.effects(model, few | {"logits_to_keep": 1})
 
 
 def test_an_answer_without_numbers_is_refused() -> None:

@@ -73,7 +73,7 @@ DOWNWARD = {
     ("heads/roles.py", "Roles.plot", "show"),
     ("heads/roles.py", "Roles.__str__", "show"),
     ("listeners/head_outputs.py", "HeadOutputs.plot", "show"),
-    ("listeners/robustness.py", "Robustness.plot", "show"),
+    ("listeners/importance.py", "Robustness.plot", "show"),
     ("listeners/effects.py", "Effects.__str__", "show"),
     ("examiner/report.py", "Report.__str__", "examiner.showing"),
     ("examiner/report.py", "Report._repr_html_", "examiner.showing"),

@@ -8,7 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from headwise.listeners.alarms import Alarms
 from headwise.listeners.capture import watch
 from headwise.listeners.measured_step import Measuring
 from headwise.listeners.model_door import attach
-from headwise.listeners.monitor import HISTORY, Monitor
+from headwise.listeners.monitor import HISTORY, Monitor, trainer_callback
 from headwise.listeners.pruning import prune
-from headwise.listeners.trainer_callback import trainer_callback
 from headwise.nn import MultiHeadAttention
 
 B, T, H, E, LAYERS, VOCABULARY = 3, 7, 5, 30, 2, 11
@@ -115,6 +114,13 @@ def train(monitor: Monitor, steps: int, *texts: Tensor) -> list[int]:
     return measured
 
 
+def measured(model: Any, *texts: Tensor, **options: Any) -> Monitor:
+    """A monitor after one step, with a forward a text."""
+    monitor = Monitor(model, **options)
+    train(monitor, 1, *texts)
+    return monitor
+
+
 def traces(model: nn.Module) -> list[str]:
     """What an attached listener would leave on a model."""
     found = []
@@ -131,8 +137,7 @@ def traces(model: nn.Module) -> list[str]:
 
 def test_the_numbers_are_those_of_the_weights() -> None:
     model, text = made(), tokens()
-    monitor = Monitor(model)
-    train(monitor, 1, text)
+    monitor = measured(model, text)
     x = model.embed(text)
     for number, layer in enumerate(model.layers):
         normed = layer.norm(x)
@@ -156,8 +161,7 @@ def test_the_numbers_are_those_of_the_weights() -> None:
 
 
 def test_the_summary_is_over_all_heads() -> None:
-    monitor = Monitor(made())
-    train(monitor, 1)
+    monitor = measured(made())
 
     def every(name: str) -> list[float]:
         return [
@@ -176,8 +180,7 @@ def test_the_summary_is_over_all_heads() -> None:
 
 
 def test_all_are_plain_numbers_ready_for_any_logger() -> None:
-    monitor = Monitor(made(), statistics=("entropy", "max_logit", "first", "previous", "distance"))
-    train(monitor, 1)
+    monitor = measured(made(), statistics=("entropy", "max_logit", "first", "previous", "distance"))
     assert {type(value) for value in monitor.latest.values()} == {float}
     assert json.loads(json.dumps(monitor.latest)) == monitor.latest
     assert len(monitor.latest) == LAYERS * H * 6 + LAYERS + len(monitor.summary)
@@ -186,30 +189,23 @@ def test_all_are_plain_numbers_ready_for_any_logger() -> None:
 
 @pytest.mark.parametrize("given", ["entropy", ("entropy",), ["entropy", "entropy"]])
 def test_statistics_may_be_chosen(given: Any) -> None:
-    monitor = Monitor(made(), statistics=given, dead=None)
-    train(monitor, 1)
+    monitor = measured(made(), statistics=given, dead=None)
     assert sorted(monitor.summary) == ["entropy/mean", "entropy/min"]
     assert monitor.dead_heads == [] and len(monitor.latest) == LAYERS * H + 2
 
 
 def test_no_statistics_at_all_still_finds_dead_heads() -> None:
-    monitor = Monitor(made(), statistics=())
-    train(monitor, 1)
+    monitor = measured(made(), statistics=())
     assert sorted(monitor.summary) == ["dead", "output/min"]
 
 
 def test_several_forwards_in_a_step_count_together() -> None:
     """Of different lengths and batches: every query counts the same."""
     model, texts = made(), (tokens(2, 7, seed=3), tokens(3, 7, seed=4))
-    apart, together = Monitor(model), Monitor(model)
-    train(apart, 1, *texts)
-    train(together, 1, torch.cat(texts))
+    apart, together = measured(model, *texts), measured(model, torch.cat(texts))
     assert apart.latest == pytest.approx(together.latest, abs=EXACT)
-    longer = Monitor(model)
-    train(longer, 1, texts[0], tokens(1, 5, seed=5))
-    one, other = Monitor(model), Monitor(model)
-    train(one, 1, texts[0])
-    train(other, 1, tokens(1, 5, seed=5))
+    longer = measured(model, texts[0], tokens(1, 5, seed=5))
+    one, other = measured(model, texts[0]), measured(model, tokens(1, 5, seed=5))
     for name in ("entropy", "first"):
         key = f"heads/1/2/{name}"
         expected = (14 * one.latest[key] + 5 * other.latest[key]) / 19
@@ -220,17 +216,14 @@ def test_several_forwards_in_a_step_count_together() -> None:
 
 def test_padding_is_left_out() -> None:
     model, text = made(Encoder), tokens()
-    padded, other = Monitor(model), Monitor(model)
-    train(padded, 1, text)
+    padded = measured(model, text)
     text[0, 4:] = (text[0, 4:] + 1) % VOCABULARY
-    train(other, 1, text)
+    other = measured(model, text)
     assert padded.latest == pytest.approx(other.latest, abs=EXACT)
 
 
 def test_with_dropout_the_weights_before_it_are_measured() -> None:
-    dropping, plain = Monitor(made(dropout=0.5)), Monitor(made())
-    train(dropping, 1)
-    train(plain, 1)
+    dropping, plain = measured(made(dropout=0.5)), measured(made())
     for name in ("entropy", "first", "max_logit"):
         key = f"heads/0/3/{name}"
         assert dropping.latest[key] == pytest.approx(plain.latest[key], abs=EXACT)
@@ -239,8 +232,7 @@ def test_with_dropout_the_weights_before_it_are_measured() -> None:
 
 def test_under_autocast_the_numbers_keep_their_precision() -> None:
     model = made().float()
-    exact, cast = Monitor(model), Monitor(model)
-    train(exact, 1)
+    exact, cast = measured(model), Monitor(model)
     with cast.step(), torch.autocast("cpu", torch.bfloat16):
         loss = model(tokens())
     loss.backward()
@@ -261,8 +253,7 @@ def test_models_of_several_stacks_go_by_paths() -> None:
 def test_a_layer_keeps_its_name_where_others_are_left_out() -> None:
     """As layerdrop does: the only layer that runs is still layer 1."""
     model = made()
-    monitor = Monitor(model, every=1)
-    train(monitor, 1)
+    monitor = measured(model, every=1)
     kept, model.layers = model.layers, nn.ModuleList([nn.Identity(), model.layers[1]])
     train(monitor, 1)
     model.layers = kept
@@ -299,8 +290,7 @@ def test_a_head_that_says_nothing_is_dead() -> None:
     quieten(model.layers[0].attention, 3, 0.0)
     quieten(model.layers[1].attention, 0, 1e-4)
     quieten(model.layers[1].attention, 4, 0.0)
-    monitor = Monitor(model)
-    train(monitor, 1)
+    monitor = measured(model)
     assert monitor.dead_heads == [(0, 3), (1, 0), (1, 4)]
     counts = {name: value for name, value in monitor.latest.items() if "dead" in name}
     assert counts == {"dead": 3.0, "layers/0/dead": 1.0, "layers/1/dead": 2.0}
@@ -316,8 +306,7 @@ def test_a_head_that_says_nothing_is_dead() -> None:
 def test_the_threshold_is_a_share_of_the_layers_mean(dead: float, expected: int | None) -> None:
     model = made()
     quieten(model.layers[0].attention, 3, 0.05)
-    monitor = Monitor(model, dead=dead)
-    train(monitor, 1)
+    monitor = measured(model, dead=dead)
     share = monitor.latest["heads/0/3/output"]
     assert 0.02 < share < 0.1
     if expected is not None:
@@ -350,8 +339,7 @@ def test_where_a_whole_layer_says_nothing_all_its_heads_are_dead() -> None:
     model = made()
     for head in range(H):
         quieten(model.layers[1].attention, head, 0.0)
-    monitor = Monitor(model)
-    train(monitor, 1)
+    monitor = measured(model)
     assert monitor.summary["dead"] == H and monitor.latest["layers/0/dead"] == 0
 
 
@@ -454,8 +442,7 @@ def test_training_that_resumes_or_begins_again_is_measured_at_once() -> None:
 
 
 def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monitor = Monitor(made(), every=1)
-    train(monitor, 1)
+    monitor = measured(made(), every=1)
     found = {"layers.0.attention": [{"entropy": 1.0}]}
     for number in range(1, HISTORY + 3):
         monitor._take(number, copy.deepcopy(found), lambda path: 0)
@@ -473,8 +460,7 @@ def test_no_step_in_between_has_anything_attached() -> None:
 
 
 def test_nothing_is_reported_as_measured_before_the_step_ends() -> None:
-    monitor = Monitor(made(), every=1)
-    train(monitor, 1)
+    monitor = measured(made(), every=1)
     with monitor.step() as inside:
         monitor.model(tokens())
         assert inside is monitor and not monitor.measured
@@ -483,47 +469,30 @@ def test_nothing_is_reported_as_measured_before_the_step_ends() -> None:
 # Training goes on as it was
 
 
-def gradients(model: nn.Module, text: Tensor, monitor: Monitor | None) -> dict[str, Tensor]:
+def gradients(model: nn.Module, loss_of: Any, monitor: Monitor | None) -> dict[str, Tensor]:
     model.zero_grad()
-    if monitor is None:
-        loss = model(text)
-    else:
-        with monitor.step():
-            loss = model(text)
-        assert monitor.measured
+    with nullcontext() if monitor is None else monitor.step():
+        loss = loss_of()
     loss.backward()
-    return {"loss": loss.detach()} | {
-        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
-    }
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return found | {"loss": loss.detach()}
 
 
-@pytest.mark.parametrize("kind", [Model, Plain, Encoder])
+@pytest.mark.parametrize("kind", [Model, Plain, Encoder, "gpt2"])
 def test_loss_and_gradients_of_a_measured_step_are_the_same(kind: Any) -> None:
-    model, text = made(kind), tokens()
-    expected, found = gradients(model, text, None), gradients(model, text, Monitor(model))
-    assert found.keys() == expected.keys() and len(found) > 3
+    text = tokens()
+    model = gpt2().double() if kind == "gpt2" else made(kind)
+    monitor = Monitor(model)
+
+    def loss_of() -> Tensor:
+        return model(input_ids=text, labels=text).loss if kind == "gpt2" else model(text)
+
+    expected, found = gradients(model, loss_of, None), gradients(model, loss_of, monitor)
+    assert monitor.measured and found.keys() == expected.keys() and len(found) > 3
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=EXACT, rtol=0)
-
-
-def test_loss_and_gradients_of_gpt2_are_the_same() -> None:
-    model = gpt2().double()
-    inputs = {"input_ids": tokens(), "labels": tokens()}
-    monitor = Monitor(model)
-    results = []
-    for measured in (False, True):
-        model.zero_grad()
-        if measured:
-            with monitor.step():
-                loss = model(**inputs).loss
-        else:
-            loss = model(**inputs).loss
-        loss.backward()
-        results.append({"loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters()})
-    assert monitor.measured and len(monitor.latest) == 2 * H * 4 + 2 + 6
-    for name, value in results[0].items():
-        torch.testing.assert_close(results[1][name], value, atol=EXACT, rtol=0)
-    assert model.config._attn_implementation == "sdpa"
+    if kind == "gpt2":
+        assert len(monitor.latest) == 2 * H * 4 + 2 + 6 and model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -535,9 +504,8 @@ def test_what_a_checkpoint_runs_again_is_not_counted(reentrant: bool) -> None:
         model(text).backward()
     counts = {two[1].unique().item() for layer in listening.layers.values() for two in layer.values()}
     assert counts == {B * T}
-    checkpointed, plain = Monitor(model), Monitor(made())
+    checkpointed, plain = Monitor(model), measured(made(), text)
     assert train(checkpointed, 2, text) == [0]
-    train(plain, 1, text)
     assert checkpointed.latest == pytest.approx(plain.latest, abs=EXACT)
     assert traces(model) == []
 
@@ -793,17 +761,9 @@ def trainer(where: Path, callback: Any, model: Any = None, **more: Any) -> Itera
     )
 
 
-IN_TRAINER = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
-]
-
-
-def in_trainer(test: Any) -> Any:
-    for mark in IN_TRAINER:
-        test = mark(test)
-    return test
+in_trainer = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*:UserWarning"
+)
 
 
 @in_trainer
@@ -891,7 +851,7 @@ def test_a_monitor_has_its_own_options() -> None:
 
 
 def test_without_transformers_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.listeners.trainer_callback import _callback_class
+    from headwise.listeners.monitor import _callback_class
 
     _callback_class.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)

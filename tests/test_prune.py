@@ -305,6 +305,10 @@ def test_every_family_is_pruned_rightly_or_refused(family: Family) -> None:
     assert error(found, expected) <= 32 * rounding < error(found, plain)
 
 
+def family_of(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
 def floats(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output.double()] if output.is_floating_point() else []
@@ -335,12 +339,11 @@ def test_heads_that_are_not_there_are_refused() -> None:
 
 
 def test_a_part_of_a_group_is_refused_with_what_would_work() -> None:
-    refused(
+    match = (
         r"in model.layers.0.self_attn the 3 key/value heads would serve 1, 2, 2 of 2 query heads each; "
-        r"prune as many in every group, or all of group 0 \(heads 0 to 1\)",
-        llama(),
-        [(0, 1)],
+        r"prune as many in every group, or all of group 0 \(heads 0 to 1\)"
     )
+    refused(match, llama(), [(0, 1)])
 
 
 def test_torch_s_own_class_is_refused_with_what_would_work() -> None:
@@ -355,11 +358,8 @@ class OddAttention(nn.Module):
 
 
 def test_unknown_attention_is_named_beside_the_known() -> None:
-    refused(
-        "0 is OddAttention; known are headwise.MultiHeadAttention, GPT-2, BERT",
-        nn.Sequential(OddAttention()),
-        [(0, 1)],
-    )
+    match = "0 is OddAttention; known are headwise.MultiHeadAttention, GPT-2, BERT"
+    refused(match, nn.Sequential(OddAttention()), [(0, 1)])
 
 
 def test_projections_that_are_wrapped_or_tied_are_refused() -> None:
@@ -396,11 +396,9 @@ def test_what_may_depend_on_heads_is_refused(change: Callable[[Any], Any], match
 
 
 def test_a_bias_from_elsewhere_and_strange_forwards_are_refused() -> None:
-    families = {each.name: each for each in FAMILIES}
-    refused("XGLMAttention.* has a forward that reads embed_dim", families["xglm"].build(), [(0, 1)])
-    refused(
-        r"scores to which \S*relative_position_bias\S* \[\S+ 4\] adds", families["beit"].build(), [(0, 1)]
-    )
+    match = r"scores to which \S*relative_position_bias\S* \[\S+ 4\] adds"
+    refused(match, family_of("beit").build(), [(0, 1)])
+    refused("XGLMAttention.* has a forward that reads embed_dim", family_of("xglm").build(), [(0, 1)])
 
 
 def strange_forward(text: str) -> Any:
@@ -425,44 +423,36 @@ def test_a_forward_that_counts_on_all_heads_is_refused(text: str, name: str) -> 
     layer.hidden_size = 48
     layer.__class__ = type("OddAttention", (type(layer),), {"forward": strange_forward(text)})
     layer.__class__.__module__ = "transformers.odd"
-    refused(
-        rf"layers.0.self_attn \(OddAttention\) has a forward that reads {name};",
-        model,
-        {"layers.0.self_attn": [0, 1]},
-    )
+    match = rf"layers.0.self_attn \(OddAttention\) has a forward that reads {name};"
+    refused(match, model, {"layers.0.self_attn": [0, 1]})
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    hf, model = hugging_face(), gpt2()
-    with pytest.raises(ArgumentError, match=r"no config.json in '\S*nowhere'"):
-        load_pruned(type(model), tmp_path / "nowhere")
+    hf, model, reader = hugging_face(), gpt2(), bert()
+
+    def refused(match: str, kind: Any = hf.GPT2LMHeadModel, folder: str = "", **changes: Any) -> None:
+        with pytest.raises(ArgumentError, match=match):
+            load_pruned(kind, tmp_path / folder, **changes)
+
+    refused(r"no config.json in '\S*nowhere'", folder="nowhere")
     model.save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match="has no headwise_pruned_heads"):
-        load_pruned(type(model), tmp_path)
+    refused("has no headwise_pruned_heads")
     prune(model, [(0, 1)])
     model.save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match="got n_layer for a model that is built"):
-        load_pruned(gpt2(), tmp_path, n_layer=3)
-    with pytest.raises(ArgumentError, match=r"got 'transformer.h.0.attn'; there are h.0.attn"):
-        load_pruned(hf.GPT2Model, tmp_path)
-    with pytest.raises(ArgumentError, match=r"transformer.h.2\S* missing in .* not GPT2LMHeadModel"):
-        load_pruned(type(model), tmp_path, n_layer=3)
-    reader = bert()
+    refused("got n_layer for a model that is built", gpt2(), n_layer=3)
+    refused("got 'transformer.h.0.attn'; there are h.0.attn", hf.GPT2Model)
+    refused(r"transformer.h.2\S* missing in .* not GPT2LMHeadModel", n_layer=3)
     prune(reader, [(0, 1)])
     reader.save_pretrained(tmp_path / "reader")
-    with pytest.raises(
-        ArgumentError, match=r"bert.pooler.dense.bias is \[35\] in .* does not exist in BertForMaskedLM"
-    ):
-        load_pruned(hf.BertForMaskedLM, tmp_path / "reader")
+    match = r"bert.pooler.dense.bias is \[35\] in .* does not exist in BertForMaskedLM"
+    refused(match, hf.BertForMaskedLM, "reader")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ArgumentError, match=r"no model.safetensors in"):
-        load_pruned(type(model), tmp_path)
+    refused("no model.safetensors in")
 
 
 def test_heads_that_bypass_every_hook_can_still_be_pruned() -> None:
     """RoFormer computes its own weights: nothing to hear, but its projections are known."""
-    families = {each.name: each for each in FAMILIES}
-    family = families["roformer"]
+    family = family_of("roformer")
     model = family.build(torch.float64)
     by_hand = copy.deepcopy(model)
     given = family.feed("none", torch.float64)
@@ -502,9 +492,7 @@ def test_the_least_important_heads_go_as_they_are_ranked() -> None:
 @pytest.mark.parametrize("name", ["vit", "mixtral", "marian", "llava"])
 def test_families_that_save_under_other_names_come_back(name: str, tmp_path: Path) -> None:
     """Their own loader knows the names; ours said that the class was wrong."""
-    from model_families import FAMILIES
-
-    family = next(one for one in FAMILIES if one.name == name)
+    family = family_of(name)
     model, inputs = family.build(), family.feed("none")
     inside = (".0.attention", ".0.attention.attention", ".0.self_attn")
     places = [path for path in likely_places(model) if path.endswith(inside)]
@@ -517,5 +505,4 @@ def test_families_that_save_under_other_names_come_back(name: str, tmp_path: Pat
         before = model(**inputs)
         torch.manual_seed(0)
         after = again(**inputs)
-    assert torch.equal(before[0], after[0])
-    assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
+    assert torch.equal(before[0], after[0]) and size(again) == size(model)

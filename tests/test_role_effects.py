@@ -18,7 +18,7 @@ from headwise.errors import ArgumentError
 from headwise.heads.behaviours import BEHAVIOURS, CHANGED, COUNT, NUMBERS, Behaviour, behaviours_of
 from headwise.heads.grammar import RELATED, RELATIONS
 from headwise.heads.role_verdicts import RoleEffect, RoleEffects
-from headwise.listeners.role_effects import _draws
+from headwise.listeners.effects import _draws
 from headwise.nn import MultiHeadAttention, Rope
 from small_models import bert, gpt2, hooks_on, llama
 
@@ -290,24 +290,6 @@ def decoder(**options: Any) -> hw.models.Transformer:
     return hw.models.Transformer(config).eval()
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
-    words, some = Words(size=47), role((0, 1))
-    with pytest.raises(ArgumentError, match="at least 1: got 0; 20"):
-        hw.role_effects(decoder(), words, some, draws=0)
-    with pytest.raises(ArgumentError, match="Transformer is in training; use"):
-        hw.role_effects(decoder().train(), words, some)
-    with pytest.raises(ArgumentError, match="kind='encoder', output=None; use a decoder"):
-        hw.role_effects(decoder(kind="encoder"), words, some)
-    with pytest.raises(ArgumentError, match=r"got shape \[1, 3\] of BertForSequenceClassification"):
-        hw.role_effects(bert(), words, some)
-    with pytest.raises(ArgumentError, match=r"head 2.1 was found, and there are 2 layers; measure"):
-        hw.role_effects(decoder(), words, role((2, 1)))
-    with pytest.raises(ArgumentError, match=r"head 1.4 was found, and there are 4 heads in layer 1; measure"):
-        hw.role_effects(decoder(), words, role((1, 4)))
-    with pytest.raises(ArgumentError, match=r"token 72 for a vocabulary of 61; are they a pair"):
-        hw.role_effects(decoder(), Words(), role((0, 1), relation="verb > subject"))
-
-
 class BothWays(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -318,11 +300,25 @@ class BothWays(nn.Module):
         return self.attention(self.embedding(ids))[0] @ self.embedding.weight.T
 
 
-def test_a_model_that_sees_what_comes_is_refused() -> None:
-    with pytest.raises(
-        ArgumentError, match="what BothWays says after 10 tokens changes with the token after"
+def test_what_cannot_be_asked_is_refused() -> None:
+    words, some = Words(size=47), role((0, 1))
+    for match, model, roles in (
+        ("model must be a torch.nn.Module: got Words", words, some),
+        ("what headwise.roles found: got dict", decoder(), {}),
+        ("what headwise.roles found: got NoneType", decoder(), None),
+        ("Transformer is in training; use", decoder().train(), some),
+        ("kind='encoder', output=None; use a decoder", decoder(kind="encoder"), some),
+        (r"got shape \[1, 3\] of BertForSequenceClassification", bert(), some),
+        ("what BothWays says after 10 tokens changes with the token after", BothWays(), some),
+        ("head 2.1 was found, and there are 2 layers; measure", decoder(), role((2, 1))),
+        ("head 1.4 was found, and there are 4 heads in layer 1; measure", decoder(), role((1, 4))),
     ):
-        hw.role_effects(BothWays(), Words(size=47), role((0, 1)))
+        with pytest.raises(ArgumentError, match=match):
+            hw.role_effects(model, words, roles)
+    with pytest.raises(ArgumentError, match="at least 1: got 0; 20"):
+        hw.role_effects(decoder(), words, some, draws=0)
+    with pytest.raises(ArgumentError, match=r"token 72 for a vocabulary of 61; are they a pair"):
+        hw.role_effects(decoder(), Words(), role((0, 1), relation="verb > subject"))
 
 
 # What is told of it
@@ -408,15 +404,6 @@ def test_a_model_that_looks_ahead_is_refused_in_few_bits_too(dtype: torch.dtype)
     model = BertForMaskedLM(BertConfig(vocab_size=499, **sizes)).eval().to(dtype)
     with pytest.raises(ArgumentError, match="model must be causal: what BertForMaskedLM says after"):
         hw.role_effects(model, Words(size=499), role((1, 1)), draws=2)
-
-
-def test_what_are_no_roles_is_told() -> None:
-    model = gpt2()
-    for wrong in ({}, None):
-        with pytest.raises(ArgumentError, match=f"what headwise.roles found: got {type(wrong).__name__}"):
-            hw.role_effects(model, Words(), wrong)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"model must be a torch.nn.Module: got Words"):
-        hw.role_effects(Words(), Words(), role((1, 1)))  # type: ignore[arg-type]
 
 
 def test_dropout_in_a_part_of_the_model_is_refused() -> None:

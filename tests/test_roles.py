@@ -219,9 +219,9 @@ def test_a_word_in_pieces_is_looked_at_in_sum_and_looks_on_average() -> None:
     torch.manual_seed(0)
     weights = torch.rand(1, 2, 7, 7)
     pieces = [[1], [2, 3], [4], [5, 6]]  # token 0 is special
-    read = role_measurement._Read(list(range(7)), pieces)
+    read = role_measurement._Read(A_SENTENCE, list(range(7)), pieces)  # its last word is a full stop
     words = role_measurement._Words()
-    words.expect([read], [[True, True, True, False]])
+    words.expect([read])
     call = type("Call", (), {"kind": "self", "path": "a", "weights": hw.AttentionMap.from_weights(weights)})
     words.hear(call)  # type: ignore[arg-type]
     top, heaviest = words.heard["a"]
@@ -237,9 +237,9 @@ def test_a_word_in_pieces_is_looked_at_in_sum_and_looks_on_average() -> None:
 
 
 def test_two_words_that_are_equally_heavy_are_no_hit() -> None:
-    read = role_measurement._Read([0, 1, 2], [[0], [1], [2]])
+    sentence = Sentence(("The", "dog", "slept"), ("determiner", "noun", "verb"), ())
     words = role_measurement._Words()
-    words.expect([read], [[True] * 3])
+    words.expect([role_measurement._Read(sentence, [0, 1, 2], [[0], [1], [2]])])
     even = hw.AttentionMap.from_weights(torch.full((1, 1, 3, 3), 1 / 3))
     words.hear(type("Call", (), {"kind": "self", "path": "a", "weights": even}))  # type: ignore[arg-type]
     assert words.heard["a"][0].tolist() == [[[-1, -1, -1]]]
@@ -339,24 +339,20 @@ def test_a_tokenizer_that_does_not_know_its_words_is_refused(tokenizer: Any, sai
 
 def test_what_cannot_be_measured_is_refused() -> None:
     model, tokenizer = a_model(), Tokenizer()
-    with pytest.raises(ArgumentError, match="batch must be a whole number of at least 1: got 0"):
-        measured(model, batch=0)
-    with pytest.raises(ArgumentError, match="sentences must be at least 60: got 7"):
-        measured(model, sentences=7)
-    with pytest.raises(ArgumentError, match="sentences must not be empty: got 0"):
-        measured(model, sentences=[])
-    with pytest.raises(ArgumentError, match="model must read one text: Transformer is an encoder-decoder"):
-        measured(a_model(kind="encoder-decoder"))
-    tokenizer.ids["the"] = 2003
-    with pytest.raises(ArgumentError, match="token 2003 for a vocabulary of 997"):
-        measured(model, tokenizer)
-    model.config = replace(model.config, max_length=5)
-    with pytest.raises(
-        ArgumentError, match=r"model must read whole sentences: \d\d tokens for max_length = 5"
+    short, strange = a_model(), Tokenizer()
+    short.config = replace(model.config, max_length=5)
+    strange.ids["the"] = 2003
+    for match, asked, read_by, options in (
+        ("batch must be a whole number of at least 1: got 0", model, tokenizer, {"batch": 0}),
+        ("sentences must be at least 60: got 7", model, tokenizer, {"sentences": 7}),
+        ("sentences must not be empty: got 0", model, tokenizer, {"sentences": []}),
+        ("one text: Transformer is an encoder-decoder", a_model(kind="encoder-decoder"), tokenizer, {}),
+        ("token 2003 for a vocabulary of 997", model, strange, {}),
+        (r"must read whole sentences: \d\d tokens for max_length = 5", short, tokenizer, {}),
+        ("model must be a torch.nn.Module: got int", 7, tokenizer, {}),
     ):
-        measured(model)
-    with pytest.raises(ArgumentError, match=r"model must be a torch.nn.Module: got int"):
-        hw.roles(7, tokenizer, keep=False)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match=match):
+            measured(asked, read_by, **options)
 
 
 # Kept results

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError, PackageMissing, ShapeError
 from headwise.heads.roles import Role, Roles
-from headwise.listeners.robustness import Robustness
+from headwise.listeners.importance import Robustness
 
 pytest.importorskip("matplotlib")
 

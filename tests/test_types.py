@@ -21,10 +21,10 @@ import headwise as hw
 from headwise.heads.collection import ShownTable
 from headwise.heads.layer import Head, LayerHeads
 from headwise.heads.layer_names import ByLayer
-from headwise.listeners.head_outputs import Changing, HeadOutputs
-from headwise.listeners.importance import Importance
+from headwise.listeners.chosen_heads import Changing
+from headwise.listeners.head_outputs import HeadOutputs
+from headwise.listeners.importance import Importance, Robustness
 from headwise.listeners.pruning import Pruned
-from headwise.listeners.robustness import Robustness
 
 model: nn.Module = hw.MultiHeadAttention(8, 2)
 

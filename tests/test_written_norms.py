@@ -16,9 +16,9 @@ import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.heads.record import Marks, measure_written
 from headwise.listeners.active import Call
+from headwise.listeners.head_outputs import output_projection, written
 from headwise.listeners.model_door import attach
-from headwise.listeners.prunable_families import is_conv1d
-from headwise.listeners.written_norms import output_projection, written
+from headwise.listeners.pruning import is_conv1d
 from judge import assert_judged
 from model_families import FAMILIES, Family
 

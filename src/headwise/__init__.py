@@ -73,16 +73,12 @@ if TYPE_CHECKING:
     from .listeners.ablation import ablate, head_means
     from .listeners.alarms import Alarms
     from .listeners.capture import watch
-    from .listeners.effects import effects
+    from .listeners.effects import effects, role_effects
     from .listeners.head_outputs import collect, patch
-    from .listeners.importance import importance
-    from .listeners.monitor import Monitor
+    from .listeners.importance import importance, robustness
+    from .listeners.monitor import Monitor, trainer_callback
     from .listeners.pruning import load_pruned, prune
-    from .listeners.retrieval import retrieval_scores
-    from .listeners.robustness import robustness
-    from .listeners.role_effects import role_effects
-    from .listeners.role_measurement import roles
-    from .listeners.trainer_callback import trainer_callback
+    from .listeners.role_measurement import retrieval_scores, roles
     from .map import AttentionMap
     from .masks import Mask
     from .nn.as_torch.adoption import adopt, restore
@@ -113,12 +109,12 @@ _HOMES = {
     "patch": ".listeners.head_outputs",
     "prune": ".listeners.pruning",
     "restore": ".nn.as_torch.adoption",
-    "retrieval_scores": ".listeners.retrieval",
-    "robustness": ".listeners.robustness",
-    "role_effects": ".listeners.role_effects",
+    "retrieval_scores": ".listeners.role_measurement",
+    "robustness": ".listeners.importance",
+    "role_effects": ".listeners.effects",
     "roles": ".listeners.role_measurement",
     "survey": ".corpus.survey",
-    "trainer_callback": ".listeners.trainer_callback",
+    "trainer_callback": ".listeners.monitor",
     "watch": ".listeners.capture",
     "why": ".functional",
 }

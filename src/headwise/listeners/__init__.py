@@ -9,14 +9,13 @@ Hearing a model:
     shared_patches.py     changes that several may want at once
 Listening to it:
     capture.py            `watch`
-    chosen_heads.py       which heads a user means
-    ablation.py           `ablate`, `head_means`
-    head_outputs.py       `collect`, `patch`
-    example_counts.py     how many examples are in a batch
-    effects.py model_answers.py    `effects`: a model's answer without each head
-    importance.py robustness.py retrieval.py role_measurement.py
-    role_effects.py prompts.py      behaviours without the heads of a role
-    monitor.py measured_step.py alarms.py trainer_callback.py     heads in training
+    chosen_heads.py       which heads a user means, and the block in which they are heard or changed
+    ablation.py           `ablate`, `head_means`; heads off and on again between runs
+    head_outputs.py       `collect`, `patch`; what heads write by W_O
+    importance.py example_counts.py    `importance`, `robustness`: the loss without heads
+    effects.py model_answers.py prompts.py    `effects`, `role_effects`: a model's answers without heads
+    role_measurement.py   `roles`, `retrieval_scores`
+    monitor.py measured_step.py alarms.py    `Monitor`, `trainer_callback`: heads in training
 Changing it:
-    pruning.py prunable_families.py    `prune`, `load_pruned`
+    pruning.py            `prune`, `load_pruned`
 """

@@ -11,28 +11,24 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, nearest
 from ..functional import attention
-from ..heads.layer_names import ByLayer, GivenByLayer, names_of
+from ..heads.layer_names import ByLayer, GivenByLayer
 from ..indexing import take
 from ..masks import Mask
 from ..models.batches import Loss, as_batches, checked_loss, run
 from ..scoring import HIDDEN, hidden_is_endless
 from .active import Call
-from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
+from .chosen_heads import Changing, ChosenHeads, Heads, base_of, by_path, check_any, of_visit, outputs_of
 from .example_counts import Visit, count_examples, entering
-from .head_outputs import Changing, check_any, outputs_of
 from .model_door import attach
-from .model_structure import structure_of
 
-__all__ = ["METHODS", "Switches", "ablate", "check_heard", "even_scores", "head_means"]
-
+__all__ = ["METHODS", "Switches", "ablate", "even_scores", "head_means"]
 
 METHODS = ("zero", "mean", "uniform")
 
@@ -86,20 +82,16 @@ def ablate(
     chosen = ChosenHeads(model, heads)
     if means is not None and method != "mean":
         raise ArgumentError(f"means must go with method='mean': got method={method!r}; leave them out")
-    given = None if means is None else by_path(model, means, "means")
-    for path in chosen.paths if given is not None else ():
-        if not any(base_of(known) == path for known in given or ()):
-            raise ArgumentError(f"means must hold every layer: {path} is missing; make them with head_means")
+    given = None if means is None else by_path(model, means, "means", chosen, maker="head_means")
 
     def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
         if method == "zero":
             return output.index_fill(1, index, 0)
         if method == "uniform":
             new = _uniform(call, index)
-        elif given is None:
-            new = _mean(_sum(call, output), _count(call))[None, index, None]  # [1, n, 1, Dv]
         else:
-            new = _given(given, call, output)[None, index, None]
+            mean = _mean(*_sum_and_count(call, output)) if given is None else _given(given, call, output)
+            new = mean[None, index, None]  # [1, n, 1, Dv]
         B, _, T, Dv = output.shape
         return output.index_copy(1, index, new.to(output).expand(B, len(index), T, Dv))
 
@@ -126,53 +118,41 @@ def head_means(
         >>> torch.allclose(means[0], mha.head_outputs(x).mean((0, 2)), atol=1e-6)
         True
     """
-    totals = _Totals()
-    count = 0
-    with torch.no_grad(), attach(model, totals, fallback):
-        for count, batch in enumerate(as_batches(batches), 1):  # noqa: B007, counted to the end
+    heard = _Sums()
+    ran = 0
+    with torch.no_grad(), attach(model, heard, fallback) as attachment:
+        for ran, batch in enumerate(as_batches(batches), 1):  # noqa: B007, counted to the end
             run(model, batch)
-    check_any(model, count, totals.sums, fallback)
-    means = {path: _mean(total, totals.counts[path]) for path, total in totals.sums.items()}
-    return ByLayer(means, names_of(structure_of(model).places))
+    check_any(model, ran, heard.sums, fallback)
+    return ByLayer({path: _mean(*sums) for path, sums in heard.sums.items()}, attachment.names)
 
 
-class _Totals:
+class _Sums:
     def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, Tensor | int] = {}
+        self.sums: dict[str, tuple[Tensor, Tensor]] = {}  # by path
 
     def hear(self, call: Call) -> None:
-        total = _sum(call, outputs_of(call))
-        self.sums[call.path] = total if call.path not in self.sums else self.sums[call.path] + total
-        self.counts[call.path] = self.counts.get(call.path, 0) + _count(call)
+        new, known = _sum_and_count(call, outputs_of(call)), self.sums.get(call.path)
+        self.sums[call.path] = new if known is None else (known[0] + new[0], known[1] + new[1])
 
 
-def _sum(call: Call, output: Tensor) -> Tensor:
-    """Over real positions, [H, Dv], in at least float32; a constant to the gradient."""
+def _sum_and_count(call: Call, output: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over real positions, [H, Dv] in at least float32, and how many these are; both detached."""
     counted = call.weights.mask.counted(output.shape[2])
     output = output.detach().to(torch.promote_types(output.dtype, torch.float32))
-    if counted is not None:
-        output = output.masked_fill(~counted[:, None, :, None], 0)
-    return output.sum((0, 2))
+    if counted is None:
+        return output.sum((0, 2)), torch.tensor(output.shape[0] * output.shape[2])
+    return output.masked_fill(~counted[:, None, :, None], 0).sum((0, 2)), counted.sum()
 
 
-def _count(call: Call) -> Tensor | int:
-    """How many positions are real."""
-    B, _, T, _ = call.weights.shape
-    counted = call.weights.mask.counted(T)
-    return B * T if counted is None else counted.sum()
-
-
-def _mean(total: Tensor, count: Tensor | int) -> Tensor:
+def _mean(total: Tensor, count: Tensor) -> Tensor:
     """0 where nothing was real."""
-    return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(1, count))
+    return total / count.clamp(min=1)
 
 
 def _given(means: Mapping[str, Tensor], call: Call, output: Tensor) -> Tensor:
     """The means of this visit, or of the layer, [H, Dv]."""
-    mean = of_visit(means, call.path)
-    if mean is None:
-        raise ArgumentError(f"means must hold every visit: {call.path} is missing; make them with head_means")
+    mean = of_visit(means, call.path, "means", maker="head_means")
     want = (output.shape[1], output.shape[3])
     if tuple(mean.shape) != want:
         raise ShapeError(
@@ -209,17 +189,19 @@ def even_scores(call: Call, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
 def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
     """Which keys a bias hides, bool broadcastable to [B, n, T, S]: many models' masks are added to scores."""
     bias, relative = call.weights.bias, call.weights.relative
-    by_distance = None if relative is None else hidden_is_endless(relative)[index] <= HIDDEN  # [n, R]
     hidden = None
-    if by_distance is not None and by_distance.any():  # a few numbers, and hardly ever one of them
-        reach = by_distance.shape[1] // 2
-        offsets = torch.arange(call.weights.shape[3], device=index.device) - call.weights.positions[:, None]
-        hidden = by_distance[:, offsets.clamp(-reach, reach) + reach][None]
+    if relative is not None:
+        by_distance = hidden_is_endless(relative)[index] <= HIDDEN  # [n, R]
+        if by_distance.any():  # a few numbers, and hardly ever one of them
+            reach = by_distance.shape[1] // 2
+            offsets = (
+                torch.arange(call.weights.shape[3], device=index.device) - call.weights.positions[:, None]
+            )
+            hidden = by_distance[:, offsets.clamp(-reach, reach) + reach][None]
     if bias is None:
         return hidden
     of_bias = hidden_is_endless(take(bias, (None, index))) <= HIDDEN
-    free = of_bias.device.type == "cpu"  # elsewhere, asking would wait for all that was launched
-    if free and not of_bias.any():
+    if of_bias.device.type == "cpu" and not of_bias.any():  # elsewhere, asking would wait for all launched
         return hidden
     return of_bias if hidden is None else of_bias | hidden
 
@@ -231,52 +213,40 @@ class Switches:
     """Listens to a model and puts zeros in the place of the heads that are off."""
 
     def __init__(self) -> None:
-        self.off: dict[str, list[int]] = {}  # by path
         self.num_heads: dict[str, int] = {}  # of every layer heard so far
         self.num_kv_heads: dict[str, int] = {}
-        self.examples = 0  # sequences in the last run
+        self.examples = 0  # sequences in the last loss
+        self.seen: list[tuple[str, int, int, Tensor | None]] = []  # kind, B, T, real positions of each call
         self._visits: list[Visit] = []
+        self._off: dict[str, list[int]] = {}  # by path
 
     def hear(self, call: Call) -> Tensor | None:
         """Take note of the layer; its output without the heads that are off."""
         output, path = outputs_of(call), base_of(call.path)
-        self.num_heads[path], self.num_kv_heads[path] = call.num_heads, call.num_kv_heads
-        self._visits.append((path, output.shape[0], output.shape[2], None))
-        heads = self.off.get(path)
+        B, H, T, _ = output.shape
+        self.num_heads[path], self.num_kv_heads[path] = H, call.num_kv_heads
+        self.seen.append((call.kind, B, T, call.weights.mask.counted(T)))
+        self._visits.append((path, B, T, None))
+        heads = self._off.get(path)
         return output.index_fill(1, torch.tensor(heads, device=output.device), 0) if heads else None
 
-    @contextmanager
-    def without(self, off: Iterable[tuple[str, int]]) -> Iterator[None]:
-        """These heads, (path, head), are off while a block lasts."""
-        self.off = {}
-        for path, head in off:
-            self.off.setdefault(path, []).append(head)
-        self._visits.clear()
-        try:
-            yield
-        finally:
-            self.off = {}
+    def switch_off(self, heads: Iterable[tuple[str, int]]) -> None:
+        """From now on these heads, (path, head), are off and all others on."""
+        self._off, self.seen, self._visits = {}, [], []
+        for path, head in heads:
+            self._off.setdefault(path, []).append(head)
 
     @torch.no_grad()
     def loss(
-        self, model: nn.Module, loss_fn: Loss | None, batch: object, off: Iterable[tuple[str, int]]
+        self, model: nn.Module, loss_fn: Loss | None, batch: object, off: Iterable[tuple[str, int]] = ()
     ) -> float:
         """The loss on a batch with these heads, (path, head), off."""
-        with self.without(off):
-            with entering(model) as given:
-                loss = checked_loss(loss_fn, model, batch).item()
-            self.examples = count_examples(given, self._visits) if self._visits else 0
-            return loss
+        self.switch_off(off)
+        with entering(model) as given:
+            loss = checked_loss(loss_fn, model, batch).item()
+        self.examples = count_examples(given, self._visits) if self._visits else 0
+        return loss
 
     def every_head(self) -> list[tuple[str, int]]:
         """(path, head) of all layers heard so far."""
         return [(path, head) for path, count in self.num_heads.items() for head in range(count)]
-
-
-def check_heard(model: nn.Module, heard: Mapping[str, object]) -> None:
-    """Raise `ArgumentError` if no layer was heard."""
-    if not heard:
-        raise ArgumentError(
-            f"model must run attention in its loss: none was heard in {type(model).__name__}; is it the "
-            "model that loss_fn runs?"
-        )

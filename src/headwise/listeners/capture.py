@@ -24,10 +24,10 @@ from ..heads.record import Marks, Record, reduce, settle
 from ..heads.together import is_short
 from .active import Bypassed, Call, Forward, Noted, in_backward
 from .attachment import Attachment
-from .head_outputs import check_any
+from .chosen_heads import check_any
+from .head_outputs import written_norms
 from .model_door import attach
 from .split_calls import SplitCall, gathered_record
-from .written_norms import written_norms
 
 __all__ = ["SHORT", "Tokens", "is_punctuation", "watch"]
 

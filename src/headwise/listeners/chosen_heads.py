@@ -1,20 +1,46 @@
-"""Which heads a user means: (layer, head) pairs, read once and asked at every call."""
+"""Which heads a user means, (layer, head) pairs, and the block in which something is done to them.
+
+Letters: B batch, T query_len, H num_heads, Dv value_dim; n heads chosen.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping
+import sys
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import Protocol, SupportsIndex, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from ..errors import ArgumentError
-from ..heads.layer_names import ByLayer, GivenByLayer, Layer, resolve
+from ..errors import ArgumentError, AttentionBypassed
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of, resolve
+from .active import Call
+from .model_door import attach
 from .model_structure import structure_of
 
-__all__ = ["ChosenHeads", "Heads", "base_of", "by_path", "check_head", "of_visit"]
+__all__ = [
+    "Change",
+    "Changing",
+    "ChosenHeads",
+    "ChosenListening",
+    "Heads",
+    "base_of",
+    "by_path",
+    "check_any",
+    "check_count",
+    "check_head",
+    "layer_names",
+    "of_visit",
+    "outputs_of",
+]
 
 Value = TypeVar("Value")
+Inside = TypeVar("Inside", covariant=True)  # what a block is given
 
 
 class Named(Protocol):
@@ -30,28 +56,30 @@ class Named(Protocol):
 # (layer, head) pairs, or layer -> heads; a head of None means all heads of that layer.
 Heads = Iterable[tuple[Layer, int | None] | Named] | GivenByLayer[Iterable[int] | None]
 
+# What is done at a call, given the heads chosen there, int [n], and their output [B, H, T, Dv]
+Change = Callable[[Call, Tensor, Tensor], Tensor | None]
+
+
+def layer_names(model: nn.Module) -> dict[str, Layer]:
+    """What the layers of a model go by: their numbers, where it has one stack of layers, or their paths."""
+    return names_of(structure_of(model).places)
+
 
 def base_of(path: str) -> str:
-    """A place without the number of its visit.
-
-    Example:
-        >>> base_of("encoder.layer.attention#2")
-        'encoder.layer.attention'
-    """
+    """A place without the number of its visit: "layer.attention" of "layer.attention#2"."""
     return path.partition("#")[0]
 
 
+def _visit(path: str) -> str:
+    """A call's place with the number of its visit, which `Call.path` leaves out of the first."""
+    return path if "#" in path else f"{path}#0"
+
+
 class ChosenHeads:
-    """Heads by place and visit.
+    """The heads a user means, as `headwise.ablate` takes them; `everything`: all heads of all layers.
 
     A layer that runs several times in one forward (shared weights) is meant every time; "path#1" means its
     second visit alone, "path#0" its first.
-
-    Args:
-        heads: (layer, head) pairs; a layer is a number, where the model has one stack of layers, or a module
-            path; a head of None means all of the layer. Or a mapping from layers to heads; or whatever
-            has a layer and a head.
-        everything: all heads of all layers are meant, whichever they turn out to be.
 
     Raises:
         ArgumentError: not pairs; an unknown layer, with those there are; a head that is no whole number.
@@ -69,37 +97,31 @@ class ChosenHeads:
             raise ArgumentError(
                 f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
             )
-        structure = structure_of(model)
-        modules = set(structure.paths.values())
+        places = _Places(model)
         self.everything = everything
-        self._chosen: dict[tuple[str, int | None], set[int] | None] = {}  # (place, visit) -> heads, None: all
+        self._chosen: dict[str, set[int] | None] = {}  # by path, perhaps with a visit; None: all heads
         for layer, head in _pairs(heads):
-            place = _place_and_visit(layer, structure.places, modules)
-            known = self._chosen.setdefault(place, set())
+            path = places.path_of(layer)
+            known = self._chosen.setdefault(path, set())
             if head is None:
-                self._chosen[place] = None
+                self._chosen[path] = None
             elif known is not None:
                 known.add(head)
 
     @property
     def paths(self) -> list[str]:
         """The places, without visits."""
-        return list(dict.fromkeys(path for path, _ in self._chosen))
+        return list(dict.fromkeys(map(base_of, self._chosen)))
 
     @property
     def visited(self) -> list[str]:
         """Those named by a single visit."""
-        return [f"{path}#{visit}" for path, visit in self._chosen if visit is not None]
+        return [path for path in self._chosen if "#" in path]
 
     def absent(self, heard: Collection[str]) -> list[str]:
         """Those of which no call was heard, given the paths, with visits, of the calls that were."""
-        places = {base_of(path) for path in heard}
-        visits = {_visit_of(path) for path in heard}
-        return [
-            path if visit is None else f"{path}#{visit}"
-            for path, visit in self._chosen
-            if (path not in places if visit is None else (path, visit) not in visits)
-        ]
+        present = {*map(base_of, heard), *map(_visit, heard)}
+        return [path for path in self._chosen if path not in present]
 
     def at(self, path: str, num_heads: int) -> list[int]:
         """The heads chosen in a layer, sorted, as `Call.path` names it.
@@ -107,64 +129,95 @@ class ChosenHeads:
         Raises:
             ArgumentError: a head that this layer does not have.
         """
-        base, visit = _visit_of(path)
         numbers: set[int] = set(range(num_heads)) if self.everything else set()
-        for key in ((base, None), (base, visit)):
-            if key in self._chosen:
-                heads = self._chosen[key]
-                numbers |= set(range(num_heads)) if heads is None else heads
+        for name in (base_of(path), _visit(path)):
+            heads = self._chosen.get(name, ())
+            numbers |= set(range(num_heads) if heads is None else heads)
         for head in numbers:
             check_head(head, num_heads, path)
         return sorted(numbers)
 
 
-def _visit_of(path: str) -> tuple[str, int]:
-    """A call's place, and which visit of it this is."""
-    base, _, visit = path.partition("#")
-    return base, int(visit or 0)
+class _Places:
+    """The layers of a model by what users call them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        structure = structure_of(model)
+        self.likely, self.modules = structure.places, set(structure.paths.values())
+
+    def path_of(self, layer: Layer) -> str:
+        """A layer's path, with "#visit" where a single visit is meant.
+
+        Any module may be named by its full path: one that calls torch's function through a helper is heard,
+        though it does not look like attention.
+        """
+        visit = ""
+        if isinstance(layer, str) and "#" in layer:
+            layer, _, number = layer.rpartition("#")
+            if not number.isdigit():
+                raise ArgumentError(
+                    f"layer must end in #<visit>, counted from 0: got {f'{layer}#{number}'!r}; for example "
+                    f"'{layer}#1'"
+                )
+            visit = f"#{int(number)}"
+        elif hasattr(layer, "__index__") and not isinstance(layer, bool):
+            layer = operator.index(layer)  # also numpy's and torch's whole numbers
+        is_module = isinstance(layer, str) and layer in self.modules
+        return f"{layer if is_module else resolve(layer, self.likely)}{visit}"
 
 
-def by_path(model: nn.Module, given: GivenByLayer[Value], argument: str) -> dict[str, Value]:
+def by_path(
+    model: nn.Module,
+    given: GivenByLayer[Value],
+    argument: str,
+    chosen: ChosenHeads | None = None,
+    maker: str = "",
+) -> dict[str, Value]:
     """What was given for some layers, by path, with "#visit" where one visit is meant; see `of_visit`.
 
     Args:
-        given: by numbers or paths.
-        argument: what it is called, for messages.
+        argument: what it is called, for messages; `maker`: the function that makes it.
+        chosen: heads whose layers must all be there.
 
     Raises:
-        ArgumentError: not a mapping; an unknown layer, with those there are; one that is named twice.
+        ArgumentError: not a mapping; an unknown layer, one that is named twice, or missing.
     """
     if not isinstance(given, Mapping):
         raise ArgumentError(
             f"{argument} must be a mapping from layers to tensors: got {type(given).__name__}; for example "
             "{5: ...}"
         )
-    structure = structure_of(model)
-    modules = set(structure.paths.values())
+    places = _Places(model)
     values: dict[str, Value] = {}
     by_name: Mapping[Layer, Value] = given  # type: ignore[assignment]  # of whatever keys
     # several numbers where there is one layer are those of its visits
-    in_visits = len(structure.places) == 1 and len(by_name) > 1
+    in_visits = len(places.likely) == 1 and len(by_name) > 1
     for layer in given.paths if isinstance(given, ByLayer) else by_name:
         is_visit = in_visits and isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0
-        named = f"{structure.places[0]}#{layer}" if is_visit else layer
         try:
-            place, visit = _place_and_visit(named, structure.places, modules)
+            path = places.path_of(f"{places.likely[0]}#{layer}" if is_visit else layer)
         except ArgumentError as error:
             raise ArgumentError(f"in {argument}, {error}") from None
-        path = place if visit is None else f"{place}#{visit}"
         if path in values:
             raise ArgumentError(
                 f"{argument} must hold a layer once: got {layer!r}, {path}, again; leave one out"
             )
         values[path] = by_name[layer]
+    held = set(map(base_of, values))
+    for path in () if chosen is None else chosen.paths:
+        if path not in held:
+            raise ArgumentError(
+                f"{argument} must hold every layer: {path} is missing; make them with {maker}"
+            )
     return values
 
 
-def of_visit(given: Mapping[str, Value], path: str) -> Value | None:
+def of_visit(given: Mapping[str, Value], path: str, argument: str, maker: str) -> Value:
     """What was given for a call, as `Call.path` names it: for this visit, or else for the layer."""
-    base, visit = _visit_of(path)
-    return given.get(f"{base}#{visit}", given.get(base))
+    value = given.get(_visit(path), given.get(base_of(path)))
+    if value is None:
+        raise ArgumentError(f"{argument} must hold every visit: {path} is missing; make them with {maker}")
+    return value
 
 
 def check_head(head: int, num_heads: int, path: str) -> None:
@@ -206,22 +259,122 @@ def _head(head: SupportsIndex | None) -> int | None:
     return number
 
 
-def _place_and_visit(layer: Layer, places: list[str], modules: Collection[str]) -> tuple[str, int | None]:
-    if isinstance(layer, str) and "#" in layer:
-        base, _, visit = layer.rpartition("#")
-        if not visit.isdigit():
-            raise ArgumentError(
-                f"layer must end in #<visit>, counted from 0: got {layer!r}; for example '{base}#1'"
-            )
-        return _place(base, places, modules), int(visit)
-    if not isinstance(layer, str) and hasattr(layer, "__index__") and not isinstance(layer, bool):
-        layer = operator.index(layer)  # also numpy's and torch's whole numbers
-    return _place(layer, places, modules), None
+def check_count(count: object, argument: str, advice: str, least: int = 1) -> None:
+    """Raise `ArgumentError` unless a count is a whole number of at least `least`."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ArgumentError(f"{argument} must be a whole number of at least {least}: got {count!r}; {advice}")
 
 
-def _place(layer: Layer, places: list[str], modules: Collection[str]) -> str:
-    """The path of a layer, as `resolve` tells it, or that of any module of the model, in full.
+# The block
 
-    A module that calls torch's function through a helper is no likely place of attention, yet it is heard.
+
+def outputs_of(call: Call) -> Tensor:
+    """The heads' output of a call, [B, H, T, Dv]; raises `AttentionBypassed` where only weights are heard."""
+    if call.output is None:
+        raise AttentionBypassed(
+            f"heads must have outputs in hand to be used: of {call.path} only the weights "
+            f"{list(call.weights.shape)} are heard (fallback='eager'); leave this layer out"
+        )
+    return call.output
+
+
+def check_any(
+    model: nn.Module, ran: int, heard: Collection[object], fallback: str | None, elsewhere: bool = False
+) -> None:
+    """Raise `AttentionBypassed` where a model ran so many times and no layer was heard, unless allowed.
+
+    Args:
+        elsewhere: it called another model, to which somebody listens as well; or a layer ran on nothing.
     """
-    return layer if isinstance(layer, str) and layer in modules else resolve(layer, places)
+    if ran and not heard and not elsewhere and fallback != "skip":
+        raise AttentionBypassed(
+            f"model must have attention that can be heard: {type(model).__name__} ran {ran} times "
+            "and none was; is there softmax attention in it?"
+        )
+
+
+class ChosenListening(AbstractContextManager[Inside]):
+    """Hears the chosen heads, and perhaps changes them, for as long as a block lasts.
+
+    It may be entered again, also inside itself, and beside others: each hears what those before it left.
+    """
+
+    def __init__(self, model: nn.Module, chosen: ChosenHeads, fallback: str | None) -> None:
+        self.model, self.chosen, self.fallback = model, chosen, fallback
+        attach(model, _Listener(chosen, lambda *_: None), fallback)  # checks the arguments at once
+        self._entered: list[AbstractContextManager[None]] = []
+        self._unused = True
+
+    def __del__(self) -> None:
+        if getattr(self, "_unused", False) and not sys.is_finalizing():
+            warnings.warn(
+                f"nothing was done to heads of {', '.join(self.chosen.paths) or 'the model'}: ablate, patch "
+                "and collect act inside a block; write with headwise.ablate(model, heads): model(x)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    @abstractmethod
+    def begin(self) -> tuple[Change, Inside]:
+        """What is done in a block, and what the block is given."""
+
+    def __enter__(self) -> Inside:
+        self._unused = False
+        change, given = self.begin()
+        block = self._listening(_Listener(self.chosen, change))
+        block.__enter__()
+        self._entered.append(block)
+        return given
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, trace)
+
+    @contextmanager
+    def _listening(self, listener: _Listener) -> Iterator[None]:
+        """Attach a listener; afterwards raise if one of the chosen layers was not heard."""
+        with attach(self.model, listener, self.fallback) as attachment:
+            before = attachment.forward.number
+            yield
+            missed = [path for path in self.chosen.paths if path in attachment.bypassed]
+            ran = attachment.forward.number - before
+        if missed:
+            raise AttentionBypassed(
+                f"heads must be in layers that can be heard: {', '.join(missed)} compute their own weights "
+                f"and were left out (fallback={self.fallback!r}); nothing was done to them"
+            )
+        if self.chosen.everything:
+            check_any(self.model, ran, listener.heard, self.fallback, attachment.elsewhere)
+        silent = self.chosen.absent(listener.heard) if ran else []
+        if silent:
+            absent = ", ".join(path or "the model itself" for path in silent)
+            raise ArgumentError(
+                f"heads must be in layers that run: the model ran {ran} times and {absent} never "
+                "attended; nothing was done to them, leave them out"
+            )
+
+
+class Changing(ChosenListening["Changing"]):
+    """Lets `change` act on the chosen heads."""
+
+    def __init__(self, model: nn.Module, chosen: ChosenHeads, change: Change, fallback: str | None) -> None:
+        super().__init__(model, chosen, fallback)
+        self.change = change
+
+    def begin(self) -> tuple[Change, Changing]:
+        return self.change, self
+
+
+class _Listener:
+    def __init__(self, chosen: ChosenHeads, change: Change) -> None:
+        self.chosen, self.change = chosen, change
+        self.heard: set[str] = set()  # paths, with visits
+
+    def hear(self, call: Call) -> Tensor | None:
+        self.heard.add(call.path)
+        heads = self.chosen.at(call.path, call.num_heads)
+        if not heads:
+            return None
+        output = outputs_of(call)
+        return self.change(call, torch.tensor(heads, device=output.device), output)

@@ -1,4 +1,4 @@
-"""What each head does: the model's answer with the head switched off, beside the one with all heads on.
+"""What each head does, and what a role is for: a model's answers with heads switched off, beside all on.
 
     next token      sum_w p(w) log(p(w) / p_off(w)), nats; p: what comes after the last real position
     masked token    the same, of what stands at the first [MASK]
@@ -6,33 +6,43 @@
 
 Which of the three it is, the model decides: see `effects`. A head that is off says 0, as in `ablate`.
 
+For each role that was found, prompts of `headwise.heads.behaviours` are answered by the whole model, by the
+model without the role's heads, and by the model without as many other heads of the same layers, some twenty
+times. There a head that is off says what it says on average over the behaviour's own prompts (mean ablation):
+zeros would be something that the layers after it never see.
+
 Letters: B batch, T length, V vocab_size, E width; H num_heads.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sized
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..heads.behaviours import behaviours_of
 from ..heads.collection import Heads
-from ..heads.layer_names import ByLayer, Layer, names_of
+from ..heads.layer_names import ByLayer, Layer
+from ..heads.role_verdicts import Place, RoleEffect, RoleEffects
+from ..heads.roles import Role, Roles
 from ..models.batches import run, tracked
 from ..models.pretrained import Tokenizer, token_name
 from .ablation import Switches
-from .active import Call
-from .chosen_heads import base_of, check_head
-from .head_outputs import check_any
-from .importance import Ranked
-from .model_answers import MASKED, NEXT, OUTPUT, Seen, look_at
+from .chosen_heads import base_of, check_any, check_count, check_head
+from .importance import HeadScores, Ranked, ranked
+from .model_answers import MASKED, NEXT, OUTPUT, look_at
 from .model_door import attach
-from .model_structure import structure_of
+from .prompts import METHOD, Asked, Speaker
 
-__all__ = ["Effects", "Words", "effects"]
+__all__ = ["Effects", "Words", "effects", "role_effects"]
 
 Words = list[tuple[str, float]]  # words and their probabilities, the likeliest first
 
@@ -42,12 +52,12 @@ SENTENCES = {
     MASKED: "How far the probabilities of the masked token move without the head: the KL divergence.",
     OUTPUT: "How far the model's output moves without the head, as a share of its norm.",
 }
-AGAIN = " A layer that runs again is without it each time."
 PAST = ("past_key_values", "cache", "cache_params")  # what every run would add to
 SHOWN = 3  # heads, and words, that are named below the numbers
+SURE = 1.96  # standard errors on each side: 95%
 
 
-class Effects(ByLayer[Tensor]):
+class Effects(HeadScores):
     """What each head does, [H] by layer: its number, where the model has one stack of layers, or path.
 
     Attributes:
@@ -87,12 +97,7 @@ class Effects(ByLayer[Tensor]):
 
     def ranking(self) -> list[Ranked]:
         """All heads, the one that does most first; what is no number comes last."""
-        every = [
-            Ranked(layer, head, effect)
-            for layer, values in self.items()
-            for head, effect in enumerate(values.tolist())
-        ]
-        return sorted(every, key=lambda ranked: math.inf if math.isnan(ranked.score) else -ranked.score)
+        return ranked(self)
 
     def to_page(self, heads: Heads, batch: int | None = None) -> dict[str, Any]:
         """As the page of these heads takes it: `EffectsData` of page/src/heads/page_data.ts.
@@ -120,43 +125,28 @@ class Effects(ByLayer[Tensor]):
                     f"there, and {len(values)} were measured; measure this model's"
                 )
             for head, value in enumerate(values.tolist()):
-                after = self._after[measured][head][words] if self.before is not None else None
-                rows.append(
-                    {
-                        "layer": number,
-                        "head": head,
-                        "effect": value if math.isfinite(value) else None,
-                        "after": None if after is None else [list(word) for word in after],
-                    }
-                )
+                effect = value if math.isfinite(value) else None
+                after = None if self.before is None else list(map(list, self._after[measured][head][words]))
+                rows.append({"layer": number, "head": head, "effect": effect, "after": after})
         if not rows:
             raise ArgumentError(
                 f"effects must be of the model that was watched: of {', '.join(self.paths) or 'no layer'}, "
                 f"and heads are of {', '.join(heads.paths) or 'no layer'}; measure this model's"
             )
-        return {
-            "of": self.of,
-            "sentence": self._sentence(batch)
-            + AGAIN * (len({*map(base_of, heads.paths)}) < len(heads.paths)),
-            "before": None if self.before is None else [list(word) for word in self.before[words]],
-            "heads": rows,
-            "unit": self.unit,
-        }
-
-    def _sentence(self, batch: int | None) -> str:
-        if batch is not None or self.sequences == 1:
-            return SENTENCES[self.of]
-        first = "" if self.before is None else " The words are those of the first."
-        return f"{SENTENCES[self.of]} The mean over {self.sequences} texts.{first}"
+        sentence = SENTENCES[self.of]
+        if batch is None and self.sequences != 1:
+            first = "" if self.before is None else " The words are those of the first."
+            sentence += f" The mean over {self.sequences} texts.{first}"
+        if len({*map(base_of, heads.paths)}) < len(heads.paths):
+            sentence += " A layer that runs again is without it each time."
+        before = None if self.before is None else list(map(list, self.before[words]))
+        return {"of": self.of, "sentence": sentence, "before": before, "heads": rows, "unit": self.unit}
 
     def _check_sequence(self, batch: int) -> None:
         if not -self.sequences <= batch < self.sequences:
             raise IndexError(
                 f"batch must be one of {self.sequences} sequences: got {batch}; count them from 0"
             )
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def __str__(self) -> str:
         from ..show.texts import plain
@@ -168,19 +158,13 @@ class Effects(ByLayer[Tensor]):
         measure = "norm of the change, as a share" if self.of == OUTPUT else "KL divergence, nats"
         count = sum(map(len, self.values()))
         lines = [f"What {count} heads do to the {self.of}, each switched off alone, over {many} ({measure})."]
-        wide = max((len(str(layer)) for layer in self), default=0)
-        for layer, values in self.items():
-            lines.append(
-                f"  layer {layer!s:<{wide}}  " + "  ".join(f"{value:9.3g}" for value in values.tolist())
-            )
+        lines += self._rows()
         if self.before is not None:
             lines.append(f"All on: {said(self.before[0])}")
         for layer, head, effect in self.ranking()[:SHOWN]:
             without = self.after(layer, head)
-            lines.append(
-                f"Without layer {layer} head {head} ({effect:.3g})"
-                + (f": {said(without)}" if without else "")
-            )
+            words = f": {said(without)}" if without else ""
+            lines.append(f"Without layer {layer} head {head} ({effect:.3g}){words}")
         return "\n".join(lines)
 
 
@@ -233,20 +217,18 @@ def effects(
 
     Michel 2019, section 3; the KL divergence as in Conmy 2023 (ACDC), section 3.
     """
-    switches = _Switches()
+    switches = Switches()
     attached = attach(model, switches, fallback)  # says at once if it is no model
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise ArgumentError(f"top must be a whole number of at least 1: got {top!r}; 10 is usual")
+    check_count(top, "top", "10 is usual")
     if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise ArgumentError(
             f"tokenizer must name tokens: {type(tokenizer).__name__} has no convert_ids_to_tokens; give the "
             "model's own, or none"
         )
-    _check_mode(model)
+    _check_eval_mode(model, also_dropout=True)
     _check_inputs(inputs)
-    with attached:
-        with switches.without(()):
-            answer = run(model, inputs)
+    with attached as attachment:
+        answer = run(model, inputs)
         check_any(model, 1, switches.num_heads, fallback)
         look = look_at(model, inputs, answer, switches.seen, tokenizer)
         before = look.read(answer)
@@ -254,39 +236,28 @@ def effects(
         heads = switches.every_head()
         rows: dict[str, list[Tensor]] = {path: [] for path in switches.num_heads}
         after: dict[str, list[list[Words]]] = {path: [] for path in switches.num_heads}
-        said = None if look.of == OUTPUT else _Said(tokenizer, top)
+        # models often have a few tokens more than their tokenizer, up to a round number
+        known = len(tokenizer) if isinstance(tokenizer, Sized) else math.inf
+
+        @cache
+        def name(token: int) -> str:
+            return token_name(tokenizer, token) if tokenizer is not None and token < known else str(token)
+
         for done, (path, head) in enumerate(tracked(heads, "effects", progress is True)):
-            with switches.without([(path, head)]):
-                without = look.read(run(model, inputs))
+            switches.switch_off([(path, head)])
+            without = look.read(run(model, inputs))
             rows[path].append(look.effect(before, without))
-            if said is not None:
-                after[path].append(said.words(without))
+            if look.of != OUTPUT:
+                after[path].append(_likeliest(without, top, name))
             if callable(progress):
                 progress(done + 1, len(heads))
     by_sequence = {path: torch.stack(values).cpu() for path, values in rows.items()}  # [H, B]
-    names = names_of(structure_of(model).places)
-    words = None if said is None else said.words(before)
-    return Effects(by_sequence, look.of, names, words, None if said is None else after)
+    words = None if look.of == OUTPUT else _likeliest(before, top, name)
+    return Effects(by_sequence, look.of, attachment.names, words, after)
 
 
-# What is run
-
-
-class _Switches(Switches):
-    """Knows which positions of each call are real, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Seen] = []
-
-    def hear(self, call: Call) -> Tensor | None:
-        if not self.off:
-            B, _, T, _ = call.weights.shape
-            self.seen.append((call.kind, B, T, call.weights.mask.counted(T)))
-        return super().hear(call)
-
-
-def _check_mode(model: nn.Module) -> None:
+def _check_eval_mode(model: nn.Module, also_dropout: bool = False) -> None:
+    """Raise `ArgumentError` for a model in training mode; `also_dropout`: say how much it drops."""
     training = [module for module in model.modules() if module.training]
     if not training:
         return
@@ -296,7 +267,7 @@ def _check_mode(model: nn.Module) -> None:
         for name, value in vars(module).items()
         if isinstance(value, float) and (name == "p" or "dropout" in name)
     ]
-    dropped = f", with dropout {max(held):g}" if any(held) else ""
+    dropped = f", with dropout {max(held):g}" if also_dropout and any(held) else ""
     raise ArgumentError(
         f"model must be in eval mode: {type(model).__name__} is in training{dropped}; use model.eval()"
     )
@@ -308,36 +279,172 @@ def _check_inputs(inputs: object) -> None:
             f"inputs must be what the model takes: got {inputs[:20]!r}; use tokenizer(text, "
             "return_tensors='pt')"
         )
-    given = inputs if isinstance(inputs, Mapping) else {}
     for name in PAST:
-        if given.get(name) is not None:
+        if isinstance(inputs, Mapping) and inputs.get(name) is not None:
             raise ArgumentError(
                 f"inputs must not hold a cache: got {name}, to which every run would add; give the whole text"
             )
 
 
-# Words
+def _likeliest(logits: Tensor, top: int, name: Callable[[int], str]) -> list[Words]:
+    """The likeliest words of each sequence, of [B, V]."""
+    best = logits.softmax(-1).topk(min(top, logits.shape[-1]), -1)
+    return [
+        [(name(token), chance) for token, chance in zip(tokens, chances, strict=True)]
+        for tokens, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
-class _Said:
-    """The likeliest words of some logits."""
+# Roles
 
-    def __init__(self, tokenizer: Tokenizer | None, top: int) -> None:
-        self.tokenizer, self.top = tokenizer, top
-        # models often have a few more, up to a round number
-        self._size: float = len(tokenizer) if isinstance(tokenizer, Sized) else math.inf
-        self._names: dict[int, str] = {}
 
-    def words(self, logits: Tensor) -> list[Words]:
-        """For each sequence, of [B, V]."""
-        best = logits.softmax(-1).topk(min(self.top, logits.shape[-1]), -1)
-        return [
-            [(self._name(token), chance) for token, chance in zip(tokens, chances, strict=True)]
-            for tokens, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+@torch.no_grad()
+def role_effects(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    roles: Roles,
+    *,
+    draws: int = 20,
+    seed: int = 0,
+    progress: bool = True,
+) -> RoleEffects:
+    """What each role that was found is for: a behaviour stated beforehand, with its heads switched off.
 
-    def _name(self, token: int) -> str:
-        if token not in self._names:
-            tokenizer = self.tokenizer if token < self._size else None
-            self._names[token] = str(token) if tokenizer is None else token_name(tokenizer, token)
-        return self._names[token]
+    Beside it stand as many other heads of the same layers, drawn several times: switching off anything may
+    lower anything. No effect is a result. Runs every prompt draws + 2 times.
+
+    Args:
+        model: a causal language model: of transformers, or a `headwise.models.Transformer` that decodes; in
+            eval mode.
+        tokenizer: its own.
+        roles: what `headwise.roles(model, tokenizer)` found.
+        draws: how many; where a layer does not have as many choices, all there are.
+        seed: of the draws.
+        progress: whether to show a bar, where it takes long.
+
+    Raises:
+        ArgumentError: a model that is not causal, says no next token, or is in training mode; fewer than one
+            draw.
+        AttentionBypassed: a layer whose heads are not in hand.
+
+    Wang 2022 (IOI), section 2, on means; Clark 2019 on roles.
+    """
+    check_count(draws, "draws", "20 show a spread")
+    attach(model, Switches())  # says at once if it is no model
+    if not isinstance(getattr(roles, "found", None), Mapping):
+        raise ArgumentError(
+            f"roles must be what headwise.roles found: got {type(roles).__name__}; give all of its answer"
+        )
+    _check_eval_mode(model)
+    asked = [(name, behaviour) for name in roles.found for behaviour in behaviours_of(name)]
+    unasked = [name for name in roles.found if not behaviours_of(name)]
+    speaker = Speaker(model)
+    tasks: dict[str, Asked] = {}
+    rows = []
+    for relation, behaviour in tracked(asked, "role effects", progress):
+        if behaviour.name not in tasks:
+            tasks[behaviour.name] = Asked(speaker, tokenizer, behaviour)
+        rows.append(_effect(tasks[behaviour.name], relation, roles.found[relation], draws, seed))
+    return RoleEffects(rows, unasked, METHOD)
+
+
+def _effect(asked: Asked, relation: str, role: Role, draws: int, seed: int) -> RoleEffect:
+    """One row."""
+    counts = asked.num_heads
+    heads: list[Place] = [(layer, int(head)) for layer, head, *_ in role.heads]
+    left_on: list[Place] = []
+    others: list[list[Place]] = []
+    every = True
+    if asked.pairs:
+        heads, left_on = _switched_off(heads, counts)
+        others, every = _draws(heads, counts, draws, random.Random(f"{seed} {relation}"))
+    whole, off = asked.margins(), asked.margins(heads)
+    drawn = whole.new_zeros(len(others), *whole.shape)  # [draws, pairs, 2]
+    for row, other in zip(drawn, others, strict=True):
+        row.copy_(asked.margins(other))
+    change = (off - whole).mean(1)  # [pairs]
+    by_draw = (drawn - whole).mean(2)  # [draws, pairs]
+    margin_low, margin_high = _interval(whole.mean(1))
+    low, high = _interval(change)
+    more_low, more_high = _interval(change - by_draw.mean(0)) if others else (math.nan, math.nan)
+    return RoleEffect(
+        relation=relation,
+        behaviour=asked.behaviour.name,
+        heads=tuple(heads),
+        left_on=tuple(left_on),
+        pairs=len(whole),
+        dropped=asked.dropped,
+        margin=_mean(whole),
+        margin_low=margin_low,
+        margin_high=margin_high,
+        accuracy=_accuracy(whole),
+        off=_mean(off),
+        off_accuracy=_accuracy(off),
+        change=_mean(change),
+        low=low,
+        high=high,
+        draws=tuple(by_draw.mean(1).tolist()),
+        more_low=more_low,
+        more_high=more_high,
+        every_draw=every,
+    )
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else math.nan
+
+
+def _accuracy(margins: Tensor) -> float:
+    """The share above 0; a tie is half right."""
+    return _mean((margins > 0).double() + 0.5 * (margins == 0).double())
+
+
+def _interval(values: Tensor) -> tuple[float, float]:
+    """95%, of the mean of one number per pair: prompts of a pair are not two cases."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    middle, error = float(values.mean()), float(values.std()) / math.sqrt(len(values))
+    return middle - SURE * error, middle + SURE * error
+
+
+def _switched_off(heads: Sequence[Place], counts: Mapping[Layer, int]) -> tuple[list[Place], list[Place]]:
+    """The heads of a role, best first, as long as their layers have as many others; and the rest."""
+    off: list[Place] = []
+    left: list[Place] = []
+    taken = Counter[Layer]()
+    for layer, head in dict.fromkeys(heads):
+        if layer not in counts or head >= counts[layer]:
+            there = (
+                f"{len(counts)} layers" if layer not in counts else f"{counts[layer]} heads in layer {layer}"
+            )
+            raise ArgumentError(
+                f"roles must be of this model: head {layer}.{head} was found, and there are {there}; measure "
+                "them with headwise.roles(model, tokenizer)"
+            )
+        room = 2 * (taken[layer] + 1) <= counts[layer]
+        taken[layer] += room
+        (off if room else left).append((layer, head))
+    return off or left[:1], left if off else left[1:]
+
+
+def _draws(
+    heads: Sequence[Place], counts: Mapping[Layer, int], draws: int, draw: random.Random
+) -> tuple[list[list[Place]], bool]:
+    """As many other heads of the same layers, in so many different ways, or all there are."""
+    wanted = Counter(layer for layer, _ in heads)
+    others = {layer: [h for h in range(counts[layer]) if (layer, h) not in heads] for layer in wanted}
+    if any(len(others[layer]) < count for layer, count in wanted.items()):
+        return [], True
+    total = math.prod(math.comb(len(others[layer]), count) for layer, count in wanted.items())
+    if total <= draws:
+        ways = [itertools.combinations(others[layer], count) for layer, count in wanted.items()]
+        return [_joined(wanted, way) for way in itertools.product(*ways)], True
+    made: dict[tuple[tuple[int, ...], ...], None] = {}
+    while len(made) < draws:
+        way = tuple(tuple(sorted(draw.sample(others[layer], count))) for layer, count in wanted.items())
+        made[way] = None
+    return [_joined(wanted, way) for way in made], False
+
+
+def _joined(layers: Mapping[Layer, int], way: Sequence[Sequence[int]]) -> list[Place]:
+    return [(layer, head) for layer, chosen in zip(layers, way, strict=True) for head in chosen]

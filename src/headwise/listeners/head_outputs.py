@@ -1,192 +1,59 @@
-"""What heads say in one run, put in their place in another (activation patching).
+"""What heads say, collected, put in their place in another run (activation patching), and written by W_O.
 
-With it the block that `ablate` stands on, too: chosen heads are heard, and perhaps changed, while it lasts.
+A head adds sum_j p_ij f(x_j) to its layer's output, with f(x_j) = (x_j W_V + b_V) W_O of its own rows of W_O;
+the output projection's bias belongs to no head. Where ||f(x_j)|| is small, weight on key j does little.
+Kobayashi 2020, "Attention is not only a weight", section 3.
 
-Letters: B batch, T query_len, H num_heads, Dv value_dim; n heads chosen, t positions chosen.
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim, E the width of what is
+written; n heads chosen, t positions chosen.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ..errors import ArgumentError, AttentionBypassed, ShapeError
-from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of
+from ..engines.given_weights import GivenWeights
+from ..engines.scores import own_precision, tile_dtype
+from ..errors import ArgumentError, ShapeError
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer
 from ..indexing import as_index, positions_of
+from ..nn import MultiHeadAttention
+from ..nn.as_torch.module import MultiheadAttention
 from .active import Call, in_backward
-from .attachment import Attachment
-from .chosen_heads import ChosenHeads, Heads, base_of, by_path, of_visit
-from .model_door import attach
-from .model_structure import structure_of
-from .written_norms import OutputProjection, output_projection, written
+from .chosen_heads import (
+    Change,
+    Changing,
+    ChosenHeads,
+    ChosenListening,
+    Heads,
+    base_of,
+    by_path,
+    layer_names,
+    of_visit,
+)
+from .model_structure import names_in
+from .pruning import ALBERT, BART, BERT, DISTILBERT, LLAMA, PHI, is_conv1d
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "Change",
-    "Changing",
-    "ChosenListening",
     "HeadOutputs",
-    "check_any",
+    "OutputProjection",
     "collect",
-    "outputs_of",
+    "output_projection",
     "patch",
+    "written",
+    "written_norms",
 ]
-
-
-Inside = TypeVar("Inside", covariant=True)  # what a block is given
-
-# What is done at a call, given the heads chosen there, int [n], and their output [B, H, T, Dv]
-Change = Callable[[Call, Tensor, Tensor], Tensor | None]
-
-
-# The block
-
-
-def outputs_of(call: Call) -> Tensor:
-    """The heads' output of a call, [B, H, T, Dv].
-
-    Raises:
-        AttentionBypassed: only its weights are to be had.
-    """
-    if call.output is None:
-        raise AttentionBypassed(
-            f"heads must have outputs in hand to be used: of {call.path} only the weights "
-            f"{list(call.weights.shape)} are heard (fallback='eager'); leave this layer out"
-        )
-    return call.output
-
-
-def check_any(
-    model: nn.Module, ran: int, heard: Collection[object], fallback: str | None, elsewhere: bool = False
-) -> None:
-    """Raise where a model ran and nothing was heard, unless that was allowed.
-
-    Args:
-        ran: how many times.
-        heard: the layers.
-        elsewhere: whether it called another model, to which somebody listens as well; or a layer ran on
-            nothing.
-
-    Raises:
-        AttentionBypassed: nothing was.
-    """
-    if ran and not heard and not elsewhere and fallback != "skip":
-        raise AttentionBypassed(
-            f"model must have attention that can be heard: {type(model).__name__} ran {ran} times "
-            "and none was; is there softmax attention in it?"
-        )
-
-
-class ChosenListening(AbstractContextManager[Inside]):
-    """Hears the chosen heads, and perhaps changes them, for as long as a block lasts.
-
-    It may be entered again, also inside itself, and beside others: each hears what those before it left.
-    """
-
-    def __init__(self, model: nn.Module, chosen: ChosenHeads, fallback: str | None) -> None:
-        self.model, self.chosen, self.fallback = model, chosen, fallback
-        attach(model, _Listener(chosen, _nothing), fallback)  # says at once what is wrong with the arguments
-        self._entered: list[_Block] = []
-        self._unused = True
-
-    def __del__(self) -> None:
-        if getattr(self, "_unused", False) and not sys.is_finalizing():
-            warnings.warn(
-                f"nothing was done to heads of {', '.join(self.chosen.paths) or 'the model'}: ablate, patch "
-                "and collect act inside a block; write with headwise.ablate(model, heads): model(x)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    @abstractmethod
-    def begin(self) -> tuple[Change, Inside]:
-        """What is done in a block, and what the block is given."""
-
-    def __enter__(self) -> Inside:
-        self._unused = False
-        change, given = self.begin()
-        listener = _Listener(self.chosen, change)
-        attached = attach(self.model, listener, self.fallback)
-        attachment = attached.__enter__()
-        self._entered.append(_Block(attached, attachment, listener, attachment.forward.number))
-        return given
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        block = self._entered.pop()
-        missed = [path for path in self.chosen.paths if path in block.attachment.bypassed]
-        ran = block.attachment.forward.number - block.before
-        block.attached.__exit__(kind, error, trace)
-        if kind is not None:
-            return
-        if missed:
-            raise AttentionBypassed(
-                f"heads must be in layers that can be heard: {', '.join(missed)} compute their own weights "
-                f"and were left out (fallback={self.fallback!r}); nothing was done to them"
-            )
-        if self.chosen.everything:
-            check_any(self.model, ran, block.listener.heard, self.fallback, block.attachment.elsewhere)
-        silent = self.chosen.absent(block.listener.heard) if ran else []
-        absent = [path or "the model itself" for path in silent]
-        if absent:
-            raise ArgumentError(
-                f"heads must be in layers that run: the model ran {ran} times and {', '.join(absent)} never "
-                "attended; nothing was done to them, leave them out"
-            )
-
-
-class Changing(ChosenListening["Changing"]):
-    """Lets `change` act on the chosen heads."""
-
-    def __init__(self, model: nn.Module, chosen: ChosenHeads, change: Change, fallback: str | None) -> None:
-        super().__init__(model, chosen, fallback)
-        self.change = change
-
-    def begin(self) -> tuple[Change, Changing]:
-        return self.change, self
-
-
-def _nothing(call: Call, index: Tensor, output: Tensor) -> None:
-    """What is done to heads that are only heard."""
-
-
-class _Block(NamedTuple):
-    """One time that a block was entered."""
-
-    attached: AbstractContextManager[Attachment]
-    attachment: Attachment
-    listener: _Listener
-    before: int  # how many times the model had run
-
-
-class _Listener:
-    def __init__(self, chosen: ChosenHeads, change: Change) -> None:
-        self.chosen, self.change = chosen, change
-        self.heard: set[str] = set()  # paths, with visits
-
-    def hear(self, call: Call) -> Tensor | None:
-        self.heard.add(call.path)
-        heads = self.chosen.at(call.path, call.num_heads)
-        if not heads:
-            return None
-        output = outputs_of(call)
-        return self.change(call, torch.tensor(heads, device=output.device), output)
-
-
-# What heads say, and putting it elsewhere
-
 
 Positions = int | slice | Sequence[int] | Tensor
 
@@ -282,7 +149,7 @@ def collect(
 
 class _Collecting(ChosenListening[HeadOutputs]):
     def begin(self) -> tuple[Change, HeadOutputs]:
-        kept = HeadOutputs({}, names_of(structure_of(self.model).places))
+        kept = HeadOutputs({}, layer_names(self.model))
         kept._model = ref(self.model)
 
         def keep(call: Call, index: Tensor, output: Tensor) -> None:
@@ -325,17 +192,10 @@ def patch(
     Vig 2020 (causal mediation); Wang 2022 (IOI), section 3.
     """
     chosen = ChosenHeads(model, heads)
-    given = by_path(model, outputs, "outputs")
-    for path in chosen.paths:
-        if not any(base_of(known) == path for known in given):
-            raise ArgumentError(f"outputs must hold every layer: {path} is missing; make them with collect")
+    given = by_path(model, outputs, "outputs", chosen, maker="collect")
 
     def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
-        new = of_visit(given, call.path)
-        if new is None:
-            raise ArgumentError(
-                f"outputs must hold every visit: {call.path} is missing; make them with collect"
-            )
+        new = of_visit(given, call.path, "outputs", maker="collect")
         if new.shape != output.shape:
             raise ShapeError(
                 f"outputs must be [B, H, T, Dv] = {list(output.shape)} in {call.path}: got "
@@ -350,3 +210,148 @@ def patch(
         return torch.where(chosen_here[..., None], new, output)
 
     return Changing(model, chosen, change, fallback)
+
+
+# What heads write: their outputs through the output projection, W_O, which is found by what is known of a
+# family. Where anything may stand between the two, a gate or a norm, the layer is refused by name. What comes
+# after W_O, such as the norm behind the residual sum, is no part of f, as in the paper.
+
+
+BLOCK = 32 * 2**20  # bytes of what is written in memory at a time
+
+# What W_O is called inside a layer. Pruning knows the first; gpt2_like; T5; ModernBERT; timm and others.
+PROJECTIONS = (
+    *dict.fromkeys(names.out for names in (LLAMA, BART, PHI, ALBERT, DISTILBERT)),
+    *("c_proj", "o", "Wo", "proj", "projection"),
+)
+HOMES = ("transformers.", "timm.")  # strangers may call theirs the same, and join heads otherwise
+# What makes queries, keys, values and scores, or does nothing to numbers outside of training.
+BEFORE = re.compile(
+    r"(q|k|v|qk|kv|qkv|query|key|value|query_key_value|c_attn|in_proj|Wq|Wk|Wv|Wqkv)(_\w+)?$"
+    r"|rel(ative)?_(pos|att)\w*|rotary\w*|sinks|indexer|logit_scale|\w*drop(out)?$"
+)
+AFTER = {*ALBERT.apart, "LayerScale"}
+GATES = {"sigmoid", "silu", "gate", "gate_proj"}  # a mention of one of these, and a head may be gated
+
+
+class OutputProjection:
+    """W_O, head by head, as it is now."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_heads: int) -> None:
+        self.weight = weight.detach().unflatten(0, (num_heads, -1))  # [H, Dv, E]
+        self.bias = None if bias is None else bias.detach()  # [E]
+
+
+def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: int) -> OutputProjection:
+    """The projection that the heads of a layer go through as they are, one after another.
+
+    Args:
+        path: of the layer, perhaps with its visit.
+
+    Raises:
+        ArgumentError: it is not known, or something may stand between.
+    """
+    place = base_of(path)
+    module: Any = model.get_submodule(place)
+    name, reason = _projection_name(model, place, module)
+    if reason is None:
+        home = model.get_submodule(place.rpartition(".")[0]) if name == BERT.out else module
+        out: Any = home.get_submodule(name)
+        is_split = getattr(module, "local_heads", None) is not None  # over processes, as we split it
+        reason = _why_not_plain(name, out, is_split)
+    if reason is None:
+        weight, bias = out.weight, out.bias
+        if is_split:
+            weight, bias = weight.full_tensor(), None if bias is None else bias.full_tensor()
+        weight = weight if is_conv1d(out) else weight.T
+        if weight.shape[0] == num_heads * value_dim:
+            return OutputProjection(weight, bias, num_heads)
+        reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
+    raise ArgumentError(
+        f"written must know what heads go through: {place or 'the model itself'} ({type(module).__name__}) "
+        f"{reason}; look at its weights alone, watch(model)"
+    )
+
+
+def _projection_name(model: nn.Module, place: str, module: nn.Module) -> tuple[str, str | None]:
+    """The name of a layer's output projection, and what speaks against it."""
+    if isinstance(module, MultiHeadAttention):
+        if module.gate_proj is not None:
+            return "", f"has gate={module.gate!r}, so that what a head writes depends on the query as well"
+        if type(module)._finish is not MultiHeadAttention._finish:
+            return "", "joins its heads in a way of its own"
+        return "out_proj", None
+    if type(module) in (nn.MultiheadAttention, MultiheadAttention):
+        return "out_proj", None
+    if not type(module).__module__.startswith(HOMES):
+        return "", "is of no family that is known"
+    names = [name for name in PROJECTIONS if isinstance(getattr(module, name, None), nn.Module)]
+    around = model.get_submodule(place.rpartition(".")[0]) if place else None
+    if not names and isinstance(getattr(getattr(around, "output", None), "dense", None), nn.Module):
+        names = [BERT.out]
+    if len(names) != 1:
+        return "", f"has {' and '.join(names) or 'no output projection by any name that is known'}"
+    parts = (*module._modules, *module._parameters)
+    strange = [name for name in parts if name not in names and not _is_apart(module, name)]
+    strange += sorted(GATES & names_in(type(module)))
+    if strange:
+        return "", f"has {', '.join(strange)}, which may stand between its heads and {names[0]}"
+    return names[0], None
+
+
+def _is_apart(module: nn.Module, name: str) -> bool:
+    part = getattr(module, name)
+    return part is None or isinstance(part, nn.Identity) or name in AFTER or bool(BEFORE.match(name))
+
+
+def _why_not_plain(name: str, out: nn.Module, is_split: bool) -> str | None:
+    """What speaks against a projection being what its weight says."""
+    families_own = isinstance(out, nn.Linear) and type(out).__module__.startswith("transformers.models.")
+    plain = type(out) in (nn.Linear, NonDynamicallyQuantizableLinear) or families_own or is_conv1d(out)
+    if not plain and not is_split:
+        return f"has {name} of {type(out).__name__}, not nn.Linear: merge or unwrap it first"
+    if type(out._parameters.get("weight")) is not nn.Parameter and not is_split:
+        return f"has {name}.weight of {type(out.weight).__name__}: take masks and quantisation off first"
+    if "forward" in vars(out) and "_old_forward" not in vars(out):  # accelerate's moves weights, and no more
+        return f"has {name} with a forward of its own, which may write something else: take it off first"
+    hooks = len(out._forward_pre_hooks) + len(out._forward_hooks)
+    if hooks:
+        return (
+            f"has {name} with {hooks} forward hook{'s' * (hooks > 1)}, which may change it: take it off first"
+        )
+    return None
+
+
+def written(heads: Tensor, projection: OutputProjection) -> Tensor:
+    """What each head adds to its layer's output, [B, H, T, E], of heads [B, H, T, Dv]; without the bias."""
+    with torch.no_grad(), own_precision(heads.device):
+        dtype = tile_dtype(heads.dtype)
+        return heads.detach().to(dtype) @ projection.weight.to(heads.device, dtype)
+
+
+def written_norms(model: nn.Module, call: Call) -> Tensor:
+    """||v_j W_O|| of every head and key of a call, [B, H, S], in float32 at least.
+
+    The product itself is made, in blocks of keys: v G v with G = W_O W_O^T would be less work, and may come
+    out below 0 by rounding where a norm is small.
+
+    Raises:
+        ArgumentError: the values or the projection are not to be had.
+    """
+    if call.value is None or isinstance(call.weights.parts()[0], GivenWeights):
+        raise ArgumentError(
+            f"written must have values in hand: of {call.path} only the weights {list(call.weights.shape)} "
+            "are heard (fallback='eager'); look at those alone, watch(model, fallback='eager')"
+        )
+    v = call.value.detach()
+    (B, Hk, S, Dv), H = v.shape, call.num_heads
+    dtype = tile_dtype(v.dtype)
+    with torch.no_grad(), own_precision(v.device):
+        weight = output_projection(model, call.path, H, Dv).weight.to(v.device, dtype)
+        by_group = weight.unflatten(0, (Hk, -1))  # [Hk, G, Dv, E]
+        norms = torch.empty(B, H, S, dtype=dtype, device=v.device)
+        step = max(1, BLOCK // (B * H * weight.shape[2] * dtype.itemsize))
+        for start in range(0, S, step):
+            some = v[:, :, None, start : start + step].to(dtype)  # [B, Hk, 1, s, Dv]
+            norms[:, :, start : start + step] = (some @ by_group).norm(dim=-1).flatten(1, 2)
+    return norms

@@ -1,9 +1,10 @@
-"""How much each head matters to the loss.
+"""How much each head matters to the loss, and whether the others make up for it where heads fail.
 
     I_h = E_x | Att_h(x)^T  dL(x) / dAtt_h(x) |            Michel 2019, equation 2
 
 Att_h(x) is all that head h says about a sequence x. This is the first-order change of the loss if the head
 were multiplied by a gate that goes from 1 to 0: |dL / dgate_h|, which takes one backward pass for all heads.
+`robustness` is the loss against the number of heads removed.
 
 Letters: B batch, T query_len, H num_heads, Hk num_kv_heads, Dv value_dim.
 """
@@ -11,27 +12,32 @@ Letters: B batch, T query_len, H num_heads, Hk num_kv_heads, Dv value_dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from operator import index, itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError, nearest
-from ..heads.layer_names import ByLayer, Layer, names_of
+from ..heads.layer_names import ByLayer, GivenByLayer, Layer
 from ..models.batches import Loss, as_batches, checked_loss, tracked
-from .ablation import Switches, check_heard
+from .ablation import Switches
 from .active import Call, in_backward
-from .chosen_heads import base_of
+from .chosen_heads import base_of, by_path, check_count, layer_names, outputs_of
 from .example_counts import count_examples, entering
-from .head_outputs import outputs_of
 from .model_door import attach
-from .model_structure import structure_of
 
-__all__ = ["METHODS", "Importance", "Ranked", "importance"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["HeadScores", "Importance", "Ranked", "Robustness", "importance", "ranked", "robustness"]
 
 METHODS = ("gradient", "leave_one_out")
 REDUCTIONS = ("mean", "sum")
+CURVES = ("importance", "random")
+POINTS = 10  # points of a curve, besides the one with all heads
 
 Group = list[tuple[Layer, int]]  # heads that go together
 
@@ -44,7 +50,35 @@ class Ranked(NamedTuple):
     score: float
 
 
-class Importance(ByLayer[Tensor]):
+def ranked(scores: ByLayer[Tensor]) -> list[Ranked]:
+    """All heads, the highest score first; what is no number comes last."""
+    every = [
+        Ranked(layer, head, score)
+        for layer, of_layer in scores.items()
+        for head, score in enumerate(of_layer.tolist())
+    ]
+    return sorted(every, key=lambda head: math.inf if math.isnan(head.score) else -head.score)
+
+
+class HeadScores(ByLayer[Tensor]):
+    """A number for every head, [H] by layer; printed as a table."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _rows(self) -> list[str]:
+        """A line of numbers for each layer."""
+        wide = max((len(str(layer)) for layer in self), default=0)
+        return [
+            f"  layer {layer!s:<{wide}}  " + "  ".join(f"{score:9.3g}" for score in scores.tolist())
+            for layer, scores in self.items()
+        ]
+
+
+# Importance
+
+
+class Importance(HeadScores):
     """The score of every head, [H] by layer: its number, where the model has one stack of layers, or path."""
 
     def __init__(
@@ -62,12 +96,7 @@ class Importance(ByLayer[Tensor]):
 
     def ranking(self) -> list[Ranked]:
         """All heads, the most important first."""
-        every = [
-            Ranked(layer, head, score)
-            for layer, scores in self.items()
-            for head, score in enumerate(scores.tolist())
-        ]
-        return sorted(every, key=lambda ranked: -ranked.score)
+        return ranked(self)
 
     def least(self, count: int, *, groups: bool = True) -> list[tuple[Layer, int]]:
         """The least important heads, the very least first, as `headwise.prune` and `ablate` take them.
@@ -92,18 +121,18 @@ class Importance(ByLayer[Tensor]):
             (4, 2)
         """
         heads = [(layer, head) for layer, head, _ in reversed(self.ranking())]
-        count = min(_checked(count), len(heads))
-        shared = [self._kv_heads(path) < len(self[path]) for path in self.paths]
-        if not groups or not any(shared):
+        check_count(count, "count", "it counts heads", least=0)
+        count = min(count, len(heads))
+        every = self._groups()
+        sizes = sorted({len(group) for group in every})
+        if not groups or sizes == [1]:
             return heads[:count]
-        others, best = self._groups()
-        for offered in (others, others + best):
+        for offered in (every[: -len(self)], every):  # a layer must keep one
             chosen = _whole(offered, count)
             if chosen is not None:
                 return chosen
-        sizes = sorted({len(group) for group in others + best})
         below, above = (
-            next(number for number in numbers if _whole(others + best, number) is not None)
+            next(number for number in numbers if _whole(every, number) is not None)
             for numbers in (range(count, -1, -1), range(count, len(heads) + 1))
         )
         raise ArgumentError(
@@ -111,27 +140,20 @@ class Importance(ByLayer[Tensor]):
             f"{' or '.join(map(str, sizes))} query heads; use {below} or {above}, or groups=False for ablate"
         )
 
-    def _kv_heads(self, path: str) -> int:
-        return self.num_kv_heads.get(path, len(self[path]))
-
-    def _groups(self) -> tuple[list[Group], list[Group]]:
-        """Those that share a key/value head, the least first; the best of each layer apart."""
-        others: list[tuple[float, Group]] = []
-        best: list[tuple[float, Group]] = []
-        for path in self.paths:
-            layer, scores = self.name_of(path), self[path].tolist()
-            size = len(scores) // self._kv_heads(path)
-            of_layer = []
+    def _groups(self) -> list[Group]:
+        """Heads that share a key/value head, the least important first, the best of each layer at the end."""
+        every: list[tuple[bool, float, Group]] = []
+        for path, layer in zip(self.paths, self, strict=True):
+            scores = self[path].tolist()
+            size = len(scores) // self.num_kv_heads.get(path, len(scores))
+            of_layer: list[tuple[float, Group]] = []
             for first in range(0, len(scores), size):
                 heads = sorted(range(first, first + size), key=scores.__getitem__)
                 mean = math.fsum(scores[head] for head in heads) / size
                 of_layer.append((mean, [(layer, head) for head in heads]))
-            of_layer.sort(key=_mean)
-            others += of_layer[:-1]
-            best += of_layer[-1:]
-        return [group for _, group in sorted(others, key=_mean)], [
-            group for _, group in sorted(best, key=_mean)
-        ]
+            of_layer.sort(key=itemgetter(0))
+            every += [(group is of_layer[-1][1], mean, group) for mean, group in of_layer]
+        return [group for _, _, group in sorted(every, key=itemgetter(0, 1))]
 
     def most(self, count: int) -> list[tuple[Layer, int]]:
         """The most important heads, the first first.
@@ -139,29 +161,18 @@ class Importance(ByLayer[Tensor]):
         Raises:
             ArgumentError: a count below 0.
         """
-        return [(layer, head) for layer, head, _ in self.ranking()[: _checked(count)]]
-
-    def __repr__(self) -> str:
-        return str(self)
+        check_count(count, "count", "it counts heads", least=0)
+        return [(layer, head) for layer, head, _ in self.ranking()[:count]]
 
     def __str__(self) -> str:
         how = {"gradient": "by gradients", "leave_one_out": "by the loss without each"}[self.method]
         scaled = ", each layer's scores of length 1" if self.normalised else ""
-        lines = [f"Importance of {sum(map(len, self.values()))} heads, {how}, "
-                 f"over {self.examples} sequence{'' if self.examples == 1 else 's'}{scaled}."]  # fmt: skip
-        wide = max((len(str(layer)) for layer in self), default=0)
-        for layer, scores in self.items():
-            numbers = "  ".join(f"{score:9.3g}" for score in scores.tolist())
-            lines.append(f"  layer {layer!s:<{wide}}  {numbers}")
-        best = self.ranking()[:3]
-        lines.append(
-            "Most important: " + ", ".join(f"layer {r.layer} head {r.head} ({r.score:.3g})" for r in best)
+        heads, many = sum(map(len, self.values())), "" if self.examples == 1 else "s"
+        title = f"Importance of {heads} heads, {how}, over {self.examples} sequence{many}{scaled}."
+        best = ", ".join(
+            f"layer {layer} head {head} ({score:.3g})" for layer, head, score in self.ranking()[:3]
         )
-        return "\n".join(lines)
-
-
-def _mean(scored: tuple[float, Group]) -> float:
-    return scored[0]
+        return "\n".join([title, *self._rows(), f"Most important: {best}"])
 
 
 def _whole(groups: list[Group], count: int) -> Group | None:
@@ -177,12 +188,6 @@ def _whole(groups: list[Group], count: int) -> Group | None:
         if left >= 0 and rest >> left & 1:
             chosen += group
     return chosen
-
-
-def _checked(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise ArgumentError(f"count must be a whole number of at least 0: got {count!r}; it counts heads")
-    return count
 
 
 def importance(
@@ -242,18 +247,8 @@ def importance(
         )
     measure = _by_gradient if method == "gradient" else _by_leaving_out
     scores, num_kv_heads, examples, loss = measure(model, batches, loss_fn, reduction, progress, fallback)
-    names = names_of(structure_of(model).places)
-    _check_numbers(scores, loss, names)
-    scaled = method == "gradient" if normalise is None else normalise
-    if scaled:
-        tiny = torch.finfo(torch.float32).tiny  # a layer of zeros stays one
-        scores = {path: of_layer / of_layer.norm().clamp(min=tiny) for path, of_layer in scores.items()}
-    return Importance(scores, method, scaled, examples, names, num_kv_heads)
-
-
-def _check_numbers(scores: Mapping[str, Tensor], loss: float, names: Mapping[str, Layer]) -> None:
-    """Scores that are no numbers would be ranked anywhere."""
-    for path, of_layer in scores.items():
+    names = layer_names(model)
+    for path, of_layer in scores.items():  # what is no number would be ranked anywhere
         heads = (~of_layer.isfinite()).nonzero().flatten().tolist()
         if heads:
             raise ArgumentError(
@@ -261,6 +256,11 @@ def _check_numbers(scores: Mapping[str, Tensor], loss: float, names: Mapping[str
                 f"and in layer {names.get(path, path)} the scores of heads {', '.join(map(str, heads))} are "
                 f"{of_layer[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
             )
+    scaled = method == "gradient" if normalise is None else normalise
+    if scaled:
+        tiny = torch.finfo(torch.float32).tiny  # a layer of zeros stays one
+        scores = {path: of_layer / of_layer.norm().clamp(min=tiny) for path, of_layer in scores.items()}
+    return Importance(scores, method, scaled, examples, names, num_kv_heads)
 
 
 class _Outputs:
@@ -298,12 +298,13 @@ def _by_gradient(
     losses: list[Tensor] = []  # read at the end: a GPU need not be waited for at every batch
     examples = 0
     outputs = _Outputs()
+    total = len(batches) if isinstance(batches, Sized) else None
     with torch.inference_mode(False), torch.enable_grad(), attach(model, outputs, fallback):
-        for batch in tracked(as_batches(batches), "importance", progress, _length(batches)):
+        for batch in tracked(as_batches(batches), "importance", progress, total):
             outputs.heard.clear()
             with entering(model) as given:
                 loss = checked_loss(loss_fn, model, batch)
-            check_heard(model, dict(outputs.heard))
+            _check_heard(model, outputs.heard)
             if not loss.requires_grad:
                 raise ArgumentError(
                     f"loss_fn must keep the gradient: its loss {loss.item():g} depends on no head; "
@@ -311,8 +312,14 @@ def _by_gradient(
                 )
             losses.append(loss.detach())
             heard = outputs.heard
-            _check_visits(heard)
-            visits = [(path, output.shape[0], output.shape[2], output) for path, output in heard]
+            sizes = {path: len(output) for path, output in reversed(heard)}
+            for path, output in heard:
+                if len(output) != sizes[path]:
+                    raise ShapeError(
+                        f"loss_fn must give a layer one batch size: {path} saw {sizes[path]} and "
+                        f"{len(output)} sequences in one loss; use batches of one size"
+                    )
+            visits = [(path, len(output), output.shape[2], output) for path, output in heard]
             B = count_examples(given, visits)
             grads = torch.autograd.grad(loss, [output for _, output in heard], allow_unused=True)
             examples += B
@@ -322,17 +329,6 @@ def _by_gradient(
             outputs.heard.clear()
     scores = {path: total / examples for path, total in totals.items()}
     return scores, outputs.num_kv_heads, examples, sum(loss.item() for loss in losses)
-
-
-def _check_visits(heard: list[tuple[str, Tensor]]) -> None:
-    first: dict[str, Tensor] = {}
-    for path, output in heard:
-        before = len(first.setdefault(path, output))
-        if before != len(output):
-            raise ShapeError(
-                f"loss_fn must give a layer one batch size: {path} saw {before} and {len(output)} "
-                "sequences in one loss; use batches of one size"
-            )
 
 
 def _per_example(
@@ -360,37 +356,226 @@ def _by_leaving_out(
     fallback: str | None,
 ) -> tuple[dict[str, Tensor], dict[str, int], int, float]:
     """({path: [H]}, {path: Hk}, how many sequences, the sum of the losses with all heads)"""
-    switches, examples, losses = Switches(), 0, 0.0
-    total: dict[tuple[str, int], float] = {}
+    switches, examples, losses, whole, weight = Switches(), 0, 0.0, 0.0, 1
+    totals: dict[tuple[str, int], float] = {}
+
+    def trials() -> Iterator[tuple[object, list[tuple[str, int]]]]:
+        """Each batch with all heads, then without each of those that were heard."""
+        for batch in as_batches(batches):
+            yield batch, []
+            yield from ((batch, [head]) for head in switches.every_head())
+
     with attach(model, switches, fallback):
-        trials = _trials(model, batches, loss_fn, switches)
-        for path, head, change, count in tracked(trials, "importance, head by head", progress):
-            if path is None:
-                examples, losses = examples + count, losses + change
-            else:
-                share = change * (count if reduction == "mean" else 1)
-                total[path, head] = total.get((path, head), 0.0) + share
+        for batch, off in tracked(trials(), "importance, head by head", progress):
+            loss = switches.loss(model, loss_fn, batch, off)
+            if off:
+                totals[off[0]] = totals.get(off[0], 0.0) + (loss - whole) * weight
+                continue
+            _check_heard(model, switches.num_heads)
+            whole, weight = loss, switches.examples if reduction == "mean" else 1
+            examples, losses = examples + switches.examples, losses + whole
     scores = {
-        path: torch.tensor([total[path, head] / examples for head in range(count)], dtype=torch.float64)
+        path: torch.tensor([totals[path, head] / examples for head in range(count)], dtype=torch.float64)
         for path, count in switches.num_heads.items()
     }
     return scores, switches.num_kv_heads, examples, losses
 
 
-def _trials(
-    model: nn.Module, batches: object, loss_fn: Loss | None, switches: Switches
-) -> Iterator[tuple[str | None, int, float, int]]:
-    """(path, head, loss without it minus loss, sequences); a batch begins with path None and its loss."""
-    for batch in as_batches(batches):
-        whole = switches.loss(model, loss_fn, batch, ())
-        check_heard(model, switches.num_heads)
-        count = switches.examples
-        yield None, 0, whole, count
-        for path, head in switches.every_head():
-            yield path, head, switches.loss(model, loss_fn, batch, [(path, head)]) - whole, count
+def _check_heard(model: nn.Module, heard: Sized) -> None:
+    if not heard:
+        raise ArgumentError(
+            f"model must run attention in its loss: none was heard in {type(model).__name__}; is it the "
+            "model that loss_fn runs?"
+        )
 
 
-def _length(batches: object) -> int | None:
-    return (
-        len(batches) if hasattr(batches, "__len__") and not isinstance(batches, (Mapping, Tensor)) else None
-    )
+# Robustness
+
+
+@dataclass(frozen=True, eq=False)
+class Robustness:
+    """The loss with more and more heads at zero; print it, or `plot()` it."""
+
+    baseline: float  # all heads on
+    num_heads: int  # of the whole model
+    removed: list[int]  # how many heads are off at each point, from 0
+    by_importance: Tensor | None  # [points], the least important first
+    at_random: Tensor | None  # [repeats, points]
+    single: ByLayer[Tensor] | None  # [H], one head off at a time
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain numbers and lists, as JSON takes them."""
+        return {
+            "baseline": self.baseline,
+            "num_heads": self.num_heads,
+            "removed": list(self.removed),
+            "by_importance": None if self.by_importance is None else self.by_importance.tolist(),
+            "at_random": None if self.at_random is None else self.at_random.tolist(),
+            "single": None if self.single is None else {str(k): v.tolist() for k, v in self.single.items()},
+        }
+
+    def plot(self) -> Figure:
+        """The curves, as a matplotlib figure (`pip install "headwise[viz]"`)."""
+        from ..show.robustness_curve import robustness_curve
+
+        return robustness_curve(self)
+
+    def __str__(self) -> str:
+        heads = "its one head" if self.num_heads == 1 else f"all {self.num_heads} heads"
+        words = [f"With {heads} the loss is {self.baseline:.4g}."]
+        if self.single and self.num_heads > 1:  # a head that is alone is all heads
+            losses = ranked(self.single)
+            small = sum(abs(loss - self.baseline) <= 0.01 * abs(self.baseline) for _, _, loss in losses)
+            layer, head, worst = losses[0]
+            words.append(
+                f"Without any one of them it changes by at most 1% for {small} of {len(losses)}; the "
+                f"costliest is layer {layer} head {head} ({worst - self.baseline:+.3g})."
+            )
+        last = len(self.removed) - 1
+        middle = min(range(1, last + 1), key=lambda i: abs(self.removed[i] - self.num_heads / 2))
+        curves = {"least important first": self.by_importance, "at random": self.at_random}
+        measured = {name: curve for name, curve in curves.items() if curve is not None}
+        if measured:
+            told = "; ".join(self._at(point, measured) for point in dict.fromkeys((middle, last)))
+            words.append(f"{told[0].upper()}{told[1:]}.")
+        return " ".join(words)
+
+    def _at(self, point: int, curves: Mapping[str, Tensor]) -> str:
+        """The loss at a point. Without any head, all orders come to the same."""
+        if self.removed[point] == self.num_heads:
+            return f"without any head it is {next(iter(curves.values()))[..., point].mean():.4g}"
+        losses = []
+        for name, curve in curves.items():
+            here = curve[..., point]
+            spread = f" ± {here.std():.2g}" if here.numel() > 1 else ""
+            losses.append(f"{here.mean():.4g}{spread} {name}")
+        return f"with {self.removed[point]} removed it is {' and '.join(losses)}"
+
+
+def robustness(
+    model: nn.Module,
+    batches: Iterable[object],
+    loss_fn: Loss | None = None,
+    *,
+    method: str | Sequence[str] = CURVES,
+    repeats: int = 5,
+    points: int | Sequence[int] | None = None,
+    single: bool = True,
+    scores: Importance | GivenByLayer[Tensor] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    fallback: str | None = None,
+) -> Robustness:
+    """The loss against the number of heads removed (at zero), and with each single head removed.
+
+    Takes one forward a batch for each point of each curve, and one for each head if `single`. Removal goes
+    on where it was: the heads of a point are among those of the next. The model stays in the mode it is in.
+
+    Args:
+        batches: kept in memory and gone through again and again.
+        loss_fn: as in `headwise.importance`; that of several batches is their mean, weighted by their
+            sequences.
+        method: which curves: "importance", the least important head first, and "random".
+        repeats: random orders.
+        points: how many after the one with all heads, evenly spaced up to no head at all; or the
+            numbers of removed heads themselves. None: 10, or as many as there are heads.
+        single: whether to remove each head alone, too.
+        scores: how important the heads are, where that is known; else `headwise.importance` by gradients.
+        seed: of the random orders.
+        progress, fallback: as in `headwise.importance`.
+
+    Raises:
+        ArgumentError: an unknown method; fewer than one repeat or point; points that are no whole numbers;
+            more heads than there are; scores of other heads; and as `headwise.importance`.
+        AttentionBypassed: a layer whose outputs are not in hand.
+
+    Example:
+        >>> from headwise.nn import MultiHeadAttention
+        >>> mha, x = MultiHeadAttention(8, 4), torch.randn(5, 3, 8)
+        >>> found = robustness(mha, [x], lambda model, batch: model(batch)[0].square().mean(), repeats=2)
+        >>> found.removed, found.at_random.shape
+        ([0, 1, 2, 3, 4], torch.Size([2, 5]))
+
+    Michel 2019, section 4.2; Voita 2019, section 6.
+    """
+    methods = [method] if isinstance(method, str) else list(method)
+    for name in methods:
+        if name not in CURVES:
+            raise ArgumentError(f"method must be of 'importance' and 'random': got {name!r}; or both")
+    check_count(repeats, "repeats", "5 shows a spread")
+    asked = _whole_numbers(points)
+    kept = list(as_batches(batches))
+    if "importance" in methods and scores is None:
+        scores = importance(model, kept, loss_fn, progress=progress, fallback=fallback)
+    switches, examples = Switches(), []
+    with attach(model, switches, fallback) as attachment:
+        for batch in kept:
+            switches.loss(model, loss_fn, batch)
+            examples.append(switches.examples)
+        _check_heard(model, switches.num_heads)
+        every = switches.every_head()
+        removed = _counts(asked, len(every))
+        orders: list[list[tuple[str, int]]] = []
+        if scores is not None and "importance" in methods:
+            orders.append(_least_first(by_path(model, scores, "scores"), every))
+        if "random" in methods:
+            random = torch.Generator().manual_seed(seed)
+            shuffled = (torch.randperm(len(every), generator=random) for _ in range(repeats))
+            orders += [[every[i] for i in order] for order in shuffled]
+        alone = [[head] for head in every] if single else []
+        trials = [[], *alone, *(order[:count] for order in orders for count in removed[1:])]
+        losses = []
+        for off in tracked(trials, "robustness", progress):
+            of_batches = [switches.loss(model, loss_fn, batch, off) for batch in kept]
+            weighted = (loss * count for loss, count in zip(of_batches, examples, strict=True))
+            losses.append(sum(weighted) / sum(examples))
+    baseline = losses[0]
+    without_one, rest = torch.tensor(losses[1:], dtype=torch.float64).tensor_split([len(alone)])
+    curves = rest.view(len(orders), len(removed) - 1)
+    curves = nn.functional.pad(curves, (1, 0), value=baseline)  # [orders, points]
+    by_layer = None
+    if single:
+        losses_of = without_one.split(list(switches.num_heads.values()))
+        by_layer = ByLayer(dict(zip(switches.num_heads, losses_of, strict=True)), attachment.names)
+    first = int("importance" in methods)
+    by_importance, at_random = curves[0] if first else None, curves[first:] if "random" in methods else None
+    return Robustness(baseline, len(every), removed, by_importance, at_random, by_layer)
+
+
+def _whole_numbers(points: int | Sequence[int] | None) -> int | list[int]:
+    """How many points, or the numbers of removed heads; known to be whole before the model runs."""
+    try:
+        if isinstance(points, Iterable):
+            return [index(number) for number in points]
+        count = POINTS if points is None else index(points)
+    except TypeError:
+        raise ArgumentError(
+            f"points must be a whole number, or whole numbers of removed heads: got {points!r}; a share of "
+            "the heads goes in as [round(share * num_heads)]"
+        ) from None
+    if isinstance(points, bool) or count < 1:
+        raise ArgumentError(f"points must be at least 1: got {points!r}; 10 draws a curve")
+    return count
+
+
+def _counts(points: int | list[int], total: int) -> list[int]:
+    """How many heads are off at each point, from 0."""
+    if isinstance(points, int):
+        count = min(points, total)
+        return [round(total * point / count) for point in range(count + 1)]
+    counts = sorted({0, *points})
+    if len(counts) < 2 or counts[0] < 0 or counts[-1] > total:
+        raise ArgumentError(
+            f"points must be numbers of removed heads, 1 to {total}: got {points}; or give a count"
+        )
+    return counts
+
+
+def _least_first(scores: Mapping[str, Tensor], every: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    for path, head in every:
+        if path not in scores or head >= len(scores[path]):
+            raise ArgumentError(
+                f"scores must cover every head: head {head} of {path} is missing; use "
+                "importance of this model"
+            )
+    return sorted(every, key=lambda at: float(scores[at[0]][at[1]]))

@@ -1,204 +1,47 @@
-"""`prune`: heads taken out for good, and with them their weights.
+"""`prune`: heads taken out for good, and with them their weights; `load_pruned` brings such models back.
 
-What was pruned is written down in a Hugging Face model's config; `load_pruned` brings models back from there.
+A family says which weights of a layer belong to which head:
+
+    headwise_own    headwise's own `MultiHeadAttention`
+    gpt2_like       q, k and v side by side in one `Conv1D`; in cross-attention q apart
+    BERT, ...       query, key and value in one module, the output projection beside it or in it: BERT,
+                    RoBERTa, ELECTRA, CamemBERT, XLM-RoBERTa, ViT of that form, ... ; ALBERT; DistilBERT
+    LLAMA, ...      q_proj, k_proj, v_proj and o_proj, out_proj or dense, keys and values perhaps shared by
+                    groups of heads: Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, SmolLM, gpt-oss, ... ; BART,
+                    OPT, Whisper, CLIP, ... ; Phi
+
+`nn.Linear` keeps its weight as [out, in], Hugging Face's `Conv1D` as [in, out].
+
+Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, needed
-from ..heads.layer_names import ByLayer, names_of
-from .chosen_heads import ChosenHeads, Heads
-from .model_structure import structure_of
-from .prunable_families import Family, Prunable, bert_like, gpt2_like, headwise_own, kept_kv_heads, llama_like
+from ..heads.layer_names import ByLayer
+from ..nn import MultiHeadAttention
+from ..nn.options import Slopes
+from .chosen_heads import ChosenHeads, Heads, layer_names
 
-__all__ = [
-    "FAMILIES",
-    "KEY",
-    "Pruned",
-    "load_pruned",
-    "prune",
-    "remember",
-]
+__all__ = ["Names", "Prunable", "Pruned", "is_conv1d", "load_pruned", "prune"]
 
 
 KEY = "headwise_pruned_heads"  # as numbered in the unpruned model; in a config {module path: heads}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> None:
-    """Write down on a layer which heads are gone, and in the config of the Hugging Face model around it.
-
-    The config is written from the layers alone: a new model may have the config of one that was pruned.
-
-    Args:
-        gone: as numbered before this pruning.
-        num_heads: how many there were before it.
-    """
-    module = model.get_submodule(path)
-    already = set(getattr(module, KEY, ()))
-    stayed = [head for head in range(num_heads + len(already)) if head not in already]
-    setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
-    owner = _owner(model, path)
-    if owner is not None:
-        marked = {name: getattr(inner, KEY, None) for name, inner in owner.named_modules()}
-        setattr(owner.config, KEY, {name: heads for name, heads in marked.items() if heads})
-
-
-def _owner(model: nn.Module, path: str) -> Any:
-    """The outermost Hugging Face model around a layer; None: there is none."""
-    if "transformers" not in sys.modules:
-        return None
-    from transformers import PreTrainedModel
-
-    parts = path.split(".") if path else []
-    around = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1))
-    return next((module for module in around if isinstance(module, PreTrainedModel)), None)
-
-
-def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: Any) -> Any:
-    """A pruned Hugging Face model from where `save_pretrained` has put it.
-
-    Builds the model from its config, prunes it as the config says, then loads the weights.
-
-    Args:
-        cls_or_model: the model's class, or one of the AutoModel classes; or an unpruned model of that shape,
-            which is pruned in place.
-        folder: holds config.json and the weights as safetensors.
-        changes: settings of the config, instead of those saved.
-
-    Returns:
-        The model, in evaluation mode, with the dtype of the saved weights.
-
-    Raises:
-        ArgumentError: no such folder or files; a config without pruned heads; weights that do not fit;
-            changes for a model that is already built.
-        PackageMissing: safetensors is not installed.
-
-    Example:
-        >>> folder = "smaller-gpt2"
-        >>> model = load_pruned(GPT2LMHeadModel, folder)    # doctest: +SKIP
-    """
-
-    place = Path(folder)
-    if not (place / "config.json").is_file():
-        raise ArgumentError(
-            f"folder must hold a saved model: no config.json in {str(folder)!r}; use save_pretrained"
-        )
-    state = _weights(place)
-    if isinstance(cls_or_model, nn.Module):
-        if changes:
-            raise ArgumentError(
-                f"changes must go with a class: got {', '.join(changes)} for a model that is built; "
-                "change its config"
-            )
-        model: Any = cls_or_model
-        written = json.loads((place / "config.json").read_text("utf-8")).get(KEY)
-    else:
-        config = _config_class(cls_or_model).from_pretrained(place, **changes)
-        written = getattr(config, KEY, None)
-        make = getattr(cls_or_model, "from_config", None) or cls_or_model
-        model = make(config) if written else None
-    if not written:
-        raise ArgumentError(
-            f"folder must hold a pruned model: the config in {str(folder)!r} has no {KEY}; "
-            "use from_pretrained"
-        )
-    prune(model, written)
-    try:
-        _load(model, state, folder)
-    except ArgumentError:
-        # some families save under other names than their own, which their own loader translates back
-        built = isinstance(cls_or_model, nn.Module)
-        model = None if built else _by_its_own_loader(model, place, written)
-        if model is None:
-            raise
-    return model.eval()
-
-
-def _by_its_own_loader(model: Any, place: Path, written: Heads) -> nn.Module | None:
-    """The model by `from_pretrained` of a class that is born pruned; None: something is missing still."""
-
-    kind = type(model)
-
-    class BornPruned(kind):  # type: ignore[misc, valid-type]
-        def __init__(self, config: object, *args: object, **kwargs: object) -> None:
-            super().__init__(config, *args, **kwargs)
-            prune(self, written)
-
-    BornPruned.__name__ = kind.__name__
-    BornPruned.__module__ = kind.__module__  # where the loader looks for the family's names
-    loaded, report = BornPruned.from_pretrained(
-        place, config=model.config, dtype="auto", local_files_only=True, output_loading_info=True
-    )
-    if any(report.get(name) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")):
-        return None
-    loaded.__class__ = kind
-    return loaded
-
-
-def _config_class(cls: object) -> Any:
-    config_class = getattr(cls, "config_class", None)
-    if config_class is None:  # an AutoModel class: the config tells which model it is
-        from transformers import AutoConfig
-
-        return AutoConfig
-    return config_class
-
-
-def _weights(place: Path) -> dict[str, Tensor]:
-    with needed("safetensors", "load_pruned needs safetensors"):
-        from safetensors.torch import load_file
-    files = [place / WEIGHTS]
-    if (place / INDEX).is_file():
-        index = json.loads((place / INDEX).read_text("utf-8"))["weight_map"]
-        files = [place / name for name in sorted(set(index.values()))]
-    state: dict[str, Tensor] = {}
-    for file in files:
-        if not file.is_file():
-            raise ArgumentError(
-                f"folder must hold the weights: no {file.name} in {str(place)!r}; save them again"
-            )
-        state |= load_file(file)
-    return state
-
-
-def _load(model: Any, state: dict[str, Tensor], folder: str | os.PathLike[str]) -> None:
-    """Put saved weights in place; those tied to others are saved once."""
-    own = model.state_dict()
-    for name, value in state.items():
-        if name not in own or own[name].shape != value.shape:
-            have = f"has shape {list(own[name].shape)}" if name in own else "does not exist"
-            raise ArgumentError(
-                f"folder must hold weights of this model: {name} is {list(value.shape)} in {str(folder)!r} "
-                f"and {have} in {type(model).__name__}; use the class it was saved from"
-            )
-    missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
-    model.tie_weights()
-    loaded = {value.data_ptr() for name, value in model.state_dict().items() if name in state}
-    absent = [name for name in missing if model.state_dict()[name].data_ptr() not in loaded]
-    if absent:
-        raise ArgumentError(
-            f"folder must hold all weights of this model: {', '.join(absent[:4])} missing in "
-            f"{str(folder)!r}; use the class it was saved from, not {type(model).__name__}"
-        )
-
-
-# To add a family, add its function there and an entry here.
-FAMILIES: dict[str, Family] = {
-    "headwise.MultiHeadAttention": headwise_own,
-    "GPT-2": gpt2_like,
-    "BERT and its relatives": bert_like,
-    "Llama, BART and theirs": llama_like,
-}
 
 
 @dataclass(frozen=True)
@@ -268,27 +111,23 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
             f"heads must be pruned in every visit of a layer: got {chosen.visited[0]!r}; its weights are "
             "shared, name it without the visit"
         )
-    plan: list[tuple[Prunable, list[int], list[int], list[int]]] = []
+    plan: list[tuple[Prunable, list[int], list[int]]] = []
+    all_gone: dict[str, list[int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for path in chosen.paths:
         layer = _prunable(model, path)
         gone = chosen.at(path, layer.num_heads)
         kept = [head for head in range(layer.num_heads) if head not in gone]
         if gone:
-            plan.append((layer, gone, kept, kept_kv_heads(layer, kept)))
-    before = _num_parameters(model)
-    for layer, gone, kept, kept_kv in plan:
+            plan.append((layer, kept, _kept_kv_heads(layer, kept)))
+            all_gone[path], counts[path] = gone, (layer.num_heads, len(kept))
+    before = sum(parameter.numel() for parameter in model.parameters())
+    for layer, kept, kept_kv in plan:
         layer.keep(kept, kept_kv)
-        remember(model, layer.path, gone, layer.num_heads)
-    names = names_of(structure_of(model).places)
-    return Pruned(
-        ByLayer({layer.path: gone for layer, gone, _, _ in plan}, names),
-        ByLayer({layer.path: (layer.num_heads, len(kept)) for layer, _, kept, _ in plan}, names),
-        (before, _num_parameters(model)),
-    )
-
-
-def _num_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+        _remember(model, layer.path, all_gone[layer.path], layer.num_heads)
+    after = sum(parameter.numel() for parameter in model.parameters())
+    names = layer_names(model)
+    return Pruned(ByLayer(all_gone, names), ByLayer(counts, names), (before, after))
 
 
 def _prunable(model: nn.Module, path: str) -> Prunable:
@@ -307,3 +146,434 @@ def _prunable(model: nn.Module, path: str) -> Prunable:
         f"model must have attention of a known family to be pruned: {path} is {type(module).__name__}; "
         f"known are {', '.join(FAMILIES)}; headwise.ablate switches heads off in any"
     )
+
+
+def _remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> None:
+    """Write down on a layer which heads are gone, and in the config of the Hugging Face model around it.
+
+    The config is written from the layers alone: a new model may have the config of one that was pruned.
+    """
+    module = model.get_submodule(path)
+    already = set(getattr(module, KEY, ()))
+    stayed = [head for head in range(num_heads + len(already)) if head not in already]
+    setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
+    if "transformers" not in sys.modules:
+        return
+    from transformers import PreTrainedModel
+
+    parts = path.split(".") if path else []
+    for depth in range(len(parts) + 1):  # the outermost of them
+        owner = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(owner, PreTrainedModel):
+            marked = {name: getattr(inner, KEY, None) for name, inner in owner.named_modules()}
+            setattr(owner.config, KEY, {name: heads for name, heads in marked.items() if heads})
+            return
+
+
+# Saved models
+
+
+def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: Any) -> Any:
+    """A pruned Hugging Face model from where `save_pretrained` has put it.
+
+    Builds the model from its config, prunes it as the config says, then loads the weights.
+
+    Args:
+        cls_or_model: the model's class, or one of the AutoModel classes; or an unpruned model of that shape,
+            which is pruned in place.
+        folder: holds config.json and the weights as safetensors.
+        changes: settings of the config, instead of those saved.
+
+    Returns:
+        The model, in evaluation mode, with the dtype of the saved weights.
+
+    Raises:
+        ArgumentError: no such folder or files; a config without pruned heads; weights that do not fit;
+            changes for a model that is already built.
+        PackageMissing: safetensors is not installed.
+
+    Example:
+        >>> folder = "smaller-gpt2"
+        >>> model = load_pruned(GPT2LMHeadModel, folder)    # doctest: +SKIP
+    """
+    place = Path(folder)
+    if not (place / "config.json").is_file():
+        raise ArgumentError(
+            f"folder must hold a saved model: no config.json in {str(folder)!r}; use save_pretrained"
+        )
+    state = _weights(place)
+    if isinstance(cls_or_model, nn.Module):
+        if changes:
+            raise ArgumentError(
+                f"changes must go with a class: got {', '.join(changes)} for a model that is built; "
+                "change its config"
+            )
+        model: Any = cls_or_model
+        written = json.loads((place / "config.json").read_text("utf-8")).get(KEY)
+    else:
+        from transformers import AutoConfig  # which an AutoModel class leaves to tell which model it is
+
+        config_class = getattr(cls_or_model, "config_class", None) or AutoConfig
+        config = config_class.from_pretrained(place, **changes)
+        written = getattr(config, KEY, None)
+        make = getattr(cls_or_model, "from_config", None) or cls_or_model
+        model = make(config) if written else None
+    if not written:
+        raise ArgumentError(
+            f"folder must hold a pruned model: the config in {str(folder)!r} has no {KEY}; "
+            "use from_pretrained"
+        )
+    prune(model, written)
+    try:
+        _load(model, state, folder)
+    except ArgumentError:
+        # some families save under other names than their own, which their own loader translates back
+        model = None if isinstance(cls_or_model, nn.Module) else _by_its_own_loader(model, place, written)
+        if model is None:
+            raise
+    return model.eval()
+
+
+def _by_its_own_loader(model: Any, place: Path, written: Heads) -> nn.Module | None:
+    """The model by `from_pretrained` of a class that is born pruned; None: something is missing still."""
+    kind = type(model)
+
+    class BornPruned(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, config: object, *args: object, **kwargs: object) -> None:
+            super().__init__(config, *args, **kwargs)
+            prune(self, written)
+
+    BornPruned.__name__ = kind.__name__
+    BornPruned.__module__ = kind.__module__  # where the loader looks for the family's names
+    loaded, report = BornPruned.from_pretrained(
+        place, config=model.config, dtype="auto", local_files_only=True, output_loading_info=True
+    )
+    if any(report.get(name) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        return None
+    loaded.__class__ = kind
+    return loaded
+
+
+def _weights(place: Path) -> dict[str, Tensor]:
+    with needed("safetensors", "load_pruned needs safetensors"):
+        from safetensors.torch import load_file
+    files = [place / WEIGHTS]
+    if (place / INDEX).is_file():
+        index = json.loads((place / INDEX).read_text("utf-8"))["weight_map"]
+        files = [place / name for name in sorted(set(index.values()))]
+    state: dict[str, Tensor] = {}
+    for file in files:
+        if not file.is_file():
+            raise ArgumentError(
+                f"folder must hold the weights: no {file.name} in {str(place)!r}; save them again"
+            )
+        state |= load_file(file)
+    return state
+
+
+def _load(model: Any, state: dict[str, Tensor], folder: str | os.PathLike[str]) -> None:
+    """Put saved weights in place; those tied to others are saved once."""
+    own = model.state_dict()
+    for name, value in state.items():
+        if name not in own or own[name].shape != value.shape:
+            have = f"has shape {list(own[name].shape)}" if name in own else "does not exist"
+            raise ArgumentError(
+                f"folder must hold weights of this model: {name} is {list(value.shape)} in {str(folder)!r} "
+                f"and {have} in {type(model).__name__}; use the class it was saved from"
+            )
+    missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
+    model.tie_weights()
+    loaded = {value.data_ptr() for name, value in model.state_dict().items() if name in state}
+    absent = [name for name in missing if model.state_dict()[name].data_ptr() not in loaded]
+    if absent:
+        raise ArgumentError(
+            f"folder must hold all weights of this model: {', '.join(absent[:4])} missing in "
+            f"{str(folder)!r}; use the class it was saved from, not {type(model).__name__}"
+        )
+
+
+# What is known of a layer
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """A layer whose heads can be taken out."""
+
+    path: str
+    num_heads: int
+    num_kv_heads: int
+    keep: Callable[[Sequence[int], Sequence[int]], None]  # (heads, key/value heads) that stay
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family calls its parts."""
+
+    q: str
+    k: str
+    v: str
+    out: str  # with a dot: beside the layer, in the module around it
+    head_dim: str
+    apart: tuple[str, ...] = ()  # other modules in the layer, that know no heads
+
+
+BERT = Names("query", "key", "value", "output.dense", "attention_head_size")
+ALBERT = Names("query", "key", "value", "dense", "attention_head_size", apart=("LayerNorm",))
+DISTILBERT = Names("q_lin", "k_lin", "v_lin", "out_lin", "attention_head_size")
+LLAMA = Names("q_proj", "k_proj", "v_proj", "o_proj", "head_dim")
+BART = Names("q_proj", "k_proj", "v_proj", "out_proj", "head_dim")
+PHI = Names("q_proj", "k_proj", "v_proj", "dense", "head_dim")
+
+
+# Cutting projections
+
+
+def _kept_kv_heads(layer: Prunable, kept: Sequence[int]) -> list[int]:
+    """The key/value heads that stay; raises `ArgumentError` where groups of different sizes would be left."""
+    path, H, Hk = layer.path, layer.num_heads, layer.num_kv_heads
+    if not kept:
+        raise ArgumentError(
+            f"heads must leave one in every layer: all {H} of {path} would go; keep one, or take the whole "
+            "layer out of the model"
+        )
+    group = H // Hk
+    left = [sum(head // group == kv_head for head in kept) for kv_head in range(Hk)]
+    if len({count for count in left if count}) > 1:
+        most = max(left)
+        short = " and ".join(
+            f"{kv_head} (heads {kv_head * group} to {(kv_head + 1) * group - 1})"
+            for kv_head, count in enumerate(left)
+            if 0 < count < most
+        )
+        raise ArgumentError(
+            f"heads must leave groups of one size: in {path} the {Hk} key/value heads would serve "
+            f"{', '.join(map(str, left))} of {group} query heads each; prune as many in every group, or all "
+            f"of group {short}"
+        )
+    return [kv_head for kv_head, count in enumerate(left) if count]
+
+
+def is_conv1d(layer: object) -> bool:
+    """Whether this is Hugging Face's `Conv1D`, told by its name: transformers need not be installed."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
+
+
+def _channels(heads: Iterable[int], width: int) -> Tensor:
+    """The channels of some heads of so many channels each, int [n * width]: of 0 and 2 by 3, 0 1 2 6 7 8."""
+    numbers = [head * width + i for head in heads for i in range(width)]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def _check(model: nn.Module, path: str, layers: Sequence[tuple[str, nn.Module]]) -> None:
+    """Raise `ArgumentError` unless these projections, by their names inside the layer, can be cut."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for end, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(f"{name}.{end}")
+    for name, layer in layers:
+        if type(layer) is not nn.Linear and not is_conv1d(layer):
+            raise ArgumentError(
+                f"model must have plain projections to be pruned: {path}.{name} is "
+                f"{type(layer).__name__}; merge or unwrap what was put around nn.Linear first"
+            )
+        for end in ("weight", "bias"):
+            parameter = layer._parameters.get(end)
+            if parameter is None and end == "bias":
+                continue
+            if type(parameter) is not nn.Parameter:
+                raise ArgumentError(
+                    f"model must have plain weights to be pruned: {path}.{name}.{end} is "
+                    f"{type(parameter).__name__}; take masks and quantisation off first"
+                )
+            if len(owners[id(parameter)]) > 1:
+                raise ArgumentError(
+                    f"model must not share the weights that are pruned: {path}.{name}.{end} is one with "
+                    f"{', '.join(owners[id(parameter)])}; give each a copy first"
+                )
+
+
+def _keep_outputs(layer: nn.Module, kept: Tensor) -> None:
+    """Only these channels come out."""
+    dim, name = (1, "nf") if is_conv1d(layer) else (0, "out_features")
+    _cut_parameter(layer, "weight", dim, kept)
+    if layer._parameters.get("bias") is not None:
+        _cut_parameter(layer, "bias", 0, kept)
+    setattr(layer, name, len(kept))
+
+
+def _keep_inputs(layer: nn.Module, kept: Tensor) -> None:
+    """Only these channels go in; the bias stays."""
+    dim, name = (0, "nx") if is_conv1d(layer) else (1, "in_features")
+    _cut_parameter(layer, "weight", dim, kept)
+    setattr(layer, name, len(kept))
+
+
+def _cut_parameter(layer: nn.Module, name: str, dim: int, kept: Tensor) -> None:
+    """A new parameter: one that changes its shape breaks the next backward if its last graph is held."""
+    old = layer._parameters[name]
+    assert old is not None
+    new = old.detach().index_select(dim, kept.to(old.device))
+    setattr(layer, name, nn.Parameter(new, requires_grad=old.requires_grad))
+
+
+# The families
+
+
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")  # H
+KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # Hk
+GROUPS = ("num_key_value_groups",)  # H / Hk
+WIDTHS = ("all_head_size", "inner_dim")  # H * D
+OF_INPUTS = ("embed_dim", "hidden_size", "dim", "d_model")  # the model's width, often H * D as well
+
+A_BIAS_OF_HEADS = re.compile(r"position_bias|relative\w*bias|rel_pos|alibi|slopes")
+
+
+def headwise_own(model: nn.Module, path: str) -> Prunable | None:
+    """The layer at `path`, if it is ours."""
+    module = model.get_submodule(path)
+    if not isinstance(module, MultiHeadAttention):
+        return None
+    if module.local_heads is not None:
+        raise ArgumentError(
+            f"model must have all heads in one process to be pruned: {path or 'the model itself'} has "
+            f"{module.local_heads}; prune first, shard then, or switch heads off with headwise.ablate"
+        )
+    names = ["q_proj", "k_proj", "v_proj", "out_proj", *([] if module.gate_proj is None else ["gate_proj"])]
+    _check(model, path, [(name, getattr(module, name)) for name in names])
+    if module.qk_norm is not None and module.qk_norm.whole:
+        raise ArgumentError(
+            f"model must have norms head by head to be pruned: {path} has {module.qk_norm}, over "
+            "all heads together, which would change with any of them; use headwise.ablate"
+        )
+    bias = module.relative_bias
+    users = [name for name, other in model.named_modules(remove_duplicate=False) if other is bias]
+    if len(users) > 1:
+        raise ArgumentError(
+            f"model must not share the weights that are pruned: {users[0]} is one with "
+            f"{', '.join(users[1:])}; give each layer a copy first"
+        )
+
+    def keep(heads: Sequence[int], kv_heads: Sequence[int]) -> None:
+        D, Dv = module.head_dim, module.value_dim
+        _keep_outputs(module.q_proj, _channels(heads, D))
+        _keep_outputs(module.k_proj, _channels(kv_heads, D))
+        _keep_outputs(module.v_proj, _channels(kv_heads, Dv))
+        _keep_inputs(module.out_proj, _channels(heads, Dv))
+        if module.sinks is not None:
+            _cut_parameter(module, "sinks", 0, _channels(heads, 1))
+        if module.gate_proj is not None:
+            _keep_outputs(module.gate_proj, _channels(heads, 1 if module.gate == "head" else Dv))
+        if module.relative_bias is not None:
+            _cut_parameter(module.relative_bias, "weight", 1, _channels(heads, 1))
+            module.relative_bias.num_heads = len(heads)
+        if module._slopes is not None:
+            module._slopes = Slopes(tuple(module._slopes.numbers[head] for head in heads))
+        module.num_heads, module.num_kv_heads = len(heads), len(kv_heads)
+        module._pack()
+
+    return Prunable(path, module.num_heads, module.num_kv_heads, keep)
+
+
+def _by_names(choices: Sequence[Names], model: nn.Module, path: str) -> Prunable | None:
+    """The layer at `path`, if it has projections of these names; raises where more may depend on heads."""
+    module = model.get_submodule(path)
+    if not type(module).__module__.startswith("transformers."):
+        return None  # strangers may call theirs the same
+    around = model.get_submodule(path.rpartition(".")[0]) if path else None
+    for names in choices:
+        home = around if "." in names.out else module
+        out: Any = reduce(lambda part, name: getattr(part, name, None), names.out.split("."), home)
+        known = all(hasattr(module, name) for name in (names.q, names.k, names.v, names.head_dim))
+        if known and out is not None:
+            break
+    else:
+        return None
+    q, k, v = (getattr(module, name) for name in (names.q, names.k, names.v))
+    _check(model, path, ((names.q, q), (names.k, k), (names.v, v), (names.out, out)))
+    D = int(getattr(module, names.head_dim))
+    H, Hk = q.out_features // D, k.out_features // D
+    if H * D != q.out_features or Hk * D != k.out_features or not Hk or H % Hk or v.out_features % Hk:
+        raise _strange(path, module, f"{q.out_features}, {k.out_features} and {v.out_features} channels")
+    Dv = v.out_features // Hk
+    if out.in_features != H * Dv:
+        raise _strange(path, module, f"{H} heads of {Dv} and {out.in_features} channels into {names.out}")
+    _check_the_rest(model, path, module, names, H, D)
+
+    def keep(heads: Sequence[int], kv_heads: Sequence[int]) -> None:
+        _keep_outputs(q, _channels(heads, D))
+        _keep_outputs(k, _channels(kv_heads, D))
+        _keep_outputs(v, _channels(kv_heads, Dv))
+        _keep_inputs(out, _channels(heads, Dv))
+        if "sinks" in module._parameters:
+            _cut_parameter(module, "sinks", 0, _channels(heads, 1))
+        kept, kept_kv = len(heads), len(kv_heads)
+        counts = ((COUNTS, H, kept), (KV_COUNTS, Hk, kept_kv), (WIDTHS, H * D, kept * D))
+        for attributes, before, after in (*counts, (GROUPS, H // Hk, kept // kept_kv)):
+            for name in attributes:  # wherever the module remembers it
+                if getattr(module, name, None) == before:
+                    setattr(module, name, after)
+
+    return Prunable(path, H, Hk, keep)
+
+
+def _check_the_rest(model: nn.Module, path: str, module: nn.Module, names: Names, H: int, D: int) -> None:
+    """Other parameters and buffers, biases that come from elsewhere, and what forward counts on."""
+    own = (names.q, names.k, names.v, names.out, *names.apart)
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        first = name.partition(".")[0]
+        of_each_head_alike = "norm" in first.lower() and tuple(value.shape) == (D,)
+        of_positions = name.endswith("inv_freq")
+        known = first in own or of_each_head_alike or of_positions
+        if not known and (name != "sinks" or tuple(value.shape) != (H,)):
+            raise _strange(path, module, f"{name} {list(value.shape)}")
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if A_BIAS_OF_HEADS.search(name):
+            raise _strange(path, module, f"scores to which {name} {list(value.shape)} adds")
+    forward = inspect.unwrap(type(module).forward).__code__
+    foreign = [
+        name for name in (*COUNTS, *KV_COUNTS) if name in forward.co_names and not hasattr(module, name)
+    ]
+    foreign += [name for name in OF_INPUTS if name in forward.co_names and getattr(module, name, 0) == H * D]
+    foreign += [name for name in OF_INPUTS if name in forward.co_varnames]  # to shape the output by
+    foreign += [name for name in forward.co_names if "kv_shared" in name or "shared_kv" in name]
+    if foreign:
+        raise _strange(path, module, f"a forward that reads {', '.join(sorted(set(foreign)))}")
+
+
+def _strange(path: str, module: nn.Module, what: str) -> ArgumentError:
+    return ArgumentError(
+        f"model must have attention whose heads are known to be apart: {path} ({type(module).__name__}) has "
+        f"{what}; switch its heads off with headwise.ablate instead"
+    )
+
+
+def gpt2_like(model: nn.Module, path: str) -> Prunable | None:
+    """The layer at `path`, if it is of this family."""
+    module: Any = model.get_submodule(path)
+    known = all(hasattr(module, name) for name in ("c_attn", "c_proj", "num_heads", "head_dim", "split_size"))
+    if not known or not is_conv1d(module.c_attn):
+        return None
+    H, D = module.num_heads, module.head_dim
+    names = ["c_attn", "c_proj", *(["q_attn"] if hasattr(module, "q_attn") else [])]
+    _check(model, path, [(name, getattr(module, name)) for name in names])
+
+    def keep(heads: Sequence[int], kv_heads: Sequence[int]) -> None:
+        parts = module.c_attn.nf // (H * D)  # q, k and v, or k and v
+        in_parts = [part * H + head for part in range(parts) for head in heads]
+        _keep_outputs(module.c_attn, _channels(in_parts, D))
+        if "q_attn" in names:
+            _keep_outputs(module.q_attn, _channels(heads, D))
+        _keep_inputs(module.c_proj, _channels(heads, D))
+        module.num_heads, module.split_size = len(heads), len(heads) * D
+
+    return Prunable(path, H, H, keep)
+
+
+# To add a family, add its function or its names above and an entry here.
+FAMILIES: dict[str, Callable[[nn.Module, str], Prunable | None]] = {
+    "headwise.MultiHeadAttention": headwise_own,
+    "GPT-2": gpt2_like,
+    "BERT and its relatives": partial(_by_names, (ALBERT, DISTILBERT, BERT)),
+    "Llama, BART and theirs": partial(_by_names, (LLAMA, BART, PHI)),
+}

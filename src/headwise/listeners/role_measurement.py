@@ -8,7 +8,10 @@ What was measured is kept in the user's cache under a hash of weights, tokens an
 comes with the package. It is believed only after a few sentences gave the same attention again: a config, a
 hook, a patch or an ablation is in no hash.
 
-Letters: B batch, H num_heads, L layers, T tokens, W words.
+`retrieval_scores`: which heads copy a needle, a sentence hidden in a long text, while the model says it token
+by token. A retrieval head's heaviest key is then the very token of the needle that comes next. Wu 2024.
+
+Letters: B batch, H num_heads, L layers, S text, T tokens, W words.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -29,26 +34,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, HeadwiseError
+from ..errors import ArgumentError, HeadwiseError, ShapeError
 from ..heads import grammar
 from ..heads.grammar import Sentence
-from ..heads.layer_names import Layer
+from ..heads.layer_names import ByLayer, Layer
+from ..heads.measures import retrieval
 from ..heads.roles import FORMAT, Roles, judge
 from ..models.batches import tracked
 from ..models.transformer_config import TransformerConfig
 from ..whole_files import whole_file
 from .active import Call, in_backward
-from .head_outputs import check_any
+from .chosen_heads import check_any, check_count
+from .importance import ranked
 from .model_door import attach
 from .model_structure import structure_of
 
-__all__ = ["Ahead", "roles"]
+__all__ = ["Ahead", "Retrieval", "retrieval_scores", "roles"]
 
 USUAL = 700  # sentences
 BEGINNING = "Well, "  # before a text, for a causal model without a token to start with
 PROOF = 6  # sentences that are run again before a kept result is believed
 SAME = 1e-3  # weights that differ by less, on average over a head's words, are the same but for rounding
 SHIPPED = Path(grammar.__file__).parent / "kept_roles"
+ENOUGH = 0.5  # of a needle's tokens must come back, or a run tells nothing
+SHOWN = 5  # heads in a summary of retrieval
 
 
 @torch.no_grad()
@@ -95,8 +104,7 @@ def roles(
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
     """
     attach(model, Ahead())  # says at once if it is no model
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ArgumentError(f"batch must be a whole number of at least 1: got {batch!r}; 16 is usual")
+    check_count(batch, "batch", "16 is usual")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed must be a whole number: got {seed!r}; 0 is usual")
     texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else _given(sentences)
@@ -111,19 +119,18 @@ def roles(
     if reads != "input_ids":
         raise ArgumentError(f"model must read text: {type(model).__name__} reads {reads}; give one that does")
     with _in_eval_mode(model):
-        plain = [_encode(tokenizer, sentence) for sentence in texts]
-        known = [(sentence, read) for sentence, read in zip(texts, plain, strict=True) if read is not None]
+        known = [read for text in texts if (read := _encode(tokenizer, text)) is not None]
         if not known:
             raise ArgumentError(
                 f"tokenizer must know the words: none of {len(texts)} sentences is without an unknown one, "
                 f"such as {texts[0].text!r}; is it the model's own?"
             )
-        _check_fit(model, [read for _, read in known])
-        causal = _is_causal(model, known[0][1])
+        _check_fit(model, known)
+        causal = _is_causal(model, known[0])
         if causal:
-            begun = [(sentence, _encode(tokenizer, sentence, causal=True)) for sentence, _ in known]
-            known = [(sentence, read) for sentence, read in begun if read is not None]
-            _check_fit(model, [read for _, read in known])
+            begun = [_encode(tokenizer, read.sentence, causal=True) for read in known]
+            known = [read for read in begun if read is not None]
+            _check_fit(model, known)
         if keep:
             name = _key(model, known)
             proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
@@ -134,8 +141,8 @@ def roles(
                     return kept[0]
         measured = _Measurement(model, known, batch, progress)
         answer = judge(
-            [sentence for sentence, _ in known], measured.heaviest(), measured.layers(), causal=causal,
-            title=_title(model, measured), left_out=len(texts) - len(known),
+            [read.sentence for read in known], measured.heaviest(), measured.layers(), causal=causal,
+            title=measured.title(), left_out=len(texts) - len(known),
         )  # fmt: skip
         if keep:
             _write(f"{name}.json", answer, proof.weights())
@@ -144,14 +151,13 @@ def roles(
 
 def _given(sentences: object) -> list[Sentence]:
     """Sentences of the caller's own."""
-    given: list[Sentence] = []
-    for each in sentences if isinstance(sentences, Iterable) else [sentences]:
+    given: list[Any] = list(sentences) if isinstance(sentences, Iterable) else [sentences]
+    for each in given:
         if not isinstance(each, Sentence):
             raise ArgumentError(
                 f"sentences must be a number, or sentences whose relations are known: got {each!r}; see "
                 "headwise.heads.grammar.Sentence"
             )
-        given.append(each)
     return given
 
 
@@ -175,6 +181,7 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 class _Read:
     """A sentence as tokens."""
 
+    sentence: Sentence
     ids: list[int]
     words: list[list[int]]  # the tokens of each word, by number
 
@@ -182,11 +189,7 @@ class _Read:
 def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Read | None:
     """The tokens of each word; None: one of them is unknown.
 
-    Args:
-        causal: put something in front that takes the weight that a head has no use for.
-
-    Raises:
-        ArgumentError: a tokenizer without offsets, or with tokens of two words; a word without a token.
+    causal: put something in front that takes the weight that a head has no use for.
     """
     text, shift = sentence.text, 0
     ids, offsets = _tokens(tokenizer, text)
@@ -218,7 +221,7 @@ def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Read |
                 f"tokenizer must give every word a token: {word!r} has none of {type(tokenizer).__name__}; "
                 "is it the model's own?"
             )
-    return _Read(ids, words)
+    return _Read(sentence, ids, words)
 
 
 def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -243,10 +246,8 @@ def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
             f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
         )
     longest = max(len(read.ids) for read in reads)
-    limits = ["max_position_embeddings", "n_positions"]
-    if isinstance(config, TransformerConfig):  # of other configs, max_length is how much to generate
-        limits = ["max_length"]
-    for name in limits:
+    is_ours = isinstance(config, TransformerConfig)  # of other configs, max_length is how much to generate
+    for name in ("max_length",) if is_ours else ("max_position_embeddings", "n_positions"):
         room = getattr(config, name, None)
         if isinstance(room, int) and room < longest:
             raise ArgumentError(
@@ -303,15 +304,15 @@ class _Words:
         self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
         self.thread = get_ident()  # a model may run in others, too
 
-    def expect(self, reads: Sequence[_Read], looked: Sequence[Sequence[bool]]) -> None:
-        """Get ready for a batch; looked: which words may be the heaviest."""
+    def expect(self, reads: Sequence[_Read]) -> None:
+        """Get ready for a batch."""
         B, T, W = len(reads), len(reads[0].ids), max(len(read.words) for read in reads)
         self.member = torch.zeros(B, W, T)
-        self.real = torch.zeros(B, W, dtype=torch.bool)
+        self.real = torch.zeros(B, W, dtype=torch.bool)  # words, and no punctuation
         for b, read in enumerate(reads):
-            for at, tokens in enumerate(read.words):
+            for at, (word, tokens) in enumerate(zip(read.sentence.words, read.words, strict=True)):
                 self.member[b, at, tokens] = 1
-            self.real[b, : len(read.words)] = torch.tensor(looked[b])
+                self.real[b, at] = any(map(str.isalnum, word))
         self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
         self.heard = {}
 
@@ -334,66 +335,54 @@ class _Words:
 
 
 class _Measurement:
-    """All sentences through the model, when somebody asks."""
+    """What every head looks at in some sentences; the model runs when this is first asked for."""
 
     def __init__(
         self,
         model: nn.Module,
-        known: Sequence[tuple[Sentence, _Read]],
+        known: Sequence[_Read],
         batch: int,
         progress: bool | Callable[[int, int], None] = False,
     ) -> None:
         self.model, self.known, self.batch, self.progress = model, known, batch, progress
-        self._heard: list[dict[str, tuple[Tensor, Tensor]]] = []  # a sentence: by path, [H, W] each
         self._names: dict[str, Layer] = {}
 
+    def _batches(self) -> Iterator[list[int]]:
+        """The numbers of sentences of one length, at most `batch` of them."""
+
+        def length(at: int) -> int:
+            return len(self.known[at].ids)
+
+        for _, same in groupby(sorted(range(len(self.known)), key=length), length):
+            alike = list(same)
+            yield from (alike[start : start + self.batch] for start in range(0, len(alike), self.batch))
+
+    @cached_property
     def heard(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
-        """By sentence and layer: the heaviest word of each word, and its weight, [H, W]."""
-        if not self._heard:
-            order = sorted(range(len(self.known)), key=lambda at: len(self.known[at][1].ids))
-            found: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
-            listener = _Words()
-            with attach(self.model, listener) as attachment:
-                batches = list(self._batches(order))
-                tell = self.progress if callable(self.progress) else None
-                for done, some in enumerate(tracked(batches, "roles", tell is None and bool(self.progress))):
-                    if tell is not None:
-                        tell(done, len(batches))
-                    self._one_batch(listener, some, found)
-            self._names = attachment.names
-            self._heard = [found[at] for at in range(len(self.known))]
-        return self._heard
-
-    def _one_batch(
-        self, listener: _Words, some: list[int], found: dict[int, dict[str, tuple[Tensor, Tensor]]]
-    ) -> None:
-        pairs = [self.known[at] for at in some]
-        looked = [[any(map(str.isalnum, word)) for word in sentence.words] for sentence, _ in pairs]
-        listener.expect([read for _, read in pairs], looked)
-        given, options = _inputs(self.model, [read.ids for _, read in pairs])
-        self.model(given, **options)
-        check_any(self.model, 1, listener.heard, None)
-        for b, at in enumerate(some):
-            count = len(self.known[at][0].words)
-            found[at] = {
-                path: (top[b, :, :count].clone(), weight[b, :, :count].clone())
-                for path, (top, weight) in listener.heard.items()
-            }
-
-    def _batches(self, order: list[int]) -> Iterator[list[int]]:
-        """Sentences of one length, at most `batch` of them."""
-        some: list[int] = []
-        for at in order:
-            if some and (
-                len(some) == self.batch or len(self.known[at][1].ids) != len(self.known[some[0]][1].ids)
-            ):
-                yield some
-                some = []
-            some.append(at)
-        yield some
+        """By sentence and path: the heaviest word of each word, and its weight, [H, W]."""
+        batches = list(self._batches())
+        found: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
+        listener, is_bar = _Words(), bool(self.progress) and not callable(self.progress)
+        with attach(self.model, listener) as attachment:
+            for done, some in enumerate(tracked(batches, "roles", is_bar)):
+                if callable(self.progress):
+                    self.progress(done, len(batches))
+                reads = [self.known[at] for at in some]
+                listener.expect(reads)
+                given, options = _inputs(self.model, [read.ids for read in reads])
+                self.model(given, **options)
+                check_any(self.model, 1, listener.heard, None)
+                for b, (at, read) in enumerate(zip(some, reads, strict=True)):
+                    W = len(read.words)
+                    found[at] = {
+                        path: (top[b, :, :W].clone(), weight[b, :, :W].clone())
+                        for path, (top, weight) in listener.heard.items()
+                    }
+        self._names = attachment.names
+        return [found[at] for at in range(len(self.known))]
 
     def paths(self) -> list[str]:
-        return list(dict.fromkeys(path for by_path in self.heard() for path in by_path))
+        return list(dict.fromkeys(path for by_path in self.heard for path in by_path))
 
     def layers(self) -> list[Layer]:
         """What the layers go by."""
@@ -402,10 +391,10 @@ class _Measurement:
     def heaviest(self) -> list[Tensor]:
         """By sentence, int [L, H, W]: -1 where no word is the heaviest, -2 where a layer has no such head."""
         paths = self.paths()
-        H = max(top.shape[0] for by_path in self.heard() for top, _ in by_path.values())
+        H = max(top.shape[0] for by_path in self.heard for top, _ in by_path.values())
         whole = []
-        for by_path, (sentence, _) in zip(self.heard(), self.known, strict=True):
-            every = torch.full((len(paths), H, len(sentence.words)), -2, dtype=torch.int16)
+        for by_path, read in zip(self.heard, self.known, strict=True):
+            every = torch.full((len(paths), H, len(read.words)), -2, dtype=torch.int16)
             for at, path in enumerate(paths):
                 if path in by_path:
                     every[at, : len(by_path[path][0])] = by_path[path][0]
@@ -416,7 +405,7 @@ class _Measurement:
         """By layer, head and sentence: the mean weight of the heaviest words."""
         return [
             [[round(x, 6) for x in row] for row in torch.stack(
-                [by_path[path][1].mean(-1) for by_path in self.heard() if path in by_path], -1
+                [by_path[path][1].mean(-1) for by_path in self.heard if path in by_path], -1
             ).tolist()]
             for path in self.paths()
         ]  # fmt: skip
@@ -433,29 +422,25 @@ class _Measurement:
         except (TypeError, ValueError):  # of another shape
             return False
 
-
-def _title(model: nn.Module, measured: _Measurement) -> str:
-    heads = sorted({len(top) for by_path in measured.heard()[:1] for top, _ in by_path.values()})
-    count = " or ".join(map(str, heads))
-    return f"{type(model).__name__}, {len(measured.paths())} layers of {count} heads"
+    def title(self) -> str:
+        """The model's class, its layers and their heads."""
+        heads = sorted({len(top) for top, _ in self.heard[0].values()})
+        count = " or ".join(map(str, heads))
+        return f"{type(self.model).__name__}, {len(self.paths())} layers of {count} heads"
 
 
 # Kept results
 
 
-def _key(model: nn.Module, known: Sequence[tuple[Sentence, _Read]]) -> str:
-    """A name for this model's weights and these sentences in its tokens.
-
-    A config is left to the proof: it tells of folders and versions, too, and what matters of it is seen
-    there.
-    """
+def _key(model: nn.Module, known: Sequence[_Read]) -> str:
+    """A name for this model's weights and these sentences in its tokens; a config is left to the proof."""
     digest = hashlib.sha256(f"{FORMAT} {type(model).__name__}".encode())
     for name, value in model.named_parameters():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
         there = value.detach().cpu().contiguous()
         digest.update((ctypes.c_char * there.nbytes).from_address(there.data_ptr()) if there.nbytes else b"")
-    for sentence, read in known:
-        digest.update(repr((sentence, read.ids, read.words)).encode())
+    for read in known:
+        digest.update(repr((read.sentence, read.ids, read.words)).encode())
     return digest.hexdigest()[:32]
 
 
@@ -489,3 +474,120 @@ def _write(name: str, answer: Roles, proof: list[list[list[float]]]) -> None:
     except (OSError, ArgumentError) as error:
         # 4: past `roles` and the no_grad around it, to who called
         warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=4)
+
+
+# Retrieval
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """What one run showed.
+
+    Attributes:
+        scores: by layer, [H]: the share of the needle each head copied.
+        generated: int [new_tokens], what the model said.
+        recall: the share of the needle's different tokens among them (ROUGE-1 recall, by tokens). Wu 2024
+            counts runs above 0.5 only.
+    """
+
+    scores: ByLayer[Tensor]
+    generated: Tensor
+    recall: float
+
+    @property
+    def found(self) -> bool:
+        """Whether the model found the needle, so that the scores mean something."""
+        return self.recall > ENOUGH
+
+    def ranking(self) -> list[tuple[Layer, int, float]]:
+        """(layer, head, score), the best first."""
+        return [(layer, head, score) for layer, head, score in ranked(self.scores)]
+
+    def __str__(self) -> str:
+        count = len(self.generated)
+        said = f"{count} token{' was' if count == 1 else 's were'} said"
+        said += f", with {self.recall:.0%} of the needle's among them"
+        verdict = "" if self.found else f": not above {ENOUGH:.0%}, so that the scores tell little"
+        copied = [ranked for ranked in self.ranking()[:SHOWN] if ranked[2] > 0]
+        best = ", ".join(f"layer {layer} head {head} ({score:.2f})" for layer, head, score in copied)
+        return f"{said}{verdict}. Copied most by: {best or 'no head'}."
+
+
+class _TopKeys:
+    """The heaviest key of the last query at each step, by layer, as a position in the text."""
+
+    def __init__(self, tokens: int, steps: int) -> None:
+        self.tokens, self.steps, self.step = tokens, steps, 0
+        self.found: dict[str, Tensor] = {}  # [steps, H]; -1 where a layer did not run
+
+    def hear(self, call: Call) -> None:
+        if call.kind == "self":
+            _, H, T, S = call.weights.shape
+            last = call.weights.detach().select(batch=0, queries=T - 1).top(1).indices[0, :, 0, 0]  # [H]
+            gone = max(0, self.tokens + self.step - S)  # a cache of a sliding window holds the last S alone
+            if call.path not in self.found:
+                self.found[call.path] = last.new_full((self.steps, H), -1)
+            self.found[call.path][self.step] = last + gone
+
+
+@torch.no_grad()
+def retrieval_scores(
+    model: nn.Module,
+    input_ids: Tensor,
+    needle: tuple[int, int],
+    *,
+    new_tokens: int | None = None,
+    fallback: str | None = None,
+) -> Retrieval:
+    """Let a causal language model answer greedily, and see which heads fetch the needle.
+
+    Args:
+        model: a Hugging Face causal language model with a cache: in training mode, gradient checkpointing
+            takes that away.
+        input_ids: int [1, S]: text, needle and question.
+        needle: (start, stop), where the needle lies among them.
+        new_tokens: how many to generate; by default as many as the needle has.
+
+    Raises:
+        ShapeError: more than one sequence.
+        ArgumentError: a needle that is empty or outside the text; fewer than one new token; a model
+            that gives no cache.
+        AttentionBypassed: layers that cannot be heard, or nothing heard at all.
+
+    Wu 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality".
+    """
+    if input_ids.ndim != 2 or input_ids.shape[0] != 1:
+        raise ShapeError(
+            f"input_ids must be one sequence, [1, S]: got {list(input_ids.shape)}; run them one by one"
+        )
+    start, stop = needle
+    S = input_ids.shape[1]
+    if not 0 <= start < stop <= S:
+        raise ArgumentError(
+            f"needle must lie in the text: got ({start}, {stop}) of {S} tokens; it is (first, last + 1)"
+        )
+    count = stop - start if new_tokens is None else new_tokens
+    if count < 1:
+        raise ArgumentError(
+            f"new_tokens must be at least 1: got {count}; the needle has {stop - start} tokens"
+        )
+    listener = _TopKeys(S, count)
+    said: list[Tensor] = []
+    given, cache = input_ids, None
+    with attach(model, listener, fallback) as attachment:
+        for step in range(count):
+            listener.step = step
+            answer: Any = model(input_ids=given, past_key_values=cache, use_cache=True)
+            given, cache = answer.logits[:, -1:].argmax(-1), getattr(answer, "past_key_values", None)
+            if cache is None and step + 1 < count:
+                raise ArgumentError(
+                    f"model must give a cache: {type(model).__name__} gave past_key_values=None in step "
+                    f"{step + 1} of {count}; use model.eval(), and a causal language model"
+                )
+            said.append(given[0, 0])
+    check_any(model, count, listener.found, fallback)
+    generated, tokens = torch.stack(said).cpu(), input_ids[0].cpu()
+    scores = {path: retrieval(top.cpu(), tokens, generated, needle) for path, top in listener.found.items()}
+    wanted = set(tokens[start:stop].tolist())
+    recall = len(wanted & set(generated.tolist())) / len(wanted)
+    return Retrieval(ByLayer(scores, attachment.names), generated, recall)

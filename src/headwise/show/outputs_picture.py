@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
-from ..listeners.prunable_families import is_conv1d
-from ..listeners.written_norms import OutputProjection, written
+from ..listeners.head_outputs import OutputProjection, written
+from ..listeners.pruning import is_conv1d
 from .sheet import FAINT, INK, LONGEST, NOTHING, drawing, words
 from .texts import fitted, inches, label, readable
 

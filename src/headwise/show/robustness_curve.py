@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..listeners.robustness import Robustness
+from ..listeners.importance import Robustness
 from .sheet import FAINT, INK, drawing, words
 from .texts import label
 
