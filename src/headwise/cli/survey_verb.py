@@ -116,9 +116,8 @@ def survey(
     if engine == "ray":
         are_here(("ray",), "headwise survey --engine ray needs", 'pip install "headwise[ray]"')
     with sign_of_life("Loading torch", at_once=True), uncollected():
-        from ..corpus.result import OTHERS
+        from ..corpus.result import OTHERS, check_sort, losses_table, sentences
         from ..corpus.survey import survey as surveyed
-        from ..corpus.survey_table import check_sort, losses_table, sentences
     from .look_answers import print_all
 
     check_sort(sort)

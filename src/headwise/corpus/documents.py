@@ -20,7 +20,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +42,9 @@ __all__ = [
     "Plan",
     "Texts",
     "arrow",
+    "first_line",
     "shown",
+    "table_of",
 ]
 
 ENDINGS = {
@@ -104,7 +107,7 @@ class Piece:
     error: str | None = None
 
 
-COLUMNS = tuple(Piece.__annotations__)
+COLUMNS = {name: "string" if "str" in kind else "int64" for name, kind in Piece.__annotations__.items()}
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,10 @@ class Plan:
         """How many documents it has."""
         end = self._before[self._starts[number + 1]] if number + 1 < len(self) else self.documents
         return end - self._before[self._starts[number]]
+
+    def block_of(self, position: int) -> int:
+        """The number of the block that a document is in."""
+        return bisect_right(self._starts, position, key=self._before.__getitem__) - 1
 
     def pieces_of(self, number: int) -> Iterator[tuple[int, Piece]]:
         """The pieces of a block, and how many documents come before each."""
@@ -259,7 +266,7 @@ class Plan:
                 count += piece.count if piece.error is None else 0
                 lost = lost or (piece if piece.error is not None else None)
                 if len(rows) == READ // 64:
-                    batches.append(_table(rows))
+                    batches.append(table_of(rows, COLUMNS))
                     rows = []
                     progress(count)
         progress(count)
@@ -274,7 +281,7 @@ class Plan:
                 f"corpus must hold a document: 0 in {str(corpus)!r}, of {there} "
                 f"file{'' if there == 1 else 's'}; known are {kinds}"
             )
-        table = pyarrow.concat_tables([*batches, _table(rows)])
+        table = pyarrow.concat_tables([*batches, table_of(rows, COLUMNS)])
         return cls(root, table, block=block, left_out=others)
 
     @classmethod
@@ -283,11 +290,11 @@ class Plan:
         return cls(root, arrow().parquet.read_table(file), block=block)
 
 
-def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
+def table_of(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> pyarrow.Table:
+    """Rows as a table; columns: their types, as pyarrow calls them."""
     pyarrow = arrow()
-    whole, letters = pyarrow.int64(), pyarrow.string()
-    types = [letters, letters, whole, whole, whole, whole, letters, letters]
-    return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(zip(COLUMNS, types, strict=True))))
+    fields = [(name, pyarrow.type_for_alias(kind)) for name, kind in columns.items()]
+    return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields))
 
 
 def shown(path: str) -> str:
@@ -346,7 +353,7 @@ def _no_file(path: Path) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or _line(error)
+    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
 
 # Looked through
@@ -453,7 +460,7 @@ def _row_groups(file: Path, path: str, size: int, digest: str, field: str, most:
             names = opened.schema_arrow.names
             counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
     except arrow().lib.ArrowException as error:
-        raise _Unreadable(f"it is no Parquet file ({_line(error)})") from error
+        raise _Unreadable(f"it is no Parquet file ({first_line(error)})") from error
     if field not in names:
         raise _Unreadable(f"it has no column {field!r}, but {', '.join(names)}")
     before = 0
@@ -603,7 +610,7 @@ def _of_parquet(
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk's; Arrow's own have no number: these very bytes are wrong
             for at in range(piece.first, piece.first + piece.count):
-                wrong = f"row group must be readable: {_line(error)}"
+                wrong = f"row group must be readable: {first_line(error)}"
                 yield Document(f"{path}:{at}", path, at, before + at - piece.first, None, wrong)
             return
     values = held["column"].slice(piece.first - held["from"], piece.count).to_pylist()
@@ -641,5 +648,6 @@ def _too_long(size: int) -> str:
     return f"document must be at most {LONGEST} bytes: it has {size}"
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]

@@ -1,6 +1,6 @@
 """`survey`: every document of a corpus through a model, and what its heads do over all of them.
 
-    corpus ──> plan of pieces (documents.py) ──> blocks, claimed one by one (claims.py)
+    corpus ──> plan of pieces (documents.py) ──> blocks, claimed one by one (shards.py)
     model  ──> one document at a time (document_rows.py) ──> shards, written whole (shards.py)
     all shards ──> summary.py ──> Survey: table, page, files
 
@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -27,11 +27,20 @@ from ..errors import ArgumentError, HeadwiseError
 from ..heads.roles import Roles
 from ..listeners.role_measurement import roles as roles_of
 from ..models.pretrained import Pretrained, load, read
-from .claims import Group, blocks, group_here
-from .document_rows import Measure, Rows, fingerprint, statistics
-from .documents import RETRY, Plan, Texts, arrow
+from .document_rows import STATISTICS, Measure, Options, fingerprint
+from .documents import Plan, arrow, first_line
 from .result import PLAN, ROLES, SURVEY, Survey
-from .shards import Shards, bytes_of, check_folder, write_whole
+from .shards import (
+    Group,
+    Shards,
+    Worker,
+    blocks,
+    bytes_of,
+    check_folder,
+    group_here,
+    measured_by_ray,
+    write_whole,
+)
 
 __all__ = ["survey"]
 
@@ -40,15 +49,6 @@ ENGINES = ("here", "ray")
 PROBE = "The cat sat on the mat."
 Progress = Callable[[int, int], None]
 Given = str | os.PathLike[str] | nn.Module | Pretrained | None
-
-
-@dataclass(frozen=True)
-class Options:
-    """All that decides numbers, beside the model and the corpus."""
-
-    field: str
-    max_tokens: int | None
-    threads: int
 
 
 def survey(
@@ -138,17 +138,18 @@ def survey(
         kept = _kept(folder / SURVEY)
         assert kept is not None
         shards = Shards(folder, by_number=kept["layers"] == "numbers")
+        worker = Worker(trained, plan, shards, options)
         if engine == "ray":
-            from .ray_engine import measured_by_ray
-
             sent = trained if isinstance(model, nn.Module) else model
             measured_by_ray(plan, shards, sent, options, workers, tell)
         else:
-            _measured(plan, shards, trained, options, group, tell)
+            _measured(worker, plan, group, tell)
         told = Survey(folder)
         told.trained = trained
         if group is None or group.rank == 0:
-            _try_again(plan, shards, trained, options)
+            # at the end no other process takes memory; failures of earlier runs are among these
+            for number in sorted(shards.to_retry()):
+                worker.retry(number)
             if roles:
                 told.roles = _roles(folder, trained)
             told.write()
@@ -205,8 +206,9 @@ def _trained(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
         try:
             trained.model.to(device)
         except (RuntimeError, AssertionError) as error:
-            said = str(error).strip().partition("\n")[0]
-            raise ArgumentError(f"device must be there: got {device!r} ({said}); try 'cpu'") from error
+            raise ArgumentError(
+                f"device must be there: got {device!r} ({first_line(error)}); try 'cpu'"
+            ) from error
     return trained
 
 
@@ -258,7 +260,7 @@ def _begun(
         "version": _version(),
         "model": {"title": trained.title, "fingerprint": fingerprint(trained.model, trained.tokenizer)},
         "options": asdict(options),
-        "statistics": list(statistics()),
+        "statistics": list(STATISTICS),
         "layers": layers,
         "torch": torch.__version__,  # for readers: another may round in another way
         "corpus": {
@@ -387,37 +389,13 @@ def _version() -> str:
 # Measured
 
 
-def _measured(
-    plan: Plan, shards: Shards, trained: Pretrained, options: Options, group: Group | None, tell: Progress
-) -> None:
-    measure, texts = Measure(trained, max_tokens=options.max_tokens), Texts(plan, options.field)
-    done = _Done(plan, shards, tell, alone=group is None)
+def _measured(worker: Worker, plan: Plan, group: Group | None, tell: Progress) -> None:
+    done = _Done(plan, worker.shards, tell, alone=group is None)
     done.tell()
-    for number in blocks(len(plan), shards, group):
-        rows = Rows()
-        for document in texts.block(number):
-            measure.add(document, rows)
-            done.tell(len(rows.documents))
-        shards.write(number, rows)
+    for number in blocks(len(plan), worker.shards, group):
+        worker.block(number, done.tell)
         done.finish(number)
     done.tell(at_once=True)
-
-
-def _try_again(plan: Plan, shards: Shards, trained: Pretrained, options: Options) -> None:
-    """Measure once more the documents whose failure may have passed, when all others are done: no other
-    process takes memory then. Failures of earlier runs are among them."""
-    measure, texts = Measure(trained, max_tokens=options.max_tokens), Texts(plan, options.field)
-    for number in sorted(shards.to_retry()):
-        before = shards.rows(number)
-        passed = {row["position"]: row for row in before.documents if row["failure"] != RETRY}
-        rows = Rows()
-        for document in texts.block(number):
-            if document.position in passed:
-                rows.documents.append(passed[document.position])
-                rows.heads += [row for row in before.heads if row["position"] == document.position]
-            else:
-                measure.add(document, rows)
-        shards.write(number, rows)
 
 
 class _Done:
@@ -468,8 +446,7 @@ def _roles(folder: Path, trained: Pretrained) -> Roles | None:
         try:
             found = roles_of(trained.model, trained.tokenizer, progress=False)
         except (ArgumentError, TypeError, NotImplementedError) as error:
-            said = str(error).partition("\n")[0]
-            sys.stderr.write(f"survey: roles were not measured: {said}\n")
+            sys.stderr.write(f"survey: roles were not measured: {first_line(error)}\n")
             return None
         write_whole(place, found.to_json().encode())
     return Roles.from_json(place.read_text("utf-8"))
