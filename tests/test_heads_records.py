@@ -20,7 +20,7 @@ from headwise.engines.statistics import ROW_STATISTICS, counted
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads import jensen_shannon, locality, one_number, similarity, spread
 from headwise.heads.collection import load_heads as load
-from headwise.heads.model_diversity import attention_between
+from headwise.heads.head_distances import attention_between
 from headwise.heads.record import OFFSETS, Marks, _counts, _with_a_key, reduce
 from headwise.scoring import Relative, alibi
 

@@ -567,7 +567,7 @@ def test_what_is_wrong_with_the_model_ends_the_survey(
 def test_the_place_is_where_a_head_looks_elsewhere() -> None:
     from headwise.corpus.document_rows import places_of
     from headwise.heads.record import Record
-    from headwise.heads.whole_maps import whole_maps
+    from headwise.heads.together import whole_maps
 
     T = 19
     weights = torch.zeros(1, 2, T, T)

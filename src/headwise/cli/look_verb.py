@@ -150,7 +150,7 @@ def look(
     wanted.check(texts or ())
     with sign_of_life("Loading torch", at_once=True) as sign:
         with uncollected():
-            from ..heads.head_choices import HeadChoice
+            from ..heads.layer_names import HeadChoice
             from ..heads.record import WRITTEN
             from ..show.heads_tables import check_sort
             from .look_answers import compared, looked

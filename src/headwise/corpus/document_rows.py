@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, AttentionBypassed, PackageMissing, VersionUnsupported
 from ..heads.record import PATTERNS
-from ..heads.whole_maps import Whole, whole_maps
+from ..heads.together import Whole, whole_maps
 from ..listeners.capture import SHORT, watch
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
 from .documents import FOR_GOOD, RETRY, Document, first_line, shown

@@ -20,8 +20,17 @@ from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics
 from ..errors import ArgumentError
 from ..map import AttentionMap
 from ..masks import Mask
-from . import head_distances, patterns
-from .measures import first_keys, locality, mean_over, mean_where_seen, spread, weights_in_blocks
+from .head_distances import QUERIES, jensen_shannon, similarity
+from .measures import (
+    copies,
+    first_keys,
+    locality,
+    mean_over,
+    mean_where_seen,
+    spread,
+    streaming,
+    weights_in_blocks,
+)
 
 __all__ = [
     "EVERYONE",
@@ -90,6 +99,11 @@ class Record:
     reach: int = 8  # how near counted as `local`
     _has_patterns: bool = False
     _is_here: bool = False  # whether small numbers are all known to be in main memory
+
+    @property
+    def queries(self) -> Tensor:
+        """How many queries count, [B, H]."""
+        return self.counts[EVERYONE]
 
     @property
     def received(self) -> Tensor | None:
@@ -358,14 +372,14 @@ def measure_patterns(
         return scores, counts
     scores["locality"] = locality(weights, reach, local)
     if weights.shape[3] > SINK + RECENT:
-        scores["streaming"], counts["streaming"] = patterns.streaming(weights, SINK, RECENT)
+        scores["streaming"], counts["streaming"] = streaming(weights, SINK, RECENT)
     if marks is None:
         return scores, counts
     marks = marks.to(weights.device)
     words = marks.words
     on = {
-        "induction": patterns.copies(weights, words, after=1),
-        "duplicate_token": patterns.copies(weights, words, after=0),
+        "induction": copies(weights, words, after=1),
+        "duplicate_token": copies(weights, words, after=0),
     }
     for name, which in (("special", marks.special), ("punctuation", marks.punctuation)):
         if which is not None:
@@ -421,9 +435,9 @@ def _mixed(weights: AttentionMap, columns: Tensor) -> Tensor:
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:
     if name == "attention":
-        return head_distances.jensen_shannon(weights, queries=head_distances.QUERIES)
+        return jensen_shannon(weights, queries=QUERIES)
     if name == "outputs" and outputs is not None:
-        return head_distances.similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
+        return similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
     if name == "values" and values is not None:
-        return head_distances.similarity(values.detach(), weights.real_keys)
+        return similarity(values.detach(), weights.real_keys)
     return None

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..heads.behaviours import behaviours_of
+from ..heads.behaviours import Place, RoleEffect, RoleEffects, behaviours_of
 from ..heads.layer_names import Layer
-from ..heads.role_verdicts import Place, RoleEffect, RoleEffects
 from ..models.batches import tracked
 from ..models.pretrained import Tokenizer
 from .prompts import METHOD, Asked, Speaker
