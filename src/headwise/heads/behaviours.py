@@ -27,7 +27,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from ..errors import ArgumentError, needed
 from .layer_names import Layer
@@ -499,8 +499,8 @@ class RoleEffect:
     def verdict(self) -> str:
         """One sentence."""
         heads = _named(self.heads)
-        numbers = f"from {self.margin:.2f} to {self.off:.2f} nats (accuracy {self.accuracy:.2f} to "
-        numbers += f"{self.off_accuracy:.2f})"
+        accuracy = f"accuracy {self.accuracy:.2f} to {self.off_accuracy:.2f}"
+        numbers = f"from {self.margin:.2f} to {self.off:.2f} nats ({accuracy})"
         count = len(self.draws)
         draws = f"the {count} other choices" if self.every_draw else f"{count} draws"
         if self.kind == "too few prompts":
@@ -572,11 +572,9 @@ class RoleEffects(Sequence[RoleEffect]):
         for row in self.rows:
             said = f"{row.relation}, {row.behaviour} ({2 * row.pairs} prompts): {row.verdict}"
             lines += ["", *textwrap.wrap(said, WIDTH)]
-        notes = (
-            [f"Nothing was asked for {', '.join(self.unasked)}: no behaviour is known."]
-            if self.unasked
-            else []
-        )
+        notes = []
+        if self.unasked:
+            notes.append(f"Nothing was asked for {', '.join(self.unasked)}: no behaviour is known.")
         dropped = sum(row.dropped for row in self.rows)
         if dropped:
             notes.append(f"{dropped} pairs were left out: their answers are unlike numbers of tokens.")
@@ -589,8 +587,9 @@ class RoleEffects(Sequence[RoleEffect]):
 
     def to_json(self) -> str:
         """All of it as text, null where there is no number; `from_json` reads it back."""
-        rows = [_without_nan(asdict(row)) | {"kind": row.kind, "verdict": row.verdict} for row in self.rows]
-        return json.dumps({"method": self.method, "unasked": self.unasked, "effects": rows}, indent=1)
+        rows = [asdict(row) | {"kind": row.kind, "verdict": row.verdict} for row in self.rows]
+        known = [{name: None if x != x else x for name, x in row.items()} for row in rows]  # NaN is none
+        return json.dumps({"method": self.method, "unasked": self.unasked, "effects": known}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> RoleEffects:
@@ -601,14 +600,14 @@ class RoleEffects(Sequence[RoleEffect]):
         """
         try:
             data = json.loads(text)
-            rows = []
-            for row in data["effects"]:
-                values = {
-                    name: math.nan if row[name] is None else row[name] for name in RoleEffect.__annotations__
-                }
-                values |= {name: tuple(map(tuple, row[name])) for name in ("heads", "left_on")}
-                rows.append(RoleEffect(**values | {"draws": tuple(row["draws"])}))
-            return cls(rows, data["unasked"], data["method"])
+            rows = [
+                {name: math.nan if row[name] is None else row[name] for name in RoleEffect.__annotations__}
+                for row in data["effects"]
+            ]
+            for row in rows:
+                row |= {name: tuple(map(tuple, row[name])) for name in ("heads", "left_on")}
+                row["draws"] = tuple(row["draws"])
+            return cls([RoleEffect(**row) for row in rows], data["unasked"], data["method"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArgumentError(
                 f"text must be of RoleEffects.to_json: {type(error).__name__}: {error}; measure them again"
@@ -622,16 +621,9 @@ class RoleEffects(Sequence[RoleEffect]):
         """
         with needed("pandas", "to_pandas needs pandas"):
             import pandas
-        return pandas.DataFrame(
-            [
-                asdict(row) | {"as_much": row.as_much, "kind": row.kind, "verdict": row.verdict}
-                for row in self.rows
-            ]
-        )
-
-
-def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if value != value else value for name, value in values.items()}
+        more = ("as_much", "kind", "verdict")
+        rows = [asdict(row) | {name: getattr(row, name) for name in more} for row in self.rows]
+        return pandas.DataFrame(rows)
 
 
 def _named(heads: Sequence[Place]) -> str:

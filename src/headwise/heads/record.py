@@ -196,17 +196,14 @@ class Record:
         self.rows |= values
         self.counts |= dict.fromkeys(values, self.counts[EVERYONE]) | counts
 
-    def _slots(self) -> list[tuple[dict[str, Tensor], str, Tensor]]:
-        """Every small tensor of numbers in it and where it belongs."""
-        small = (self.rows, self.counts, self.pairs)
-        return [(numbers, name, value) for numbers in small for name, value in numbers.items()]
-
 
 def settle(records: Iterable[Record]) -> None:
     """Bring small numbers to main memory in one go."""
     elsewhere = [record for record in records if not record._is_here]
-    slots = [slot for record in elsewhere for slot in record._slots() if not slot[2].is_cpu]
-    for (numbers, name, _), value in zip(slots, fetched([value for _, _, value in slots]), strict=True):
+    small = [numbers for record in elsewhere for numbers in (record.rows, record.counts, record.pairs)]
+    slots = [(numbers, name) for numbers in small for name, value in numbers.items() if not value.is_cpu]
+    values = fetched([numbers[name] for numbers, name in slots])
+    for (numbers, name), value in zip(slots, values, strict=True):
         numbers[name] = value
     for record in elsewhere:
         record._is_here = True
@@ -310,27 +307,21 @@ def numbers_of(
     padding = weights.parts()[0].mask.counted(weights.shape[2]) if PICTURE in large else None
     if padding is not None:
         shared[IN_ROWS] = _queries_in_rows(padding, large[PICTURE].shape[2])
-    every = weights.counts_every_query
-    return Numbers(rows, large, shared, _counts(weights, calls, every), every)
+    return Numbers(rows, large, shared, _counts(weights, calls), weights.counts_every_query)
 
 
-def _counts(weights: AttentionMap, calls: int = 1, every: bool | None = None) -> dict[int | None, Tensor]:
+def _counts(weights: AttentionMap, calls: int = 1) -> dict[int | None, Tensor]:
     """How many queries count, by where a statistic looks for a key: [B, H] each; see `Numbers`."""
     B, H, T, S = weights.shape
-    if weights.counts_every_query if every is None else every:
-        return {offset: torch.full((B, H // calls), _with_a_key(T, S, offset)) for offset in OFFSETS}
+    if weights.counts_every_query:
+        numbers = {offset: len(range(T)[_having_a_key(T, S, offset)]) for offset in OFFSETS}
+        return {offset: torch.full((B, H // calls), number) for offset, number in numbers.items()}
     scores = weights.as_made[0]
     is_aligned = isinstance(scores, Scores) and scores.positions is None and weights.ranks is None
     if is_aligned and scores.mask.keys is None:
         seen = weights.counted_queries(EVERYONE)  # [B, H, T]
         return {offset: seen[..., _having_a_key(T, S, offset)].sum(-1) for offset in OFFSETS}
     return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}
-
-
-def _with_a_key(query_len: int, key_len: int, offset: int | None) -> int:
-    """How many queries have a key `offset` ahead, where every one sees something; None: all queries."""
-    having = _having_a_key(query_len, key_len, offset)
-    return having.stop - having.start
 
 
 def _having_a_key(query_len: int, key_len: int, offset: int | None) -> slice:

@@ -14,6 +14,7 @@ Letters: H num_heads, T query_len, S key_len, N pairs of queries.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -388,25 +389,20 @@ def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
     """How much every head changed between two texts: see `headwise.Heads.changes`."""
     _check_one_model(before, after)
     watched = _Watched(before, batch), _Watched(after, batch)
-    partners: dict[tuple[int, int], Alignment] = {}
-    readings = {path: tuple(run.reading(path) for run in watched) for path in before.paths}
-    for first, second in readings.values():
-        for mine, theirs in ((first.queries, second.queries), (first.keys, second.keys)):
-            if (id(mine), id(theirs)) not in partners:
-                partners[id(mine), id(theirs)] = align(mine, theirs)
-    differing = [each for each in partners.values() if any(each.changed)]
+    aligned = functools.cache(align)  # a text is one object, and so are the partners of two
     layers: dict[str, Compared] = {}
-    ahead = False
-    for path, (first, second) in readings.items():
-        queries, keys = (
-            partners[id(mine), id(theirs)]
-            for mine, theirs in ((first.queries, second.queries), (first.keys, second.keys))
-        )
+    looking_ahead: list[Alignment] = []
+    for path in before.paths:
+        first, second = (run.reading(path) for run in watched)
+        queries, keys = aligned(first.queries, second.queries), aligned(first.keys, second.keys)
         maps = first.map, second.map
         rows, looks_ahead = _divergence(maps, queries, keys)
-        is_self = watched[0].calls[path][0].kind == "self"
-        ahead |= looks_ahead and is_self and queries in differing
+        if looks_ahead and watched[0].calls[path][0].kind == "self":
+            looking_ahead.append(queries)
         layers[path] = Compared(maps, queries, keys, rows)
+    texts = {id(text): text for each in layers.values() for text in (each.queries, each.keys)}
+    differing = [text for text in texts.values() if any(text.changed)]
+    ahead = any(text in differing for text in looking_ahead)
     # what differs in one text of two, as of an encoder and a decoder, may be seen from anywhere in the other
     if not ahead and len(differing) == 1:
         layers = {path: _since_the_difference(each, differing[0]) for path, each in layers.items()}
