@@ -257,10 +257,13 @@ class Moments:
         t = numpy.minimum(tokens, LARGEST) * there
         for row, some in ((0, there), (4, t), (5, t * t)):
             self._sums[row] += some.sum(0).astype(object)
-        for power in numpy.unique(exponent).tolist():
-            m, shift = numpy.where(exponent == power, whole, 0), power + UNIT - BITS
-            for row, some, times in ((1, m, 1), (2, m * m, 2), (3, m * t, 1)):
-                self._sums[row] += some.sum(0).astype(object) << (times * shift)
+        lowest, C = int(exponent.min()), values.shape[1]
+        key = ((exponent - lowest).astype("int64") * C + numpy.arange(C)).ravel()
+        for row, some, times in ((1, whole, 1), (2, whole * whole, 2), (3, whole * t, 1)):
+            by_exponent = numpy.zeros((int(exponent.max()) - lowest + 1) * C, "int64")
+            numpy.add.at(by_exponent, key, some.ravel())
+            for power, sums in enumerate(by_exponent.reshape(-1, C), lowest + UNIT - BITS):
+                self._sums[row] += sums.astype(object) << (times * power)
 
     @property
     def count(self) -> list[int]:
@@ -317,12 +320,12 @@ def quantiles(walk: Callable[[], Iterator[Any]], columns: int, shares: Sequence[
     for shift, width in LEVELS:
         found = numpy.zeros((columns, len(shares), 1 << width), "int64")
         for values in walk():
-            bits = _ordered(values)  # [N, C], -1 where there is no number
+            bits = _ordered(values.T)  # [C, N], -1 where there is no number
             high, part = bits >> (shift + width), (bits >> shift) & ((1 << width) - 1)
             for at in range(columns):
                 for q in range(len(shares)):
-                    mine = high[:, at] == prefix[at, q]
-                    found[at, q] += numpy.bincount(part[mine, at], minlength=1 << width)
+                    mine = part[at, high[at] == prefix[at, q]]
+                    found[at, q] += numpy.bincount(mine, minlength=1 << width)
         below = found.cumsum(-1)
         if rank is None:
             count = below[:, 0, -1]
@@ -354,10 +357,10 @@ def summed(shards: Shards) -> Totals:
     Raises:
         ArgumentError: no document was read; a file that cannot be read.
     """
-    heads, told = _first_look(shards)
+    heads, totals = _first_look(shards)
     if not heads:
-        why = f"; the first says: {told.errors[0][1]}" if told.errors else "; run the survey first"
-        raise ArgumentError(f"survey must have read a document: 0 of {told.failed}{why}")
+        why = f"; the first says: {totals.errors[0][1]}" if totals.errors else "; run the survey first"
+        raise ArgumentError(f"survey must have read a document: 0 of {totals.failed}{why}")
     walks = _Walks(shards, heads)
     numbers = _numbers(walks, STATISTICS)
     labels = _labels(walks)
@@ -366,39 +369,39 @@ def summed(shards: Shards) -> Totals:
         counted = sorted(labels[at].items(), key=lambda item: (-item[1], order.get(item[0], len(order))))
         total = sum(labels[at].values())
         shares = {label: count / total for label, count in counted}
-        told.heads.append(HeadSummary(layer, head, numbers[at], shares, total))
-    told.typical = _add_movers(walks, told.heads)
-    return told
+        totals.heads.append(HeadSummary(layer, head, numbers[at], shares, total))
+    totals.typical = _add_movers(walks, totals.heads)
+    return totals
 
 
 def _first_look(shards: Shards) -> tuple[list[Key], Totals]:
     """Which heads there are, in order, and how many documents."""
     heads: dict[Key, None] = {}
-    told = Totals([], 0, 0, 0, 0, [])
+    totals = Totals([], 0, 0, 0, 0, [])
     lost = {failure: Loss(kind) for failure, kind in FAILURES.items()}
     for number in shards:
         columns = ["document", "tokens", "found", "error", "failure"]
         for row in shards.read(DOCUMENTS, number, columns).to_pylist():
             if row["error"] is not None:
-                told.failed += 1
+                totals.failed += 1
                 loss = lost[row.get("failure", FOR_GOOD)]
                 loss.count += 1
-                for listed in (told.errors, loss.first):
+                for listed in (totals.errors, loss.first):
                     if len(listed) < LISTED:
                         listed.append((row["document"], row["error"]))
                 continue
-            told.documents += 1
-            told.tokens += row["tokens"]
-            told.cut += row["found"] > row["tokens"]
+            totals.documents += 1
+            totals.tokens += row["tokens"]
+            totals.cut += row["found"] > row["tokens"]
         heads |= dict.fromkeys(_keys(shards.read(MEASURES, number, ["layer", "head"])))
-    told.lost = [loss for loss in lost.values() if loss.count]
+    totals.lost = [loss for loss in lost.values() if loss.count]
     by_path = any(isinstance(layer, str) for layer, _ in heads)
-    return list(heads) if by_path else sorted(heads), told
+    return list(heads) if by_path else sorted(heads), totals
 
 
 def _numbers(walks: _Walks, names: Sequence[str]) -> list[dict[str, Numbers]]:
     K = len(walks.heads)
-    told: list[dict[str, Numbers]] = [{} for _ in range(K)]
+    numbers: list[dict[str, Numbers]] = [{} for _ in range(K)]
     at_once = max(1, COLUMNS // K)
     for start in range(0, len(names), at_once):
         some = names[start : start + at_once]
@@ -417,11 +420,11 @@ def _numbers(walks: _Walks, names: Sequence[str]) -> list[dict[str, Numbers]]:
             between = _variance([mean[c] for c in column])
             for head, c in enumerate(column):
                 if count[c]:
-                    told[head][name] = Numbers(
+                    numbers[head][name] = Numbers(
                         count[c], mean[c], math.sqrt(variance[c]), dict(zip(SHARES, found[c], strict=True)),
                         _dependence(variance[c], between), length[c],
                     )  # fmt: skip
-    return told
+    return numbers
 
 
 def _variance(values: Sequence[float]) -> float:
@@ -453,9 +456,9 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
     mean, spread = numpy.full(shape, numpy.nan), numpy.full(shape, numpy.nan)
     for at, head in enumerate(heads):
         for s, name in enumerate(CHARACTER):
-            said = head.statistics.get(name)
-            if said is not None and said.spread > STILL:
-                mean[at, s], spread[at, s] = said.mean, said.spread
+            numbers = head.statistics.get(name)
+            if numbers is not None and numbers.spread > STILL:
+                mean[at, s], spread[at, s] = numbers.mean, numbers.spread
     far: list[_Best] = [_Best() for _ in heads]
     odd: list[_Best] = [_Best() for _ in heads]
     nearest: list[tuple[bool, float, int]] = []  # of each batch

@@ -123,15 +123,16 @@ def survey(
         tell = stack.enter_context(_telling(progress, group))
         trained = _trained(model, tokenizer, device)
         stack.enter_context(_as_measured(trained.model, threads))
-        if group is None or group.rank == 0:
+        is_first = group is None or group.rank == 0
+        if group is None:
+            plan = _begun(folder, corpus, options, trained, block)
+        elif is_first:
             try:
                 plan = _begun(folder, corpus, options, trained, block)
             except HeadwiseError as error:
-                if group is not None:
-                    group.tell(str(error))
+                group.tell(str(error))
                 raise
-            if group is not None:
-                group.tell("")
+            group.tell("")
         else:
             group.hear()
             plan = _joined_in(folder, corpus, trained)
@@ -144,16 +145,16 @@ def survey(
             measured_by_ray(plan, shards, sent, options, workers, tell)
         else:
             _measured(worker, plan, group, tell)
-        told = Survey(folder)
-        told.trained = trained
-        if group is None or group.rank == 0:
+        result = Survey(folder)
+        result.trained = trained
+        if is_first:
             # at the end no other process takes memory; failures of earlier runs are among these
             for number in sorted(shards.to_retry()):
                 worker.retry(number)
             if roles:
-                told.roles = _roles(folder, trained)
-            told.write()
-        return told
+                result.roles = _roles(folder, trained)
+            result.write()
+        return result
 
 
 def _checked(
@@ -257,7 +258,7 @@ def _begun(
     )
     mine: dict[str, Any] = {
         "format": FORMAT,
-        "version": _version(),
+        "version": str(sys.modules[__name__.partition(".")[0]].__version__),
         "model": {"title": trained.title, "fingerprint": fingerprint(trained.model, trained.tokenizer)},
         "options": asdict(options),
         "statistics": list(STATISTICS),
@@ -305,49 +306,47 @@ def _layers(trained: Pretrained, max_tokens: int | None) -> str:
 
 def _kept(file: Path) -> dict[str, Any] | None:
     try:
-        told: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        about: dict[str, Any] = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"out must hold a survey that can be read: {str(file)!r} cannot ({error}); choose another folder"
         ) from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        got = told.get("format") if isinstance(told, dict) else type(told).__name__
+    got = about.get("format") if isinstance(about, dict) else type(about).__name__
+    if got != FORMAT:
         raise ArgumentError(
             f"out must hold a survey of this format, {FORMAT!r}: got {got!r}; choose another folder"
         )
-    return told
+    return about
 
 
 def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: Plan) -> None:
-    elsewhere = "choose another folder"
-    if kept["model"]["fingerprint"] != mine["model"]["fingerprint"]:
-        raise ArgumentError(
-            f"out must hold a survey of this model: {str(folder)!r} was begun with "
-            f"{kept['model']['title']!r} ({kept['model']['fingerprint'][:8]}), and this is "
-            f"{mine['model']['title']!r} ({mine['model']['fingerprint'][:8]}); {elsewhere}"
-        )
-    for name in ("options", "statistics"):
-        if kept[name] != mine[name]:
+    """Raise `ArgumentError` where a folder's survey is of another model, options, version or corpus."""
+    old, new = kept["model"], mine["model"]
+    old_model, new_model = (f"{model['title']!r} ({model['fingerprint'][:8]})" for model in (old, new))
+    same_model = old["fingerprint"] == new["fingerprint"]
+    for is_same, what, before, now in (
+        (same_model, "of this model", old_model, f"is {new_model}"),
+        *(
+            (kept[name] == mine[name], f"with these {name}", kept[name], f"has {mine[name]}")
+            for name in ("options", "statistics")
+        ),
+        (kept["version"] == mine["version"], "of this headwise", kept["version"], f"is {mine['version']}"),
+    ):
+        if not is_same:
             raise ArgumentError(
-                f"out must hold a survey with these {name}: {str(folder)!r} was begun with {kept[name]}, and "
-                f"this has {mine[name]}; {elsewhere}"
+                f"out must hold a survey {what}: {str(folder)!r} was begun with {before}, and this {now}; "
+                "choose another folder"
             )
-    if kept["version"] != mine["version"]:
-        raise ArgumentError(
-            f"out must hold a survey of this headwise: {str(folder)!r} was begun with {kept['version']}, and "
-            f"this is {mine['version']}; {elsewhere}"
-        )
     if kept["corpus"]["digest"] != mine["corpus"]["digest"]:
-        said: str | None = "its files are others"
+        difference: str | None = "its files are others"
         if (folder / PLAN).exists():
-            before = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"])
-            said = before.difference(plan)
-        if said is not None:
+            difference = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"]).difference(plan)
+        if difference is not None:
             raise ArgumentError(
-                f"corpus must be the one that {str(folder)!r} was begun with: {said}; put it back, or "
-                f"{elsewhere}"
+                f"corpus must be the one that {str(folder)!r} was begun with: {difference}; put it back, or "
+                "choose another folder"
             )
 
 
@@ -382,16 +381,11 @@ def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained
     return Plan.read(folder / PLAN, place if place.is_dir() else place.parent, kept["corpus"]["block"])
 
 
-def _version() -> str:
-    return str(sys.modules[__name__.partition(".")[0]].__version__)
-
-
 # Measured
 
 
 def _measured(worker: Worker, plan: Plan, group: Group | None, tell: Progress) -> None:
     done = _Done(plan, worker.shards, tell, alone=group is None)
-    done.tell()
     for number in blocks(len(plan), worker.shards, group):
         worker.block(number, done.tell)
         done.finish(number)
@@ -404,25 +398,21 @@ class _Done:
     def __init__(self, plan: Plan, shards: Shards, tell: Progress, *, alone: bool) -> None:
         self.plan, self.shards, self._tell, self.alone = plan, shards, tell, alone
         self._finished: set[int] = set()
-        self._count, self._looked = 0, -1.0
-        self._look()
+        self._count, self._looked = 0, 0.0
+        self.tell(at_once=True)
 
-    def finish(self, number: int) -> None:
-        """One more block."""
-        if number not in self._finished:
+    def finish(self, *numbers: int) -> None:
+        """Count these blocks, each once."""
+        for number in {*numbers} - self._finished:
             self._finished.add(number)
             self._count += self.plan.in_block(number)
 
     def tell(self, more: int = 0, *, at_once: bool = False) -> None:
+        """Tell how many are done, with so many more of a block that is not finished."""
         if at_once or (not self.alone and monotonic() - self._looked > 1):
-            self._look()
+            self._looked = monotonic()
+            self.finish(*(number for number in self.shards.finished() if number < len(self.plan)))
         self._tell(min(self._count + more, self.plan.documents), self.plan.documents)
-
-    def _look(self) -> None:
-        self._looked = monotonic()
-        for number in self.shards.finished() - self._finished:
-            if number < len(self.plan):
-                self.finish(number)
 
 
 @contextmanager
