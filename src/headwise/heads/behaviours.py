@@ -27,7 +27,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import ArgumentError, needed
 from .layer_names import Layer
@@ -600,7 +600,7 @@ class RoleEffects(Sequence[RoleEffect]):
         """
         try:
             data = json.loads(text)
-            rows = [
+            rows: list[dict[str, Any]] = [
                 {name: math.nan if row[name] is None else row[name] for name in RoleEffect.__annotations__}
                 for row in data["effects"]
             ]
