@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 import headwise as hw
-from headwise.heads.role_verdicts import RoleEffect, RoleEffects
+from headwise.heads.behaviours import RoleEffect, RoleEffects
 from headwise.heads.roles import Roles
 from headwise.listeners.prompts import METHOD
 from headwise.whole_files import whole_file

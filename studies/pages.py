@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import headwise as hw
-from headwise.heads.role_verdicts import RoleEffects
+from headwise.heads.behaviours import RoleEffects
 from headwise.heads.roles import Roles
 from headwise.whole_files import whole_file
 

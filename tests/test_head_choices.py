@@ -10,7 +10,7 @@ import torch
 
 import headwise as hw
 from headwise.errors import ArgumentError
-from headwise.heads.head_choices import HeadChoice
+from headwise.heads.layer_names import HeadChoice
 
 
 def watched(**layers: int) -> hw.Heads:

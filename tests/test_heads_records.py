@@ -20,8 +20,8 @@ from headwise.engines.statistics import ROW_STATISTICS, counted
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads import jensen_shannon, locality, one_number, similarity, spread
 from headwise.heads.collection import load_heads as load
-from headwise.heads.model_diversity import attention_between
-from headwise.heads.record import OFFSETS, Marks, _counts, _with_a_key, reduce
+from headwise.heads.head_distances import attention_between
+from headwise.heads.record import OFFSETS, Marks, _counts, _having_a_key, reduce
 from headwise.scoring import Relative, alibi
 
 B, H, HK, T, D = 2, 4, 2, 11, 8
@@ -70,12 +70,15 @@ def test_queries_are_counted_without_a_tensor_as_with_one(query_len: int, key_le
         assert torch.equal(found[offset], expected), (offset, found[offset], expected)
     for offset in range(-11, 12):
         at = torch.arange(key_len - query_len, key_len) + offset
-        assert _with_a_key(query_len, key_len, offset) == int(((at >= 0) & (at < key_len)).sum())
+        has_key = (at >= 0) & (at < key_len)
+        assert has_key[_having_a_key(query_len, key_len, offset)].sum() == has_key.sum()
+        assert has_key[_having_a_key(query_len, key_len, offset)].all()
 
 
 def test_ten_queries_over_four_keys() -> None:
     """The numbers of the case in which it was found."""
-    assert [_with_a_key(10, 4, offset) for offset in (None, -1, 0, 1)] == [10, 3, 4, 4]
+    having = [_having_a_key(10, 4, offset) for offset in (None, -1, 0, 1)]
+    assert [len(range(10)[queries]) for queries in having] == [10, 3, 4, 4]
 
 
 L = 17

@@ -15,9 +15,17 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.errors import ArgumentError
-from headwise.heads.behaviours import BEHAVIOURS, CHANGED, COUNT, NUMBERS, Behaviour, behaviours_of
+from headwise.heads.behaviours import (
+    BEHAVIOURS,
+    CHANGED,
+    COUNT,
+    NUMBERS,
+    Behaviour,
+    RoleEffect,
+    RoleEffects,
+    behaviours_of,
+)
 from headwise.heads.grammar import RELATED, RELATIONS
-from headwise.heads.role_verdicts import RoleEffect, RoleEffects
 from headwise.listeners.effects import _draws
 from headwise.nn import MultiHeadAttention, Rope
 from small_models import bert, gpt2, hooks_on, llama

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.corpus import claims, documents, shards, summary
-from headwise.corpus.document_rows import Measure, Rows, fingerprint, statistics
+from headwise.corpus import documents, shards, summary
+from headwise.corpus.document_rows import STATISTICS, Measure, Rows, fingerprint
 from headwise.corpus.documents import Document, Plan, Texts
-from headwise.corpus.exact_sums import Moments, quantiles
 from headwise.corpus.shards import Shards, write_whole
+from headwise.corpus.summary import Moments, quantiles
 from headwise.errors import ArgumentError, AttentionBypassed, PackageMissing
 from headwise.models.pretrained import Pretrained, load
 from trained import STORY, an_own_folder
@@ -475,7 +475,7 @@ def test_a_documents_numbers_are_those_of_watch(small: Pretrained, surveyed: Any
     assert [(row["layer"], row["head"]) for row in mine] == [(head.layer, head.head) for head in heads.all()]
     for row, head in zip(mine, heads.all(), strict=True):
         assert row["label"] == head.label.name
-        for name in statistics():
+        for name in STATISTICS:
             theirs = head.values.get(name, math.nan)
             if math.isnan(theirs):
                 assert row[name] is None
@@ -567,7 +567,7 @@ def test_what_is_wrong_with_the_model_ends_the_survey(
 def test_the_place_is_where_a_head_looks_elsewhere() -> None:
     from headwise.corpus.document_rows import places_of
     from headwise.heads.record import Record
-    from headwise.heads.whole_maps import whole_maps
+    from headwise.heads.together import whole_maps
 
     T = 19
     weights = torch.zeros(1, 2, T, T)
@@ -699,7 +699,7 @@ def test_texts_that_are_the_same_are_listed_once(small: Pretrained, tmp_path: Pa
 
 
 def test_of_few_documents_nothing_is_said_and_one_makes_a_page(small: Pretrained, tmp_path: Path) -> None:
-    from headwise.corpus.survey_table import sentences
+    from headwise.corpus.result import sentences
 
     told = run(small, lines(tmp_path / "a.jsonl", texts(1)), tmp_path / "out")
     assert {head.verdict for head in told} == {"few"} and not told.stable and not told.of_text
@@ -1038,7 +1038,7 @@ class Finished:
 def test_whoever_is_free_takes_the_next_block_and_those_of_who_is_lost() -> None:
     store, there = Counter(), Finished()
     there.there = {3}
-    one, two = (claims.blocks(11, there, claims.Group(store, rank, 2), patience=0.01) for rank in range(2))
+    one, two = (shards.blocks(11, there, shards.Group(store, rank, 2), patience=0.01) for rank in range(2))
     taken = [next(one), next(two)]
     there.there.add(taken[0])
     taken.append(next(one))
@@ -1050,13 +1050,13 @@ def test_whoever_is_free_takes_the_next_block_and_those_of_who_is_lost() -> None
         there.there.add(number)
     assert rest == [4, 5, 6, 7, 8, 9, 10, 1]
     there.there.remove(7)
-    assert list(claims.blocks(11, there, None)) == [7]
+    assert list(shards.blocks(11, there, None)) == [7]
 
 
 def test_where_the_store_is_lost_each_goes_on_by_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
     there = Finished()
     done = []
-    for number in claims.blocks(7, there, claims.Group(Counter(lost_after=2), 1, 2), patience=60):
+    for number in shards.blocks(7, there, shards.Group(Counter(lost_after=2), 1, 2), patience=60):
         done.append(number)
         there.there.add(number)
     assert sorted(done) == list(range(7)) and done[:2] == [0, 1]
@@ -1067,7 +1067,7 @@ def test_where_the_store_is_lost_each_goes_on_by_the_folder(capsys: pytest.Captu
 
 
 def test_who_joins_waits_until_the_first_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = claims.Group(Counter(), 1, 2)
+    group = shards.Group(Counter(), 1, 2)
     group.tell("")
     group.hear()
     group.tell("corpus must be there: no; check it")
@@ -1075,21 +1075,21 @@ def test_who_joins_waits_until_the_first_has_begun(monkeypatch: pytest.MonkeyPat
         ArgumentError, match=r"rank 0 must begin a survey: it could not: corpus must be there"
     ):
         group.hear()
-    monkeypatch.setattr(claims, "BEGIN", 0.0)
+    monkeypatch.setattr(shards, "BEGIN", 0.0)
     with pytest.raises(ArgumentError, match=r"rank 0 must begin a survey: nothing was heard of it in 0 s"):
-        claims.Group(Counter(), 1, 2).hear()
+        shards.Group(Counter(), 1, 2).hear()
 
 
 def test_alone_there_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
-    assert claims.group_here() is None
+    assert shards.group_here() is None
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(ArgumentError, match=r"processes must reach each other: rank 1 of 2 .* localhost:1"):
-        claims.group_here(timeout=0.5)
+        shards.group_here(timeout=0.5)
 
 
 def test_the_fingerprint_is_of_weights_config_and_tokens(small: Pretrained) -> None:

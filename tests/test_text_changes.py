@@ -16,8 +16,7 @@ from torch import Tensor
 from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, load_heads, watch
 from headwise.errors import ArgumentError
 from headwise.heads.record import Marks, reduce
-from headwise.heads.text_alignment import Text, align
-from headwise.heads.text_changes import Changes
+from headwise.heads.text_changes import Changes, Text, align
 from headwise.models import Transformer, TransformerConfig
 
 pytest.importorskip("matplotlib")

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from .examiner.explanations import explain
     from .functional import attention, why
     from .heads.collection import Heads, load_heads
-    from .heads.model_diversity import diversity
+    from .heads.head_distances import diversity
     from .listeners.ablation import ablate, head_means
     from .listeners.alarms import Alarms
     from .listeners.capture import watch
@@ -98,7 +98,7 @@ _HOMES = {
     "check": ".examiner.checks",
     "check_file": ".examiner.checks",
     "collect": ".listeners.head_outputs",
-    "diversity": ".heads.model_diversity",
+    "diversity": ".heads.head_distances",
     "effects": ".listeners.effects",
     "explain": ".examiner.explanations",
     "head_means": ".listeners.ablation",

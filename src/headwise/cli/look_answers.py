@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ..heads.collection import Heads
-    from ..heads.head_choices import HeadChoice
+    from ..heads.layer_names import HeadChoice
     from ..heads.roles import Roles
     from ..listeners.head_outputs import HeadOutputs
     from ..models.pretrained import Pretrained, Reading

@@ -161,7 +161,7 @@ def look(
     wanted.check(texts or ())
     with sign_of_life("Loading torch", at_once=True) as sign:
         with uncollected():
-            from ..heads.head_choices import HeadChoice
+            from ..heads.layer_names import HeadChoice
             from ..heads.record import WRITTEN
             from ..show.heads_tables import check_sort
 
@@ -257,9 +257,8 @@ def survey(
     if engine == "ray":
         are_here(("ray",), "headwise survey --engine ray needs", 'pip install "headwise[ray]"')
     with sign_of_life("Loading torch", at_once=True), uncollected():
-        from ..corpus.result import OTHERS
+        from ..corpus.result import OTHERS, check_sort, losses_table, sentences
         from ..corpus.survey import survey as surveyed
-        from ..corpus.survey_table import check_sort, losses_table, sentences
 
     check_sort(sort)
     first = int(os.environ.get("RANK", "0")) == 0

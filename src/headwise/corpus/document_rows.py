@@ -30,21 +30,31 @@ from torch import Tensor, nn
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, AttentionBypassed, PackageMissing, VersionUnsupported
 from ..heads.record import PATTERNS
-from ..heads.whole_maps import Whole, whole_maps
+from ..heads.together import Whole, whole_maps
 from ..listeners.capture import SHORT, watch
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
-from .documents import FOR_GOOD, RETRY, Document, shown
+from .documents import FOR_GOOD, RETRY, Document, first_line, shown
 
 if TYPE_CHECKING:
     from ..heads.collection import Heads
     from ..models.pretrained import Reading
 
-__all__ = ["DOCUMENT", "PLACE", "Measure", "Rows", "fingerprint", "statistics"]
+__all__ = ["DOCUMENT", "HEAD", "PLACE", "STATISTICS", "Measure", "Options", "Rows", "fingerprint"]
 
-DOCUMENT = (
-    "document", "path", "number", "position", "characters", "tokens", "found", "digest", "error", "failure",
-)  # fmt: skip
-PLACE = ("place", "token", "moved", "key", "key_token", "weight")
+# Columns of the two tables, and their types as pyarrow calls them.
+DOCUMENT = {
+    "document": "string", "path": "string", "number": "int64", "position": "int64", "characters": "int64",
+    "tokens": "int64", "found": "int64", "digest": "string", "error": "string", "failure": "string",
+}  # fmt: skip
+PLACE = {
+    "place": "int32", "token": "string", "moved": "float", "key": "int32", "key_token": "string",
+    "weight": "float",
+}  # fmt: skip
+STATISTICS = (*ROW_STATISTICS, *PATTERNS)  # every number of a head
+HEAD = {
+    "document": "string", "position": "int64", "layer": "int32", "head": "int32", "label": "string",
+    "score": "float", **dict.fromkeys(STATISTICS, "float"), **PLACE,
+}  # fmt: skip
 FEWEST_KEYS = 8  # that a query sees, to be a place
 LONGEST_ERROR = 500  # letters
 # What torch says, as a RuntimeError, of memory and devices.
@@ -55,9 +65,13 @@ PASSING = re.compile(
 WRONG_FOR_ALL = (AttentionBypassed, PackageMissing, VersionUnsupported)  # whatever the document
 
 
-def statistics() -> tuple[str, ...]:
-    """Every number of a head, in the order of the table's columns."""
-    return (*ROW_STATISTICS, *PATTERNS)
+@dataclass(frozen=True)
+class Options:
+    """All that decides numbers, beside the model and the corpus."""
+
+    field: str
+    max_tokens: int | None
+    threads: int
 
 
 @dataclass
@@ -95,7 +109,6 @@ class Measure:
         self.trained, self.most = trained, max_tokens or MOST_TOKENS
         first = next(trained.model.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
-        self.names = statistics()
 
     def add(self, document: Document, rows: Rows) -> None:
         """Measure one more; whatever is wrong with it becomes its error.
@@ -136,9 +149,8 @@ class Measure:
                 return
             if row["failure"] != RETRY:
                 return
-            self._free_memory(
-                row
-            )  # not inside `except`: an error holds all that was there when it was raised
+            # not inside `except`: an error holds all that was there when it was raised
+            self._free_memory(row)
 
     def _free_memory(self, row: Mapping[str, Any]) -> None:
         """Make room on the device, if it still answers."""
@@ -183,7 +195,7 @@ class Measure:
         for layer in heads.values():
             there = places.get(id(layer.calls[-1])) if len(layer.calls) == 1 else None
             for head in layer:
-                numbers = {each: _number(head.values.get(each)) for each in self.names}
+                numbers = {each: _number(head.values.get(each)) for each in STATISTICS}
                 mine = there[head.head] if there is not None else dict.fromkeys(PLACE)
                 told.append(
                     {"document": row["document"], "position": row["position"], "layer": head.layer}
@@ -204,40 +216,34 @@ def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]
     first = whole.records[0]
     assert first.map is not None
     _, H, T, S = whole.weights.shape
-    nobody = {id(call): [dict.fromkeys(PLACE) for _ in range(call.shape[1])] for call in whole.records}
     if first.kind != "self" or T != S or len(tokens) != S:
-        return nobody
+        return {}
     asked = (first.map.visible()[0].amin(0) >= FEWEST_KEYS).cpu()  # [T]
     asked[:2] = False  # the key before them is the first, or none
     rows = asked.nonzero()[:, 0]
     if not len(rows):
-        return nobody
+        return {}
     weights = whole.weights[0].cpu()  # [H, T, S]
     moved = _moved(weights, rows).numpy()  # [H, t]
     found: list[dict[str, Any]] = []
     for head in range(H):
         at = int(rows[int(moved[head].argmax())])
         row = weights[head, at].numpy()
-        key = int(row.argmax())
-        how = float(moved[head].max())
+        key, how = int(row.argmax()), float(moved[head].max())
         if not math.isfinite(how):
             found.append(dict.fromkeys(PLACE))
             continue
-        found.append(
-            {"place": at, "token": shown(tokens[at]), "moved": how, "key": key}
-            | {"key_token": shown(tokens[key]), "weight": float(row[key])}
-        )
+        place = (at, shown(tokens[at]), how, key, shown(tokens[key]), float(row[key]))
+        found.append(dict(zip(PLACE, place, strict=True)))
     heads = iter(found)
     return {id(call): [next(heads) for _ in range(call.shape[1])] for call in whole.records}
 
 
 def _moved(weights: Tensor, rows: Tensor) -> Tensor:
     """How differently each of these queries looks from the mean over them, [H, t]."""
-    T = weights.shape[1]
     after = torch.cat([weights.diagonal(1, 1, 2), weights.new_zeros(len(weights), 1)], 1)
     before = torch.cat([weights.new_zeros(len(weights), 1), weights.diagonal(-1, 1, 2)], 1)
     kinds = torch.stack([weights[:, :, 0], before, weights.diagonal(0, 1, 2), after], -1)  # [H, T, C]
-    assert kinds.shape[1] == T
     kinds = kinds[:, rows].double()
     kinds = torch.cat([kinds, 1 - kinds.sum(-1, keepdim=True)], -1)
     return (kinds - kinds.mean(1, keepdim=True)).abs().sum(-1) / 2
@@ -252,8 +258,8 @@ def failure_of(error: Exception) -> str:
 
 
 def _words(error: BaseException) -> str:
-    said = str(error).strip().partition("\n")[0]
-    return said if isinstance(error, ArgumentError) else f"{type(error).__name__}: {said}"
+    line = first_line(error)
+    return line if isinstance(error, ArgumentError) else f"{type(error).__name__}: {line}"
 
 
 def _said(error: str) -> str:

@@ -20,7 +20,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +42,9 @@ __all__ = [
     "Plan",
     "Texts",
     "arrow",
+    "first_line",
     "shown",
+    "table_of",
 ]
 
 ENDINGS = {
@@ -104,7 +107,7 @@ class Piece:
     error: str | None = None
 
 
-COLUMNS = tuple(Piece.__annotations__)
+COLUMNS = {name: "string" if "str" in kind else "int64" for name, kind in Piece.__annotations__.items()}
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,10 @@ class Plan:
         end = self._before[self._starts[number + 1]] if number + 1 < len(self) else self.documents
         return end - self._before[self._starts[number]]
 
+    def block_of(self, position: int) -> int:
+        """The number of the block that a document is in."""
+        return bisect_right(self._starts, position, key=self._before.__getitem__) - 1
+
     def pieces_of(self, number: int) -> Iterator[tuple[int, Piece]]:
         """The pieces of a block, and how many documents come before each."""
         start = self._starts[number]
@@ -207,8 +214,6 @@ class Plan:
     @property
     def lost(self) -> dict[str, str]:
         """Files and folders that could not be read, and why."""
-        if "error" not in self.pieces.column_names:
-            return {}
         there = self.pieces.filter(self.pieces.column("error").is_valid())
         return dict(zip(there.column("path").to_pylist(), there.column("error").to_pylist(), strict=True))
 
@@ -229,14 +234,12 @@ class Plan:
         field: str = "text",
         block: int | None = None,
         besides: Path | None = None,
-        progress: Callable[[int], None] = lambda count: None,
     ) -> Plan:
         """Look through a file, or every file of a folder, once.
 
         Args:
             field: of Parquet, the column that has to be there.
             besides: a folder that is no part of it: what is written is not read.
-            progress: told how many documents there are so far.
 
         Raises:
             ArgumentError: no such file or folder; a file of another kind; nothing in it, or nothing that can
@@ -252,21 +255,21 @@ class Plan:
         place = place.resolve() if place.is_dir() else root / place.name
         files, others = _files_of(place, besides)
         batches, rows, count = [], [], 0
-        lost: Piece | None = None
+        lost: list[Piece] = []
         for file, reason in files:
             for piece in _pieces_of(root, file, reason, field, min(PIECE, block or PIECE)):
                 rows.append(vars(piece))
-                count += piece.count if piece.error is None else 0
-                lost = lost or (piece if piece.error is not None else None)
+                if piece.error is None:
+                    count += piece.count
+                else:
+                    lost = lost or [piece]
                 if len(rows) == READ // 64:
-                    batches.append(_table(rows))
+                    batches.append(table_of(rows, COLUMNS))
                     rows = []
-                    progress(count)
-        progress(count)
-        if not count and lost is not None:
+        if not count and lost:
             raise ArgumentError(
-                f"corpus must hold a document that can be read: {_called(lost.path)!r}: {lost.error}; check "
-                "what it is"
+                f"corpus must hold a document that can be read: {_called(lost[0].path)!r}: {lost[0].error}; "
+                "check what it is"
             )
         if not count:
             kinds, there = ", ".join(ENDINGS), others.count + len(files)
@@ -274,7 +277,7 @@ class Plan:
                 f"corpus must hold a document: 0 in {str(corpus)!r}, of {there} "
                 f"file{'' if there == 1 else 's'}; known are {kinds}"
             )
-        table = pyarrow.concat_tables([*batches, _table(rows)])
+        table = pyarrow.concat_tables([*batches, table_of(rows, COLUMNS)])
         return cls(root, table, block=block, left_out=others)
 
     @classmethod
@@ -283,11 +286,11 @@ class Plan:
         return cls(root, arrow().parquet.read_table(file), block=block)
 
 
-def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
+def table_of(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> pyarrow.Table:
+    """Rows as a table; columns: their types, as pyarrow calls them."""
     pyarrow = arrow()
-    whole, letters = pyarrow.int64(), pyarrow.string()
-    types = [letters, letters, whole, whole, whole, whole, letters, letters]
-    return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(zip(COLUMNS, types, strict=True))))
+    fields = [(name, pyarrow.type_for_alias(kind)) for name, kind in columns.items()]
+    return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields))
 
 
 def shown(path: str) -> str:
@@ -339,14 +342,13 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
 def _no_file(path: Path) -> str | None:
     """Why a path is no file that can be opened: a link to nothing, a pipe; None if it is one."""
     try:
-        mode = path.stat().st_mode
+        return None if stat.S_ISREG(path.stat().st_mode) else "it is no regular file"
     except OSError as error:
         return _reason(error)
-    return None if stat.S_ISREG(mode) else "it is no regular file"
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or _line(error)
+    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
 
 # Looked through
@@ -365,40 +367,31 @@ def _pieces_of(root: Path, file: Path, reason: str | None, field: str, most: int
             raise _Unreadable(reason)
         if kind == "json":
             yield from _lines(file, path, most)
-            return
-        size, digest = file.stat().st_size, _digest(file)
-        if kind == "text":
-            yield Piece(_kept(path), kind, 0, 1, 0, size, digest)
-            return
-        yield from _row_groups(file, path, size, digest, field, most)
+        elif kind == "text":
+            yield Piece(_kept(path), kind, 0, 1, 0, file.stat().st_size, _digest(file))
+        else:
+            yield from _row_groups(file, path, field, most)
     except (OSError, _Unreadable) as error:
         is_folder = reason is not None and os.path.isdir(file)
         path, kind = (f"{path}/", FOLDER) if is_folder else (path, FILE)
         yield Piece(_kept(path), kind, 0, 1, 0, 0, "", shown(_reason(error)))
 
 
-def _kept(path: str) -> str:
-    """A path as a table holds it; odd bytes as two letters of Latin-1 behind a mark, and so back again."""
-    return path if path.isprintable() and _is_whole(path) else MARK + os.fsencode(path).decode("latin-1")
-
-
-def _place(root: Path, path: str) -> Path:
-    return root / (os.fsdecode(path[1:].encode("latin-1")) if path.startswith(MARK) else path)
-
-
-def _called(path: str) -> str:
-    return shown(os.fsdecode(path[1:].encode("latin-1"))) if path.startswith(MARK) else path
-
-
 MARK = "\x01"
 
 
-def _is_whole(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _kept(path: str) -> str:
+    """A path as a table holds it; odd bytes as two letters of Latin-1 behind a mark, and so back again."""
+    is_plain = path.isprintable() and path == shown(path)
+    return path if is_plain else MARK + os.fsencode(path).decode("latin-1")
+
+
+def _as_given(path: str) -> str:
+    return os.fsdecode(path[1:].encode("latin-1")) if path.startswith(MARK) else path
+
+
+def _called(path: str) -> str:
+    return shown(_as_given(path))
 
 
 def _digest(file: Path) -> str:
@@ -408,52 +401,39 @@ def _digest(file: Path) -> str:
 
 def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
     """Pieces of a file of lines; one that is too long is a piece by itself, and is never held whole."""
-    kept = _kept(path)
+    first = number = 1
+    count = start = at = 0
+    hashed = hashlib.blake2b(digest_size=16)
     with file.open("rb") as lines:
-        number = first = 1
-        count = start = at = 0
-        hashed = hashlib.blake2b(digest_size=16)
-        for line, ended in _parts(lines):
-            long = not ended
-            if long and at > start and count:  # what came before goes by itself
-                yield Piece(kept, "json", first, count, start, at, hashed.hexdigest())
+        while line := lines.readline(LONGEST):
+            is_long = len(line) == LONGEST and not line.endswith(b"\n")
+            if is_long and count:  # what came before goes by itself
+                yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
-            if long:
+            count += is_long or not line.isspace()
+            while True:
                 at += len(line)
                 hashed.update(line)
-                for part, ended in _parts(lines):
-                    at += len(part)
-                    hashed.update(part)
-                    if ended:
-                        break
-                count += 1
-            else:
-                at += len(line)
-                hashed.update(line)
-                count += not line.isspace()
+                if len(line) < LONGEST or line.endswith(b"\n"):
+                    break
+                line = lines.readline(LONGEST)
             number += 1
-            if count == most or at - start >= PIECE_BYTES or long:
+            if count == most or at - start >= PIECE_BYTES or is_long:
                 if count:
-                    yield Piece(kept, "json", first, count, start, at, hashed.hexdigest())
+                    yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
-        if count:
-            yield Piece(kept, "json", first, count, start, at, hashed.hexdigest())
+    if count:
+        yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
 
 
-def _parts(lines: Any) -> Iterator[tuple[bytes, bool]]:
-    """Lines, or `LONGEST` bytes of one; and whether it ends there."""
-    while part := lines.readline(LONGEST):
-        yield part, part.endswith(b"\n") or len(part) < LONGEST
-
-
-def _row_groups(file: Path, path: str, size: int, digest: str, field: str, most: int) -> Iterator[Piece]:
-    parquet = arrow().parquet
+def _row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:
+    size, digest = file.stat().st_size, _digest(file)
     try:
-        with parquet.ParquetFile(file) as opened:
+        with arrow().parquet.ParquetFile(file) as opened:
             names = opened.schema_arrow.names
             counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
     except arrow().lib.ArrowException as error:
-        raise _Unreadable(f"it is no Parquet file ({_line(error)})") from error
+        raise _Unreadable(f"it is no Parquet file ({first_line(error)})") from error
     if field not in names:
         raise _Unreadable(f"it has no column {field!r}, but {', '.join(names)}")
     before = 0
@@ -465,6 +445,9 @@ def _row_groups(file: Path, path: str, size: int, digest: str, field: str, most:
 
 
 # Read
+
+
+Read = tuple[int | None, str | None, str | None]  # number of its line or row, its text, or why there is none
 
 
 class Texts:
@@ -485,31 +468,91 @@ class Texts:
                 path = _called(piece.path)
                 yield Document(path, path, None, before, None, piece.error, piece.kind)
                 continue
-            try:
-                documents = self._read(before, piece)
-            except OSError:
+            for _ in range(2):
                 try:
                     documents = self._read(before, piece)
+                    break
                 except OSError as error:
                     documents = _unread(before, piece, _reason(error))
             yield from documents
 
     def _read(self, before: int, piece: Piece) -> list[Document]:
-        file, path = _place(self.plan.root, piece.path), _called(piece.path)
+        file, path = self.plan.root / _as_given(piece.path), _called(piece.path)
+        read = {"text": self._text, "json": self._json, "parquet": self._parquet}[piece.kind]
         try:
-            return list(_READERS[piece.kind](file, path, piece, before, self.field, self._held))
+            return [
+                Document(_name(path, number), path, number, position, text, error)
+                for position, (number, text, error) in enumerate(read(file, path, piece), before)
+            ]
         except FileNotFoundError as error:
             raise ArgumentError(
                 f"corpus must stay as it is during a survey: {path!r} cannot be read "
                 f"({error.strerror}); put it back, and run the same again"
             ) from error
 
+    def _text(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
+        if piece.stop > LONGEST:
+            yield None, None, _too_long(piece.stop)
+            return
+        data = _checked(file, path, piece)
+        if file.stat().st_size != piece.stop:
+            raise _changed(path)
+        try:
+            yield None, data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"), None
+        except UnicodeDecodeError as error:
+            yield None, None, f"text must be UTF-8: it is not, at byte {error.start}"
+
+    def _json(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
+        size = piece.stop - piece.start
+        if size > LONGEST + PIECE_BYTES:
+            yield piece.first, None, _too_long(size)
+            return
+        for number, line in enumerate(_checked(file, path, piece).split(b"\n"), piece.first):
+            if not line or line.isspace():
+                continue
+            try:
+                yield number, _string(line, self.field), None
+            except ValueError as error:  # of the JSON, or of the letters it is in
+                yield number, None, str(error)
+            except RecursionError:
+                yield number, None, "line must be JSON: it is nested too deeply"
+
+    def _parquet(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
+        status, held = file.stat(), self._held
+        now = (file, status.st_size, status.st_mtime_ns)
+        if held.get("checked") != now:  # all of it, once
+            if status.st_size != piece.stop or _digest(file) != piece.digest:
+                raise _changed(path)
+            held["checked"] = now
+        if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
+            try:
+                held.update(_row_group(file, path, piece, self.field))
+            except (OSError, arrow().lib.ArrowException) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the disk's; Arrow's own have no number: these very bytes are wrong
+                for number in range(piece.first, piece.first + piece.count):
+                    yield number, None, f"row group must be readable: {first_line(error)}"
+                return
+        values = held["column"].slice(piece.first - held["from"], piece.count).to_pylist()
+        for number, value in enumerate(values, piece.first):
+            if isinstance(value, str):
+                yield number, value, None
+            else:
+                yield number, None, f"field {self.field!r} must be a string: got {_kind(value)}"
+
 
 def _unread(before: int, piece: Piece, reason: str) -> list[Document]:
     """The documents of a piece that could not be read now. Lines of JSON are counted without blank ones."""
     path = _called(piece.path)
-    names = [path] if piece.kind == "text" else [f"{path}:{piece.first + at}" for at in range(piece.count)]
-    return [Document(name, path, None, before + at, None, reason, RETRY) for at, name in enumerate(names)]
+    numbers = [None] if piece.kind == "text" else range(piece.first, piece.first + piece.count)
+    return [
+        Document(_name(path, number), path, None, position, None, reason, RETRY)
+        for position, number in enumerate(numbers, before)
+    ]
+
+
+def _name(path: str, number: int | None) -> str:
+    return path if number is None else f"{path}:{number}"
 
 
 def _changed(path: str) -> ArgumentError:
@@ -526,47 +569,6 @@ def _checked(file: Path, path: str, piece: Piece) -> bytes:
     if hashlib.blake2b(data, digest_size=16).hexdigest() != piece.digest:
         raise _changed(path)
     return data
-
-
-def _of_text(
-    file: Path, path: str, piece: Piece, before: int, field: str, held: dict[str, Any]
-) -> Iterator[Document]:
-    if piece.stop > LONGEST:
-        yield Document(path, path, None, before, None, _too_long(piece.stop))
-        return
-    data = _checked(file, path, piece)
-    if file.stat().st_size != piece.stop:
-        raise _changed(path)
-    try:
-        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        yield Document(
-            path, path, None, before, None, f"text must be UTF-8: it is not, at byte {error.start}"
-        )
-        return
-    yield Document(path, path, None, before, text)
-
-
-def _of_json(
-    file: Path, path: str, piece: Piece, before: int, field: str, held: dict[str, Any]
-) -> Iterator[Document]:
-    size = piece.stop - piece.start
-    if size > LONGEST + PIECE_BYTES:
-        yield Document(f"{path}:{piece.first}", path, piece.first, before, None, _too_long(size))
-        return
-    position = before
-    for number, line in enumerate(_checked(file, path, piece).split(b"\n"), piece.first):
-        if not line or line.isspace():
-            continue
-        name = f"{path}:{number}"
-        try:
-            text, error = _string(line, field), None
-        except ValueError as wrong:  # of the JSON, or of the letters it is in
-            text, error = None, str(wrong)
-        except RecursionError:
-            text, error = None, "line must be JSON: it is nested too deeply"
-        yield Document(name, path, number, position, text, error)
-        position += 1
 
 
 def _string(line: bytes, field: str) -> str:
@@ -587,32 +589,6 @@ def _string(line: bytes, field: str) -> str:
     return text
 
 
-def _of_parquet(
-    file: Path, path: str, piece: Piece, before: int, field: str, held: dict[str, Any]
-) -> Iterator[Document]:
-    status = file.stat()
-    now = (file, status.st_size, status.st_mtime_ns)
-    if held.get("checked") != now:  # all of it, once
-        if status.st_size != piece.stop or _digest(file) != piece.digest:
-            raise _changed(path)
-        held["checked"] = now
-    if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
-        try:
-            held.update(_row_group(file, path, piece, field))
-        except (OSError, arrow().lib.ArrowException) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's; Arrow's own have no number: these very bytes are wrong
-            for at in range(piece.first, piece.first + piece.count):
-                wrong = f"row group must be readable: {_line(error)}"
-                yield Document(f"{path}:{at}", path, at, before + at - piece.first, None, wrong)
-            return
-    values = held["column"].slice(piece.first - held["from"], piece.count).to_pylist()
-    for at, value in enumerate(values):
-        number = piece.first + at
-        said = None if isinstance(value, str) else f"field {field!r} must be a string: got {_kind(value)}"
-        yield Document(f"{path}:{number}", path, number, before + at, value if said is None else None, said)
-
-
 def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any]:
     """The rows that a piece is among: which file, from where to where, and the texts."""
     with arrow().parquet.ParquetFile(file) as opened:
@@ -626,13 +602,6 @@ def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any
     raise _changed(path)
 
 
-_READERS: dict[str, Callable[..., Iterable[Document]]] = {
-    "text": _of_text,
-    "json": _of_json,
-    "parquet": _of_parquet,
-}
-
-
 def _kind(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
 
@@ -641,5 +610,6 @@ def _too_long(size: int) -> str:
     return f"document must be at most {LONGEST} bytes: it has {size}"
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]

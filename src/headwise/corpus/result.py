@@ -1,33 +1,64 @@
-"""`Survey`: what a survey came to, by layer and head; back from its folder with `load_survey`."""
+"""`Survey`: what a survey came to, by layer and head, as a table and as a page; back from its folder with
+`load_survey`."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, nearest, needed
 from ..heads.collection import Heads, ShownTable
+from ..heads.labels import MIXED
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
-from .document_rows import Measure
-from .documents import ENDINGS, Document, Plan, Texts, arrow
+from ..show.heads_tables import HeadsTable
+from ..show.tables import HEADERS, IN_WORDS, WEIGHTS, as_number, as_text, empty_table
+from ..show.texts import plain
+from .document_rows import PLACE, STATISTICS, Measure
+from .documents import ENDINGS, Document, Plan, Texts, arrow, table_of
 from .shards import Shards, bytes_of, write_whole
-from .summary import SHARES, HeadSummary, Loss, Totals, summed
+from .summary import FEWEST, OF_TEXT, SHARES, STABLE, HeadSummary, Loss, Mover, Totals, summed
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-__all__ = ["OTHERS", "PLAN", "ROLES", "SURVEY", "Survey", "load_survey"]
+__all__ = [
+    "OTHERS",
+    "PLAN",
+    "ROLES",
+    "SURVEY",
+    "Survey",
+    "check_sort",
+    "load_survey",
+    "losses_table",
+    "sentences",
+]
 
 SURVEY, PLAN, ROLES = "survey.json", "corpus.parquet", "roles.json"
 OTHERS = "files of other kinds"
-TABLES = ("heads", "statistics", "labels", "movers")
+# The columns of each summary beside layer and head, and their types as pyarrow calls them.
+TABLES = {
+    "heads": {
+        "label": "string", "share": "double", "dependence": "double", "verdict": "string",
+        "documents": "int64", "roles": "string",
+    },
+    "statistics": {
+        "statistic": "string", "documents": "int64", "mean": "double", "spread": "double",
+        **dict.fromkeys(SHARES, "double"), "dependence": "double", "with_length": "double",
+    },
+    "labels": {"label": "string", "share": "double"},
+    "movers": {
+        "by": "string", "rank": "int32", "document": "string", "statistic": "string", "value": "double",
+        "spreads": "double", **PLACE, "moved": "double", "weight": "double",
+    },
+}  # fmt: skip
 
 
 class Survey:
@@ -91,10 +122,12 @@ class Survey:
     @property
     def is_complete(self) -> bool:
         """Whether every document was measured, or recorded with an error that will not pass."""
-        about = self.about["corpus"]
-        plan = Plan.read(self.folder / PLAN, Path(about["root"]), about["block"])
         shards = Shards(self.folder)
-        return len(shards.finished()) >= len(plan) and not shards.to_retry()
+        return len(shards.finished()) >= len(self._plan()) and not shards.to_retry()
+
+    def _plan(self) -> Plan:
+        about = self.about["corpus"]
+        return Plan.read(self.folder / PLAN, Path(about["root"]), about["block"])
 
     @property
     def title(self) -> str:
@@ -163,9 +196,10 @@ class Survey:
             ArgumentError: another sort; a top below 1.
             PackageMissing: rich is not installed.
         """
-        from .survey_table import survey_table
-
-        return survey_table(self, sort=sort, descending=descending, top=top)
+        check_sort(sort)
+        if top is not None and top < 1:
+            raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
+        return _table(self, _sorted(self.heads, sort, descending)[:top], sort)
 
     def to_pandas(self, table: str = "statistics") -> pandas.DataFrame:
         """A summary as a data frame: "heads", "statistics", "labels" or "movers".
@@ -183,8 +217,9 @@ class Survey:
     def tables(self) -> dict[str, pyarrow.Table]:
         """Every summary as a table of pyarrow, as `summary-*.parquet` hold them."""
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        by_number = all(isinstance(head.layer, int) for head in self.heads)
         for head in self.heads:
-            place = {"layer": head.layer, "head": head.head}
+            place = {"layer": head.layer if by_number else str(head.layer), "head": head.head}
             rows["heads"].append(
                 place
                 | {"label": head.label, "share": head.share, "dependence": _finite(head.dependence)}
@@ -193,23 +228,19 @@ class Survey:
             rows["labels"] += [
                 place | {"label": label, "share": share} for label, share in head.labels.items()
             ]
-            for name, said in head.statistics.items():
-                rows["statistics"].append(
-                    place
-                    | {
-                        "statistic": name,
-                        "documents": said.documents,
-                        "mean": said.mean,
-                        "spread": said.spread,
-                    }
-                    | said.quantiles
-                    | {"dependence": _finite(said.dependence), "with_length": _finite(said.with_length)}
-                )
+            for name, numbers in head.statistics.items():
+                rest = {
+                    "dependence": _finite(numbers.dependence),
+                    "with_length": _finite(numbers.with_length),
+                }
+                row = place | {"statistic": name} | numbers._asdict() | numbers.quantiles | rest
+                rows["statistics"].append(row)
             for kind, movers in (("document", head.movers), ("place", head.places)):
                 rows["movers"] += [
                     place | {"by": kind, "rank": rank} | mover._asdict() for rank, mover in enumerate(movers)
                 ]
-        return {name: _as_table(name, some) for name, some in rows.items()}
+        places = {"layer": "int32" if by_number else "string", "head": "int32"}
+        return {name: table_of(rows[name], places | columns) for name, columns in TABLES.items()}
 
     def write(self) -> None:
         """Write `summary-*.parquet` into the folder.
@@ -231,18 +262,13 @@ class Survey:
         Raises:
             ArgumentError: no such document; a corpus that is not there any more, or has changed.
         """
-        about = self.about["corpus"]
-        plan = Plan.read(self.folder / PLAN, Path(about["root"]), about["block"])
+        plan = self._plan()
         if not 0 <= position < plan.documents:
             raise ArgumentError(
                 f"position must be of a document: got {position} of {plan.documents}; they count from 0"
             )
-        number = next(at for at, last in enumerate(_ends(plan)) if position < last)
-        return next(
-            each
-            for each in Texts(plan, self.about["options"]["field"]).block(number)
-            if each.position == position
-        )
+        block = Texts(plan, self.about["options"]["field"]).block(plan.block_of(position))
+        return next(document for document in block if document.position == position)
 
     def typical(self, trained: Pretrained | None = None) -> tuple[Heads, str]:
         """The heads of the document that is nearest to all their means, watched anew; and its text.
@@ -293,9 +319,7 @@ class Survey:
         Raises:
             ArgumentError: heads of another model.
         """
-        from .survey_page import page_of
-
-        return page_of(self, heads)
+        return _page(self, heads)
 
 
 def load_survey(folder: str | os.PathLike[str]) -> Survey:
@@ -318,41 +342,266 @@ def load_survey(folder: str | os.PathLike[str]) -> Survey:
         ) from error
 
 
-def _ends(plan: Plan) -> Iterator[int]:
-    end = 0
-    for number in range(len(plan)):
-        end += plan.in_block(number)
-        yield end
-
-
 def _finite(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _as_table(name: str, rows: list[dict[str, Any]]) -> pyarrow.Table:
-    pa = arrow()
-    small, whole, letters, number = pa.int32(), pa.int64(), pa.string(), pa.float64()
-    by_number = all(isinstance(row["layer"], int) for row in rows)
-    layer = ("layer", small if by_number else letters)
-    kinds: dict[str, list[tuple[str, Any]]] = {
-        "heads": [
-            ("label", letters), ("share", number), ("dependence", number), ("verdict", letters),
-            ("documents", whole), ("roles", letters),
-        ],
-        "labels": [("label", letters), ("share", number)],
-        "statistics": [
-            ("statistic", letters), ("documents", whole), ("mean", number), ("spread", number),
-            *((each, number) for each in SHARES), ("dependence", number), ("with_length", number),
-        ],
-        "movers": [
-            ("by", letters), ("rank", small), ("document", letters), ("statistic", letters),
-            ("value", number), ("spreads", number), ("place", small), ("token", letters), ("moved", number),
-            ("key", small), ("key_token", letters), ("weight", number),
-        ],
-    }  # fmt: skip
-    told = rows if by_number else [row | {"layer": str(row["layer"])} for row in rows]
-    return pa.Table.from_pylist(told, schema=pa.schema([layer, ("head", small), *kinds[name]]))
+# For the terminal
+
+
+SHOWN = ("entropy", "distance", "first", "previous", "itself", "induction")
+ORDERS = ("dependence", "share", "layer")
+ELSEWHERE = "summary-*.parquet and to_pandas() have every number"
+NAMED = 6  # heads in a sentence
+
+
+def _table(survey: Survey, heads: list[HeadSummary], sort: str) -> HeadsTable:
+    """One row per head: its label and in how many documents, how much it depends on the text, means and
+    spreads, the document that moves it most."""
+    table = empty_table("", elsewhere=ELSEWHERE)
+    if all(isinstance(head.layer, int) for head in survey.heads):
+        table.add("layer")
+    else:
+        table.add("layer", least=10, easy=18)
+    table.add("head")
+    table.add("label (share of\ndocuments)", "label", easy=24, least=0)
+    table.add("depends\non text", "dependence")
+    shown = [*SHOWN, *([sort] if sort in STATISTICS and sort not in SHOWN else [])]
+    for at, name in enumerate(shown):
+        rank = 0 if name == sort else 3 + at
+        table.add(HEADERS.get(name, name.replace("_", "\n")), name.replace("_", " "), rank=rank)
+    if survey.roles is not None:
+        table.add("role", least=0, easy=20, rank=2)
+    table.add("moved most by", least=12, easy=24, rank=1)
+    for head in heads:
+        label = as_text(f"{head.label} ({head.share:.2f})")
+        label.stylize("dim" if head.label == MIXED else "bold")
+        numbers = [as_text(_spread(head, name)) for name in shown]
+        roles = [as_text("; ".join(head.roles) or "-")] if survey.roles is not None else []
+        by = as_text(head.movers[0].document if head.movers else "-")
+        number = as_number("dependence", head.dependence)
+        number.plain = "-" if math.isnan(head.dependence) else f"{head.dependence:.2f}"
+        table.add_row(as_text(str(head.layer)), str(head.head), label, number, *numbers, *roles, by)
+    return HeadsTable(table)
+
+
+def losses_table(survey: Survey) -> HeadsTable:
+    """What is not in the numbers: how many of each kind, and a row for each of the first of them.
+
+    Raises:
+        PackageMissing: rich is not installed.
+    """
+    table = empty_table("", elsewhere=ELSEWHERE)
+    table.add("count")
+    table.add("not read", least=0, easy=22)
+    table.add("name", least=20, easy=30)
+    table.add("reason", least=20, easy=60)
+    for loss in survey.lost:
+        more = loss.count - len(loss.first)
+        named = [*loss.first, *([(f"and {more:,} more", "")] if more else [])]
+        for at, (name, reason) in enumerate(named):
+            count, kind = ("", "") if at else (f"{loss.count:,}", _kind(loss))
+            table.add_row(count, kind, as_text(name), as_text(reason))
+    return HeadsTable(table)
+
+
+def _kind(loss: Loss) -> str:
+    return loss.kind if loss.count != 1 else loss.kind.replace("s", "", 1)
+
+
+def check_sort(sort: str) -> None:
+    """Whether a table can be sorted so.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    known = (*ORDERS, *STATISTICS)
+    if sort not in known:
+        raise ArgumentError(f"sort must be a known name: got {sort!r}; {nearest(sort, known)}")
+
+
+def _sorted(heads: list[HeadSummary], sort: str, descending: bool) -> list[HeadSummary]:
+    if sort == "layer":
+        return heads if descending else heads[::-1]
+
+    def value(head: HeadSummary) -> float:
+        return float(getattr(head, sort)) if sort in ORDERS else _number(sort, "mean", head)
+
+    sign = -1 if descending else 1
+    return sorted(heads, key=lambda head: (math.isnan(value(head)), sign * value(head)))
+
+
+def _spread(head: HeadSummary, name: str) -> str:
+    """Mean and spread."""
+    there = head.statistics.get(name)
+    if there is None:
+        return "-"
+    digits = 1 if name in ("distance", "effective_keys", "max_logit") else 2
+    return f"{there.mean:.{digits}f}±{there.spread:.{digits}f}"
+
+
+def sentences(survey: Survey) -> list[str]:
+    """What was read, and what came of it, in words."""
+    totals = survey.totals
+    said = [
+        f"{survey.title} read {_counted(totals.documents, 'document')}, {_counted(totals.tokens, 'token')}."
+    ]
+    if totals.cut:
+        said.append(
+            f"Of {_counted(totals.cut, 'document')} the end was left out: more tokens than are read of one."
+        )
+    if survey.lost:
+        counts = ", ".join(f"{loss.count:,} {_kind(loss)}" for loss in survey.lost)
+        said.append(f"Not in these numbers: {counts}.")
+    if totals.documents < FEWEST:
+        said.append(
+            f"That is too few to tell stable heads from those that depend on the text: {FEWEST} are needed."
+        )
+        return said
+    stable, of_text = survey.stable, survey.of_text
+    said.append(
+        f"Stable, whatever the text: {_are(len(stable))} of {len(survey)} (dependence below {STABLE}, the "
+        f"same label in nine of ten documents){_listed(stable)}."
+    )
+    said.append(
+        f"Depending on the text: {_are(len(of_text))} (dependence {OF_TEXT} or more){_listed(of_text)}."
+    )
+    return said
+
+
+def _are(count: int) -> str:
+    return "no head" if not count else "1 head" if count == 1 else f"{count} heads"
+
+
+def _listed(heads: list[HeadSummary]) -> str:
+    named = ", ".join(f"{head.layer}.{head.head}" for head in heads[:NAMED])
+    return f": {named}{', ..' if len(heads) > NAMED else ''}" if heads else ""
+
+
+# For a page of heads
+
+
+START = "corpus:dependence"
+LONGEST = 160  # letters of a name
+WORDS = {
+    "stable": "Stable",
+    "text": "Depends on the text",
+    "between": "In between",
+    "few": "Of few documents",
+}
+
+
+def _page(survey: Survey, heads: Heads) -> dict[str, Any]:
+    """`CorpusData` of page_data.ts, for these heads."""
+    places = {layer.name: number for number, layer in enumerate(heads.values())}
+    sizes = [len(layer) for layer in heads.values()]
+    for head in survey.heads:
+        if head.layer not in places or head.head >= sizes[places[head.layer]]:
+            raise ArgumentError(
+                f"corpus must be a survey of the model that was watched: it has layer {head.layer}, head "
+                f"{head.head}, and that was not watched; give this model's"
+            )
+    known = [(places[head.layer], head) for head in survey.heads]
+    totals = survey.totals
+    read = _counted(totals.documents, "document")
+    lost = ", ".join(f"{loss.count:,} {loss.kind}" for loss in survey.lost)
+    return {
+        "over": f" over {read}",
+        "sentence": f"{survey.title} read {read}, {totals.tokens:,} tokens; the text above, its maps and "
+        "its labels, is the one that is most typical of them. Dependence is how much a head's numbers differ "
+        "from document to document, beside how much heads differ: 0 is the same everywhere."
+        + (f" Not in these numbers: {lost}." if lost else ""),
+        "start": START,
+        "measures": _measures(known),
+        "heads": [_head(place, head) for place, head in known],
+    }
+
+
+def _measures(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
+    def measure(
+        name: str, title: str, group: str, sentence: str, share: bool, value: Callable[[HeadSummary], float]
+    ) -> dict[str, Any]:
+        values = [[place, head.head, _rounded(value(head))] for place, head in known]
+        return {
+            "name": name, "title": title, "group": group, "sentence": sentence, "share": share,
+            "values": values,
+        }  # fmt: skip
+
+    every = "Over documents"
+    measures = [
+        measure(START, "dependence on the text", every, "0: it does the same in every document", True,
+                lambda head: head.dependence),
+        measure("corpus:share", "share of its label", every,
+                "in how many documents it earns its commonest label", True, lambda head: head.share),
+    ]  # fmt: skip
+    for kind in ("mean", "spread"):
+        for name in STATISTICS:
+            if any(name in head.statistics for _, head in known):
+                title, sentence = _in_words(name)
+                share = kind == "mean" and name in WEIGHTS and name != "locality"  # which may be below 0
+                group = f"{kind.capitalize()} over documents"
+                value = partial(_number, name, kind)
+                measures.append(measure(f"corpus:{kind}:{name}", title, group, sentence, share, value))
+    return measures
+
+
+def _in_words(statistic: str) -> tuple[str, str]:
+    """What a statistic is called on a page, and what it says."""
+    return IN_WORDS.get(statistic, (statistic.replace("_", " "), statistic))
+
+
+def _number(statistic: str, kind: str, head: HeadSummary) -> float:
+    numbers = head.statistics.get(statistic)
+    return math.nan if numbers is None else float(getattr(numbers, kind))
+
+
+def _head(place: int, head: HeadSummary) -> dict[str, Any]:
+    numbers: list[dict[str, Any]] = []
+    for name, said in head.statistics.items():
+        middle = [_rounded(said.quantiles[each]) for each in ("q05", "median", "q95")]
+        numbers.append(
+            {
+                "title": _in_words(name)[0],
+                "mean": _rounded(said.mean),
+                "spread": _rounded(said.spread),
+                "quantiles": middle,
+                "dependence": _rounded(said.dependence),
+            }
+        )
+    return {
+        "layer": place,
+        "head": head.head,
+        "sentence": f"{WORDS[head.verdict]}: {head.label} in {head.share:.0%} of {head.documents:,} "
+        f"documents, dependence {head.dependence:.2f}."
+        + (f" Role: {plain('; '.join(head.roles), LONGEST)}." if head.roles else ""),
+        "labels": [[label, share] for label, share in head.labels.items()],
+        "numbers": numbers,
+        "movers": [_mover(mover, head) for mover in head.movers],
+        "places": [_mover(mover, head) for mover in head.places],
+    }
+
+
+def _mover(mover: Mover, head: HeadSummary) -> dict[str, str]:
+    if mover.statistic is None:
+        said = f"looks elsewhere with {mover.moved:.0%} of its weight"
+    else:
+        title = _in_words(mover.statistic)[0]
+        assert mover.spreads is not None and mover.value is not None
+        side = "above" if mover.spreads > 0 else "below"
+        mean = head.statistics[mover.statistic].mean
+        said = f"{title} {mover.value:.2f}, {abs(mover.spreads):.1f} spreads {side} its mean {mean:.2f}"
+    place = ""
+    if mover.place is not None:
+        place = (
+            f"from “{plain(mover.token or '', 40)}” (token {mover.place}) it gives {mover.weight:.0%} to "
+            f"“{plain(mover.key_token or '', 40)}” (token {mover.key})"
+        )
+    return {"document": plain(mover.document, LONGEST), "said": said, "place": place}
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None

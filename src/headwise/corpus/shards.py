@@ -1,4 +1,6 @@
-"""Finished blocks in a folder: two Parquet files each, whole or not there, and the same whoever writes them.
+"""Blocks of documents: the files of those that are finished, and who measures which.
+
+The files of a block, whole or not there, and the same whoever writes them:
 
     measures-000012.parquet      a row per document, layer and head
     documents-000012.parquet     a row per document; it comes last: where it is, the block is finished
@@ -9,6 +11,13 @@ measures-000012.retry.parquet and documents-000012.retry.parquet.
 A file is written beside its place under a hidden name, put on the disk, and then takes its name. What is in
 it follows from the corpus, the model and the options alone: a block that is measured twice, by a worker that
 was thought lost or in another run, is the same file once more. So nothing has to be agreed on or cleaned up.
+
+Alone, a process measures one block after another. Under torchrun whoever is free takes the next: processes
+share one counter, torch.distributed's store, and no other word. When the counter has reached the end, those
+who are done wait for the others; where for a while nothing more is finished, a worker was lost, and its
+blocks are measured by who waits. Where the store is lost, each goes on by what is in the folder. As a job of
+Ray Data every block is a row, every worker an actor; Ray hands a block that was lost to another one. All
+machines must see the corpus and the folder.
 """
 
 from __future__ import annotations
@@ -16,25 +25,50 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
+import torch
+
+from ..errors import ArgumentError, needed
+from ..models.pretrained import Pretrained, load
 from ..whole_files import half_written
-from .document_rows import Rows, statistics
-from .documents import RETRY, arrow
+from .document_rows import DOCUMENT, HEAD, Measure, Options, Rows
+from .documents import RETRY, Plan, Texts, arrow, first_line, table_of
 
 if TYPE_CHECKING:
     import pyarrow
+    from torch.distributed.distributed_c10d import Store
 
-__all__ = ["DOCUMENTS", "MEASURES", "Shards", "bytes_of", "check_folder", "write_whole"]
+__all__ = [
+    "DOCUMENTS",
+    "MEASURES",
+    "Group",
+    "Shards",
+    "Worker",
+    "blocks",
+    "bytes_of",
+    "check_folder",
+    "group_here",
+    "measured_by_ray",
+    "write_whole",
+]
 
 DOCUMENTS, MEASURES = "documents", "measures"
 FULL = {errno.ENOSPC, errno.EDQUOT}
 ENDING = ".part"
+
+PATIENCE = 10.0  # seconds without a new block, at least, until a worker is thought lost
+TIMES = 3  # as long as this worker's own longest block
+ASKS = 0.1  # seconds
+BEGIN = 3600.0  # seconds for who begins: a large corpus is looked through
+READY, NEXT = "headwise survey begun", "headwise survey next"
 
 
 class Shards:
@@ -77,12 +111,15 @@ class Shards:
         Raises:
             ArgumentError: it cannot be written; what was finished before stays.
         """
-        documents, measures = _tables(rows, self.by_number)
         retry = any(row["failure"] == RETRY for row in rows.documents)
         if retry and self.place(DOCUMENTS, number).exists():
             return
+        heads, layer = rows.heads, "int32"
+        if not self.by_number:
+            heads, layer = [row | {"layer": str(row["layer"])} for row in heads], "string"
+        measures = table_of(heads, HEAD | {"layer": layer})
         write_whole(self.place(MEASURES, number, retry=retry), bytes_of(measures))
-        write_whole(self.place(DOCUMENTS, number, retry=retry), bytes_of(documents))
+        write_whole(self.place(DOCUMENTS, number, retry=retry), bytes_of(table_of(rows.documents, DOCUMENT)))
         if not retry:
             self._forget(number, retry=True)
 
@@ -105,9 +142,8 @@ class Shards:
         try:
             return arrow().parquet.ParquetFile(place).read(columns=columns)
         except (OSError, arrow().lib.ArrowException) as error:
-            said = str(error).strip().partition("\n")[0]
             raise ArgumentError(
-                f"survey must have all its files: {place.name} cannot be read ({said}); delete "
+                f"survey must have all its files: {place.name} cannot be read ({first_line(error)}); delete "
                 f"{DOCUMENTS}-{number:06}.parquet and run the survey again"
             ) from error
 
@@ -134,43 +170,14 @@ def _host() -> str:
 
 
 def _is_alive(process: int) -> bool:
-    if process == os.getpid():
-        return True
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
-# Tables
-
-
-def _tables(rows: Rows, by_number: bool) -> tuple[pyarrow.Table, pyarrow.Table]:
-    pa = arrow()
-    whole, small, letters, number = pa.int64(), pa.int32(), pa.string(), pa.float32()
-    documents = pa.schema(
-        [
-            ("document", letters), ("path", letters), ("number", whole), ("position", whole),
-            ("characters", whole), ("tokens", whole), ("found", whole), ("digest", letters),
-            ("error", letters), ("failure", letters),
-        ]
-    )  # fmt: skip
-    measures = pa.schema(
-        [("document", letters), ("position", whole)]
-        + [("layer", small if by_number else letters), ("head", small)]
-        + [("label", letters), ("score", number)]
-        + [(name, number) for name in statistics()]
-        + [("place", small), ("token", letters), ("moved", number)]
-        + [("key", small), ("key_token", letters), ("weight", number)]
-    )
-    heads = rows.heads if by_number else [row | {"layer": str(row["layer"])} for row in rows.heads]
-    return (
-        pa.Table.from_pylist(rows.documents, schema=documents),
-        pa.Table.from_pylist(heads, schema=measures),
-    )
+# Files
 
 
 def bytes_of(table: pyarrow.Table) -> bytes:
@@ -180,9 +187,6 @@ def bytes_of(table: pyarrow.Table) -> bytes:
     pa.parquet.write_table(table, sink, compression="zstd", compression_level=3)
     held: bytes = sink.getvalue().to_pybytes()
     return held
-
-
-# Files
 
 
 def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
@@ -215,15 +219,11 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
         _settle(place.parent)
         return True
     except OSError as error:
-        said = error.strerror or str(error)
+        rule, remedy = f"out must be writable: {str(place)!r}", "see to it"
         if error.errno in FULL:
-            raise ArgumentError(
-                f"out must have room: {str(place.parent)!r}: {said}; what is finished stays: make room, and "
-                "run the same again"
-            ) from error
+            rule, remedy = f"out must have room: {str(place.parent)!r}", "make room"
         raise ArgumentError(
-            f"out must be writable: {str(place)!r}: {said}; what is finished stays: see to it, and run the "
-            "same again"
+            f"{rule}: {error.strerror or error}; what is finished stays: {remedy}, and run the same again"
         ) from error
     finally:
         with suppress(OSError):
@@ -259,3 +259,204 @@ def check_folder(out: str | os.PathLike[str]) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ArgumentError(f"out must be writable: nothing can be put into {str(out)!r}; choose another")
     return folder
+
+
+# Who measures which block
+
+
+class Group:
+    """Processes of one survey, on one or many machines."""
+
+    def __init__(self, store: Store, rank: int, world: int) -> None:
+        self.store: Store | None = store
+        self.rank, self.world = rank, world
+
+    def tell(self, said: str) -> None:
+        """The first one has begun, or says why not."""
+        assert self.store is not None
+        self.store.set(READY, said)
+
+    def hear(self) -> None:
+        """Wait until the first one has begun.
+
+        Raises:
+            ArgumentError: it could not, or nothing was heard of it.
+        """
+        assert self.store is not None
+        end = monotonic() + BEGIN
+        while not self.store.check([READY]):
+            if monotonic() > end:
+                raise ArgumentError(
+                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN:.0f} s; see what it says"
+                )
+            sleep(ASKS)
+        said = self.store.get(READY).decode()
+        if said:
+            raise ArgumentError(f"rank 0 must begin a survey: it could not: {said}")
+
+    def next(self) -> int | None:
+        """The number of a block that nobody has taken; None: the store is lost."""
+        if self.store is None:
+            return None
+        try:
+            return int(self.store.add(NEXT, 1)) - 1
+        except RuntimeError as error:  # whatever became of it
+            self.store = None
+            said = f"rank {self.rank} goes on without the store, which is lost: {first_line(error)}"
+            sys.stderr.write(f"survey: {said}\n")
+            return None
+
+
+def group_here(timeout: float = 60.0) -> Group | None:
+    """The processes that torchrun started with this one; None: it is alone.
+
+    Raises:
+        ArgumentError: the store that they share cannot be reached.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world < 2 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        return None
+    from torch.distributed.rendezvous import rendezvous
+
+    rank = int(os.environ["RANK"])
+    try:
+        store, rank, world = next(rendezvous("env://", rank, world, timeout=timedelta(seconds=timeout)))
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ArgumentError(
+            f"processes must reach each other: rank {rank} of {world} does not reach "
+            f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')} ({first_line(error)}); use "
+            "torchrun"
+        ) from error
+    return Group(store, rank, world)
+
+
+def blocks(count: int, shards: Shards, group: Group | None, patience: float = PATIENCE) -> Iterator[int]:
+    """The blocks that this process is to measure, each when it is asked for; ends when all are finished.
+
+    Args:
+        count: how many there are.
+        patience: seconds without a new block until a worker is thought lost.
+    """
+    longest = 0.0
+    number: int | None
+    if group is None:
+        for number in range(count):
+            if not shards.has(number):
+                yield number
+        return
+    while (number := group.next()) is not None and number < count:
+        if shards.has(number):
+            continue
+        began = monotonic()
+        yield number
+        longest = max(longest, monotonic() - began)
+    known, since = -1, monotonic()
+    while True:
+        finished = shards.finished()
+        missing = [each for each in range(count) if each not in finished]
+        if not missing:
+            return
+        if len(finished) != known:
+            known, since = len(finished), monotonic()
+        if group.store is None or monotonic() - since > max(patience, TIMES * longest):
+            yield missing[group.rank * len(missing) // group.world]
+            since = monotonic()
+        else:
+            with suppress(InterruptedError):
+                sleep(ASKS)
+
+
+class Worker:
+    """Measures one block after another, and writes it."""
+
+    def __init__(self, trained: Pretrained, plan: Plan, shards: Shards, options: Options) -> None:
+        self.measure, self.shards = Measure(trained, max_tokens=options.max_tokens), shards
+        self.texts = Texts(plan, options.field)
+
+    def block(self, number: int, tell: Callable[[int], object] = lambda count: None) -> None:
+        """Measure all documents of a block; tell: told how many are done."""
+        rows = Rows()
+        for document in self.texts.block(number):
+            self.measure.add(document, rows)
+            tell(len(rows.documents))
+        self.shards.write(number, rows)
+
+    def retry(self, number: int) -> None:
+        """Measure once more the documents of a block whose failure may have passed."""
+        before = self.shards.rows(number)
+        passed = {row["position"]: row for row in before.documents if row["failure"] != RETRY}
+        rows = Rows()
+        for document in self.texts.block(number):
+            if document.position in passed:
+                rows.documents.append(passed[document.position])
+                rows.heads += [row for row in before.heads if row["position"] == document.position]
+            else:
+                self.measure.add(document, rows)
+        self.shards.write(number, rows)
+
+
+class _Actor(Worker):
+    """A worker of Ray, which loads the model once."""
+
+    def __init__(
+        self, model: str | os.PathLike[str] | Pretrained | None, plan: Plan, shards: Shards, options: Options
+    ) -> None:
+        torch.set_num_threads(options.threads)
+        trained = model if isinstance(model, Pretrained) else load(model)
+        trained.model.eval()
+        super().__init__(trained, plan, shards, options)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Of each block, how many documents it has."""
+        numbers = [int(number) for number in batch["block"]]
+        for number in numbers:
+            if not self.shards.has(number):
+                self.block(number)
+        return {"documents": [self.texts.plan.in_block(number) for number in numbers]}
+
+
+def measured_by_ray(
+    plan: Plan,
+    shards: Shards,
+    model: str | os.PathLike[str] | Pretrained | None,
+    options: Options,
+    workers: int | None,
+    tell: Callable[[int, int], None],
+) -> None:
+    """Measure all blocks that are not finished.
+
+    Args:
+        model: by name, and then each worker loads it; or itself, and then it is sent to them.
+        workers: how many; None: as many as the cluster has processors.
+
+    Raises:
+        PackageMissing: ray is not installed.
+    """
+    with needed("ray", "engine='ray' needs ray"):
+        import ray
+        import ray.data
+    began_here = not ray.is_initialized()
+    if began_here:
+        ray.init(log_to_driver=False, logging_level="ERROR")
+    ray.data.DataContext.get_current().enable_progress_bars = False  # there is one already
+    try:
+        there = Shards(shards.folder.resolve(), by_number=shards.by_number)
+        left = [number for number in range(len(plan)) if not there.has(number)]
+        done = plan.documents - sum(map(plan.in_block, left))
+        tell(done, plan.documents)
+        if not left:
+            return
+        count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        answers = ray.data.from_items([{"block": number} for number in left]).map_batches(
+            _Actor,
+            fn_constructor_args=(model, plan, there, options),
+            batch_size=1,
+            num_cpus=1,
+            compute=ray.data.ActorPoolStrategy(size=min(count, len(left))),
+        )
+        for row in answers.iter_rows():
+            done += int(row["documents"])
+            tell(done, plan.documents)
+    finally:
+        if began_here:
+            ray.shutdown()

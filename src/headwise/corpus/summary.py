@@ -1,6 +1,6 @@
 """What the documents of a survey come to, head by head: in walks over the shards, some documents at a time.
 
-    mean, spread, quantiles   of each number over documents, each counting once; exact (`exact_sums.py`)
+    mean, spread, quantiles   of each number over documents, each counting once; exact, see `Moments`
     dependence                W / (W + B): W is the variance of a head's number over documents, B that of all
                               heads' means. 0: the head does the same in every text; 1: it differs from text
                               to text by far more than heads differ. Of a head, the mean over `CHARACTER`
@@ -20,22 +20,32 @@ Letters: N documents, K heads, S statistics.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, needed
 from ..heads.labels import LABELS, MIXED
 from ..heads.layer_names import Layer
-from .document_rows import PLACE, statistics
-from .documents import FILE, FOLDER, FOR_GOOD, RETRY
-from .exact_sums import Moments, quantiles
+from .document_rows import PLACE, STATISTICS
+from .documents import FILE, FOLDER, FOR_GOOD, RETRY, arrow
 from .shards import DOCUMENTS, MEASURES, Shards
 
-__all__ = ["CHARACTER", "SHARES", "HeadSummary", "Loss", "Mover", "Numbers", "Totals", "summed"]
+__all__ = [
+    "CHARACTER",
+    "SHARES",
+    "HeadSummary",
+    "Loss",
+    "Moments",
+    "Mover",
+    "Numbers",
+    "Totals",
+    "quantiles",
+    "summed",
+]
 
 CHARACTER = (  # shares, so that heads and texts of any length can be compared
     "confidence", "first", "previous", "itself", "next", "induction", "duplicate_token", "punctuation",
@@ -49,6 +59,12 @@ READABLE = (24, 96)  # tokens of a document that is shown as typical, if there i
 LISTED = 5  # documents, and places, of each head
 BATCH = 4096  # documents in memory, of COLUMNS numbers each
 COLUMNS = 2048
+
+BITS = 24  # of the whole number m in a float32, which is m 2^e
+UNIT = 172  # every float32 is a whole number of 2^-172, and of BITS more than the smallest one needs
+LARGEST = 2**24  # number of tokens that is told apart
+ROOM = 2**14  # numbers a column whose squares, added, fit into 63 bits
+LEVELS = ((21, 11), (10, 11), (0, 10))  # bits of a float32: from which one on, and how many
 
 FAILURES = {FOR_GOOD: "documents", RETRY: "documents to try again", FILE: "files", FOLDER: "folders"}
 
@@ -152,95 +168,184 @@ class Totals:
 
 
 class _Batch(NamedTuple):
-    names: list[str]  # of documents
-    digests: list[str]
-    positions: list[int]
+    documents: list[dict[str, Any]]  # N rows
     tokens: Any  # int64 [N]
     values: Any  # float32 [N, K, S], NaN where there is none
-    places: list[list[tuple[Any, ...] | None]] | None  # [N][K]
-    labels: list[list[str | None]] | None
+    table: Any  # of measures: a row per document and head
+    row_documents: list[int]  # which of the N each row is of
+    row_heads: list[int]  # which of the K
 
 
-class Walks:
-    """Over all documents that were read, in the order of blocks."""
+class _Walks:
+    """Over all documents that were read, in the order of blocks, some documents at a time."""
 
     def __init__(self, shards: Shards, heads: Sequence[Key]) -> None:
-        self.shards, self.numbers = shards, list(shards)
-        self.heads = {key: at for at, key in enumerate(heads)}
+        self.shards, self.heads = shards, {key: at for at, key in enumerate(heads)}
 
-    def batches(
-        self, names: Sequence[str], *, places: bool = False, labels: bool = False
-    ) -> Iterator[_Batch]:
-        """Some documents at a time, with these statistics."""
-        import numpy
+    def batches(self, names: Sequence[str], extra: Sequence[str] = ()) -> Iterator[_Batch]:
+        """With these statistics as numbers, and other columns in the table alone."""
+        of_documents = ["document", "digest", "position", "tokens", "error"]
+        of_measures = ["position", "layer", "head", *names, *extra]
+        documents: list[dict[str, Any]] = []
+        tables: list[Any] = []
+        for number in self.shards:
+            rows = self.shards.read(DOCUMENTS, number, of_documents).to_pylist()
+            documents += [row for row in rows if row["error"] is None]
+            tables.append(self.shards.read(MEASURES, number, of_measures))
+            if len(documents) >= BATCH:
+                yield self._batch(documents, arrow().concat_tables(tables), names)
+                documents, tables = [], []
+        if documents:
+            yield self._batch(documents, arrow().concat_tables(tables), names)
 
-        held: list[_Batch] = []
-        size = 0
-        for number in self.numbers:
-            batch = self._block(number, names, places, labels)
-            if batch is None:
-                continue
-            held.append(batch)
-            size += len(batch.names)
-            if size >= BATCH:
-                yield _joined(held, numpy)
-                held, size = [], 0
-        if held:
-            yield _joined(held, numpy)
-
-    def _block(self, number: int, names: Sequence[str], places: bool, labels: bool) -> _Batch | None:
-        import numpy
-
-        there = self.shards.read(
-            DOCUMENTS, number, ["document", "digest", "position", "tokens", "error"]
-        ).to_pylist()
-        read = [row for row in there if row["error"] is None]
-        if not read:
-            return None
-        extra = [*(PLACE if places else ()), *(["label"] if labels else ())]
-        table = self.shards.read(MEASURES, number, ["position", "layer", "head", *names, *extra])
-        known = {row["position"]: at for at, row in enumerate(read)}
-        documents = [known[position] for position in table.column("position").to_pylist()]
-        keys = zip(table.column("layer").to_pylist(), table.column("head").to_pylist(), strict=True)
-        heads = [self.heads[key] for key in keys]
-        N, K = len(read), len(self.heads)
-        values = numpy.full((N, K, len(names)), numpy.nan, "float32")
+    def _batch(self, documents: list[dict[str, Any]], table: Any, names: Sequence[str]) -> _Batch:
+        numpy = _numpy()
+        known = {row["position"]: at for at, row in enumerate(documents)}
+        row_documents = [known[position] for position in table.column("position").to_pylist()]
+        row_heads = [self.heads[key] for key in _keys(table)]
+        values = numpy.full((len(documents), len(self.heads), len(names)), numpy.nan, "float32")
         for at, name in enumerate(names):
-            column = table.column(name).to_numpy(zero_copy_only=False).astype("float32")
-            values[documents, heads, at] = column
-        return _Batch(
-            [row["document"] for row in read],
-            [row["digest"] for row in read],
-            [row["position"] for row in read],
-            numpy.array([row["tokens"] for row in read], "int64"),
-            values,
-            _placed(table, documents, heads, N, K, PLACE) if places else None,
-            _placed(table, documents, heads, N, K, ("label",)) if labels else None,
-        )
+            values[row_documents, row_heads, at] = table.column(name).to_numpy().astype("float32")
+        tokens = numpy.array([row["tokens"] for row in documents], "int64")
+        return _Batch(documents, tokens, values, table, row_documents, row_heads)
 
 
-def _placed(
-    table: Any, documents: list[int], heads: list[int], N: int, K: int, names: Sequence[str]
-) -> list[list[Any]]:
-    columns = [table.column(name).to_pylist() for name in names]
-    rows: list[list[Any]] = [[None] * K for _ in range(N)]
-    for document, head, row in zip(documents, heads, zip(*columns, strict=True), strict=True):
-        rows[document][head] = row if len(names) > 1 else row[0]
-    return rows
+def _keys(table: Any) -> Iterator[Key]:
+    return zip(table.column("layer").to_pylist(), table.column("head").to_pylist(), strict=True)
 
 
-def _joined(held: list[_Batch], numpy: Any) -> _Batch:
-    if len(held) == 1:
-        return held[0]
-    return _Batch(
-        [name for each in held for name in each.names],
-        [digest for each in held for digest in each.digests],
-        [position for each in held for position in each.positions],
-        numpy.concatenate([each.tokens for each in held]),
-        numpy.concatenate([each.values for each in held]),
-        None if held[0].places is None else [row for each in held for row in each.places or ()],
-        None if held[0].labels is None else [row for each in held for row in each.labels or ()],
-    )
+def _numpy() -> Any:
+    with needed("numpy", "a survey needs numpy"):
+        import numpy
+    return numpy
+
+
+# Exact sums and quantiles
+
+
+class Moments:
+    """Of each of C columns of float32 numbers their count, mean and variance, and correlation with another.
+
+    A float32 is a whole number of 2^-172. Whole numbers are added without rounding, and mean and variance are
+    one division of exact numbers each: nothing cancels, and the order of documents cannot be seen.
+
+    Args:
+        columns: C.
+
+    Example:
+        >>> import numpy
+        >>> moments = Moments(1)
+        >>> moments.add(numpy.array([[1.0], [2.0], [numpy.nan]], "float32"), numpy.array([5, 7, 9]))
+        >>> moments.count, moments.mean, moments.variance, moments.correlation
+        ([2], [1.5], [0.25], [1.0])
+    """
+
+    def __init__(self, columns: int) -> None:
+        # Python's integers, which have no end: how many; sums of x, x^2, x t, t and t^2
+        self._sums = _numpy().zeros((6, columns), object)
+
+    def add(self, values: Any, tokens: Any) -> None:
+        """Numbers, float32 [N, C], NaN where there is none; and a whole number t for each row, int [N]."""
+        for start in range(0, len(values), ROOM):
+            self._add(values[start : start + ROOM], tokens[start : start + ROOM, None])
+
+    def _add(self, values: Any, tokens: Any) -> None:
+        numpy = _numpy()
+        there = numpy.isfinite(values)
+        part, exponent = numpy.frexp(numpy.where(there, values, numpy.float32(0)))
+        whole = numpy.ldexp(part.astype("float64"), BITS).astype("int64")
+        t = numpy.minimum(tokens, LARGEST) * there
+        for row, some in ((0, there), (4, t), (5, t * t)):
+            self._sums[row] += some.sum(0).astype(object)
+        lowest, C = int(exponent.min()), values.shape[1]
+        key = ((exponent - lowest).astype("int64") * C + numpy.arange(C)).ravel()
+        for row, some, times in ((1, whole, 1), (2, whole * whole, 2), (3, whole * t, 1)):
+            by_exponent = numpy.zeros((int(exponent.max()) - lowest + 1) * C, "int64")
+            numpy.add.at(by_exponent, key, some.ravel())
+            for power, sums in enumerate(by_exponent.reshape(-1, C), lowest + UNIT - BITS):
+                self._sums[row] += sums.astype(object) << (times * power)
+
+    @property
+    def count(self) -> list[int]:
+        """How many numbers each column has."""
+        return [int(n) for n in self._sums[0]]
+
+    @property
+    def mean(self) -> list[float]:
+        """NaN where there is no number."""
+        return [math.nan if column is None else float(column[0]) for column in self._means()]
+
+    @property
+    def variance(self) -> list[float]:
+        """Over all that there are, divided by their number; NaN where there is none."""
+        return [math.nan if column is None else float(column[1] - column[0] ** 2) for column in self._means()]
+
+    @property
+    def correlation(self) -> list[float]:
+        """Pearson's, with the whole numbers; NaN where either is always the same."""
+        found = []
+        for column in self._means():
+            x, x2, xt, t, t2 = column or (Fraction(0),) * 5
+            product, together = (x2 - x**2) * (t2 - t**2), xt - x * t
+            size = math.sqrt(float(together**2 / product)) if product else math.nan
+            found.append(math.copysign(size, together))
+        return found
+
+    def _means(self) -> Iterator[tuple[Fraction, ...] | None]:
+        """Of x, x^2, x t, t and t^2, of each column; None where there is no number."""
+        for n, x, x2, xt, t, t2 in self._sums.T.tolist():
+            sums = ((x, UNIT), (x2, 2 * UNIT), (xt, UNIT), (t, 0), (t2, 0))
+            yield tuple(Fraction(sum_, n << unit) for sum_, unit in sums) if n else None
+
+
+def quantiles(walk: Callable[[], Iterator[Any]], columns: int, shares: Sequence[float]) -> list[list[float]]:
+    """The quantiles of each of C columns, [C][Q]; NaN where there is no number.
+
+    They are numbers that were measured: the smallest one that at least a share of all are not above (numpy's
+    "inverted_cdf"). They are found by their bits, eleven at a time from the highest, in three walks over the
+    numbers; what is held does not grow with how many numbers there are.
+
+    Args:
+        walk: gives all numbers anew each time, some rows at a time: float32 [N, C], NaN where there is none.
+        shares: Q of them, from 0 to 1; 0 is the smallest number.
+
+    Example:
+        >>> import numpy
+        >>> quantiles(lambda: iter([numpy.array([[3.0], [1.0], [2.0]], "float32")]), 1, [0, 0.5, 1])
+        [[1.0, 2.0, 3.0]]
+    """
+    numpy = _numpy()
+    prefix = numpy.zeros((columns, len(shares)), "int64")  # the bits that are known
+    rank: Any = None  # among the numbers that begin so
+    for shift, width in LEVELS:
+        found = numpy.zeros((columns, len(shares), 1 << width), "int64")
+        for values in walk():
+            bits = _ordered(values.T)  # [C, N], -1 where there is no number
+            high, part = bits >> (shift + width), (bits >> shift) & ((1 << width) - 1)
+            for at in range(columns):
+                for q in range(len(shares)):
+                    mine = part[at, high[at] == prefix[at, q]]
+                    found[at, q] += numpy.bincount(mine, minlength=1 << width)
+        below = found.cumsum(-1)
+        if rank is None:
+            count = below[:, 0, -1]
+            exact = [Fraction(str(share)) for share in shares]
+            rank = numpy.array([[max(1, math.ceil(share * int(n))) for share in exact] for n in count])
+        chosen = numpy.minimum((below < rank[:, :, None]).sum(-1), (1 << width) - 1)  # [C, Q]
+        before = numpy.take_along_axis(below - found, chosen[:, :, None], -1)[:, :, 0]
+        prefix, rank = (prefix << width) | chosen, rank - before
+    bits = numpy.where(prefix >> 31, prefix & 0x7FFFFFFF, 0xFFFFFFFF - prefix)
+    values = bits.astype("uint32").view("float32").astype("float64")
+    values[count == 0] = math.nan
+    return [[float(x) for x in row] for row in values]
+
+
+def _ordered(values: Any) -> Any:
+    """float32 as whole numbers in the same order, 0 to 2^32 - 1; -1 where there is no number."""
+    numpy = _numpy()
+    bits = numpy.ascontiguousarray(values + numpy.float32(0)).view("uint32").astype("int64")  # -0 is 0
+    ordered = numpy.where(bits >> 31, 0xFFFFFFFF - bits, bits | 0x80000000)
+    return numpy.where(numpy.isfinite(values), ordered, -1)
 
 
 # All of it
@@ -252,55 +357,51 @@ def summed(shards: Shards) -> Totals:
     Raises:
         ArgumentError: no document was read; a file that cannot be read.
     """
-    heads, told = _first_look(shards)
+    heads, totals = _first_look(shards)
     if not heads:
-        why = f"; the first says: {told.errors[0][1]}" if told.errors else "; run the survey first"
-        raise ArgumentError(f"survey must have read a document: 0 of {told.failed}{why}")
-    walks = Walks(shards, heads)
-    names = statistics()
-    numbers = _numbers(walks, names)
+        why = f"; the first says: {totals.errors[0][1]}" if totals.errors else "; run the survey first"
+        raise ArgumentError(f"survey must have read a document: 0 of {totals.failed}{why}")
+    walks = _Walks(shards, heads)
+    numbers = _numbers(walks, STATISTICS)
     labels = _labels(walks)
     order = {entry.name: at for at, entry in enumerate(LABELS)}
     for at, (layer, head) in enumerate(heads):
         counted = sorted(labels[at].items(), key=lambda item: (-item[1], order.get(item[0], len(order))))
         total = sum(labels[at].values())
         shares = {label: count / total for label, count in counted}
-        told.heads.append(HeadSummary(layer, head, numbers[at], shares, total))
-    told.typical = _add_movers(walks, names, told.heads)
-    return told
+        totals.heads.append(HeadSummary(layer, head, numbers[at], shares, total))
+    totals.typical = _add_movers(walks, totals.heads)
+    return totals
 
 
 def _first_look(shards: Shards) -> tuple[list[Key], Totals]:
     """Which heads there are, in order, and how many documents."""
     heads: dict[Key, None] = {}
-    told = Totals([], 0, 0, 0, 0, [])
+    totals = Totals([], 0, 0, 0, 0, [])
     lost = {failure: Loss(kind) for failure, kind in FAILURES.items()}
     for number in shards:
         columns = ["document", "tokens", "found", "error", "failure"]
         for row in shards.read(DOCUMENTS, number, columns).to_pylist():
             if row["error"] is not None:
-                told.failed += 1
+                totals.failed += 1
                 loss = lost[row.get("failure", FOR_GOOD)]
                 loss.count += 1
-                for listed in (told.errors, loss.first):
+                for listed in (totals.errors, loss.first):
                     if len(listed) < LISTED:
                         listed.append((row["document"], row["error"]))
                 continue
-            told.documents += 1
-            told.tokens += row["tokens"]
-            told.cut += row["found"] > row["tokens"]
-        table = shards.read(MEASURES, number, ["layer", "head"])
-        both = zip(table.column("layer").to_pylist(), table.column("head").to_pylist(), strict=True)
-        heads |= dict.fromkeys(both)
-    told.lost = [loss for loss in lost.values() if loss.count]
-    if any(isinstance(layer, str) for layer, _ in heads):
-        return list(heads), told
-    return sorted(heads), told
+            totals.documents += 1
+            totals.tokens += row["tokens"]
+            totals.cut += row["found"] > row["tokens"]
+        heads |= dict.fromkeys(_keys(shards.read(MEASURES, number, ["layer", "head"])))
+    totals.lost = [loss for loss in lost.values() if loss.count]
+    by_path = any(isinstance(layer, str) for layer, _ in heads)
+    return list(heads) if by_path else sorted(heads), totals
 
 
-def _numbers(walks: Walks, names: Sequence[str]) -> list[dict[str, Numbers]]:
+def _numbers(walks: _Walks, names: Sequence[str]) -> list[dict[str, Numbers]]:
     K = len(walks.heads)
-    told: list[dict[str, Numbers]] = [{} for _ in range(K)]
+    numbers: list[dict[str, Numbers]] = [{} for _ in range(K)]
     at_once = max(1, COLUMNS // K)
     for start in range(0, len(names), at_once):
         some = names[start : start + at_once]
@@ -308,30 +409,30 @@ def _numbers(walks: Walks, names: Sequence[str]) -> list[dict[str, Numbers]]:
 
         def walk(some: Sequence[str] = some) -> Iterator[Any]:
             for batch in walks.batches(some):
-                yield batch.values.reshape(len(batch.names), -1)
+                yield batch.values.reshape(len(batch.documents), -1)
 
         for batch in walks.batches(some):
-            moments.add(batch.values.reshape(len(batch.names), -1), batch.tokens)
-        count, mean, variance, length = (
-            moments.count, moments.mean, moments.variance, moments.correlation,
-        )  # fmt: skip
+            moments.add(batch.values.reshape(len(batch.documents), -1), batch.tokens)
+        count, mean, variance, length = moments.count, moments.mean, moments.variance, moments.correlation
         found = quantiles(walk, K * len(some), list(SHARES.values()))
         for at, name in enumerate(some):
             column = [head * len(some) + at for head in range(K)]
             between = _variance([mean[c] for c in column])
             for head, c in enumerate(column):
                 if count[c]:
-                    told[head][name] = Numbers(
+                    numbers[head][name] = Numbers(
                         count[c], mean[c], math.sqrt(variance[c]), dict(zip(SHARES, found[c], strict=True)),
                         _dependence(variance[c], between), length[c],
                     )  # fmt: skip
-    return told
+    return numbers
 
 
 def _variance(values: Sequence[float]) -> float:
     there = [value for value in values if not math.isnan(value)]
-    mean = math.fsum(there) / len(there) if there else math.nan
-    return math.fsum((value - mean) ** 2 for value in there) / len(there) if there else math.nan
+    if not there:
+        return math.nan
+    mean = math.fsum(there) / len(there)
+    return math.fsum((value - mean) ** 2 for value in there) / len(there)
 
 
 def _dependence(within: float, between: float) -> float:
@@ -339,59 +440,51 @@ def _dependence(within: float, between: float) -> float:
     return within / (within + between) if within + between > STILL**2 else math.nan
 
 
-def _labels(walks: Walks) -> list[Counter[str]]:
+def _labels(walks: _Walks) -> list[Counter[str]]:
     counted: list[Counter[str]] = [Counter() for _ in walks.heads]
-    for batch in walks.batches((), labels=True):
-        for row in batch.labels or ():
-            for head, label in enumerate(row):
-                if label is not None:
-                    counted[head][label] += 1
+    for batch in walks.batches((), ["label"]):
+        for head, label in zip(batch.row_heads, batch.table.column("label").to_pylist(), strict=True):
+            counted[head][label] += 1
     return counted
 
 
-def _add_movers(walks: Walks, names: Sequence[str], heads: list[HeadSummary]) -> int | None:
+def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
     """The documents and places that are farthest from what a head usually does; and where the document is
     that is nearest, of those that fill a page and no more."""
-    import numpy
-
-    asked = [name for name in CHARACTER if name in names]
-    shape = (len(heads), len(asked))
+    numpy = _numpy()
+    shape = (len(heads), len(CHARACTER))
     mean, spread = numpy.full(shape, numpy.nan), numpy.full(shape, numpy.nan)
     for at, head in enumerate(heads):
-        for s, name in enumerate(asked):
-            said = head.statistics.get(name)
-            if said is not None and said.spread > STILL:
-                mean[at, s], spread[at, s] = said.mean, said.spread
+        for s, name in enumerate(CHARACTER):
+            numbers = head.statistics.get(name)
+            if numbers is not None and numbers.spread > STILL:
+                mean[at, s], spread[at, s] = numbers.mean, numbers.spread
     far: list[_Best] = [_Best() for _ in heads]
     odd: list[_Best] = [_Best() for _ in heads]
-    nearest: tuple[int, float, int] | None = None
-    for batch in walks.batches(asked, places=True):
-        assert batch.places is not None
+    nearest: list[tuple[bool, float, int]] = []  # of each batch
+    for batch in walks.batches(CHARACTER, list(PLACE)):
         away = numpy.abs((batch.values.astype("float64") - mean) / spread)  # [N, K, S]
         known = ~numpy.isnan(away)
         usual = numpy.where(known, away, 0.0).sum((1, 2)) / numpy.maximum(known.sum((1, 2)), 1)
-        for n in range(len(batch.names)):
-            unlike = 0 if READABLE[0] <= batch.tokens[n] <= READABLE[1] else 1
-            mine = (unlike, float(usual[n]), batch.positions[n])
-            nearest = mine if nearest is None or mine < nearest else nearest
+        is_long = (batch.tokens < READABLE[0]) | (batch.tokens > READABLE[1])
+        positions = [row["position"] for row in batch.documents]
+        nearest.append(min(zip(is_long.tolist(), usual.tolist(), positions, strict=True)))
         away = numpy.where(known, away, -1.0)
         which, most = away.argmax(-1), away.max(-1)  # [N, K]
-        for at in range(len(heads)):
-            for n in numpy.flatnonzero(most[:, at] > max(0.0, far[at].least)).tolist():
+        places = zip(*(batch.table.column(name).to_pylist() for name in PLACE), strict=True)
+        for n, at, place in zip(batch.row_documents, batch.row_heads, places, strict=True):
+            document, size = batch.documents[n], float(most[n, at])
+            if size > max(0.0, far[at].least):
                 s = int(which[n, at])
                 value = float(batch.values[n, at, s])
-                signed = math.copysign(float(most[n, at]), value - float(mean[at, s]))
-                place = batch.places[n][at] or (None,) * len(PLACE)
-                mover = Mover(batch.names[n], asked[s], value, signed, *place)
-                far[at].add(float(most[n, at]), batch.positions[n], batch.digests[n], mover)
-            for n, row in enumerate(batch.places):
-                there = row[at]
-                if there is not None and there[2] is not None and there[2] > odd[at].least:
-                    mover = Mover(batch.names[n], None, None, None, *there)
-                    odd[at].add(there[2], batch.positions[n], batch.digests[n], mover)
+                signed = math.copysign(size, value - float(mean[at, s]))
+                far[at].add(size, document, Mover(document["document"], CHARACTER[s], value, signed, *place))
+            moved = place[list(PLACE).index("moved")]
+            if moved is not None and moved > odd[at].least:
+                odd[at].add(moved, document, Mover(document["document"], None, None, None, *place))
     for at, head in enumerate(heads):
         head.movers, head.places = far[at].sorted(), odd[at].sorted()
-    return None if nearest is None else nearest[2]
+    return min(nearest)[2] if nearest else None
 
 
 class _Best:
@@ -406,17 +499,15 @@ class _Best:
         full = len(self._held) >= LISTED
         return math.nextafter(min(each[0] for each in self._held.values()), -1) if full else 0.0
 
-    def add(self, size: float, position: int, digest: str, mover: Mover) -> None:
-        rank = (size, -position)
-        known = self._held.get(digest)
-        if known is not None and known[:2] >= rank:
-            return
-        self._held[digest] = (*rank, mover)
+    def add(self, size: float, document: dict[str, Any], mover: Mover) -> None:
+        digest, entry = document["digest"], (size, -document["position"], mover)
+        self._held[digest] = max(entry, self._held.get(digest, entry), key=_rank)
         if len(self._held) > LISTED:
-            worst = min(self._held, key=lambda each: self._held[each][:2])
-            del self._held[worst]
+            del self._held[min(self._held, key=lambda each: _rank(self._held[each]))]
 
     def sorted(self) -> list[Mover]:
-        return [
-            mover for _, _, mover in heapq.nlargest(LISTED, self._held.values(), key=lambda each: each[:2])
-        ]
+        return [mover for _, _, mover in sorted(self._held.values(), key=_rank, reverse=True)]
+
+
+def _rank(entry: tuple[float, int, Mover]) -> tuple[float, int]:
+    return entry[:2]

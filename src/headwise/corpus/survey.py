@@ -1,6 +1,6 @@
 """`survey`: every document of a corpus through a model, and what its heads do over all of them.
 
-    corpus ──> plan of pieces (documents.py) ──> blocks, claimed one by one (claims.py)
+    corpus ──> plan of pieces (documents.py) ──> blocks, claimed one by one (shards.py)
     model  ──> one document at a time (document_rows.py) ──> shards, written whole (shards.py)
     all shards ──> summary.py ──> Survey: table, page, files
 
@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -27,11 +27,20 @@ from ..errors import ArgumentError, HeadwiseError
 from ..heads.roles import Roles
 from ..listeners.role_measurement import roles as roles_of
 from ..models.pretrained import Pretrained, load, read
-from .claims import Group, blocks, group_here
-from .document_rows import Measure, Rows, fingerprint, statistics
-from .documents import RETRY, Plan, Texts, arrow
+from .document_rows import STATISTICS, Measure, Options, fingerprint
+from .documents import Plan, arrow, first_line
 from .result import PLAN, ROLES, SURVEY, Survey
-from .shards import Shards, bytes_of, check_folder, write_whole
+from .shards import (
+    Group,
+    Shards,
+    Worker,
+    blocks,
+    bytes_of,
+    check_folder,
+    group_here,
+    measured_by_ray,
+    write_whole,
+)
 
 __all__ = ["survey"]
 
@@ -40,15 +49,6 @@ ENGINES = ("here", "ray")
 PROBE = "The cat sat on the mat."
 Progress = Callable[[int, int], None]
 Given = str | os.PathLike[str] | nn.Module | Pretrained | None
-
-
-@dataclass(frozen=True)
-class Options:
-    """All that decides numbers, beside the model and the corpus."""
-
-    field: str
-    max_tokens: int | None
-    threads: int
 
 
 def survey(
@@ -123,36 +123,38 @@ def survey(
         tell = stack.enter_context(_telling(progress, group))
         trained = _trained(model, tokenizer, device)
         stack.enter_context(_as_measured(trained.model, threads))
-        if group is None or group.rank == 0:
+        is_first = group is None or group.rank == 0
+        if group is None:
+            plan = _begun(folder, corpus, options, trained, block)
+        elif is_first:
             try:
                 plan = _begun(folder, corpus, options, trained, block)
             except HeadwiseError as error:
-                if group is not None:
-                    group.tell(str(error))
+                group.tell(str(error))
                 raise
-            if group is not None:
-                group.tell("")
+            group.tell("")
         else:
             group.hear()
             plan = _joined_in(folder, corpus, trained)
         kept = _kept(folder / SURVEY)
         assert kept is not None
         shards = Shards(folder, by_number=kept["layers"] == "numbers")
+        worker = Worker(trained, plan, shards, options)
         if engine == "ray":
-            from .ray_engine import measured_by_ray
-
             sent = trained if isinstance(model, nn.Module) else model
             measured_by_ray(plan, shards, sent, options, workers, tell)
         else:
-            _measured(plan, shards, trained, options, group, tell)
-        told = Survey(folder)
-        told.trained = trained
-        if group is None or group.rank == 0:
-            _try_again(plan, shards, trained, options)
+            _measured(worker, plan, group, tell)
+        result = Survey(folder)
+        result.trained = trained
+        if is_first:
+            # at the end no other process takes memory; failures of earlier runs are among these
+            for number in sorted(shards.to_retry()):
+                worker.retry(number)
             if roles:
-                told.roles = _roles(folder, trained)
-            told.write()
-        return told
+                result.roles = _roles(folder, trained)
+            result.write()
+        return result
 
 
 def _checked(
@@ -205,8 +207,9 @@ def _trained(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
         try:
             trained.model.to(device)
         except (RuntimeError, AssertionError) as error:
-            said = str(error).strip().partition("\n")[0]
-            raise ArgumentError(f"device must be there: got {device!r} ({said}); try 'cpu'") from error
+            raise ArgumentError(
+                f"device must be there: got {device!r} ({first_line(error)}); try 'cpu'"
+            ) from error
     return trained
 
 
@@ -255,10 +258,10 @@ def _begun(
     )
     mine: dict[str, Any] = {
         "format": FORMAT,
-        "version": _version(),
+        "version": str(sys.modules[__name__.partition(".")[0]].__version__),
         "model": {"title": trained.title, "fingerprint": fingerprint(trained.model, trained.tokenizer)},
         "options": asdict(options),
-        "statistics": list(statistics()),
+        "statistics": list(STATISTICS),
         "layers": layers,
         "torch": torch.__version__,  # for readers: another may round in another way
         "corpus": {
@@ -303,49 +306,47 @@ def _layers(trained: Pretrained, max_tokens: int | None) -> str:
 
 def _kept(file: Path) -> dict[str, Any] | None:
     try:
-        told: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        about: dict[str, Any] = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"out must hold a survey that can be read: {str(file)!r} cannot ({error}); choose another folder"
         ) from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        got = told.get("format") if isinstance(told, dict) else type(told).__name__
+    got = about.get("format") if isinstance(about, dict) else type(about).__name__
+    if got != FORMAT:
         raise ArgumentError(
             f"out must hold a survey of this format, {FORMAT!r}: got {got!r}; choose another folder"
         )
-    return told
+    return about
 
 
 def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: Plan) -> None:
-    elsewhere = "choose another folder"
-    if kept["model"]["fingerprint"] != mine["model"]["fingerprint"]:
-        raise ArgumentError(
-            f"out must hold a survey of this model: {str(folder)!r} was begun with "
-            f"{kept['model']['title']!r} ({kept['model']['fingerprint'][:8]}), and this is "
-            f"{mine['model']['title']!r} ({mine['model']['fingerprint'][:8]}); {elsewhere}"
-        )
-    for name in ("options", "statistics"):
-        if kept[name] != mine[name]:
+    """Raise `ArgumentError` where a folder's survey is of another model, options, version or corpus."""
+    old, new = kept["model"], mine["model"]
+    old_model, new_model = (f"{model['title']!r} ({model['fingerprint'][:8]})" for model in (old, new))
+    same_model = old["fingerprint"] == new["fingerprint"]
+    for is_same, what, before, now in (
+        (same_model, "of this model", old_model, f"is {new_model}"),
+        *(
+            (kept[name] == mine[name], f"with these {name}", kept[name], f"has {mine[name]}")
+            for name in ("options", "statistics")
+        ),
+        (kept["version"] == mine["version"], "of this headwise", kept["version"], f"is {mine['version']}"),
+    ):
+        if not is_same:
             raise ArgumentError(
-                f"out must hold a survey with these {name}: {str(folder)!r} was begun with {kept[name]}, and "
-                f"this has {mine[name]}; {elsewhere}"
+                f"out must hold a survey {what}: {str(folder)!r} was begun with {before}, and this {now}; "
+                "choose another folder"
             )
-    if kept["version"] != mine["version"]:
-        raise ArgumentError(
-            f"out must hold a survey of this headwise: {str(folder)!r} was begun with {kept['version']}, and "
-            f"this is {mine['version']}; {elsewhere}"
-        )
     if kept["corpus"]["digest"] != mine["corpus"]["digest"]:
-        said: str | None = "its files are others"
+        difference: str | None = "its files are others"
         if (folder / PLAN).exists():
-            before = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"])
-            said = before.difference(plan)
-        if said is not None:
+            difference = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"]).difference(plan)
+        if difference is not None:
             raise ArgumentError(
-                f"corpus must be the one that {str(folder)!r} was begun with: {said}; put it back, or "
-                f"{elsewhere}"
+                f"corpus must be the one that {str(folder)!r} was begun with: {difference}; put it back, or "
+                "choose another folder"
             )
 
 
@@ -380,44 +381,15 @@ def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained
     return Plan.read(folder / PLAN, place if place.is_dir() else place.parent, kept["corpus"]["block"])
 
 
-def _version() -> str:
-    return str(sys.modules[__name__.partition(".")[0]].__version__)
-
-
 # Measured
 
 
-def _measured(
-    plan: Plan, shards: Shards, trained: Pretrained, options: Options, group: Group | None, tell: Progress
-) -> None:
-    measure, texts = Measure(trained, max_tokens=options.max_tokens), Texts(plan, options.field)
-    done = _Done(plan, shards, tell, alone=group is None)
-    done.tell()
-    for number in blocks(len(plan), shards, group):
-        rows = Rows()
-        for document in texts.block(number):
-            measure.add(document, rows)
-            done.tell(len(rows.documents))
-        shards.write(number, rows)
+def _measured(worker: Worker, plan: Plan, group: Group | None, tell: Progress) -> None:
+    done = _Done(plan, worker.shards, tell, alone=group is None)
+    for number in blocks(len(plan), worker.shards, group):
+        worker.block(number, done.tell)
         done.finish(number)
     done.tell(at_once=True)
-
-
-def _try_again(plan: Plan, shards: Shards, trained: Pretrained, options: Options) -> None:
-    """Measure once more the documents whose failure may have passed, when all others are done: no other
-    process takes memory then. Failures of earlier runs are among them."""
-    measure, texts = Measure(trained, max_tokens=options.max_tokens), Texts(plan, options.field)
-    for number in sorted(shards.to_retry()):
-        before = shards.rows(number)
-        passed = {row["position"]: row for row in before.documents if row["failure"] != RETRY}
-        rows = Rows()
-        for document in texts.block(number):
-            if document.position in passed:
-                rows.documents.append(passed[document.position])
-                rows.heads += [row for row in before.heads if row["position"] == document.position]
-            else:
-                measure.add(document, rows)
-        shards.write(number, rows)
 
 
 class _Done:
@@ -426,25 +398,21 @@ class _Done:
     def __init__(self, plan: Plan, shards: Shards, tell: Progress, *, alone: bool) -> None:
         self.plan, self.shards, self._tell, self.alone = plan, shards, tell, alone
         self._finished: set[int] = set()
-        self._count, self._looked = 0, -1.0
-        self._look()
+        self._count, self._looked = 0, 0.0
+        self.tell(at_once=True)
 
-    def finish(self, number: int) -> None:
-        """One more block."""
-        if number not in self._finished:
+    def finish(self, *numbers: int) -> None:
+        """Count these blocks, each once."""
+        for number in {*numbers} - self._finished:
             self._finished.add(number)
             self._count += self.plan.in_block(number)
 
     def tell(self, more: int = 0, *, at_once: bool = False) -> None:
+        """Tell how many are done, with so many more of a block that is not finished."""
         if at_once or (not self.alone and monotonic() - self._looked > 1):
-            self._look()
+            self._looked = monotonic()
+            self.finish(*(number for number in self.shards.finished() if number < len(self.plan)))
         self._tell(min(self._count + more, self.plan.documents), self.plan.documents)
-
-    def _look(self) -> None:
-        self._looked = monotonic()
-        for number in self.shards.finished() - self._finished:
-            if number < len(self.plan):
-                self.finish(number)
 
 
 @contextmanager
@@ -468,8 +436,7 @@ def _roles(folder: Path, trained: Pretrained) -> Roles | None:
         try:
             found = roles_of(trained.model, trained.tokenizer, progress=False)
         except (ArgumentError, TypeError, NotImplementedError) as error:
-            said = str(error).partition("\n")[0]
-            sys.stderr.write(f"survey: roles were not measured: {said}\n")
+            sys.stderr.write(f"survey: roles were not measured: {first_line(error)}\n")
             return None
         write_whole(place, found.to_json().encode())
     return Roles.from_json(place.read_text("utf-8"))

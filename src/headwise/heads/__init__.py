@@ -1,23 +1,19 @@
 """Heads: what the numbers of a head mean. Maps or plain tensors in, numbers per head out; knows no model.
 
 One map:
-    patterns.py         how much of the weight goes where a known kind of head would put it
-    measures.py         a head by itself: how evenly it looks, how far on a grid, what it copies
-    head_distances.py   how much the heads of a layer differ; heads as points and in groups
+    measures.py         a head by itself: how much it looks as a known kind of head does, how evenly, how near
+    head_distances.py   how much heads differ, of a layer and of a model; heads as points and in groups
     labels.py           a name for what a head does, from scores above stated thresholds
 Sentences:
     grammar.py          sentences in which it is known which word belongs to which
     roles.py            which head looks from a word to that one, beside rules that need no model
-    behaviours.py       what a language model should say next, as prompts and answers
-    role_verdicts.py    what came of switching off the heads of a role
+    behaviours.py       what a language model should say next, and what came of switching off a role's heads
 All that was watched:
-    layer_names.py      what a layer goes by; `ByLayer`, results by layer
-    head_choices.py     layers and heads as people write them: "0-2", "2.3"
+    layer_names.py      what layers and heads go by; `ByLayer`, results by layer
     record.py           what is kept of one call
+    together.py         the short calls of one forward, measured as the heads of one map
     layer.py            all calls of a layer
     collection.py       `Heads`, all layers
-    model_diversity.py  how much the heads of a model differ
-    text_alignment.py   which tokens of two texts are partners
     text_changes.py     which heads changed from one text to another
     heads_files.py      heads in a file
 """
@@ -52,40 +48,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .head_distances import attention_overlap, clusters, jensen_shannon, layout, one_number, similarity
     from .labels import LABELS, Label, label
-    from .measures import grid_distance, locality, retrieval, spread
-    from .patterns import (
+    from .measures import (
         duplicate_token,
+        grid_distance,
         induction,
         induction_stripe,
+        locality,
         previous_token,
+        retrieval,
         sink,
         sink_rate,
+        spread,
         streaming_mass,
         token_mass,
     )
 
-_HOMES = {
-    "LABELS": ".labels",
-    "Label": ".labels",
-    "attention_overlap": ".head_distances",
-    "clusters": ".head_distances",
-    "duplicate_token": ".patterns",
-    "grid_distance": ".measures",
-    "induction": ".patterns",
-    "induction_stripe": ".patterns",
-    "jensen_shannon": ".head_distances",
-    "label": ".labels",
-    "layout": ".head_distances",
-    "locality": ".measures",
-    "one_number": ".head_distances",
-    "previous_token": ".patterns",
-    "retrieval": ".measures",
-    "similarity": ".head_distances",
-    "sink": ".patterns",
-    "sink_rate": ".patterns",
-    "spread": ".measures",
-    "streaming_mass": ".patterns",
-    "token_mass": ".patterns",
-}
+_DISTANCES = ("attention_overlap", "clusters", "jensen_shannon", "layout", "one_number", "similarity")
+_HOMES = dict.fromkeys(__all__, ".measures")
+_HOMES |= dict.fromkeys(_DISTANCES, ".head_distances")
+_HOMES |= dict.fromkeys(("LABELS", "Label", "label"), ".labels")
 
 __getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

@@ -209,11 +209,7 @@ class Heads(ByLayer[LayerHeads]):
                 raise ArgumentError(f"chosen must be pairs of layer and head: got {pair!r}; give [(0, 3)]")
             place, number = pair
             layer = self[place]
-            if (
-                isinstance(number, bool)
-                or not isinstance(number, int)
-                or not -len(layer) <= number < len(layer)
-            ):
+            if type(number) is not int or not -len(layer) <= number < len(layer):
                 raise ArgumentError(
                     f"chosen must name heads that {layer.place} has: got head {number!r} of {len(layer)}; "
                     f"give 0{f' to {len(layer) - 1}' if len(layer) > 1 else ''}"
@@ -243,12 +239,8 @@ class Heads(ByLayer[LayerHeads]):
 
     def _named(self) -> Marks | None:
         """What is known of the text that `tokens` are the names of, the last whose ids are known."""
-        last: tuple[int, Marks] | None = None
-        for layer in self.values():
-            known = next((call for call in reversed(layer.calls) if call.marks is not None), None)
-            if known is not None and known.marks is not None and (last is None or known.forward >= last[0]):
-                last = known.forward, known.marks
-        return None if last is None else last[1]
+        known = [call for layer in self.values() for call in layer.calls if call.marks is not None]
+        return max(reversed(known), key=lambda call: call.forward).marks if known else None
 
     def find(self, what: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
         """The heads that do something, most first.
@@ -274,10 +266,11 @@ class Heads(ByLayer[LayerHeads]):
         known = {entry.name: entry for entry in LABELS}
         measured = dict.fromkeys(name for head in everyone for name in head.values)
         score, least = what, threshold
+        by_label = what in known and threshold is None
         if what in known:
             score = known[what].score
-            least = known[what].threshold if threshold is None else threshold
-        elif what not in measured and what.replace("-", "_") in measured:
+            least = known[what].threshold if by_label else threshold
+        elif what not in measured:
             score = what.replace("-", "_")
         if score not in measured:
             if what in known:
@@ -296,7 +289,7 @@ class Heads(ByLayer[LayerHeads]):
             for head in everyone
             if self._has(head, score)
             and (least is None or head.values[score] >= least)
-            and not (what in known and threshold is None and score in head.few)
+            and not (by_label and score in head.few)
         ]
         fitting.sort(key=lambda head: -(head.score or 0.0))
         return fitting if top is None else fitting[:top]
@@ -450,19 +443,12 @@ class Heads(ByLayer[LayerHeads]):
         """
         with needed("pandas", "to_pandas needs pandas"):
             import pandas
-        return pandas.DataFrame(
-            [
-                {
-                    "layer": head.layer,
-                    "head": head.head,
-                    "path": head.path,
-                    "label": head.label.name,
-                    "label_score": head.label.score,
-                    **head.values,
-                }
-                for head in self.all()
-            ]
-        )
+        rows = [
+            {"layer": head.layer, "head": head.head, "path": head.path, "label": head.label.name}
+            | {"label_score": head.label.score, **head.values}
+            for head in self.all()
+        ]
+        return pandas.DataFrame(rows)
 
     def to_json(
         self,
@@ -586,9 +572,7 @@ class Heads(ByLayer[LayerHeads]):
         """
         if not self:
             raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
-        heads_files.save(
-            heads_files.Saved(list(self.values()), self.tokens, self.title, self.unheard), path, maps=maps
-        )
+        heads_files.save(self, path, maps=maps)
 
 
 def load_heads(path: str | os.PathLike[str]) -> Heads:
@@ -606,10 +590,6 @@ def load_heads(path: str | os.PathLike[str]) -> Heads:
         >>> heads.save("heads.safetensors"); hw.load_heads("heads.safetensors")  # doctest: +SKIP
         Heads(1 layer, 4 heads)
     """
-    saved = heads_files.load(path)
     heads = Heads()
-    heads.tokens, heads.title, heads.unheard = saved.tokens, saved.title, saved.unheard
-    for layer in saved.layers:
-        for call in layer.calls:
-            heads.add(layer.path, call, layer=layer.layer)
+    heads_files.fill(heads, path)
     return heads

@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,21 +22,13 @@ from ..errors import ArgumentError, needed
 from ..indexing import positions_of
 from ..map import AttentionMap, make
 from ..whole_files import whole_file
-from .layer import LayerHeads, Unheard
+from .layer import Unheard
 from .record import Marks, Record
 
-__all__ = [
-    "Layout",
-    "Saved",
-    "dense_bytes",
-    "layout_of",
-    "load",
-    "pack",
-    "packed",
-    "save",
-    "unpack",
-    "unpacked",
-]
+if TYPE_CHECKING:
+    from .collection import Heads
+
+__all__ = ["fill", "pack", "save", "unpack"]
 
 
 Told = dict[str, Any]  # what JSON holds
@@ -45,18 +37,10 @@ Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they li
 
 FORMAT = "headwise-heads-3"  # 2: scores of patterns were means over all queries
 MARKS = ("ids", "special", "punctuation", "unknown")
+NUMBERS = ("rows", "counts", "pairs", "large")  # of a record, by name
 
 
-class Saved(NamedTuple):
-    """All that a file holds: layers in the order in which they first ran, and what is said of all of them."""
-
-    layers: list[LayerHeads]
-    tokens: list[list[str]] | None = None
-    title: str | None = None
-    unheard: list[Unheard] = []  # noqa: RUF012 (nobody writes to it)
-
-
-def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> None:
+def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
     """Write heads: all of it or, where anything goes wrong, nothing.
 
     Maps are saved as q, k and their rules, which grow with the length alone; what layers share, once. Only
@@ -70,14 +54,15 @@ def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> No
         BudgetExceeded: maps of given weights that would not fit.
         PackageMissing: safetensors is not installed.
     """
-    to_bytes = _library("save")
-    place = Path(path)
+    with needed("safetensors", "saving heads needs safetensors"):
+        import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
+        import safetensors.torch
     if maps:
-        _check_budget(heads.layers)
+        _check_budget([call for layer in heads.values() for call in layer.calls])
     tensors: dict[str, Tensor] = {}
     shelf = Shelf(tensors)
     layers: list[Told] = []
-    for layer in heads.layers:
+    for layer in heads.values():
         calls: list[Told] = []
         for call in layer.calls:
             call.measure_patterns()
@@ -93,53 +78,51 @@ def save(heads: Saved, path: str | os.PathLike[str], *, maps: bool = True) -> No
         layers.append({"path": layer.path, "layer": layer.layer, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
     header["unheard"] = [asdict(layer) for layer in heads.unheard]
-    with whole_file(place, "path") as half:
-        half.write_bytes(to_bytes(tensors, metadata={"headwise": json.dumps(header)}))
+    with whole_file(Path(path), "path") as half:
+        half.write_bytes(safetensors.torch.save(tensors, metadata={"headwise": json.dumps(header)}))
 
 
-def load(path: str | os.PathLike[str]) -> Saved:
-    """What `save` has put there, in main memory.
+def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
+    """Put what `save` has written into heads that are empty, in main memory.
 
     Raises:
         ArgumentError: no such file, or not one of ours.
         PackageMissing: safetensors is not installed.
     """
-    open_file = _library("safe_open")
+    with needed("safetensors", "saving heads needs safetensors"):
+        import safetensors
     place = Path(path)
     if not place.is_file():
         raise ArgumentError(
             f"path must be a file that exists: there is no {str(place)!r}; heads.save makes one"
         )
     try:
-        with open_file(place, framework="pt") as file:
+        with safetensors.safe_open(place, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("headwise", "{}"))
             if header.get("format") != FORMAT:
                 raise ArgumentError(
                     f"path must be a file of heads.save: {str(place)!r} is {header.get('format')!r}, not "
                     f"{FORMAT!r}; save it again"
                 )
-            unheard = [Unheard(**layer) for layer in header.get("unheard", [])]  # older files have none
-            heads = Saved([], header["tokens"], header["title"], unheard)
+            heads.tokens, heads.title = header["tokens"], header["title"]
+            heads.unheard = [Unheard(**layer) for layer in header.get("unheard", [])]  # older files have none
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            mine: dict[str, dict[str, Tensor]] = {}
-            for name, value in tensors.items():
-                layer_at, call_at, rest = name.split(".", 2)
-                mine.setdefault(f"{layer_at}.{call_at}", {})[rest] = value
-            for at, told in enumerate(header["layers"]):
-                layer = LayerHeads(told["path"], told["layer"])
-                heads.layers.append(layer)
-                for number, call in enumerate(told["calls"]):
-                    record = _record(call, mine.get(f"{at}.{number}", {}))
-                    if "map" in call:
-                        record.map = Shelf(tensors).take(call["map"])
-                    layer.calls.append(record)
+        mine: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            layer_at, call_at, rest = name.split(".", 2)
+            mine.setdefault(f"{layer_at}.{call_at}", {})[rest] = value
+        for at, layer in enumerate(header["layers"]):
+            for number, call in enumerate(layer["calls"]):
+                record = _record(call, mine.get(f"{at}.{number}", {}))
+                if "map" in call:
+                    record.map = Shelf(tensors).take(call["map"])
+                heads.add(layer["path"], record, layer=layer["layer"])
     except ArgumentError:
         raise
     except Exception as error:
         raise ArgumentError(
             f"path must be a safetensors file: {str(place)!r}: {error}; heads.save makes one"
         ) from error
-    return heads
 
 
 class Shelf:
@@ -157,22 +140,27 @@ class Shelf:
             same = (value.data_ptr(), value.dtype, value.device, value.shape, value.stride())
             if same not in self._known:
                 self._known[same] = key + name, value
-                self.tensors[key + name] = packed(value)
-            places[name] = self._known[same][0], layout_of(value)
+                self.tensors[key + name] = _packed(value)
+            places[name] = self._known[same][0], _layout(value)
         return {"numbers": numbers, "tensors": places}
 
     def take(self, told: Told) -> AttentionMap:
         """The map that was put there."""
-        tensors = {name: unpacked(self.tensors[at], layout) for name, (at, layout) in told["tensors"].items()}
+        tensors = {}
+        for name, (at, layout) in told["tensors"].items():
+            order = layout["order"]
+            in_order = self.tensors[at].permute([order.index(dim) for dim in range(len(order))])
+            tensors[name] = in_order.expand(layout["shape"])
         return unpack(tensors, told["numbers"])
 
 
-def _check_budget(layers: list[LayerHeads]) -> None:
+def _check_budget(calls: list[Record]) -> None:
     """Maps of given weights are dense: all of them together must fit."""
-    given = [call for layer in layers for call in layer.calls if dense_bytes(call.map)]
+    scores = [call.map.parts()[0] for call in calls if call.map is not None]
+    given = [each.weights for each in scores if isinstance(each, GivenWeights)]
     if given:
         budget.check(
-            sum(dense_bytes(call.map) for call in given),
+            sum(weights.nbytes for weights in given),
             torch.device("cpu"),
             f"weights of {len(given)} maps, the last {list(given[-1].shape)},",
             "save without maps: heads.save(path, maps=False)",
@@ -180,10 +168,7 @@ def _check_budget(layers: list[LayerHeads]) -> None:
 
 
 def _tensors(call: Record) -> dict[str, Tensor]:
-    tensors = {f"rows.{name}": value for name, value in call.rows.items()}
-    tensors |= {f"counts.{name}": value for name, value in call.counts.items()}
-    tensors |= {f"pairs.{name}": value for name, value in call.pairs.items()}
-    tensors |= {f"large.{name}": value for name, value in call.large.items()}
+    tensors = {f"{kind}.{name}": value for kind in NUMBERS for name, value in getattr(call, kind).items()}
     if call.marks is not None:
         marks = ((name, getattr(call.marks, name)) for name in MARKS)
         tensors |= {name: value for name, value in marks if value is not None}
@@ -196,29 +181,14 @@ def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
     record._has_patterns = True  # they were measured before it was saved
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
-        if rest and kind != "map":
+        if kind in NUMBERS:
             getattr(record, kind)[rest] = value
     if "ids" in tensors:
         record.marks = Marks(*(tensors.get(name) for name in MARKS))  # type: ignore[arg-type]
     return record
 
 
-def _library(name: str) -> Any:
-    with needed("safetensors", "saving heads needs safetensors"):
-        import safetensors.torch
-
-        if name == "save":
-            import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
-    return safetensors.safe_open if name == "safe_open" else safetensors.torch.save
-
-
 # A map as tensors and numbers
-
-
-def dense_bytes(map: AttentionMap | None) -> int:
-    """How many bytes of a packed map are a matrix of weights."""
-    scores = None if map is None else map.parts()[0]
-    return scores.weights.nbytes if isinstance(scores, GivenWeights) else 0
 
 
 def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
@@ -239,27 +209,20 @@ def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
 def unpack(tensors: dict[str, Tensor], numbers: Told) -> AttentionMap:
     """The map those are of."""
     parts = {**tensors, **numbers}
-    lse, columns = parts["lse"], parts.get("columns")
     kind = GivenWeights if "weights" in parts else Scores
-    return make(kind.from_parts(parts), lse, columns)
+    return make(kind.from_parts(parts), parts["lse"], parts.get("columns"))
 
 
-def layout_of(x: Tensor) -> Layout:
+def _layout(x: Tensor) -> Layout:
     """How a tensor lies in memory: products of tensors that lie otherwise are rounded otherwise."""
     steps = x.stride()
     return {"shape": list(x.shape), "order": sorted(range(x.ndim), key=lambda dim: -steps[dim])}
 
 
-def packed(x: Tensor) -> Tensor:
+def _packed(x: Tensor) -> Tensor:
     """The numbers of a tensor as they lie, in main memory; what is expanded (a mask over heads) once."""
-    order = layout_of(x)["order"]
+    order = _layout(x)["order"]
     for dim, (size, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
         if size > 1 and step == 0:
             x = x.narrow(dim, 0, 1)
     return x.detach().permute(order).cpu().contiguous().clone()
-
-
-def unpacked(x: Tensor, layout: Layout) -> Tensor:
-    """The tensor that was packed."""
-    order = layout["order"]
-    return x.permute([order.index(dim) for dim in range(len(order))]).expand(layout["shape"])

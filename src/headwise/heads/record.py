@@ -20,8 +20,17 @@ from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, Statistics
 from ..errors import ArgumentError
 from ..map import AttentionMap
 from ..masks import Mask
-from . import head_distances, patterns
-from .measures import first_keys, locality, mean_over, mean_where_seen, spread, weights_in_blocks
+from .head_distances import QUERIES, jensen_shannon, similarity
+from .measures import (
+    copies,
+    first_keys,
+    locality,
+    mean_over,
+    mean_where_seen,
+    spread,
+    streaming,
+    weights_in_blocks,
+)
 
 __all__ = [
     "EVERYONE",
@@ -90,6 +99,11 @@ class Record:
     reach: int = 8  # how near counted as `local`
     _has_patterns: bool = False
     _is_here: bool = False  # whether small numbers are all known to be in main memory
+
+    @property
+    def queries(self) -> Tensor:
+        """How many queries count, [B, H]."""
+        return self.counts[EVERYONE]
 
     @property
     def received(self) -> Tensor | None:
@@ -182,17 +196,14 @@ class Record:
         self.rows |= values
         self.counts |= dict.fromkeys(values, self.counts[EVERYONE]) | counts
 
-    def _slots(self) -> list[tuple[dict[str, Tensor], str, Tensor]]:
-        """Every small tensor of numbers in it and where it belongs."""
-        small = (self.rows, self.counts, self.pairs)
-        return [(numbers, name, value) for numbers in small for name, value in numbers.items()]
-
 
 def settle(records: Iterable[Record]) -> None:
     """Bring small numbers to main memory in one go."""
     elsewhere = [record for record in records if not record._is_here]
-    slots = [slot for record in elsewhere for slot in record._slots() if not slot[2].is_cpu]
-    for (numbers, name, _), value in zip(slots, fetched([value for _, _, value in slots]), strict=True):
+    small = [numbers for record in elsewhere for numbers in (record.rows, record.counts, record.pairs)]
+    slots = [(numbers, name) for numbers in small for name, value in numbers.items() if not value.is_cpu]
+    values = fetched([numbers[name] for numbers, name in slots])
+    for (numbers, name), value in zip(slots, values, strict=True):
         numbers[name] = value
     for record in elsewhere:
         record._is_here = True
@@ -296,27 +307,21 @@ def numbers_of(
     padding = weights.parts()[0].mask.counted(weights.shape[2]) if PICTURE in large else None
     if padding is not None:
         shared[IN_ROWS] = _queries_in_rows(padding, large[PICTURE].shape[2])
-    every = weights.counts_every_query
-    return Numbers(rows, large, shared, _counts(weights, calls, every), every)
+    return Numbers(rows, large, shared, _counts(weights, calls), weights.counts_every_query)
 
 
-def _counts(weights: AttentionMap, calls: int = 1, every: bool | None = None) -> dict[int | None, Tensor]:
+def _counts(weights: AttentionMap, calls: int = 1) -> dict[int | None, Tensor]:
     """How many queries count, by where a statistic looks for a key: [B, H] each; see `Numbers`."""
     B, H, T, S = weights.shape
-    if weights.counts_every_query if every is None else every:
-        return {offset: torch.full((B, H // calls), _with_a_key(T, S, offset)) for offset in OFFSETS}
+    if weights.counts_every_query:
+        numbers = {offset: len(range(T)[_having_a_key(T, S, offset)]) for offset in OFFSETS}
+        return {offset: torch.full((B, H // calls), number) for offset, number in numbers.items()}
     scores = weights.as_made[0]
     is_aligned = isinstance(scores, Scores) and scores.positions is None and weights.ranks is None
     if is_aligned and scores.mask.keys is None:
         seen = weights.counted_queries(EVERYONE)  # [B, H, T]
         return {offset: seen[..., _having_a_key(T, S, offset)].sum(-1) for offset in OFFSETS}
     return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}
-
-
-def _with_a_key(query_len: int, key_len: int, offset: int | None) -> int:
-    """How many queries have a key `offset` ahead, where every one sees something; None: all queries."""
-    having = _having_a_key(query_len, key_len, offset)
-    return having.stop - having.start
 
 
 def _having_a_key(query_len: int, key_len: int, offset: int | None) -> slice:
@@ -358,14 +363,14 @@ def measure_patterns(
         return scores, counts
     scores["locality"] = locality(weights, reach, local)
     if weights.shape[3] > SINK + RECENT:
-        scores["streaming"], counts["streaming"] = patterns.streaming(weights, SINK, RECENT)
+        scores["streaming"], counts["streaming"] = streaming(weights, SINK, RECENT)
     if marks is None:
         return scores, counts
     marks = marks.to(weights.device)
     words = marks.words
     on = {
-        "induction": patterns.copies(weights, words, after=1),
-        "duplicate_token": patterns.copies(weights, words, after=0),
+        "induction": copies(weights, words, after=1),
+        "duplicate_token": copies(weights, words, after=0),
     }
     for name, which in (("special", marks.special), ("punctuation", marks.punctuation)):
         if which is not None:
@@ -421,9 +426,9 @@ def _mixed(weights: AttentionMap, columns: Tensor) -> Tensor:
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:
     if name == "attention":
-        return head_distances.jensen_shannon(weights, queries=head_distances.QUERIES)
+        return jensen_shannon(weights, queries=QUERIES)
     if name == "outputs" and outputs is not None:
-        return head_distances.similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
+        return similarity(outputs.detach(), weights.mask.counted(weights.shape[2]))
     if name == "values" and values is not None:
-        return head_distances.similarity(values.detach(), weights.real_keys)
+        return similarity(values.detach(), weights.real_keys)
     return None

@@ -228,18 +228,21 @@ class Roles(Mapping[str, Role]):
 
     def to_json(self) -> str:
         """All of it, as text; `from_json` is the way back."""
-        told = {
+        data = {
             "format": FORMAT,
             "title": self.title,
             "layers": self.layers,
             "sentences": self.sentences,
             "left_out": self.left_out,
             "causal": self.causal,
-            "roles": [_told(role) for role in self.values()],
-            "scores": {name: _numbers(scores) for name, scores in self.scores.items()},
+            "roles": [_as_data(role) for role in self.values()],
+            "scores": {
+                name: [[None if math.isnan(x) else round(x, 4) for x in row] for row in scores.tolist()]
+                for name, scores in self.scores.items()
+            },
             "unasked": self.unasked,
         }
-        return json.dumps(told, indent=None, separators=(",", ":"))
+        return json.dumps(data, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Roles:
@@ -249,45 +252,41 @@ class Roles(Mapping[str, Role]):
             ArgumentError: something else.
         """
         try:
-            told = json.loads(text)
-            if told["format"] != FORMAT:
+            data = json.loads(text)
+            if data["format"] != FORMAT:
                 raise ArgumentError(
-                    f"text must be of Roles.to_json: its format is {told['format']!r}, not {FORMAT!r}; "
+                    f"text must be of Roles.to_json: its format is {data['format']!r}, not {FORMAT!r}; "
                     "measure them again"
                 )
             scores = {
                 name: torch.tensor([[math.nan if x is None else x for x in row] for row in rows])
-                for name, rows in told["scores"].items()
+                for name, rows in data["scores"].items()
             }
-            roles = {role["name"]: _role(role) for role in told["roles"]}
-            known = {name: told[name] for name in ("unasked", "title", "sentences", "left_out", "causal")}
-            return cls(roles, scores, told["layers"], **known)
+            roles = {role["name"]: _from_data(role) for role in data["roles"]}
+            known = {name: data[name] for name in ("unasked", "title", "sentences", "left_out", "causal")}
+            return cls(roles, scores, data["layers"], **known)
+        except ArgumentError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, ArgumentError):
-                raise
             raise ArgumentError(
                 f"text must be of Roles.to_json: {type(error).__name__}: {error}; measure them again"
             ) from error
 
 
-def _told(role: Role) -> dict[str, Any]:
-    told = asdict(role)
+def _as_data(role: Role) -> dict[str, Any]:
+    data = asdict(role)
     for name in ("share", "low", "high", "moves"):
-        told[name] = None if told[name] is None else round(told[name], 4)
-    told["rules"] = {rule: round(share, 4) for rule, share in role.rules.items()}
-    told["by_distance"] = {str(at): [round(share, 4), n] for at, (share, n) in role.by_distance.items()}
-    told["heads"] = [[layer, head, round(share, 4)] for layer, head, share in role.heads]
-    return told
+        data[name] = None if data[name] is None else round(data[name], 4)
+    data["rules"] = {rule: round(share, 4) for rule, share in role.rules.items()}
+    data["by_distance"] = {str(at): [round(share, 4), n] for at, (share, n) in role.by_distance.items()}
+    data["heads"] = [[layer, head, round(share, 4)] for layer, head, share in role.heads]
+    return data
 
 
-def _role(told: dict[str, Any]) -> Role:
-    told["by_distance"] = {int(at): (share, n) for at, (share, n) in told["by_distance"].items()}
-    told["heads"] = [(layer, head, share) for layer, head, share in told["heads"]]
-    return Role(**told)
-
-
-def _numbers(scores: Tensor) -> list[list[float | None]]:
-    return [[None if math.isnan(x) else round(x, 4) for x in row] for row in scores.tolist()]
+def _from_data(data: dict[str, Any]) -> Role:
+    by_distance = {int(at): (share, n) for at, (share, n) in data["by_distance"].items()}
+    heads = [(layer, head, share) for layer, head, share in data["heads"]]
+    return Role(**data | {"by_distance": by_distance, "heads": heads})
 
 
 # Simple rules

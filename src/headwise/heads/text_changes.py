@@ -1,7 +1,11 @@
 """Two texts through one model: which heads changed where they look, and at which token.
 
-A query's two rows are compared by the Jensen-Shannon divergence over keys that are partners
-(`text_alignment.py`), with one more bin for all keys that have none ("elsewhere") and one for a learned sink:
+Tokens of the two texts are partners where they are the same, in order (longest runs first, as `difflib` finds
+them), and where a run was replaced by one of as many tokens: "he" and "she". A token without a partner, as
+where a word falls into two pieces in one text and into three in the other, is compared with nothing.
+
+A query's two rows are compared by the Jensen-Shannon divergence over keys that are partners, with one more
+bin for all keys that have none ("elsewhere") and one for a learned sink:
 
     JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2      in nats; 0: alike; log 2: nothing in common
 
@@ -10,10 +14,13 @@ Letters: H num_heads, T query_len, S key_len, N pairs of queries.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from difflib import SequenceMatcher
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +30,6 @@ from ..errors import ArgumentError
 from ..map import AttentionMap
 from .labels import Label
 from .layer_names import Layer
-from .text_alignment import Alignment, Text, align
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,37 +38,124 @@ if TYPE_CHECKING:
     from .layer import LayerHeads
     from .record import Record
 
-__all__ = ["Change", "Changes", "Compared", "changes"]
+__all__ = ["Alignment", "Change", "Changes", "Compared", "Text", "align", "changes"]
 
 
-@dataclass(frozen=True)
-class Change:
-    """One head on two texts. Unpacks to (layer, head), as `hw.ablate` takes it.
+# Which tokens are partners
 
-    Attributes:
-        distance: the mean over queries of the Jensen-Shannon divergence of its two rows, 0 .. log 2; NaN
-            where no query counts in both texts.
-        largest: that of the query that changed most.
-        token: that query's token, "he/she" where the texts differ there.
-        places: its position in the first text and in the second.
-        before_label, after_label: what the head is called on each text.
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """One sequence of positions, padding included.
+
+    ids: what tokens are told apart by; None: nothing is known of them.
+    real: the positions that are no padding.
+    special: those of tokens such as [CLS].
     """
 
-    layer: Layer
-    head: int
-    path: str
-    distance: float
-    before_label: Label
-    after_label: Label
-    largest: float = math.nan
-    token: str = ""
-    places: tuple[int, int] | None = None
+    names: tuple[str, ...]
+    ids: tuple[Hashable, ...] | None
+    real: tuple[int, ...]
+    special: frozenset[int] = frozenset()
 
-    def __iter__(self) -> Iterator[Layer | int]:
-        return iter((self.layer, self.head))
 
-    def __len__(self) -> int:
-        return 2
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The positions of two texts as one line: (first, second), None where the other text has no partner.
+
+    Attributes:
+        places: positions; padding has none.
+        tokens: what stands there in the first text and in the second, "" where there is nothing.
+        changed: whether they differ there.
+        by_position: tokens are unknown, and partners are those that stand in the same place.
+    """
+
+    places: tuple[tuple[int | None, int | None], ...]
+    tokens: tuple[tuple[str, str], ...]
+    changed: tuple[bool, ...]
+    by_position: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Of each place: "the", "he/she" where the texts differ."""
+        return [
+            f"{mine}/{theirs}" if differs and mine and theirs else mine or theirs
+            for (mine, theirs), differs in zip(self.tokens, self.changed, strict=True)
+        ]
+
+    @property
+    def shared(self) -> list[int]:
+        """The places where both texts have a token."""
+        return [at for at, place in enumerate(self.places) if None not in place]
+
+    def own(self, side: int, at: Sequence[int] | None = None) -> list[int]:
+        """Positions in the first text (0) or the second (1): of these places, or of those it has alone."""
+        if at is not None:
+            return [own for number in at if (own := self.places[number][side]) is not None]
+        return [own for place in self.places if (own := place[side]) is not None and place[1 - side] is None]
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What only the first text says, and only the second: runs of tokens, the same change once."""
+        runs: dict[tuple[str, str], None] = {}  # in order, each once
+        for differs, run in groupby(zip(self.tokens, self.changed, strict=True), key=itemgetter(1)):
+            if differs:
+                mine, theirs = zip(*(pair for pair, _ in run), strict=True)
+                runs[" ".join(" ".join(mine).split()), " ".join(" ".join(theirs).split())] = None
+        before, after = ([run[side] for run in runs if run[side]] for side in (0, 1))
+        return ", ".join(before), ", ".join(after)
+
+
+def align(before: Text, after: Text) -> Alignment:
+    """Which positions are partners; the same pairs, whichever text comes first.
+
+    Raises:
+        ArgumentError: no token in common but special ones; unknown tokens, not equally many.
+    """
+    if before.ids is None or after.ids is None:
+        return _by_position(before, after)
+    ids = [before.ids[at] for at in before.real], [after.ids[at] for at in after.real]
+    # difflib minds which text comes first, partners must not
+    swapped = (len(ids[0]), list(map(repr, ids[0]))) > (len(ids[1]), list(map(repr, ids[1])))
+    first, second = ids[::-1] if swapped else ids
+    places: list[tuple[int | None, int | None]] = []
+    shared = 0
+    for kind, *span in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        a0, a1, b0, b1 = [*span[2:], *span[:2]] if swapped else span
+        mine, theirs = before.real[a0:a1], after.real[b0:b1]
+        if kind == "equal":
+            shared += sum(at not in before.special for at in mine)
+        if len(mine) == len(theirs):
+            places += zip(mine, theirs, strict=True)
+        else:
+            places += [(at, None) for at in mine]
+            places += [(None, at) for at in theirs]
+    if not shared:
+        raise ArgumentError(
+            f"texts must have a token in common: {_quoted(before)} and {_quoted(after)} have 0, special ones "
+            "left out; change a few words, not all of them"
+        )
+    tokens = tuple(
+        ("" if a is None else before.names[a], "" if b is None else after.names[b]) for a, b in places
+    )
+    changed = tuple(a is None or b is None or before.ids[a] != after.ids[b] for a, b in places)
+    return Alignment(tuple(places), tokens, changed)
+
+
+def _by_position(before: Text, after: Text) -> Alignment:
+    if len(before.real) != len(after.real):
+        raise ArgumentError(
+            f"tokens must be known, or equally many: {len(before.real)} and {len(after.real)} positions of "
+            "unknown tokens; give the model input_ids, or set heads.tokens on both"
+        )
+    tokens = tuple((str(at), str(at)) for at in before.real)
+    places = tuple(zip(before.real, after.real, strict=True))
+    return Alignment(places, tokens, (False,) * len(tokens), by_position=True)
+
+
+def _quoted(text: Text) -> str:
+    said = " ".join(text.names[at] for at in text.real if at not in text.special)
+    return repr(said if len(said) <= 40 else said[:39] + "…")
 
 
 # Which text a layer reads
@@ -166,6 +259,36 @@ def _call(layer: LayerHeads) -> tuple[Record, AttentionMap]:
 # Heads
 
 
+@dataclass(frozen=True)
+class Change:
+    """One head on two texts. Unpacks to (layer, head), as `hw.ablate` takes it.
+
+    Attributes:
+        distance: the mean over queries of the Jensen-Shannon divergence of its two rows, 0 .. log 2; NaN
+            where no query counts in both texts.
+        largest: that of the query that changed most.
+        token: that query's token, "he/she" where the texts differ there.
+        places: its position in the first text and in the second.
+        before_label, after_label: what the head is called on each text.
+    """
+
+    layer: Layer
+    head: int
+    path: str
+    distance: float
+    before_label: Label
+    after_label: Label
+    largest: float = math.nan
+    token: str = ""
+    places: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[Layer | int]:
+        return iter((self.layer, self.head))
+
+    def __len__(self) -> int:
+        return 2
+
+
 @dataclass(frozen=True, eq=False)
 class Compared:
     """One layer on both texts.
@@ -266,25 +389,20 @@ def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
     """How much every head changed between two texts: see `headwise.Heads.changes`."""
     _check_one_model(before, after)
     watched = _Watched(before, batch), _Watched(after, batch)
-    partners: dict[tuple[int, int], Alignment] = {}
-    readings = {path: tuple(run.reading(path) for run in watched) for path in before.paths}
-    for first, second in readings.values():
-        for mine, theirs in ((first.queries, second.queries), (first.keys, second.keys)):
-            if (id(mine), id(theirs)) not in partners:
-                partners[id(mine), id(theirs)] = align(mine, theirs)
-    differing = [each for each in partners.values() if any(each.changed)]
+    aligned = functools.cache(align)  # a text is one object, and so are the partners of two
     layers: dict[str, Compared] = {}
-    ahead = False
-    for path, (first, second) in readings.items():
-        queries, keys = (
-            partners[id(mine), id(theirs)]
-            for mine, theirs in ((first.queries, second.queries), (first.keys, second.keys))
-        )
+    looking_ahead: list[Alignment] = []
+    for path in before.paths:
+        first, second = (run.reading(path) for run in watched)
+        queries, keys = aligned(first.queries, second.queries), aligned(first.keys, second.keys)
         maps = first.map, second.map
         rows, looks_ahead = _divergence(maps, queries, keys)
-        is_self = watched[0].calls[path][0].kind == "self"
-        ahead |= looks_ahead and is_self and queries in differing
+        if looks_ahead and watched[0].calls[path][0].kind == "self":
+            looking_ahead.append(queries)
         layers[path] = Compared(maps, queries, keys, rows)
+    texts = {id(text): text for each in layers.values() for text in (each.queries, each.keys)}
+    differing = [text for text in texts.values() if any(text.changed)]
+    ahead = any(text in differing for text in looking_ahead)
     # what differs in one text of two, as of an encoder and a decoder, may be seen from anywhere in the other
     if not ahead and len(differing) == 1:
         layers = {path: _since_the_difference(each, differing[0]) for path, each in layers.items()}

@@ -12,6 +12,10 @@ somebody looks, they are measured as one map, and the numbers are cut apart:
 Rules of a mask are the same for all heads, so they stay as they are; what a head has of its own (sinks,
 slopes, a learned bias by distance) is laid side by side as q is.
 
+`whole_maps` does the same for patterns, from maps that were kept. They are ten light passes a layer, each of
+which costs more to begin than to do; where all weights of alike calls fit, these are made once, and every
+pattern is a sum of some of them.
+
 Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 """
 
@@ -19,8 +23,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 from weakref import ref
@@ -36,15 +40,16 @@ from ..map import AttentionMap, later, make
 from ..masks import Mask
 from ..scoring import Scoring
 from .layer_names import Layer
-from .record import EVERYONE, Numbers, Record, fetched, numbers_of
+from .record import EVERYONE, Numbers, Record, fetched, measure_patterns, numbers_of
 
-__all__ = ["SHORT", "SHORT_ON_CPU", "Group", "Waiting", "is_short"]
+__all__ = ["SHORT", "SHORT_ON_CPU", "Group", "Waiting", "Whole", "is_short", "whole_maps"]
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
 ROOM_ON_CPU, SHARE = 2**26, 2**-7  # bytes of q and k that wait; on a GPU, of all it has
 PLAIN = (Tensor, nn.Parameter)
 MOST_HEADS = 2**15  # of all sequences of one map
+MOST_WEIGHTS = 2**24  # of whole maps: 64 MiB in float32
 
 
 def is_short(shape: tuple[int, ...], on_cpu: bool) -> bool:
@@ -349,3 +354,65 @@ def _apart(together: list[Tensor], calls: int) -> Tensor:
     """[B, calls * H] of n numbers as [calls, n, B, H]; where they were made, which may be quicker at it."""
     stacked = torch.stack(together)  # [n, B, calls * H]
     return stacked.unflatten(2, (calls, -1)).permute(2, 0, 1, 3).contiguous()
+
+
+# Whole maps
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Alike calls of one sequence: of the same sizes, rules and tokens.
+
+    weights: [1, H, T, S], those of the first call first.
+    """
+
+    records: list[Record]
+    weights: Tensor
+
+    def measure_patterns(self) -> None:
+        """Add the patterns to each of the records."""
+        first = self.records[0]
+        assert first.map is not None
+        given = AttentionMap.from_weights(self.weights, first.map.mask)
+        known = {name: torch.cat([call.rows[name] for call in self.records], 1) for name in first.rows}
+        values, counts = measure_patterns(given, first.kind, first.marks, known, first.reach)
+        calls = len(self.records)
+        parts = {name: value.chunk(calls, 1) for name, value in values.items()}
+        some = {
+            name: count.expand(1, self.weights.shape[1]).chunk(calls, 1) for name, count in counts.items()
+        }
+        for at, record in enumerate(self.records):
+            record.take_patterns(
+                {name: value[at] for name, value in parts.items()},
+                {name: count[at] for name, count in some.items()},
+            )
+
+
+@torch.no_grad()
+def whole_maps(records: Iterable[Record], most: int = MOST_WEIGHTS) -> Iterator[Whole]:
+    """Calls that kept a map, those that are alike together; left out: more than `most` weights, several
+    sequences, learned sinks, which are no key."""
+    groups: list[list[Record]] = []
+    for record in records:
+        B, H, T, S = record.shape
+        if record.map is None or B != 1 or H * T * S > most or record.map.sinks is not None:
+            continue
+        for group in groups:
+            if _alike(group[0], record) and len(group) * H * T * S < most:
+                group.append(record)
+                break
+        else:
+            groups.append([record])
+    for group in groups:
+        yield Whole(group, torch.cat([call.map.dense() for call in group if call.map is not None], 1).float())
+
+
+def _alike(one: Record, other: Record) -> bool:
+    assert one.map is not None and other.map is not None
+    return (
+        (one.shape, one.kind, one.reach, one.rows.keys())
+        == (other.shape, other.kind, other.reach, other.rows.keys())
+        and one.marks is other.marks
+        and one.map.device == other.map.device
+        and (one.map.mask is other.map.mask or one.map.mask == other.map.mask)
+    )

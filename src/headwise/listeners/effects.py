@@ -28,10 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..heads.behaviours import behaviours_of
+from ..heads.behaviours import Place, RoleEffect, RoleEffects, behaviours_of
 from ..heads.collection import Heads
 from ..heads.layer_names import ByLayer, Layer
-from ..heads.role_verdicts import Place, RoleEffect, RoleEffects
 from ..heads.roles import Role, Roles
 from ..models.batches import run, tracked
 from ..models.pretrained import Tokenizer, token_name

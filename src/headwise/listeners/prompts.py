@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..heads.behaviours import Behaviour, Pair
+from ..heads.behaviours import Behaviour, Pair, Place
 from ..heads.layer_names import ByLayer, Layer
-from ..heads.role_verdicts import Place
 from ..models.pretrained import Tokenizer
 from ..models.transformer import Transformer
 from .ablation import ablate, head_means

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..heads.labels import MIXED
-from ..heads.text_alignment import Alignment
-from ..heads.text_changes import Change, Changes
+from ..heads.text_changes import Alignment, Change, Changes
 from .heads_tables import HeadsTable
 from .sheet import FAINT, INK, LONGEST, NOTHING, STEPS, colours, drawing, words
 from .tables import as_text, empty_table

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
-from ..heads.head_distances import one_number
+from ..heads.head_distances import attention_between, one_number
 from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
-from ..heads.model_diversity import attention_between
 from ..heads.record import PATTERNS
 from ..heads.roles import Roles
 from .tables import HEADERS, as_number, as_text, empty_table, table_class

@@ -17,11 +17,10 @@ from torch import Tensor
 from ..engines.scores import Scores
 from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads
-from ..heads.head_distances import similarity
+from ..heads.head_distances import attention_between, similarity
 from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.measures import weights_in_blocks
-from ..heads.model_diversity import attention_between
 from ..map import AttentionMap
 from ..scoring import HIDDEN, hidden_is_endless
 from .packed_maps import Blob, Blobs, as_bytes, levels

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..heads.text_alignment import Alignment
+from ..heads.text_changes import Alignment
 from .page_calls import is_exact, rounded
 from .page_readings import Reading
 from .texts import plain

@@ -1,6 +1,6 @@
 /**
  * Two texts through one model: which tokens are partners, and which heads look elsewhere. As Python has it in
- * `heads/text_alignment.py` and `heads/text_changes.py`; longest runs first, as difflib finds them.
+ * `heads/text_changes.py`; longest runs first, as difflib finds them.
  */
 
 import type { FlipData, Place } from "../page_data.ts";
