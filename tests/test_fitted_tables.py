@@ -35,8 +35,8 @@ from headwise.show.heads_tables import (
     layers_table,
     meanings,
 )
+from headwise.show.layers_pictures import roles_table
 from headwise.show.presets_table import figures, presets_table
-from headwise.show.roles_table import roles_table
 from headwise.show.tables import WEIGHTS, as_number, empty_table
 
 WIDTHS = (20, 30, 40, 60, 80, 104, 140)

@@ -29,9 +29,9 @@ from headwise.models import load
 from headwise.models.specialised_heads import Specialisation
 from headwise.show import heads_page as pages
 from headwise.show import heads_page_data as data_of_pages
-from headwise.show.heads_data import FORMAT, as_json
 from headwise.show.heads_page_data import page_data
-from headwise.show.packed_maps import Blobs, levels, weights
+from headwise.show.heads_tables import FORMAT, as_json
+from headwise.show.offline_pages import Blobs, levels, weights
 from headwise.show.tables import IN_WORDS
 
 ATTACKS = (

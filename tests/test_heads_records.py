@@ -470,7 +470,7 @@ def test_a_watched_model_comes_back_whole(tmp_path: Path) -> None:
 
 def test_a_picture_without_its_map_leaves_padded_queries_out() -> None:
     """Mass was divided by all queries of a cell: where two of three are padding, a row summed to 0.33."""
-    numpy, pictures = pytest.importorskip("numpy"), pytest.importorskip("headwise.show.pictured_heads")
+    numpy, pictures = pytest.importorskip("numpy"), pytest.importorskip("headwise.show.heatmaps")
     pytest.importorskip("matplotlib")
     lengths = torch.tensor([140, 301])
     q, k = normal(0, 2, 2, 1, 301, 4)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from browser import Browser, found
 from headwise.errors import ArgumentError
-from headwise.show.packed_maps import LEVELS, VALUES, Blobs, as_bytes, levels, weights
+from headwise.show.offline_pages import LEVELS, VALUES, Blobs, as_bytes, levels, weights
 
 SOURCE = Path(__file__).parents[1] / "page" / "src" / "heads" / "packed.ts"
 

@@ -25,8 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from headwise.show.heads_grid import MOST_NAMED, SMALL_CELLS
-from headwise.show.heads_pictures import OF_LABEL, layer_picture, model_picture
+from headwise.show.heads_pictures import MOST_NAMED, OF_LABEL, SMALL_CELLS, layer_picture, model_picture
 from headwise.show.heads_tables import census, check_sort, diversity_of, heads_table, layers_table, meanings
 
 

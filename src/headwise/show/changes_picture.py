@@ -15,7 +15,20 @@ from ..heads.labels import MIXED
 from ..heads.text_alignment import Alignment
 from ..heads.text_changes import Change, Changes
 from .heads_tables import HeadsTable
-from .sheet import FAINT, INK, LONGEST, NOTHING, STEPS, colours, drawing, words
+from .sheet import (
+    FAINT,
+    INK,
+    LONGEST,
+    NOTHING,
+    STEPS,
+    colours,
+    heat,
+    need_matplotlib,
+    new_figure,
+    plain_bar,
+    weight_scale,
+    words,
+)  # fmt: skip
 from .tables import as_text, empty_table
 from .texts import label, plain, readable
 
@@ -64,11 +77,11 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
         PackageMissing: matplotlib is not installed.
     """
     shown = changes.first(top)
-    Figure, Canvas, scale = drawing()
+    need_matplotlib()
     views = [View.of(changes, change) for change in shown]
     sheet = Sheet.of(changes, shown, views)
-    figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
-    Canvas(figure)
+    figure = new_figure(sheet.width, sheet.height)
+    scale = weight_scale()
     apart = _spread([view.difference for view in views])
     of_kind: dict[bool, Axes] = {}
     for number, (change, view) in enumerate(zip(shown, views, strict=True)):
@@ -207,12 +220,11 @@ class Sheet:
         """Of one map, as matplotlib places it."""
         x, y = self.corner(number)
         x += column * (self.side + GAP)
-        return (
-            x / self.width,
-            1 - (y + self.side) / self.height,
-            self.side / self.width,
-            self.side / self.height,
-        )
+        return self.place(x, y, self.side, self.side)
+
+    def place(self, x: float, y: float, wide: float, tall: float) -> tuple[float, float, float, float]:
+        """Inches from the upper left corner, as matplotlib places axes."""
+        return x / self.width, 1 - (y + tall) / self.height, wide / self.width, tall / self.height
 
     def names_below(self, number: int) -> bool:
         """Whether columns are named under a head: under every one, or under the last below each other."""
@@ -228,14 +240,8 @@ def _map(ax: Axes, cells: Tensor, colour: Colormap, scale: Normalize) -> None:
     R, C = cells.shape
     array = cells.numpy()
     hidden = numpy.isnan(array) if colour.name == DIFFERENCE else ~(array > 0)
-    ax.imshow(
-        numpy.ma.masked_where(hidden, array),
-        cmap=colour,
-        norm=scale,
-        extent=(-0.5, C - 0.5, R - 0.5, -0.5),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    cells_shown = numpy.ma.masked_where(hidden, array)
+    heat(ax, cells_shown, (-0.5, C - 0.5, R - 0.5, -0.5), scale, colour)
     ax.set_frame_on(False)
     ax.tick_params(which="both", length=0, labelsize=7, labelcolor=FAINT, pad=6)
 
@@ -267,12 +273,8 @@ def _mark(ax: Axes, sheet: Sheet, view: View) -> None:
 
     thick = 0.05 / sheet.side  # as a share of the map
     R, C = view.first.shape
-    style: dict[str, Any] = {
-        "facecolor": "#f2b705",
-        "linewidth": 0,
-        "clip_on": False,
-        "transform": ax.transAxes,
-    }
+    style: dict[str, Any] = {"facecolor": "#f2b705", "linewidth": 0, "clip_on": False}
+    style["transform"] = ax.transAxes
     for at, row in enumerate(view.rows):
         if view.queries.changed[row]:
             ax.add_patch(Rectangle((-1.6 * thick, 1 - (at + 1) / R), thick, 1 / R, **style))
@@ -386,12 +388,7 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
     long = min((end - y - 0.3) / 2, 2.4)
     for is_difference, ax in of_kind.items():
         start = y + (long + 0.3) * is_difference
-        place = (
-            x / sheet.width,
-            1 - (start + long) / sheet.height,
-            0.11 / sheet.width,
-            long / sheet.height,
-        )
+        place = sheet.place(x, start, 0.11, long)
         image = ax.images[0]
         most = float(image.get_clim()[1])
         ticks = [-most, -most / 4, 0, most / 4, most] if is_difference else STEPS
@@ -399,9 +396,8 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
         bar.set_ticklabels([f"{tick:+.2f}" if is_difference and tick else f"{tick:g}" for tick in ticks])
         meaning = "difference" if is_difference else "weight (grey: none)"
         bar.set_label(meaning, size=7.5, **words(FAINT))
-        bar.ax.tick_params(length=2, labelsize=6.5, labelcolor=FAINT, color=FAINT)
+        plain_bar(bar, 6.5)
         bar.ax.minorticks_off()
-        bar.outline.set_visible(False)
 
 
 # The table

@@ -15,10 +15,9 @@ from typing import Any
 from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
-from .heads_data import as_data
 from .heads_page_data import page_data
-from .offline_pages import built, filled, framed, policy
-from .packed_maps import Blobs
+from .heads_tables import as_data
+from .offline_pages import Blobs, built, filled, framed, policy
 from .tables import HEADERS
 from .texts import plain
 

@@ -22,22 +22,10 @@ from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer import Head
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
-from .packed_maps import Blobs
-from .page_calls import (
-    EXACT,
-    Finer,
-    Texts,
-    call_data,
-    check_finer,
-    rounded,
-    side_within,
-    strongest_of_labels,
-    with_maps,
-)
-from .page_flips import flips
-from .page_images import image_data
-from .page_readings import Reading, readings_of, row_of
-from .pictured_heads import OF_LABEL, layer_name
+from .heatmaps import OF_LABEL, layer_name
+from .offline_pages import Blobs, image_data
+from .page_calls import Finer, Texts, call_data, check_finer, strongest_of_labels, with_maps
+from .page_readings import EXACT, Reading, flips, readings_of, rounded, row_of, side_within
 from .tables import IN_WORDS, WEIGHTS
 from .texts import plain
 
@@ -95,11 +83,13 @@ def page_data(
     wanted = check_finer(heads, finer)
     sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens))]
     sources += [readings_of(other, None, chosen if _alike(heads, other) else None) for other in others]
-    picture = image_data(image, patches, sources[0])
+    tokens = max((len(view.keys) for view in sources[0][0].layers if view is not None), default=0)
+    picture = image_data(image, patches, len(sources[0]), tokens)
     said = _said(text, [len(readings) for readings in sources])
     views = [view for readings in sources for each in readings for view in each.layers if view is not None]
     side = side_within(views, side, MOST_CELLS)
-    blobs, texts = Blobs(), Texts()
+    blobs = Blobs()
+    texts: Texts = {}
     told: list[dict[str, Any]] = []
     for number, readings in enumerate(sources):
         mine: list[dict[str, Any]] = []
@@ -130,7 +120,7 @@ def page_data(
         )
     count = len(told[0]["readings"][0]["heads"])
     looks = "its head looks" if count == 1 else f"{count} heads look"
-    compared = list(flips(sources, side))
+    compared = flips(sources, side)
     over = None if corpus is None else _corpus(corpus.to_page(heads), sources[0][0])
     data = {
         "format": FORMAT,
@@ -138,7 +128,7 @@ def page_data(
         "heading": f"{told[0]['title']}: what {looks} at{'' if over is None else over.pop('over')}",
         "start": _start(sources, compared),
         "sources": told,
-        "texts": texts.all,
+        "texts": [list(names) for names in texts],
         "labels": _labels(),
         "statistics": _statistics(told),
         "flips": compared,
