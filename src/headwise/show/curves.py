@@ -64,9 +64,6 @@ def specialisation_picture(life: Specialisation) -> Figure:
     Every line is one head. Those that end above the threshold (dashed) are coloured and named, layer.head, or
     else the best one; all others are grey. The dotted line through all panels is where induction forms: the
     checkpoint at which the best induction head has half of its last score.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
     """
     panels = [panel for panel in PANELS if panel.name in life.statistics]
     roles = _roles(life)
@@ -103,9 +100,8 @@ def _guide(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> N
     for ax in axes:
         ax.axvline(at[number], color=INK, linewidth=0.8, linestyle=":")
     late = at[number] > math.sqrt(at[0] * at[-1])
-    note = (
-        f" induction forms: at step {int(life.steps[number]):,} head {layer}.{head} has half its last score "
-    )
+    step = int(life.steps[number])
+    note = f" induction forms: at step {step:,} head {layer}.{head} has half its last score "
     axes[0].annotate(
         note, (at[number], 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=INK,
         ha="right" if late else "left",
@@ -147,11 +143,8 @@ def _curves(ax: Axes, scores: Tensor, at: Sequence[float], threshold: float, col
     ax.axhline(threshold, color=FAINT, linewidth=0.7, linestyle="--")
     ax.set_ylim(-0.03, 1.03)
     first = "" if passing else "best: "
-    words = [
-        (float(last[place]), f"{first}{place[0]}.{place[1]}  {float(last[place]):.2f}", colour)
-        for place in best
-    ]
-    _in_margin(ax, words)
+    ends = [(float(last[layer, head]), layer, head) for layer, head in best]
+    _in_margin(ax, [(end, f"{first}{layer}.{head}  {end:.2f}", colour) for end, layer, head in ends])
 
 
 def _in_margin(ax: Axes, words: Sequence[tuple[float, str, str]]) -> None:
@@ -228,23 +221,17 @@ def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> 
 
 
 def specialisation_table(life: Specialisation) -> HeadsTable:
-    """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label.
-
-    Raises:
-        PackageMissing: rich is not installed.
-    """
+    """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label."""
     table = empty_table(life.title)
-    for header in ("step", "tokens", "loss", "vali-\ndation"):
-        table.add_column(header, justify="right", no_wrap=True)
     shown = [panel.name for panel in PANELS if panel.name in life.statistics]
-    for name in shown:
-        table.add_column(f"best\n{name.replace('_', ' ')}", justify="right", no_wrap=True)
-    if life.found:
-        table.add_column("roles\nfound", justify="right", no_wrap=True)
+    best = [f"best\n{name.replace('_', ' ')}" for name in shown]
+    found = ["roles\nfound"] if life.found else []
+    for header in ("step", "tokens", "loss", "vali-\ndation", *best, *found):
+        table.add_column(header, justify="right", no_wrap=True)
     table.add_column("labels")
     H = life.shape[2]
     for number, labels in enumerate(life.labels):
-        cells = [f"{int(life.steps[number]):,}", _millions(int(life.tokens[number]))]
+        cells = [f"{int(life.steps[number]):,}", f"{int(life.tokens[number]) / 1e6:.1f} M"]
         losses = (float(life.losses[number]), float(life.validation[number]))
         row = [*map(as_text, cells), *(as_number("entropy", loss) for loss in losses)]
         for name in shown:
@@ -258,10 +245,6 @@ def specialisation_table(life: Specialisation) -> HeadsTable:
         row.append(as_text(", ".join(f"{count} {name}" for name, count in order)))
         table.add_row(*row)
     return HeadsTable(table)
-
-
-def _millions(tokens: int) -> str:
-    return f"{tokens / 1e6:.1f} M"
 
 
 # Heads removed
@@ -282,16 +265,7 @@ class Curve(NamedTuple):
 
 
 def robustness_curve(measured: Robustness) -> Figure:
-    """Both curves, random orders with their range, and single heads as dots at 1, the costliest named.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
-
-    Example:
-        >>> measured = Robustness(2.0, 4, [0, 2, 4], torch.tensor([2.0, 2.1, 3.0]), None, None)
-        >>> robustness_curve(measured).axes[0].get_ylabel()
-        'loss'
-    """
+    """Both curves, random orders with their range, and single heads as dots at 1, the costliest named."""
     figure = new_figure(7.6, 4.4, layout="constrained")
     ax = figure.add_subplot()
     removed, curves = measured.removed, []
@@ -332,14 +306,10 @@ def _single(ax: Axes, measured: Robustness) -> None:
     """Each head alone as a dot at 1; the costliest is named."""
     if not measured.single:
         return
-    alone = [
-        (loss, layer, head)
-        for layer, losses in measured.single.items()
-        for head, loss in enumerate(losses.tolist())
-    ]
-    ax.scatter(
-        [1] * len(alone), [loss for loss, _, _ in alone], 14, color=INK, alpha=0.35, linewidth=0, zorder=2
-    )
+    single = measured.single.items()
+    alone = [(loss, layer, head) for layer, all in single for head, loss in enumerate(all.tolist())]
+    losses = [loss for loss, _, _ in alone]
+    ax.scatter([1] * len(alone), losses, 14, color=INK, alpha=0.35, linewidth=0, zorder=2)
     loss, layer, head = max(alone, key=lambda each: each[0])
     where = f"{layer}.{head}" if isinstance(layer, int) else f"head {head} of {layer}"
     _say(ax, f"one head alone:\n{label(where, 40)} costs most", (1, loss), (7, 0), INK, va="center")

@@ -37,10 +37,12 @@ from .sheet import (
     in_letters,
     named,
     need_matplotlib,
+    open_frame,
     room,
     sharpness,
     whole,
     words,
+    write,
 )
 from .texts import MISSING, fitted, inches, label, quoted, wrapped
 
@@ -74,6 +76,9 @@ STRIP, BETWEEN = 0.55, 0.5  # inches: of what keys receive, and between two maps
 LARGE, LEAST, LARGE_PITCH = 5.0, 3.2, 0.15  # inches: without names, the least with names, from name to name
 
 
+Segment = tuple[tuple[float, float], tuple[float, float]]  # from here to there, in inches
+
+
 # Every head of every layer, small
 
 
@@ -87,35 +92,13 @@ def model_picture(
     key_tokens: Sequence[str] | None = None,
     written: bool = False,
 ) -> Figure:
-    """Every head of every layer as a small heat map: layers downwards, heads to the right.
+    """`headwise.Heads.plot` of all heads: layers downwards, heads to the right.
 
     In each, queries run down and keys to the right, on one scale from 0 to 1. Above a head that earned one
     stands its label with the score, in the colour of its frame; below all, what the labels mean. A cell is a
     whole number of dots, two at least: beyond 128 positions, or as many as have room, positions share cells.
-
-    Args:
-        heads: of `headwise.watch`; `heads.title` goes into the title.
-        batch: which sequence.
-        text: what the model read, for the title.
-        chosen: (layer, head) of those to draw; None: all. Layers and columns without one are left out.
-        query_tokens: names of the queries, and key_tokens of the keys, in the layers that they fit: those of
-            cross-attention, and each in the self-attention of its text.
-        written: weights times the norm of what is written there; needs `watch(model, written=True)`.
-
-    Raises:
-        ArgumentError: nothing was watched; a layer with neither a map nor a picture; no such head; nothing
-            measured of what is written.
-        ShapeError: names that fit no layer.
-        IndexError: no such sequence.
-        PackageMissing: matplotlib is not installed.
-
-    Example:
-        >>> import headwise as hw
-        >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
-        >>> with hw.watch(mha) as heads:
-        ...     output, _ = mha(torch.randn(2, 7, 64))
-        >>> len(model_picture(heads).axes[0].images)
-        4
+    Layers and columns without a chosen head are left out. Names of queries and of keys stand in the layers
+    that they fit: those of cross-attention, and each in the self-attention of its text.
     """
     everyone = heads.chosen(chosen)
     need_matplotlib()
@@ -123,7 +106,7 @@ def model_picture(
     legend = _legend(everyone, sheet)
     lines = _headline(heads, len(everyone), text, written, sheet)
     top = (0.22 + 0.24 * len(lines) + LINE * len(sheet.how)) * sheet.grown
-    under = (0.17 + LINE * sum(len(said) for _, _, said in legend)) * sheet.grown
+    under = (0.17 + LINE * sum(len(said) for _, _, said in legend[0])) * sheet.grown
     page = Page(sheet.width, top + sheet.tall + under, sheet.dpi, sheet.grown)
     ax = page.axes(0, 0, page.width, page.height)  # one unit is one inch, y grows downwards
     ax.set_axis_off()
@@ -131,7 +114,7 @@ def model_picture(
     y = top + 0.2 * sheet.grown
     first = y + sheet.over
     _name_columns(ax, sheet, y)
-    grid: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    grid: list[Segment] = []
     for row in sheet.rows:
         y = page.even(y + sheet.over)
         ax.text(0.12, y + row.tall / 2, row.name, size=row.size, va="center", **words(INK))
@@ -161,9 +144,7 @@ def model_picture(
     return in_letters(page.figure)
 
 
-def _lines(
-    sheet: Sheet, row: Row, x: float, y: float
-) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _lines(sheet: Sheet, row: Row, x: float, y: float) -> list[Segment]:
     """Thin lines between the cells of a heat map, where these are large enough."""
     T, S = row.lengths
     if max(T, S) > MOST_NAMED or sheet.side < TITLED:
@@ -183,8 +164,8 @@ class Row:
     picture: Cells
     lengths: tuple[int, int]
     names: tuple[list[str], list[str]]  # of queries, of keys, as written; []: there is no room
-    wide: float = 0.0  # inches of one heat map
-    tall: float = 0.0
+    wide: float  # inches of one heat map
+    tall: float
     ends: set[int] = field(default_factory=set)  # the heads with names of keys below: the next row has others
     below: float = 0.0  # inches for these
 
@@ -234,28 +215,19 @@ class Sheet:
         for (path, mine), (picture, lengths, _), known in zip(layers.items(), found, names, strict=True):
             layer = heads[path]
             number = isinstance(layer.layer, int)
-            rows.append(
-                Row(
-                    label(layer_name(layer), 34),
-                    (9 if number else 6.5) * grown,
-                    mine,
-                    picture,
-                    lengths,
-                    (_written_out(known[0], lengths[0], side), _written_out(known[1], lengths[1], side)),
-                    whole(side, picture.shape[2], dpi),
-                    whole(side, picture.shape[1], dpi),
-                )
-            )
+            shown = (_written_out(known[0], lengths[0], side), _written_out(known[1], lengths[1], side))
+            tall, wide = (whole(side, count, dpi) for count in picture.shape[1:])
+            size = (9 if number else 6.5) * grown
+            rows.append(Row(label(layer_name(layer), 34), size, mine, picture, lengths, shown, wide, tall))
         side = max(max(row.wide, row.tall) for row in rows)
         for row, after in zip(rows, [*rows[1:], None], strict=True):
-            same = after is not None and (row.lengths[1], row.names[1]) == (after.lengths[1], after.names[1])
             row.ends = {head.head for head in row.heads}
-            if same and after is not None:
+            if after is None or (row.lengths[1], row.names[1]) != (after.lengths[1], after.names[1]):
+                row.below = _below(row, grown)
+            else:
                 row.ends -= {head.head for head in after.heads}
-            row.below = 0.0 if same else _below(row, grown)
-        left = (
-            0.34 + max(inches(row.name, row.size) for row in rows) + max(_beside(row, grown) for row in rows)
-        )
+        left = 0.34 + max(inches(row.name, row.size) for row in rows)
+        left += max(_beside(row, grown) for row in rows)
         width = max(left + across * (side + GAP) + 0.8 * grown, 8.5)
         sheet = cls(rows, columns, side, left, width, dpi, grown)
         sheet.how = wrapped(_how(rows, written), width - 0.3, 8.5 * grown)
@@ -376,6 +348,7 @@ def _name_columns(ax: Axes, sheet: Sheet, y: float) -> None:
 
 
 Line = tuple[str, float, bool]  # text, points, in bold
+Legend = tuple[list[tuple[str, str, list[str]]], float]  # (label, how many have it, its meaning in lines)
 
 
 def _headline(heads: Heads, count: int, text: str | None, written: bool, sheet: Sheet) -> list[Line]:
@@ -406,27 +379,21 @@ def _say(ax: Axes, sheet: Sheet, lines: Sequence[Line]) -> None:
         y += LINE * sheet.grown
 
 
-def _legend(everyone: Sequence[Head], sheet: Sheet) -> list[tuple[str, str, list[str]]]:
-    """(label, how many and which, what it means in lines)."""
-    counted = census(everyone)
-    beside = _legend_column([f"{count} {name}" for name, count, _ in counted], sheet)
+def _legend(everyone: Sequence[Head], sheet: Sheet) -> Legend:
+    """What labels mean, and inches from how many heads have one to what it means."""
+    counted, size = census(everyone), 7.5 * sheet.grown
+    beside = 0.2 + max(inches(f"{count} {name}", size, bold=True) for name, count, _ in counted)
     room = max(2.5, sheet.width - sheet.left - beside - 0.15)
-    return [
-        (name, f"{count} {name}", wrapped(meaning, room, 7.5 * sheet.grown))
-        for name, count, meaning in counted
-    ]
+    lines = [(name, f"{count} {name}", wrapped(meaning, room, size)) for name, count, meaning in counted]
+    return lines, beside
 
 
-def _legend_column(names: Sequence[str], sheet: Sheet) -> float:
-    return max(inches(name, 7.5 * sheet.grown, bold=True) for name in names) + 0.2
-
-
-def _explain(ax: Axes, sheet: Sheet, legend: Sequence[tuple[str, str, list[str]]], y: float) -> None:
+def _explain(ax: Axes, sheet: Sheet, legend: Legend, y: float) -> None:
     """What the labels mean."""
-    beside, size = _legend_column([said for _, said, _ in legend], sheet), 7.5 * sheet.grown
-    for name, said, meaning in legend:
-        colour = OF_LABEL.get(name, FAINT)
-        ax.text(sheet.left, y, said, size=size, va="center", **words(colour, said))
+    lines, beside = legend
+    size = 7.5 * sheet.grown
+    for name, said, meaning in lines:
+        ax.text(sheet.left, y, said, size=size, va="center", **words(OF_LABEL.get(name, FAINT), said))
         for line in meaning:
             ax.text(sheet.left + beside, y, line, size=size, va="center", **words(FAINT))
             y += LINE * sheet.grown
@@ -445,21 +412,8 @@ def layer_picture(
     written: bool = False,
     text: str | None = None,
 ) -> Figure:
-    """A heat map of every head of one layer, with its label: of the map where one was kept, else pooled.
-
-    Args:
-        batch: which sequence.
-        query_tokens: names of the queries, instead of `heads.tokens`; and key_tokens, of the keys.
-        written: beside each the weights times the norm of what is written, as of `head_picture`.
-        text: what the model read, for the title.
-
-    Raises:
-        ArgumentError: no such layer; neither a map nor a picture was kept; nothing measured of what is
-            written.
-        ShapeError: names that do not fit.
-        IndexError: no such sequence.
-        PackageMissing: matplotlib is not installed.
-    """
+    """`headwise.Heads.plot` of one layer: a heat map of every head, with its label; of the map where one was
+    kept, else pooled."""
     shown = heads[layer]
     need_matplotlib()
     picture, lengths, call = cells_of(shown, batch, CELLS)
@@ -501,32 +455,10 @@ def head_picture(
     written: bool = False,
     text: str | None = None,
 ) -> Figure:
-    """One head, large: its map with words on both sides, and above it how much every key receives.
+    """`headwise.Heads.plot` of one head: words on both sides, and above it how much every key receives.
 
     Words are written for up to 60 tokens, else positions; beyond 256 of them positions share cells. Above a
     key stands its share of all the weight: the mean over queries.
-
-    Args:
-        batch: which sequence.
-        query_tokens: names of the queries, instead of `heads.tokens`; and key_tokens, of the keys.
-        written: beside it the weights times the norm of what is written there (Kobayashi 2020), relative to
-            the largest norm of the layer; needs `watch(model, written=True)`.
-        text: what the model read, for the title.
-
-    Raises:
-        ArgumentError: no such layer or head; neither a map nor a picture was kept; nothing measured of what
-            is written.
-        ShapeError: names that do not fit.
-        IndexError: no such sequence.
-        PackageMissing: matplotlib is not installed.
-
-    Example:
-        >>> import torch, headwise as hw
-        >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
-        >>> with hw.watch(mha) as heads:
-        ...     output, _ = mha(torch.randn(2, 7, 64))
-        >>> head_picture(heads, 0, 3, key_tokens="a b c d e f g".split()).get_suptitle()[:15]
-        'Layer 0, head 3'
     """
     (one,) = heads.chosen([(layer, head)])
     need_matplotlib()
@@ -574,16 +506,13 @@ def _drawn(
     page = Page(width, top + under + tall + below, dpi)
     page.head(heading, size, tint(one) or INK)
     for number, line in enumerate(lines):
-        at = 1 - (0.46 + 0.17 * number) / page.height
-        page.figure.text(0.15 / page.width, at, line, size=9, va="center", **words(FAINT))
+        write(page.figure, 0.15, 0.46 + 0.17 * number, line, size=9, **words(FAINT))
     pooled = (rows, columns) != (T, S)
     for number, picture in enumerate(pictures):
         x = left + number * (wide + BETWEEN)
         _strip(page, picture, queries, x, top + 0.26, wide, WRITES if number else WEIGHTS)
-        corner, size_of_map = (x, top + under), (wide, tall)
-        page.heat(
-            picture, lengths, corner, size_of_map, (down, across), tint(one), left=number == 0, bottom=True
-        )
+        corner, names_shown, outer = (x, top + under), (down, across), {"left": number == 0, "bottom": True}
+        page.heat(picture, lengths, corner, (wide, tall), names_shown, tint(one), **outer)
     end = left + count * (wide + BETWEEN) - BETWEEN
     some = next((picture for picture in pictures if picture.mask.any()), pictures[0])
     meaning = meaning_of(pooled, False) + (", at the right times norm" if count > 1 else "")
@@ -622,8 +551,6 @@ def _strip(
     ax.set_xticks([])
     ax.set_yticks([highest], [f"{highest:.2g}"], **words(FAINT))
     ax.tick_params(length=0, labelsize=7, labelcolor=FAINT, pad=3)
-    for name, line in ax.spines.items():
-        line.set_visible(name == "bottom")
-        line.set_color(PALE)
+    open_frame(ax, hidden=("top", "left", "right"))
     said, size = fitted(title, wide, 9, 5)
     ax.set_title(said, loc="left", size=size, pad=4, **words(INK))

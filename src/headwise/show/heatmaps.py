@@ -62,41 +62,18 @@ def heatmaps(
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
     batch: int = 0,
-    titles: Sequence[str] | None = None,
-    title: str | None = None,
 ) -> Figure:
-    """A heat map of every head of one sequence: queries downwards, keys to the right.
+    """`headwise.AttentionMap.plot`: a heat map of every head of one sequence, queries down, keys across.
 
     Colours share one scale from 0 to 1, by square root so that small weights can be told apart; where no
     weight is, as under a mask, the cell is grey. Beyond 256 positions the picture is pooled: a cell shows how
     much of a query's weight, in the mean over the queries of the cell, falls into it. A cell is a whole
     number of dots, two at least, so that the thinnest column is seen.
-
-    Args:
-        weights: [B, H, T, S]
-        tokens: one a position; written out where there are at most 60 and room for them. Needs T = S.
-        query_tokens: one a query, as for cross-attention.
-        key_tokens: one a key.
-        batch: which sequence.
-        titles: one per head, instead of "head 0", "head 1", ...
-        title: of the whole figure.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
-        ShapeError: tokens or titles that do not fit the map.
-        IndexError: no such sequence.
-
-    Example:
-        >>> q, k = torch.randn(2, 1, 8, 5, 64)
-        >>> figure = heatmaps(AttentionMap(q, k, causal=True), "a b c d e".split())
-        >>> figure.savefig("heads.png")    # doctest: +SKIP
     """
-    _, H, T, S = weights.shape
+    _, _, T, S = weights.shape
     names = check_tokens((T, S), tokens, query_tokens, key_tokens)
-    if titles is not None and len(titles) != H:
-        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one per head")
     need_matplotlib()  # before the map is computed: what is missing is said at once
-    return draw(cells(weights.select(batch=batch)), (T, S), names, titles=titles, title=title)
+    return draw(cells(weights.select(batch=batch)), (T, S), names)
 
 
 # Cells
@@ -147,9 +124,6 @@ def cells_of(
     """Cells of every head, [H, rows, columns], how many queries and keys they stand for, and of which call.
 
     written: weights times the norm of what is written, as shares of the largest norm of the layer.
-
-    Raises:
-        ArgumentError: neither a map nor a picture was kept; nothing was measured of what is written.
     """
     call = call_of(layer)
     _, _, T, S = call.shape
@@ -164,11 +138,7 @@ def cells_of(
 
 
 def call_of(layer: LayerHeads) -> Record:
-    """The call that is drawn: the last of which a map or a picture was kept.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """The call that is drawn: the last of which a map or a picture was kept."""
     for call in reversed(layer.calls):
         if call.map is not None or call.pooled is not None:
             return call
@@ -215,23 +185,18 @@ def check_tokens(
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
 ) -> Names:
-    """The names of queries and keys as readers know them.
-
-    Raises:
-        ShapeError: more or fewer than there are positions.
-    """
+    """The names of queries and keys as readers know them; raises `ShapeError` where they do not fit."""
     T, S = lengths
     if tokens is not None and not len(tokens) == T == S:
         raise ShapeError(
             f"tokens must match query_len and key_len: {len(tokens)} tokens for {T} and {S}; "
             "give one a position, or query_tokens= and key_tokens= where the two differ"
         )
-    if query_tokens is not None and len(query_tokens) != T:
-        raise ShapeError(
-            f"query_tokens must match query_len: {len(query_tokens)} tokens for {T}; give one a query"
-        )
-    if key_tokens is not None and len(key_tokens) != S:
-        raise ShapeError(f"key_tokens must match key_len: {len(key_tokens)} tokens for {S}; give one a key")
+    for kind, given, length in (("query", query_tokens, T), ("key", key_tokens, S)):
+        if given is not None and len(given) != length:
+            raise ShapeError(
+                f"{kind}_tokens must match {kind}_len: {len(given)} tokens for {length}; give one a {kind}"
+            )
     queries = tokens if query_tokens is None else query_tokens
     keys = tokens if key_tokens is None else key_tokens
     return None if queries is None else readable(queries), None if keys is None else readable(keys)
@@ -405,11 +370,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
-    """Write a figure: all of it or, where anything goes wrong, nothing. Returns where.
-
-    Raises:
-        ArgumentError: not a .png, .svg or .pdf; no such folder; a folder that cannot be written to.
-    """
+    """Write a figure, whole or not at all, and return where; raises `ArgumentError` where that cannot be."""
     place = check_path(out)
     with whole_file(place) as half, half.open("wb") as file:
         kind = place.suffix[1:].lower()

@@ -15,9 +15,21 @@ from ..heads.collection import Heads
 from ..heads.labels import LABELS, MIXED
 from ..heads.layer import Head
 from ..heads.roles import MARGIN, OFFSET, Role, Roles
-from .heads_tables import HeadsTable
+from .heads_tables import HeadsTable, add_place
 from .heatmaps import OF_LABEL
-from .sheet import FAINT, INK, PALE, colours, need_matplotlib, new_figure, open_frame, plain_bar, words
+from .sheet import (
+    FAINT,
+    INK,
+    PALE,
+    axes_at,
+    colours,
+    need_matplotlib,
+    new_figure,
+    open_frame,
+    plain_bar,
+    words,
+    write,
+)
 from .tables import as_text, empty_table
 from .texts import fitted, in_bold, inches, label, plain
 
@@ -62,14 +74,10 @@ RULES = {"before": "before", "after": "after", "the first": "first", "the last":
 
 
 def layers_picture(heads: Heads, statistics: Sequence[str] | str) -> Figure:
-    """A panel per statistic. In each, layers from left to right, and in each layer its heads likewise.
+    """`headwise.Heads.plot_layers`: a panel per statistic; layers, and in them heads, from left to right.
 
     A dot is a head, in the colour of its label; the line goes through the layers' means. The largest of a
     panel is named, layer.head.
-
-    Raises:
-        ArgumentError: nothing was watched; a statistic that was not measured.
-        PackageMissing: matplotlib is not installed.
     """
     names = [statistics] if isinstance(statistics, str) else list(statistics)
     everyone = heads.all()
@@ -178,14 +186,13 @@ def _layers(ax: Axes, stacks: Stacks, wide: float, *, bottom: bool) -> None:
 
 def _headline(figure: Figure, heads: Heads, legend: Sequence[Sequence[tuple[str, str]]]) -> None:
     """What it is, how to read it, and which colour is which label."""
-    height, width = figure.get_figheight(), figure.get_figwidth()
     title = f"{heads.title or 'Model'}: its {sum(map(len, heads.values()))} heads, layer by layer"
-    shown, size = fitted(label(title, 120), width - 0.4, 12, 8, bold=True)
-    figure.text(0.2 / width, 1 - 0.26 / height, shown, size=size, va="center", **words(INK, shown))
+    shown, size = fitted(label(title, 120), figure.get_figwidth() - 0.4, 12, 8, bold=True)
+    write(figure, 0.2, 0.26, shown, size=size, **words(INK, shown))
     for number, line in enumerate(legend):
         x, y = 0.2, 0.52 + LEADING * number
         for text, colour in line:
-            figure.text(x / width, 1 - y / height, text, size=SMALL, va="center", **words(colour))
+            write(figure, x, y, text, size=SMALL, **words(colour))
             x += inches(text, SMALL) + 0.15
 
 
@@ -208,14 +215,10 @@ def _legend(everyone: Sequence[Head], room: float) -> list[list[tuple[str, str]]
 
 
 def roles_picture(roles: Roles) -> Figure:
-    """Left, relations down and heads across, layer by layer: the share of cases in which a head is right.
+    """`headwise.Roles.plot`. Left, relations down and heads across: how often a head is right.
 
     Right, the best head of each relation (a dot, with its 95% interval) against the best rule that
     understands nothing (a diamond). Those that are found are coloured, and outlined on the left.
-
-    Raises:
-        ArgumentError: no relation was asked about.
-        PackageMissing: matplotlib is not installed.
     """
     if not roles:
         raise ArgumentError(
@@ -227,26 +230,22 @@ def roles_picture(roles: Roles) -> Figure:
     L, H = len(roles.layers), max(scores.shape[1] for scores in roles.scores.values())
     names = 0.3 + max(inches(label(role.name, 40), 8.5, bold=role.found) for role in order)
     map_wide, dots_wide, rules_wide = min(max(0.085 * L * H, 3.2), 7.5), 3.3, 2.5
-    width, below = names + map_wide + 0.55 + dots_wide + rules_wide, 0.62
-    height = 1.2 + ROW * len(order) + below
-    figure = new_figure(width, height)
-    tall = ROW * len(order) / height
-    left = figure.add_axes((names / width, below / height, map_wide / width, tall))
-    right = figure.add_axes(((names + map_wide + 0.55) / width, below / height, dots_wide / width, tall))
+    width, tall = names + map_wide + 0.55 + dots_wide + rules_wide, ROW * len(order)
+    figure = new_figure(width, 1.2 + tall + 0.62)
+    left = axes_at(figure, names, 1.2, map_wide, tall)
+    right = axes_at(figure, names + map_wide + 0.55, 1.2, dots_wide, tall)
     _roles_map(figure, left, roles, order, L, H)
     _dots(right, order)
     title = f"{roles.title or 'Model'}: {len(roles.found)} of {len(roles)} relations found"
     shown, size = fitted(label(title, 160), width - 0.4, 13, 9, bold=True)
-    figure.text(0.2 / width, 1 - 0.27 / height, shown, size=size, va="center", **words(INK, shown))
+    write(figure, 0.2, 0.27, shown, size=size, **words(INK, shown))
     how = (
         "A row is a relation of words: from the first to the second. Found is what beats every trivial rule "
         f"by {MARGIN} and more (outlined, coloured), on sentences that the head was not chosen on."
     )
-    figure.text(0.2 / width, 1 - 0.53 / height, how, size=8.5, va="center", **words(FAINT))
-    for ax, what in (
-        (left, "how often each head looks at the right word"),
-        (right, "the best head against the best rule"),
-    ):
+    write(figure, 0.2, 0.53, how, size=8.5, **words(FAINT))
+    titles = "how often each head looks at the right word", "the best head against the best rule"
+    for ax, what in zip((left, right), titles, strict=True):
         ax.set_title(what, loc="left", size=9, pad=17, **words(INK, what))
     return figure
 
@@ -265,9 +264,8 @@ def _roles_map(figure: Figure, ax: Axes, roles: Roles, order: Sequence[Role], L:
     for text, role in zip(ax.get_yticklabels(), order, strict=True):
         text.set_color(INK if role.found else FAINT)
         text.set_fontweight("bold" if role.found and in_bold(text.get_text()) else "normal")
-    ax.set_xticks(
-        [H * at + (H - 1) / 2 for at in range(L)], [_layer_name(layer, L) for layer in roles.layers]
-    )
+    middles = [H * at + (H - 1) / 2 for at in range(L)]
+    ax.set_xticks(middles, [_layer_name(layer, L) for layer in roles.layers])
     ax.xaxis.tick_top()
     ax.tick_params(length=0, labelsize=7.5, labelcolor=FAINT, pad=2)
     ax.tick_params(axis="y", labelsize=8.5, pad=4)
@@ -293,21 +291,14 @@ def _layer_name(layer: int | str, layers: int) -> str:
 def _scale_below(figure: Figure, ax: Axes, image: AxesImage) -> None:
     place, inch = ax.get_position(), 1 / figure.get_figheight()
     room = figure.add_axes((place.x0, place.y0 - 0.2 * inch, min(0.6 * place.width, 0.25), 0.09 * inch))
-    bar = figure.colorbar(
-        image, cax=room, orientation="horizontal", ticks=[0, 0.25, 0.5, 0.75, 1], format="%g"
-    )
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    bar = figure.colorbar(image, cax=room, orientation="horizontal", ticks=ticks, format="%g")
     plain_bar(bar, 7)
     bar.ax.tick_params(pad=1)
     bar.ax.annotate(
-        "share of cases",
-        (1, 0.5),
-        (8, 0),
-        "axes fraction",
-        "offset points",
-        size=7.5,
-        va="center",
+        "share of cases", (1, 0.5), (8, 0), "axes fraction", "offset points", size=7.5, va="center",
         **words(FAINT),
-    )
+    )  # fmt: skip
 
 
 def _dots(ax: Axes, order: Sequence[Role]) -> None:
@@ -361,13 +352,12 @@ def as_lines(roles: Roles) -> Iterator[str]:
     yield from textwrap.wrap(plain(said), LINE_WIDTH)
     if roles.left_out:
         yield f"({roles.left_out} more left out, with words that the tokenizer does not know)"
+    missed = {name: role for name, role in roles.items() if not role.found}
+    trivial = {name: role for name, role in missed.items() if role.rules[role.rule] >= 1}
     parts: tuple[tuple[str, Mapping[str, Role]], ...] = (
         (f"Found: better than every rule by {MARGIN} and more, and by more than chance", roles.found),
-        ("Not found", {name: role for name, role in roles.items() if _may_be(role)}),
-        (
-            "Not found: a rule is always right",
-            {name: role for name, role in roles.items() if not role.found and not _may_be(role)},
-        ),
+        ("Not found", {name: role for name, role in missed.items() if name not in trivial}),
+        ("Not found: a rule is always right", trivial),
     )
     names = max(map(len, roles), default=0)
     for heading, some in parts:
@@ -386,46 +376,31 @@ def as_lines(roles: Roles) -> Iterator[str]:
             yield from textwrap.wrap(f"Not asked, {reason}: {', '.join(map(plain, some_names))}", LINE_WIDTH)
 
 
-def _may_be(role: Role) -> bool:
-    return not role.found and role.rules[role.rule] < 1
-
-
 def _role_lines(name: str, role: Role, names: int) -> Iterator[str]:
     head = f"{role.layer}.{role.head}"
     fits = len(head) <= LONGEST
     rule, best = _by_class(role)
-    numbers = (
-        f"{role.share:5.2f} {role.low:.2f}-{role.high:.2f} {role.cases:5d} {role.rules[role.offset]:6.2f}"
-    )
+    offset = role.rules[role.offset]
+    numbers = f"{role.share:5.2f} {role.low:.2f}-{role.high:.2f} {role.cases:5d} {offset:6.2f}"
     yield f"{name:{names}} {head if fits else '':>{LONGEST}} {numbers} {best:.2f} {rule}"
     if not fits:
-        yield from textwrap.wrap(
-            f"head {role.head} of {plain(str(role.layer))}", LINE_WIDTH, initial_indent="  "
-        )
+        where = f"head {role.head} of {plain(str(role.layer))}"
+        yield from textwrap.wrap(where, LINE_WIDTH, initial_indent="  ")
 
 
 def _by_class(role: Role) -> tuple[str, float]:
     """The best rule that goes by classes of words, in one word, and its share."""
     others = {rule: share for rule, share in role.rules.items() if not rule.endswith(OFFSET)}
     best = max(others, key=others.__getitem__)
-    short = next(
-        (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part)), "near"
-    )
-    return short, others[best]
+    short = (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part))
+    return next(short, "near"), others[best]
 
 
 def roles_table(roles: Roles) -> HeadsTable:
-    """For the terminal; numbers are whole at any width, words are wrapped, what has no room is left out.
-
-    Raises:
-        PackageMissing: rich is not installed.
-    """
+    """`headwise.Roles.table`: numbers are whole at any width, what has no room is left out."""
     table = empty_table(roles.title, elsewhere="print(roles) and to_json() have every number")
     table.add("relation", least=0, easy=24)
-    if all(isinstance(role.layer, int) for role in roles.values()):
-        table.add("head")
-    else:
-        table.add("head", least=10, easy=18)  # paths
+    add_place(table, "head", (role.layer for role in roles.values()))
     table.add("share")
     table.add("95%", rank=1)
     table.add("cases", rank=3)

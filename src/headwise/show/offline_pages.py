@@ -17,7 +17,6 @@ import hashlib
 import html
 import math
 import os
-import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -33,11 +32,8 @@ from ..whole_files import place_for, whole_file
 
 __all__ = [
     "LEVELS", "VALUES", "Blob", "Blobs", "Built", "as_bytes", "built", "check_page_path", "filled", "framed",
-    "image_data", "inline", "levels", "policy", "save_page", "weights",
+    "image_data", "levels", "policy", "save_page", "weights",
 ]  # fmt: skip
-
-# What a browser reads inside an element as its end, or, in a script, as the start of what hides the end.
-ENDS = {"style": re.compile("</style", re.IGNORECASE), "script": re.compile("</script|<!--", re.IGNORECASE)}
 
 
 class Built(NamedTuple):
@@ -49,30 +45,9 @@ class Built(NamedTuple):
 
 
 def built(name: str) -> Built:
-    """The template, style and script of one of our pages, "heads" or "explain".
-
-    Raises:
-        ArgumentError: a style or script that would end its element early.
-    """
+    """The template, style and script of one of our pages, "heads" or "explain"."""
     folder = files(__package__) / "page"
-    texts = {ending: (folder / f"{name}.{ending}").read_text("utf-8") for ending in ("html", "css", "js")}
-    return Built(texts["html"], inline(texts["css"], "style"), inline(texts["js"], "script"))
-
-
-def inline(text: str, element: str) -> str:
-    """The same text, which may stand inside an element that a browser reads up to its end, whatever it holds.
-
-    Raises:
-        ArgumentError: it would end the element early.
-    """
-    end = ENDS[element].search(text)
-    if end is not None:
-        line = text.count("\n", 0, end.start()) + 1
-        raise ArgumentError(
-            f"{element} must not end its element early: got {end[0]!r} in line {line}; write it in two "
-            'parts, as "<" + "/"'
-        )
-    return text
+    return Built(*((folder / f"{name}.{ending}").read_text("utf-8") for ending in ("html", "css", "js")))
 
 
 def filled(template: str, fill: Mapping[str, str]) -> str:
@@ -95,9 +70,6 @@ def policy(*, style: str, script: str | None = None, images: bool = False, wasm:
     Args:
         images: pictures that are in the page, and those that its script makes.
         wasm: the script may compile WebAssembly that it holds; still no text becomes code.
-
-    Raises:
-        ArgumentError: WebAssembly without a script.
     """
     if wasm and script is None:
         raise ArgumentError(f"wasm needs a script that runs it: wasm={wasm}, script={script}; give both")
@@ -124,11 +96,7 @@ def framed(page: str, title: str, *, height: int, scripts: bool = False) -> str:
 
 
 def save_page(text: str, path: str | os.PathLike[str], example: str) -> Path:
-    """Write a page: all of it or, where anything goes wrong, nothing. Returns where.
-
-    Raises:
-        ArgumentError: not an .html; no such folder; a folder that cannot be written to.
-    """
+    """Write a page, whole or not at all, and return where; raises `ArgumentError` where that cannot be."""
     place = check_page_path(path, example)
     with whole_file(place) as half:
         half.write_text(text, "utf-8", newline="\n")
@@ -187,11 +155,7 @@ def levels(cells: Tensor) -> bytes:
 
 
 def weights(data: bytes, rows: int, columns: int) -> Tensor:
-    """Levels as weights again, [rows, columns]; NaN where they are hidden.
-
-    Raises:
-        ArgumentError: more or fewer bytes than such a map has.
-    """
+    """Levels as weights again, [rows, columns]; NaN where they are hidden."""
     count = rows * columns
     level = torch.tensor(list(data[:count]), dtype=torch.long)
     large = level == BYTE
@@ -233,10 +197,6 @@ class Blobs:
         self._parts.append(part)
         self._length += len(part)
         return start, self._length
-
-    def __len__(self) -> int:
-        """In letters."""
-        return self._length
 
     @property
     def text(self) -> str:

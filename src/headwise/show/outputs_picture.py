@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ShapeError
 from ..listeners.prunable_families import is_conv1d
 from ..listeners.written_norms import OutputProjection, written
-from .sheet import FAINT, INK, LONGEST, NOTHING, need_matplotlib, new_figure, plain_bar, words
+from .sheet import FAINT, INK, LONGEST, NOTHING, axes_at, need_matplotlib, new_figure, plain_bar, words
 from .texts import fitted, inches, label, readable
 
 if TYPE_CHECKING:
@@ -85,13 +85,11 @@ def outputs_picture(
     before, after = _scale(said), _scale(torch.cat([parts.flatten(), total.flatten()]))
     bias = "" if known.bias is None else " and the bias added"
     E, longest = parts.shape[2], float(parts.norm(dim=-1).max().clamp(min=1e-30))
+    up_to = f"at most {longest:.2g}"
     headings = (
         ("1  What each head says", f"{Dv} channels each"),
         ("2  Side by side", f"concatenated: {H} × {Dv} = {H * Dv} channels"),
-        (
-            "3  Times W_O, head by head",
-            f"what each head writes: {E} channels; bars: its norm, at most {longest:.2g}",
-        ),
+        ("3  Times W_O, head by head", f"what each head writes: {E} channels; bars: its norm, {up_to}"),
         ("4  Summed", f"over heads{bias}: the layer's output, {E} channels"),
     )
     for step, (what, how) in enumerate(headings):
@@ -270,10 +268,7 @@ def _bar(figure: Figure, sheet: Sheet, scale: Normalize, step: int, what: str) -
     from matplotlib.cm import ScalarMappable
 
     top, bottom = sheet.tops[step], sheet.tops[step + 1] + sheet.tall
-    place = (
-        (sheet.left + sheet.across + 0.15) / sheet.width, 1 - bottom / sheet.height,
-        0.12 / sheet.width, (bottom - top) / sheet.height,
-    )  # fmt: skip
-    bar = figure.colorbar(ScalarMappable(scale, _colours()), cax=figure.add_axes(place), extend="both")
+    place = axes_at(figure, sheet.left + sheet.across + 0.15, top, 0.12, bottom - top)
+    bar = figure.colorbar(ScalarMappable(scale, _colours()), cax=place, extend="both")
     bar.set_label(what, size=8, **words(FAINT))
     plain_bar(bar, 7)

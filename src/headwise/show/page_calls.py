@@ -53,18 +53,12 @@ def call_data(
     Args:
         finer: heads to zoom into, where the map is not exact.
         outputs: of the heads before W_O, [1, H, T, D] of the call.
-
-    Raises:
-        ArgumentError: finer without a map.
-        ShapeError: outputs of another run.
     """
     T, S = view.lengths
     rows, columns = view.size(side)
     exact = (rows, columns) == (T, S)
     H = view.calls[-1].shape[1]
-    maps: list[Blob | None] = [None] * H
-    for head, cells in zip(view.heads, _cells(view, view.heads, rows, columns), strict=True):
-        maps[head] = blobs.pack(levels(cells))
+    maps = _packed(view, _cells(view, view.heads, rows, columns), blobs)
     norms, written, most = _written(view, rows, columns, exact, blobs)
     zoomed = {} if exact else {head: _finer(view, layer, head, blobs) for head in finer if head in view.heads}
     said = None if outputs is None or not exact else _outputs(view, layer, outputs)  # [H, T, D]
@@ -81,7 +75,7 @@ def call_data(
         "norms": norms,
         "written": written,
         "written_most": most,
-        "finer": {str(head): {"rows": r, "columns": c, "map": blob} for head, (r, c, blob) in zoomed.items()},
+        "finer": {str(head): cells for head, cells in zoomed.items()},
         "pairs": {str(head): _pairs(view, head) for head in zoomed},
         "outputs": None
         if said is None
@@ -89,6 +83,12 @@ def call_data(
         "distances": _matrix(attention_between(layer)) if H > 1 else None,
         "cosines": _cosines(view, said) if H > 1 else None,
     }
+
+
+def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
+    """Cells of the heads that are shown, [h, rows, columns], by head; None: not shown."""
+    shown = {head: blobs.pack(levels(mine)) for head, mine in zip(view.heads, cells, strict=True)}
+    return [shown.get(head) for head in range(view.calls[-1].shape[1])]
 
 
 def _number(names: list[str] | None, texts: Texts) -> int | None:
@@ -126,14 +126,12 @@ def _in_blocks(
     view: View, heads: list[int], rows: int, columns: int, factors: Tensor | None = None
 ) -> Tensor:
     """The same from weights, a block of queries at a time; factors: what they are multiplied by, [h, S]."""
-    T, S = view.lengths
-    row, column = torch.arange(T) * rows // T, torch.arange(S) * columns // S
+    T = view.lengths[0]
+    row = torch.arange(T) * rows // T
     cells = torch.zeros(len(heads), rows, columns)
     for some, p in _blocks(view, heads):
         shares = p if factors is None else p * factors[:, None]
-        if columns < S:
-            shares = torch.zeros(*p.shape[:2], columns).index_add_(2, column, shares)
-        cells.index_add_(1, row[some], shares)
+        cells.index_add_(1, row[some], summed(shares, 2, columns))
     return cells / torch.bincount(row, minlength=rows)[:, None]
 
 
@@ -192,23 +190,16 @@ def _written(
         return None, None, None
     if exact:
         return blobs.pack(as_bytes(norms)), None, rounded(most)
-    written: list[Blob | None] = [None] * len(norms)
     factors = norms[view.heads] / (most or 1.0)
     cells = _in_blocks(view, view.heads, rows, columns, factors)
-    for head, mine in zip(view.heads, cells, strict=True):
-        written[head] = blobs.pack(levels(mine))
-    return None, written, rounded(most)
+    return None, _packed(view, cells, blobs), rounded(most)
 
 
 # More of some heads
 
 
 def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
-    """Heads to zoom into, by path and number.
-
-    Raises:
-        ArgumentError: no such head.
-    """
+    """Heads to zoom into, by path and number; raises `ArgumentError` where there is no such head."""
     if finer is None:
         return None
     if isinstance(finer, Sequence) and not isinstance(finer, str) and not finer:
@@ -221,37 +212,39 @@ def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Fine
 
 def with_maps(reading: Reading, finer: Finer) -> Finer:
     """Those of them that another model, or the same on another text, has a map of."""
-    kept = {
-        layer.place
+    kept = _maps(reading)
+    return [each for each in finer if each[0] in kept]
+
+
+def _maps(reading: Reading) -> dict[str, View]:
+    """By place, the layers whose maps were kept."""
+    return {
+        layer.place: view
         for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
         if view is not None and view.calls[-1].map is not None
     }
-    return [each for each in finer if each[0] in kept]
 
 
 def strongest_of_labels(reading: Reading, side: int) -> Finer:
     """Where maps were kept that are not exact: the strongest head of each label, 8 at most."""
-    maps = {
-        layer.place: view
-        for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
-        if view is not None and view.calls[-1].map is not None and not view.is_exact(side)
-    }
+    maps = [place for place, view in _maps(reading).items() if not view.is_exact(side)]
     by_label: dict[str, Head] = {}
     for head in sorted(reading.shown, key=lambda head: head.label.strength, reverse=True):
         if head.path in maps:
             by_label.setdefault(head.label.name, head)
     places = [(head.path, head.head) for head in by_label.values()][:FINER_HEADS]
-    return sorted(places, key=lambda each: (list(maps).index(each[0]), each[1]))
+    return sorted(places, key=lambda each: (maps.index(each[0]), each[1]))
 
 
-def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> tuple[int, int, Blob]:
+def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> dict[str, Any]:
     if view.calls[-1].map is None:
         raise ArgumentError(
             f"finer must be of heads whose maps were kept: {layer.path} was called with "
             f"{list(view.calls[-1].shape)} and kept none; use watch(model, keep=True)"
         )
     rows, columns = (min(FINER, length) for length in view.lengths)
-    return rows, columns, blobs.pack(levels(_from_map(view, [head], rows, columns)))
+    cells = _from_map(view, [head], rows, columns)
+    return {"rows": rows, "columns": columns, "map": blobs.pack(levels(cells))}
 
 
 def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:

@@ -25,6 +25,8 @@ from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record
 from ..heads.text_alignment import Alignment
+from ..heads.text_changes import Change
+from .heads_tables import places_of
 from .heatmaps import Names, call_of, names_in
 from .texts import plain, readable
 
@@ -111,11 +113,7 @@ class Reading:
     @property
     def places(self) -> dict[str, int]:
         """By path and by place, which layer it is."""
-        return {
-            name: number
-            for number, layer in enumerate(self.heads.values())
-            for name in (layer.path, layer.place)
-        }
+        return places_of(self.heads)
 
 
 def readings_of(
@@ -124,17 +122,7 @@ def readings_of(
     chosen: Sequence[tuple[Layer, int]] | None = None,
     names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
 ) -> list[Reading]:
-    """Every sequence of the last forward, or one.
-
-    Args:
-        names: of queries and of keys, where one sequence is shown.
-
-    Raises:
-        ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; names of several
-            sequences.
-        IndexError: no such sequence.
-        ShapeError: names that fit no layer.
-    """
+    """Every sequence of the last forward, or one; names: of its queries and of its keys."""
     some = heads.chosen(chosen)
     runs = _runs(heads)
     if not any(runs.values()):
@@ -243,15 +231,13 @@ def _reading(
     }
     joined = {path: _joined(layer.calls) for path, layer in shown.items()}
     words = dict(zip(shown, names_in(alone, 0, list(joined.values()), *names), strict=True))
-    views: list[View | None] = []
-    for path, layer in zip(alone.paths, alone.values(), strict=True):
-        mine = None
-        if path in shown:
-            mine = _view(layer, chosen[layer.place], _known(alone, layer, joined[path], words[path]))
-        views.append(mine)
+    views = {
+        path: _view(layer, chosen[layer.place], _known(alone, layer, joined[path], words[path]))
+        for path, layer in shown.items()
+    }
     places = {(head.path, head.head) for head in some}
     own = [head for head in alone.all() if (head.path, head.head) in places]
-    return Reading(batch, sequences, alone, views, own)
+    return Reading(batch, sequences, alone, [views.get(path) for path in alone.paths], own)
 
 
 def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
@@ -259,10 +245,10 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
     call.measure_patterns()
     _, H, T, S = call.shape
     mine = slice(batch, batch + 1)
-
-    def of(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value[mine] for name, value in numbers.items()}
-
+    numbers: dict[str, Any] = {
+        kind: {name: value[mine] for name, value in getattr(call, kind).items()}
+        for kind in ("rows", "counts", "large", "pairs")
+    }
     alone = None if call.map is None else call.map.detach().select(batch=batch)
     known = call.marks
     if known is not None and id(known) not in marks:
@@ -270,16 +256,8 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
         ids, *flags = (None if x is None else x[mine] for x in every)
         assert ids is not None
         marks[id(known)] = Marks(ids, *flags)
-    return replace(
-        call,
-        shape=(1, H, T, S),
-        rows=of(call.rows),
-        counts=of(call.counts),
-        large=of(call.large),
-        pairs=of(call.pairs),
-        map=alone,
-        marks=None if known is None else marks[id(known)],
-    )
+    own = None if known is None else marks[id(known)]
+    return replace(call, shape=(1, H, T, S), map=alone, marks=own, **numbers)
 
 
 def _joined(calls: Sequence[Record]) -> Record:
@@ -393,28 +371,25 @@ def _flip(before: Reading, after: Reading) -> dict[str, Any] | None:
         return None
     numbers = before.places
     shown = {(numbers[head.path], head.head) for head in before.shown}
-    heads = []
-    for change in changes:
-        layer = numbers[change.path]
-        if (layer, change.head) not in shown:
-            continue
-        places = None
-        mine, theirs = before.layers[layer], after.layers[layer]
-        if change.places is not None and mine is not None and theirs is not None:
-            at = _at(mine.queries, change.places[0]), _at(theirs.queries, change.places[1])
-            places = None if None in at else at
-        heads.append(
-            {
-                "layer": layer,
-                "head": change.head,
-                "distance": rounded(change.distance),
-                "largest": rounded(change.largest),
-                "token": plain(change.token, 60),
-                "places": places,
-            }
-        )
+    moved = [change for change in changes if (numbers[change.path], change.head) in shown]
     words = tuple(plain(each, 120) for each in changes.text.words)
+    heads = [_moved(change, numbers[change.path], before, after) for change in moved]
     return {"words": words, "layers": layers, "heads": heads}
+
+
+def _moved(change: Change, layer: int, before: Reading, after: Reading) -> dict[str, Any]:
+    mine, theirs, places = before.layers[layer], after.layers[layer], None
+    if change.places is not None and mine is not None and theirs is not None:
+        at = _at(mine.queries, change.places[0]), _at(theirs.queries, change.places[1])
+        places = None if None in at else at
+    return {
+        "layer": layer,
+        "head": change.head,
+        "distance": rounded(change.distance),
+        "largest": rounded(change.largest),
+        "token": plain(change.token, 60),
+        "places": places,
+    }
 
 
 def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str, Any]]:

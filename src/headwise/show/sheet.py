@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     Cells = numpy.ma.MaskedArray[Any, Any]
 
 __all__ = [
-    "FAINT", "INK", "LIGHT_TO_DARK", "LONGEST", "NAMED", "NOTHING", "PALE", "STEPS", "Page", "colours",
-    "fine_enough", "heat", "in_letters", "named", "need_matplotlib", "new_figure", "open_frame", "plain_bar",
-    "room", "sharpness", "side_of", "weight_scale", "whole", "words",
+    "FAINT", "INK", "LIGHT_TO_DARK", "LONGEST", "NAMED", "NOTHING", "PALE", "STEPS", "Page", "axes_at",
+    "colours", "fine_enough", "heat", "in_letters", "named", "need_matplotlib", "new_figure", "open_frame",
+    "plain_bar", "room", "sharpness", "side_of", "weight_scale", "whole", "words", "write",
 ]  # fmt: skip
 
 NAMED = 60  # tokens that can still be read along an axis
@@ -48,11 +48,7 @@ def need_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float, dpi: int = 150, **options: Any) -> Figure:
-    """A figure of so many inches, which pyplot does not know of.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
-    """
+    """A figure of so many inches that pyplot does not know of; `PackageMissing` without matplotlib."""
     need_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -60,6 +56,18 @@ def new_figure(width: float, height: float, dpi: int = 150, **options: Any) -> F
     figure = Figure(figsize=(width, height), dpi=dpi, **options)
     FigureCanvasAgg(figure)
     return figure
+
+
+def axes_at(figure: Figure, x: float, y: float, wide: float, tall: float) -> Axes:
+    """Axes of so many inches, with this upper left corner in the figure."""
+    width, height = figure.get_size_inches()
+    return figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
+
+
+def write(figure: Figure, x: float, y: float, text: str, **how: Any) -> None:
+    """Text so many inches from the upper left corner of the figure."""
+    width, height = figure.get_size_inches()
+    figure.text(x / width, 1 - y / height, text, **{"va": "center"} | how)
 
 
 def weight_scale() -> PowerNorm:
@@ -89,10 +97,7 @@ def whole(side: float, count: int, dpi: int) -> float:
 class Page:
     """A figure measured in inches from its upper left corner; heat maps stand on whole dots.
 
-    Args:
-        width: in inches, and height.
-        dpi: dots per inch, of `sharpness`.
-        grown: how much larger than usual its letters are.
+    grown: how much larger than usual its letters are.
     """
 
     def __init__(self, width: float, height: float, dpi: int, grown: float = 1.0) -> None:
@@ -107,10 +112,7 @@ class Page:
 
     def axes(self, x: float, y: float, wide: float, tall: float) -> Axes:
         """Axes with this upper left corner."""
-        x, y = self.even(x), self.even(y)
-        return self.figure.add_axes(
-            (x / self.width, 1 - (y + tall) / self.height, wide / self.width, tall / self.height)
-        )
+        return axes_at(self.figure, self.even(x), self.even(y), wide, tall)
 
     def heat(
         self,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import add
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -84,17 +85,9 @@ def terminal_heatmaps(
     do not fit they share cells: then a cell shows how much of a query's weight falls into it, in the mean.
 
     Args:
-        chosen: heads by (layer, head); None is all of them.
-        batch: which sequence.
         width: of the terminal, in columns: 20 or more.
         encoding: of the terminal; what it lacks is drawn with other characters.
         colour: with the colours of pictures, where the terminal has at least 256 of them.
-
-    Raises:
-        ArgumentError: nothing was watched; an unknown layer or head; a layer with neither a map nor a
-            picture; fewer columns than 20.
-        IndexError: no such sequence.
-        PackageMissing: rich is not installed.
 
     Example:
         >>> from headwise import AttentionMap, Heads
@@ -126,7 +119,8 @@ def terminal_heatmaps(
     layers = [Drawn.of(heads, path, list(members), batch, pen) for path, members in groups]
     lines: list[Text] = []
     alone = len(some) == 1
-    for together in _alike(layers):
+    for _, members in groupby(layers, _alike):
+        together = list(members)
         if lines:
             lines.append(pen.text())
         lines += _one(together[0], width, pen) if alone else _several(together, width, pen)
@@ -134,13 +128,9 @@ def terminal_heatmaps(
     return TerminalHeatmaps(lines, colour)
 
 
-def _alike(layers: list[Drawn]) -> Iterator[list[Drawn]]:
-    """Layers whose boxes may stand side by side: of one size and text, with layers that go by number."""
-    for _, members in groupby(
-        enumerate(layers),
-        key=lambda item: (item[1].lengths, item[1].queries, item[0] if item[1].by_path else -1),
-    ):
-        yield [drawn for _, drawn in members]
+def _alike(drawn: Drawn) -> object:
+    """The same for layers whose boxes may stand side by side: of one size and text, that go by number."""
+    return drawn.lengths, drawn.queries, id(drawn) if drawn.by_path else None
 
 
 # Several heads
@@ -177,22 +167,15 @@ def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
         if start:
             lines.append(pen.text())
         titles = [_title(head, drawn, slot, pen) for head, _, drawn in some]
-        for line in range(max(map(len, titles))):
-            parts = [pen.text(" " * (margin + 1))]
-            for title in titles:
-                missing = max(map(len, titles)) - len(title)
-                said = title[line - missing].copy() if line >= missing else pen.text()
-                said.pad_right(max(0, slot - said.cell_len) + GAP)
-                parts.append(said)
-            lines.append(_joined(parts, pen))
+        most = max(map(len, titles))
+        titles = [[pen.text()] * (most - len(title)) + title for title in titles]
         boxes = [_box(pictures[id(drawn)][number], wide, pen) for _, number, drawn in some]
-        for line, name in enumerate(beside):
-            parts = [name]
-            for box_lines in boxes:
-                said = box_lines[line].copy()
-                said.pad_right(slot - box + GAP)
-                parts.append(said)
-            lines.append(_joined(parts, pen))
+        names = [pen.text(" " * (margin + 1))] * most + beside
+        for name, *parts in zip(names, *map(add, titles, boxes), strict=True):
+            padded = [part.copy() for part in parts]
+            for part in padded:
+                part.pad_right(max(0, slot - part.cell_len) + GAP)
+            lines.append(_joined([name, *padded], pen))
     return lines + _pooled(layers[0], rows, columns, width, pen)
 
 
@@ -220,10 +203,15 @@ def _names(names: list[str] | None, length: int, rows: int, margin: int, pen: Pe
     if names is not None:
         said = [pen.name(name, margin, right=True) for name in names]
     else:
-        ends = {0: "0", rows - 1: str(length - 1)}
-        said = [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
+        said = _ends(length, rows, margin, pen)
     beside = [pen.text(" " * (margin + 1))]
     return [*beside, *(name.append(" ") for name in said), *beside]
+
+
+def _ends(length: int, rows: int, margin: int, pen: Pen) -> list[Text]:
+    """What stands beside each row where positions share them: the first and the last."""
+    ends = {0: "0", rows - 1: str(length - 1)}
+    return [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
 
 
 def _box(rows: list[list[float]], wide: int, pen: Pen, high: int = 1) -> list[Text]:
@@ -233,38 +221,29 @@ def _box(rows: list[list[float]], wide: int, pen: Pen, high: int = 1) -> list[Te
 
 
 def _title(head: Head, drawn: Drawn, width: int, pen: Pen) -> list[Text]:
-    from .fitted_tables import wrapped
-
     where = f"head {head.head}" if drawn.by_path else f"{head.layer}.{head.head}"
     known = head.label.name != MIXED
     what = f"{head.label.name} {head.label.score:.2f}" if known else MIXED
-    said = pen.text(plain(f"{where} {what}"), "bold" if known else "dim")
-    return wrapped(said, width)
+    return pen.lines(f"{where} {what}", width, "bold" if known else "dim")
 
 
 def _headline(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
-    from .fitted_tables import wrapped
-
-    return wrapped(pen.text(plain(drawn.heads[0].path)), width) if drawn.by_path else []
+    return pen.lines(drawn.heads[0].path, width) if drawn.by_path else []
 
 
 def _pooled(drawn: Drawn, rows: int, columns: int, width: int, pen: Pen) -> list[Text]:
     """What a cell is, where positions share it."""
-    from .fitted_tables import wrapped
-
     T, S = drawn.lengths
     if (rows, columns) == (T, S):
         return []
     said = (
         f"{T} queries and {S} keys share {rows} x {columns} cells: each is the mean weight of a query in it."
     )
-    return wrapped(pen.text(said), width)
+    return pen.lines(said, width)
 
 
 def _joined(parts: Sequence[Text], pen: Pen) -> Text:
-    joined = pen.text()
-    for part in parts:
-        joined.append_text(part)
+    joined = pen.text().join(parts)
     joined.rstrip()
     return joined
 
@@ -302,8 +281,7 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
         for said, token in zip(beside, (names or []) if name else [], strict=False):
             said.append(" ").append_text(pen.name(token, name))
     else:
-        ends = {0: "0", rows - 1: str(T - 1)}
-        beside = [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
+        beside = _ends(T, rows, margin, pen)
     lines = _headline(drawn, width, pen) + _title(drawn.heads[0], drawn, width, pen)
     lines.append(pen.text(" " * (margin + 2) + _positions(S, columns, wide), "dim"))
     blank, middle = pen.text(" " * (margin + 1)), (high - 1) // 2
@@ -313,12 +291,10 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
         if line in (0, len(box) - 1) or inside != middle:
             lines.append(_joined([blank, said], pen))
             continue
-        parts = [beside[row], pen.text(" "), said]
-        if most_at:
-            parts.append(pen.text(" " * GAP + most_at[row], "dim"))
-        lines.append(_joined(parts, pen))
-    if most_at and lines[-len(box)].cell_len + GAP + len(MOST_AT) <= width:
-        top = lines[-len(box)]
+        at = [pen.text(" " * GAP + most_at[row], "dim")] if most_at else []
+        lines.append(_joined([beside[row], pen.text(" "), said, *at], pen))
+    top = lines[-len(box)]
+    if most_at and top.cell_len + GAP + len(MOST_AT) <= width:
         top.append(" " * GAP + MOST_AT, "dim")
     return lines + _pooled(drawn, rows, columns, width, pen)
 
@@ -335,16 +311,13 @@ def _positions(length: int, columns: int, wide: int) -> str:
 
 def _heaviest(picture: list[list[float]], drawn: Drawn, pen: Pen) -> list[str]:
     """The key that each query looks at most, and how much."""
-    said = []
-    for row in picture:
-        weight = max(row)
-        if not weight > 0:
-            said.append("")
-            continue
-        at = row.index(weight)
+
+    def of(row: list[float]) -> str:
+        at = row.index(weight := max(row))
         key = str(at) if drawn.keys is None else pen.name(drawn.keys[at], LONGEST).plain.rstrip(" ")
-        said.append(f"{key} {weight:.2f}")
-    return said
+        return f"{key} {weight:.2f}" if weight > 0 else ""
+
+    return [of(row) for row in picture]
 
 
 # The scale
@@ -378,7 +351,7 @@ class Drawn:
 
     @classmethod
     def of(cls, heads: Heads, path: str, members: list[Head], batch: int, pen: Pen) -> Drawn:
-        layer: LayerHeads = heads[path]
+        layer = heads[path]
         mass, counts, call = _mass(layer, batch)
         _, _, T, S = call.shape
         queries, keys = (
@@ -442,6 +415,12 @@ class Pen:
         from rich.text import Text
 
         return Text(self.known(words), style)
+
+    def lines(self, words: str, width: int, style: str = "") -> list[Text]:
+        """Words in lines of at most so many cells."""
+        from .fitted_tables import wrapped
+
+        return wrapped(self.text(plain(words), style), width)
 
     def name(self, token: str, cells: int, *, right: bool = False) -> Text:
         """A token in exactly so many cells; what is too long is cut at its end."""
