@@ -101,7 +101,7 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
     return figure
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class View:
     """What is shown of one head: its weights [R, C] on both texts, and the difference; NaN: no such token.
 
