@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import headwise
 from headwise.cli import application, main, terminal
 from headwise.corpus import documents
-from headwise.show.progress_bar import Bar
+from headwise.show.tables import Bar
 from trained import an_own_folder
 
 TEXTS = [
@@ -154,7 +154,7 @@ def test_progress_is_lines_where_nobody_watches(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("headwise.show.progress_bar.monotonic", lambda: now[0])
+    monkeypatch.setattr("headwise.show.tables.monotonic", lambda: now[0])
     with Bar("Surveying", "documents") as bar:
         for done in range(0, 100, 10):
             bar.tell(1000 + done, 2000)

@@ -33,10 +33,9 @@ from headwise.show.heads_tables import (
     as_sentences,
     heads_table,
     layers_table,
-    meanings,
 )
+from headwise.show.layers_pictures import roles_table
 from headwise.show.presets_table import figures, presets_table
-from headwise.show.roles_table import roles_table
 from headwise.show.tables import WEIGHTS, as_number, empty_table
 
 WIDTHS = (20, 30, 40, 60, 80, 104, 140)
@@ -268,7 +267,7 @@ def test_only_chosen_heads_and_their_layers_are_listed() -> None:
     known = [head.values["entropy"] for head in heads.chosen(chosen[:3])]
     mean = math.fsum(number for number in known if not math.isnan(number)) / len(known)
     assert str(next(iter(layers.columns[2].cells))) == f"{mean:.2f}"
-    assert shown(meanings(heads, chosen=chosen), 80) == shown(meanings(heads.chosen(chosen)), 80)
+    assert as_sentences(heads, chosen=chosen) == as_sentences(heads.chosen(chosen))
 
 
 def test_heads_that_are_not_there_cannot_be_chosen() -> None:
@@ -282,11 +281,9 @@ def test_heads_that_are_not_there_cannot_be_chosen() -> None:
         ([(0, 1.5)], r"got head 1\.5 of 3"),
         ([(0, "x")], "got head 'x' of 3"),
     ):
-        for table in (heads_table, layers_table, meanings, as_sentences):
+        for table in (heads_table, layers_table, as_sentences):
             with pytest.raises(ArgumentError, match=said):
                 table(heads, chosen=chosen)  # type: ignore[operator]
-    with pytest.raises(ArgumentError, match="chosen must go with Heads: got list"):
-        meanings(heads.all(), chosen=[(0, 0)])
     alone = Heads()
     alone.add(
         "a", Record((1, 1, 7, 7), rows={"first": torch.zeros(1, 1)}, counts={"first": torch.ones(1, 1)})

@@ -28,10 +28,9 @@ from headwise.heads.roles import Role, Roles
 from headwise.models import load
 from headwise.models.specialised_heads import Specialisation
 from headwise.show import heads_page as pages
-from headwise.show import heads_page_data as data_of_pages
-from headwise.show.heads_data import FORMAT, as_json
-from headwise.show.heads_page_data import page_data
-from headwise.show.packed_maps import Blobs, levels, weights
+from headwise.show.heads_page import page_data
+from headwise.show.heads_tables import FORMAT, as_json
+from headwise.show.offline_pages import Blobs, levels, weights
 from headwise.show.tables import IN_WORDS
 
 ATTACKS = (
@@ -556,11 +555,11 @@ def test_where_all_maps_have_too_many_cells_they_have_fewer(monkeypatch: pytest.
     heads = Heads()
     heads.add("a", record(previous(131).expand(1, 3, 131, 131)))
     assert of(heads).call()["rows"] == 131
-    monkeypatch.setattr(data_of_pages, "MOST_CELLS", 3 * 128 * 128)
+    monkeypatch.setattr(pages, "MOST_CELLS", 3 * 128 * 128)
     assert of(heads).call()["rows"] == 128
-    monkeypatch.setattr(data_of_pages, "MOST_CELLS", 3 * 128 * 128 - 1)
+    monkeypatch.setattr(pages, "MOST_CELLS", 3 * 128 * 128 - 1)
     assert of(heads).call()["rows"] == 64
-    monkeypatch.setattr(data_of_pages, "MOST_CELLS", 1)
+    monkeypatch.setattr(pages, "MOST_CELLS", 1)
     assert of(heads).call()["rows"] == 32
 
 

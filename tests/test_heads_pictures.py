@@ -23,11 +23,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from headwise.show.head_picture import head_picture
-from headwise.show.heads_pictures import layer_picture, model_picture
-from headwise.show.heatmaps import heatmaps
-from headwise.show.pictured_heads import OF_LABEL
-from headwise.show.sheet import colours, drawing
+from headwise.show.heads_pictures import head_picture, layer_picture, model_picture
+from headwise.show.heatmaps import OF_LABEL, heatmaps
+from headwise.show.sheet import colours, weight_scale
 from headwise.show.texts import MISSING
 
 ROWS = tuple(name for name in ROW_STATISTICS if name != "max_logit")
@@ -85,7 +83,7 @@ def test_every_cell_is_a_whole_number_of_dots_and_nothing_covers_one(kind: str) 
     down, across = (dots // cells for dots, cells in zip(drawn.shape, cells.shape, strict=False))
     assert down >= 2 and across >= 2
     assert drawn.shape[:2] == (down * cells.shape[0], across * cells.shape[1])
-    expected = colours()(drawing()[2](cells))[..., :3].repeat(down, 0).repeat(across, 1)
+    expected = colours()(weight_scale()(cells))[..., :3].repeat(down, 0).repeat(across, 1)
     numpy.testing.assert_allclose(drawn / 255, expected, atol=2 / 255)
 
 
@@ -111,7 +109,7 @@ def test_pooled_pictures_are_made_coarser_where_there_is_no_room() -> None:
     q, k = torch.randn(2, 1, 1, length, 5, generator=torch.Generator().manual_seed(1))
     weights = AttentionMap(q, k)
     heads.add("a", reduce(weights, names=ROWS, pooled=128))
-    from headwise.show.pictured_heads import cells_of
+    from headwise.show.heatmaps import cells_of
 
     picture, lengths, _ = cells_of(heads[0], 0, 64)
     assert lengths == (length, length) and picture.shape == (1, 64, 64)

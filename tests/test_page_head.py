@@ -24,8 +24,7 @@ from torch import Tensor
 import axe
 import headwise as hw
 from browser import Browser, Page, found
-from headwise.show.offline_pages import built, filled, policy
-from headwise.show.packed_maps import Blobs, as_bytes, levels
+from headwise.show.offline_pages import Blobs, as_bytes, built, filled, levels, policy
 
 pytestmark = [
     pytest.mark.slow,

@@ -26,7 +26,7 @@ from headwise.heads.record import reduce
 from headwise.heads.text_changes import Changes
 from headwise.models import load
 from headwise.models.specialised_heads import specialisation
-from headwise.show.packed_maps import levels, weights
+from headwise.show.offline_pages import levels, weights
 from headwise.show.tables import IN_WORDS
 
 pytestmark = [

@@ -27,8 +27,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from headwise.show.curves import robustness_curve
 from headwise.show.outputs_picture import _strongest, outputs_picture
-from headwise.show.robustness_curve import robustness_curve
 
 B, T, E, H = 2, 5, 21, 3
 WORDS = "The quick brown fox $jumps$\x1b".split(" ")

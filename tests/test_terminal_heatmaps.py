@@ -21,8 +21,16 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from headwise.show.sheet import LIGHT_TO_DARK
-from headwise.show.terminal_cells import FROM, MARK, PLAIN_SHADES, SHADES, Pen
-from headwise.show.terminal_heatmaps import LEAST, NAMED, terminal_heatmaps
+from headwise.show.terminal_heatmaps import (
+    FROM,
+    LEAST,
+    MARK,
+    NAMED,
+    PLAIN_SHADES,
+    SHADES,
+    Pen,
+    terminal_heatmaps,
+)
 
 SCRIPTS = ["שלום", "日本語", "مرحبا", "नमस्ते", "😀", "a\x1b[31m", "\n", "x" * 41, "é", "", "\u202eabc"]
 

@@ -1,5 +1,5 @@
 /**
- * What the page was given, "headwise page 1": `show/heads_page_data.py` writes it, and says the same in Python.
+ * What the page was given, "headwise page 1": `show/heads_page.py` writes it, and says the same in Python.
  *
  * Numbers that are not finite are null. Letters: T queries, S keys, H heads, D channels of a head.
  */

@@ -421,7 +421,7 @@ def _telling(progress: bool | Progress, group: Group | None) -> Iterator[Progres
     if callable(progress):
         yield progress
     elif progress and (group is None or group.rank == 0):
-        from ..show.progress_bar import Bar
+        from ..show.tables import Bar
 
         with Bar("Surveying", "documents") as bar:
             yield bar.tell

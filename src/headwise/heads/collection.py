@@ -361,8 +361,7 @@ class Heads(ByLayer[LayerHeads]):
             ...     output, _ = mha(torch.randn(2, 7, 64))
             >>> heads.plot().savefig("all.png"); heads.plot(0, 3).savefig("one.png")    # doctest: +SKIP
         """
-        from ..show.head_picture import head_picture
-        from ..show.heads_pictures import layer_picture, model_picture
+        from ..show.heads_pictures import head_picture, layer_picture, model_picture
 
         names = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         if layer is None:
@@ -431,7 +430,7 @@ class Heads(ByLayer[LayerHeads]):
             >>> len(heads.plot_layers(["first", "written_first"]).axes)
             2
         """
-        from ..show.layers_picture import layers_picture
+        from ..show.layers_pictures import layers_picture
 
         return layers_picture(self, statistics)
 
@@ -472,7 +471,7 @@ class Heads(ByLayer[LayerHeads]):
         Raises:
             ArgumentError: nothing was watched; no such head; not a .json, or one that cannot be written.
         """
-        from ..show.heads_data import as_data, check_json_path, save_json
+        from ..show.heads_tables import as_data, check_json_path, save_json
 
         if path is not None:
             check_json_path(path)

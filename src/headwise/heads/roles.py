@@ -184,7 +184,7 @@ class Roles(Mapping[str, Role]):
         Raises:
             PackageMissing: rich is not installed.
         """
-        from ..show.roles_table import roles_table
+        from ..show.layers_pictures import roles_table
 
         return roles_table(self)
 
@@ -195,12 +195,12 @@ class Roles(Mapping[str, Role]):
             ArgumentError: no relation was asked about.
             PackageMissing: matplotlib is not installed.
         """
-        from ..show.roles_picture import roles_picture
+        from ..show.layers_pictures import roles_picture
 
         return roles_picture(self)
 
     def __str__(self) -> str:
-        from ..show.roles_table import as_lines
+        from ..show.layers_pictures import as_lines
 
         return "\n".join(as_lines(self))
 

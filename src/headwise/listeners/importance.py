@@ -416,7 +416,7 @@ class Robustness:
 
     def plot(self) -> Figure:
         """The curves, as a matplotlib figure (`pip install "headwise[viz]"`)."""
-        from ..show.robustness_curve import robustness_curve
+        from ..show.curves import robustness_curve
 
         return robustness_curve(self)
 

@@ -197,7 +197,7 @@ class Specialisation:
         Raises:
             PackageMissing: rich is not installed.
         """
-        from ..show.specialisation_picture import specialisation_table
+        from ..show.curves import specialisation_table
 
         return specialisation_table(self)
 
@@ -207,7 +207,7 @@ class Specialisation:
         Raises:
             PackageMissing: matplotlib is not installed.
         """
-        from ..show.specialisation_picture import specialisation_picture
+        from ..show.curves import specialisation_picture
 
         return specialisation_picture(self)
 

@@ -21,6 +21,7 @@ from ..models.byte_pairs import BytePairs
 from ..models.pretrained import Pretrained
 from ..models.transformer import Transformer
 from ..models.transformer_config import TransformerConfig
+from .offline_pages import as_bytes
 
 __all__ = ["EXAMPLE", "alive_data"]
 
@@ -54,15 +55,11 @@ Pack = Callable[[bytes], Any]
 
 
 def alive_data(pretrained: Pretrained, pack: Pack, example: str = EXAMPLE) -> dict[str, Any]:
-    """What a page needs to run a model, `AliveData`.
+    """What a page needs to run a model, `AliveData`; `ArgumentError` where the page cannot compute it.
 
     Args:
-        pretrained: a model with its tokenizer, as `headwise.models.load` gives them.
         pack: keeps bytes and says where: a `Blob`.
         example: the text that the page reads first.
-
-    Raises:
-        ArgumentError: a model or a tokenizer that the page cannot compute; weights beyond float16.
     """
     model, tokenizer, title = pretrained
     if not isinstance(model, Transformer):
@@ -72,22 +69,20 @@ def alive_data(pretrained: Pretrained, pack: Pack, example: str = EXAMPLE) -> di
         )
     config = model.config
     _check_config(config)
+    rope = config.rope
+    assert rope is not None, "checked"
+    sizes = {name: getattr(config, name) for name in SIZES}
+    turned = {"rope_base": rope.base, "rope_dims": rope.turned(config.d_model // config.num_heads)}
     words = _vocabulary(tokenizer, config)
     tensors = {name: {"shape": list(x.shape), "data": pack(_halves(name, x))} for name, x in _tensors(model)}
-    tokens = Tokens(model, tokenizer)
-    marks = (number for number in range(len(words["tokens"])) if number not in tokens.special)
+    special = Tokens(model, tokenizer).special
+    ordinary = (number for number in range(len(words["tokens"])) if number not in special)
+    marks = [number for number in ordinary if is_punctuation(str(tokenizer.convert_ids_to_tokens(number)))]
     return {
         "title": title,
-        "config": {name: getattr(config, name) for name in SIZES} | _turned(config),
+        "config": sizes | turned,
         "tensors": tensors,
-        "tokenizer": words
-        | {
-            "pattern": PATTERN,
-            "special": tokens.special,
-            "punctuation": [
-                number for number in marks if is_punctuation(str(tokenizer.convert_ids_to_tokens(number)))
-            ],
-        },
+        "tokenizer": words | {"pattern": PATTERN, "special": special, "punctuation": marks},
         "example": example,
     }
 
@@ -109,10 +104,9 @@ def _check_config(config: TransformerConfig) -> None:
     rope = config.rope
     if rope is None or rope.interleaved or rope.scaling is not None:
         raise _cannot("rope", rope, "Rope(base, dims), neither interleaved nor scaled")
-    if config.d_model % (PANEL * config.num_heads):
-        raise _cannot(
-            "d_model", config.d_model, f"a multiple of {PANEL} for each of {config.num_heads} heads"
-        )
+    heads = config.num_heads
+    if config.d_model % (PANEL * heads):
+        raise _cannot("d_model", config.d_model, f"a multiple of {PANEL} for each of {heads} heads")
     if config.d_ff % PANEL:
         raise _cannot("d_ff", config.d_ff, f"a multiple of {PANEL}")
     if config.max_length is None:
@@ -124,14 +118,6 @@ def _cannot(name: str, value: object, known: str) -> ArgumentError:
         f"alive must be a model that the page can compute: it has {name}={value!r}, and the page knows "
         f"{known}; leave alive out, and measure beforehand with effects="
     )
-
-
-def _turned(config: TransformerConfig) -> dict[str, float]:
-    assert config.rope is not None, "checked"
-    return {
-        "rope_base": config.rope.base,
-        "rope_dims": config.rope.turned(config.d_model // config.num_heads),
-    }
 
 
 def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
@@ -151,7 +137,7 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     held = model.state_dict()
     for name in [*held, *wanted]:
         shape = list(held[name].shape) if name in held else None
-        expected = wanted[name][1] if name in wanted else None
+        expected = wanted.get(name, (name, None))[1]
         if shape != expected:
             raise ArgumentError(
                 f"alive must be a model as its config says: {name} is {shape}, and should be {expected}; "
@@ -171,8 +157,7 @@ def _halves(name: str, x: Tensor) -> bytes:
             f"alive must have weights that float16 holds: {name} has {x[strange][0].item():.9g}, and "
             f"{int(strange.sum())} more like it; round them first, model.half().float(), and watch that model"
         )
-    pairs = half.contiguous().flatten().view(torch.uint8).unflatten(0, (-1, 2))
-    return pairs.T.contiguous().numpy().tobytes()
+    return as_bytes(half.contiguous().flatten().view(torch.uint8).unflatten(0, (-1, 2)).T)
 
 
 # The tokenizer
@@ -214,8 +199,7 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
                 f"page knows {known!r}; leave alive out"
             )
     entries = model["vocab"] | {token["content"]: token["id"] for token in added}
-    tokens = [""] * len(tokenizer)
-    for entry, number in entries.items():
-        tokens[number] = entry
+    by_number = {number: entry for entry, number in entries.items()}
+    tokens = [by_number.get(number, "") for number in range(len(tokenizer))]
     pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return {"tokens": tokens, "merges": pairs, "start": start}

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,22 @@ from torch import Tensor
 from ..heads.labels import MIXED
 from ..heads.text_changes import Alignment, Change, Changes
 from .heads_tables import HeadsTable
-from .sheet import FAINT, INK, LONGEST, NOTHING, STEPS, colours, drawing, words
+from .sheet import (
+    FAINT,
+    INK,
+    LONGEST,
+    NOTHING,
+    STEPS,
+    axes_at,
+    colours,
+    heat,
+    need_matplotlib,
+    new_figure,
+    plain_bar,
+    weight_scale,
+    words,
+    write,
+)  # fmt: skip
 from .tables import as_text, empty_table
 from .texts import label, plain, readable
 
@@ -57,23 +73,20 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
     All three share their rows and columns: the tokens of both texts as one line, "he/she" where they differ,
     and hatched where a text has no such token. Of more than 24 tokens those are shown, with their positions,
     whose rows changed most, and the keys that made the difference.
-
-    Raises:
-        ArgumentError: top below 1.
-        PackageMissing: matplotlib is not installed.
     """
     shown = changes.first(top)
-    Figure, Canvas, scale = drawing()
+    need_matplotlib()
     views = [View.of(changes, change) for change in shown]
     sheet = Sheet.of(changes, shown, views)
-    figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
-    Canvas(figure)
+    figure = new_figure(sheet.width, sheet.height)
+    scale = weight_scale()
     apart = _spread([view.difference for view in views])
     of_kind: dict[bool, Axes] = {}
     for number, (change, view) in enumerate(zip(shown, views, strict=True)):
+        x, y = sheet.corner(number)
         for column, cells in enumerate((view.first, view.second, view.difference)):
             is_difference = column == 2
-            ax = figure.add_axes(sheet.box(number, column))
+            ax = axes_at(figure, x + column * (sheet.side + GAP), y, sheet.side, sheet.side)
             of_kind.setdefault(is_difference, ax)
             _map(ax, cells, _differing() if is_difference else colours(), apart if is_difference else scale)
             _lines(ax, view)
@@ -108,16 +121,13 @@ class View:
         first, second = changes.weights(change)
         R, C = first.shape
         apart = (second.nan_to_num(0.0) - first.nan_to_num(0.0)).abs()
-        if R <= NAMED:
-            rows = list(range(R))
-        else:
-            told = layer.rows[change.head].nan_to_num(0.0)
-            most = told.argsort(descending=True, stable=True)[:FEW].tolist()
-            rows = sorted(layer.queries.shared[at] for at in most)
-        if C <= NAMED:
-            columns = list(range(C))
-        else:
-            columns = sorted(apart[rows].sum(0).argsort(descending=True, stable=True)[:FEW].tolist())
+        rows, columns = list(range(R)), list(range(C))
+        if R > NAMED:
+            rows = sorted(
+                layer.queries.shared[at] for at in _largest(layer.rows[change.head].nan_to_num(0.0))
+            )
+        if C > NAMED:
+            columns = sorted(_largest(apart[rows].sum(0)))
         first, second = first[rows][:, columns], second[rows][:, columns]
         difference = (second - first).masked_fill((first == 0) & (second == 0), math.nan)
         queries, keys = _readable(layer.queries), _readable(layer.keys)
@@ -127,13 +137,15 @@ class View:
     def is_whole(self) -> bool:
         return len(self.rows) == len(self.queries.places) and len(self.columns) == len(self.keys.places)
 
-    @property
-    def row_names(self) -> list[str]:
-        return _names(self.queries, self.rows)
+    @cached_property
+    def names(self) -> tuple[list[str], list[str]]:
+        """Of rows and of columns."""
+        return _names(self.queries, self.rows), _names(self.keys, self.columns)
 
-    @property
-    def column_names(self) -> list[str]:
-        return _names(self.keys, self.columns)
+
+def _largest(numbers: Tensor) -> list[int]:
+    few: list[int] = numbers.argsort(descending=True, stable=True)[:FEW].tolist()
+    return few
 
 
 def _readable(text: Alignment) -> Alignment:
@@ -180,8 +192,8 @@ class Sheet:
     @classmethod
     def of(cls, changes: Changes, shown: Sequence[Change], views: Sequence[View]) -> Sheet:
         side = max(1.45, 0.15 * max(max(view.first.shape) for view in views))
-        margin = 0.066 * max(len(name) for view in views for name in view.row_names) + 0.12
-        under = 0.066 * max(len(name) for view in views for name in view.column_names) + 0.2
+        margin = 0.066 * max(len(name) for view in views for name in view.names[0]) + 0.12
+        under = 0.066 * max(len(name) for view in views for name in view.names[1]) + 0.2
         wide = margin + 0.12 + 3 * side + 2 * GAP
         across = 2 if len(views) > 2 else 1
         width = max(across * (wide + 0.23) + 0.85, 7.6)
@@ -202,17 +214,6 @@ class Sheet:
         x = self.left + column * (self.left + 3 * self.side + 2 * GAP + 0.23)
         return x, self.top + self.above + row * (self.above + self.side + self.below)
 
-    def box(self, number: int, column: int) -> tuple[float, float, float, float]:
-        """Of one map, as matplotlib places it."""
-        x, y = self.corner(number)
-        x += column * (self.side + GAP)
-        return (
-            x / self.width,
-            1 - (y + self.side) / self.height,
-            self.side / self.width,
-            self.side / self.height,
-        )
-
     def names_below(self, number: int) -> bool:
         """Whether columns are named under a head: under every one, or under the last below each other."""
         return self.below > 0 or number + self.across >= self.count
@@ -227,14 +228,8 @@ def _map(ax: Axes, cells: Tensor, colour: Colormap, scale: Normalize) -> None:
     R, C = cells.shape
     array = cells.numpy()
     hidden = numpy.isnan(array) if colour.name == DIFFERENCE else ~(array > 0)
-    ax.imshow(
-        numpy.ma.masked_where(hidden, array),
-        cmap=colour,
-        norm=scale,
-        extent=(-0.5, C - 0.5, R - 0.5, -0.5),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    cells_shown = numpy.ma.masked_where(hidden, array)
+    heat(ax, cells_shown, (-0.5, C - 0.5, R - 0.5, -0.5), scale, colour)
     ax.set_frame_on(False)
     ax.tick_params(which="both", length=0, labelsize=7, labelcolor=FAINT, pad=6)
 
@@ -252,11 +247,11 @@ def _absent(ax: Axes, view: View, sides: tuple[int, ...]) -> None:
 
     R, C = view.first.shape
     style: dict[str, Any] = {"facecolor": "white", "edgecolor": "#cfd4dc", "hatch": "//////", "linewidth": 0}
-    for at, place in enumerate(view.queries.places[row] for row in view.rows):
-        if any(place[side] is None for side in sides):
+    for at, row in enumerate(view.rows):
+        if any(view.queries.places[row][side] is None for side in sides):
             ax.add_patch(Rectangle((-0.5, at - 0.5), C, 1, **style))
-    for at, place in enumerate(view.keys.places[column] for column in view.columns):
-        if any(place[side] is None for side in sides):
+    for at, column in enumerate(view.columns):
+        if any(view.keys.places[column][side] is None for side in sides):
             ax.add_patch(Rectangle((at - 0.5, -0.5), 1, R, **style))
 
 
@@ -266,12 +261,8 @@ def _mark(ax: Axes, sheet: Sheet, view: View) -> None:
 
     thick = 0.05 / sheet.side  # as a share of the map
     R, C = view.first.shape
-    style: dict[str, Any] = {
-        "facecolor": "#f2b705",
-        "linewidth": 0,
-        "clip_on": False,
-        "transform": ax.transAxes,
-    }
+    style: dict[str, Any] = {"facecolor": "#f2b705", "linewidth": 0, "clip_on": False}
+    style["transform"] = ax.transAxes
     for at, row in enumerate(view.rows):
         if view.queries.changed[row]:
             ax.add_patch(Rectangle((-1.6 * thick, 1 - (at + 1) / R), thick, 1 / R, **style))
@@ -282,9 +273,9 @@ def _mark(ax: Axes, sheet: Sheet, view: View) -> None:
 
 def _name(ax: Axes, view: View, *, left: bool, below: bool) -> None:
     upright: dict[str, Any] = {"rotation": 90, "rotation_mode": "anchor", "ha": "right", "va": "center"}
-    names = view.column_names if below else []
+    names = view.names[1] if below else []
     ax.set_xticks(range(len(names)), names, **upright, **words(FAINT))
-    names = view.row_names if left else []
+    names = view.names[0] if left else []
     ax.set_yticks(range(len(names)), names, **words(FAINT))
     of_axis = (
         (view.keys, view.columns, ax.get_xticklabels()),
@@ -352,28 +343,24 @@ def _labels(change: Change) -> str:
 
 def _headline(figure: Figure, sheet: Sheet, number: int, change: Change, token: str) -> None:
     x, y = sheet.corner(number)
-
-    def write(text: str, down: float, **how: Any) -> None:
-        figure.text(x / sheet.width, 1 - (y + down) / sheet.height, text, va="baseline", **how)
-
     where = f"layer {change.layer}" if isinstance(change.layer, int) else label(change.layer, 40)
     room = int((3 * sheet.side + 2 * GAP) / 0.078)
-    write(label(f"{where}, head {change.head}", room), -0.4, size=9, weight="bold", **words(INK))
+    title = label(f"{where}, head {change.head}", room)
+    write(figure, x, y - 0.4, title, size=9, va="baseline", weight="bold", **words(INK))
     parts = ["nothing to compare"] if math.isnan(change.distance) else [f"changed {change.distance:.3f}"]
     if change.places is not None and change.largest > 0:
         parts.append(f"most at “{label(token, 2 * LONGEST + 1)}”, {change.largest:.2f}")
     parts += [_labels(change)] if _labels(change) else []
-    write(label("; ".join(parts), int(room * 1.25)), -0.235, size=7.5, **words(FAINT))
+    said = label("; ".join(parts), int(room * 1.25))
+    write(figure, x, y - 0.235, said, size=7.5, va="baseline", **words(FAINT))
 
 
 def _title(figure: Figure, sheet: Sheet) -> None:
-    def write(text: str, down: float, **how: Any) -> None:
-        figure.text(0.12 / sheet.width, 1 - down / sheet.height, text, va="center", **how)
-
     size = min(12.5, max(8.0, 106 * sheet.width / len(sheet.title)))
-    write(label(sheet.title, int(106 * sheet.width / size)), 0.27, size=size, weight="bold", **words(INK))
+    title = label(sheet.title, int(106 * sheet.width / size))
+    write(figure, 0.12, 0.27, title, size=size, weight="bold", **words(INK))
     for number, line in enumerate(sheet.how):
-        write(line, 0.53 + 0.165 * number, size=8.2, **words(FAINT))
+        write(figure, 0.12, 0.53 + 0.165 * number, line, size=8.2, **words(FAINT))
 
 
 def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
@@ -385,36 +372,22 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
     long = min((end - y - 0.3) / 2, 2.4)
     for is_difference, ax in of_kind.items():
         start = y + (long + 0.3) * is_difference
-        place = (
-            x / sheet.width,
-            1 - (start + long) / sheet.height,
-            0.11 / sheet.width,
-            long / sheet.height,
-        )
         image = ax.images[0]
         most = float(image.get_clim()[1])
         ticks = [-most, -most / 4, 0, most / 4, most] if is_difference else STEPS
-        bar = figure.colorbar(image, cax=figure.add_axes(place), ticks=ticks)
+        bar = figure.colorbar(image, cax=axes_at(figure, x, start, 0.11, long), ticks=ticks)
         bar.set_ticklabels([f"{tick:+.2f}" if is_difference and tick else f"{tick:g}" for tick in ticks])
         meaning = "difference" if is_difference else "weight (grey: none)"
         bar.set_label(meaning, size=7.5, **words(FAINT))
-        bar.ax.tick_params(length=2, labelsize=6.5, labelcolor=FAINT, color=FAINT)
+        plain_bar(bar, 6.5)
         bar.ax.minorticks_off()
-        bar.outline.set_visible(False)
 
 
 # The table
 
 
 def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:
-    """One row per head: how much it changed, at which token most, and what it is called on both texts.
-
-    Numbers are whole at any width, words are wrapped.
-
-    Raises:
-        ArgumentError: top below 1.
-        PackageMissing: rich is not installed.
-    """
+    """One row per head: how much it changed, at which token most, and what it is called on both texts."""
     table = empty_table(_said(changes), elsewhere="Changes.all has every number")
     table.add("head", least=0)
     table.add("mean\nnats")

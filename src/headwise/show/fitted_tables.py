@@ -95,15 +95,14 @@ class FittedTable(Table):
         widths = self._fit(texts, headers, options.max_width - edges)
         if self.title:
             yield in_letters(_text(self.title), encoding)
+        shown = {index for index in range(len(self.columns)) if self._of(index).rank == 0}
         if widths is None:
             yield from self._sentences(texts, options.max_width)
-            shown = {index for index in range(len(self.columns)) if self._of(index).rank == 0}
         else:
-            if self.box and not edges:
-                yield Text()  # as wide ones have above and below
+            blank = [Text()] if self.box and not edges else []  # as wide ones have above and below
+            yield from blank
             yield self._table(texts, headers, widths, edges)
-            if self.box and not edges:
-                yield Text()
+            yield from blank
             shown = set(widths)
         out = [self._of(index).name for index in range(len(self.columns)) if index not in shown]
         if out:
@@ -117,29 +116,19 @@ class FittedTable(Table):
     def _table(
         self, texts: list[list[Text]], headers: list[Text], widths: dict[int, int], edges: int
     ) -> Table:
-        box, header = self.box, self.show_header
-        table = Table(
-            box=box,
-            show_header=header,
-            show_edge=edges > 0,
-            pad_edge=False,
-            padding=0 if box else (0, 1, 0, 0),
-        )
+        padding = 0 if self.box else (0, 1, 0, 0)
+        options: dict[str, Any] = {"box": self.box, "show_header": self.show_header, "show_edge": edges > 0}
+        table = Table(pad_edge=False, padding=padding, **options)
+
+        def folded(text: Text, index: int) -> Text:
+            return text if self._of(index).least is None else _folded(text, widths[index])
+
         for index, width in widths.items():
-            column: Column = self.columns[index]
-            table.add_column(
-                headers[index] if self._of(index).least is None else _folded(headers[index], width),
-                justify=column.justify,
-                style=column.style,
-                no_wrap=True,  # what is too long has been wrapped
-                width=width,
-            )
-        for row in range(len(self.rows)):
-            cells = (
-                texts[index][row] if self._of(index).least is None else _folded(texts[index][row], width)
-                for index, width in widths.items()
-            )
-            table.add_row(*cells, style=self.rows[row].style)
+            column: Column = self.columns[index]  # what is too long has been wrapped
+            how: dict[str, Any] = {"justify": column.justify, "style": column.style, "no_wrap": True}
+            table.add_column(folded(headers[index], index), width=width, **how)
+        for number, row in enumerate(self.rows):
+            table.add_row(*(folded(texts[index][number], index) for index in widths), style=row.style)
         return table
 
     def _sentences(self, texts: list[list[Text]], width: int) -> Iterator[Text]:
@@ -165,9 +154,7 @@ class FittedTable(Table):
     def _widths(self, index: int, cells: list[Text], header: Text) -> tuple[int, int, int]:
         """What a column needs at least, to read well, and for all of it in one line."""
         terms = self._of(index)
-        natural = max((_wide(text) for text in [header, *cells]), default=0)
-        if not self.show_header:
-            natural = max(map(_wide, cells), default=0)
+        natural = max(map(_wide, [header, *cells] if self.show_header else cells), default=0)
         if terms.least is None:
             return natural, natural, natural
         words = (word for text in [header, *cells] for word in WORDS.findall(text.plain))
@@ -218,9 +205,7 @@ def in_letters(text: Text, encoding: str) -> Text:
     try:
         shown = text.plain.encode(encoding, "replace").decode(encoding)
     except LookupError:
-        shown = text.plain.encode("ascii", "replace").decode("ascii")
-    if shown == text.plain:
-        return text
+        return in_letters(text, "ascii")
     other = text.copy()
     other.plain = shown
     return other
@@ -264,31 +249,23 @@ def wrapped(text: Text, width: int) -> list[Text]:
 def _starts(line: str, width: int) -> list[int]:
     """Where each line begins."""
     starts, room = [0], width
+    for at, part, on_its_own in _parts(line, width):
+        if at != starts[-1] and (on_its_own or cell_len(part.rstrip()) > room):
+            starts.append(at)
+            room = width
+        room -= cell_len(part)
+    return starts
+
+
+def _parts(line: str, width: int) -> Iterator[tuple[int, str, bool]]:
+    """(where it begins, text, whether it begins a line): words; of one too long for a line, its pieces, of a
+    piece too long its characters."""
     for match in WORDS.finditer(line):
         word, at = match.group(), match.start()
-        size = cell_len(word.rstrip())
-        if size <= room:
-            room -= cell_len(word)
+        if cell_len(word.rstrip()) <= width:
+            yield at, word, False
             continue
-        if at > 0:
-            starts.append(at)
-        room = width
-        if size > width:
-            for piece in PIECES.findall(word.rstrip()):
-                long = cell_len(piece)
-                if long > room and at != starts[-1]:
-                    starts.append(at)
-                    room = width
-                for char in piece if long > width else ():
-                    if cell_len(char) > room and at != starts[-1]:
-                        starts.append(at)
-                        room = width
-                    room -= cell_len(char)
-                    at += 1
-                if long <= width:
-                    room -= long
-                    at += len(piece)
-            room -= cell_len(word) - size
-        else:
-            room -= cell_len(word)
-    return starts
+        for piece in PIECES.findall(word):
+            for part in piece if cell_len(piece.rstrip()) > width else [piece]:
+                yield at, part, at == match.start()
+                at += len(part)

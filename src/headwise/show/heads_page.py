@@ -1,31 +1,54 @@
 """Watched heads as one page: a file that needs nothing else and loads nothing.
 
-What it says is `heads_page_data.page_data`; what draws it is built from `page/` of the repository. All that
-users give is text, whatever it looks like. In a notebook the page stands in a frame; where it would be too
-large for that, the table of heads alone does, which runs nothing.
+What it holds is plain data, and packed arrays beside it; `page/src/heads/page_data.ts` says the same of every
+field. What draws it is built from `page/` of the repository. All that users give is text, whatever it looks
+like. In a notebook the page stands in a frame; where it would be too large for that, the table of heads alone
+does, which runs nothing.
+
+A source is one `Heads`, a reading one sequence that it read, without its padding. Up to `EXACT` positions a
+side a map has a cell per query and key; beyond, positions share 128 x 128 cells. So that a page stays small,
+all maps together have `MOST_CELLS` cells at most, about 12 MB: where they would have more, those of more than
+128 positions are pooled, or of more than 64, or of more than 32.
+
+Letters: T query_len, S key_len, C checkpoints.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
-from ..heads.collection import Heads
-from ..heads.labels import MIXED
-from .heads_data import as_data
-from .heads_page_data import page_data
-from .offline_pages import built, filled, framed, policy
-from .packed_maps import Blobs
-from .tables import HEADERS
-from .texts import plain
+from ..engines.statistics import ROW_STATISTICS, Statistics
+from ..errors import ArgumentError, ShapeError
+from ..heads.collection import Heads, ToldToPages
+from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
+from ..heads.layer import Head
+from ..heads.layer_names import Layer
+from ..heads.roles import Roles
+from .heads_tables import as_data
+from .heatmaps import OF_LABEL, layer_name
+from .offline_pages import Blobs, built, filled, framed, image_data, policy
+from .page_calls import Finer, Texts, call_data, check_finer, strongest_of_labels, with_maps
+from .page_readings import EXACT, Reading, flips, readings_of, rounded, row_of, side_within
+from .tables import HEADERS, IN_WORDS, WEIGHTS
+from .texts import encodable, plain
 
-__all__ = ["EXAMPLE", "heads_page", "in_notebook", "page_of", "table_page"]
+if TYPE_CHECKING:
+    from ..listeners.effects import Effects
+    from ..listeners.head_outputs import HeadOutputs
+    from ..models.pretrained import Pretrained
+    from ..models.specialised_heads import Specialisation
+
+__all__ = ["EXACT", "EXAMPLE", "FORMAT", "MOST_CELLS", "heads_page", "in_notebook", "page_data", "page_of"]
 
 EXAMPLE = "heads.html"
-
+FORMAT = "headwise page 1"
+MOST_CELLS = 2**24
+LONGEST_TEXT = 2000  # characters
+OF_NO_LABEL = "#6b6f76"
 NOTEBOOK = 4 * 2**20  # letters of a page that a notebook is given
 COARSER = 64  # cells a side, of one that would be larger
 TALL = 860  # of the frame, in dots of the screen
@@ -33,11 +56,7 @@ NUMBERS = ("entropy", "distance", "first", "previous", "itself", "next", "specia
 
 
 def heads_page(heads: Heads, **options: Any) -> str:
-    """The whole page as text; options as of `heads_page_data.page_data`.
-
-    Raises:
-        ArgumentError, IndexError, ShapeError: as `headwise.Heads.to_html`.
-    """
+    """The whole page as text; options as of `page_data`."""
     return page_of(*page_data(heads, **options))
 
 
@@ -63,8 +82,318 @@ ESCAPED = str.maketrans(
 def _as_script(data: dict[str, Any]) -> str:
     """JSON that cannot end the element it stands in; half characters as the sign that stands for them."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return whole.translate(ESCAPED)
+    return encodable(text).translate(ESCAPED)
+
+
+def page_data(
+    heads: Heads,
+    *,
+    batch: int | None = None,
+    chosen: Sequence[tuple[Layer, int]] | None = None,
+    text: str | Sequence[str] | None = None,
+    roles: Roles | None = None,
+    beside: Heads | Sequence[Heads] = (),
+    finer: Sequence[tuple[Layer, int]] | None = None,
+    outputs: HeadOutputs | None = None,
+    effects: Effects | None = None,
+    corpus: ToldToPages | None = None,
+    training: Specialisation | None = None,
+    alive: Pretrained | None = None,
+    image: Any = None,
+    patches: tuple[int, int] | None = None,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    side: int = EXACT,
+) -> tuple[dict[str, Any], Blobs]:
+    """The data, and the arrays that it points to: see `headwise.Heads.to_html`.
+
+    side: maps of more positions are pooled, as in a notebook.
+    """
+    others = [beside] if isinstance(beside, Heads) else list(beside)
+    for other in others:
+        if not isinstance(other, Heads):
+            raise ArgumentError(
+                f"beside must be Heads, or several of them: got {type(other).__name__}; watch a model first"
+            )
+    if training is not None:
+        _, L, H = training.shape
+        _check_model("training", heads, [H] * L)
+    wanted = check_finer(heads, finer)
+    sources = [readings_of(heads, batch, chosen, (query_tokens, key_tokens))]
+    sources += [readings_of(other, None, chosen if _alike(heads, other) else None) for other in others]
+    tokens = max((len(view.keys) for view in sources[0][0].layers if view is not None), default=0)
+    picture = image_data(image, patches, len(sources[0]), tokens)
+    said = _said(text, [len(readings) for readings in sources])
+    views = [view for readings in sources for each in readings for view in each.layers if view is not None]
+    side = side_within(views, side, MOST_CELLS)
+    blobs = Blobs()
+    texts: Texts = {}
+    told: list[dict[str, Any]] = []
+    for number, readings in enumerate(sources):
+        own = number == 0
+        mine: list[dict[str, Any]] = []
+        for each in readings:
+            if wanted is None:
+                zoomed = strongest_of_labels(each, side) if not mine else []
+            else:
+                zoomed = wanted if own else with_maps(each, wanted)
+            name = f"text {len(mine) + 1}" if len(readings) > 1 else ""
+            calls = _calls(each, zoomed, outputs if own else None, side, blobs, texts)
+            about = {"name": name, "text": next(said), "heads": _heads(each), "calls": calls}
+            mine.append(about | {"image": picture if own else None})
+        told.append(
+            {
+                "title": plain(readings[0].heads.title or "Model", 120),
+                "layers": _layers(readings[0]),
+                "roles": _roles(roles, readings[0]) if own and roles is not None else None,
+                "readings": mine,
+            }
+        )
+    count = len(told[0]["readings"][0]["heads"])
+    looks = "its head looks" if count == 1 else f"{count} heads look"
+    compared = flips(sources, side)
+    over = None if corpus is None else _of_shown(corpus.to_page(heads), sources[0][0])
+    data = {
+        "format": FORMAT,
+        "version": str(sys.modules[__name__.partition(".")[0]].__version__),
+        "heading": f"{told[0]['title']}: what {looks} at{'' if over is None else over.pop('over')}",
+        "start": _start(sources, compared),
+        "sources": told,
+        "texts": [list(names) for names in texts],
+        "labels": _labels(),
+        "statistics": _statistics(told),
+        "flips": compared,
+        "effects": None if effects is None else _of_shown(effects.to_page(heads, batch), sources[0][0]),
+        "corpus": over,
+        "training": None if training is None else _training(training),
+        "alive": None if alive is None else _alive(alive, heads, text, blobs),
+    }
+    return data, blobs
+
+
+def _start(sources: list[list[Reading]], compared: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the page opens on, unless its address says otherwise.
+
+    Two texts: their comparison, and the head that moved most. Else the head with the strongest label.
+    """
+    if compared and compared[0]["heads"] and sum(map(len, sources)) == 2:
+        most = compared[0]["heads"][0]
+        return {"layer": most["layer"], "head": most["head"], "comparison": True}
+    reading = sources[0][0]
+    strongest = max(reading.shown, key=lambda head: head.label.strength)
+    return {"layer": reading.places[strongest.path], "head": strongest.head, "comparison": False}
+
+
+def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
+    """A page says layer and head by number: those of another model would be taken for these."""
+    watched = [len(layer) for layer in heads.values()]
+    if watched and watched != counts:
+        raise ArgumentError(
+            f"{argument} must be of the model that was watched: it has {len(counts)} layers of "
+            f"{counts[0] if counts else 0} heads, and {len(watched)} were watched, of "
+            f"{', '.join(map(str, dict.fromkeys(watched)))}; give this model's, and watch all its layers"
+        )
+
+
+def _alike(heads: Heads, other: Heads) -> bool:
+    """Whether both have the same heads, as one model has on two texts."""
+    mine, theirs = (
+        {path: len(layer) for path, layer in zip(each.paths, each.values(), strict=True)}
+        for each in (heads, other)
+    )
+    return mine == theirs
+
+
+def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str | None]:
+    """What each reading read, as far as it was said."""
+    if text is None or isinstance(text, str):
+        given = [] if text is None else [text]
+        if given and counts[0] > 1:
+            raise ArgumentError(
+                f"text must be one per sequence: got 1 for {counts[0]}; give a list, or batch="
+            )
+    else:
+        given = list(text)
+        if len(given) not in (counts[0], sum(counts)):
+            besides = f", or {sum(counts)} with those beside" * (len(counts) > 1)
+            raise ArgumentError(
+                f"text must be one per sequence: got {len(given)} for {counts[0]}{besides}; give them all"
+            )
+    shown: list[str | None] = [plain(" ".join(each.split()), LONGEST_TEXT) for each in given]
+    return iter(shown + [None] * (sum(counts) - len(shown)))
+
+
+# One source
+
+
+def _layers(reading: Reading) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": plain(layer_name(layer), 120),
+            "path": layer.place,
+            "kind": layer.kind,
+            "num_heads": len(layer),
+        }
+        for layer in reading.heads.values()
+    ]
+
+
+def _heads(reading: Reading) -> list[dict[str, Any]]:
+    places = reading.places
+    return [
+        {
+            "layer": places[head.path],
+            "head": head.head,
+            "label": head.label.name,
+            "score": rounded(head.label.score),
+            "numbers": {name: rounded(value) for name, value in head.values.items()},
+        }
+        for head in reading.shown
+    ]
+
+
+def _calls(
+    reading: Reading,
+    finer: Finer,
+    outputs: HeadOutputs | None,
+    side: int,
+    blobs: Blobs,
+    texts: Texts,
+) -> list[dict[str, Any] | None]:
+    calls: list[dict[str, Any] | None] = []
+    for layer, view in zip(reading.heads.values(), reading.layers, strict=True):
+        if view is None:
+            calls.append(None)
+            continue
+        some = [head for path, head in finer if path == layer.place]
+        given = None
+        if outputs is not None and layer.path in outputs.paths:
+            given = outputs[layer.path]
+            if reading.batch >= len(given):
+                raise ShapeError(
+                    f"outputs must be of the run that was watched: {len(given)} sequences in {layer.path}, "
+                    f"and number {reading.batch} is shown; collect them in the same block"
+                )
+            given = given[row_of(reading.batch, reading.sequences, len(given))][None]
+        calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=given))
+    return calls
+
+
+def _of_shown(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
+    """What effects or a corpus tell of the heads that are shown."""
+    shown = {(number, head.head) for head, number in _numbered(reading)}
+    kept = told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
+    if "measures" in told:
+        kept["measures"] = [
+            each | {"values": [value for value in each["values"] if (value[0], value[1]) in shown]}
+            for each in told["measures"]
+        ]
+    return kept
+
+
+def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    names = {head.layer: number for head, number in _numbered(reading)}
+    for name, role in roles.found.items():
+        for layer, head, share in role.heads:
+            if layer not in names:
+                continue
+            best = (layer, head) == (role.layer, role.head)
+            told = {
+                "name": plain(name, 120),
+                "share": rounded(share),
+                "low": rounded(role.low) if best else None,
+                "high": rounded(role.high) if best else None,
+                "cases": role.cases,
+                "rule": plain(role.rule, 120),
+                "rule_share": rounded(role.rules[role.rule]),
+                "sentence": plain(_sentence(name, share, role.cases, role.rule, role.rules[role.rule]), 400),
+            }
+            found.setdefault(f"{names[layer]}.{head}", []).append(told)
+    return found
+
+
+def _numbered(reading: Reading) -> Iterator[tuple[Head, int]]:
+    places = reading.places
+    return ((head, places[head.path]) for head in reading.shown)
+
+
+def _sentence(name: str, share: float, cases: int, rule: str, by_rule: float) -> str:
+    source, _, target = name.partition(" > ")
+    looks = f"from a {source} it looks at its {target}" if target else f"it finds {source}"
+    return (
+        f"In {share:.0%} of {cases} cases {looks}; the best rule that needs no model ({rule}) is right in "
+        f"{by_rule:.0%}."
+    )
+
+
+# What is said of all
+
+
+def _labels() -> list[dict[str, Any]]:
+    told = [
+        {
+            "name": entry.name,
+            "colour": OF_LABEL[entry.name],
+            "score": entry.score,
+            "threshold": entry.threshold,
+            "queries": entry.queries,
+            "general": entry.general,
+            "sentence": entry.meaning,
+        }
+        for entry in LABELS
+    ]
+    none = {"score": "", "threshold": 0.0, "queries": 1, "general": True, "sentence": NOTHING_CLEAR}
+    return [*told, {"name": MIXED, "colour": OF_NO_LABEL} | none]
+
+
+def _statistics(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    measured = dict.fromkeys(
+        name
+        for source in sources
+        for reading in source["readings"]
+        for head in reading["heads"]
+        for name in head["numbers"]
+    )
+    order = [*(name for name in IN_WORDS if name in measured), *(n for n in measured if n not in IN_WORDS)]
+    return [
+        {"name": name, "title": title, "sentence": sentence, "share": name in WEIGHTS}
+        for name in order
+        for title, sentence in [IN_WORDS.get(name) or _own_words(name)]
+    ]
+
+
+def _own_words(name: str) -> tuple[str, str]:
+    """Of a statistic that was added elsewhere: its docstring's first line."""
+    said = Statistics.formula(name).partition("\n")[0] if name in ROW_STATISTICS else name
+    return name.replace("_", " "), said
+
+
+# Training, and a model that runs in the page
+
+
+def _training(training: Specialisation) -> dict[str, Any]:
+    numbers = training.statistics | training.roles
+    return {
+        "title": plain(training.title, 120),
+        "steps": [int(step) for step in training.steps.tolist()],
+        "tokens": [int(count) for count in training.tokens.tolist()],
+        "validation": [rounded(loss, 4) for loss in training.validation.tolist()],
+        "statistics": {
+            name: [[[rounded(x, 4) for x in layer] for layer in checkpoint] for checkpoint in value.tolist()]
+            for name, value in numbers.items()
+        },
+        "labels": [[list(layer) for layer in checkpoint] for checkpoint in training.labels],
+    }
+
+
+def _alive(alive: Pretrained, heads: Heads, text: str | Sequence[str] | None, blobs: Blobs) -> dict[str, Any]:
+    from .alive_model import EXAMPLE, alive_data
+
+    first = text if text is None or isinstance(text, str) else next(iter(text), None)
+    data = alive_data(alive, blobs.pack, EXAMPLE if first is None else first)
+    _check_model("alive", heads, [data["config"]["num_heads"]] * data["config"]["num_layers"])
+    return data
 
 
 # In a notebook
@@ -120,11 +449,7 @@ NUMBER = ' class="number"'
 
 
 def table_page(heads: Heads) -> str:
-    """The heads in numbers, a page without a script.
-
-    Raises:
-        ArgumentError: nothing was watched.
-    """
+    """The heads in numbers, a page without a script."""
     data = as_data(heads)
     measured = {name for head in data["heads"] for name in head["numbers"]}
     shown = [name for name in NUMBERS if name in measured]
@@ -154,15 +479,8 @@ def _column(name: str, kind: str = "") -> str:
 def _row(head: dict[str, Any], shown: Sequence[str]) -> str:
     mixed = head["label"] == MIXED
     name = f"{head['layer']}.{head['head']}"
-    cells = [
-        f'<th scope="row">{_safe(name)}</th>',
-        f"<td>{_safe(head['label'])}</td>",
-        f"<td{NUMBER}>{_number(head['score'])}</td>",
-    ]
-    cells += [f"<td{NUMBER}>{_number(head['numbers'].get(name))}</td>" for name in shown]
+    numbers = [head["score"], *(head["numbers"].get(name) for name in shown)]
+    cells = [f'<th scope="row">{_safe(name)}</th>', f"<td>{_safe(head['label'])}</td>"]
+    cells += [f"<td{NUMBER}>{'–' if x is None else f'{x:.2f}'}</td>" for x in numbers]
     cells.append(f"<td>{'–' if mixed else _safe(head['sentence'])}</td>")
     return f"<tr>{''.join(cells)}</tr>"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

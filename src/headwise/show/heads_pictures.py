@@ -1,4 +1,4 @@
-"""Pictures of watched heads: one head large, one layer, or all layers as a grid of small heat maps.
+"""Pictures of watched heads: all layers as a grid of small heat maps, one layer, or one head large.
 
 Letters: H num_heads, T query_len, S key_len.
 """
@@ -6,95 +6,80 @@ Letters: H num_heads, T query_len, S key_len.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..heads.collection import Heads
-from ..heads.layer import Head, LayerHeads
+from ..heads.layer import Head
 from ..heads.layer_names import Layer
-from .heads_grid import GAP, LINE, MOST_NAMED, TITLED, Row, Sheet, points
 from .heads_tables import census
-from .heatmaps import CELLS, draw
-from .pictured_heads import (
+from .heatmaps import (
+    CELLS,
     OF_LABEL,
     cells_of,
+    draw,
     label_of,
     layer_name,
     meaning_of,
+    names_in,
     names_of,
+    queries_in,
     tint,
-    title_of,
 )
 from .sheet import (
     FAINT,
     INK,
+    LONGEST,
     PALE,
     Page,
-    colours,
-    drawing,
+    fine_enough,
+    heat,
     in_letters,
-    scale_bar,
+    named,
+    need_matplotlib,
+    open_frame,
+    room,
+    sharpness,
+    whole,
     words,
+    write,
 )
-from .texts import fitted, inches, label, quoted, wrapped
+from .texts import MISSING, fitted, inches, label, quoted, wrapped
 
 if TYPE_CHECKING:
+    import numpy
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .sheet import Cells
 
-__all__ = ["layer_picture", "model_picture"]
+__all__ = ["head_picture", "layer_picture", "model_picture"]
+
+SMALL_CELLS = 128  # a side, in the grid
+MOST_NAMED = 20  # tokens that can be read beside a small heat map
+TITLED = 0.7  # inches: the smallest heat map with words above it
+PITCH = 0.09  # inches from one name to the next
+GAP, OVER, LINE = 0.14, 0.24, 0.17  # inches: between heat maps, above one for its label, of a line of text
+HOW = (
+    "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); "
+    "the darker, the more weight. Labels are measured: the number is the score that earned them."
+)
+HOW_WRITTEN = (
+    "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); "
+    "the darker, the more is written: weight times the norm of what the head writes of that key, relative to "
+    "the largest norm of its layer. Labels are of the weights alone."
+)
+NO_FONT = f" {MISSING}: a character that no font of this machine has."
+
+WEIGHTS, WRITES = "Weights", "Weights × norm of what is written"
+STRIP, BETWEEN = 0.55, 0.5  # inches: of what keys receive, and between two maps of one head
+LARGE, LEAST, LARGE_PITCH = 5.0, 3.2, 0.15  # inches: without names, the least with names, from name to name
 
 
-def layer_picture(
-    heads: Heads,
-    layer: Layer,
-    *,
-    batch: int = 0,
-    query_tokens: Sequence[str] | None = None,
-    key_tokens: Sequence[str] | None = None,
-    written: bool = False,
-    text: str | None = None,
-) -> Figure:
-    """A heat map of every head of one layer, with its label: of the map where one was kept, else pooled.
+Segment = tuple[tuple[float, float], tuple[float, float]]  # from here to there, in inches
 
-    Args:
-        batch: which sequence.
-        query_tokens: names of the queries, instead of `heads.tokens`; and key_tokens, of the keys.
-        written: beside each the weights times the norm of what is written, as of `head_picture`.
-        text: what the model read, for the title.
 
-    Raises:
-        ArgumentError: no such layer; neither a map nor a picture was kept; nothing measured of what is
-            written.
-        ShapeError: names that do not fit.
-        IndexError: no such sequence.
-        PackageMissing: matplotlib is not installed.
-    """
-    shown: LayerHeads = heads[layer]
-    drawing()
-    picture, lengths, call = cells_of(shown, batch, CELLS)
-    names = names_of(heads, batch, call, query_tokens, key_tokens)
-    everyone = list(shown)
-    titles, tints = [title_of(head) for head in everyone], [tint(head) for head in everyone]
-    title = layer_name(shown) if heads.title is None else f"{heads.title}, {layer_name(shown)}"
-    if text is not None:
-        title += f" in {quoted(text, 6, 11)}"
-    if not written:
-        return draw(picture, lengths, names, titles=titles, title=title, tints=tints)
-    import numpy
-
-    beside, _, _ = cells_of(shown, batch, CELLS, written=True)
-    pairs = numpy.ma.stack([each for two in zip(picture, beside, strict=True) for each in two])
-    return draw(
-        pairs,
-        lengths,
-        names,
-        titles=[each for title in titles for each in (title, "… as written")],
-        title=f"{title}: weights, and beside them weights times the norm of what is written there",
-        tints=[each for one in tints for each in (one, None)],
-        columns=2 * max(1, round(len(shown) ** 0.5 * 0.8)),
-        meaning="weight; as written: times norm, relative to the layer's largest",
-    )
+# Every head of every layer, small
 
 
 def model_picture(
@@ -107,43 +92,21 @@ def model_picture(
     key_tokens: Sequence[str] | None = None,
     written: bool = False,
 ) -> Figure:
-    """Every head of every layer as a small heat map: layers downwards, heads to the right.
+    """`headwise.Heads.plot` of all heads: layers downwards, heads to the right.
 
     In each, queries run down and keys to the right, on one scale from 0 to 1. Above a head that earned one
     stands its label with the score, in the colour of its frame; below all, what the labels mean. A cell is a
     whole number of dots, two at least: beyond 128 positions, or as many as have room, positions share cells.
-
-    Args:
-        heads: of `headwise.watch`; `heads.title` goes into the title.
-        batch: which sequence.
-        text: what the model read, for the title.
-        chosen: (layer, head) of those to draw; None: all. Layers and columns without one are left out.
-        query_tokens: names of the queries, and key_tokens of the keys, in the layers that they fit: those of
-            cross-attention, and each in the self-attention of its text.
-        written: weights times the norm of what is written there; needs `watch(model, written=True)`.
-
-    Raises:
-        ArgumentError: nothing was watched; a layer with neither a map nor a picture; no such head; nothing
-            measured of what is written.
-        ShapeError: names that fit no layer.
-        IndexError: no such sequence.
-        PackageMissing: matplotlib is not installed.
-
-    Example:
-        >>> import headwise as hw
-        >>> mha = hw.MultiHeadAttention(64, 4, causal=True)
-        >>> with hw.watch(mha) as heads:
-        ...     output, _ = mha(torch.randn(2, 7, 64))
-        >>> len(model_picture(heads).axes[0].images)
-        4
+    Layers and columns without a chosen head are left out. Names of queries and of keys stand in the layers
+    that they fit: those of cross-attention, and each in the self-attention of its text.
     """
     everyone = heads.chosen(chosen)
-    drawing()
+    need_matplotlib()
     sheet = Sheet.of(heads, everyone, batch, query_tokens, key_tokens, written)
     legend = _legend(everyone, sheet)
     lines = _headline(heads, len(everyone), text, written, sheet)
     top = (0.22 + 0.24 * len(lines) + LINE * len(sheet.how)) * sheet.grown
-    under = (0.17 + LINE * sum(len(said) for _, _, said in legend)) * sheet.grown
+    under = (0.17 + LINE * sum(len(said) for _, _, said in legend[0])) * sheet.grown
     page = Page(sheet.width, top + sheet.tall + under, sheet.dpi, sheet.grown)
     ax = page.axes(0, 0, page.width, page.height)  # one unit is one inch, y grows downwards
     ax.set_axis_off()
@@ -151,21 +114,14 @@ def model_picture(
     y = top + 0.2 * sheet.grown
     first = y + sheet.over
     _name_columns(ax, sheet, y)
-    grid: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    grid: list[Segment] = []
     for row in sheet.rows:
         y = page.even(y + sheet.over)
         ax.text(0.12, y + row.tall / 2, row.name, size=row.size, va="center", **words(INK))
         _name_queries(ax, sheet, row, y)
         for head in row.heads:
             x = page.even(sheet.x(head.head))
-            ax.imshow(
-                row.picture[head.head],
-                cmap=colours(),
-                norm=page.scale,
-                extent=(x, x + row.wide, y + row.tall, y),
-                aspect="auto",
-                interpolation="nearest",
-            )
+            heat(ax, row.picture[head.head], (x, x + row.wide, y + row.tall, y), page.scale)
             _frame(ax, row, head, x, y)
             if sheet.side >= TITLED and label_of(head):
                 said, size = fitted(label_of(head), sheet.side + GAP / 2, 6.8 * sheet.grown, 5, bold=True)
@@ -184,13 +140,11 @@ def model_picture(
     pooled = any(row.pooled for row in sheet.rows)
     some = next((row.picture for row in sheet.rows if row.picture.mask.any()), sheet.rows[0].picture)
     long = max(1.2, min(y - sheet.rows[-1].below - first, 4.0 * sheet.grown))
-    scale_bar(page, sheet.x_end, first, long, meaning_of(pooled, written), some)
+    page.scale_bar(sheet.x_end, first, long, meaning_of(pooled, written), some)
     return in_letters(page.figure)
 
 
-def _lines(
-    sheet: Sheet, row: Row, x: float, y: float
-) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _lines(sheet: Sheet, row: Row, x: float, y: float) -> list[Segment]:
     """Thin lines between the cells of a heat map, where these are large enough."""
     T, S = row.lengths
     if max(T, S) > MOST_NAMED or sheet.side < TITLED:
@@ -200,7 +154,141 @@ def _lines(
     return [((at, y), (at, y + row.tall)) for at in down] + [((x, at), (x + row.wide, at)) for at in across]
 
 
-# Words
+@dataclass
+class Row:
+    """One layer of the grid."""
+
+    name: str
+    size: float  # of its name, in points
+    heads: list[Head]  # those to draw
+    picture: Cells
+    lengths: tuple[int, int]
+    names: tuple[list[str], list[str]]  # of queries, of keys, as written; []: there is no room
+    wide: float  # inches of one heat map
+    tall: float
+    ends: set[int] = field(default_factory=set)  # the heads with names of keys below: the next row has others
+    below: float = 0.0  # inches for these
+
+    @property
+    def pooled(self) -> bool:
+        """Whether positions share cells."""
+        return self.picture.shape[1:] != self.lengths
+
+
+@dataclass
+class Sheet:
+    """The measures of a grid, in inches."""
+
+    rows: list[Row]
+    columns: list[int]  # the heads that have one
+    side: float  # of the largest heat map
+    left: float  # where the first begins
+    width: float
+    dpi: int
+    grown: float  # how much larger than usual letters are
+    how: list[str] = field(default_factory=list)  # to read it, in lines
+
+    @classmethod
+    def of(
+        cls,
+        heads: Heads,
+        everyone: Sequence[Head],
+        batch: int,
+        query_tokens: Sequence[str] | None,
+        key_tokens: Sequence[str] | None,
+        written: bool,
+    ) -> Sheet:
+        layers: dict[str, list[Head]] = {}
+        for head in everyone:
+            layers.setdefault(head.path, []).append(head)
+        columns = sorted({head.head for head in everyone})
+        count, across = len(layers), len(columns)
+        roughly = max(0.3, min(max(1.0, min(2.4, 6.2 / across, 8 / count)), 30 / across, 34 / count))
+        dpi = sharpness(across * (roughly + GAP) + 2, count * (roughly + OVER) + 2)
+        most = fine_enough(roughly, dpi, SMALL_CELLS)
+        found = [cells_of(heads[path], batch, most, written=written) for path in layers]
+        names = names_in(heads, batch, [call for _, _, call in found], query_tokens, key_tokens)
+        longest = max((max(lengths) for _, lengths, _ in found if max(lengths) <= MOST_NAMED), default=1)
+        side = max(roughly, min(PITCH * longest, 30 / across, 34 / count))
+        grown = min(1.6, max(1.0, across * (side + GAP) / 13))
+        rows = []
+        for (path, mine), (picture, lengths, _), known in zip(layers.items(), found, names, strict=True):
+            layer = heads[path]
+            number = isinstance(layer.layer, int)
+            shown = (_written_out(known[0], lengths[0], side), _written_out(known[1], lengths[1], side))
+            tall, wide = (whole(side, count, dpi) for count in picture.shape[1:])
+            size = (9 if number else 6.5) * grown
+            rows.append(Row(label(layer_name(layer), 34), size, mine, picture, lengths, shown, wide, tall))
+        side = max(max(row.wide, row.tall) for row in rows)
+        for row, after in zip(rows, [*rows[1:], None], strict=True):
+            row.ends = {head.head for head in row.heads}
+            if after is None or (row.lengths[1], row.names[1]) != (after.lengths[1], after.names[1]):
+                row.below = _below(row, grown)
+            else:
+                row.ends -= {head.head for head in after.heads}
+        left = 0.34 + max(inches(row.name, row.size) for row in rows)
+        left += max(_beside(row, grown) for row in rows)
+        width = max(left + across * (side + GAP) + 0.8 * grown, 8.5)
+        sheet = cls(rows, columns, side, left, width, dpi, grown)
+        sheet.how = wrapped(_how(rows, written), width - 0.3, 8.5 * grown)
+        return sheet
+
+    def x(self, head: int) -> float:
+        """Where the heat maps of a head's column begin."""
+        return self.left + self.columns.index(head) * (self.side + GAP)
+
+    @property
+    def x_end(self) -> float:
+        """Where the last column ends."""
+        return self.left + len(self.columns) * (self.side + GAP)
+
+    @property
+    def tall(self) -> float:
+        """From the names of the columns to what stands below the last row."""
+        return 0.2 * self.grown + sum(self.over + row.tall + row.below for row in self.rows)
+
+    @property
+    def over(self) -> float:
+        """Inches above a heat map, for its label."""
+        return OVER * self.grown if self.side >= TITLED else GAP
+
+
+def _written_out(names: list[str] | None, length: int, side: float) -> list[str]:
+    if names is None or length > MOST_NAMED or side / length < 0.8 * PITCH:
+        return []
+    return [label(token, LONGEST) for token in names]
+
+
+def points(side: float, length: int) -> float:
+    """The size of names along a heat map."""
+    return min(7.0, 0.88 * 72 * side / length)
+
+
+def _beside(row: Row, grown: float) -> float:
+    """Inches that names of queries take."""
+    if row.names[0]:
+        return max(inches(name, points(row.tall, row.lengths[0])) for name in row.names[0])
+    return inches(str(row.lengths[0] - 1), 6 * grown)
+
+
+def _below(row: Row, grown: float) -> float:
+    """Inches that names of keys take."""
+    if row.names[1]:
+        return 0.1 + max(inches(name, points(row.wide, row.lengths[1])) for name in row.names[1])
+    return 0.2 * grown
+
+
+def _how(rows: Sequence[Row], written: bool) -> str:
+    how = HOW_WRITTEN if written else HOW
+    shared = sorted({max(row.picture.shape[1:]) for row in rows if row.pooled})
+    if shared:
+        how += f" Positions share {shared[-1]} rows and columns."
+    if any(MISSING in name for row in rows for side in row.names for name in side):
+        how += NO_FONT
+    return how
+
+
+# Words of the grid
 
 
 def _frame(ax: Axes, row: Row, head: Head, x: float, y: float) -> None:
@@ -210,16 +298,9 @@ def _frame(ax: Axes, row: Row, head: Head, x: float, y: float) -> None:
     colour = tint(head)
     thick = 1.6 if colour else 0.5
     away = (1.5 + thick / 2) / 72
-    ax.add_patch(
-        Rectangle(
-            (x - away, y - away),
-            row.wide + 2 * away,
-            row.tall + 2 * away,
-            fill=False,
-            edgecolor=colour or PALE,
-            linewidth=thick,
-        )
-    )
+    wide, tall = row.wide + 2 * away, row.tall + 2 * away
+    corner = x - away, y - away
+    ax.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor=colour or PALE, linewidth=thick))
 
 
 def _name_queries(ax: Axes, sheet: Sheet, row: Row, y: float) -> None:
@@ -267,6 +348,7 @@ def _name_columns(ax: Axes, sheet: Sheet, y: float) -> None:
 
 
 Line = tuple[str, float, bool]  # text, points, in bold
+Legend = tuple[list[tuple[str, str, list[str]]], float]  # (label, how many have it, its meaning in lines)
 
 
 def _headline(heads: Heads, count: int, text: str | None, written: bool, sheet: Sheet) -> list[Line]:
@@ -297,27 +379,178 @@ def _say(ax: Axes, sheet: Sheet, lines: Sequence[Line]) -> None:
         y += LINE * sheet.grown
 
 
-def _legend(everyone: Sequence[Head], sheet: Sheet) -> list[tuple[str, str, list[str]]]:
-    """(label, how many and which, what it means in lines)."""
-    counted = census(everyone)
-    beside = _legend_column([f"{count} {name}" for name, count, _ in counted], sheet)
+def _legend(everyone: Sequence[Head], sheet: Sheet) -> Legend:
+    """What labels mean, and inches from how many heads have one to what it means."""
+    counted, size = census(everyone), 7.5 * sheet.grown
+    beside = 0.2 + max(inches(f"{count} {name}", size, bold=True) for name, count, _ in counted)
     room = max(2.5, sheet.width - sheet.left - beside - 0.15)
-    return [
-        (name, f"{count} {name}", wrapped(meaning, room, 7.5 * sheet.grown))
-        for name, count, meaning in counted
-    ]
+    lines = [(name, f"{count} {name}", wrapped(meaning, room, size)) for name, count, meaning in counted]
+    return lines, beside
 
 
-def _legend_column(names: Sequence[str], sheet: Sheet) -> float:
-    return max(inches(name, 7.5 * sheet.grown, bold=True) for name in names) + 0.2
-
-
-def _explain(ax: Axes, sheet: Sheet, legend: Sequence[tuple[str, str, list[str]]], y: float) -> None:
+def _explain(ax: Axes, sheet: Sheet, legend: Legend, y: float) -> None:
     """What the labels mean."""
-    beside, size = _legend_column([said for _, said, _ in legend], sheet), 7.5 * sheet.grown
-    for name, said, meaning in legend:
-        colour = OF_LABEL.get(name, FAINT)
-        ax.text(sheet.left, y, said, size=size, va="center", **words(colour, said))
+    lines, beside = legend
+    size = 7.5 * sheet.grown
+    for name, said, meaning in lines:
+        ax.text(sheet.left, y, said, size=size, va="center", **words(OF_LABEL.get(name, FAINT), said))
         for line in meaning:
             ax.text(sheet.left + beside, y, line, size=size, va="center", **words(FAINT))
             y += LINE * sheet.grown
+
+
+# One layer
+
+
+def layer_picture(
+    heads: Heads,
+    layer: Layer,
+    *,
+    batch: int = 0,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    written: bool = False,
+    text: str | None = None,
+) -> Figure:
+    """`headwise.Heads.plot` of one layer: a heat map of every head, with its label; of the map where one was
+    kept, else pooled."""
+    shown = heads[layer]
+    need_matplotlib()
+    picture, lengths, call = cells_of(shown, batch, CELLS)
+    names = names_of(heads, batch, call, query_tokens, key_tokens)
+    titles = [f"head {head.head}: {label_of(head)}".removesuffix(": ") for head in shown]
+    tints = [tint(head) for head in shown]
+    title = layer_name(shown) if heads.title is None else f"{heads.title}, {layer_name(shown)}"
+    if text is not None:
+        title += f" in {quoted(text, 6, 11)}"
+    if not written:
+        return draw(picture, lengths, names, titles=titles, title=title, tints=tints)
+    import numpy
+
+    beside, _, _ = cells_of(shown, batch, CELLS, written=True)
+    pairs = numpy.ma.stack([each for two in zip(picture, beside, strict=True) for each in two])
+    return draw(
+        pairs,
+        lengths,
+        names,
+        titles=[each for title in titles for each in (title, "… as written")],
+        title=f"{title}: weights, and beside them weights times the norm of what is written there",
+        tints=[each for one in tints for each in (one, None)],
+        columns=2 * max(1, round(len(shown) ** 0.5 * 0.8)),
+        meaning="weight; as written: times norm, relative to the layer's largest",
+    )
+
+
+# One head, large
+
+
+def head_picture(
+    heads: Heads,
+    layer: Layer,
+    head: int,
+    *,
+    batch: int = 0,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    written: bool = False,
+    text: str | None = None,
+) -> Figure:
+    """`headwise.Heads.plot` of one head: words on both sides, and above it how much every key receives.
+
+    Words are written for up to 60 tokens, else positions; beyond 256 of them positions share cells. Above a
+    key stands its share of all the weight: the mean over queries.
+    """
+    (one,) = heads.chosen([(layer, head)])
+    need_matplotlib()
+    every, lengths, call = cells_of(heads[layer], batch, CELLS)
+    pictures = [every[one.head]]
+    if written:
+        pictures.append(cells_of(heads[layer], batch, CELLS, written=True)[0][one.head])
+    names = names_of(heads, batch, call, query_tokens, key_tokens)
+    queries = queries_in(call, batch, every.shape[1]).numpy()
+    return _drawn(heads, one, pictures, queries, lengths, names, text)
+
+
+def _drawn(
+    heads: Heads,
+    one: Head,
+    pictures: list[Cells],
+    queries: numpy.ndarray,
+    lengths: tuple[int, int],
+    names: tuple[list[str] | None, list[str] | None],
+    text: str | None,
+) -> Figure:
+    (T, S), (rows, columns) = lengths, pictures[0].shape
+    down, across = named(names[0], T, 1), named(names[1], S, 1)
+    count = len(pictures)
+    tall, wide = (
+        max(LEAST, LARGE_PITCH * length) if kept else LARGE if length > 24 else LEAST
+        for length, kept in ((T, down), (S, across))
+    )
+    if T == S:
+        tall = wide = max(tall, wide)
+    dpi = sharpness(count * (wide + BETWEEN) + 2, tall + 2)
+    wide, tall = whole(wide, columns, dpi), whole(tall, rows, dpi)
+    left = 0.35 + room(down, tall / T, T)
+    below = 0.4 + room(across, wide / S, None)
+    width = left + count * (wide + BETWEEN) + 0.45
+    title, sentence = _said(heads, one)
+    heading, size = fitted(title, max(width, 6.0) - 0.3, 13, 9, bold=True)
+    width = max(width, inches(heading, size, bold=True) + 0.3)
+    lines = wrapped(sentence, width - 0.3, 9)
+    if text is not None:
+        lines.append(quoted(text, width - 0.3, 9))
+    lines += wrapped(_how_large(count > 1, (*down, *across)), width - 0.3, 9)
+    top = 0.4 + 0.17 * len(lines)
+    under = 0.26 + STRIP + 0.1  # a line that says what a map shows, what keys receive
+    page = Page(width, top + under + tall + below, dpi)
+    page.head(heading, size, tint(one) or INK)
+    for number, line in enumerate(lines):
+        write(page.figure, 0.15, 0.46 + 0.17 * number, line, size=9, **words(FAINT))
+    pooled = (rows, columns) != (T, S)
+    for number, picture in enumerate(pictures):
+        x = left + number * (wide + BETWEEN)
+        _strip(page, picture, queries, x, top + 0.26, wide, WRITES if number else WEIGHTS)
+        corner, names_shown, outer = (x, top + under), (down, across), {"left": number == 0, "bottom": True}
+        page.heat(picture, lengths, corner, (wide, tall), names_shown, tint(one), **outer)
+    end = left + count * (wide + BETWEEN) - BETWEEN
+    some = next((picture for picture in pictures if picture.mask.any()), pictures[0])
+    meaning = meaning_of(pooled, False) + (", at the right times norm" if count > 1 else "")
+    page.scale_bar(end + 0.08, top + under, min(tall, 5.0), meaning, some)
+    page.explain_axes(lengths, (rows, columns), (left, end), (top + under, top + under + tall))
+    return in_letters(page.figure)
+
+
+def _how_large(written: bool, names: Sequence[str]) -> str:
+    how = "Bars above the map: what each key receives, in the mean over queries."
+    if written:
+        how += " Norms are relative to the largest of the layer."
+    return how + NO_FONT if any(MISSING in name for name in names) else how
+
+
+def _said(heads: Heads, one: Head) -> tuple[str, str]:
+    """The title, and the sentence that explains the label."""
+    where = f"{layer_name(heads[one.path])}, head {one.head}"
+    title = f"{heads.title}, {where}" if heads.title else where[0].upper() + where[1:]
+    ((_, _, sentence),) = census([one])
+    return label(f"{title}: {label_of(one) or one.label.name}", 120), sentence[0].upper() + sentence[1:] + "."
+
+
+def _strip(
+    page: Page, picture: Cells, queries: numpy.ndarray, x: float, y: float, wide: float, title: str
+) -> None:
+    """What every key receives, in the mean over queries that see anything, as bars above the map."""
+    filled = picture.filled(0)
+    queries = queries * (filled.sum(-1) > 0)
+    received = queries @ filled / max(queries.sum(), 1)
+    ax = page.axes(x, y, wide, STRIP)
+    ax.stairs(received, [key - 0.5 for key in range(len(received) + 1)], fill=True, color=FAINT, linewidth=0)
+    highest = float(received.max()) or 1.0
+    ax.set_xlim(-0.5, len(received) - 0.5)
+    ax.set_ylim(0, highest)
+    ax.set_xticks([])
+    ax.set_yticks([highest], [f"{highest:.2g}"], **words(FAINT))
+    ax.tick_params(length=0, labelsize=7, labelcolor=FAINT, pad=3)
+    open_frame(ax, hidden=("top", "left", "right"))
+    said, size = fitted(title, wide, 9, 5)
+    ax.set_title(said, loc="left", size=size, pad=4, **words(INK))

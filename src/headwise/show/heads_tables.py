@@ -1,12 +1,30 @@
-"""Heads and layers of a model as tables for the terminal, and what their labels mean."""
+"""Heads and layers of a model as tables for the terminal, what their labels mean, and heads as plain data.
+
+The keys of the data are a promise, and "format" says which one. All that is not finite is None, numbers have
+six digits.
+
+    format     "headwise heads 1"
+    title      of the model, or None
+    text       that it read, or None where nobody said
+    tokens     of each sequence of the last forward, a list of names each; or None
+    layers     {layer, path, kind, num_heads, queries, keys}: kind is "self" or "cross", queries and keys are
+               the lengths of its last call
+    heads      {layer, head, path, label, score, sentence, roles, numbers}: score is the one that earned the
+               label, or None; roles is None where none were asked about; numbers are all that was measured
+    labels     {label, heads, sentence}: each that occurs, with how many heads have it, most frequent first
+    sentences  what there is to say of all labels that occur
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
@@ -17,7 +35,9 @@ from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.record import PATTERNS
 from ..heads.roles import Roles
-from .tables import HEADERS, as_number, as_text, empty_table, table_class
+from ..whole_files import place_for, whole_file
+from .tables import HEADERS, as_number, as_text, empty_table
+from .texts import encodable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,19 +45,12 @@ if TYPE_CHECKING:
     from .fitted_tables import FittedTable
 
 __all__ = [
-    "Chosen",
-    "HeadsTable",
-    "as_sentences",
-    "census",
-    "check_sort",
-    "diversity_of",
-    "heads_table",
-    "layers_table",
-    "meanings",
-    "sorted_heads",
-]
+    "FORMAT", "Chosen", "HeadsTable", "add_place", "as_data", "as_json", "as_sentences", "census",
+    "check_json_path", "check_sort", "heads_table", "layers_table", "places_of", "save_json", "sorted_heads",
+]  # fmt: skip
 
-
+FORMAT = "headwise heads 1"
+DIGITS = 6  # of float32 no more are true
 USUAL = (
     "entropy", "effective_keys", "confidence", "distance", "first", "previous", "itself", "next", "induction",
 )  # fmt: skip
@@ -84,18 +97,13 @@ def heads_table(
     chosen: Chosen | None = None,
     roles: Roles | None = None,
 ) -> HeadsTable:
-    """One row per head: layer, head, label with its score, numbers; shares of at least one half stand out.
+    """`headwise.Heads.table`: shares of at least one half stand out.
 
-    The number that heads are sorted by is always among them; heads without it come last. As many columns are
-    shown as the terminal has room for, and a line below names the others.
+    The number that heads are sorted by is always among them; heads without it come last.
 
     Args:
         chosen: heads by (layer, head); None is all of them.
         roles: of the same model, for a column with the relations that each head was found for.
-
-    Raises:
-        ArgumentError: nothing was watched; a column or sort that was not measured; an unknown layer or head.
-        PackageMissing: rich is not installed.
     """
     table = empty_table(title if title is not None else heads.title, elsewhere=ELSEWHERE)
     everyone = sorted_heads(heads, sort, descending=descending, chosen=chosen)
@@ -104,9 +112,9 @@ def heads_table(
     for name in shown:
         if name not in measured:
             raise ArgumentError(f"columns must have been measured: got {name!r}; {nearest(name, measured)}")
-    if sort is not None:
-        shown += [sort] * (sort in measured and sort not in shown)
-    _add_layer(table, heads)
+    if sort in measured and sort not in shown:
+        shown.append(sort)
+    add_place(table, "layer", heads)
     table.add("head")
     table.add("label (score)", easy=22, least=0)
     if roles is not None:
@@ -127,21 +135,18 @@ def heads_table(
     return HeadsTable(table)
 
 
-def _add_layer(table: FittedTable, heads: Heads) -> None:
-    if all(isinstance(layer, int) for layer in heads):
-        table.add("layer")
+def add_place(table: FittedTable, header: str, layers: Iterable[int | str]) -> None:
+    """A column of layers by number, or of paths, which need room."""
+    if all(isinstance(layer, int) for layer in layers):
+        table.add(header)
     else:
-        table.add("layer", least=10, easy=18)  # paths
+        table.add(header, least=10, easy=18)
 
 
 def sorted_heads(
     heads: Heads, sort: str | None = None, *, descending: bool = True, chosen: Chosen | None = None
 ) -> list[Head]:
-    """The heads in the order of a table; those without the number come last.
-
-    Raises:
-        ArgumentError: nothing was watched; a sort that was not measured; an unknown layer or head.
-    """
+    """The heads in the order of a table; those without the number come last."""
     everyone = heads.chosen(chosen)
     if sort is None:
         return everyone
@@ -150,6 +155,11 @@ def sorted_heads(
 
 def _measured(heads: Iterable[Head]) -> list[str]:
     return list(dict.fromkeys(name for head in heads for name in head.values))
+
+
+def places_of(heads: Heads) -> dict[str, int]:
+    """The number of each layer, by path and place: the first visit of several is "path" and "path#0"."""
+    return {name: number for number, layer in enumerate(heads.values()) for name in (layer.path, layer.place)}
 
 
 def check_sort(sort: str) -> None:
@@ -165,10 +175,7 @@ def _key(
     if sort == "label":
         return lambda head: (head.label.name != MIXED, head.label.score or 0.0)
     if sort == "layer":
-        # by path and by place: of a layer that runs again, the first visit is "path" and "path#0"
-        order = {
-            name: number for number, layer in enumerate(heads.values()) for name in (layer.path, layer.place)
-        }
+        order = places_of(heads)
         return lambda head: order[head.path]
     if sort == "head":
         return lambda head: head.head
@@ -194,24 +201,6 @@ def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
     return [(name, count, known.get(name, NOTHING_CLEAR)) for name, count in order]
 
 
-def meanings(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> Table:
-    """The census for the terminal.
-
-    Raises:
-        ArgumentError: nothing was watched; an unknown layer or head.
-        PackageMissing: rich is not installed.
-    """
-    table = table_class()(box=None, show_header=False)
-    table.add("heads")
-    table.add("label", least=0)
-    table.add("meaning", least=32, easy=44, style="dim")
-    for label, count, meaning in census(_some(heads, chosen)):
-        name = as_text(label)
-        name.stylize("bold")
-        table.add_row(str(count), name, as_text(meaning))
-    return table
-
-
 WHY_THEY_REST = (  # of models that were measured elsewhere: whether it is so in this one, written=True tells
     "Why so many heads look at special tokens or the first one: the weights of a head must sum to 1, so they "
     "go somewhere even where it has nothing to look for; in many trained models, where little is written "
@@ -226,32 +215,17 @@ def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None)
 
     Where a third of several heads or more look at special tokens or the first one, the last one says why.
 
-    Raises:
-        ArgumentError: nothing was watched; an unknown layer or head.
-
     Example:
         >>> from headwise.heads import Label
         >>> as_sentences([Head(0, 2, "a", Label("previous-token", 0.93), {})])
         ['A previous-token head looks at the word just before each word.']
     """
-    counted = census(_some(heads, chosen))
-    said = [f"{_article(name)} {name} head {meaning}." for name, _, meaning in counted]
+    counted = census(heads.chosen(chosen) if isinstance(heads, Heads) else heads)
+    said = [f"{'An' if name[0] in 'aeiou' else 'A'} {name} head {meaning}." for name, _, meaning in counted]
     resting = sum(count for name, count, _ in counted if name in RESTING)
     if resting > 1 and resting >= MANY * sum(count for _, count, _ in counted):
         said.append(WHY_THEY_REST)
     return said
-
-
-def _article(name: str) -> str:
-    return "An" if name[0] in "aeiou" else "A"
-
-
-def _some(heads: Heads | Iterable[Head], chosen: Chosen | None) -> list[Head]:
-    if isinstance(heads, Heads):
-        return heads.chosen(chosen)
-    if chosen is not None:
-        raise ArgumentError(f"chosen must go with Heads: got {type(heads).__name__}; give the heads as Heads")
-    return list(heads)
 
 
 # Layers
@@ -270,16 +244,12 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
     Args:
         chosen: heads by (layer, head): numbers are of these, and layers without one are left out. A single
             head of a layer differs from nobody, and has a dash.
-
-    Raises:
-        ArgumentError: nothing was watched; an unknown layer or head.
-        PackageMissing: rich is not installed.
     """
     table = empty_table(title if title is not None else heads.title, elsewhere=ELSEWHERE)
     wanted: dict[str, list[Head]] = {}
     for head in heads.chosen(chosen):
         wanted.setdefault(head.path, []).append(head)
-    _add_layer(table, heads)
+    add_place(table, "layer", heads)
     table.add("heads")
     for rank, name in enumerate(NUMBERS):
         table.add(HEADERS[name], name, rank=2 + rank)
@@ -303,13 +273,79 @@ def _mean(heads: Sequence[Head], name: str) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def diversity_of(layer: LayerHeads) -> float:
-    """How much the heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
-    return _diversity(layer, range(len(layer)))
-
-
 def _diversity(layer: LayerHeads, some: Sequence[int]) -> float:
-    if len(some) < 2:
-        return math.nan
-    matrix = attention_between(layer)
+    """How much these heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
+    matrix = attention_between(layer) if len(some) > 1 else None
     return math.nan if matrix is None else float(one_number(matrix[..., some, :][..., some]))
+
+
+# As data
+
+
+def as_data(
+    heads: Heads,
+    *,
+    chosen: Sequence[tuple[Layer, int]] | None = None,
+    text: str | None = None,
+    roles: Roles | None = None,
+) -> dict[str, Any]:
+    """Everything measured of the heads that were chosen, as lists, dicts, texts and numbers."""
+    some = heads.chosen(chosen)
+    there = {head.path for head in some}
+    counted, sentences = census(some), as_sentences(some)
+    of_label = {name: sentence for (name, _, _), sentence in zip(counted, sentences, strict=False)}
+    return {
+        "format": FORMAT,
+        "title": _text(heads.title),
+        "text": _text(text),
+        "tokens": None if heads.tokens is None else [[_text(name) for name in row] for row in heads.tokens],
+        "layers": [_layer(layer) for layer in heads.values() if layer.place in there],
+        "heads": [_head(head, of_label[head.label.name], roles) for head in some],
+        "labels": [{"label": name, "heads": count, "sentence": of_label[name]} for name, count, _ in counted],
+        "sentences": sentences,
+    }
+
+
+def _layer(layer: LayerHeads) -> dict[str, Any]:
+    _, _, T, S = layer.calls[-1].shape
+    about = {"layer": layer.name, "path": layer.place, "kind": layer.kind, "num_heads": len(layer)}
+    return about | {"queries": T, "keys": S}
+
+
+def _head(head: Head, sentence: str, roles: Roles | None) -> dict[str, Any]:
+    return {
+        "layer": head.layer,
+        "head": head.head,
+        "path": head.path,
+        "label": head.label.name,
+        "score": _number(head.label.score),
+        "sentence": sentence,
+        "roles": None if roles is None else roles.of(head.layer, head.head),
+        "numbers": {name: _number(value) for name, value in head.values.items()},
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else encodable(text)
+
+
+def as_json(data: dict[str, Any]) -> str:
+    """The data as strict JSON: no NaN, and a line at the end."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def save_json(data: dict[str, Any], out: str | os.PathLike[str]) -> Path:
+    """Write it, whole or not at all, and return where; raises `ArgumentError` where it cannot be written."""
+    place = check_json_path(out)
+    with whole_file(place) as half:
+        half.write_text(as_json(data), "utf-8", newline="\n")
+    return place
+
+
+def check_json_path(out: str | os.PathLike[str]) -> Path:
+    """Where it may be written, links followed; raises `ArgumentError` as `save_json` does."""
+    return place_for(out, (".json",), ".json", "heads.json")

@@ -1,6 +1,6 @@
-"""Heat maps: one picture per head, all on one scale, as a matplotlib figure that touches no global state.
+"""Heat maps: cells of a map or of watched heads, names of their tokens, and a picture of one layer's heads.
 
-Written, a picture is a whole file or none at all.
+A picture is a matplotlib figure that touches no global state. Written, it is a whole file or none at all.
 
 Letters: H num_heads, T query_len, S key_len.
 """
@@ -16,47 +16,41 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import ArgumentError, ShapeError
+from ..heads.labels import MIXED
+from ..heads.layer import Head, LayerHeads
+from ..heads.record import Record
 from ..map import AttentionMap
 from ..whole_files import place_for, whole_file
-from .sheet import (
-    INK,
-    Page,
-    drawing,
-    dress,
-    frame,
-    in_letters,
-    named,
-    room,
-    scale_bar,
-    sharpness,
-    side_of,
-    whole,
-    words,
-)
+from .sheet import INK, Page, in_letters, named, need_matplotlib, room, sharpness, side_of, whole, words
 from .texts import fitted, inches, label, readable, wrapped
 
 if TYPE_CHECKING:
-    import numpy
     from matplotlib.figure import Figure
 
-    Cells = numpy.ma.MaskedArray[Any, Any]
+    from ..heads.collection import Heads
+    from .sheet import Cells
 
 __all__ = [
-    "CELLS",
-    "Names",
-    "cells",
-    "check_path",
-    "check_tokens",
-    "draw",
-    "heatmaps",
-    "hidden",
-    "save",
-    "shares",
-]
-
+    "CELLS", "OF_LABEL", "Names", "call_of", "cells", "cells_of", "check_path", "check_tokens",
+    "counted_queries", "draw", "heatmaps", "label_of", "layer_name", "meaning_of", "names_in", "names_of",
+    "queries_in", "queries_pooled", "save", "summed", "tint",
+]  # fmt: skip
 
 CELLS = 256  # the finest picture: beyond it positions share a cell
+OF_LABEL = {  # told apart by every kind of colour vision, and dark enough for small letters on white
+    "induction": "#0a883d",
+    "duplicate-token": "#507c59",
+    "previous-token": "#19289e",
+    "next-token": "#126fe7",
+    "self": "#5231ea",
+    "sink": "#9b6e00",
+    "special-token": "#56606b",
+    "punctuation": "#4f4500",
+    "broad": "#005aa0",
+    "local": "#003b2f",
+}
+WRITTEN = "weight × norm of what is written (1: the layer's largest)"
 
 Names = tuple[list[str] | None, list[str] | None]  # of queries, of keys
 
@@ -68,41 +62,121 @@ def heatmaps(
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
     batch: int = 0,
-    titles: Sequence[str] | None = None,
-    title: str | None = None,
 ) -> Figure:
-    """A heat map of every head of one sequence: queries downwards, keys to the right.
+    """`headwise.AttentionMap.plot`: a heat map of every head of one sequence, queries down, keys across.
 
     Colours share one scale from 0 to 1, by square root so that small weights can be told apart; where no
     weight is, as under a mask, the cell is grey. Beyond 256 positions the picture is pooled: a cell shows how
     much of a query's weight, in the mean over the queries of the cell, falls into it. A cell is a whole
     number of dots, two at least, so that the thinnest column is seen.
-
-    Args:
-        weights: [B, H, T, S]
-        tokens: one a position; written out where there are at most 60 and room for them. Needs T = S.
-        query_tokens: one a query, as for cross-attention.
-        key_tokens: one a key.
-        batch: which sequence.
-        titles: one per head, instead of "head 0", "head 1", ...
-        title: of the whole figure.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
-        ShapeError: tokens or titles that do not fit the map.
-        IndexError: no such sequence.
-
-    Example:
-        >>> q, k = torch.randn(2, 1, 8, 5, 64)
-        >>> figure = heatmaps(AttentionMap(q, k, causal=True), "a b c d e".split())
-        >>> figure.savefig("heads.png")    # doctest: +SKIP
     """
-    _, H, T, S = weights.shape
+    _, _, T, S = weights.shape
     names = check_tokens((T, S), tokens, query_tokens, key_tokens)
-    if titles is not None and len(titles) != H:
-        raise ShapeError(f"titles must match num_heads: {len(titles)} titles for {H}; give one per head")
-    drawing()  # before the map is computed: what is missing is said at once
-    return draw(cells(weights.select(batch=batch)), (T, S), names, titles=titles, title=title)
+    need_matplotlib()  # before the map is computed: what is missing is said at once
+    return draw(cells(weights.select(batch=batch)), (T, S), names)
+
+
+# Cells
+
+
+def summed(values: Tensor, dim: int, cells: int) -> Tensor:
+    """Neighbours along a dimension added up, so that at most `cells` numbers are left of it."""
+    size = values.shape[dim]
+    if cells >= size:
+        return values
+    shape = list(values.shape)
+    shape[dim] = cells
+    place = torch.arange(size, device=values.device) * cells // size
+    return values.new_zeros(shape).index_add_(dim, place, values)
+
+
+def cells(weights: AttentionMap, most: int = CELLS) -> Cells:
+    """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
+    if max(weights.shape[2:]) <= most:
+        return _hidden(weights.dense().detach()[0])
+    return _shares(weights.pooled(most)[0], counted_queries(weights))
+
+
+def _shares(mass: Tensor, queries: Tensor) -> Cells:
+    """Cells of pooled mass [H, rows, columns]; queries: how many each is the mass of, [rows] or finer."""
+    inside = summed(queries, 0, mass.shape[1])
+    return _hidden(mass / inside.clamp(min=1).to(mass)[:, None])
+
+
+def _hidden(values: Tensor) -> Cells:
+    """Numbers as cells, hidden where there is nothing."""
+    import numpy
+
+    array = values.cpu().float().numpy()
+    return numpy.ma.masked_where(~(array > 0), array)
+
+
+def counted_queries(weights: AttentionMap) -> Tensor:
+    """1 for each query of one sequence, 0 for padding: float [T]."""
+    T = weights.shape[2]
+    counted = weights.mask.counted(T)
+    return torch.ones(T) if counted is None else counted[0].cpu().float()
+
+
+def cells_of(
+    layer: LayerHeads, batch: int, most: int, *, written: bool = False
+) -> tuple[Cells, tuple[int, int], Record]:
+    """Cells of every head, [H, rows, columns], how many queries and keys they stand for, and of which call.
+
+    written: weights times the norm of what is written, as shares of the largest norm of the layer.
+    """
+    call = call_of(layer)
+    _, _, T, S = call.shape
+    made = call.pooled
+    if written:
+        return _written(layer, call, batch, most), (T, S), call
+    if call.map is not None and (made is None or max(T, S) <= most or max(made.shape[-2:]) != most):
+        return cells(call.map.select(batch=batch), most), (T, S), call
+    assert made is not None
+    mass = summed(summed(made[batch], 1, most), 2, most)
+    return _shares(mass, queries_pooled(call, batch)), (T, S), call
+
+
+def call_of(layer: LayerHeads) -> Record:
+    """The call that is drawn: the last of which a map or a picture was kept."""
+    for call in reversed(layer.calls):
+        if call.map is not None or call.pooled is not None:
+            return call
+    raise ArgumentError(
+        f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
+        "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
+    )
+
+
+def queries_pooled(call: Record, batch: int) -> Tensor:
+    """How many queries each row of the picture that a call kept is the mass of, [rows]."""
+    if call.pooled_queries is not None:
+        return call.pooled_queries[batch].cpu().float()
+    assert call.pooled is not None
+    return summed(torch.ones(call.shape[2]), 0, call.pooled.shape[2])
+
+
+def queries_in(call: Record, batch: int, rows: int) -> Tensor:
+    """How many queries each of so many rows of cells stands for, [rows]; padded ones are none."""
+    if call.map is not None:
+        return summed(counted_queries(call.map.select(batch=batch)), 0, rows)
+    return summed(queries_pooled(call, batch), 0, rows)
+
+
+def _written(layer: LayerHeads, call: Record, batch: int, most: int) -> Cells:
+    norms = call.written_norms
+    if norms is None or call.map is None:
+        raise ArgumentError(
+            f"written=True must have norms and maps: {layer.path} was called with {list(call.shape)} and "
+            f"kept {'no norms' if norms is None else 'no map'}; use watch(model, written=True, keep=True)"
+        )
+    real = call.map.real_keys[batch].cpu()  # padding writes nothing, whatever stands there
+    largest = float(norms[batch].masked_fill(~real, 0).max())
+    values: Tensor = call.written(batch, most)
+    return _hidden(values / largest if largest > 0 else values)
+
+
+# Names
 
 
 def check_tokens(
@@ -111,54 +185,110 @@ def check_tokens(
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
 ) -> Names:
-    """The names of queries and keys as readers know them.
-
-    Raises:
-        ShapeError: more or fewer than there are positions.
-    """
+    """The names of queries and keys as readers know them; raises `ShapeError` where they do not fit."""
     T, S = lengths
     if tokens is not None and not len(tokens) == T == S:
         raise ShapeError(
             f"tokens must match query_len and key_len: {len(tokens)} tokens for {T} and {S}; "
             "give one a position, or query_tokens= and key_tokens= where the two differ"
         )
-    if query_tokens is not None and len(query_tokens) != T:
-        raise ShapeError(
-            f"query_tokens must match query_len: {len(query_tokens)} tokens for {T}; give one a query"
-        )
-    if key_tokens is not None and len(key_tokens) != S:
-        raise ShapeError(f"key_tokens must match key_len: {len(key_tokens)} tokens for {S}; give one a key")
+    for kind, given, length in (("query", query_tokens, T), ("key", key_tokens, S)):
+        if given is not None and len(given) != length:
+            raise ShapeError(
+                f"{kind}_tokens must match {kind}_len: {len(given)} tokens for {length}; give one a {kind}"
+            )
     queries = tokens if query_tokens is None else query_tokens
     keys = tokens if key_tokens is None else key_tokens
     return None if queries is None else readable(queries), None if keys is None else readable(keys)
 
 
-# Cells
+def names_of(
+    heads: Heads,
+    batch: int,
+    call: Record,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    texts: dict[int, list[str]] | None = None,
+) -> Names:
+    """The names of a call's queries and keys: as given, else of the text that it read, where it is known.
+
+    texts: by `id`, the lists of tokens that were made readable already: layers share theirs.
+
+    Raises:
+        ShapeError: names that do not fit.
+    """
+    _, _, T, S = call.shape
+    queries, keys = check_tokens((T, S), None, query_tokens, key_tokens)
+    read = heads.words(call, batch)
+    known = None
+    if read is not None and T == S:
+        texts = {} if texts is None else texts
+        if id(read) not in texts:
+            texts[id(read)] = readable(read)
+        known = texts[id(read)]
+    return known if queries is None else queries, known if keys is None else keys
 
 
-def cells(weights: AttentionMap, most: int = CELLS) -> Cells:
-    """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
-    _, _, T, S = weights.shape
-    if max(T, S) <= most:
-        return hidden(weights.dense().detach()[0])
-    counted = weights.mask.counted(T)
-    return shares(weights.pooled(most)[0], T, None if counted is None else counted[0])
+def names_in(
+    heads: Heads,
+    batch: int,
+    calls: Sequence[Record],
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+) -> list[Names]:
+    """The same for several layers: names that are given stand wherever they fit, and must fit somewhere.
+
+    In self-attention queries and keys are one text: that of the queries or that of the keys, by its length.
+
+    Raises:
+        ShapeError: names that fit no layer.
+    """
+    given = {"query_tokens": (2, query_tokens), "key_tokens": (3, key_tokens)}  # which dim of a call, names
+    every: list[Names] = []
+    texts: dict[int, list[str]] = {}
+    used: set[str] = set()
+    for call in calls:
+        fitting = {
+            name: tokens
+            for name, (dim, tokens) in given.items()
+            if tokens is not None and len(tokens) == call.shape[dim]
+        }
+        used.update(fitting)
+        if call.kind == "self" and call.shape[2] == call.shape[3]:
+            texts_given = {tuple(tokens) for tokens in fitting.values()}
+            fitting = dict.fromkeys(given, *texts_given) if len(texts_given) == 1 else {}
+        every.append(
+            names_of(heads, batch, call, fitting.get("query_tokens"), fitting.get("key_tokens"), texts)
+        )
+    for name, (dim, tokens) in given.items():
+        if tokens is not None and name not in used:
+            lengths = sorted({call.shape[dim] for call in calls})
+            raise ShapeError(
+                f"{name} must match a layer: {len(tokens)} tokens for lengths {lengths}; give one a position"
+            )
+    return every
 
 
-def shares(mass: Tensor, query_len: int, counted: Tensor | None = None) -> Cells:
-    """The same from pooled mass [H, rows, columns]; counted: [T], how many queries each is the mass of."""
-    rows = mass.shape[1]
-    queries = torch.ones(query_len) if counted is None else counted.cpu().float()
-    inside = torch.zeros(rows).index_add_(0, torch.arange(query_len) * rows // query_len, queries)
-    return hidden(mass / inside.clamp(min=1).to(mass)[:, None])
+def layer_name(layer: LayerHeads) -> str:
+    """What a layer is called in a picture."""
+    return f"layer {layer.layer}" if isinstance(layer.layer, int) else layer.path
 
 
-def hidden(values: Tensor) -> Cells:
-    """Numbers as cells, hidden where there is nothing."""
-    import numpy
+def label_of(head: Head) -> str:
+    """A head's label and score; "" where it has none."""
+    return "" if head.label.name == MIXED else f"{head.label.name} {head.label.score:.2f}"
 
-    array = values.cpu().float().numpy()
-    return numpy.ma.masked_where(~(array > 0), array)
+
+def tint(head: Head) -> str | None:
+    """The colour of a head's label."""
+    return OF_LABEL.get(head.label.name)
+
+
+def meaning_of(pooled: bool, written: bool) -> str:
+    """What a colour stands for."""
+    if written:
+        return WRITTEN + (", mean of a cell's queries" if pooled else "")
+    return "mean weight of a query in a cell" if pooled else "weight"
 
 
 # One figure, a heat map per head
@@ -211,16 +341,13 @@ def draw(
     size = min(points for _, points in fit)
     for head, shade in enumerate(shades):
         x, y = left + head % columns * (wide + gap), top + over + head // columns * (tall + over)
-        ax = page.heat(picture[head], lengths, x, y, wide, tall)
-        frame(ax, lengths, (wide, tall), shade)
+        outer = {"left": head % columns == 0, "bottom": head + columns >= H}
+        ax = page.heat(picture[head], lengths, (x, y), (wide, tall), (down, across), shade, **outer)
         strong = "" if shade is None else fit[head][0]
         ax.set_title(fit[head][0], loc="left", size=size, pad=5, **words(shade or INK, strong))
-        outer = {"left": head % columns == 0, "bottom": head + columns >= H}
-        dress(ax, lengths, (wide, tall), (down, across), **outer)
-    pooled = picture.shape[1:] != (T, S)
-    meaning = meaning or ("mean weight of a query in a cell" if pooled else "weight")
+    meaning = meaning or meaning_of(picture.shape[1:] != (T, S), False)
     x = left + columns * (wide + gap)
-    scale_bar(page, x, top + over, min(rows * (tall + over) - over, 5.0 * grown), meaning, picture)
+    page.scale_bar(x, top + over, min(rows * (tall + over) - over, 5.0 * grown), meaning, picture)
     page.explain_axes(lengths, picture.shape[1:], (left, x - gap), (top + over, page.height - below))
     return in_letters(page.figure)
 
@@ -243,11 +370,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
-    """Write a figure: all of it or, where anything goes wrong, nothing. Returns where.
-
-    Raises:
-        ArgumentError: not a .png, .svg or .pdf; no such folder; a folder that cannot be written to.
-    """
+    """Write a figure, whole or not at all, and return where; raises `ArgumentError` where that cannot be."""
     place = check_path(out)
     with whole_file(place) as half, half.open("wb") as file:
         kind = place.suffix[1:].lower()

@@ -2,27 +2,38 @@
 
 What is put into a template is looked at once: a text that looks like one of its marks stays a text.
 Templates, styles and scripts lie in page/ beside this file; `make page` builds them from the sources.
+
+Arrays are packed, and the page unpacks them again (`page/src/heads/packed.ts` says the same). A weight is
+one of `LEVELS` levels, within 1% or 1e-4 of it: level 0 is hidden, 1 + n is n steps of 2e-4 up to 0.01, from
+there on each level is 1.02 times the one before. Levels up to 254 are one byte; 255 stands for "255 and
+more", and what is more follows behind all bytes, a byte for each 255 in order.
 """
 
 from __future__ import annotations
 
 import base64
+import ctypes
 import hashlib
 import html
+import math
 import os
-import re
+import struct
+import zlib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..errors import ArgumentError
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ShapeError
 from ..whole_files import place_for, whole_file
 
-__all__ = ["Built", "built", "check_page_path", "filled", "framed", "inline", "policy", "save_page"]
-
-# What a browser reads inside an element as its end, or, in a script, as the start of what hides the end.
-ENDS = {"style": re.compile("</style", re.IGNORECASE), "script": re.compile("</script|<!--", re.IGNORECASE)}
+__all__ = [
+    "LEVELS", "VALUES", "Blob", "Blobs", "Built", "as_bytes", "built", "check_page_path", "filled", "framed",
+    "image_data", "levels", "policy", "save_page", "weights",
+]  # fmt: skip
 
 
 class Built(NamedTuple):
@@ -34,30 +45,9 @@ class Built(NamedTuple):
 
 
 def built(name: str) -> Built:
-    """The template, style and script of one of our pages, "heads" or "explain".
-
-    Raises:
-        ArgumentError: a style or script that would end its element early.
-    """
+    """The template, style and script of one of our pages, "heads" or "explain"."""
     folder = files(__package__) / "page"
-    texts = {ending: (folder / f"{name}.{ending}").read_text("utf-8") for ending in ("html", "css", "js")}
-    return Built(texts["html"], inline(texts["css"], "style"), inline(texts["js"], "script"))
-
-
-def inline(text: str, element: str) -> str:
-    """The same text, which may stand inside an element that a browser reads up to its end, whatever it holds.
-
-    Raises:
-        ArgumentError: it would end the element early.
-    """
-    end = ENDS[element].search(text)
-    if end is not None:
-        line = text.count("\n", 0, end.start()) + 1
-        raise ArgumentError(
-            f"{element} must not end its element early: got {end[0]!r} in line {line}; write it in two "
-            'parts, as "<" + "/"'
-        )
-    return text
+    return Built(*((folder / f"{name}.{ending}").read_text("utf-8") for ending in ("html", "css", "js")))
 
 
 def filled(template: str, fill: Mapping[str, str]) -> str:
@@ -80,9 +70,6 @@ def policy(*, style: str, script: str | None = None, images: bool = False, wasm:
     Args:
         images: pictures that are in the page, and those that its script makes.
         wasm: the script may compile WebAssembly that it holds; still no text becomes code.
-
-    Raises:
-        ArgumentError: WebAssembly without a script.
     """
     if wasm and script is None:
         raise ArgumentError(f"wasm needs a script that runs it: wasm={wasm}, script={script}; give both")
@@ -109,11 +96,7 @@ def framed(page: str, title: str, *, height: int, scripts: bool = False) -> str:
 
 
 def save_page(text: str, path: str | os.PathLike[str], example: str) -> Path:
-    """Write a page: all of it or, where anything goes wrong, nothing. Returns where.
-
-    Raises:
-        ArgumentError: not an .html; no such folder; a folder that cannot be written to.
-    """
+    """Write a page, whole or not at all, and return where; raises `ArgumentError` where that cannot be."""
     place = check_page_path(path, example)
     with whole_file(place) as half:
         half.write_text(text, "utf-8", newline="\n")
@@ -123,3 +106,192 @@ def save_page(text: str, path: str | os.PathLike[str], example: str) -> Path:
 def check_page_path(path: str | os.PathLike[str], example: str) -> Path:
     """Where a page may be written, links followed; raises `ArgumentError` as `save_page` does."""
     return place_for(path, (".html", ".htm"), ".html", example)
+
+
+# Arrays
+
+
+STEP = 2e-4
+EVEN = 50  # steps up to 0.01
+RATIO = 1.02
+LEVELS = 1 + EVEN + math.ceil(math.log(100) / math.log(RATIO)) + 2
+VALUES = torch.tensor(
+    [math.nan]
+    + [n * STEP for n in range(EVEN + 1)]
+    + [min(1.0, EVEN * STEP * RATIO**n) for n in range(1, LEVELS - 1 - EVEN)]
+)  # what each level stands for
+HIDDEN = 0
+BYTE = 255  # the level from which on it takes two
+ROOM = 1.01  # up to where a weight is 1 but for rounding
+
+Blob = tuple[int, int]  # from and to, in letters of base64
+
+
+def levels(cells: Tensor) -> bytes:
+    """Weights of one map as levels, before packing; nothing, or no number, is hidden.
+
+    Args:
+        cells: [rows, columns], from 0 to 1.
+
+    Raises:
+        ArgumentError: a weight above 1.
+
+    Example:
+        >>> list(levels(torch.tensor([[0.0, 0.002, 1.0]])))
+        [0, 11, 255, 29]
+    """
+    p = cells.detach().flatten().to("cpu", torch.float32)
+    most = float(p.nan_to_num(0.0).max()) if len(p) else 0.0
+    if most > ROOM:
+        raise ArgumentError(
+            f"weights must be at most 1 in a page: got {most:g}; give weights that a softmax made"
+        )
+    even = (p / STEP).round() + 1
+    ratio = (p.clamp(min=EVEN * STEP) / (EVEN * STEP)).log().div(math.log(RATIO)).round() + (1 + EVEN)
+    level = torch.where(p <= EVEN * STEP, even, ratio).clamp(max=LEVELS - 1)
+    level = torch.where(p > 0, level, float(HIDDEN)).short()
+    more = level[level >= BYTE] - BYTE
+    return as_bytes(level.clamp(max=BYTE).byte()) + as_bytes(more.byte())
+
+
+def weights(data: bytes, rows: int, columns: int) -> Tensor:
+    """Levels as weights again, [rows, columns]; NaN where they are hidden."""
+    count = rows * columns
+    level = torch.tensor(list(data[:count]), dtype=torch.long)
+    large = level == BYTE
+    if len(level) != count or len(data) != count + int(large.sum()):
+        raise ArgumentError(
+            f"data must be levels of {rows} x {columns} cells: got {len(data)} bytes; unpack a whole map"
+        )
+    level[large] += torch.tensor(list(data[count:]), dtype=torch.long)
+    return VALUES[level].view(rows, columns)
+
+
+def as_bytes(values: Tensor) -> bytes:
+    """The numbers of a tensor as they lie in memory, in order; numpy is not asked."""
+    there = values.detach().cpu().contiguous()
+    return ctypes.string_at(there.data_ptr(), there.nbytes) if there.nbytes else b""
+
+
+class Blobs:
+    """Packed arrays, one behind the other, as the text of a page holds them.
+
+    Example:
+        >>> blobs = Blobs()
+        >>> blobs.pack(bytes(100)), blobs.pack(b"abc")
+        ((0, 16), (16, 32))
+        >>> Blobs.unpacked(blobs.text, (16, 32))
+        b'abc'
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._length = 0
+
+    def pack(self, data: bytes) -> Blob:
+        """Take it in, compressed, and say where it lies: [from, to)."""
+        # only runs of one byte are looked for: weights repeat nothing else; it takes a fiftieth of the time
+        deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
+        part = base64.b64encode(deflate.compress(data) + deflate.flush()).decode("ascii")
+        start = self._length
+        self._parts.append(part)
+        self._length += len(part)
+        return start, self._length
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        return "".join(self._parts)
+
+    @staticmethod
+    def unpacked(text: str, blob: Blob) -> bytes:
+        """What was taken in, as the page reads it."""
+        return zlib.decompress(base64.b64decode(text[slice(*blob)]))
+
+
+# An image that was read in patches
+
+
+LEADING = 8  # tokens at most that stand before the patches of an image: [CLS], registers
+
+
+def image_data(
+    image: Any, patches: tuple[int, int] | None, sequences: int, tokens: int
+) -> dict[str, Any] | None:
+    """The image that was read as so many tokens, as a PNG, and where its patches stand among them."""
+    if image is None:
+        if patches is not None:
+            raise ArgumentError(f"patches must come with their image: got {patches!r}; give image=, too")
+        return None
+    if sequences > 1:
+        raise ArgumentError(
+            f"image must be of one sequence: the last forward had {sequences}; give batch=, too"
+        )
+    pixels = _pixels(image)
+    rows, columns, first = _patches(patches, tokens)
+    src = f"data:image/png;base64,{base64.b64encode(_png(pixels)).decode('ascii')}"
+    return {"src": src, "rows": rows, "columns": columns, "first": first}
+
+
+def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int]:
+    if patches is None:
+        for first in (0, 1):
+            side = math.isqrt(count - first)
+            if side and side * side == count - first:
+                return side, side, first
+        raise ArgumentError(
+            f"patches must be given where they are no square: {count} tokens, [CLS] or not; give "
+            "patches=(rows, columns)"
+        )
+    pair = tuple(patches)
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+        raise ArgumentError(f"patches must be rows and columns: got {patches!r}; give (14, 14)")
+    rows, columns = pair
+    first = count - rows * columns
+    if not 0 <= first <= LEADING:
+        raise ArgumentError(
+            f"patches must be as many as the tokens, but for {LEADING} before them: {rows} x {columns} = "
+            f"{rows * columns} of {count}; count them again"
+        )
+    return rows, columns, first
+
+
+def _pixels(image: Any) -> Tensor:
+    """uint8 [H, W, 3]"""
+    given = image if isinstance(image, Tensor) else torch.as_tensor(image)
+    given = given.detach().cpu()
+    if given.ndim == 2:
+        given = given[..., None].expand(-1, -1, 3)
+    if given.ndim != 3 or given.shape[2] != 3 or 0 in given.shape:
+        raise ShapeError(
+            f"image must be [H, W] or [H, W, 3]: got {list(image.shape)}; of [3, H, W] give "
+            "image.permute(1, 2, 0)"
+        )
+    if given.dtype == torch.uint8:
+        return given.contiguous()
+    if not given.is_floating_point():
+        raise ArgumentError(
+            f"image must be uint8, or floats from 0 to 1: got {given.dtype}; use image.byte()"
+        )
+    low, high = float(given.min()), float(given.max())
+    if not (low >= 0 and high <= 1):
+        raise ArgumentError(
+            f"image must be from 0 to 1 where it is of floats: got {low:g} to {high:g}; undo what was done "
+            "to it for the model"
+        )
+    return (given * 255).round().byte().contiguous()
+
+
+def _png(pixels: Tensor) -> bytes:
+    rows, columns, _ = pixels.shape
+    lines = torch.cat([torch.zeros(rows, 1, dtype=torch.uint8), pixels.flatten(1)], dim=1)
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(as_bytes(lines), 9)),
+        (b"IEND", b""),
+    ]
+    chunks = (
+        struct.pack(">I", len(inside)) + name + inside + struct.pack(">I", zlib.crc32(name + inside))
+        for name, inside in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ShapeError
 from ..listeners.head_outputs import OutputProjection, written
 from ..listeners.pruning import is_conv1d
-from .sheet import FAINT, INK, LONGEST, NOTHING, drawing, words
+from .sheet import FAINT, INK, LONGEST, NOTHING, axes_at, need_matplotlib, new_figure, plain_bar, words
 from .texts import fitted, inches, label, readable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def outputs_picture(
     heads.
     """
     known = _projection(heads, projection)
-    Figure, Canvas, _ = drawing()
+    need_matplotlib()
     B, H, T, Dv = heads.shape
     if not -B <= batch < B:
         raise IndexError(f"batch must be between 0 and {B - 1}: got {batch}")
@@ -79,43 +79,32 @@ def outputs_picture(
     total = parts.sum(0) if known.bias is None else parts.sum(0) + known.bias.float().cpu()
     names = [label(token, LONGEST) for token in readable(tokens or ())] if T <= NAMED else []
     sheet = Sheet.of(H, T, names, title is not None)
-    figure = Figure(figsize=(sheet.width, sheet.height), dpi=150)
-    Canvas(figure)
+    figure = new_figure(sheet.width, sheet.height)
     ax = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, y grows downwards
     ax.set_axis_off()
     before, after = _scale(said), _scale(torch.cat([parts.flatten(), total.flatten()]))
     bias = "" if known.bias is None else " and the bias added"
     E, longest = parts.shape[2], float(parts.norm(dim=-1).max().clamp(min=1e-30))
+    up_to = f"at most {longest:.2g}"
     headings = (
         ("1  What each head says", f"{Dv} channels each"),
         ("2  Side by side", f"concatenated: {H} × {Dv} = {H * Dv} channels"),
-        (
-            "3  Times W_O, head by head",
-            f"what each head writes: {E} channels; bars: its norm, at most {longest:.2g}",
-        ),
+        ("3  Times W_O, head by head", f"what each head writes: {E} channels; bars: its norm, {up_to}"),
         ("4  Summed", f"over heads{bias}: the layer's output, {E} channels"),
     )
     for step, (what, how) in enumerate(headings):
-        _heading(ax, sheet, sheet.tops[step], what, how)
+        _heading(ax, sheet.tops[step], what, how)
         _rows(ax, sheet, sheet.tops[step], names)
     for head in range(H):
         left = sheet.left_of(head)
+        joined = sheet.left + head * sheet.joined
         _map(ax, said[head], before, left, sheet.tops[0], sheet.side, sheet.tall)
-        _map(
-            ax, said[head], before, sheet.left + head * sheet.joined, sheet.tops[1], sheet.joined, sheet.tall
-        )
+        _map(ax, said[head], before, joined, sheet.tops[1], sheet.joined, sheet.tall)
         _map(ax, parts[head], after, left, sheet.tops[2], sheet.narrow, sheet.tall)
         _lengths(ax, parts[head].norm(dim=-1) / longest, sheet, left + sheet.narrow)
         for top, side in ((sheet.tops[0], sheet.side), (sheet.tops[2], sheet.narrow)):
-            middle = left + side / 2
-            ax.text(
-                middle,
-                top - 0.05,
-                f"head {head}" if H <= 12 else str(head),
-                size=8,
-                ha="center",
-                **words(INK),
-            )
+            name = f"head {head}" if H <= 12 else str(head)
+            ax.text(left + side / 2, top - 0.05, name, size=8, ha="center", **words(INK))
         _funnel(ax, sheet, head)
     _map(ax, total, after, sheet.left, sheet.tops[3], sheet.across, sheet.tall)
     _joints(ax, sheet, H)
@@ -232,7 +221,7 @@ def _strongest(values: Tensor, most: int) -> Any:
 # What else is drawn
 
 
-def _heading(ax: Axes, sheet: Sheet, top: float, what: str, how: str) -> None:
+def _heading(ax: Axes, top: float, what: str, how: str) -> None:
     room: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 2}  # over what goes through
     first = ax.text(0.15, top - 0.3, what, size=10.5, bbox=room, **words(INK, what))
     ax.annotate(
@@ -279,11 +268,7 @@ def _bar(figure: Figure, sheet: Sheet, scale: Normalize, step: int, what: str) -
     from matplotlib.cm import ScalarMappable
 
     top, bottom = sheet.tops[step], sheet.tops[step + 1] + sheet.tall
-    place = (
-        (sheet.left + sheet.across + 0.15) / sheet.width, 1 - bottom / sheet.height,
-        0.12 / sheet.width, (bottom - top) / sheet.height,
-    )  # fmt: skip
-    bar = figure.colorbar(ScalarMappable(scale, _colours()), cax=figure.add_axes(place), extend="both")
+    place = axes_at(figure, sheet.left + sheet.across + 0.15, top, 0.12, bottom - top)
+    bar = figure.colorbar(ScalarMappable(scale, _colours()), cax=place, extend="both")
     bar.set_label(what, size=8, **words(FAINT))
-    bar.ax.tick_params(length=2, labelsize=7, labelcolor=FAINT, color=FAINT)
-    bar.outline.set_visible(False)
+    plain_bar(bar, 7)

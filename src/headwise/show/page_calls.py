@@ -8,7 +8,7 @@ Letters: H num_heads, h heads shown, T query_len, S key_len.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,84 +23,18 @@ from ..heads.layer_names import Layer
 from ..heads.measures import weights_in_blocks
 from ..map import AttentionMap
 from ..scoring import HIDDEN, hidden_is_endless
-from .packed_maps import Blob, Blobs, as_bytes, levels
-from .page_readings import Reading, View
-from .pictured_heads import queries_inside
+from .heatmaps import queries_pooled, summed
+from .offline_pages import Blob, Blobs, as_bytes, levels
+from .page_readings import Reading, View, rounded
 
-__all__ = [
-    "EXACT",
-    "Texts",
-    "call_data",
-    "check_finer",
-    "is_exact",
-    "rounded",
-    "side_within",
-    "strongest_of_labels",
-    "with_maps",
-]
+__all__ = ["Finer", "Texts", "call_data", "check_finer", "strongest_of_labels", "with_maps"]
 
-EXACT = 256  # positions a side up to which a cell is a query and a key
-POOLED = 128  # cells a side beyond
-SHORTER = (128, 64, 32)
 FINER, PAIRS, FINER_HEADS = 512, 64, 8
 LEAST = 1e-30  # a weight that is 0 and not hidden, as the page's smallest level
 BLOCK = 4096  # queries whose heaviest keys are looked for at a time
 
 Finer = list[tuple[str, int]]  # by path and head
-
-
-class Texts:
-    """Lists of tokens, each once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, ...], int] = {}
-
-    def number(self, names: Sequence[str] | None) -> int | None:
-        """Which of them it is."""
-        return None if names is None else self._numbers.setdefault(tuple(names), len(self._numbers))
-
-    @property
-    def all(self) -> list[list[str]]:
-        return [list(names) for names in self._numbers]
-
-
-# How many cells
-
-
-def side_within(views: Iterable[View], side: int, most: int) -> int:
-    """The longest side up to which maps are exact, so that all of them have at most so many cells."""
-    views = list(views)
-    for shorter in SHORTER:
-        if sum(len(view.heads) * math.prod(_size(view, side)) for view in views) <= most:
-            break
-        side = min(side, shorter)
-    return side
-
-
-def is_exact(view: View, side: int) -> bool:
-    """Whether every query and key has its cell."""
-    return _size(view, side) == view.lengths
-
-
-def _size(view: View, side: int) -> tuple[int, int]:
-    T, S = view.lengths
-    if max(T, S) <= side and (view.calls[-1].map is not None or _picture(view).shape[1:] == (T, S)):
-        return T, S
-    pooled = min(POOLED, side)
-    rows, columns = min(T, pooled), min(S, pooled)
-    if view.calls[-1].map is None:
-        made = _picture(view)
-        rows, columns = min(rows, made.shape[1]), min(columns, made.shape[2])
-    return rows, columns
-
-
-def _picture(view: View) -> Tensor:
-    made = view.calls[-1].pooled
-    assert made is not None, "a call is shown that kept a map or a picture"
-    return made[0]
-
-
-# All of it
+Texts = dict[tuple[str, ...], int]  # lists of tokens, each once, and its number
 
 
 def call_data(
@@ -118,18 +52,12 @@ def call_data(
     Args:
         finer: heads to zoom into, where the map is not exact.
         outputs: of the heads before W_O, [1, H, T, D] of the call.
-
-    Raises:
-        ArgumentError: finer without a map.
-        ShapeError: outputs of another run.
     """
     T, S = view.lengths
-    rows, columns = _size(view, side)
+    rows, columns = view.size(side)
     exact = (rows, columns) == (T, S)
     H = view.calls[-1].shape[1]
-    maps: list[Blob | None] = [None] * H
-    for head, cells in zip(view.heads, _cells(view, view.heads, rows, columns), strict=True):
-        maps[head] = blobs.pack(levels(cells))
+    maps = _packed(view, _cells(view, view.heads, rows, columns), blobs)
     norms, written, most = _written(view, rows, columns, exact, blobs)
     zoomed = {} if exact else {head: _finer(view, layer, head, blobs) for head in finer if head in view.heads}
     said = None if outputs is None or not exact else _outputs(view, layer, outputs)  # [H, T, D]
@@ -138,15 +66,15 @@ def call_data(
         "keys": S,
         "rows": rows,
         "columns": columns,
-        "query_tokens": texts.number(view.names[0]),
-        "key_tokens": texts.number(view.names[1]),
+        "query_tokens": _number(view.names[0], texts),
+        "key_tokens": _number(view.names[1], texts),
         "left_out": view.left_out,
         "steps": view.steps,
         "maps": maps,
         "norms": norms,
         "written": written,
         "written_most": most,
-        "finer": {str(head): {"rows": r, "columns": c, "map": blob} for head, (r, c, blob) in zoomed.items()},
+        "finer": {str(head): cells for head, cells in zoomed.items()},
         "pairs": {str(head): _pairs(view, head) for head in zoomed},
         "outputs": None
         if said is None
@@ -156,73 +84,81 @@ def call_data(
     }
 
 
+def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
+    """Cells of the heads that are shown, [h, rows, columns], by head; None: not shown."""
+    shown = {head: blobs.pack(levels(mine)) for head, mine in zip(view.heads, cells, strict=True)}
+    return [shown.get(head) for head in range(view.calls[-1].shape[1])]
+
+
+def _number(names: list[str] | None, texts: Texts) -> int | None:
+    return None if names is None else texts.setdefault(tuple(names), len(texts))
+
+
 # Cells
 
 
 def _cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
     """[h, rows, columns]: weights, or the share of a query's weight that falls into a cell."""
     T, S = view.lengths
-    call = view.calls[-1]
+    call, made = view.calls[-1], view.calls[-1].pooled
     if view.whole and (rows, columns) != (T, S):
-        made = call.pooled
-        if made is not None and (call.map is None or made.shape[2:] == (rows, columns)):
-            inside = queries_inside(T, made.shape[2], call.pooled_queries, 0)
-            mass, inside = _coarser(made[0][heads].float().cpu(), inside, rows, columns)
-            return mass / inside.clamp(min=1)[:, None]
-        assert call.map is not None
-        mass = call.map.select(heads=heads).pooled((rows, columns))[0].float().cpu()
-        return mass / queries_inside(T, rows, None, 0).clamp(min=1)[:, None]
+        if made is None or (call.map is not None and made.shape[2:] != (rows, columns)):
+            return _from_map(view, heads, rows, columns)
+        mass = summed(summed(made[0][heads].float().cpu(), 1, rows), 2, columns)
+        return mass / summed(queries_pooled(call, 0), 0, rows).clamp(min=1)[:, None]
     if call.map is None:
-        return _picture(view)[heads].float().cpu()
+        return view.picture[heads].float().cpu()
     return _in_blocks(view, heads, rows, columns)
 
 
-def _coarser(mass: Tensor, inside: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Pooled mass [h, R, C] and how many queries its rows stand for, [R], in fewer rows and columns."""
-    row, column = (
-        torch.arange(count) * fewer // count
-        for count, fewer in zip(mass.shape[1:], (rows, columns), strict=True)
-    )
-    mass = mass.new_zeros(len(mass), rows, mass.shape[2]).index_add_(1, row, mass)
-    mass = mass.new_zeros(len(mass), rows, columns).index_add_(2, column, mass)
-    return mass, inside.new_zeros(rows).index_add_(0, row, inside)
+def _from_map(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
+    """The same from a map, in fewer cells than it has weights."""
+    if not view.whole:
+        return _in_blocks(view, heads, rows, columns)
+    map = view.calls[0].map
+    assert map is not None
+    mass = map.select(heads=heads).pooled((rows, columns))[0].float().cpu()
+    return mass / summed(torch.ones(view.lengths[0]), 0, rows)[:, None]
 
 
 def _in_blocks(
     view: View, heads: list[int], rows: int, columns: int, factors: Tensor | None = None
 ) -> Tensor:
     """The same from weights, a block of queries at a time; factors: what they are multiplied by, [h, S]."""
-    T, S = view.lengths
-    row, column = torch.arange(T) * rows // T, torch.arange(S) * columns // S
+    T = view.lengths[0]
+    row = torch.arange(T) * rows // T
     cells = torch.zeros(len(heads), rows, columns)
     for some, p in _blocks(view, heads):
         shares = p if factors is None else p * factors[:, None]
-        if columns < S:
-            shares = torch.zeros(*p.shape[:2], columns).index_add_(2, column, shares)
-        cells.index_add_(1, row[some], shares)
+        cells.index_add_(1, row[some], summed(shares, 2, columns))
     return cells / torch.bincount(row, minlength=rows)[:, None]
 
 
 def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """(which queries, counted without padding, int [t]; their weights [h, t, S])."""
-    start = done = 0
     end = int(view.keys[-1]) + 1 if len(view.keys) else 0
-    for call in view.calls:
-        assert call.map is not None, "of a call without a map there is the picture"
-        T, S = call.shape[2:]
-        mine = view.queries[(view.queries >= start) & (view.queries < start + T)] - start
-        for some, p in weights_in_blocks(call.map.select(heads=heads), mine):
+    for map, queries, done in _steps(view):
+        S = map.shape[3]
+        for some, p in weights_in_blocks(map.select(heads=heads), queries):
             weights = p[0].float().cpu()
             nothing = weights == 0
             if bool(nothing.any()):  # too little for a number, which is not hidden
-                weights = weights.masked_fill(
-                    nothing & _seen(call.map.select(heads=heads, queries=some)), LEAST
-                )
+                weights = weights.masked_fill(nothing & _seen(map.select(heads=heads, queries=some)), LEAST)
             if end > S:  # what was not there yet
                 weights = torch.nn.functional.pad(weights, (0, end - S))
             yield torch.arange(done, done + len(some)), weights[..., view.keys]
             done += len(some)
-        start += T
+
+
+def _steps(view: View) -> Iterator[tuple[AttentionMap, Tensor, int]]:
+    """Each call's map, which of its queries are no padding, int [t], and how many there were before it."""
+    start = done = 0
+    for call in view.calls:
+        assert call.map is not None, "of a call without a map there is the picture"
+        end = start + call.shape[2]
+        queries = view.queries[(view.queries >= start) & (view.queries < end)] - start
+        yield call.map, queries, done
+        start, done = end, done + len(queries)
 
 
 def _seen(map: AttentionMap) -> Tensor:
@@ -253,23 +189,16 @@ def _written(
         return None, None, None
     if exact:
         return blobs.pack(as_bytes(norms)), None, rounded(most)
-    written: list[Blob | None] = [None] * len(norms)
     factors = norms[view.heads] / (most or 1.0)
     cells = _in_blocks(view, view.heads, rows, columns, factors)
-    for head, mine in zip(view.heads, cells, strict=True):
-        written[head] = blobs.pack(levels(mine))
-    return None, written, rounded(most)
+    return None, _packed(view, cells, blobs), rounded(most)
 
 
 # More of some heads
 
 
 def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
-    """Heads to zoom into, by path and number.
-
-    Raises:
-        ArgumentError: no such head.
-    """
+    """Heads to zoom into, by path and number; raises `ArgumentError` where there is no such head."""
     if finer is None:
         return None
     if isinstance(finer, Sequence) and not isinstance(finer, str) and not finer:
@@ -282,55 +211,48 @@ def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Fine
 
 def with_maps(reading: Reading, finer: Finer) -> Finer:
     """Those of them that another model, or the same on another text, has a map of."""
-    kept = {
-        layer.place
+    kept = _maps(reading)
+    return [each for each in finer if each[0] in kept]
+
+
+def _maps(reading: Reading) -> dict[str, View]:
+    """By place, the layers whose maps were kept."""
+    return {
+        layer.place: view
         for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
         if view is not None and view.calls[-1].map is not None
     }
-    return [each for each in finer if each[0] in kept]
 
 
 def strongest_of_labels(reading: Reading, side: int) -> Finer:
     """Where maps were kept that are not exact: the strongest head of each label, 8 at most."""
-    maps = {
-        layer.place: view
-        for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
-        if view is not None and view.calls[-1].map is not None and not is_exact(view, side)
-    }
+    maps = [place for place, view in _maps(reading).items() if not view.is_exact(side)]
     by_label: dict[str, Head] = {}
     for head in sorted(reading.shown, key=lambda head: head.label.strength, reverse=True):
         if head.path in maps:
             by_label.setdefault(head.label.name, head)
     places = [(head.path, head.head) for head in by_label.values()][:FINER_HEADS]
-    return sorted(places, key=lambda each: (list(maps).index(each[0]), each[1]))
+    return sorted(places, key=lambda each: (maps.index(each[0]), each[1]))
 
 
-def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> tuple[int, int, Blob]:
+def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> dict[str, Any]:
     if view.calls[-1].map is None:
         raise ArgumentError(
             f"finer must be of heads whose maps were kept: {layer.path} was called with "
             f"{list(view.calls[-1].shape)} and kept none; use watch(model, keep=True)"
         )
     rows, columns = (min(FINER, length) for length in view.lengths)
-    if view.whole:
-        mass = view.calls[0].map.select(heads=[head]).pooled((rows, columns))[0, 0].float().cpu()  # type: ignore[union-attr]
-        cells = mass / queries_inside(view.lengths[0], rows, None, 0)[:, None]
-    else:
-        cells = _in_blocks(view, [head], rows, columns)[0]
-    return rows, columns, blobs.pack(levels(cells))
+    cells = _from_map(view, [head], rows, columns)
+    return {"rows": rows, "columns": columns, "map": blobs.pack(levels(cells))}
 
 
 def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
     """The strongest of all: query, key, weight."""
     place = torch.full((int(view.keys[-1]) + 1,), -1).index_put((view.keys,), torch.arange(len(view.keys)))
     best = torch.empty(0), torch.empty(0, 2, dtype=torch.long)
-    start = done = 0
-    for call in view.calls:
-        assert call.map is not None
-        T, S = call.shape[2:]
-        mine = view.queries[(view.queries >= start) & (view.queries < start + T)] - start
+    for map, mine, done in _steps(view):
         for some in mine.split(BLOCK):
-            top = call.map.select(heads=[head], queries=some).top(min(PAIRS, S))
+            top = map.select(heads=[head], queries=some).top(min(PAIRS, map.shape[3]))
             values, keys = top[0][0, 0].float().cpu(), top[1][0, 0].cpu()  # [t, n]
             queries = torch.arange(done, done + len(some))[:, None].expand_as(keys)
             here = (values > 0) & (keys < len(place))
@@ -339,7 +261,6 @@ def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
             order = both[0].sort(descending=True, stable=True).indices[:PAIRS]
             best = both[0][order], both[1][order]
             done += len(some)
-        start += T
     rows = zip(best[1].tolist(), best[0].tolist(), strict=True)
     return [(query, key, rounded(weight)) for (query, key), weight in rows if key >= 0]
 
@@ -370,8 +291,3 @@ def _matrix(numbers: Tensor | None) -> list[list[float | None]] | None:
     if numbers is None:
         return None
     return [[None if math.isnan(x) else round(x, 4) for x in row] for row in numbers.tolist()]
-
-
-def rounded(value: float | None, digits: int = 5) -> float | None:
-    """So many digits; None where it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")

@@ -1,4 +1,5 @@
-"""What each sequence of the last forward was to every layer, for a page: its own numbers, no padding.
+"""What each sequence of the last forward was to every layer, for a page: its own numbers, no padding; and two
+sequences compared: which positions are partners, and which heads moved.
 
 Calls of a layer that continue each other, a prompt and then a query a step, are one map. Else the last call
 of which a map or a picture was kept is shown.
@@ -8,8 +9,11 @@ Letters: B batch, H num_heads, T query_len, S key_len.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +24,18 @@ from ..heads.collection import Heads
 from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record
-from .heatmaps import Names
-from .pictured_heads import call_of, names_in
+from ..heads.text_changes import Alignment, Change
+from .heads_tables import places_of
+from .heatmaps import Names, call_of, names_in
 from .texts import plain, readable
 
-__all__ = ["Reading", "View", "readings_of", "row_of"]
+__all__ = ["EXACT", "Reading", "View", "flips", "readings_of", "rounded", "row_of", "side_within"]
 
+EXACT = 256  # positions a side up to which a cell is a query and a key
+POOLED = 128  # cells a side beyond
+SHORTER = (128, 64, 32)
 LONGEST = 60  # characters of a token
+MOST_FLIPS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +70,27 @@ class View:
         """Whether it is one call, of which nothing is left out."""
         return len(self.calls) == 1 and self.lengths == self.calls[0].shape[2:]
 
+    @property
+    def picture(self) -> Tensor:
+        """What was kept of a call without a map: pooled mass, [H, rows, columns]."""
+        made = self.calls[-1].pooled
+        assert made is not None, "a call is shown that kept a map or a picture"
+        return made[0]
+
+    def size(self, side: int) -> tuple[int, int]:
+        """Rows and columns of cells, where maps are exact up to so many positions a side."""
+        T, S = self.lengths
+        has_map = self.calls[-1].map is not None
+        if max(T, S) <= side and (has_map or self.picture.shape[1:] == (T, S)):
+            return T, S
+        pooled = min(POOLED, side)
+        made = (T, S) if has_map else tuple(self.picture.shape[1:])
+        return min(T, pooled, made[0]), min(S, pooled, made[1])
+
+    def is_exact(self, side: int) -> bool:
+        """Whether every query and key has its cell."""
+        return self.size(side) == self.lengths
+
 
 @dataclass(frozen=True, eq=False)
 class Reading:
@@ -82,11 +112,7 @@ class Reading:
     @property
     def places(self) -> dict[str, int]:
         """By path and by place, which layer it is."""
-        return {
-            name: number
-            for number, layer in enumerate(self.heads.values())
-            for name in (layer.path, layer.place)
-        }
+        return places_of(self.heads)
 
 
 def readings_of(
@@ -95,17 +121,7 @@ def readings_of(
     chosen: Sequence[tuple[Layer, int]] | None = None,
     names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
 ) -> list[Reading]:
-    """Every sequence of the last forward, or one.
-
-    Args:
-        names: of queries and of keys, where one sequence is shown.
-
-    Raises:
-        ArgumentError: nothing was watched; no such head; neither maps nor pictures kept; names of several
-            sequences.
-        IndexError: no such sequence.
-        ShapeError: names that fit no layer.
-    """
+    """Every sequence of the last forward, or one; names: of its queries and of its keys."""
     some = heads.chosen(chosen)
     runs = _runs(heads)
     if not any(runs.values()):
@@ -126,6 +142,21 @@ def readings_of(
 def row_of(batch: int, sequences: int, rows: int) -> int:
     """Where a sequence begins in a batch that has several rows for each: beams of a search, windows."""
     return batch * (rows // sequences) if rows % sequences == 0 else batch % rows
+
+
+def side_within(views: Iterable[View], side: int, most: int) -> int:
+    """The longest side up to which maps are exact, so that all of them have at most so many cells."""
+    views = list(views)
+    for shorter in SHORTER:
+        if sum(len(view.heads) * math.prod(view.size(side)) for view in views) <= most:
+            break
+        side = min(side, shorter)
+    return side
+
+
+def rounded(value: float | None, digits: int = 5) -> float | None:
+    """So many digits; None where it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 # Which calls
@@ -199,15 +230,13 @@ def _reading(
     }
     joined = {path: _joined(layer.calls) for path, layer in shown.items()}
     words = dict(zip(shown, names_in(alone, 0, list(joined.values()), *names), strict=True))
-    views: list[View | None] = []
-    for path, layer in zip(alone.paths, alone.values(), strict=True):
-        mine = None
-        if path in shown:
-            mine = _view(layer, chosen[layer.place], _known(alone, layer, joined[path], words[path]))
-        views.append(mine)
+    views = {
+        path: _view(layer, chosen[layer.place], _known(alone, layer, joined[path], words[path]))
+        for path, layer in shown.items()
+    }
     places = {(head.path, head.head) for head in some}
     own = [head for head in alone.all() if (head.path, head.head) in places]
-    return Reading(batch, sequences, alone, views, own)
+    return Reading(batch, sequences, alone, [views.get(path) for path in alone.paths], own)
 
 
 def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
@@ -215,10 +244,10 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
     call.measure_patterns()
     _, H, T, S = call.shape
     mine = slice(batch, batch + 1)
-
-    def of(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value[mine] for name, value in numbers.items()}
-
+    numbers: dict[str, Any] = {
+        kind: {name: value[mine] for name, value in getattr(call, kind).items()}
+        for kind in ("rows", "counts", "large", "pairs")
+    }
     alone = None if call.map is None else call.map.detach().select(batch=batch)
     known = call.marks
     if known is not None and id(known) not in marks:
@@ -226,16 +255,8 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
         ids, *flags = (None if x is None else x[mine] for x in every)
         assert ids is not None
         marks[id(known)] = Marks(ids, *flags)
-    return replace(
-        call,
-        shape=(1, H, T, S),
-        rows=of(call.rows),
-        counts=of(call.counts),
-        large=of(call.large),
-        pairs=of(call.pairs),
-        map=alone,
-        marks=None if known is None else marks[id(known)],
-    )
+    own = None if known is None else marks[id(known)]
+    return replace(call, shape=(1, H, T, S), map=alone, marks=own, **numbers)
 
 
 def _joined(calls: Sequence[Record]) -> Record:
@@ -300,3 +321,92 @@ def _known(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Nam
     if queries is None and keys is not None:
         queries = keys[S - T :]
     return queries, keys
+
+
+# Two sequences compared
+
+
+def flips(sources: list[list[Reading]], side: int) -> list[dict[str, Any]]:
+    """The first reading and each other that it can be compared with, 8 at most."""
+    return list(islice(_flips(sources, side), MOST_FLIPS))
+
+
+def _flips(sources: list[list[Reading]], side: int) -> Iterator[dict[str, Any]]:
+    """The first reading and each other of the same model that it can be compared with, token by token."""
+    everyone = [((s, r), each) for s, some in enumerate(sources) for r, each in enumerate(some)]
+    (first, before), *others = everyone
+    for place, after in others:
+        if not (_comparable(before, side) and _comparable(after, side)):
+            continue
+        try:
+            flip = _flip(before, after)
+        except ArgumentError:  # another model, or texts that have nothing in common: there is no flip
+            continue
+        if flip is not None:
+            yield {"before": first, "after": place} | flip
+
+
+def _comparable(reading: Reading, side: int) -> bool:
+    return all(
+        len(view.calls) == 1 and view.calls[0].map is not None and view.is_exact(side)
+        for view in reading.layers
+        if view is not None
+    )
+
+
+def _flip(before: Reading, after: Reading) -> dict[str, Any] | None:
+    changes = before.heads.changes(after.heads)
+    layers: list[dict[str, Any] | None] = []
+    differs = False
+    for path, mine, theirs in zip(changes.layers, before.layers, after.layers, strict=True):
+        compared = changes.layers[path]
+        differs |= any(any(each.changed) or each.by_position for each in (compared.queries, compared.keys))
+        if mine is None or theirs is None:
+            layers.append(None)
+            continue
+        queries = _line(compared.queries, mine.queries, theirs.queries)
+        layers.append({"queries": queries, "keys": _line(compared.keys, mine.keys, theirs.keys)})
+    if not differs:
+        return None
+    numbers = before.places
+    shown = {(numbers[head.path], head.head) for head in before.shown}
+    moved = [change for change in changes if (numbers[change.path], change.head) in shown]
+    words = tuple(plain(each, 120) for each in changes.text.words)
+    heads = [_moved(change, numbers[change.path], before, after) for change in moved]
+    return {"words": words, "layers": layers, "heads": heads}
+
+
+def _moved(change: Change, layer: int, before: Reading, after: Reading) -> dict[str, Any]:
+    mine, theirs, places = before.layers[layer], after.layers[layer], None
+    if change.places is not None and mine is not None and theirs is not None:
+        at = _at(mine.queries, change.places[0]), _at(theirs.queries, change.places[1])
+        places = None if None in at else at
+    return {
+        "layer": layer,
+        "head": change.head,
+        "distance": rounded(change.distance),
+        "largest": rounded(change.largest),
+        "token": plain(change.token, 60),
+        "places": places,
+    }
+
+
+def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str, Any]]:
+    """Both texts as one; positions are counted without padding."""
+    own = [{at: number for number, at in enumerate(real.tolist())} for real in (before, after)]
+    return [
+        {
+            "before": None if mine is None else own[0].get(mine),
+            "after": None if theirs is None else own[1].get(theirs),
+            "name": plain(name, 60),
+            "changed": changed,
+        }
+        for (mine, theirs), name, changed in zip(
+            alignment.places, alignment.names, alignment.changed, strict=True
+        )
+    ]
+
+
+def _at(real: Tensor, place: int) -> int | None:
+    found = (real == place).nonzero().flatten().tolist()
+    return found[0] if found else None

@@ -15,36 +15,17 @@ from .texts import as_outlines, families, fitted, in_bold, inches, label
 if TYPE_CHECKING:
     import numpy
     from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import Colormap, PowerNorm
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Colormap, Normalize, PowerNorm
     from matplotlib.figure import Figure
 
     Cells = numpy.ma.MaskedArray[Any, Any]
 
 __all__ = [
-    "FAINT",
-    "INK",
-    "LEAST",
-    "LONGEST",
-    "NAMED",
-    "PALE",
-    "STEPS",
-    "Page",
-    "colours",
-    "drawing",
-    "dress",
-    "fine_enough",
-    "frame",
-    "in_letters",
-    "named",
-    "room",
-    "scale_bar",
-    "sharpness",
-    "side_of",
-    "whole",
-    "words",
-]
-
+    "FAINT", "INK", "LIGHT_TO_DARK", "LONGEST", "NAMED", "NOTHING", "PALE", "STEPS", "Page", "axes_at",
+    "colours", "fine_enough", "heat", "in_letters", "named", "need_matplotlib", "new_figure", "open_frame",
+    "plain_bar", "room", "sharpness", "side_of", "weight_scale", "whole", "words", "write",
+]  # fmt: skip
 
 NAMED = 60  # tokens that can still be read along an axis
 LINED = 24  # tokens with lines between their cells
@@ -60,17 +41,40 @@ LIGHT_TO_DARK = ("#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81
 STEPS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1)
 
 
-def drawing() -> tuple[type[Figure], type[FigureCanvasAgg], PowerNorm]:
-    """What pictures are drawn with: Figure, its canvas, the scale of colours.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
-    """
+def need_matplotlib() -> None:
+    """Raise `PackageMissing` if matplotlib is not installed, before anything is computed for a picture."""
     with needed("matplotlib", "headwise pictures need matplotlib"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import PowerNorm
-        from matplotlib.figure import Figure
-    return Figure, FigureCanvasAgg, PowerNorm(0.5, vmin=0, vmax=1)
+        import matplotlib.figure  # noqa: F401
+
+
+def new_figure(width: float, height: float, dpi: int = 150, **options: Any) -> Figure:
+    """A figure of so many inches that pyplot does not know of; `PackageMissing` without matplotlib."""
+    need_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, **options)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def axes_at(figure: Figure, x: float, y: float, wide: float, tall: float) -> Axes:
+    """Axes of so many inches, with this upper left corner in the figure."""
+    width, height = figure.get_size_inches()
+    return figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
+
+
+def write(figure: Figure, x: float, y: float, text: str, **how: Any) -> None:
+    """Text so many inches from the upper left corner of the figure."""
+    width, height = figure.get_size_inches()
+    figure.text(x / width, 1 - y / height, text, **{"va": "center"} | how)
+
+
+def weight_scale() -> PowerNorm:
+    """The scale of weights: from 0 to 1, by square root so that small weights can be told apart."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, vmin=0, vmax=1)
 
 
 def fine_enough(side: float, dpi: int, most: int) -> int:
@@ -93,18 +97,14 @@ def whole(side: float, count: int, dpi: int) -> float:
 class Page:
     """A figure measured in inches from its upper left corner; heat maps stand on whole dots.
 
-    Args:
-        width: in inches, and height.
-        dpi: dots per inch, of `sharpness`.
-        grown: how much larger than usual its letters are.
+    grown: how much larger than usual its letters are.
     """
 
     def __init__(self, width: float, height: float, dpi: int, grown: float = 1.0) -> None:
-        Figure, Canvas, self.scale = drawing()
         self.dpi, self.grown = dpi, grown
         self.width, self.height = self.even(width), self.even(height)
-        self.figure = Figure(figsize=(self.width, self.height), dpi=self.dpi)
-        Canvas(self.figure)
+        self.figure = new_figure(self.width, self.height, dpi)
+        self.scale = weight_scale()
 
     def even(self, inches: float) -> float:
         """The nearest whole number of dots, in inches."""
@@ -112,25 +112,26 @@ class Page:
 
     def axes(self, x: float, y: float, wide: float, tall: float) -> Axes:
         """Axes with this upper left corner."""
-        x, y = self.even(x), self.even(y)
-        return self.figure.add_axes(
-            (x / self.width, 1 - (y + tall) / self.height, wide / self.width, tall / self.height)
-        )
+        return axes_at(self.figure, self.even(x), self.even(y), wide, tall)
 
     def heat(
-        self, picture: Cells, lengths: tuple[int, int], x: float, y: float, wide: float, tall: float
+        self,
+        picture: Cells,
+        lengths: tuple[int, int],
+        corner: tuple[float, float],
+        size: tuple[float, float],
+        names: tuple[list[str], list[str]],
+        tint: str | None,
+        *,
+        left: bool,
+        bottom: bool,
     ) -> Axes:
-        """One heat map, in positions."""
+        """One heat map, in positions, framed in its `tint`; names or numbers at the `left` and `bottom`."""
         T, S = lengths
-        ax = self.axes(x, y, wide, tall)
-        ax.imshow(
-            picture,
-            cmap=colours(),
-            norm=self.scale,
-            extent=(-0.5, S - 0.5, T - 0.5, -0.5),
-            aspect="auto",
-            interpolation="nearest",
-        )
+        ax = self.axes(*corner, *size)
+        heat(ax, picture, (-0.5, S - 0.5, T - 0.5, -0.5), self.scale)
+        _frame(ax, lengths, size, tint)
+        _name_axes(ax, lengths, size, names, left=left, bottom=bottom)
         return ax
 
     def head(self, title: str, size: float, colour: str = INK) -> None:
@@ -157,6 +158,36 @@ class Page:
         half = inches(queries, size) / 2 + 0.03
         height = min(max(height, half / self.height), 1 - half / self.height)
         self.figure.supylabel(queries, x=0.06 / self.width, y=height, ha="left", size=size, **words(FAINT))
+
+    def scale_bar(self, x: float, y: float, tall: float, meaning: str, picture: Cells) -> None:
+        """The scale of colours, beside the heat maps."""
+        from matplotlib.cm import ScalarMappable
+
+        meaning += " (grey: none)" if picture.mask.any() else ""
+        mappable = ScalarMappable(self.scale, colours())
+        steps = STEPS if tall >= 1.4 * self.grown else STEPS[::2]
+        place = self.axes(x + 0.05, y, 0.13 * self.grown, tall)
+        bar = self.figure.colorbar(mappable, cax=place, ticks=steps, format="%g")
+        text, size = fitted(meaning, self.height - 0.1, 8 * self.grown, 4.5)
+        bar.set_label(text, size=size, **words(FAINT))
+        half, middle = inches(text, size) / 2, y + tall / 2
+        if middle + half > self.height - 0.03 or middle < half + 0.03:  # longer than the bar: inside the page
+            inside = min(max(middle, half + 0.03), self.height - half - 0.03)
+            bar.ax.yaxis.label.set_y(1 - (inside - y) / tall)
+        plain_bar(bar, 7 * self.grown)
+
+
+def heat(
+    ax: Axes,
+    picture: Any,
+    extent: tuple[float, float, float, float],
+    scale: Normalize,
+    colour: Colormap | None = None,
+) -> None:
+    """Cells as they are, none of them blended with its neighbours; extent: left, right, bottom, top."""
+    ax.imshow(
+        picture, cmap=colour or colours(), norm=scale, extent=extent, aspect="auto", interpolation="nearest"
+    )
 
 
 def in_letters(figure: Figure) -> Figure:
@@ -205,6 +236,19 @@ def colours() -> Colormap:
     return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
 
 
+def open_frame(ax: Axes, hidden: Sequence[str] = ("top", "right")) -> None:
+    """Axes with pale lines, and without those that are `hidden`."""
+    for side, line in ax.spines.items():
+        line.set_visible(side not in hidden)
+        line.set_color(PALE)
+
+
+def plain_bar(bar: Colorbar, size: float) -> None:
+    """A scale of colours with small, faint numbers and no outline."""
+    bar.ax.tick_params(length=2, labelsize=size, labelcolor=FAINT, color=FAINT)
+    bar.outline.set_visible(False)
+
+
 def words(colour: str, strong: str = "") -> dict[str, Any]:
     """How text is set: as written, dollars and all; one given as `strong` in bold, if fonts have it."""
     bold = bool(strong) and in_bold(strong)
@@ -212,7 +256,7 @@ def words(colour: str, strong: str = "") -> dict[str, Any]:
     return {"color": colour, "parse_math": False, "usetex": False, "family": families(bold=bold)} | weight
 
 
-def frame(ax: Axes, lengths: tuple[int, int], size: tuple[float, float], tint: str | None) -> None:
+def _frame(ax: Axes, lengths: tuple[int, int], size: tuple[float, float], tint: str | None) -> None:
     """A frame a point away from the cells, which hides none of them."""
     from matplotlib.patches import Rectangle
 
@@ -220,20 +264,14 @@ def frame(ax: Axes, lengths: tuple[int, int], size: tuple[float, float], tint: s
     thick = 1.4 if tint else 0.5
     away = (1 + thick / 2) / 72
     x, y = away * S / wide, away * T / tall
-    ax.add_patch(
-        Rectangle(
-            (-0.5 - x, -0.5 - y),
-            S + 2 * x,
-            T + 2 * y,
-            fill=False,
-            edgecolor=tint or PALE,
-            linewidth=thick,
-            clip_on=False,
-        )
-    )
+    outline = Rectangle(
+        (-0.5 - x, -0.5 - y), S + 2 * x, T + 2 * y,
+        fill=False, edgecolor=tint or PALE, linewidth=thick, clip_on=False,
+    )  # fmt: skip
+    ax.add_patch(outline)
 
 
-def dress(
+def _name_axes(
     ax: Axes,
     lengths: tuple[int, int],
     size: tuple[float, float],
@@ -284,22 +322,3 @@ def _side(place: int, length: int, side: float, kinds: tuple[str, str, str]) -> 
     if place + 0.5 - half < 0:
         return kinds[0]
     return kinds[2] if place + 0.5 + half > length else kinds[1]
-
-
-def scale_bar(page: Page, x: float, y: float, tall: float, meaning: str, picture: Cells) -> None:
-    """The scale of colours, beside the heat maps."""
-    from matplotlib.cm import ScalarMappable
-
-    meaning += " (grey: none)" if picture.mask.any() else ""
-    mappable = ScalarMappable(page.scale, colours())
-    steps = STEPS if tall >= 1.4 * page.grown else STEPS[::2]
-    place = page.axes(x + 0.05, y, 0.13 * page.grown, tall)
-    bar = page.figure.colorbar(mappable, cax=place, ticks=steps, format="%g")
-    text, size = fitted(meaning, page.height - 0.1, 8 * page.grown, 4.5)
-    bar.set_label(text, size=size, **words(FAINT))
-    half, middle = inches(text, size) / 2, y + tall / 2
-    if middle + half > page.height - 0.03 or middle < half + 0.03:  # longer than the bar: inside the page
-        inside = min(max(middle, half + 0.03), page.height - half - 0.03)
-        bar.ax.yaxis.label.set_y(1 - (inside - y) / tall)
-    bar.ax.tick_params(length=2, labelsize=7 * page.grown, labelcolor=FAINT, color=FAINT)
-    bar.outline.set_visible(False)

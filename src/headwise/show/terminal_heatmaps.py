@@ -5,17 +5,25 @@ The shade goes by the square root of the weight, as in pictures. Letters: H num_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from operator import add
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.labels import MIXED
-from ..heads.layer import Head
+from ..heads.layer import Head, LayerHeads
+from ..heads.record import Record
 from .heads_tables import Chosen
+from .heatmaps import call_of, counted_queries, names_of, queries_pooled, summed
+from .sheet import LIGHT_TO_DARK, NOTHING
 from .tables import table_class
-from .terminal_cells import FROM, Drawn, Pen, colours_of
 from .texts import plain
 
 if TYPE_CHECKING:
@@ -24,6 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TerminalHeatmaps", "terminal_heatmaps"]
 
+FINEST = 256  # positions a side: beyond, no dense weights are made
+FROM = (0.01, 0.1, 0.25, 0.5)  # the weights at which the next shade begins: even steps of the square root
+SHADES, PLAIN_SHADES = "·░▒▓█", ".:+*#"
+FRAME, PLAIN_FRAME = "┌─┐└┘│", "+-+++|"  # corners and what is between them, above and below; the sides
+RIGHT_TO_LEFT = {"R", "AL", "AN"}
+MARK = "\N{LEFT-TO-RIGHT MARK}"  # around a name from right to left, or the row would turn round with it
 NAMED = 40  # positions a side that are still drawn one by one where there are several heads
 COARSE = 12  # cells a side: rather one box less in a row than coarser ones
 LONGEST = 12  # cells of a token's name
@@ -71,17 +85,9 @@ def terminal_heatmaps(
     do not fit they share cells: then a cell shows how much of a query's weight falls into it, in the mean.
 
     Args:
-        chosen: heads by (layer, head); None is all of them.
-        batch: which sequence.
         width: of the terminal, in columns: 20 or more.
         encoding: of the terminal; what it lacks is drawn with other characters.
         colour: with the colours of pictures, where the terminal has at least 256 of them.
-
-    Raises:
-        ArgumentError: nothing was watched; an unknown layer or head; a layer with neither a map nor a
-            picture; fewer columns than 20.
-        IndexError: no such sequence.
-        PackageMissing: rich is not installed.
 
     Example:
         >>> from headwise import AttentionMap, Heads
@@ -113,7 +119,8 @@ def terminal_heatmaps(
     layers = [Drawn.of(heads, path, list(members), batch, pen) for path, members in groups]
     lines: list[Text] = []
     alone = len(some) == 1
-    for together in _alike(layers):
+    for _, members in groupby(layers, _alike):
+        together = list(members)
         if lines:
             lines.append(pen.text())
         lines += _one(together[0], width, pen) if alone else _several(together, width, pen)
@@ -121,13 +128,9 @@ def terminal_heatmaps(
     return TerminalHeatmaps(lines, colour)
 
 
-def _alike(layers: list[Drawn]) -> Iterator[list[Drawn]]:
-    """Layers whose boxes may stand side by side: of one size and text, with layers that go by number."""
-    for _, members in groupby(
-        enumerate(layers),
-        key=lambda item: (item[1].lengths, item[1].queries, item[0] if item[1].by_path else -1),
-    ):
-        yield [drawn for _, drawn in members]
+def _alike(drawn: Drawn) -> object:
+    """The same for layers whose boxes may stand side by side: of one size and text, that go by number."""
+    return drawn.lengths, drawn.queries, id(drawn) if drawn.by_path else None
 
 
 # Several heads
@@ -164,22 +167,15 @@ def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
         if start:
             lines.append(pen.text())
         titles = [_title(head, drawn, slot, pen) for head, _, drawn in some]
-        for line in range(max(map(len, titles))):
-            parts = [pen.text(" " * (margin + 1))]
-            for title in titles:
-                missing = max(map(len, titles)) - len(title)
-                said = title[line - missing].copy() if line >= missing else pen.text()
-                said.pad_right(max(0, slot - said.cell_len) + GAP)
-                parts.append(said)
-            lines.append(_joined(parts, pen))
+        most = max(map(len, titles))
+        titles = [[pen.text()] * (most - len(title)) + title for title in titles]
         boxes = [_box(pictures[id(drawn)][number], wide, pen) for _, number, drawn in some]
-        for line, name in enumerate(beside):
-            parts = [name]
-            for box_lines in boxes:
-                said = box_lines[line].copy()
-                said.pad_right(slot - box + GAP)
-                parts.append(said)
-            lines.append(_joined(parts, pen))
+        names = [pen.text(" " * (margin + 1))] * most + beside
+        for name, *parts in zip(names, *map(add, titles, boxes), strict=True):
+            padded = [part.copy() for part in parts]
+            for part in padded:
+                part.pad_right(max(0, slot - part.cell_len) + GAP)
+            lines.append(_joined([name, *padded], pen))
     return lines + _pooled(layers[0], rows, columns, width, pen)
 
 
@@ -207,10 +203,15 @@ def _names(names: list[str] | None, length: int, rows: int, margin: int, pen: Pe
     if names is not None:
         said = [pen.name(name, margin, right=True) for name in names]
     else:
-        ends = {0: "0", rows - 1: str(length - 1)}
-        said = [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
+        said = _ends(length, rows, margin, pen)
     beside = [pen.text(" " * (margin + 1))]
     return [*beside, *(name.append(" ") for name in said), *beside]
+
+
+def _ends(length: int, rows: int, margin: int, pen: Pen) -> list[Text]:
+    """What stands beside each row where positions share them: the first and the last."""
+    ends = {0: "0", rows - 1: str(length - 1)}
+    return [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
 
 
 def _box(rows: list[list[float]], wide: int, pen: Pen, high: int = 1) -> list[Text]:
@@ -220,38 +221,29 @@ def _box(rows: list[list[float]], wide: int, pen: Pen, high: int = 1) -> list[Te
 
 
 def _title(head: Head, drawn: Drawn, width: int, pen: Pen) -> list[Text]:
-    from .fitted_tables import wrapped
-
     where = f"head {head.head}" if drawn.by_path else f"{head.layer}.{head.head}"
     known = head.label.name != MIXED
     what = f"{head.label.name} {head.label.score:.2f}" if known else MIXED
-    said = pen.text(plain(f"{where} {what}"), "bold" if known else "dim")
-    return wrapped(said, width)
+    return pen.lines(f"{where} {what}", width, "bold" if known else "dim")
 
 
 def _headline(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
-    from .fitted_tables import wrapped
-
-    return wrapped(pen.text(plain(drawn.heads[0].path)), width) if drawn.by_path else []
+    return pen.lines(drawn.heads[0].path, width) if drawn.by_path else []
 
 
 def _pooled(drawn: Drawn, rows: int, columns: int, width: int, pen: Pen) -> list[Text]:
     """What a cell is, where positions share it."""
-    from .fitted_tables import wrapped
-
     T, S = drawn.lengths
     if (rows, columns) == (T, S):
         return []
     said = (
         f"{T} queries and {S} keys share {rows} x {columns} cells: each is the mean weight of a query in it."
     )
-    return wrapped(pen.text(said), width)
+    return pen.lines(said, width)
 
 
 def _joined(parts: Sequence[Text], pen: Pen) -> Text:
-    joined = pen.text()
-    for part in parts:
-        joined.append_text(part)
+    joined = pen.text().join(parts)
     joined.rstrip()
     return joined
 
@@ -289,8 +281,7 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
         for said, token in zip(beside, (names or []) if name else [], strict=False):
             said.append(" ").append_text(pen.name(token, name))
     else:
-        ends = {0: "0", rows - 1: str(T - 1)}
-        beside = [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
+        beside = _ends(T, rows, margin, pen)
     lines = _headline(drawn, width, pen) + _title(drawn.heads[0], drawn, width, pen)
     lines.append(pen.text(" " * (margin + 2) + _positions(S, columns, wide), "dim"))
     blank, middle = pen.text(" " * (margin + 1)), (high - 1) // 2
@@ -300,12 +291,10 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
         if line in (0, len(box) - 1) or inside != middle:
             lines.append(_joined([blank, said], pen))
             continue
-        parts = [beside[row], pen.text(" "), said]
-        if most_at:
-            parts.append(pen.text(" " * GAP + most_at[row], "dim"))
-        lines.append(_joined(parts, pen))
-    if most_at and lines[-len(box)].cell_len + GAP + len(MOST_AT) <= width:
-        top = lines[-len(box)]
+        at = [pen.text(" " * GAP + most_at[row], "dim")] if most_at else []
+        lines.append(_joined([beside[row], pen.text(" "), said, *at], pen))
+    top = lines[-len(box)]
+    if most_at and top.cell_len + GAP + len(MOST_AT) <= width:
         top.append(" " * GAP + MOST_AT, "dim")
     return lines + _pooled(drawn, rows, columns, width, pen)
 
@@ -322,16 +311,13 @@ def _positions(length: int, columns: int, wide: int) -> str:
 
 def _heaviest(picture: list[list[float]], drawn: Drawn, pen: Pen) -> list[str]:
     """The key that each query looks at most, and how much."""
-    said = []
-    for row in picture:
-        weight = max(row)
-        if not weight > 0:
-            said.append("")
-            continue
-        at = row.index(weight)
+
+    def of(row: list[float]) -> str:
+        at = row.index(weight := max(row))
         key = str(at) if drawn.keys is None else pen.name(drawn.keys[at], LONGEST).plain.rstrip(" ")
-        said.append(f"{key} {weight:.2f}")
-    return said
+        return f"{key} {weight:.2f}" if weight > 0 else ""
+
+    return [of(row) for row in picture]
 
 
 # The scale
@@ -346,3 +332,137 @@ def _scale(width: int, pen: Pen) -> list[Text]:
         parts.append(pen.text().append(shade, colours_of(start or FROM[0] / 4)).append(f" {start:g}"))
     parts.append(pen.text("empty: none"))
     return joined(parts, "  ", width)
+
+
+# Cells
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The chosen heads of one layer."""
+
+    heads: list[Head]
+    mass: Tensor  # [H, rows, columns]: weights, or summed where positions share a cell
+    counts: Tensor  # [rows]: how many queries each row is the sum of; of weights, which queries count
+    lengths: tuple[int, int]
+    queries: list[str] | None  # their names
+    keys: list[str] | None
+    by_path: bool
+
+    @classmethod
+    def of(cls, heads: Heads, path: str, members: list[Head], batch: int, pen: Pen) -> Drawn:
+        layer = heads[path]
+        mass, counts, call = _mass(layer, batch)
+        _, _, T, S = call.shape
+        queries, keys = (
+            None if names is None else [pen.known(plain(name)) for name in names]
+            for names in names_of(heads, batch, call)
+        )
+        which = [head.head for head in members]
+        return cls(members, mass[which], counts, (T, S), queries, keys, not isinstance(layer.layer, int))
+
+    def cells(self, rows: int, columns: int) -> Tensor:
+        """[H, rows, columns]: the mean over the queries of a row of the weight in a cell."""
+        mass = summed(self.mass, -1, columns)
+        if self.mass.shape[-2] == self.lengths[0]:  # of weights; padded queries have theirs, until they share
+            if rows == self.lengths[0]:
+                return mass
+            mass = mass * self.counts[:, None]
+        counts = summed(self.counts, -1, rows)
+        return summed(mass, -2, rows) / counts.clamp(min=1)[:, None]
+
+
+def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
+    """Weights, beyond 256 positions pooled; queries of each row; of which call, the last that has them."""
+    call = call_of(layer)
+    _, _, T, S = call.shape
+    if call.map is None:
+        assert call.pooled is not None
+        return call.pooled[batch].cpu().float(), queries_pooled(call, batch), call
+    weights = call.map.select(batch=batch)
+    mass = weights.dense() if max(T, S) <= FINEST else weights.pooled(FINEST)
+    mass = mass.detach()[0].cpu().float()
+    return mass, summed(counted_queries(weights), 0, mass.shape[1]), call
+
+
+# Characters
+
+
+@dataclass(frozen=True)
+class Pen:
+    """The characters that an encoding has."""
+
+    encoding: str
+    shades: str
+    frame: str
+    cut: str
+
+    @classmethod
+    def of(cls, encoding: str) -> Pen:
+        try:
+            "".encode(encoding)
+        except LookupError:
+            encoding = "ascii"
+        blocks = SHADES + FRAME
+        fine = blocks.encode(encoding, "replace").decode(encoding) == blocks
+        cut = "…" if "…".encode(encoding, "replace").decode(encoding) == "…" else "~"
+        return cls(encoding, SHADES if fine else PLAIN_SHADES, FRAME if fine else PLAIN_FRAME, cut)
+
+    def known(self, text: str) -> str:
+        return text.encode(self.encoding, "replace").decode(self.encoding)
+
+    def text(self, words: str = "", style: str = "") -> Text:
+        from rich.text import Text
+
+        return Text(self.known(words), style)
+
+    def lines(self, words: str, width: int, style: str = "") -> list[Text]:
+        """Words in lines of at most so many cells."""
+        from .fitted_tables import wrapped
+
+        return wrapped(self.text(plain(words), style), width)
+
+    def name(self, token: str, cells: int, *, right: bool = False) -> Text:
+        """A token in exactly so many cells; what is too long is cut at its end."""
+        from rich.cells import cell_len
+
+        shown = token
+        while cell_len(shown) > cells:
+            shown = shown[: -1 - (shown != token)] + self.cut if len(shown) > 1 else ""
+        space = " " * (cells - cell_len(shown))
+        if any(unicodedata.bidirectional(char) in RIGHT_TO_LEFT for char in shown):
+            shown = f"{MARK}{shown}{MARK}"
+        return self.text(space + shown if right else shown + space)
+
+    def cells(self, row: Sequence[float], wide: int) -> Text:
+        """A row of a heat map."""
+        shown = self.text()
+        for weight in row:
+            shown.append(self.shade(weight) * wide, colours_of(weight))
+        return shown
+
+    def shade(self, weight: float) -> str:
+        """A character for the weight; where there is none, or no number, a space."""
+        if not weight > 0:
+            return " "
+        return self.shades[sum(weight >= start for start in FROM)]
+
+    def edge(self, columns: int, top: bool) -> Text:
+        left, right = (0, 2) if top else (3, 4)
+        return self.text(self.frame[left] + self.frame[1] * columns + self.frame[right], "dim")
+
+    @property
+    def side(self) -> Text:
+        return self.text(self.frame[5], "dim")
+
+
+def colours_of(weight: float) -> str:
+    """The ramp of pictures; ground and letter alike, so that a cell is one field, and shaded where copied."""
+    if not weight > 0:
+        return f"on {NOTHING}"
+    at = min(math.sqrt(weight), 1.0) * (len(LIGHT_TO_DARK) - 1)
+    low = min(int(at), len(LIGHT_TO_DARK) - 2)
+    here, there = (bytes.fromhex(LIGHT_TO_DARK[low + step][1:]) for step in (0, 1))
+    mixed = (round(a + (b - a) * (at - low)) for a, b in zip(here, there, strict=True))
+    ground = "#" + "".join(f"{part:02x}" for part in mixed)
+    return f"{ground} on {ground}"

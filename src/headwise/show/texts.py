@@ -12,19 +12,9 @@ from functools import lru_cache
 from itertools import pairwise
 
 __all__ = [
-    "MISSING",
-    "as_outlines",
-    "families",
-    "fitted",
-    "in_bold",
-    "inches",
-    "label",
-    "plain",
-    "quoted",
-    "readable",
-    "wrapped",
-]
-
+    "MISSING", "as_outlines", "encodable", "families", "fitted", "in_bold", "inches", "label", "plain",
+    "quoted", "readable", "wrapped",
+]  # fmt: skip
 
 SEEN = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 JOINERS = "\u200c\u200d"  # invisible, yet part of how Persian, Hindi and emoji are spelled
@@ -42,6 +32,11 @@ def plain(text: str, length: int | None = None) -> str:
     harmless = text.isascii() and text.isprintable()  # as nearly every token is: a page may have 131,072
     shown = text if harmless else "".join(map(_visible, text))
     return shown if length is None or len(shown) <= length else shown[: length - 1] + "…"
+
+
+def encodable(text: str) -> str:
+    """Half characters, which no file in UTF-8 can hold, as the sign that stands for them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _visible(char: str) -> str:
@@ -121,18 +116,9 @@ def _in_bytes(tokens: Sequence[str]) -> bool:
 
 FIRST = "DejaVu Sans"  # comes with matplotlib
 WIDE_FONTS = (  # asked first for letters that it lacks, where the machine has them; then any other
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "Malgun Gothic",
-    "Noto Emoji",
-    "Segoe UI Symbol",
-    "Symbola",
-    "Arial Unicode MS",
-    "Noto Sans",
-)
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei",
+    "Malgun Gothic", "Noto Emoji", "Segoe UI Symbol", "Symbola", "Arial Unicode MS", "Noto Sans",
+)  # fmt: skip
 NO_LETTERS = re.compile(r"colou?r.?emoji|lastresort|last resort|blank", re.IGNORECASE)  # pictures, or boxes
 INVISIBLE = re.compile("[\u200c\u200d\ufe00-\ufe0f]")  # joiners and variation selectors: no glyph is missed
 _more: list[str] = []  # families that were looked for and found, in the order in which they were needed
@@ -376,14 +362,14 @@ def wrapped(text: str, room: float, size: float, *, bold: bool = False) -> list[
     return lines
 
 
-def quoted(text: str, room: float, size: float, *, bold: bool = False) -> str:
+def quoted(text: str, room: float, size: float) -> str:
     """A text in quotes on one line of so many inches: as many words as fit, … where some are left out."""
     words = label(" ".join(text[:1000].split()), 400).split(" ")
     for count in range(len(words), 0, -1):
         shown = f"“{' '.join(words[:count])}{'' if count == len(words) else ' …'}”"
-        if inches(shown, size, bold=bold) <= room:
+        if inches(shown, size) <= room:
             return shown
     word = words[0]
-    while word and inches(f"“{word}…”", size, bold=bold) > room:
+    while word and inches(f"“{word}…”", size) > room:
         word = word[:-1]
     return f"“{word}…”"

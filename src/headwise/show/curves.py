@@ -1,4 +1,4 @@
-"""How heads specialise in training: a picture of curves over steps, and a table of checkpoints.
+"""Curves: how heads specialise over the steps of training, and the loss as heads are removed.
 
 Letters: C checkpoints, L layers, H heads.
 """
@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from ..heads.labels import LABELS, MIXED
+from ..listeners.importance import Robustness
 from ..models.specialised_heads import Specialisation
 from .heads_tables import HeadsTable
-from .pictured_heads import OF_LABEL
-from .sheet import FAINT, INK, PALE, drawing
+from .heatmaps import OF_LABEL
+from .sheet import FAINT, INK, PALE, new_figure, open_frame, words
 from .tables import as_number, as_text, empty_table
+from .texts import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["specialisation_picture", "specialisation_table"]
+__all__ = ["robustness_curve", "specialisation_picture", "specialisation_table"]
+
+
+# Heads in training
 
 
 class Panel(NamedTuple):
@@ -38,12 +43,10 @@ class Panel(NamedTuple):
 PANELS = (
     Panel("previous", 0.5, OF_LABEL["previous-token"], "previous token\nweight on the token before"),
     Panel(
-        "induction_stripe",
-        0.4,
-        OF_LABEL["induction"],
+        "induction_stripe", 0.4, OF_LABEL["induction"],
         "induction\nweight on what followed\nwhen this was said before",
     ),
-)
+)  # fmt: skip
 NAMED = 4  # heads a panel names at most
 ROLES = 6
 EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8}  # between two areas of like colour
@@ -61,16 +64,11 @@ def specialisation_picture(life: Specialisation) -> Figure:
     Every line is one head. Those that end above the threshold (dashed) are coloured and named, layer.head, or
     else the best one; all others are grey. The dotted line through all panels is where induction forms: the
     checkpoint at which the best induction head has half of its last score.
-
-    Raises:
-        PackageMissing: matplotlib is not installed.
     """
-    Figure, Canvas, _ = drawing()
     panels = [panel for panel in PANELS if panel.name in life.statistics]
     roles = _roles(life)
     ratios = [1.0, *([1.15] * len(panels)), *([1.15] * bool(roles)), 1.0]
-    figure = Figure(figsize=(9, 0.9 + 1.5 * sum(ratios)), dpi=150, layout="constrained")
-    Canvas(figure)
+    figure = new_figure(9, 0.9 + 1.5 * sum(ratios), layout="constrained")
     axes: list[Axes] = list(figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios).flat)
     at = _places(life.steps)
     _losses(axes[0], life, at)
@@ -102,9 +100,8 @@ def _guide(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> N
     for ax in axes:
         ax.axvline(at[number], color=INK, linewidth=0.8, linestyle=":")
     late = at[number] > math.sqrt(at[0] * at[-1])
-    note = (
-        f" induction forms: at step {int(life.steps[number]):,} head {layer}.{head} has half its last score "
-    )
+    step = int(life.steps[number])
+    note = f" induction forms: at step {step:,} head {layer}.{head} has half its last score "
     axes[0].annotate(
         note, (at[number], 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=INK,
         ha="right" if late else "left",
@@ -146,11 +143,8 @@ def _curves(ax: Axes, scores: Tensor, at: Sequence[float], threshold: float, col
     ax.axhline(threshold, color=FAINT, linewidth=0.7, linestyle="--")
     ax.set_ylim(-0.03, 1.03)
     first = "" if passing else "best: "
-    words = [
-        (float(last[place]), f"{first}{place[0]}.{place[1]}  {float(last[place]):.2f}", colour)
-        for place in best
-    ]
-    _in_margin(ax, words)
+    ends = [(float(last[layer, head]), layer, head) for layer, head in best]
+    _in_margin(ax, [(end, f"{first}{layer}.{head}  {end:.2f}", colour) for end, layer, head in ends])
 
 
 def _in_margin(ax: Axes, words: Sequence[tuple[float, str, str]]) -> None:
@@ -193,15 +187,8 @@ def _census(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
     below = [0] * C
     for name in there:
         above = [low + count[name] for low, count in zip(below, counts, strict=True)]
-        ax.fill_between(
-            at,
-            below,
-            above,
-            color=UNDECIDED.get(name, OF_LABEL.get(name, FAINT)),
-            alpha=0.85,
-            label=name,
-            **EDGE,
-        )
+        colour = UNDECIDED.get(name, OF_LABEL.get(name, FAINT))
+        ax.fill_between(at, below, above, color=colour, alpha=0.85, label=name, **EDGE)
         below = above
     ax.fill_between(at, below, [L * H] * C, color="#eef0f3", linewidth=0, label=f"{MIXED}, no label")
     ax.set_ylim(0, L * H)
@@ -219,10 +206,7 @@ def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> 
         ax.set_xlim(at[0], at[-1])
         ax.tick_params(labelsize=8, colors=FAINT)
         ax.minorticks_off()
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            ax.spines[side].set_color(PALE)
+        open_frame(ax)
     last = axes[-1]
     round_numbers = [m * 10**k for k in range(9) for m in (1, 2, 5)]
     zero = [0.0] if int(life.steps.min()) == 0 else []
@@ -237,23 +221,17 @@ def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> 
 
 
 def specialisation_table(life: Specialisation) -> HeadsTable:
-    """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label.
-
-    Raises:
-        PackageMissing: rich is not installed.
-    """
+    """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label."""
     table = empty_table(life.title)
-    for header in ("step", "tokens", "loss", "vali-\ndation"):
-        table.add_column(header, justify="right", no_wrap=True)
     shown = [panel.name for panel in PANELS if panel.name in life.statistics]
-    for name in shown:
-        table.add_column(f"best\n{name.replace('_', ' ')}", justify="right", no_wrap=True)
-    if life.found:
-        table.add_column("roles\nfound", justify="right", no_wrap=True)
+    best = [f"best\n{name.replace('_', ' ')}" for name in shown]
+    found = ["roles\nfound"] if life.found else []
+    for header in ("step", "tokens", "loss", "vali-\ndation", *best, *found):
+        table.add_column(header, justify="right", no_wrap=True)
     table.add_column("labels")
     H = life.shape[2]
     for number, labels in enumerate(life.labels):
-        cells = [f"{int(life.steps[number]):,}", _millions(int(life.tokens[number]))]
+        cells = [f"{int(life.steps[number]):,}", f"{int(life.tokens[number]) / 1e6:.1f} M"]
         losses = (float(life.losses[number]), float(life.validation[number]))
         row = [*map(as_text, cells), *(as_number("entropy", loss) for loss in losses)]
         for name in shown:
@@ -269,5 +247,109 @@ def specialisation_table(life: Specialisation) -> HeadsTable:
     return HeadsTable(table)
 
 
-def _millions(tokens: int) -> str:
-    return f"{tokens / 1e6:.1f} M"
+# Heads removed
+
+
+ORDERED, RANDOM, RANGE = "#ab337c", "#b06a00", "#f8e3c2"
+TITLE = "What heads are worth: the loss without them"
+ROOM_FOR_NAMES = (0.3, 0.72)  # where along the axis there is room for a curve's name
+
+
+class Curve(NamedTuple):
+    """A curve and its name."""
+
+    losses: list[float]
+    name: str
+    colour: str
+    marker: str
+
+
+def robustness_curve(measured: Robustness) -> Figure:
+    """Both curves, random orders with their range, and single heads as dots at 1, the costliest named."""
+    figure = new_figure(7.6, 4.4, layout="constrained")
+    ax = figure.add_subplot()
+    removed, curves = measured.removed, []
+    ax.axhline(measured.baseline, color=FAINT, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+    if measured.at_random is not None:
+        low, high = measured.at_random.amin(0).tolist(), measured.at_random.amax(0).tolist()
+        orders = len(measured.at_random)
+        ax.fill_between(removed, low, high, color=RANGE, linewidth=0, zorder=0)
+        name = "at random" if orders == 1 else f"at random: mean and range of {orders}"
+        curves.append(Curve(measured.at_random.mean(0).tolist(), name, RANDOM, "o"))
+    if measured.by_importance is not None:
+        curves.append(Curve(measured.by_importance.tolist(), "least important first", ORDERED, "s"))
+    for curve in curves:
+        ax.plot(
+            removed, curve.losses, marker=curve.marker, color=curve.colour, markersize=4, linewidth=1.8,
+            markeredgecolor="white", markeredgewidth=0.5, zorder=3,
+        )  # fmt: skip
+    _single(ax, measured)
+    _dress(ax, measured)
+    _names(ax, removed, curves)
+    _ends(ax, measured, curves)
+    return figure
+
+
+def _dress(ax: Axes, measured: Robustness) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_title(TITLE, loc="left", size=12, pad=12, **words(INK, TITLE))
+    ax.set_xlabel(f"heads removed, of {measured.num_heads}", size=9, **words(FAINT))
+    ax.set_ylabel("loss", size=9, **words(FAINT))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.margins(x=0.02, y=0.08)
+    ax.tick_params(labelsize=8, labelcolor=FAINT, color=PALE)
+    open_frame(ax)
+
+
+def _single(ax: Axes, measured: Robustness) -> None:
+    """Each head alone as a dot at 1; the costliest is named."""
+    if not measured.single:
+        return
+    single = measured.single.items()
+    alone = [(loss, layer, head) for layer, all in single for head, loss in enumerate(all.tolist())]
+    losses = [loss for loss, _, _ in alone]
+    ax.scatter([1] * len(alone), losses, 14, color=INK, alpha=0.35, linewidth=0, zorder=2)
+    loss, layer, head = max(alone, key=lambda each: each[0])
+    where = f"{layer}.{head}" if isinstance(layer, int) else f"head {head} of {layer}"
+    _say(ax, f"one head alone:\n{label(where, 40)} costs most", (1, loss), (7, 0), INK, va="center")
+
+
+def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:
+    """Each curve's name beside it, where the two are farthest apart: the upper one's above, to the left."""
+    ends = [removed[-1] * share for share in ROOM_FOR_NAMES]
+    inside = [at for at, count in enumerate(removed) if ends[0] <= count <= ends[1]] or [len(removed) // 2]
+    first, last = (curves[0].losses, curves[-1].losses) if curves else ([0.0], [0.0])
+    best = max(inside, key=lambda at: abs(first[at] - last[at])) if curves else 0
+    for curve in curves:
+        upper = curve.losses[best] >= max(first[best], last[best])
+        upper = upper and (curve is curves[0] or first[best] != last[best])
+        offset, ha, va = ((-6, 6), "right", "bottom") if upper else ((6, -6), "left", "top")
+        at = removed[best], curve.losses[best]
+        _say(ax, curve.name, at, offset, curve.colour, ha=ha, va=va, weight="bold")
+
+
+def _ends(ax: Axes, measured: Robustness, curves: Sequence[Curve]) -> None:
+    """The losses with all heads and with none."""
+    end, (bottom, top) = measured.removed[-1], ax.get_ylim()
+    told = [(measured.baseline, "all heads")]
+    if curves and end == measured.num_heads:
+        told.append((curves[0].losses[-1], "no head"))
+    apart = max(told)[0] - min(told)[0] > 0.12 * (top - bottom)  # else they would be over each other
+    for loss, what in told:
+        side = "bottom" if (loss, what) == max(told) else "top"
+        va = "center" if apart or len(told) == 1 else side
+        _say(ax, f"{loss:.3g}\n{what}", (end, loss), (11, 0), FAINT, va=va)
+
+
+def _say(
+    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], colour: str, **how: Any
+) -> None:
+    """Words that can be read over lines."""
+    from matplotlib.patheffects import withStroke
+
+    drawn = ax.annotate(
+        text, at, offset, "data", "offset points", size=8.5, annotation_clip=False, zorder=4, **how,
+        **words(colour),
+    )  # fmt: skip
+    drawn.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
