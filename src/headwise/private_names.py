@@ -79,6 +79,7 @@ TORCH = {  # name -> what it is used for
     "torch.ops.aten._softmax_backward_data": "the way back through a few weights",
     "torch.ops.aten._unsafe_view": "an output of a node that may be written to",
     "torch.utils._pytree.register_pytree_node": "maps through torch.compile and torch.export",
+    "torch.utils._pytree.tree_leaves": "the parts of a batch in `fit`",
     "torch.utils._pytree.tree_map": "torch's functions of a map",
 }
 TRANSFORMERS = {
