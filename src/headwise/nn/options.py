@@ -17,29 +17,37 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..arguments import told
 from ..errors import ArgumentError, ShapeError, nearest
+from ..map import AttentionMap
 from ..mask_rules import can_read, is_traced
+from ..masks import Mask
 from ..scoring import Alibi, Bias, Relative, alibi, joined
 from . import dimensions
 from .frozen_settings import Settings
 from .rotary import Rope
 
 if TYPE_CHECKING:
+    from .cache import KVCache
+    from .memory import Memory
     from .multihead import MultiHeadAttention
 
 __all__ = [
     "GATES",
+    "Attended",
     "Buckets",
+    "HeadsOfRank",
     "Positions",
     "QKNorm",
     "RelativeBias",
+    "Sharding",
     "Slopes",
     "add",
     "added",
@@ -370,3 +378,48 @@ def gated(module: MultiHeadAttention, heads: Tensor, query: Tensor) -> Tensor:
         return heads
     share = module.gate_proj(query).sigmoid().unflatten(-1, (module.num_heads, -1))  # [B, T, H, 1 or Dv]
     return heads * share.transpose(1, 2)
+
+
+# What a module asks of whoever lays it over several ranks; `headwise.parallel` answers
+
+
+class HeadsOfRank(Protocol):
+    """Which heads of a layer are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
+
+    def agree(self, x: Tensor) -> Tensor:
+        """x of the first of the ranks, on all of them."""
+        ...
+
+
+class Attended(NamedTuple):
+    """What a call came to on this rank."""
+
+    heads: Tensor  # [B, H, T, Dv], before their gates
+    weights: AttentionMap  # of the whole sequence
+    values: Tensor  # [B, Hk, S, Dv]
+    query: Tensor  # [B, T, E], with 0 at padding
+    real: Tensor | None  # bool [B, T], which tokens are no padding; None: all
+
+
+class Sharding(Protocol):
+    """How a sequence lies over ranks."""
+
+    def attend(
+        self,
+        module: MultiHeadAttention,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | Tensor | None,
+        bias: Bias | None,
+        positions: Positions | None,
+        cache: KVCache | Memory | None,
+        lengths: Tensor | Sequence[int] | None,
+        documents: Tensor | None,
+    ) -> Attended:
+        """One call of a module, with the tokens that are this rank's."""
+        ...
+
+    def positions(self, ids: Tensor) -> tuple[Tensor, int]:
+        """Where this rank's tokens, int [B, T], are in the sequence, int [T], and how long that is."""
+        ...

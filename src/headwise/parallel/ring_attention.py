@@ -1,19 +1,24 @@
 """Attention with the sequence over a group of ranks: keys and values go round, queries stay where they are.
 
-Forward. Every rank has the queries of its tokens. Block after block, one's own first, keys and values pass
-by; each rectangle is an ordinary call on the same engines, and rows are put together from what each part
-comes to, (largest score, sum below it, mix of values), as an online softmax does. A sink, one more column of
-a whole row, is put in at the end, once.
+A rank's `Shard` of a call is its queries and keys and the rules of the whole. A run of its queries and a run
+of whoever's keys are here make a rectangle of the score matrix, an ordinary call on the same engines but for
+where the queries stand: query i of the whole stands at i + S - T, so in a rectangle whose first key is j, at
+that less j. Rectangles of which the rules hide all are left out.
+
+Forward. Block after block, one's own first, keys and values pass by; rows are put together from what each
+part comes to, (largest score, sum below it, mix of values), as an online softmax does. A sink, one more
+column of a whole row, is put in at the end, once.
 
 Backward. Given the whole rows' output and lse, each part's way back is exact by itself. Keys and values go
 round once more; dq stays, dk and dv travel with the block they belong to and come home, a step behind it.
 
-Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
+rank's of T, S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,23 +30,164 @@ from ..engines import backends
 from ..engines.backend import Call
 from ..engines.gradients import Context, needs_added
 from ..engines.kernels import HALF
-from ..engines.scores import ADDED, DIFFERENTIABLE, own_precision, tile_dtype
+from ..engines.scores import ADDED, DIFFERENTIABLE, Scores, Tiled, own_precision, tile_dtype
+from ..engines.second_pass import Frame
 from ..engines.tiles import TILES, unfinished
 from ..engines.walk import REACH, ROUGH, Anchor, is_rough
 from ..indexing import take
 from ..mask_rules import can_read
-from ..scoring import HIDDEN
-from .ring import GRADIENTS, Message
-from .shard import Part, Shard
+from ..masks import BoundMask, Dense, Mask
+from ..scoring import HIDDEN, Scoring
+from ..sequence_rules import Documents, Padding
+from .sequence import GRADIENTS, Layout, Message, Ring, Run
 
-__all__ = ["Merged", "attend"]
+__all__ = ["Merged", "Part", "Shard", "attend"]
+
+ANYWHERE = (Padding, Documents, Dense)  # rules that need not know where queries stand
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A rectangle of the scores, as a call of its own without sinks: those are a whole row's."""
+
+    rows: slice  # among this rank's queries
+    columns: slice  # among the keys that are here
+    frame: Frame  # where it lies in the whole
+    scores: Scores
+
+
+class Rows(Tiled):
+    """The outline of some queries against all keys: sizes, rules and places, no numbers.
+
+    Args:
+        shape: [B, H, t, S].
+        mask: bound, for these queries.
+        like: a tensor on their device, of their dtype.
+        positions: where the queries stand; None: aligned with the last key.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        mask: Mask,
+        like: Tensor,
+        sinks: Tensor | None,
+        positions: Tensor | None = None,
+    ) -> None:
+        self._shape, self._like, self._sinks = shape, like.new_empty(0), sinks
+        self.mask, self.positions = mask, positions
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
+    def given_dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def sinks(self) -> Tensor | None:
+        return self._sinks
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One rank's share of a call."""
+
+    ring: Ring
+    q: Tensor  # [B, H, t, D]
+    k: Tensor  # [B, Hk, s, D]
+    mask: Mask  # bound, of the whole
+    scoring: Scoring  # of the whole
+    queries: Layout
+    keys: Layout
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[B, H, T, S], of the whole."""
+        return self.q.shape[0], self.q.shape[1], self.queries.length, self.keys.length
+
+    @property
+    def key_sizes(self) -> list[int]:
+        """How many keys each rank has."""
+        return [self.keys.size(rank) for rank in range(self.ring.size)]
+
+    @property
+    def whole(self) -> Rows:
+        """The outline of the whole."""
+        return Rows(self.shape, self.mask, self.q, self.scoring.sinks)
+
+    @property
+    def mine(self) -> Rows:
+        """The outline of this rank's queries, with the rules that decide which of them count."""
+        B, H, T, S = self.shape
+        at = self.queries.positions(self.ring.rank)
+        counted = self.mask.counted(T)
+        queries = None if counted is None else counted[:, at.to(counted.device)]
+        mask = BoundMask(keys=self.mask.keys, queries=queries)
+        return Rows((B, H, len(at), S), mask, self.q, self.scoring.sinks, at + S - T)
+
+    @property
+    def leaves(self) -> tuple[Tensor | None, ...]:
+        """What a gradient can flow to, in the order of DIFFERENTIABLE."""
+        return self.q, self.k, *(getattr(self.scoring, name) for name in DIFFERENTIABLE[2:])
+
+    def of(self, leaves: Sequence[Tensor | None]) -> Shard:
+        """The same of other leaves."""
+        q, k, *others = leaves
+        assert q is not None and k is not None
+        scoring = replace(self.scoring, **dict(zip(DIFFERENTIABLE[2:], others, strict=True)))  # type: ignore[arg-type]
+        return replace(self, q=q, k=k, scoring=scoring)
+
+    def detach(self) -> Shard:
+        """The same, cut from the graph."""
+        return self.of([None if x is None else x.detach() for x in self.leaves])
+
+    def parts(self, owner: int, k: Tensor, placed: bool = False) -> Iterator[Part]:
+        """The rectangles of this rank's queries and the keys of `owner`, of which something may be seen.
+
+        placed: queries must know where they stand, whether or not a rule asks for it.
+        """
+        for queries in self.queries.runs(self.ring.rank):
+            for keys in self.keys.runs(owner):
+                part = self._part(queries, keys, k, placed)
+                if part is not None:
+                    yield part
+
+    def _part(self, queries: Run, keys: Run, k: Tensor, placed: bool) -> Part | None:
+        _, _, T, S = self.shape
+        first = queries.there.start + S - T - keys.there.start  # where the first query stands
+        last = first + queries.size - 1
+        mask = self.mask.rectangle(queries.there, keys.there)
+        start, stop = mask.span(first, last, slice(0, queries.size), keys.size)
+        if start == stop:
+            return None
+        if mask.left is not None and last <= mask.left:
+            mask = replace(mask, left=None)
+        if mask.right is not None and keys.size - 1 - first <= mask.right:
+            mask = replace(mask, right=None)
+        scoring = replace(self.scoring, sinks=None)
+        if scoring.bias is not None:
+            scoring = replace(scoring, bias=take(scoring.bias, (None, None, queries.there, keys.there)))
+        placed = placed or scoring.slopes is not None or scoring.relative is not None
+        placed = placed or any(not isinstance(rule, ANYWHERE) for rule in mask.hiding)
+        positions: Tensor | None = None
+        if placed and first != keys.size - queries.size:  # else they are aligned as in any call
+            positions = torch.arange(first, last + 1, device="cpu")
+        scores = Scores(self.q[:, :, queries.here], k[:, :, keys.here], mask, scoring, positions)
+        return Part(queries.here, keys.here, Frame(queries.there.start, keys.there.start, T, S), scores)
+
+
+# The first pass
 
 
 def attend(shard: Shard, v: Tensor) -> tuple[Tensor, Tensor]:
     """(output [B, H, t, Dv] of this rank's queries, their lse [B, H, t], detached)."""
-    scoring = shard.scoring
-    leaves = (shard.q, shard.k, scoring.bias, scoring.slopes, scoring.sinks, scoring.relative)
-    output, lse = _Ring.apply(*leaves, v, _Plan(shard.detach()))
+    output, lse = _RingAttention.apply(*shard.leaves, v, shard.detach())
     return output, lse.detach()
 
 
@@ -103,20 +249,6 @@ class Merged:
         return (self.mixed / self.total.masked_fill(empty, 1)[..., None]).to(dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What the function needs beside tensors; its shard's own are none of the graph's."""
-
-    shard: Shard
-
-    def filled(self, leaves: tuple[Tensor | None, ...]) -> Shard:
-        """The shard of these leaves, in the order of DIFFERENTIABLE."""
-        q, k, bias, slopes, sinks, relative = leaves
-        scoring = replace(self.shard.scoring, bias=bias, slopes=slopes, sinks=sinks, relative=relative)
-        assert q is not None and k is not None
-        return replace(self.shard, q=q, k=k, scoring=scoring)
-
-
 class _Rows(NamedTuple):
     """What the way back needs of whole rows."""
 
@@ -131,16 +263,15 @@ class _Rows(NamedTuple):
         return _Rows(*[x[:, :, rows] for x in self])
 
 
-class _Ring(torch.autograd.Function):
+class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, *args: Any) -> tuple[Tensor, Tensor]:
-        *leaves, v, plan = args
-        shard = plan.filled(tuple(leaves))
+        *leaves, v, shard = args
         with own_precision(v.device):
-            merged = _forward(shard, v)
+            merged = _forward(shard.of(leaves), v)
         output, lse = merged.output(v.dtype), merged.lse
         ctx.mark_non_differentiable(lse)
-        ctx.plan = replace(plan, shard=replace(plan.shard, q=v.new_empty(0), k=v.new_empty(0)))
+        ctx.plan = replace(shard, q=v.new_empty(0), k=v.new_empty(0))  # saved_tensors has its own
         ctx.save_for_backward(*leaves, v, output, lse, *merged.anchor)
         return output, lse
 
@@ -148,10 +279,9 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
         *leaves, v, output, lse, high, low = ctx.saved_tensors
-        shard = ctx.plan.filled(tuple(leaves))
         with own_precision(v.device):
             rows = _Rows(output, lse, high, low, grad)
-            grads = _backward(shard, v, rows, needs_added(ctx.needs_input_grad))
+            grads = _backward(ctx.plan.of(leaves), v, rows, needs_added(ctx.needs_input_grad))
         given = (*leaves, v)
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(grads, given, strict=True)]
         return (*[g if n else None for g, n in zip(typed, ctx.needs_input_grad, strict=False)], None)
@@ -160,7 +290,7 @@ class _Ring(torch.autograd.Function):
 def _forward(shard: Shard, v: Tensor) -> Merged:
     merged = Merged.nothing(shard.q, v.shape[-1])
     for owner, block in shard.ring.blocks(shard.k, v, sizes=shard.key_sizes):
-        _look(shard, merged, owner, *block)
+        _look(shard, merged, owner, *block)  # in a function: no view of a block may outlive it
     if shard.scoring.sinks is not None:
         merged.add_sinks(shard.scoring.sinks)
     return merged

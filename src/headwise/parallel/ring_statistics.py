@@ -23,10 +23,8 @@ from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, counted
 from ..engines.walk import ROUGH, Anchor, Block, walk
 from ..masks import Mask
 from ..scoring import HIDDEN
-from .ring import GRADIENTS, Message
-from .ring_attention import Merged
-from .sequence import joined
-from .shard import Part, Shard
+from .ring_attention import Merged, Part, Shard
+from .sequence import GRADIENTS, Message, joined
 
 __all__ = ["Measuring", "mass", "measure", "top"]
 

@@ -1,4 +1,4 @@
-"""How one sequence is laid out over the ranks of a group: who holds which tokens, and back in order.
+"""One sequence over the ranks of a group: who holds which tokens, and the ring in which ranks pass on theirs.
 
 A sequence of T tokens over n ranks, "in order" as n runs, or "zigzag" as 2 n chunks of which rank r holds
 two, one from either end:
@@ -11,27 +11,35 @@ c begins at floor(c T / 2n), so any length will do, and chunks that touch are on
 Tokens of another order, or a text that was never split, have the right shape and give wrong numbers. So
 `split` marks what it returns, and whoever takes tokens looks for the mark (`split_error`) and compares what
 has none over ranks (`fingerprint`): what is the same on all of them was not split.
+
+Every rank of a ring does the same in the same order, or all of them wait for ever. So what may be refused is
+refused before the first message, or told to everybody with it (`Ring.agree`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..errors import ArgumentError, ShapeError
-from .ring import Mesh, Ring
+from ..errors import ArgumentError, HeadwiseError, ShapeError
 
 __all__ = [
-    "ORDERS",
+    "GRADIENTS",
+    "KEYS",
     "Layout",
+    "Mesh",
+    "Message",
+    "Ring",
     "Run",
     "check_order",
     "fingerprint",
@@ -42,20 +50,16 @@ __all__ = [
     "split_error",
 ]
 
+Mesh = DeviceMesh | dist.ProcessGroup | None
+
 ORDERS = ("zigzag", "in order")
 MARK = "headwise_split"  # the attribute of a tensor that says how it was split
 SAMPLED = 4096  # numbers of a tensor that are compared over ranks
+KEYS, GRADIENTS = 1, 2  # what two messages between the same ranks are told apart by
 
 # The orders that `split` was asked for in each group. An operation on a marked tensor (`.to(device)`) returns
 # one without the mark; then this is all that is known of its order.
-_orders_used: WeakKeyDictionary[ProcessGroup, set[str]] = WeakKeyDictionary()
-
-
-class SplitMark(NamedTuple):
-    """How `split` made a tensor."""
-
-    order: str
-    dim: int
+_orders_used: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,16 @@ class Layout:
                     f"{what} must be the rank's own tokens: rank {rank} has {size} of {self.length}, its "
                     f"share is {self.size(rank)}; cut them with headwise.parallel.split, in the same order"
                 )
+
+
+# Tokens to ranks and back
+
+
+class SplitMark(NamedTuple):
+    """How `split` made a tensor."""
+
+    order: str
+    dim: int
 
 
 def check_order(order: str) -> None:
@@ -254,3 +268,163 @@ def joined(tensor: Tensor, ring: Ring, layout: Layout, dim: int) -> Tensor:
         for run in layout.runs(rank):
             whole.narrow(dim, run.there.start, run.size).copy_(part.narrow(dim, run.here.start, run.size))
     return whole
+
+
+# The ring
+
+
+class Message:
+    """Something on its way: sent to the next rank while its like arrives from the one before."""
+
+    def __init__(self, sent: Tensor, arriving: Tensor, works: Sequence[dist.Work]) -> None:
+        self._arriving, self._works = arriving, works
+        self._sent = sent  # held until it has been sent
+
+    def wait(self) -> Tensor:
+        """What arrived."""
+        for work in self._works:
+            work.wait()
+        return self._arriving
+
+
+class Ring:
+    """One rank's place among those that share a sequence."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._next, self._before = (
+            dist.get_global_rank(group, (self.rank + step) % self.size) for step in (1, -1)
+        )
+        self._on_cpu = "cpu" in str(dist.get_backend_config(group))
+
+    @classmethod
+    def of(cls, mesh: Mesh, axis: str | None = None) -> Ring:
+        """The ring that a mesh, one of its dimensions, a group or, without any, all ranks make.
+
+        Raises:
+            ArgumentError: no group of processes was begun; a mesh of several dimensions without axis; an axis
+                it does not have.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            raise ArgumentError(
+                "mesh must be of running processes: torch.distributed was not initialised; run under "
+                "torchrun and call torch.distributed.init_process_group()"
+            )
+        if mesh is None:
+            assert dist.group.WORLD is not None
+            return cls(dist.group.WORLD)
+        if isinstance(mesh, dist.ProcessGroup):
+            return cls(mesh)
+        if not isinstance(mesh, DeviceMesh):
+            raise ArgumentError(
+                f"mesh must be a DeviceMesh, a group or None: got {type(mesh).__name__}; use "
+                'torch.distributed.device_mesh.init_device_mesh("cuda", (ranks,))'
+            )
+        names = mesh.mesh_dim_names or ()
+        if axis is None and mesh.ndim > 1:
+            raise ArgumentError(
+                f"axis must say which dimension of the mesh: it has {mesh.ndim}, {list(names)}; e.g. "
+                f"axis={names[-1] if names else 'its name'!r}"
+            )
+        if axis is not None and axis not in names:
+            raise ArgumentError(f"axis must be one of the mesh's: got {axis!r} of {list(names)}; name one")
+        return cls(mesh.get_group(axis))
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks in it, as all processes number them."""
+        return dist.get_process_group_ranks(self.group)
+
+    # Round the ring
+
+    def pass_on(self, tensor: Tensor, arriving: Tensor, tag: int = KEYS) -> Message:
+        """Send to the next rank, and take what the one before sends into `arriving`; nobody waits."""
+        operations = [
+            dist.P2POp(dist.isend, tensor, self._next, self.group, tag),
+            dist.P2POp(dist.irecv, arriving, self._before, self.group, tag),
+        ]
+        return Message(tensor, arriving, dist.batch_isend_irecv(operations))
+
+    def owner(self, step: int) -> int:
+        """Whose block is here after so many steps."""
+        return (self.rank - step) % self.size
+
+    def blocks(self, *mine: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, list[Tensor]]]:
+        """(whose they are, its tensors) of every rank in turn, one's own first; the next is on its way.
+
+        The list is empty when the next one comes: keep none of its tensors.
+
+        Args:
+            mine: [B, Hk, s, ..] each, of one dtype.
+            sizes: s, by rank.
+        """
+        here = list(mine)
+        packed: Tensor | None = None
+        for step in range(self.size):
+            message: Message | None = None
+            shapes = [
+                (*x.shape[:2], sizes[self.owner(step + 1)], *x.shape[3:]) for x in mine
+            ]  # of what comes next
+            if step + 1 < self.size:
+                if packed is None:
+                    packed = torch.cat([x.reshape(-1) for x in mine])
+                arriving = packed.new_empty(sum(math.prod(shape) for shape in shapes))
+                message = self.pass_on(packed, arriving)
+            yield self.owner(step), here
+            here.clear()  # whoever looked at them has: two blocks are here at most beside one's own
+            if message is not None:
+                packed = message.wait()
+                flat = packed.split([math.prod(shape) for shape in shapes])
+                here = [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
+
+    # Among all
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, on each of them."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """The largest over all ranks, number by number."""
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        return tensor
+
+    def gather(self, tensor: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Every rank's tensor; those may differ in shape."""
+        most = max(math.prod(shape) for shape in shapes)
+        mine = tensor.new_zeros(most)
+        mine[: tensor.numel()] = tensor.reshape(-1)
+        all_of_them = [torch.empty_like(mine) for _ in shapes]
+        dist.all_gather(all_of_them, mine, group=self.group)
+        pairs = zip(all_of_them, shapes, strict=True)
+        return [part[: math.prod(shape)].view(tuple(shape)) for part, shape in pairs]
+
+    def numbers(self, mine: Sequence[float], device: torch.device) -> list[list[float]]:
+        """A few numbers of every rank, by rank: a message that is waited for."""
+        where = torch.device("cpu") if self._on_cpu else device
+        told = torch.tensor(mine, dtype=torch.float64, device=where)
+        return [part.tolist() for part in self.gather(told, [(len(mine),)] * self.size)]
+
+    def agree(
+        self, mine: Sequence[float], error: BaseException | None, device: torch.device
+    ) -> list[list[float]]:
+        """`numbers`, unless some rank refuses what it was given: then every one raises.
+
+        Raises:
+            error: this rank's own.
+            HeadwiseError: that of another rank.
+        """
+        told = self.numbers([float(error is not None), *mine], device)
+        if error is not None:
+            raise error
+        refusing = [rank for rank, numbers in enumerate(told) if numbers[0]]
+        if refusing:
+            raise HeadwiseError(
+                f"arguments must be right on every rank: refused on {refusing} of {self.size} ranks; what is "
+                "wrong stands in what was raised there"
+            )
+        return [numbers[1:] for numbers in told]
+
+    def __deepcopy__(self, memo: object) -> Ring:
+        return self  # a group of processes is not copied

@@ -8,10 +8,10 @@ Letters: B batch, T query_len, S key_len, H num_heads, E d_model; t, s this rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,33 +19,23 @@ from torch.distributed.tensor import DTensor
 
 from ..arguments import rules_and_scoring, told, under_autocast
 from ..errors import ArgumentError, HeadwiseError
-from ..listeners.adapters.loans import unseen
 from ..masks import Mask
 from ..models.transformer import Transformer
 from ..nn import KVCache, Memory, MultiHeadAttention
 from ..nn import options as module_options
 from ..nn.module_call import as_lengths, check, check_lengths, lone, no_use, rules_of
-from ..nn.options import Positions
+from ..nn.options import Attended, Positions
 from ..nn.ragged import check_alone, without_padding
-from ..nn.sharded_modules import Attended
 from ..scoring import Bias
-from .ring import Mesh, Ring
-from .sequence import Layout, check_order, fingerprint, not_split, split_error
-from .shard import Shard
-from .sharded_call import attend_laid_out, laid_out
+from .ring_attention import Shard
+from .sequence import Layout, Mesh, Ring, check_order, fingerprint, not_split, split_error
+from .sharded_map import attend_laid_out, laid_out
 
 __all__ = ["SequenceSharding", "shard_sequence", "sum_gradients"]
 
 Model = TypeVar("Model", bound=nn.Module)
 TOKENS = {MultiHeadAttention: ("query", "key", "value"), Transformer: ("ids", "target_ids")}  # of a call
 WHY = "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
-
-
-def _eager(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """A function that a compiler leaves as it is."""
-    return unseen(function, why=WHY)
 
 
 def shard_sequence(
@@ -173,7 +163,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class SequenceSharding:
-    """How the sequence of a model lies over ranks: what its layers ask (`nn.sharded_modules.Sharding`)."""
+    """How the sequence of a model lies over ranks: what its layers ask (`nn.options.Sharding`)."""
 
     ring: Ring
     order: str = "zigzag"
@@ -185,7 +175,7 @@ class SequenceSharding:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # what is saved is of one process
 
-    @_eager
+    @torch.compiler.disable(reason=WHY)
     def check_tokens(self, tokens: Sequence[Sequence[Tensor]], dim: int | None, device: torch.device) -> None:
         """Raise if this rank's tokens are not split in the model's order.
 
@@ -211,14 +201,14 @@ class SequenceSharding:
             if same is not None:
                 raise same
 
-    @_eager
+    @torch.compiler.disable(reason=WHY)
     def positions(self, ids: Tensor) -> tuple[Tensor, int]:
         """Where this rank's tokens, int [B, t], are in the sequence, int [t], and how long that is."""
         like = ids[:, None, :, None]  # [B, 1, t, 1]
         layout, _ = laid_out(self.ring, self.order, self.length, like, like, like)
         return layout.positions(self.ring.rank).to(ids.device), layout.length
 
-    @_eager
+    @torch.compiler.disable(reason=WHY)
     def attend(
         self,
         module: MultiHeadAttention,
@@ -265,19 +255,21 @@ class SequenceSharding:
             key = value = query
         elif documents is not None:
             rules = Mask.documents(documents.to(query.device))
-            mask = rules if mask is None else self._rules(mask, query, queries, keys, True) & rules
+            if mask is not None:
+                rules = rules_of(mask, query.shape[0], queries.length, keys.length, True) & rules
+            mask = rules
         q, k, v = module._project(query, key, value)
         if module.rope is not None and positions is None:
-            of_queries, of_keys = self._standing(queries, keys)
-            q, k = (
-                module.rope.turn(x, module.rope.factors(x, at.to(x.device)))
-                for x, at in ((q, of_queries), (k, of_keys))
-            )
+            # the last query stands beside the last key; of more queries than keys the first stand below 0
+            of_keys = keys.positions(self.ring.rank)
+            of_queries = queries.positions(self.ring.rank) + (keys.length - queries.length)
+            q = module.rope.rotate(q, of_queries.to(q.device))
+            k = module.rope.rotate(k, of_keys.to(k.device))
         elif module.rope is not None:
             q, k = module_options.rotated(module.rope, q, k, positions, 0, itself=itself)
         q, k, v = under_autocast(q, k, v)
         if mask is not None:
-            mask = self._rules(mask, query, queries, keys, itself)
+            mask = rules_of(mask, query.shape[0], queries.length, keys.length, itself)
         shape = (q.shape[0], q.shape[1], queries.length, keys.length)
         added = module_options.added(module, q.device, bias)
         rules_and = rules_and_scoring(
@@ -285,15 +277,6 @@ class SequenceSharding:
         )
         heads, weights = attend_laid_out(Shard(self.ring, q, k, *rules_and, queries, keys), v)
         return Attended(heads, weights, v, query, real)
-
-    def _standing(self, queries: Layout, keys: Layout) -> tuple[Tensor, Tensor]:
-        """Where queries and keys of this rank stand: the last query beside the last key, of more queries than
-        keys the first below 0."""
-        of_keys = keys.positions(self.ring.rank)
-        return queries.positions(self.ring.rank) + (keys.length - queries.length), of_keys
-
-    def _rules(self, mask: Mask | Tensor, x: Tensor, queries: Layout, keys: Layout, itself: bool) -> Mask:
-        return rules_of(mask, x.shape[0], queries.length, keys.length, itself)
 
     def _padded(
         self, mask: Mask | Tensor | None, x: Tensor, lengths: Tensor | Sequence[int], layout: Layout
@@ -303,7 +286,7 @@ class SequenceSharding:
         check_lengths(counts.tolist(), x.shape[0], layout.length)
         rules = Mask.padding(counts, counts)
         if mask is not None:
-            rules = self._rules(mask, x, layout, layout, True) & rules
+            rules = rules_of(mask, x.shape[0], layout.length, layout.length, True) & rules
         return rules, layout.positions(self.ring.rank).to(x.device) < counts[:, None]
 
 

@@ -1,37 +1,43 @@
-"""The map of a call whose sequence lies over several ranks: every rank has it, and every answer is whole.
+"""`headwise.parallel.attention`, a call whose sequence lies over ranks, and its map: each answer is whole.
 
-It holds this rank's queries, keys and lse; the weights exist nowhere. What is asked of it is asked on every
-rank, in the same order: keys go round, each rank reduces its rows, and all of them have the same result, that
-of one process. Statistics, pictures, mass and the heaviest keys take no more memory than a rank's own rows;
-rows and whole matrices are those of an ordinary map, which `whole` puts together.
+A map holds this rank's queries, keys and lse; the weights exist nowhere. What is asked of it is asked on
+every rank, in the same order: keys go round, each rank reduces its rows, and all of them have the same
+result, that of one process. Statistics, pictures, mass and the heaviest keys take no more memory than a
+rank's own rows; rows and whole matrices are those of an ordinary map, which `whole` puts together.
 
-Letters: B batch, T query_len, S key_len, H num_heads.
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
+rank's of T, S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import budget
+from ..arguments import OF_ATTENTION, check_tensors, refuse, rules_and_scoring, under_autocast
+from ..engines.first_pass import call_of
 from ..engines.mass import bound_to
 from ..engines.scores import Scores
 from ..engines.second_pass import Top
 from ..engines.statistics import PICTURE, STATISTICS, WITH_GRADIENT, Statistics, check_names
-from ..errors import ArgumentError, HeadwiseError
+from ..errors import ArgumentError, HeadwiseError, ShapeError
 from ..indexing import Choice
 from ..map import AttentionMap, make
-from ..masks import Mask, as_mask
+from ..masks import NOTHING_HIDDEN, Mask, as_mask
+from ..scoring import Bias, Scoring
 from . import ring_statistics
+from .ring_attention import Shard, attend
 from .ring_statistics import Measuring
-from .sequence import joined
-from .shard import Shard
+from .sequence import Layout, Mesh, Ring, check_order, fingerprint, joined, not_split, split_error
 
-__all__ = ["ShardedMap"]
+__all__ = ["ShardedMap", "attend_laid_out", "attention", "laid_out"]
 
+AGREED = ("batch", "num_heads", "num_kv_heads", "head_dim", "value_dim", "bytes a number")  # by all ranks
+Checked = TypeVar("Checked")
 SHORT = 2048  # keys up to which a map that is kept is put together, as `watch` keeps maps of one process
 
 
@@ -139,65 +145,56 @@ class ShardedMap(AttentionMap):
             ArgumentError: an unknown name, per or reach; fewer than one cell; a gradient of entropy.
             HeadwiseError: another rank raised one of these.
         """
-        error: HeadwiseError | None = None
-        cells = None
         names = tuple(dict.fromkeys(names)) or STATISTICS
-        try:
-            self._check_statistics(names, per, reach)
-            cells = None if pooled is None else self._cells(pooled)
-        except HeadwiseError as refused:
-            error = refused
-        measuring = self._measuring(error)
-        return Statistics(ring_statistics.measure(measuring, names, per == "query", reach, cells))
 
-    def _check_statistics(self, names: tuple[str, ...], per: str, reach: int) -> None:
-        if per not in ("head", "query"):
-            raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
-        check_names(names)
-        if reach < 0:
-            raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
-        wanted = [name for name in names if name in WITH_GRADIENT]
-        if wanted:
-            self._check_no_gradient(" and ".join(wanted))
-        self.check_whole_rows("statistics")
+        def check() -> tuple[int, int] | None:
+            if per not in ("head", "query"):
+                raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
+            check_names(names)
+            if reach < 0:
+                raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
+            wanted = [name for name in names if name in WITH_GRADIENT]
+            if wanted:
+                self._check_no_gradient(" and ".join(wanted))
+            return None if pooled is None else self._cells(pooled)
+
+        measuring, cells = self._agreed("statistics", check)
+        return Statistics(ring_statistics.measure(measuring, names, per == "query", reach, cells))
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
         """A picture of the whole, [B, H, rows, columns], as `AttentionMap.pooled`."""
-        error, pair = None, (1, 1)
-        try:
-            self.check_whole_rows("pooled")
-            pair = self._cells(cells)
-        except HeadwiseError as refused:
-            error = refused
-        return ring_statistics.measure(self._measuring(error), (), False, 0, pair)[PICTURE]
+        measuring, pair = self._agreed("pooled", lambda: self._cells(cells))
+        return ring_statistics.measure(measuring, (), False, 0, pair)[PICTURE]
 
     def top(self, count: int = 8) -> Top:
         """The heaviest keys of every query, [B, H, T, count], as `AttentionMap.top`."""
-        error: HeadwiseError | None = None
-        try:
-            self.check_whole_rows("top")
-            self._check_count(count)
-        except HeadwiseError as refused:
-            error = refused
-        return ring_statistics.top(self._measuring(error), count)
+        measuring, _ = self._agreed("top", lambda: self._check_count(count))
+        return ring_statistics.top(measuring, count)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """The weight each query puts on the keys that `on` allows, as `AttentionMap.mass`."""
-        error, bound = None, self._scores.mask
-        try:
+
+        def check() -> Mask:
             if per not in ("head", "query"):
                 raise ArgumentError(
                     f'per must be "head" or "query": got {per!r}; "head" is the mean over its queries'
                 )
-            self.check_whole_rows("mass")
-            bound = bound_to(as_mask(on), self._scores)
+            return bound_to(as_mask(on), self._scores)
+
+        measuring, bound = self._agreed("mass", check)
+        return ring_statistics.mass(measuring, bound, per == "query")
+
+    def _agreed(self, what: str, check: Callable[[], Checked]) -> tuple[Measuring, Checked]:
+        """(this rank's rows, ready to be walked; what `check` returns), unless some rank's check raises."""
+        checked: Any = None
+        error: HeadwiseError | None = None
+        try:
+            self.check_whole_rows(what)
+            checked = check()
         except HeadwiseError as refused:
             error = refused
-        return ring_statistics.mass(self._measuring(error), bound, per == "query")
-
-    def _measuring(self, error: HeadwiseError | None) -> Measuring:
         with torch.no_grad():
-            return Measuring.of(self._shard.detach(), self._own, error)
+            return Measuring.of(self._shard.detach(), self._own, error), checked
 
     # Looking at it as one process would
 
@@ -235,10 +232,7 @@ class ShardedMap(AttentionMap):
             error = refused
         shard.ring.agree([], error, self.device)
         loose = shard.detach()
-        q, k = (
-            joined(x, shard.ring, layout, 2)
-            for x, layout in ((loose.q, shard.queries), (loose.k, shard.keys))
-        )
+        q, k = joined(loose.q, shard.ring, shard.queries, 2), joined(loose.k, shard.ring, shard.keys, 2)
         return make(Scores(q, k, loose.mask, loose.scoring), self.lse)
 
     def select(
@@ -310,3 +304,137 @@ def _versions(shard: Shard) -> tuple[int, ...] | None:
     if any(not isinstance(x, Tensor) or x.is_inference() for x in held):
         return None
     return tuple(x._version for x in held)
+
+
+# One call
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Bias | None = None,
+    sinks: Tensor | None = None,
+    *,
+    mesh: Mesh = None,
+    axis: str | None = None,
+    order: str = "zigzag",
+    length: int | tuple[int, int] | None = None,
+    **wrong: object,
+) -> tuple[Tensor, ShardedMap]:
+    """`headwise.attention` with the tokens over several ranks, each with its own queries, keys and values.
+
+    Masks and biases are those of the whole sequence, the same on every rank, as one process would be given
+    them. A learned bias, slopes and sinks get the gradient of this rank's queries: add it up over ranks
+    (`sum_gradients`), as that of any parameter.
+
+    Args:
+        q: [B, H, t, D], this rank's queries, as `split` gives them.
+        k: [B, Hk, s, D], this rank's keys; v: [B, Hk, s, Dv], their values.
+        mask, causal, window, scale, softcap, bias, sinks: as in `headwise.attention`.
+        mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
+        order: how tokens lie over ranks: "zigzag", or "in order"; as in `split`.
+        length: T = S, or (T, S), where it is known beforehand. Without it ranks tell each other how many
+            tokens they have, and that their arguments are right: a small message, and on a GPU a wait.
+
+    Returns:
+        output [B, H, t, Dv] of this rank's queries, and the map of the whole, [B, H, T, S].
+
+    Raises:
+        ShapeError, ArgumentError, MaskError: as `headwise.attention`; tokens that are not the rank's own, not
+            split, or split in another order; a function transform or a forward-mode derivative.
+        HeadwiseError: another rank raised one of these.
+    """
+    if wrong:
+        refuse("attention", wrong, OF_ATTENTION, attention)
+    ring = Ring.of(mesh, axis)
+    error: HeadwiseError | TypeError | None = None
+    given = (q, k, v)  # autocast makes others, without the mark of `split`
+    try:
+        check_order(order)
+        q, k, v = under_autocast(q, k, v)
+        check_tensors(q, k, v)
+        for tokens in given:
+            wrong_order = split_error(tokens, ring, order, dim=2)
+            if wrong_order is not None:
+                raise wrong_order
+    except (HeadwiseError, TypeError) as refused:
+        error = refused
+    queries, keys = laid_out(ring, order, length, q, k, v, error, given)
+    shape = (q.shape[0], q.shape[1], queries.length, keys.length)
+    rules = rules_and_scoring(q, shape, mask, causal, window, scale, softcap, bias, sinks)
+    return attend_laid_out(Shard(ring, q, k, *rules, queries, keys), v)
+
+
+def attend_laid_out(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
+    """(output, map) of a shard whose every argument is right.
+
+    Raises:
+        ArgumentError: a function transform (torch.func) or a forward-mode derivative is wanted.
+    """
+    alone = Scores(shard.q, shard.k, NOTHING_HIDDEN, Scoring(shard.scoring.scale))
+    reason = call_of(alone, v).plain_because
+    if reason is not None:
+        raise ArgumentError(
+            f"attention must run plainly over {shard.ring.size} ranks: {reason}; use one process"
+        )
+    output, lse = attend(shard, v)
+    return output, ShardedMap(shard, lse)
+
+
+def laid_out(
+    ring: Ring,
+    order: str,
+    length: int | tuple[int, int] | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    error: BaseException | None = None,
+    tokens: Sequence[Tensor] = (),
+) -> tuple[Layout, Layout]:
+    """How queries [B, H, t, D] and keys lie over the ranks; all ranks agree, or all raise.
+
+    Args:
+        length: of the whole, where it is known: then nobody is asked.
+        error: what this rank would raise.
+        tokens: what ranks compare, to refuse what is the same on all of them; the same number on each.
+    """
+    if length is None:
+        if error is not None:
+            q = k = v = torch.empty(0, 0, 0, 0, device=getattr(q, "device", None))
+        device = q.device
+        mine = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype.itemsize]
+        prints = [0.0 if error is not None else fingerprint(each) for each in tokens]
+        told = ring.agree([*prints, q.shape[2], k.shape[2], *mine], error, device)
+        sizes = [[int(n) for n in numbers[len(tokens) :]] for numbers in told]
+        if not mine[0]:
+            raise ShapeError(
+                f"batch must not be empty over {ring.size} ranks: got 0 sequences; skip the call"
+            )
+        for rank, (_, _, *theirs) in enumerate(sizes):
+            for name, a, b in zip(AGREED, mine, theirs, strict=True):
+                if a != b:
+                    raise ShapeError(
+                        f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; only the "
+                        "sequence lies over ranks"
+                    )
+        for at, each in enumerate(tokens):
+            same = not_split([numbers[at] for numbers in told], each, order)
+            if same is not None:
+                raise same
+        rows, columns = ({rank: numbers[i] for rank, numbers in enumerate(sizes)} for i in (0, 1))
+        T, S = sum(rows.values()), sum(columns.values())
+    else:
+        if error is not None:
+            raise error
+        T, S = length if isinstance(length, tuple) else (length, length)
+        rows, columns = ({ring.rank: x.shape[2]} for x in (q, k))
+    queries, keys = Layout(T, ring.size, order), Layout(S, ring.size, order)
+    queries.check(rows, "queries")
+    keys.check(columns, "keys")
+    return queries, keys

@@ -1,4 +1,4 @@
-"""`LocalHeads`: which heads of a layer this process holds, where several processes share them.
+"""`LocalHeads`: which heads of a layer this process holds, and what ranks that share heads exchange.
 
 Heads lie over ranks in order: with 8 heads on 4 ranks, rank 1 holds heads 2 and 3. Where there are fewer key
 and value heads than ranks, ranks that need the same one hold it each.
@@ -8,14 +8,23 @@ and value heads than ranks, ranks that need the same one hold it each.
                                        keys     0     0     1     1
 
 What a call is given of all heads is cut to those that are here; what every head uses alike collects the
-gradients of all ranks.
+gradients of all ranks. Each exchange has its way back, which is another one, so that gradients of gradients
+flow as well:
+
+    entered     x, the same on every rank       <-- gradients summed       what goes into a rank's heads
+    left        summed over ranks               <-- as it is               what comes out of all heads
+    summed      summed over ranks               <-- gradients summed       a number of all heads, for each
+    gathered    every rank's part, in order     <-- its own part           to look at all heads
+    own_part    its own part of the whole       <-- every rank's part      and back to its own
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +34,10 @@ from ..errors import ShapeError
 from ..map import AttentionMap, make
 from ..masks import Mask, mask_of_call
 from ..scoring import Alibi, Bias, Relative
-from .rank_exchange import Group, entered, gathered, own_part
 
-__all__ = ["LocalHeads"]
+__all__ = ["Group", "LocalHeads", "entered", "gathered", "left", "own_part", "summed"]
+
+Group = Any  # a torch.distributed.ProcessGroup, which some builds of torch do not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,3 +168,75 @@ class LocalHeads:
                 x = x.clone()
                 torch.distributed.broadcast(x, group=self.group, group_src=0)
         return x
+
+
+# What ranks exchange
+
+
+class _Exchange(torch.autograd.Function):
+    """`forth(x)`, whose gradient goes through `back`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.back = back
+        return forth(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None
+
+
+def entered(x: Tensor, group: Group) -> Tensor:
+    """The same x; its gradient is the sum over ranks, each of which has used it for heads of its own."""
+    if not (torch.is_grad_enabled() and x.requires_grad) or group.size() == 1:
+        return x
+    return _Exchange.apply(x, lambda x: x.view_as(x), lambda grad: left(grad, group))
+
+
+def left(x: Tensor, group: Group) -> Tensor:
+    """The sum over ranks, which all of them go on with alike."""
+    if group.size() == 1:
+        return x
+    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: entered(grad, group))
+
+
+def summed(x: Tensor, group: Group) -> Tensor:
+    """The sum over ranks, which each of them uses in its own way."""
+    if group.size() == 1:
+        return x
+    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: summed(grad, group))
+
+
+def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
+    """The parts of all ranks one after another along a dimension, on every rank."""
+    if group.size() == 1:
+        return x
+    return _Exchange.apply(x, lambda x: _gather(x, dim, group), lambda grad: own_part(grad, dim, group))
+
+
+def own_part(x: Tensor, dim: int, group: Group) -> Tensor:
+    """This rank's part of x, which is the same on every rank: of n equal parts along a dimension."""
+    if group.size() == 1:
+        return x
+    return _Exchange.apply(x, lambda x: _part(x, dim, group), lambda grad: gathered(grad, dim, group))
+
+
+def _sum(x: Tensor, group: Group) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    torch.distributed.all_reduce(total, group=group)
+    return total
+
+
+def _gather(x: Tensor, dim: int, group: Group) -> Tensor:
+    sent = x.to(torch.uint8) if x.dtype == torch.bool else x
+    first = sent.movedim(dim, 0).contiguous()
+    parts = [torch.empty_like(first) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, first, group=group)
+    return torch.cat(parts).movedim(0, dim).contiguous().to(x.dtype)
+
+
+def _part(x: Tensor, dim: int, group: Group) -> Tensor:
+    count = x.shape[dim] // group.size()
+    return x.narrow(dim, group.rank() * count, count).contiguous()
