@@ -30,9 +30,7 @@ from ..map import AttentionMap
 from ..mask_rules import can_read, is_traced
 from ..masks import Mask
 from ..scoring import Alibi, Bias, Relative, alibi, joined
-from . import dimensions
-from .frozen_settings import Settings
-from .rotary import Rope
+from .rotary import Rope, Settings
 
 if TYPE_CHECKING:
     from .cache import KVCache
@@ -57,6 +55,7 @@ __all__ = [
     "normalised_by",
     "rotated",
     "share",
+    "undrawn",
 ]
 
 GATES = ("head", "channel")
@@ -267,8 +266,21 @@ def add(
         raise ArgumentError(f"gate must be a known kind: got {gate!r}; {nearest(str(gate), GATES)}")
     module.gate = gate
     width = {None: 0, "head": H, "channel": H * module.value_dim}[gate]
-    linear = dimensions.undrawn(module.d_model, width, False, device, dtype) if width else None
+    linear = undrawn(module.d_model, width, False, device, dtype) if width else None
     module.gate_proj = linear
+
+
+def undrawn(
+    width_in: int, width_out: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Linear:
+    """An `nn.Linear` whose weights have not been drawn: torch's own would draw them, out of torch's order."""
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.in_features, layer.out_features = width_in, width_out
+    layer.weight = nn.Parameter(torch.empty(width_out, width_in, device=device, dtype=dtype))
+    empty = torch.empty(width_out, device=device, dtype=dtype) if bias else None
+    layer.register_parameter("bias", None if empty is None else nn.Parameter(empty))
+    return layer
 
 
 def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:

@@ -66,6 +66,31 @@ class Batch(NamedTuple):
         return Mask.padding(self.places.counts, self.places.counts)
 
 
+class PackedCall(NamedTuple):
+    """A call whose real tokens are packed one after another."""
+
+    module: MultiHeadAttention
+    q: Tensor  # [1, H, N, D]
+    k: Tensor  # [1, Hk, N, D]
+    v: Tensor  # [1, Hk, N, Dv]
+    mask: Mask | Tensor | None
+    bias: Bias | None
+    batch: Batch
+
+    @property
+    def dropout(self) -> float:
+        """The share of weights that are dropped."""
+        return self.module.dropout if self.module.training else 0.0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> tuple[Tensor, AttentionMap]:
+        """An ordinary call with the module's options."""
+        module = self.module
+        return attention(
+            q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
+            options.added(module, q.device, self.bias), module.sinks, self.dropout,
+        )  # fmt: skip
+
+
 def forward(
     module: MultiHeadAttention,
     query: Tensor,
@@ -252,13 +277,14 @@ def _attend(
     elif positions is not None:
         raise module_call.no_use(positions)
     q, k, v = under_autocast(q, k, v)
+    call = PackedCall(module, q, k, v, mask, bias, batch)
     weights: AttentionMap | None
     if isinstance(mask, Tensor) or not (mask is None or mask.is_positional) or _is_of_pairs(bias):
-        heads, weights = _padded(module, q, k, v, mask, bias, batch)
+        heads, weights = _padded(call)
     else:
-        answer = _all_at_once(module, q, k, v, mask, bias, batch)
+        answer = _all_at_once(call, mask)
         if answer is None:
-            answer = _way(q, runs, q.shape[1] * q.shape[3])(module, q, k, v, mask, bias, batch)
+            answer = _way(q, runs, q.shape[1] * q.shape[3])(call, mask)
         heads, lse = answer
         weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
     return options.gated(module, heads, x), weights if need_weights else None
@@ -385,7 +411,7 @@ def _is_of_pairs(bias: object) -> bool:
 
 
 Answer = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
-Way = Callable[..., Answer]
+Way = Callable[[PackedCall, Mask | None], Answer]
 
 
 def _way(x: Tensor, runs: Runs, width: int) -> Way:
@@ -398,23 +424,12 @@ def _way(x: Tensor, runs: Runs, width: int) -> Way:
     return _side_by_side if few else _one_by_one
 
 
-def _dropout(module: MultiHeadAttention) -> float:
-    return module.dropout if module.training else 0.0
-
-
-def _all_at_once(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> Answer | None:
+def _all_at_once(call: PackedCall, mask: Mask | None) -> Answer | None:
     """One kernel for sequences of any lengths; None: it cannot."""
+    module, q, v = call.module, call.q, call.v
     if not packed_sequences.has_kernel(v):
         return None
-    if bias is not None or module.alibi or module.relative_bias is not None:
+    if call.bias is not None or module.alibi or module.relative_bias is not None:
         return None
     rules = NOTHING_HIDDEN if mask is None else mask
     if module.causal:
@@ -422,85 +437,46 @@ def _all_at_once(
     if module.window is not None:
         rules = rules & window_rule(module.window)
     scoring = Scoring.of(q.shape[-1], scale=module.scale, softcap=module.softcap, sinks=module.sinks)
-    scores = Scores(q, k, rules, scoring)
-    if packed_sequences.why_not(scores, v, _dropout(module)) is not None:
+    scores = Scores(q, call.k, rules, scoring)
+    if packed_sequences.why_not(scores, v, call.dropout) is not None:
         return None
-    return packed_sequences.attend(scores, v, batch.runs, batch.places)
+    return packed_sequences.attend(scores, v, call.batch.runs, call.batch.places)
 
 
-def _heads_of(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-) -> tuple[Tensor, AttentionMap]:
-    """An ordinary call."""
-    return attention(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
-        options.added(module, q.device, bias), module.sinks, _dropout(module),
-    )  # fmt: skip
-
-
-def _one_by_one(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> Answer:
+def _one_by_one(call: PackedCall, mask: Mask | None) -> Answer:
     """A call per sequence."""
     heads, lse = [], []
     # taken apart in one step: its way back is one step, too
-    apart = (x.split(batch.runs.counts, dim=2) for x in (q, k, v))
-    for one_q, one_k, one_v in zip(*apart, strict=True):
-        if one_q.shape[2]:
-            said, weights = _heads_of(module, one_q, one_k, one_v, mask, bias)
-            heads.append(said)
+    apart = (x.split(call.batch.runs.counts, dim=2) for x in (call.q, call.k, call.v))
+    for q, k, v in zip(*apart, strict=True):
+        if q.shape[2]:
+            output, weights = call.attend(q, k, v, mask)
+            heads.append(output)
             lse.append(weights.lse)
     return torch.cat(heads, dim=2), torch.cat(lse, dim=2)
 
 
-def _side_by_side(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> Answer:
+def _side_by_side(call: PackedCall, mask: Mask | None) -> Answer:
     """A batch of all sequences, padded to the longest."""
-    counts = batch.runs.counts
+    counts = call.batch.runs.counts
     runs = Runs.of_lengths(counts, max(counts))
-    places = runs.places(q, keep=unseen(q))
+    places = runs.places(call.q, keep=unseen(call.q))
     if not runs.everything:
         rules = Mask.padding(places.counts)
         mask = rules if mask is None else rules & mask
-    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
-    heads, weights = _heads_of(module, q, k, v, mask, bias)
+    q, k, v = (runs.unpack_heads(x, places) for x in (call.q, call.k, call.v))
+    heads, weights = call.attend(q, k, v, mask)
     lse = runs.pack_heads(weights.lse[..., None], places)
     return runs.pack_heads(heads, places), lse[..., 0]
 
 
-def _padded(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> tuple[Tensor, AttentionMap]:
+def _padded(call: PackedCall) -> tuple[Tensor, AttentionMap]:
     """(heads [1, H, N, Dv], the map of the padded batch), through the padded batch."""
-    runs, places, rules = batch.runs, batch.places, batch.rules()
-    if mask is not None:
-        rules = module_call.rules_of(mask, runs.batch, runs.length, runs.length, itself=True) & rules
-    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
-    heads, weights = _heads_of(module, q, k, v, rules, bias)
+    runs, places, rules = call.batch.runs, call.batch.places, call.batch.rules()
+    if call.mask is not None:
+        rules = module_call.rules_of(call.mask, runs.batch, runs.length, runs.length, itself=True) & rules
+    q, k, v = (runs.unpack_heads(x, places) for x in (call.q, call.k, call.v))
+    heads, weights = call.attend(q, k, v, rules)
     return runs.pack_heads(heads, places), weights
 
 
