@@ -469,6 +469,47 @@ def _on_one_axis(model: Transformer, ids: Tensor) -> list[str]:
     return apart("on one axis", logits, expected) + differences(heads, alone)
 
 
+class WithMore(torch.nn.Module):
+    """Attention, and a layer that nothing goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = hw.MultiHeadAttention(24, 6, causal=True)
+        self.unused = torch.nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.attention(x)[0]
+        return output
+
+
+def corners() -> list[str]:
+    """More queries than keys; weights that no token reaches; wrong positions on one rank."""
+    torch.manual_seed(0)
+    wrong: list[str] = []
+    x, y = normal(1, B, 11, 24), normal(2, B, 6, 24)
+    one = hw.MultiHeadAttention(24, 6, rope=Rope(), dtype=torch.float64)
+    for order in ("in order", "zigzag"):
+        many = hw.parallel.shard_sequence(copy.deepcopy(one), order=order)
+        keys = hw.parallel.split(y, order=order)
+        found = hw.parallel.join(many(hw.parallel.split(x, order=order), keys, keys)[0], order=order)
+        wrong += apart(f"more queries than keys, {order}", found, one(x, y, y)[0].detach())
+    model = hw.parallel.shard_sequence(WithMore())
+    model(hw.parallel.split(x.float())).square().sum().backward()
+    hw.parallel.sum_gradients(model)
+    if model.unused.weight.grad is not None or model.attention.q_proj.weight.grad is None:
+        wrong.append("gradients are made up, or lost")  # None is left alone by weight decay, 0 is not
+    rank, mine = torch.distributed.get_rank(), hw.parallel.split(x)
+    said = "must not be negative: got -5" if rank else "arguments must be right on every rank"
+    with pytest.raises(HeadwiseError, match=said):
+        many(mine, positions=torch.arange(mine.shape[1]) - 5 * rank)
+    return wrong
+
+
+@pytest.mark.slow
+def test_corners_of_a_module_over_ranks() -> None:
+    right(2, corners)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_two_texts_checkpointing_and_a_mesh_of_two_axes(ranks: int) -> None:
