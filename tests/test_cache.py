@@ -229,6 +229,14 @@ def test_a_ring_counts_positions_on_and_takes_no_more_room() -> None:
     assert repr(cache) == "KVCache(last 5 of 5 columns, batch 3, 6 heads, float64)"
 
 
+def test_a_ring_of_one_column_is_the_new_token_alone() -> None:
+    """Once its map had a second column, which the window hid."""
+    mha, x = layer(window=1), tokens()
+    cache = mha.cache(ring=True)
+    for i in range(3):
+        assert mha(x[:, i : i + 1], cache=cache)[1].shape == (B, H, 1, 1)
+
+
 def test_a_mask_with_a_cache_covers_all_columns() -> None:
     mha, x = layer(), tokens()
     seen = torch.rand(L, L) < 0.6

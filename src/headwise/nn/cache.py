@@ -1,18 +1,18 @@
-"""Keys and values kept from one call to the next, so that a token is projected once.
+"""Keys and values kept from one call to the next, so that each token is projected once.
 
     columns      0 1 2 3 4 5 6                 two sequences of different lengths
     in use       k k k k k . .                 . . k k k . .    aligned at their end
                  k k k k k . .                 k k k k k . .
 
-Columns are in the order of the tokens, and new ones come after the last: T queries over S columns stand
-beside the last T, as everywhere in headwise: every rule of a mask and every bias by distance holds as it is.
+Columns are in the order of the tokens, and new ones come after the last. T queries over S columns stand
+beside the last T, as everywhere in headwise, so masks and biases by distance need no change.
 
-Maps of earlier steps look at views of the same block of memory. New columns are written past its count of
-versions (`_put`), since nobody has seen them yet; columns that somebody may have seen are written with it,
-and then the maps that hold them refuse.
+Maps of earlier steps hold views of the same memory. New columns are written without counting a version
+(`_put`), since no map holds them yet; columns that a map may hold are written with it, and then the map
+raises.
 
 Keys and values are projections of one module. A cache knows its module by a weak reference and refuses any
-other while it holds tokens: one of equal sizes would get wrong numbers.
+other while it holds tokens: a module of equal sizes would silently compute wrong numbers.
 
 A step inside `torch.compile` is one graph for every step, whatever the cache holds (`attend_in_graph`): where
 the step stands is a tensor on the device, new columns are written there, all of the cache's columns are
@@ -295,12 +295,9 @@ class KVCache(Owned):
         """Where something is forgotten: what is handed out is a copy, in order."""
         assert self.max_length is not None
         T, kept = k.shape[2], min(k.shape[2], self.max_length)
-        if self._k is None or self._v is None:
+        keys, values = self._after_past(k, v, self.max_length - 1)
+        if self._k is None:
             self._grow(k, v, end)
-        assert self._k is not None and self._v is not None
-        past = self.max_length - 1
-        keys = torch.cat((*self._in_order(self._k, past), k), 2)
-        values = torch.cat((*self._in_order(self._v, past), v), 2)
         self._put(end - kept, k[:, :, T - kept :], v[:, :, T - kept :])
         self._set(end)
         return keys, values, self._padding(end, keys.shape[2])
@@ -314,19 +311,11 @@ class KVCache(Owned):
         totals = [seen - start + count for start, count in zip(first, lengths, strict=True)]
         end = max(totals)
         self._check_room(seen, end - seen, end)
-        keys, values = k, v
-        if held and self._k is not None and self._v is not None:
-            keys = torch.cat((*self._in_order(self._k, held), k), 2)
-            values = torch.cat((*self._in_order(self._v, held), v), 2)
+        keys, values = self._after_past(k, v, held)
         counts = torch.tensor(lengths, device=device)[:, None]
         counted = torch.arange(T, device=device) < counts  # [B, T]
-        real = counted
-        if held:
-            old = (
-                torch.arange(seen - held, seen, device=device) >= torch.tensor(first, device=device)[:, None]
-            )
-            real = torch.cat((old, counted), 1)
-
+        past = torch.arange(seen - held, seen, device=device) >= torch.tensor(first, device=device)[:, None]
+        real = torch.cat((past, counted), 1)
         kept = min(end, self.max_length) if self.ring and self.max_length else end
         column = (torch.arange(kept, device=device) + (held - kept) + counts).clamp(min=0)[:, None, :, None]
         k, v = (x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values))
@@ -341,6 +330,14 @@ class KVCache(Owned):
         starts = [end - total for total in totals]
         self._set(end, starts if any(starts) else None)
         return keys, values, BoundMask(keys=real, queries=counted)
+
+    def _after_past(self, k: Tensor, v: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Return the last columns that are kept, at most so many, followed by new ones."""
+        if self._k is None or self._v is None or not min(self.length, most):
+            return k, v
+        past = (self._in_order(block, most) for block in (self._k, self._v))
+        keys, values = (torch.cat((*old, new), 2) for old, new in zip(past, (k, v), strict=True))
+        return keys, values
 
     def _in_order(self, block: Tensor, most: int) -> list[Tensor]:
         """The last columns of a block, at most so many, oldest first: a view, or two of a ring gone round."""
@@ -369,10 +366,7 @@ class KVCache(Owned):
 
     def _grow(self, k: Tensor, v: Tensor, end: int) -> None:
         """Blocks with room for so many columns, and what is there copied into them."""
-        if self.max_length is not None:
-            room = self.max_length
-        else:
-            room = max(LEAST, end + end // 2)
+        room = max(LEAST, end + end // 2) if self.max_length is None else self.max_length
         old, seen = (self._k, self._v), self.seen
         self._k = _room((*k.shape[:2], room, k.shape[3]), k.dtype, k.device)
         self._v = _room((*v.shape[:2], room, v.shape[3]), v.dtype, v.device)
@@ -416,10 +410,7 @@ class KVCache(Owned):
             self.belong_to(module)
         if not torch.is_grad_enabled():
             return False
-        held = (
-            self._k is not None and self._v is not None and (self._k.requires_grad or self._v.requires_grad)
-        )
-        if not (k.requires_grad or v.requires_grad or held):
+        if not any(x is not None and x.requires_grad for x in (k, v, self._k, self._v)):
             return False
         if self.max_length is not None:
             raise ArgumentError(
@@ -508,10 +499,7 @@ class KVCache(Owned):
         elif self._at is not None:  # compiled steps look at all columns: nothing odd may be left there
             self._k[:, :, length:].zero_()
             self._v[:, :, length:].zero_()
-        if self._first is None:
-            self._set(length)
-        else:
-            self._set(length, [min(start, length) for start in self._first])
+        self._set(length, self._first and [min(start, length) for start in self._first])
 
     def reset(self) -> None:
         """Forget everything; the room stays."""
@@ -591,8 +579,9 @@ def attend_in_graph(
     module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, cache: KVCache
 ) -> tuple[Tensor, AttentionMap, Tensor]:
     """(heads [B, H, T, Dv], a map of all columns, values): the cache extended and attended to."""
-    at, keys, values, M = cache._at, cache._k, cache._v, cache.max_length
-    assert at is not None and keys is not None and values is not None and M is not None
+    at, M = cache._at, cache.max_length
+    assert at is not None and cache._k is not None and cache._v is not None and M is not None
+    keys, values = cache._k, cache._v
     cache.check(k, v, module)
     (B, _, T, _), device = q.shape, q.device
     spots = at + torch.arange(T, device=device)  # columns of the queries
@@ -610,11 +599,10 @@ def attend_in_graph(
         columns = spots - (spots - slots) % M
     else:  # what the last tokens overwrite, the first ones still see
         columns = torch.cat((at - 1 - (at - 1 - slots) % M, spots))
-        block, held = (keys, values), (k, v)
         keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
-        kept = min(T, M)
-        for kind, new in zip(block, held, strict=True):
-            kind.index_copy_(2, spots[T - kept :] % M, new[:, :, T - kept :])
+        first = T - min(T, M)  # of those that are kept
+        cache._k.index_copy_(2, spots[first:] % M, k[:, :, first:])
+        cache._v.index_copy_(2, spots[first:] % M, v[:, :, first:])
 
     ahead = columns - spots[:, None]  # [T, S]
     seen = (ahead <= 0) & (columns >= 0)

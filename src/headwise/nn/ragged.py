@@ -1,16 +1,16 @@
 """Ragged batches: `mha(x, lengths=..)` and `mha(x, documents=..)`, which compute nothing for padding.
 
-Real tokens are packed one after another, once. All projections, norms, rotations and gates see them packed,
-[1, N, E]; attention goes sequence by sequence:
+Real tokens are packed one after another, once. Projections, norms, rotations and gates see them packed,
+[1, N, E]; each sequence attends to itself:
 
     on a CPU        one call each; short ones side by side, padded to the longest
     on a GPU        all in one call of torch's flash kernel; side by side where that kernel cannot: float32,
                     soft caps, sinks, ALiBi, a relative bias, dropout, no heads over 256 wide
     compiled        padded altogether: how many tokens there are is not known in a graph
 
-A mask of more than positions, or a bias that is a tensor, is of a padded batch: there attention is padded,
-and the rest is not. Where there is nothing to skip, or nothing else, the call is an ordinary one. Whichever
-way, the output is that of the padded call, with 0 at padding.
+A mask that depends on more than positions, or a bias that is a tensor, is given for the padded batch: then
+attention is padded, and the rest is not. If no token is padding, or all are, the call is an ordinary one. In
+every case the output is that of the padded call, with 0 at padding.
 
 Letters: B batch, T query_len, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
     ids: Tensor | None  # of documents, int [B or 1, T]; None: the lengths of sequences
 
     def rules(self) -> Mask:
-        """What the padded batch would be told."""
+        """The mask of the padded batch."""
         if self.ids is not None:
             return Mask.documents(self.ids)
         return Mask.padding(self.places.counts, self.places.counts)
@@ -141,7 +141,7 @@ def head_outputs(
     lengths: Tensor | Sequence[int] | None,
     documents: Tensor | Sequence[int] | None,
 ) -> Tensor:
-    """What each head says, [B, H, T, Dv], 0 at padding; raises as `forward`."""
+    """The output of each head, [B, H, T, Dv], 0 at padding; raises as `forward`."""
     check_alone(key, value, cache, lengths, documents)
     batch = _batch(module, query, lengths, documents)
     if batch is None:
@@ -152,7 +152,7 @@ def head_outputs(
     return batch.runs.unpack_heads(packed, batch.places)
 
 
-# The padded way
+# As a padded batch with a mask
 
 
 def as_mask(
@@ -162,10 +162,10 @@ def as_mask(
     lengths: Tensor | Sequence[int] | None,
     documents: Tensor | Sequence[int] | None,
 ) -> tuple[Tensor, Mask, Tensor | None]:
-    """The same call without lengths or documents: (query, mask, which tokens are real; None: all).
+    """Replace lengths or documents by a mask: (query, mask, which tokens are real; None: all).
 
-    For those who need every place of [B, T]: compilers, and whoever listens to a module. What the call says
-    at padding is to be set to 0 (`without_padding`); what stands there in `query` is.
+    For compilers and listeners, which need all of [B, T]. The query has 0 at padding; set the output there to
+    0 with `without_padding`.
     """
     module_call.check(module, query, query, query)
     (B, T, _), real = query.shape, None
@@ -188,7 +188,7 @@ def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
     return x if real is None else x.masked_fill(~real[..., None], 0)
 
 
-# What is given
+# Checks
 
 
 def check_alone(
@@ -224,9 +224,9 @@ def _batch(
     lengths: Tensor | Sequence[int] | None,
     documents: Tensor | Sequence[int] | None,
 ) -> Batch | None:
-    """Where the tokens are; None: the call is better an ordinary one.
+    """Return where the tokens are, or None if the call is better an ordinary one.
 
-    A tensor on a device is read once, and its device waited for.
+    Lengths or documents on a device are read once, which waits for the device.
     """
     module_call.check(module, query, query, query)
     if torch.compiler.is_compiling() or is_traced():
@@ -235,7 +235,7 @@ def _batch(
     if documents is None:
         counts: list[int]
         if isinstance(lengths, list) and all(type(count) is int for count in lengths):
-            counts = lengths  # as they are: a tensor of them would be made for nothing
+            counts = lengths  # no tensor needs to be made
         else:
             counts = module_call.as_lengths(lengths).tolist()
         module_call.check_lengths(counts, B, T)
@@ -251,7 +251,7 @@ def _batch(
     return Batch(runs, runs.places(query, keep=unseen(query)), ids)
 
 
-# The packed way
+# As packed tokens
 
 
 def _attend(
@@ -263,7 +263,7 @@ def _attend(
     batch: Batch,
     need_weights: bool,
 ) -> tuple[Tensor, AttentionMap | None]:
-    """(what each head says of packed tokens, [1, H, N, Dv]; the map of the padded batch)."""
+    """Return (the output of each head for packed tokens, [1, H, N, Dv]; the map of the padded batch)."""
     runs, places = batch.runs, batch.places
     x = runs.pack(query, places)  # [1, N, E]
     q, k, v = module._project(x, x, x)
@@ -307,8 +307,8 @@ class _OverRuns(Runner):
         if self.is_alone:
             return CPU_FLASH.forward(call)
         outs, lses = [], []
-        for one_q, one_k, one_v in self._each(q, k, v):
-            out, lse = CPU_FLASH.forward((one_q, one_k, one_v, None, band, scale))
+        for q_i, k_i, v_i in self._each(q, k, v):
+            out, lse = CPU_FLASH.forward((q_i, k_i, v_i, None, band, scale))
             outs.append(out.transpose(1, 2))
             lses.append(lse)
         return torch.cat(outs, 1).transpose(1, 2), torch.cat(lses, 2)  # laid out as one call would have it
@@ -328,9 +328,9 @@ class _OverRuns(Runner):
         if self.is_alone:
             return CPU_FLASH.backward(call, out, lse, grad)
         parts = []
-        for one_q, one_k, one_v, said, its, pull in self._each(q, k, v, out, lse, grad):
-            parts.append(CPU_FLASH.backward((one_q, one_k, one_v, None, band, scale), said, its, pull))
-        dq, dk, dv = (torch.cat(of_one, 2) for of_one in zip(*parts, strict=True))
+        for q_i, k_i, v_i, out_i, lse_i, grad_i in self._each(q, k, v, out, lse, grad):
+            parts.append(CPU_FLASH.backward((q_i, k_i, v_i, None, band, scale), out_i, lse_i, grad_i))
+        dq, dk, dv = (torch.cat(grads, 2) for grads in zip(*parts, strict=True))
         return dq, dk, dv
 
     def rules(self, causal: bool, shape: Sequence[int]) -> Mask:
@@ -340,15 +340,15 @@ class _OverRuns(Runner):
         return (rules & CAUSAL if causal else rules).bind(shape[0], shape[1], shape[2], shape[2])
 
     def _each(self, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """What belongs to one sequence, of tensors [1, .., N, ..]."""
+        """The parts of tensors [1, .., N, ..] that belong to each sequence that has tokens."""
         apart = [x.split(self.runs.counts, dim=2) for x in packed]
-        return (one for one in zip(*apart, strict=True) if one[0].shape[2])
+        return (parts for parts in zip(*apart, strict=True) if parts[0].shape[2])
 
 
 def _one_sequence(
     module: MultiHeadAttention, query: Tensor, lengths: object, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [1, T, E], map) of a batch of one, cut and padded again; None: not as plain as that."""
+    """Return (output [1, T, E], map) of a batch of one sequence, cut and padded again; None: it cannot."""
     if type(lengths) is not list or len(lengths) != 1 or type(lengths[0]) is not int:
         return None
     layers = module_call.bare_layers(module, query)
@@ -381,7 +381,7 @@ def _one_sequence(
 def _plainest(
     module: MultiHeadAttention, query: Tensor, batch: Batch, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [B, T, E], map) of a module without options, in one step; None: not as plain as that."""
+    """Return (output [B, T, E], map) of a module without options, as one autograd node; None: it cannot."""
     (runs, places, _), held = batch, module.__dict__
     D = held["head_dim"]
     takes = in_rows = packed_sequences.takes_rows(query, D)
@@ -405,7 +405,7 @@ def _plainest(
 
 
 def _is_of_pairs(bias: object) -> bool:
-    """Whether a bias says something of each place of a padded batch, not of distances."""
+    """Return True if a bias is given for each pair of tokens of a padded batch, not by distance."""
     parts = bias if isinstance(bias, tuple) else (bias,)
     return bias is not None and not all(isinstance(part, BY_DISTANCE) for part in parts)
 
@@ -415,7 +415,7 @@ Way = Callable[[PackedCall, Mask | None], Answer]
 
 
 def _way(x: Tensor, runs: Runs, width: int) -> Way:
-    """How packed heads attend where one kernel cannot take them all; width: that of all heads, H * D."""
+    """Choose how packed heads attend if one kernel cannot take them all; width: H * D."""
     counts, longest = runs.counts, max(runs.counts)
     if x.is_cuda:  # one long document among many short ones: too much would be padding
         few = len(counts) * longest <= 2 * runs.batch * runs.length
@@ -492,14 +492,14 @@ def _map(
     bias: Bias | None,
     batch: Batch,
 ) -> AttentionMap:
-    """The map of the padded batch, [B, H, T, T], whose queries at padding are zeros; made when looked at."""
+    """The map of the padded batch, [B, H, T, T], made when it is used; queries at padding are zeros."""
     runs, places = batch.runs, batch.places
     scored = None
     if bias is not None or module.alibi or module.relative_bias is not None:
         scored = options.added(module, q.device, bias)
     kept = [q, k, *([] if module.sinks is None else [module.sinks])]
     versions = [None if x.is_inference() else x._version for x in kept]
-    said = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
+    settings = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
     grad = torch.is_grad_enabled()
 
     def build() -> tuple[Scores, Tensor | None]:
@@ -511,7 +511,7 @@ def _map(
         with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
             whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
             rules = batch.rules() if mask is None else batch.rules() & mask
-            scores = scores_from(whole_q, whole_k, whole_k, rules, *said)
+            scores = scores_from(whole_q, whole_k, whole_k, rules, *settings)
             return scores, runs.unpack_lse(lse, places, scores)
 
     return later(build)

@@ -143,28 +143,18 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
 
 
 def _copy_weights(layers: list[nn.Linear], twin: nn.MultiheadAttention) -> None:
+    """Copy weights and biases, and whether they learn; a missing bias is 0, a packed one learns if all do."""
     *three, out = layers
-    if twin.in_proj_weight is not None:
-        homes = twin.in_proj_weight.split(twin.embed_dim)
-        twin.in_proj_weight.requires_grad_(all(layer.weight.requires_grad for layer in three))
-    else:
-        homes = (twin.q_proj_weight, twin.k_proj_weight, twin.v_proj_weight)
-        for home, layer in zip(homes, three, strict=True):
-            home.requires_grad_(layer.weight.requires_grad)
-    twin.out_proj.weight.requires_grad_(out.weight.requires_grad)
-    for home, layer in zip((*homes, twin.out_proj.weight), layers, strict=True):
-        home.copy_(layer.weight)
-    if twin.in_proj_bias is None:
-        return
-    learned = [layer.bias is not None and layer.bias.requires_grad for layer in layers]
-    twin.in_proj_bias.requires_grad_(all(learned[:3]))
-    twin.out_proj.bias.requires_grad_(learned[3])
-    biases = (*twin.in_proj_bias.split(twin.embed_dim), twin.out_proj.bias)
-    for home, layer in zip(biases, layers, strict=True):
-        if layer.bias is None:
-            home.zero_()
-        else:
-            home.copy_(layer.bias)
+    sources: dict[str, list[nn.Parameter | None]] = {
+        "in_proj_weight": [layer.weight for layer in three],
+        "in_proj_bias": [layer.bias for layer in three],
+        "out_proj.weight": [out.weight],
+        "out_proj.bias": [out.bias],
+    } | {f"{name}_weight": [layer.weight] for name, layer in zip(PROJECTIONS, three, strict=True)}
+    for name, target in twin.named_parameters():
+        parts = sources[name]
+        target.copy_(torch.cat([target.new_zeros(twin.embed_dim) if p is None else p for p in parts]))
+        target.requires_grad_(all(p is not None and p.requires_grad for p in parts))
 
 
 # State dicts under other names

@@ -1,13 +1,12 @@
-"""`shard_heads`: the heads of a model's attention over the devices of a mesh.
+"""`shard_heads`: shard the heads of a model's attention over the devices of a mesh.
 
-    model ──> every attention and feed-forward of ours, every attention of torch's ──> checked, all of them
-          ──> the layers of each sharded in place                                       sharded_layers.py
-          ──> what is not sharded, made the same on every rank
+    find every attention and feed-forward of headwise, every attention of torch
+      -> check all of them -> shard the layers of each in place (sharded_layers.py)
+      -> broadcast everything else from the first rank
 
-A module becomes one of the classes below in place: only its class changes, and what it holds of each head.
+A sharded module keeps its identity; its class becomes one of those below.
 
-    x, the same on every rank ──> q, k, v of the heads here ──> they attend ──> their part of out_proj
-                                                                                 └─ sum over ranks ──> output
+    x, the same on every rank -> q, k, v of this rank's heads -> attention -> out_proj -> sum over ranks
 
 Letters: B batch, T query_len, S key_len, E d_model, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, n
 ranks.
@@ -42,7 +41,7 @@ from ..nn.module_call import Given
 from ..nn.options import Slopes
 from ..nn.packed_weights import OUT_PROJ
 from ..scoring import Bias
-from .local_heads import Group, LocalHeads, entered, gathered, left
+from .local_heads import Group, LocalHeads, copy_to_ranks, gather_from_ranks, reduce_from_ranks
 from .sharded_layers import (
     SHARED_NORMS,
     WHOLE_NORMS,
@@ -151,7 +150,7 @@ def _one_axis(mesh: object, axis: str) -> DeviceMesh:
 
 
 def _found(model: nn.Module) -> dict[str, nn.Module]:
-    """What can be sharded, by path, each once."""
+    """Return the modules that can be sharded, by path, each once."""
     kinds = (MultiHeadAttention, FeedForward, nn.MultiheadAttention, ShardedTorchAttention)
     found: dict[str, nn.Module] = {
         path: module for path, module in model.named_modules() if isinstance(module, kinds)
@@ -172,7 +171,7 @@ def _found(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _check(path: str, module: nn.Module, ranks: int) -> None:
-    """Raise for a module that cannot be sharded over so many ranks, before any is."""
+    """Raise if a module cannot be sharded over so many ranks."""
     name = path or "the model itself"
     if isinstance(module, ShardedAttention | ShardedFeedForward | ShardedTorchAttention):
         raise ArgumentError(
@@ -243,7 +242,7 @@ def _check_norms(name: str, module: MultiHeadAttention) -> None:
 
 
 def _check_shared(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Raise for a parameter that is sharded in one place and used in another, where it would come apart."""
+    """Raise if a parameter that will be sharded is also used elsewhere: the two would not stay one."""
     places: dict[Tensor, str] = {}
     sharded = {parameter for module in found.values() for parameter in module.parameters()}
     for path, module in model.named_modules():
@@ -258,7 +257,7 @@ def _check_shared(model: nn.Module, found: dict[str, nn.Module]) -> None:
 
 
 def _check_random_numbers(model: nn.Module, group: Group) -> None:
-    """Raise if the model drops anything, and ranks would not drop the same where it is whole."""
+    """Raise if the model has dropout and the random states of the ranks differ."""
     if group.size() == 1 or not any(map(_drops, model.modules())):
         return
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -315,7 +314,7 @@ def _shard_attention(module: MultiHeadAttention, mesh: DeviceMesh, layout: Place
 
 
 def _shard_norms(module: MultiHeadAttention, mesh: DeviceMesh, local: LocalHeads, shared: bool) -> None:
-    """Shard the norms of queries and keys; shared: several ranks hold the same key head."""
+    """Shard the norms of queries and keys; shared: some ranks hold the same key head."""
     if module.qk_norm is None:
         return
     assert module.q_norm is not None and module.k_norm is not None
@@ -347,7 +346,7 @@ def _shard_feed_forward(module: FeedForward, mesh: DeviceMesh, layout: Placement
 
 
 def _shard_torchs(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
-    """Its packed projection taken apart, behind the same arguments."""
+    """Replace torch's packed projections by three that can be sharded; arguments of forward stay."""
     ours = MultiHeadAttention.from_torch(module)
     _shard_attention(ours, mesh, None)
     for name in list(module._parameters):
@@ -360,7 +359,7 @@ def _shard_torchs(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
 
 @torch.no_grad()
 def _send_the_rest(model: nn.Module, group: Group) -> None:
-    """What is whole on every rank is the first rank's."""
+    """Broadcast the parameters and buffers that are not sharded from the first rank."""
     for held in (*model.parameters(), *model.buffers()):
         if group.size() > 1 and not isinstance(held, DTensor) and not held.is_meta:
             sent = held.detach().contiguous()
@@ -369,16 +368,16 @@ def _send_the_rest(model: nn.Module, group: Group) -> None:
 
 
 def _watch_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module) -> None:
-    """Let every optimiser that holds a parameter which sharding replaced raise when it steps.
+    """Make every optimiser that holds a parameter which sharding replaced raise when it steps.
 
-    Such a parameter gets no gradient any more, and an optimiser skips it without a word. torch keeps no list
-    of optimisers; the garbage collector knows them all, and is asked only if an old parameter is still held.
+    Such a parameter gets no gradient any more, and an optimiser would skip it silently. torch keeps no list
+    of optimisers; the garbage collector knows them all, and is asked only if an old parameter is still alive.
     """
     kept = {id(parameter) for parameter in model.parameters()}
     replaced = [ref for ref in before if (parameter := ref()) is not None and id(parameter) not in kept]
 
     def stale(optimizer: Optimizer) -> tuple[int, int]:
-        """How many of its parameters were replaced, and how many it has."""
+        """Return how many of its parameters were replaced, and how many it has."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return sum(id(ref()) in held for ref in replaced), len(held)
 
@@ -396,18 +395,18 @@ def _watch_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module)
             found.register_step_pre_hook(check)
 
 
-# Modules of which each rank has a part
+# The classes of sharded modules
 
 
-_here = threading.local()  # draws: the module whose call draws random numbers of this rank's own
+_here = threading.local()  # draws: the module whose call is drawing this rank's random numbers
 
 
 class ShardedAttention(MultiHeadAttention):
-    """`MultiHeadAttention` whose heads lie over ranks: `local_heads` says which are here.
+    """`MultiHeadAttention` whose heads are sharded over ranks; `local_heads` says which are on this one.
 
-    `num_heads` and `num_kv_heads` are those on this rank, and so are a returned map, `head_outputs` and what
-    a cache holds. Masks and biases of a call are of all heads. Inputs are the same on every rank, plain
-    tensors or DTensors; so is the output. `sinks` are those of the heads here.
+    `num_heads`, `num_kv_heads`, `sinks`, maps, `head_outputs` and caches are those of this rank's heads;
+    masks and biases are given for all heads. Inputs, plain tensors or DTensors, and the output are the same
+    on every rank.
     """
 
     local_heads: LocalHeads
@@ -416,7 +415,7 @@ class ShardedAttention(MultiHeadAttention):
 
     @property
     def sinks(self) -> Tensor | None:  # type: ignore[override]
-        """Those of the heads that are here; the parameter is among `named_parameters`."""
+        """The sinks of this rank's heads; the parameter itself is in `named_parameters`."""
         held = self._parameters.get("sinks")
         return None if held is None else local_part(held)
 
@@ -430,7 +429,7 @@ class ShardedAttention(MultiHeadAttention):
         bias: Bias | None = None,
         **more: Any,
     ) -> tuple[Tensor, AttentionMap | None]:
-        """As `MultiHeadAttention.forward`, of this rank's heads: (the output of all, the map of these)."""
+        """As `MultiHeadAttention.forward`: (the output of all heads, the map of this rank's)."""
         query, key, value, mask, bias = self._received(query, key, value, mask, bias)
         with self._own_numbers(query):
             output, weights = super().forward(query, key, value, mask, bias=bias, **more)
@@ -446,19 +445,19 @@ class ShardedAttention(MultiHeadAttention):
         bias: Bias | None = None,
         **more: Any,
     ) -> Tensor:
-        """What each head on this rank says, [B, heads here, T, Dv]."""
+        """The outputs of this rank's heads, [B, heads here, T, Dv]."""
         query, key, value, mask, bias = self._received(query, key, value, mask, bias)
         with self._own_numbers(query):
             return super().head_outputs(query, key, value, mask, bias=bias, **more)
 
     def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
-        """As `MultiHeadAttention.remember`, of this rank's heads."""
+        """As `MultiHeadAttention.remember`, for this rank's heads."""
         value = None if value is None or value is key else self._enter(value)
         key = self._enter(key)
         return super().remember(key, value, self.local_heads.mask(mask, len(key), 1))
 
     def reset_parameters(self) -> None:
-        """Not here: each rank would draw numbers of its own.
+        """Refused: each rank would draw other numbers.
 
         Raises:
             ArgumentError: always.
@@ -469,7 +468,7 @@ class ShardedAttention(MultiHeadAttention):
         )
 
     def extra_repr(self) -> str:
-        """The shapes on the way, and which heads are here."""
+        """This rank's heads, then the shapes."""
         return f"{self.local_heads}; {super().extra_repr()}"
 
     def _received(
@@ -480,7 +479,7 @@ class ShardedAttention(MultiHeadAttention):
         mask: Mask | Tensor | None,
         bias: Bias | None,
     ) -> Given:
-        given: dict[int, Any] = {}  # one tensor given twice stays one: attention to itself is known by that
+        given: dict[int, Any] = {}  # a tensor given twice stays one: self-attention is recognised by that
         for x in (query, key, value):
             if isinstance(x, Tensor) and id(x) not in given:
                 given[id(x)] = self._enter(x)
@@ -490,10 +489,10 @@ class ShardedAttention(MultiHeadAttention):
         return query, key, value, mask, self.local_heads.bias(bias)
 
     def _enter(self, x: Tensor) -> Tensor:
-        return entered(whole_and_plain(x), self.local_heads.group)
+        return copy_to_ranks(full_tensor(x), self.local_heads.group)
 
     def _handed_on(self, output: Tensor) -> Tensor:
-        return laid_out(output, self.mesh, self.layout)
+        return as_dtensor(output, self.mesh, self.layout)
 
     def _attend(self, *args: Any, **kwargs: Any) -> tuple[Tensor, AttentionMap, Tensor]:
         with self._own_numbers(args[0] if args else kwargs["query"]):
@@ -501,12 +500,12 @@ class ShardedAttention(MultiHeadAttention):
 
     @contextmanager
     def _own_numbers(self, x: object) -> Iterator[None]:
-        """Dropout of random numbers of this rank's own; afterwards all ranks draw on as if there were none.
+        """Draw dropout from this rank's own random numbers; the state afterwards is the same on all ranks.
 
-        Ranks that draw alike would drop the same weights of different heads.
+        Otherwise ranks would drop the same weights of different heads.
         """
         drops = self.training and self.dropout and isinstance(x, Tensor) and not torch.compiler.is_compiling()
-        if not drops or getattr(_here, "draws", None) is self:  # inside a call they are its own already
+        if not drops or getattr(_here, "draws", None) is self:  # a call inside forward
             yield
             return
         assert isinstance(x, Tensor)
@@ -523,27 +522,27 @@ class ShardedAttention(MultiHeadAttention):
 
 
 class ShardedFeedForward(FeedForward):
-    """`FeedForward` of which each rank has some channels in between."""
+    """`FeedForward` whose hidden channels are sharded over ranks."""
 
     mesh: DeviceMesh
     layout: Placement | None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, E] -> [B, T, E]"""
-        output = super().forward(entered(whole_and_plain(x), self.mesh.get_group()))
-        return laid_out(output, self.mesh, self.layout)
+        output = super().forward(copy_to_ranks(full_tensor(x), self.mesh.get_group()))
+        return as_dtensor(output, self.mesh, self.layout)
 
 
-def whole_and_plain(x: Tensor) -> Tensor:
-    """A DTensor as what every rank has of it once it is whole; others as they are."""
+def full_tensor(x: Tensor) -> Tensor:
+    """Return a DTensor as the whole, plain tensor; others as they are. Gradients flow."""
     if not isinstance(x, DTensor):
         return x
     plain: Tensor = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
     return plain
 
 
-def laid_out(output: Tensor, mesh: DeviceMesh, layout: Placement | None) -> Tensor:
-    """What is the same on every rank, as a DTensor if it is asked for."""
+def as_dtensor(output: Tensor, mesh: DeviceMesh, layout: Placement | None) -> Tensor:
+    """Return an output that every rank has as a DTensor with this layout; None: as it is."""
     if layout is None:
         return output
     placed: Tensor = DTensor.from_local(output, mesh, [Replicate()], run_check=False)
@@ -551,15 +550,15 @@ def laid_out(output: Tensor, mesh: DeviceMesh, layout: Placement | None) -> Tens
 
 
 class ShardedTorchAttention(nn.Module):
-    """`torch.nn.MultiheadAttention`, its arguments, its masks (True = may *not* attend), heads over ranks.
+    """`torch.nn.MultiheadAttention` with its heads sharded: torch's arguments and masks (True = hidden).
 
-    What it was made of is in `attention`. Weights it gives are of all heads, before dropout; a query that may
-    see nothing attends to nothing.
+    `attention` computes it. Returned weights are of all heads, before dropout; a query that may see nothing
+    attends to nothing.
     """
 
     attention: ShardedAttention
     batch_first: bool
-    # What torch's encoder asks of its attention before it takes a native path, which this has not.
+    # torch's encoder looks at these before it takes its native path, which cannot run here
     in_proj_weight = in_proj_bias = None
     _qkv_same_embed_dim = False
 
@@ -614,5 +613,5 @@ class ShardedTorchAttention(nn.Module):
     def _weights(self, seen: AttentionMap, average: bool) -> Tensor:
         group = self.attention.local_heads.group
         if average:
-            return left(seen.mean_heads(), group) / group.size()
-        return gathered(seen.dense(), 1, group)
+            return reduce_from_ranks(seen.mean_heads(), group) / group.size()
+        return gather_from_ranks(seen.dense(), 1, group)

@@ -7,15 +7,15 @@ and value heads than ranks, ranks that need the same one hold it each.
                                        heads   0 1   2 3   4 5   6 7
                                        keys     0     0     1     1
 
-What a call is given of all heads is cut to those that are here; what every head uses alike collects the
-gradients of all ranks. Each exchange has its way back, which is another one, so that gradients of gradients
-flow as well:
+A call's mask and bias are given for all heads and cut to those of this rank. Each exchange is differentiable;
+its backward is another exchange, so that second derivatives work, too:
 
-    entered     x, the same on every rank       <-- gradients summed       what goes into a rank's heads
-    left        summed over ranks               <-- as it is               what comes out of all heads
-    summed      summed over ranks               <-- gradients summed       a number of all heads, for each
-    gathered    every rank's part, in order     <-- its own part           to look at all heads
-    own_part    its own part of the whole       <-- every rank's part      and back to its own
+    function            forward                                  backward
+    copy_to_ranks       x, which every rank has                  sum of the ranks' gradients
+    reduce_from_ranks   sum over ranks, used by all in one way   the gradient as it is
+    sum_over_ranks      sum over ranks, used by each in its own  sum of the ranks' gradients
+    gather_from_ranks   all ranks' parts, concatenated           this rank's part
+    part_of_rank        this rank's part of the whole            all ranks' parts, concatenated
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads.
 """
@@ -35,7 +35,15 @@ from ..map import AttentionMap, make
 from ..masks import Mask, mask_of_call
 from ..scoring import Alibi, Bias, Relative
 
-__all__ = ["Group", "LocalHeads", "entered", "gathered", "left", "own_part", "summed"]
+__all__ = [
+    "Group",
+    "LocalHeads",
+    "copy_to_ranks",
+    "gather_from_ranks",
+    "part_of_rank",
+    "reduce_from_ranks",
+    "sum_over_ranks",
+]
 
 Group = Any  # a torch.distributed.ProcessGroup, which some builds of torch do not have
 
@@ -61,13 +69,13 @@ class LocalHeads:
 
     @property
     def kv_first(self) -> int:
-        """The first key head that is here."""
+        """The index of the first key head on this rank."""
         return self.first * self.kv_total // self.total
 
-    # What a call is given
+    # The arguments of a call
 
     def mask(self, mask: Mask | Tensor | None, batch: int, query_len: int) -> Mask | Tensor | None:
-        """A mask of all heads, as it is for those that are here.
+        """Cut a mask for all heads to the heads of this rank.
 
         Raises:
             ShapeError: one of another number of heads.
@@ -76,7 +84,7 @@ class LocalHeads:
         if isinstance(mask, Tensor):
             if mask.ndim not in (3, 4) or mask.shape[-3] == 1:
                 return mask
-            mask = mask_of_call(mask, batch, query_len)  # all of it is looked at: every rank says the same
+            mask = mask_of_call(mask, batch, query_len)  # checked as a whole, so that every rank raises
         if not isinstance(mask, Mask) or mask.allowed is None or mask.allowed.shape[1] == 1:
             return mask
         allowed = self._cut(mask.allowed, "mask")
@@ -88,7 +96,7 @@ class LocalHeads:
         return replace(mask, allowed=allowed)
 
     def bias(self, bias: Bias | None) -> Bias | None:
-        """A bias of all heads, as it is for those that are here; gradients are those of all ranks.
+        """Cut a bias for all heads to the heads of this rank; its gradient is that of all ranks.
 
         Raises:
             ShapeError: one of another number of heads.
@@ -105,44 +113,46 @@ class LocalHeads:
         return self._cut(bias, "bias") if isinstance(bias, Tensor) else bias
 
     def _of_heads(self, values: Tensor, name: str) -> Tensor:
-        """Of numbers [H, ..] those of the heads that are here."""
+        """Return this rank's part of values [H, ..]."""
         if not values.ndim or values.shape[0] != self.total:
             raise ShapeError(
                 f"{name} must be those of all heads: {list(values.shape)} for {self.total} heads; give "
                 f"{self.total}, of which {self} are cut out here"
             )
-        return own_part(values, 0, self.group)
+        return part_of_rank(values, 0, self.group)
 
     def _cut(self, x: Tensor, name: str) -> Tensor:
-        """Of x, broadcastable to [B, H, T, S], what is of the heads that are here."""
-        if x.ndim < 3 or x.ndim > 4 or x.shape[-3] == 1:  # the same for all heads, or refused by others
-            return entered(x, self.group)
+        """Return this rank's heads of x, which broadcasts to [B, H, T, S]."""
+        if x.ndim < 3 or x.ndim > 4 or x.shape[-3] == 1:  # the same for all heads, or refused later
+            return copy_to_ranks(x, self.group)
         if x.shape[-3] != self.total:
             raise ShapeError(
                 f"{name} must broadcast to [B, H, T, S] of all {self.total} heads: got {list(x.shape)}; of "
                 f"these {self} are cut out here"
             )
-        return own_part(x, x.ndim - 3, self.group)
+        return part_of_rank(x, x.ndim - 3, self.group)
 
-    # What is looked at
+    # All heads from those of each rank
 
     def whole(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Of numbers of the heads that are here those of all heads, on every rank."""
-        return gathered(x, dim, self.group)
+        """Gather a tensor of this rank's heads into one of all heads, on every rank."""
+        return gather_from_ranks(x, dim, self.group)
 
     def whole_kv(self, x: Tensor) -> Tensor:
-        """The same of keys or values, [B, Hk, S, ..]; those that several ranks hold once."""
-        every = gathered(x, 1, self.group)
+        """Gather keys or values [B, Hk, S, ..]; key heads that several ranks hold are taken once."""
+        every = gather_from_ranks(x, 1, self.group)
         copies = every.shape[1] // self.kv_total
         return every if copies == 1 else every[:, ::copies]
 
     def whole_map(self, weights: AttentionMap) -> AttentionMap:
-        """The map of all heads, [B, H, T, S], on every rank."""
+        """Gather the map of all heads, [B, H, T, S], on every rank."""
         scores, lse, columns = weights.as_made
         assert isinstance(scores, Scores), "weights that a model computed itself are refused before"
         scoring, mask = scores.scoring, scores.mask
         own = {
-            name: gathered(value, 0, self.group) for name, value in scoring.tensors.items() if name != "bias"
+            name: gather_from_ranks(value, 0, self.group)
+            for name, value in scoring.tensors.items()
+            if name != "bias"
         }
         if scoring.bias is not None:
             own["bias"] = self._spread(scoring.bias)
@@ -154,15 +164,15 @@ class LocalHeads:
         return make(whole, None if lse is None else self.whole(lse), columns)
 
     def _spread(self, x: Tensor) -> Tensor:
-        """x [B or 1, heads or 1, ..] of all heads; of one head nobody knows whether it is for all of them."""
-        return gathered(x, 1, self.group) if x.shape[1] == self.count else x
+        """Gather x [B or 1, heads or 1, ..]; one that is the same for all heads stays as it is."""
+        return gather_from_ranks(x, 1, self.group) if x.shape[1] == self.count else x
 
     def own(self, x: Tensor) -> Tensor:
-        """Of what all heads say, [B, H, T, Dv], what those say that are here."""
-        return own_part(x, 1, self.group)
+        """Return this rank's part of the outputs of all heads, [B, H, T, Dv]."""
+        return part_of_rank(x, 1, self.group)
 
     def agree(self, x: Tensor) -> Tensor:
-        """x of the first of the ranks, on all of them."""
+        """Return the first rank's x, on every rank."""
         if self.group.size() > 1:
             with torch.inference_mode(x.is_inference()):
                 x = x.clone()
@@ -170,11 +180,11 @@ class LocalHeads:
         return x
 
 
-# What ranks exchange
+# Exchanges between ranks
 
 
 class _Exchange(torch.autograd.Function):
-    """`forth(x)`, whose gradient goes through `back`."""
+    """`forth(x)`, whose backward is `back`."""
 
     @staticmethod
     def forward(
@@ -188,39 +198,41 @@ class _Exchange(torch.autograd.Function):
         return ctx.back(grad), None, None
 
 
-def entered(x: Tensor, group: Group) -> Tensor:
-    """The same x; its gradient is the sum over ranks, each of which has used it for heads of its own."""
+def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
+    """Return x, which every rank uses for its own heads; the gradient is the sum over ranks."""
     if not (torch.is_grad_enabled() and x.requires_grad) or group.size() == 1:
         return x
-    return _Exchange.apply(x, lambda x: x.view_as(x), lambda grad: left(grad, group))
+    return _Exchange.apply(x, lambda x: x.view_as(x), lambda grad: reduce_from_ranks(grad, group))
 
 
-def left(x: Tensor, group: Group) -> Tensor:
-    """The sum over ranks, which all of them go on with alike."""
+def reduce_from_ranks(x: Tensor, group: Group) -> Tensor:
+    """Return the sum over ranks; all of them compute the same with it, so gradients are not summed."""
     if group.size() == 1:
         return x
-    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: entered(grad, group))
+    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: copy_to_ranks(grad, group))
 
 
-def summed(x: Tensor, group: Group) -> Tensor:
-    """The sum over ranks, which each of them uses in its own way."""
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
+    """Return the sum over ranks; each computes something else with it, so gradients are summed."""
     if group.size() == 1:
         return x
-    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: summed(grad, group))
+    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: sum_over_ranks(grad, group))
 
 
-def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
-    """The parts of all ranks one after another along a dimension, on every rank."""
+def gather_from_ranks(x: Tensor, dim: int, group: Group) -> Tensor:
+    """Return the parts of all ranks, concatenated along a dimension."""
     if group.size() == 1:
         return x
-    return _Exchange.apply(x, lambda x: _gather(x, dim, group), lambda grad: own_part(grad, dim, group))
+    return _Exchange.apply(x, lambda x: _gather(x, dim, group), lambda grad: part_of_rank(grad, dim, group))
 
 
-def own_part(x: Tensor, dim: int, group: Group) -> Tensor:
-    """This rank's part of x, which is the same on every rank: of n equal parts along a dimension."""
+def part_of_rank(x: Tensor, dim: int, group: Group) -> Tensor:
+    """Return this rank's part of x, which every rank has whole: one of n equal parts along a dimension."""
     if group.size() == 1:
         return x
-    return _Exchange.apply(x, lambda x: _part(x, dim, group), lambda grad: gathered(grad, dim, group))
+    return _Exchange.apply(
+        x, lambda x: _part(x, dim, group), lambda grad: gather_from_ranks(grad, dim, group)
+    )
 
 
 def _sum(x: Tensor, group: Group) -> Tensor:

@@ -1,15 +1,16 @@
-"""The parts of a layer whose heads lie over ranks: linear layers, norms, a bias by distance.
+"""The layers inside a module whose heads are sharded: linear layers, norms, a bias by distance.
 
-Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know what lies where; what is
-computed goes by this rank's part of them, a plain tensor. `shard` lays a module's parameters over a mesh and
-gives it one of these classes, which computes with them:
+Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know how they are placed; forward
+computes with this rank's part of them, a plain tensor. `shard` places a module's parameters on a mesh and
+makes it one of these classes:
 
-    ColumnLinear  W [out, in] cut by outputs       q_proj, k_proj, v_proj, gate_proj, up_proj
-    RowLinear     W [out, in] cut by inputs        out_proj, down_proj; sums of ranks, then the bias, once
-    SharedLinear  whole on every rank, a part used k_proj and v_proj with fewer key heads than ranks
-    SHARED_NORMS  whole on every rank              norms of one head, for all heads
-    WHOLE_NORMS   cut by channels                  norms over all heads together
-    ShardedRelativeBias  [buckets, H] cut by heads
+    class                parameters                         of
+    ColumnLinear         W [out, in] sharded by outputs     q_proj, k_proj, v_proj, gate_proj, up_proj
+    RowLinear            W [out, in] sharded by inputs      out_proj, down_proj: all-reduce, then the bias
+    SharedLinear         replicated, some outputs used      k_proj and v_proj with fewer key heads than ranks
+    SHARED_NORMS         replicated                         norms of each head
+    WHOLE_NORMS          sharded by channels                norms over all heads together
+    ShardedRelativeBias  [buckets, H] sharded by heads      a bias by distance
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 from ..nn import RelativeBias
 from ..scoring import Relative
-from .local_heads import Group, entered, left, summed
+from .local_heads import Group, copy_to_ranks, reduce_from_ranks, sum_over_ranks
 
 __all__ = [
     "SHARED_NORMS",
@@ -46,11 +47,11 @@ def shard(
     bias: Placement | None = None,
     **attributes: Any,
 ) -> None:
-    """Lay a module's weight and bias over a mesh, and make the module one of `kind`, in place.
+    """Place a module's weight and bias on a mesh, and change its class to `kind`.
 
     Args:
-        bias: as the weight, if left out.
-        attributes: what else `kind` needs to know.
+        bias: the placement of the bias; default: that of the weight.
+        attributes: set on the module, for `kind` to use.
     """
     for name, parameter in list(module.named_parameters(recurse=False)):
         placement = bias if name == "bias" and bias is not None else weight
@@ -61,7 +62,7 @@ def shard(
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """What of a parameter is on this rank; its gradient goes to the parameter."""
+    """Return this rank's part of a parameter as a plain tensor; gradients flow to the parameter."""
     if isinstance(parameter, DTensor):
         part: Tensor = parameter.to_local()
         return part
@@ -69,7 +70,7 @@ def local_part(parameter: Tensor) -> Tensor:
 
 
 class _Held:
-    """A group of processes, which has no copy, inside a module, which may be copied."""
+    """A process group in a module's dict: copies of the module share it, since a group cannot be copied."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -83,13 +84,13 @@ def _group(module: nn.Module) -> Group:
 
 
 def _shared(module: nn.Module, name: str) -> Tensor | None:
-    """A parameter that every rank has whole; its gradient is the sum over ranks."""
+    """Return a replicated parameter, or None; its gradient is the sum over ranks."""
     parameter = getattr(module, name)
-    return None if parameter is None else entered(local_part(parameter), _group(module))
+    return None if parameter is None else copy_to_ranks(local_part(parameter), _group(module))
 
 
 class ColumnLinear(nn.Linear):
-    """`nn.Linear` of which this rank computes some outputs; gradients of its input are this rank's alone."""
+    """`nn.Linear` that computes this rank's outputs; the gradient of its input is this rank's alone."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out on this rank]"""
@@ -98,18 +99,18 @@ class ColumnLinear(nn.Linear):
 
 
 class RowLinear(nn.Linear):
-    """`nn.Linear` of which this rank has some inputs: the sum over ranks, and the bias once."""
+    """`nn.Linear` that has this rank's inputs: products are summed over ranks, the bias is added once."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in on this rank] -> [.., out]"""
-        output = left(functional.linear(input, local_part(self.weight)), _group(self))
+        output = reduce_from_ranks(functional.linear(input, local_part(self.weight)), _group(self))
         return output if self.bias is None else output + local_part(self.bias).to(output.dtype)
 
 
 class SharedLinear(nn.Linear):
-    """`nn.Linear` that every rank has whole; it uses the outputs `used`, (first, count) of them."""
+    """`nn.Linear` that every rank has whole, and of which it computes some outputs."""
 
-    used: tuple[int, int]
+    used: tuple[int, int]  # the first output that is computed, and how many
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., outputs used on this rank]"""
@@ -132,22 +133,22 @@ class _SharedLayerNorm(nn.LayerNorm):
 
 
 class _WholeNorm(nn.Module):
-    """A norm over the channels of all heads, `QKNorm(whole=True)`: means are over ranks."""
+    """A norm over the channels of all heads, `QKNorm(whole=True)`; its means are taken over all ranks."""
 
     width: int  # channels of all heads
-    copies: int  # how many ranks hold each of them
-    used: tuple[int, int] | None  # of a norm that every rank has whole, the channels that are here
+    copies: int  # how many ranks hold each channel
+    used: tuple[int, int] | None  # of a replicated norm: this rank's first channel, and how many
 
     def _mean(self, x: Tensor) -> Tensor:
-        """Over the channels of all ranks, [.., 1]; those that several ranks hold count once."""
-        return summed(x.sum(-1, keepdim=True), _group(self)) / (self.copies * self.width)
+        """Return the mean over the channels of all ranks, [.., 1]; copies of a channel count once."""
+        return sum_over_ranks(x.sum(-1, keepdim=True), _group(self)) / (self.copies * self.width)
 
     def _part(self, name: str) -> Tensor | None:
-        """A parameter's numbers for the channels that are here."""
+        """Return a parameter's values for the channels of this rank, or None."""
         parameter = getattr(self, name)
         if parameter is None or self.used is None:
             return None if parameter is None else local_part(parameter)
-        return entered(local_part(parameter), _group(self)).narrow(0, *self.used)
+        return copy_to_ranks(local_part(parameter), _group(self)).narrow(0, *self.used)
 
 
 class _WholeRMSNorm(nn.RMSNorm, _WholeNorm):

@@ -1,9 +1,9 @@
-"""`headwise.parallel.attention`, a call whose sequence lies over ranks, and its map: each answer is whole.
+"""`headwise.parallel.attention`, a call whose sequence lies over ranks, and its map.
 
-A map holds this rank's queries, keys and lse; the weights exist nowhere. What is asked of it is asked on
-every rank, in the same order: keys go round, each rank reduces its rows, and all of them have the same
-result, that of one process. Statistics, pictures, mass and the heaviest keys take no more memory than a
-rank's own rows; rows and whole matrices are those of an ordinary map, which `whole` puts together.
+A map holds this rank's queries, keys and lse; the weights are never stored. Its methods are called on every
+rank, in the same order: keys go round, each rank reduces its rows, and all ranks get the result of one
+process. Statistics, pictures, mass and the heaviest keys need no more memory than this rank's rows; rows and
+whole matrices are taken from an ordinary map, which `whole` gathers.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
 rank's of T, S.
@@ -34,7 +34,7 @@ from .ring_attention import Shard, attend
 from .ring_statistics import Measuring
 from .sequence import Layout, Mesh, Ring, check_order, fingerprint, joined, not_split, split_error
 
-__all__ = ["ShardedMap", "attend_laid_out", "attention", "laid_out"]
+__all__ = ["ShardedMap", "agree_on_layouts", "attend_shard", "attention"]
 
 AGREED = ("batch", "num_heads", "num_kv_heads", "head_dim", "value_dim", "bytes a number")  # by all ranks
 Checked = TypeVar("Checked")
@@ -44,8 +44,8 @@ SHORT = 2048  # keys up to which a map that is kept is put together, as `watch` 
 class ShardedMap(AttentionMap):
     """The weights of attention, [B, H, T, S], of a sequence over a group of ranks.
 
-    Every method that computes something is a meeting of all ranks: call it on each of them. No gradient flows
-    through it; where one would in one process, it says so.
+    Call every method that computes something on all ranks. No gradient flows through it; methods that have
+    one in one process raise if it is required.
     """
 
     _shard: Shard
@@ -53,28 +53,28 @@ class ShardedMap(AttentionMap):
 
     def __init__(self, shard: Shard, lse: Tensor) -> None:
         self._shard, self._own = shard, lse
-        self._scores = shard.whole  # type: ignore[assignment]  # an outline: sizes and rules
+        self._scores = shard.whole  # type: ignore[assignment]  # sizes and rules only
         self._lse = self._columns = None
         self._versions = _versions(shard)
 
     def __repr__(self) -> str:
         return f"Sharded{super().__repr__()[:-1]}, rank {self._shard.ring.rank} of {self._shard.ring.size})"
 
-    # What it holds
+    # Its parts
 
     @property
     def shard(self) -> Shard:
-        """This rank's part of it."""
+        """This rank's part of the call."""
         return self._shard
 
     @property
     def own_lse(self) -> Tensor:
-        """The log-sum-exp of this rank's rows, [B, H, t]; no message is sent."""
+        """The log-sum-exp of this rank's rows, [B, H, t]; no communication."""
         return self._own
 
     @property
     def own_positions(self) -> Tensor:
-        """Which of the T queries are this rank's, int [t], on the CPU."""
+        """The positions of this rank's queries among all T, int [t], on the CPU."""
         return self._shard.queries.positions(self._shard.ring.rank)
 
     @property
@@ -86,7 +86,7 @@ class ShardedMap(AttentionMap):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients would flow through it in one process."""
+        """True if gradients would flow through it in one process."""
         tensors = (self._shard.q, self._shard.k, *self._shard.scoring.tensors.values())
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
@@ -103,7 +103,7 @@ class ShardedMap(AttentionMap):
         return self._shard.ring.size
 
     def to_keep(self) -> AttentionMap:
-        """An ordinary map where that is short; else this one, which all ranks must look at together."""
+        """Return an ordinary map of a short text, else this one, which must be used on all ranks."""
         return self.whole() if self.shape[3] <= SHORT else self
 
     @property
@@ -111,12 +111,12 @@ class ShardedMap(AttentionMap):
         return self._shard.k.shape[2]
 
     def whole_text(self, ids: Tensor) -> Tensor:
-        """The ids of all keys, from those of this rank's."""
+        """Gather the token ids of all keys from those of each rank."""
         return joined(ids, self._shard.ring, self._shard.keys, 1)
 
     @property
     def counts_every_query(self) -> bool:
-        return False  # it is counted: nothing is saved where ranks meet anyway
+        return False  # a shortcut that saves nothing here, since ranks communicate anyway
 
     def check_unchanged(self) -> None:
         """Raise `ArgumentError` where this rank's q or k, a mask or a bias was written to."""
@@ -127,10 +127,10 @@ class ShardedMap(AttentionMap):
             )
 
     def joined(self, tensor: Tensor, dim: int = 1) -> Tensor:
-        """A tensor of this rank's queries as that of all of them, in order."""
+        """Gather a tensor of this rank's queries into one of all queries, in order."""
         return joined(tensor, self._shard.ring, self._shard.queries, dim)
 
-    # Looking at it
+    # Statistics
 
     def statistics(
         self,
@@ -185,7 +185,7 @@ class ShardedMap(AttentionMap):
         return ring_statistics.mass(measuring, bound, per == "query")
 
     def _agreed(self, what: str, check: Callable[[], Checked]) -> tuple[Measuring, Checked]:
-        """(this rank's rows, ready to be walked; what `check` returns), unless some rank's check raises."""
+        """Return (this rank's rows to be reduced, the result of `check`); if one rank's raises, all do."""
         checked: Any = None
         error: HeadwiseError | None = None
         try:
@@ -196,7 +196,7 @@ class ShardedMap(AttentionMap):
         with torch.no_grad():
             return Measuring.of(self._shard.detach(), self._own, error), checked
 
-    # Looking at it as one process would
+    # By way of an ordinary map
 
     def whole(self, *, limit: int | str | None = None) -> AttentionMap:
         """An ordinary map of the whole, on every rank: q, k and lse of all ranks, put together.
@@ -213,7 +213,7 @@ class ShardedMap(AttentionMap):
     def _whole(
         self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, what: str
     ) -> AttentionMap:
-        """`whole`; dense: the shape and dtype of what will be made of it."""
+        """`whole`; dense: the shape and dtype of a tensor that will be made of it, for the budget."""
         shard = self._shard
         B, H, T, S = shard.shape
         error: HeadwiseError | None = None
@@ -269,7 +269,7 @@ class ShardedMap(AttentionMap):
         """A heat map of every head, as `AttentionMap.plot`; see `whole`."""
         return self.whole().plot(*args, **named)
 
-    # Moving it about
+    # Copies
 
     def detach(self) -> ShardedMap:
         """The same map, cut from the graph."""
@@ -299,7 +299,7 @@ class ShardedMap(AttentionMap):
 
 
 def _versions(shard: Shard) -> tuple[int, ...] | None:
-    """How often what a map is made of was written to; None where that is not counted."""
+    """The version counters of a map's tensors, or None if some have none."""
     held = (shard.q, shard.k, *shard.scoring.tensors.values(), *shard.mask.tensors.values())
     if any(not isinstance(x, Tensor) or x.is_inference() for x in held):
         return None
@@ -365,14 +365,14 @@ def attention(
                 raise wrong_order
     except (HeadwiseError, TypeError) as refused:
         error = refused
-    queries, keys = laid_out(ring, order, length, q, k, v, error, given)
+    queries, keys = agree_on_layouts(ring, order, length, q, k, v, error, given)
     shape = (q.shape[0], q.shape[1], queries.length, keys.length)
     rules = rules_and_scoring(q, shape, mask, causal, window, scale, softcap, bias, sinks)
-    return attend_laid_out(Shard(ring, q, k, *rules, queries, keys), v)
+    return attend_shard(Shard(ring, q, k, *rules, queries, keys), v)
 
 
-def attend_laid_out(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
-    """(output, map) of a shard whose every argument is right.
+def attend_shard(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
+    """Return (output, map) of a shard whose arguments are checked.
 
     Raises:
         ArgumentError: a function transform (torch.func) or a forward-mode derivative is wanted.
@@ -387,7 +387,7 @@ def attend_laid_out(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
     return output, ShardedMap(shard, lse)
 
 
-def laid_out(
+def agree_on_layouts(
     ring: Ring,
     order: str,
     length: int | tuple[int, int] | None,
@@ -397,12 +397,12 @@ def laid_out(
     error: BaseException | None = None,
     tokens: Sequence[Tensor] = (),
 ) -> tuple[Layout, Layout]:
-    """How queries [B, H, t, D] and keys lie over the ranks; all ranks agree, or all raise.
+    """Return the layouts of queries and keys, from this rank's q [B, H, t, D], k and v; or raise on all.
 
     Args:
-        length: of the whole, where it is known: then nobody is asked.
-        error: what this rank would raise.
-        tokens: what ranks compare, to refuse what is the same on all of them; the same number on each.
+        length: of the whole, if known: then ranks do not communicate.
+        error: what this rank raises, if anything.
+        tokens: compared over ranks, since a tensor that is the same on all of them was not split.
     """
     if length is None:
         if error is not None:
