@@ -1,4 +1,4 @@
-"""The numbers a `MultiHeadAttention` is made of: sizes, first weights, the line in its repr.
+"""The initial weights of a `MultiHeadAttention`, and the line in its repr.
 
 Sizes, and the line itself, are in presets.py, which needs no torch.
 
@@ -74,13 +74,13 @@ def of(module: MultiHeadAttention) -> str:
 
 
 def in_use(module: MultiHeadAttention) -> dict[str, str]:
-    """The options of today's models that a module has, by name, each as the repr says it."""
-    said = {
+    """Return the options that a module has and torch's class has not, by name, each as the repr shows it."""
+    shown = {
         name: f"{name}={getattr(module, name)!r}" for name in ("rope", "qk_norm", "gate")
         if getattr(module, name) is not None
     }  # fmt: skip
     if module.alibi:
-        said["alibi"] = "alibi"
+        shown["alibi"] = "alibi"
     if module.relative_bias is not None:
-        said["relative_bias"] = "relative_bias"
-    return said
+        shown["relative_bias"] = "relative_bias"
+    return shown

@@ -1,15 +1,15 @@
-"""What a layer of today's models has besides projections and heads: norms, biases by distance, gates.
+"""Options of a layer besides projections and heads: norms, positions, biases by distance, gates.
 
     q, k = norm(q), norm(k)                         qk_norm          QKNorm
     q, k = turned by their positions                rope             rotary.py
     s_ij + b_h[bucket(j - p_i)] - slope_h |j - p_i| relative_bias    RelativeBias; alibi
     sigmoid(x W_g) * head                           gate             "head" or "channel"
 
-A gate lets a head say nothing where it has nothing to say, without a sink to attend to: "channel", one
-number per channel of each head, as in Qwen3-Next; "head", one per head. Qiu 2025, "Gated Attention for Large
-Language Models".
+A gate lets a head output nothing without a sink to attend to: "channel", one number per channel of each
+head, as in Qwen3-Next; "head", one per head. Qiu 2025, "Gated Attention for Large Language Models".
 
-The functions below are what `MultiHeadAttention` does with its options.
+The functions below are how `MultiHeadAttention` uses its options; the protocols at the end are what it asks
+of `headwise.parallel`.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -98,7 +98,7 @@ class QKNorm(Settings):
     def make(
         self, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> nn.Module:
-        """The norm of queries or keys of so many heads."""
+        """Make the norm of queries or keys of so many heads."""
         width = heads * head_dim if self.whole else head_dim
         return NORMS[self.kind](width, eps=self.eps, device=device, dtype=dtype)
 
@@ -148,7 +148,7 @@ class Buckets(Settings):
             )
 
     def of(self, offsets: Tensor) -> Tensor:
-        """The bucket of each j - p, int64."""
+        """Return the bucket of each offset j - p, int64."""
         count, first = self.count, torch.zeros_like(offsets)
         if self.both_ways:
             count //= 2
@@ -197,15 +197,15 @@ class RelativeBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """No distance is preferred."""
+        """Set all biases to 0: no distance is preferred."""
         nn.init.zeros_(self.weight)
 
     def forward(self) -> Relative:
-        """What `bias=` takes, for any lengths: from max_distance on all is one bucket, on either side."""
+        """Return a bias for `bias=`, for any lengths: beyond max_distance all keys of a side are one bucket."""
         return Relative(self.weight[self.buckets.by_offset(self.weight.device)].t())
 
     def extra_repr(self) -> str:
-        """What it is made of."""
+        """Heads and buckets."""
         return f"{self.num_heads} heads, {self.buckets}"
 
 
@@ -216,11 +216,11 @@ class Slopes(Settings):
     numbers: tuple[float, ...]
 
     def bias(self, device: torch.device) -> Alibi:
-        """As `bias=` takes them."""
+        """Return the slopes for `bias=`."""
         return self.keep(device, lambda: Alibi(torch.tensor(self.numbers, device=device)))
 
 
-# What a module does with them
+# How a module uses them
 
 
 def add(
@@ -233,10 +233,10 @@ def add(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> None:
-    """Check the options, and make what they are made of.
+    """Check the options of a new module, and make its norms, biases and gate.
 
     Raises:
-        ArgumentError: not one of those there are.
+        ArgumentError: an unknown option.
         ShapeError: sizes that do not fit the heads.
     """
     H, Hk, D = module.num_heads, module.num_kv_heads, module.head_dim
@@ -273,7 +273,7 @@ def add(
 def undrawn(
     width_in: int, width_out: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Linear:
-    """An `nn.Linear` whose weights have not been drawn: torch's own would draw them, out of torch's order."""
+    """Return an `nn.Linear` with uninitialised weights, so that they can be drawn in the order torch does."""
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)
     layer.in_features, layer.out_features = width_in, width_out
@@ -284,10 +284,10 @@ def undrawn(
 
 
 def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
-    """Let a module have a bias that was made elsewhere.
+    """Give a module a bias that other layers have, too.
 
     Raises:
-        ShapeError: one of another number of heads.
+        ShapeError: it has another number of heads.
     """
     if relative_bias.num_heads != module.num_heads:
         raise ShapeError(
@@ -298,12 +298,12 @@ def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
 
 
 def normalised(module: MultiHeadAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """q [B, T, H * D] and k [B, S, Hk * D] by the module's norms, in the dtype they came in."""
+    """Apply the module's norms to q [B, T, H * D] and k [B, S, Hk * D]; their dtypes stay."""
     return normalised_by(module, module.q_norm, q), normalised_by(module, module.k_norm, k)
 
 
 def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) -> Tensor:
-    """x [B, T, heads * D] by one of the module's norms, in the dtype it came in."""
+    """Apply one of the module's norms to x [B, T, heads * D]; its dtype stays."""
     if norm is None or module.qk_norm is None:
         return x
     whole = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
@@ -315,7 +315,7 @@ def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor)
 def rotated(
     rope: Rope, q: Tensor, k: Tensor, positions: Positions | None, before: int, itself: bool
 ) -> tuple[Tensor, Tensor]:
-    """q [B, H, T, D] and k [B, Hk, S, D] turned by where they stand: the last query beside the last key.
+    """Rotate q [B, H, T, D] and k [B, Hk, S, D] by their positions; the last query is beside the last key.
 
     Args:
         positions: of the tokens; in cross-attention a pair, the queries' and the keys'.
@@ -323,7 +323,7 @@ def rotated(
         itself: whether queries and keys are of the same tokens.
 
     Raises:
-        ArgumentError, ShapeError: positions that are none.
+        ArgumentError, ShapeError: wrong positions.
     """
     T, S = q.shape[2], k.shape[2]
     if positions is None:
@@ -376,7 +376,7 @@ def check_positions(positions: object, x: Tensor, name: str) -> None:
 
 
 def added(module: MultiHeadAttention, device: torch.device, bias: Bias | None) -> Bias | None:
-    """What is added to the scores: what the call gives, and what the layer has."""
+    """Return what is added to the scores: the call's bias and the layer's own."""
     if module._slopes is not None:
         bias = joined(bias, module._slopes.bias(device))
     if module.relative_bias is not None:
@@ -385,7 +385,7 @@ def added(module: MultiHeadAttention, device: torch.device, bias: Bias | None) -
 
 
 def gated(module: MultiHeadAttention, heads: Tensor, query: Tensor) -> Tensor:
-    """The heads' outputs [B, H, T, Dv], each by its gate."""
+    """Multiply the outputs of heads [B, H, T, Dv] by their gates."""
     if module.gate_proj is None:
         return heads
     share = module.gate_proj(query).sigmoid().unflatten(-1, (module.num_heads, -1))  # [B, T, H, 1 or Dv]
@@ -399,12 +399,12 @@ class HeadsOfRank(Protocol):
     """Which heads of a layer are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
 
     def agree(self, x: Tensor) -> Tensor:
-        """x of the first of the ranks, on all of them."""
+        """Return the first rank's x, on every rank."""
         ...
 
 
 class Attended(NamedTuple):
-    """What a call came to on this rank."""
+    """The result of a call on this rank."""
 
     heads: Tensor  # [B, H, T, Dv], before their gates
     weights: AttentionMap  # of the whole sequence
@@ -429,9 +429,9 @@ class Sharding(Protocol):
         lengths: Tensor | Sequence[int] | None,
         documents: Tensor | None,
     ) -> Attended:
-        """One call of a module, with the tokens that are this rank's."""
+        """Compute a call of a module for this rank's tokens."""
         ...
 
     def positions(self, ids: Tensor) -> tuple[Tensor, int]:
-        """Where this rank's tokens, int [B, T], are in the sequence, int [T], and how long that is."""
+        """Return the positions of this rank's tokens ids [B, T], int [T], and the length of the sequence."""
         ...

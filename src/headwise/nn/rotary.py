@@ -38,7 +38,7 @@ Made = TypeVar("Made")
 
 
 def is_recorded() -> bool:
-    """Whether this is a call that a compiler or another mode of torch records: nothing is kept of it then."""
+    """Return True if a compiler or a mode of torch records this call: then no tensor of it is kept."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -47,10 +47,10 @@ def is_recorded() -> bool:
 
 
 class Settings:
-    """A frozen dataclass of plain data, which can keep tensors that follow from it alone.
+    """A frozen dataclass of plain data that caches tensors computed from it.
 
-    They can never be stale, since no field can change, and are no part of what the settings are: in no copy,
-    file, comparison or repr of them. Copies of a layer share its settings, and so what is kept.
+    They are never stale, since no field can change, and are in no copy, file, comparison or repr. Copies of a
+    layer share its settings, and so the cached tensors.
     """
 
     _kept: dict[Hashable, Any]
@@ -61,14 +61,14 @@ class Settings:
         return made
 
     def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """`make()`, or what it made before under this key."""
+        """Return the tensors cached under this key, made by `make()` the first time."""
         if is_recorded():
             return make()
         there: Made | None = self._kept.get(key)
         return self.keep_anew(key, make) if there is None else there
 
     def keep_anew(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """`make()`, in place of what is kept under this key."""
+        """Cache `make()` under this key, in place of what is there."""
         with torch.inference_mode(False), torch.no_grad():  # else training could not use it later
             made = make()
         self._kept[key] = made
@@ -84,13 +84,13 @@ class Settings:
         return self
 
     def __repr__(self) -> str:
-        """As it is written: what is not the default."""
-        said = []
+        """As it is written in code, without defaults."""
+        arguments = []
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.default is MISSING or value != field.default:
-                said.append(f"{field.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(said)})"
+                arguments.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 class Scaling(Settings):
@@ -210,7 +210,7 @@ class Rope(Settings):
     def _table(
         self, head_dim: int, device: torch.device, dtype: torch.dtype, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of at least so many positions from 0 on, kept."""
+        """Return cached cosines and sines of at least so many positions from 0 on."""
         key = (head_dim, device, dtype)
         there: tuple[Tensor, Tensor] | None = self._kept.get(key)
         room = 0 if there is None else there[0].shape[0]
@@ -222,7 +222,7 @@ class Rope(Settings):
     def _made(
         self, positions: Tensor, head_dim: int, device: torch.device, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at these positions, [.., D]."""
+        """Compute cosines and sines at these positions, [.., D]."""
         angles = positions.double()[..., None] * self.frequencies(head_dim).to(positions.device)
         factor = 1.0 if self.scaling is None else self.scaling.magnitude
         cos, sin = angles.cos() * factor, angles.sin() * factor
