@@ -201,7 +201,7 @@ class RelativeBias(nn.Module):
         nn.init.zeros_(self.weight)
 
     def forward(self) -> Relative:
-        """Return a bias for `bias=`, for any lengths: beyond max_distance all keys of a side are one bucket."""
+        """Return a bias for `bias=`, for any lengths; keys beyond max_distance are in the last bucket."""
         return Relative(self.weight[self.buckets.by_offset(self.weight.device)].t())
 
     def extra_repr(self) -> str:

@@ -145,7 +145,7 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
 def _copy_weights(layers: list[nn.Linear], twin: nn.MultiheadAttention) -> None:
     """Copy weights and biases, and whether they learn; a missing bias is 0, a packed one learns if all do."""
     *three, out = layers
-    sources: dict[str, list[nn.Parameter | None]] = {
+    sources: dict[str, list[Tensor | None]] = {
         "in_proj_weight": [layer.weight for layer in three],
         "in_proj_bias": [layer.bias for layer in three],
         "out_proj.weight": [out.weight],

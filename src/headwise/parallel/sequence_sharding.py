@@ -28,7 +28,7 @@ from ..nn.options import Attended, Positions
 from ..nn.ragged import check_alone, without_padding
 from ..scoring import Bias
 from .ring_attention import Shard
-from .sequence import Layout, Mesh, Ring, check_order, fingerprint, not_split, split_error
+from .sequence import Mesh, Ring, check_order, fingerprint, not_split, split_error
 from .sharded_map import agree_on_layouts, attend_shard
 
 __all__ = ["SequenceSharding", "shard_sequence", "sum_gradients"]
@@ -248,16 +248,17 @@ class SequenceSharding:
         known = self.length if itself else None
         queries, keys = agree_on_layouts(self.ring, self.order, known, *shapes, error)
         assert key is not None and value is not None
-        real: Tensor | None = None
+        B, real = query.shape[0], None
+        rules = Mask() if mask is None else rules_of(mask, B, queries.length, keys.length, itself)
         if lengths is not None:
-            mask, real = self._padded(mask, query, lengths, queries)
+            counts = as_lengths(lengths).to(query.device)
+            check_lengths(counts.tolist(), B, queries.length)
+            rules = rules & Mask.padding(counts, counts)
+            real = queries.positions(self.ring.rank).to(query.device) < counts[:, None]
             query = without_padding(query, real)
             key = value = query
         elif documents is not None:
-            rules = Mask.documents(documents.to(query.device))
-            if mask is not None:
-                rules = rules_of(mask, query.shape[0], queries.length, keys.length, True) & rules
-            mask = rules
+            rules = rules & Mask.documents(documents.to(query.device))
         q, k, v = module._project(query, key, value)
         if module.rope is not None and positions is None:
             # the last query stands beside the last key; of more queries than keys the first stand below 0
@@ -268,26 +269,13 @@ class SequenceSharding:
         elif module.rope is not None:
             q, k = module_options.rotated(module.rope, q, k, positions, 0, itself=itself)
         q, k, v = under_autocast(q, k, v)
-        if mask is not None:
-            mask = rules_of(mask, query.shape[0], queries.length, keys.length, itself)
-        shape = (q.shape[0], q.shape[1], queries.length, keys.length)
+        shape = (B, q.shape[1], queries.length, keys.length)
         added = module_options.added(module, q.device, bias)
-        rules_and = rules_and_scoring(
-            q, shape, mask, module.causal, module.window, module.scale, module.softcap, added, module.sinks
+        checked = rules_and_scoring(
+            q, shape, rules, module.causal, module.window, module.scale, module.softcap, added, module.sinks
         )
-        heads, weights = attend_shard(Shard(self.ring, q, k, *rules_and, queries, keys), v)
+        heads, weights = attend_shard(Shard(self.ring, q, k, *checked, queries, keys), v)
         return Attended(heads, weights, v, query, real)
-
-    def _padded(
-        self, mask: Mask | Tensor | None, x: Tensor, lengths: Tensor | Sequence[int], layout: Layout
-    ) -> tuple[Mask, Tensor]:
-        """Return (the mask with padding, which of this rank's tokens are real, bool [B, t])."""
-        counts = as_lengths(lengths).to(x.device)
-        check_lengths(counts.tolist(), x.shape[0], layout.length)
-        rules = Mask.padding(counts, counts)
-        if mask is not None:
-            rules = rules_of(mask, x.shape[0], layout.length, layout.length, True) & rules
-        return rules, layout.positions(self.ring.rank).to(x.device) < counts[:, None]
 
 
 def _check_call(
