@@ -365,7 +365,9 @@ def check_positions(positions: object, x: Tensor, name: str) -> None:
         raise ArgumentError(
             f"{name} must be a tensor of whole numbers: got {told(positions)}; as torch.arange({T})"
         )
-    if tuple(positions.shape) not in ((T,), (B, T), (1, T)):
+    # one by one: in a graph for any length a comparison of tuples is False
+    fits = positions.ndim in (1, 2) and positions.shape[-1] == T
+    if not fits or (positions.ndim == 2 and positions.shape[0] != B and positions.shape[0] != 1):
         raise ShapeError(
             f"{name} must be [T] or [B, T] = {[B, T]}: got {list(positions.shape)}; one for each token"
         )
