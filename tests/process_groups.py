@@ -1,9 +1,11 @@
-"""Groups of processes on this machine: n ranks of `torch.distributed` over gloo, each runs one function.
+"""Groups of processes on this machine: n ranks of `torch.distributed` over gloo, which run functions.
 
-Processes are forked from one that has torch and headwise loaded, so that a rank starts in a moment. They find
-each other through a file, not through a port: suites that run side by side never meet.
+A group of n ranks is started once and kept for everything that n ranks run: a start takes longer than most
+checks, since each process imports the tests. Processes are forked from one that has torch and headwise
+loaded. They find each other through a file, not through a port: suites that run side by side never meet.
 """
 
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import tempfile
@@ -19,29 +21,53 @@ import torch
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["torch.distributed", "torch.distributed.tensor", "headwise"])
 
+_groups: dict[int, "_Group"] = {}  # by the number of ranks
+
 
 def run_ranks(ranks: int, work: Callable[..., Any], *arguments: Any, within: float = 120.0) -> list[Any]:
-    """What `work(*arguments)` returned on each rank of a fresh group, in the order of ranks.
+    """What `work(*arguments)` returned on each rank of a group, in the order of ranks.
 
-    `work` is a function at the top of a module. What it raises is raised here, with its rank and traceback;
-    a group that is not done within so many seconds is killed and reported as hanging.
+    `work` is a function at the top of a module; it leaves the process as it found it, but for random numbers.
+    What it raises is raised here, with its rank and traceback; a group that is not done within so many
+    seconds is reported as hanging. In both cases the group is killed, and the next call starts another.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        ends, processes = [], []
+    group = _groups[ranks] = _groups.get(ranks) or _Group(ranks)
+    try:
+        for end in group.ends:
+            end.send((work, arguments))
+        return _answers(group.ends, time.monotonic() + within)
+    except BaseException:
+        _groups.pop(ranks).kill()
+        raise
+
+
+class _Group:
+    """Processes that wait for work, each one rank."""
+
+    def __init__(self, ranks: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._processes, self.ends = [], []
         for rank in range(ranks):
-            here, there = _PROCESSES.Pipe(duplex=False)
-            place = (rank, ranks, f"file://{Path(folder) / 'meeting'}")
-            process = _PROCESSES.Process(target=_one_rank, args=(place, there, work, arguments), daemon=True)
+            here, there = _PROCESSES.Pipe()
+            place = (rank, ranks, f"file://{Path(self._folder.name) / 'meeting'}")
+            process = _PROCESSES.Process(target=_serve, args=(*place, there), daemon=True)
             process.start()
             there.close()
-            ends.append(here)
-            processes.append(process)
-        try:
-            return _answers(ends, time.monotonic() + within)
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+            self._processes.append(process)
+            self.ends.append(here)
+
+    def kill(self) -> None:
+        for process, end in zip(self._processes, self.ends, strict=True):
+            process.kill()
+            process.join()
+            end.close()
+        self._folder.cleanup()
+
+
+@atexit.register
+def _kill_all() -> None:
+    for group in _groups.values():
+        group.kill()
 
 
 def _answers(ends: list[Connection], deadline: float) -> list[Any]:
@@ -63,19 +89,18 @@ def _answers(ends: list[Connection], deadline: float) -> list[Any]:
     return [answers[rank] for rank in range(len(ends))]
 
 
-def _one_rank(
-    place: tuple[int, int, str], end: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    rank, ranks, meeting = place
+def _serve(rank: int, ranks: int, meeting: str, end: Connection) -> None:
+    """Run what is sent, as one rank of a group, until the connection is closed."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
-    try:
-        answer: tuple[Any, str] = (work(*arguments), "")
-    except BaseException:
-        answer = (None, traceback.format_exc())
-    end.send(answer)
-    # Nobody leaves before all have answered: others would fail of that, and not of what went wrong.
-    end.close()
-    if not answer[1]:
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    while True:
+        try:
+            work, arguments = end.recv()
+        except EOFError:
+            return
+        torch.manual_seed(0)  # the same on every rank, whatever ran before
+        try:
+            answer: tuple[Any, str] = (work(*arguments), "")
+        except BaseException:
+            answer = (None, traceback.format_exc())
+        end.send(answer)

@@ -20,7 +20,7 @@ import headwise as hw
 from headwise import Mask, reference
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.nn import Buckets, KVCache, Linear, Memory, MultiHeadAttention, QKNorm, Rope, options
-from headwise.nn.compiled_step import attend_in_graph, check_in_graph
+from headwise.nn.cache import attend_in_graph, check_in_graph
 from judge import assert_judged, largest
 
 E, H, HK, D, DV, WINDOW, RING = 11, 6, 2, 4, 3, 5, 7  # of a layer
@@ -227,6 +227,14 @@ def test_a_ring_counts_positions_on_and_takes_no_more_room() -> None:
     assert (cache.length, cache.seen, cache.positions(1).tolist()) == (WINDOW, 14, [14])
     assert cache._k.shape[2] == WINDOW
     assert repr(cache) == "KVCache(last 5 of 5 columns, batch 3, 6 heads, float64)"
+
+
+def test_a_ring_of_one_column_is_the_new_token_alone() -> None:
+    """Once its map had a second column, which the window hid."""
+    mha, x = layer(window=1), tokens()
+    cache = mha.cache(ring=True)
+    for i in range(3):
+        assert mha(x[:, i : i + 1], cache=cache)[1].shape == (B, H, 1, 1)
 
 
 def test_a_mask_with_a_cache_covers_all_columns() -> None:

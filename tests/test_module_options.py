@@ -292,6 +292,16 @@ def test_compiled_it_is_the_same(name: str, backend: str) -> None:
         )
 
 
+def test_compiled_for_any_length_it_takes_positions(fresh_compiler: None) -> None:
+    """Sizes of such a graph are symbols; right positions were once refused."""
+    mha, x = made("rope", torch.float32), inputs(torch.float32)
+    compiled = torch.compile(mha, fullgraph=True, backend="eager")
+    for length in (3, 5):  # the second makes lengths dynamic
+        compiled(x[:, :length])
+    for at in (torch.arange(T), torch.arange(T)[None] + 2):
+        torch.testing.assert_close(compiled(x, positions=at)[0], mha(x, positions=at)[0])
+
+
 @each_option
 def test_it_travels(name: str) -> None:
     mha, x = made(name), inputs()

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,6 +26,7 @@ import headwise as hw
 from attention_modules import PROJECTIONS, B, E, H, S, T, assert_same, module, normal, packed
 from headwise import Mask, MultiHeadAttention, reference
 from judge import assert_judged, largest
+from process_groups import run_ranks
 
 # torch's own: forward mode imports code that uses torch.jit.script; batched gradients loop where a kernel has
 # no batching rule.
@@ -935,22 +934,6 @@ def test_the_weights_may_be_drawn_again() -> None:
 # Several processes
 
 
-def together(rank: int, world: int, folder: str, work: Callable[[int, int], Any]) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world)
-    try:
-        torch.save(work(rank, world), f"{folder}/{rank}.pt")
-        torch.distributed.barrier()
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def in_two_processes(work: Callable[[int, int], Any], folder: Path) -> list[Any]:
-    torch.multiprocessing.spawn(together, (2, str(folder), work), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-
-
 def batch_of(rank: int | None) -> list[Tensor]:
     """Four sequences and their memories, or one rank's half of them."""
     whole = [normal(1, 4, T, E), normal(2, 4, S, E)]
@@ -965,9 +948,9 @@ def loss_of(mha: nn.Module, x: Tensor, memory: Tensor) -> Tensor:
     return loss
 
 
-def data_parallel(rank: int, world: int) -> list[Any]:
+def data_parallel() -> list[Any]:
     """Gradients of two steps; ranks begin apart and must be brought together."""
-    mha = module()
+    mha, rank = module(), torch.distributed.get_rank()
     if rank:
         mha.reset_parameters()
     found = []
@@ -982,22 +965,22 @@ def data_parallel(rank: int, world: int) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_mean_of_both_halves_gradients(tmp_path: Path) -> None:
+def test_two_processes_have_the_mean_of_both_halves_gradients() -> None:
     mha = module()
     (loss_of(mha, *batch_of(0)) / 2 + loss_of(mha, *batch_of(1)) / 2).backward()
     expected = [parameter.grad for parameter in mha.parameters()]
-    for plain, unused, still_packed in in_two_processes(data_parallel, tmp_path):
+    for plain, unused, still_packed in run_ranks(2, data_parallel):
         assert_same(plain, expected)
         assert_same(unused, expected)
         assert still_packed
 
 
-def fully_sharded(rank: int, world: int) -> list[Any]:
+def fully_sharded() -> list[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mha = module()
-    fully_shard(mha, mesh=init_device_mesh("cpu", (world,)))
+    mha, rank = module(), torch.distributed.get_rank()
+    fully_shard(mha, mesh=init_device_mesh("cpu", (2,)))
     found = []
     for _ in range(2):
         mha.zero_grad()
@@ -1009,7 +992,7 @@ def fully_sharded(rank: int, world: int) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_module_sharded_over_two_processes_equals_the_whole(tmp_path: Path) -> None:
+def test_a_module_sharded_over_two_processes_equals_the_whole() -> None:
     mha = module()
     outs = []
     for rank in range(2):
@@ -1017,7 +1000,7 @@ def test_a_module_sharded_over_two_processes_equals_the_whole(tmp_path: Path) ->
         ((out.square().mean() + weights.dense().square().mean()) / 2).backward()
         outs.append(out.detach())
     grads = [parameter.grad for parameter in mha.parameters()]
-    for rank, steps in enumerate(in_two_processes(fully_sharded, tmp_path)):
+    for rank, steps in enumerate(run_ranks(2, fully_sharded)):
         for out, *found in steps:
             assert_same([out], [outs[rank]])
             assert_same(found, grads)

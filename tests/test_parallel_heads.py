@@ -486,6 +486,54 @@ def other_tools_meet_it() -> None:
     assert lost[0].losses == pytest.approx(lost[1].losses, rel=1e-9)
 
 
+def dropout_is_the_same_when_watched() -> None:
+    torch.manual_seed(4)
+    module, x = hw.parallel.shard_heads(made(torch.float32, dropout=0.5), line()), _numbers(B, T, E).float()
+    torch.manual_seed(9)
+    output = module(x)[0]
+    torch.manual_seed(9)
+    with hw.watch(module):
+        assert torch.equal(module(x)[0], output)
+
+
+def a_padded_encoder_is_equal() -> None:
+    """torch's encoder once took its native path with weights that lay over ranks."""
+    torch.manual_seed(7)
+    layer = nn.TransformerEncoderLayer(E, 4, 64, batch_first=True, dropout=0.0, dtype=torch.float64)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    hidden, x = torch.arange(T) >= torch.tensor([T, 4])[:, None], _numbers(B, T, E).detach()
+    sharded = hw.parallel.shard_heads(copy.deepcopy(encoder), line())
+    ours, theirs = (each(x, src_key_padding_mask=hidden) for each in (sharded, encoder))
+    close(ours[~hidden], theirs[~hidden])
+
+
+def heads_and_sequence_at_once_are_not_watched() -> None:
+    mesh, model = line(), made()
+    hw.parallel.shard_sequence(hw.parallel.shard_heads(model, mesh), mesh)
+    x = hw.parallel.split(_numbers(B, T, E).detach())
+    said = r"by heads or by sequence to be listened to: .* over 2 ranks"
+    with pytest.raises(ArgumentError, match=said), hw.watch(model):
+        model(x)
+
+
+def optimizers_made_before_are_refused() -> None:
+    """Their parameters were replaced, and would not be trained; those of others are left alone."""
+    model = nn.ModuleDict({"attention": made(torch.float32), "last": nn.Linear(E, 3)})
+    before = torch.optim.AdamW(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    hw.parallel.shard_heads(model, line())
+    model["last"](model["attention"](torch.ones(B, T, E))[0]).sum().backward()
+    other.step()
+    weight = model["attention"].q_proj.weight
+    was = weight.to_local().detach().clone()
+    with pytest.raises(ArgumentError, match="after shard_heads: 8 of the 10 parameters of this AdamW"):
+        before.step()
+    torch.optim.AdamW(model.parameters(), lr=0.1).step()
+    assert not torch.equal(was, weight.to_local())
+    before.param_groups[0]["params"] = [*model.parameters()]
+    before.step()  # mended by hand
+
+
 # Data-parallel beside it, and checkpoints
 
 
@@ -715,6 +763,10 @@ def checks_of_two() -> None:
     torchs_class_is_equal()
     caches_and_memories_are_equal()
     other_tools_meet_it()
+    dropout_is_the_same_when_watched()
+    a_padded_encoder_is_equal()
+    heads_and_sequence_at_once_are_not_watched()
+    optimizers_made_before_are_refused()
 
 
 def test_two_ranks_compute_what_one_process_does() -> None:

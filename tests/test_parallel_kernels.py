@@ -17,8 +17,8 @@ from headwise.arguments import rules_and_scoring
 from headwise.engines import backends
 from headwise.engines.backend import Backend, Call
 from headwise.parallel import ring_attention
+from headwise.parallel.ring_attention import Shard
 from headwise.parallel.sequence import Layout
-from headwise.parallel.shard import Shard
 from interpreted_kernels import interpreted, launched, mended, poisoned  # noqa: F401, used by their names
 from judge import Case, assert_judged, sizes
 from second_pass_cases import masks, normal, numbers, options

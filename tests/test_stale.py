@@ -21,6 +21,7 @@ import headwise as hw
 from headwise import facts
 from headwise.errors import ArgumentError
 from judge import assert_judged, error, largest
+from process_groups import run_ranks
 
 B, H, L, D = 2, 3, 151, 7
 
@@ -174,32 +175,17 @@ def test_a_part_of_a_mask_is_read_where_it_lies() -> None:
 @pytest.mark.slow
 def test_a_mask_that_another_process_sends_is_read_anew() -> None:
     """Rank 1 had read its mask as empty; rank 0's causal one came by a broadcast, which counts no version."""
-    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    port = _free_port()
-    torch.multiprocessing.spawn(_rank, args=(port, results), nprocs=2)
-    assert max(results.get() for _ in range(2)) < 1e-5
+    assert max(run_ranks(2, after_a_broadcast)) < 1e-5
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as end:
-        end.bind(("127.0.0.1", 0))
-        return int(end.getsockname()[1])
-
-
-def _rank(rank: int, port: int, results: Any) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+def after_a_broadcast() -> float:
     ours, theirs = twins()
     x = normal(1, B, L, 21)
-    mask = causal() if rank == 0 else torch.zeros(L, L, dtype=torch.bool)
+    mask = causal() if torch.distributed.get_rank() == 0 else torch.zeros(L, L, dtype=torch.bool)
     ours(x, x, x, attn_mask=mask)
     torch.distributed.broadcast(mask, 0)
     found, wanted = (m(x, x, x, attn_mask=mask)[0] for m in (ours, theirs))
-    results.put(float((found - wanted).abs().max()))
-    torch.distributed.destroy_process_group()
+    return float((found - wanted).abs().max())
 
 
 # Masks under watch

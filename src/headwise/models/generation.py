@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
-from ..nn.local_heads import LocalHeads
+from ..nn.options import HeadsOfRank
 
 if TYPE_CHECKING:
     from .transformer import ModelCache, Transformer
@@ -143,7 +143,7 @@ def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: 
                 logits = step(token[:, None])[:, 0]
 
 
-def _local_heads(model: Transformer) -> LocalHeads | None:
+def _local_heads(model: Transformer) -> HeadsOfRank | None:
     """Which heads are here, where several processes share them."""
     layers: Any = () if model.decoder is None else model.decoder.layers
     return layers[0].attention.local_heads if layers else None

@@ -24,7 +24,7 @@ from ..mask_rules import can_read
 from ..masks import Mask
 from ..nn import KVCache, MultiHeadAttention
 from ..nn.module_call import as_lengths, rules_of
-from ..nn.sharded_modules import Sharding
+from ..nn.options import Sharding
 from . import generation, own_files
 from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward, Stack
 from .transformer_config import TransformerConfig

@@ -1,39 +1,53 @@
-"""Keys and values kept from one call to the next, so that a token is projected once.
+"""Keys and values kept from one call to the next, so that each token is projected once.
 
     columns      0 1 2 3 4 5 6                 two sequences of different lengths
     in use       k k k k k . .                 . . k k k . .    aligned at their end
                  k k k k k . .                 k k k k k . .
 
-Columns are in the order of the tokens, and new ones come after the last: T queries over S columns stand
-beside the last T, as everywhere in headwise: every rule of a mask and every bias by distance holds as it is.
+Columns are in the order of the tokens, and new ones come after the last. T queries over S columns stand
+beside the last T, as everywhere in headwise, so masks and biases by distance need no change.
 
-Maps of earlier steps look at views of the same block of memory. New columns are written past its count of
-versions (`_put`), since nobody has seen them yet; columns that somebody may have seen are written with it,
-and then the maps that hold them refuse.
+Maps of earlier steps hold views of the same memory. New columns are written without counting a version
+(`_put`), since no map holds them yet; columns that a map may hold are written with it, and then the map
+raises.
 
 Keys and values are projections of one module. A cache knows its module by a weak reference and refuses any
-other while it holds tokens: one of equal sizes would get wrong numbers.
+other while it holds tokens: a module of equal sizes would silently compute wrong numbers.
 
-Letters: B batch, T query_len, S key_len, Hk num_kv_heads, D head_dim, Dv value_dim.
+A step inside `torch.compile` is one graph for every step, whatever the cache holds (`attend_in_graph`): where
+the step stands is a tensor on the device, new columns are written there, all of the cache's columns are
+attended to, and a mask made of that tensor hides those that are not there yet. A ring keeps column c in slot
+c % max_length; where a slot's column stands follows from the last one.
+
+Letters: B batch, T query_len, S key_len, M max_length, H num_heads, Hk num_kv_heads, D head_dim, Dv
+value_dim.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..arguments import told
 from ..errors import ArgumentError, ShapeError
+from ..functional import attention
+from ..map import AttentionMap
 from ..mask_meaning import whole_number
 from ..mask_rules import can_read
 from ..masks import BoundMask, Mask
 
-__all__ = ["KVCache", "Owned"]
+if TYPE_CHECKING:
+    from .multihead import MultiHeadAttention
+
+__all__ = ["KVCache", "Owned", "attend_in_graph", "check_in_graph"]
 
 LEAST = 64  # columns of a growing cache's first block
+# without a number: one that changes from cache to cache cannot be made words of in a graph
+FULL = "max_length must hold all tokens: one more than that came; make the cache larger, or crop it"
 
 
 class Owned:
@@ -281,12 +295,9 @@ class KVCache(Owned):
         """Where something is forgotten: what is handed out is a copy, in order."""
         assert self.max_length is not None
         T, kept = k.shape[2], min(k.shape[2], self.max_length)
-        if self._k is None or self._v is None:
+        keys, values = self._after_past(k, v, self.max_length - 1)
+        if self._k is None:
             self._grow(k, v, end)
-        assert self._k is not None and self._v is not None
-        past = self.max_length - 1
-        keys = torch.cat((*self._in_order(self._k, past), k), 2)
-        values = torch.cat((*self._in_order(self._v, past), v), 2)
         self._put(end - kept, k[:, :, T - kept :], v[:, :, T - kept :])
         self._set(end)
         return keys, values, self._padding(end, keys.shape[2])
@@ -300,19 +311,11 @@ class KVCache(Owned):
         totals = [seen - start + count for start, count in zip(first, lengths, strict=True)]
         end = max(totals)
         self._check_room(seen, end - seen, end)
-        keys, values = k, v
-        if held and self._k is not None and self._v is not None:
-            keys = torch.cat((*self._in_order(self._k, held), k), 2)
-            values = torch.cat((*self._in_order(self._v, held), v), 2)
+        keys, values = self._after_past(k, v, held)
         counts = torch.tensor(lengths, device=device)[:, None]
         counted = torch.arange(T, device=device) < counts  # [B, T]
-        real = counted
-        if held:
-            old = (
-                torch.arange(seen - held, seen, device=device) >= torch.tensor(first, device=device)[:, None]
-            )
-            real = torch.cat((old, counted), 1)
-
+        past = torch.arange(seen - held, seen, device=device) >= torch.tensor(first, device=device)[:, None]
+        real = torch.cat((past, counted), 1)
         kept = min(end, self.max_length) if self.ring and self.max_length else end
         column = (torch.arange(kept, device=device) + (held - kept) + counts).clamp(min=0)[:, None, :, None]
         k, v = (x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values))
@@ -327,6 +330,14 @@ class KVCache(Owned):
         starts = [end - total for total in totals]
         self._set(end, starts if any(starts) else None)
         return keys, values, BoundMask(keys=real, queries=counted)
+
+    def _after_past(self, k: Tensor, v: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Return the last columns that are kept, at most so many, followed by new ones."""
+        if self._k is None or self._v is None or not min(self.length, most):
+            return k, v
+        past = (self._in_order(block, most) for block in (self._k, self._v))
+        keys, values = (torch.cat((*old, new), 2) for old, new in zip(past, (k, v), strict=True))
+        return keys, values
 
     def _in_order(self, block: Tensor, most: int) -> list[Tensor]:
         """The last columns of a block, at most so many, oldest first: a view, or two of a ring gone round."""
@@ -355,10 +366,7 @@ class KVCache(Owned):
 
     def _grow(self, k: Tensor, v: Tensor, end: int) -> None:
         """Blocks with room for so many columns, and what is there copied into them."""
-        if self.max_length is not None:
-            room = self.max_length
-        else:
-            room = max(LEAST, end + end // 2)
+        room = max(LEAST, end + end // 2) if self.max_length is None else self.max_length
         old, seen = (self._k, self._v), self.seen
         self._k = _room((*k.shape[:2], room, k.shape[3]), k.dtype, k.device)
         self._v = _room((*v.shape[:2], room, v.shape[3]), v.dtype, v.device)
@@ -402,10 +410,7 @@ class KVCache(Owned):
             self.belong_to(module)
         if not torch.is_grad_enabled():
             return False
-        held = (
-            self._k is not None and self._v is not None and (self._k.requires_grad or self._v.requires_grad)
-        )
-        if not (k.requires_grad or v.requires_grad or held):
+        if not any(x is not None and x.requires_grad for x in (k, v, self._k, self._v)):
             return False
         if self.max_length is not None:
             raise ArgumentError(
@@ -494,10 +499,7 @@ class KVCache(Owned):
         elif self._at is not None:  # compiled steps look at all columns: nothing odd may be left there
             self._k[:, :, length:].zero_()
             self._v[:, :, length:].zero_()
-        if self._first is None:
-            self._set(length)
-        else:
-            self._set(length, [min(start, length) for start in self._first])
+        self._set(length, self._first and [min(start, length) for start in self._first])
 
     def reset(self) -> None:
         """Forget everything; the room stays."""
@@ -547,3 +549,91 @@ def order_of(index: Tensor | Sequence[int], held: Tensor) -> Tensor:
                 f"{held.shape[0]}; use 0 to {held.shape[0] - 1}"
             )
     return chosen.long()
+
+
+# A step inside torch.compile
+
+
+def check_in_graph(cache: KVCache, need_weights: bool = False, **given: object) -> None:
+    """Raise for what a step inside a graph cannot do."""
+    if cache._at is None:
+        raise ArgumentError(
+            f"cache must be reserved inside torch.compile, where shapes stay: got max_length="
+            f"{cache.max_length} without a batch; make it with mha.cache(batch, max_length)"
+        )
+    if need_weights:
+        raise ArgumentError(
+            "need_weights must be False in a step over a cache inside torch.compile: got True, and a map of "
+            "columns that are not there yet would tell wrong distances; pass need_weights=False, or look "
+            "outside torch.compile"
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{name} must not be given in a step over a cache inside torch.compile: got {told(value)}; "
+                "make such a step outside of it"
+            )
+
+
+def attend_in_graph(
+    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, cache: KVCache
+) -> tuple[Tensor, AttentionMap, Tensor]:
+    """(heads [B, H, T, Dv], a map of all columns, values): the cache extended and attended to."""
+    at, M = cache._at, cache.max_length
+    assert at is not None and cache._k is not None and cache._v is not None and M is not None
+    keys, values = cache._k, cache._v
+    cache.check(k, v, module)
+    (B, _, T, _), device = q.shape, q.device
+    spots = at + torch.arange(T, device=device)  # columns of the queries
+    slots = torch.arange(M, device=device)
+    if not cache.ring:
+        if T > M:
+            raise ShapeError(f"max_length must hold all tokens: {T} > {M}; make the cache larger")
+        torch._assert_async(at + T <= M, FULL)
+        keys.index_copy_(2, spots, k)
+        values.index_copy_(2, spots, v)
+        columns = slots
+    elif T == 1:
+        keys.index_copy_(2, spots % M, k)
+        values.index_copy_(2, spots % M, v)
+        columns = spots - (spots - slots) % M
+    else:  # what the last tokens overwrite, the first ones still see
+        columns = torch.cat((at - 1 - (at - 1 - slots) % M, spots))
+        keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
+        first = T - min(T, M)  # of those that are kept
+        cache._k.index_copy_(2, spots[first:] % M, k[:, :, first:])
+        cache._v.index_copy_(2, spots[first:] % M, v[:, :, first:])
+
+    ahead = columns - spots[:, None]  # [T, S]
+    seen = (ahead <= 0) & (columns >= 0)
+    window = module.window
+    if window is not None:
+        seen = seen & (ahead > -window if isinstance(window, int) else ahead >= -window[0])
+    if cache._first_there is not None:
+        seen = seen & (columns >= cache._first_there[:, None])[:, None]  # [B, T, S]
+    if T == 1:
+        mask = Mask(keys=seen.reshape(-1, seen.shape[-1]).expand(B, -1))
+    else:
+        mask = Mask(allowed=seen[:, None] if seen.ndim == 3 else seen[None, None])
+    at.add_(T)
+    cache._seen = None  # which only the device knows now
+    heads, weights = attention(
+        q, keys, values, mask, False, None, module.scale, module.softcap, _bias_by_distance(module, q, ahead),
+        module.sinks, module.dropout if module.training else 0.0,
+    )  # fmt: skip
+    return heads, weights, values
+
+
+def _bias_by_distance(module: MultiHeadAttention, q: Tensor, ahead: Tensor) -> Tensor | None:
+    """The layer's bias of keys so far ahead of their queries, [1, H, T, S]."""
+    total: Tensor | None = None
+    if module._slopes is not None:
+        slopes = module._slopes.bias(q.device).slopes
+        slopes = slopes.double() if q.dtype == torch.float64 else slopes
+        total = -(slopes[:, None, None] * ahead.abs())[None]
+    if module.relative_bias is not None:
+        values = module.relative_bias().values  # [H, R]
+        reach = values.shape[1] // 2
+        own = values[:, ahead.clamp(-reach, reach) + reach][None]
+        total = own if total is None else total + own
+    return total

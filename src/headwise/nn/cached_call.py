@@ -28,8 +28,7 @@ from ..mask_rules import is_traced
 from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Bias, Scoring
 from . import module_call, options
-from .cache import KVCache
-from .compiled_step import attend_in_graph, check_in_graph
+from .cache import KVCache, attend_in_graph, check_in_graph
 from .memory import Memory
 from .options import Positions
 from .packed_weights import ordinary

@@ -1,6 +1,6 @@
-"""The numbers a `MultiHeadAttention` is made of: sizes, first weights, the line in its repr.
+"""The initial weights of a `MultiHeadAttention`, and the line in its repr.
 
-Sizes, and the line itself, are in layer_sizes.py, which needs no torch.
+Sizes, and the line itself, are in presets.py, which needs no torch.
 
 The first weights are those `torch.nn.MultiheadAttention` of the same sizes draws from the same seed. The
 order is torch's: out_proj as every `nn.Linear`, then q, k and v uniformly in the bounds of Glorot 2010, taken
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .layer_sizes import Sizes, line
+from .options import undrawn
+from .presets import Sizes, line
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -28,19 +29,6 @@ __all__ = ["Sizes", "in_use", "of", "reset", "undrawn"]
 
 
 # First weights
-
-
-def undrawn(
-    width_in: int, width_out: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
-) -> nn.Linear:
-    """An `nn.Linear` whose weights have not been drawn: torch's own would draw them, out of torch's order."""
-    layer = nn.Linear.__new__(nn.Linear)
-    nn.Module.__init__(layer)
-    layer.in_features, layer.out_features = width_in, width_out
-    layer.weight = nn.Parameter(torch.empty(width_out, width_in, device=device, dtype=dtype))
-    empty = torch.empty(width_out, device=device, dtype=dtype) if bias else None
-    layer.register_parameter("bias", None if empty is None else nn.Parameter(empty))
-    return layer
 
 
 @torch.no_grad()
@@ -86,13 +74,13 @@ def of(module: MultiHeadAttention) -> str:
 
 
 def in_use(module: MultiHeadAttention) -> dict[str, str]:
-    """The options of today's models that a module has, by name, each as the repr says it."""
-    said = {
+    """Return the options that a module has and torch's class has not, by name, each as the repr shows it."""
+    shown = {
         name: f"{name}={getattr(module, name)!r}" for name in ("rope", "qk_norm", "gate")
         if getattr(module, name) is not None
     }  # fmt: skip
     if module.alibi:
-        said["alibi"] = "alibi"
+        shown["alibi"] = "alibi"
     if module.relative_bias is not None:
-        said["relative_bias"] = "relative_bias"
-    return said
+        shown["relative_bias"] = "relative_bias"
+    return shown

@@ -1,4 +1,4 @@
-"""`Memory`: the keys and values of another text, made once for all queries that are to come.
+"""`Memory`: the keys and values of another text, projected once for many calls of cross-attention.
 
 Letters: B batch, T query_len, S key_len, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -60,7 +60,7 @@ class Memory(Owned):
             self._mask = self._mask.select(chosen, slice(None), slice(None))
 
     def given_to(self, q: Tensor, module: nn.Module) -> tuple[Tensor, Tensor, Mask | None]:
-        """Keys, values and what is hidden of them, for these queries [B, H, T, D] of the module.
+        """Return keys, values and their mask for queries [B, H, T, D] of the module.
 
         Raises:
             ShapeError: another batch, or another layer's heads.
@@ -111,7 +111,7 @@ def remember(
 
 
 def _of_keys(mask: Mask | Tensor, batch: int, num_heads: int, key_len: int) -> Mask:
-    """A mask of keys alone, for whichever queries come."""
+    """Check that a mask depends on keys alone, and bind it for any queries."""
     rules = module_call.rules_of(mask, batch, 1, key_len, itself=False)
     other = [name for name in rules.held if name not in ("keys", "allowed")]
     if other:

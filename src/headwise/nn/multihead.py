@@ -19,13 +19,11 @@ from ..scoring import Bias
 from . import cached_call, dimensions, module_call, options, presets, ragged, torch_conversion
 from .cache import KVCache
 from .dimensions import Sizes
-from .local_heads import LocalHeads
 from .memory import Memory, remember
 from .module_call import Given, plain_self_attention
-from .options import Buckets, Positions, QKNorm, RelativeBias, Slopes
+from .options import Buckets, HeadsOfRank, Positions, QKNorm, RelativeBias, Sharding, Slopes
 from .packed_weights import PLAIN, Packed, pack
 from .rotary import Rope
-from .sharded_modules import Sharding
 
 __all__ = ["MultiHeadAttention"]
 
@@ -101,7 +99,7 @@ class MultiHeadAttention(nn.Module):
     k_norm: nn.Module | None
     gate_proj: nn.Linear | None
     _slopes: Slopes | None
-    local_heads: LocalHeads | None = None  # of those that several processes share; None: all heads are here
+    local_heads: HeadsOfRank | None = None  # of those that several processes share; None: all heads are here
     _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
 
     @answering(module_call.OF_THE_CONSTRUCTOR)

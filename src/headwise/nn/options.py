@@ -1,15 +1,15 @@
-"""What a layer of today's models has besides projections and heads: norms, biases by distance, gates.
+"""Options of a layer besides projections and heads: norms, positions, biases by distance, gates.
 
     q, k = norm(q), norm(k)                         qk_norm          QKNorm
     q, k = turned by their positions                rope             rotary.py
     s_ij + b_h[bucket(j - p_i)] - slope_h |j - p_i| relative_bias    RelativeBias; alibi
     sigmoid(x W_g) * head                           gate             "head" or "channel"
 
-A gate lets a head say nothing where it has nothing to say, without a sink to attend to: "channel", one
-number per channel of each head, as in Qwen3-Next; "head", one per head. Qiu 2025, "Gated Attention for Large
-Language Models".
+A gate lets a head output nothing without a sink to attend to: "channel", one number per channel of each
+head, as in Qwen3-Next; "head", one per head. Qiu 2025, "Gated Attention for Large Language Models".
 
-The functions below are what `MultiHeadAttention` does with its options.
+The functions below are how `MultiHeadAttention` uses its options; the protocols at the end are what it asks
+of `headwise.parallel`.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -17,29 +17,35 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..arguments import told
 from ..errors import ArgumentError, ShapeError, nearest
+from ..map import AttentionMap
 from ..mask_rules import can_read, is_traced
+from ..masks import Mask
 from ..scoring import Alibi, Bias, Relative, alibi, joined
-from . import dimensions
-from .frozen_settings import Settings
-from .rotary import Rope
+from .rotary import Rope, Settings
 
 if TYPE_CHECKING:
+    from .cache import KVCache
+    from .memory import Memory
     from .multihead import MultiHeadAttention
 
 __all__ = [
     "GATES",
+    "Attended",
     "Buckets",
+    "HeadsOfRank",
     "Positions",
     "QKNorm",
     "RelativeBias",
+    "Sharding",
     "Slopes",
     "add",
     "added",
@@ -49,6 +55,7 @@ __all__ = [
     "normalised_by",
     "rotated",
     "share",
+    "undrawn",
 ]
 
 GATES = ("head", "channel")
@@ -91,7 +98,7 @@ class QKNorm(Settings):
     def make(
         self, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> nn.Module:
-        """The norm of queries or keys of so many heads."""
+        """Make the norm of queries or keys of so many heads."""
         width = heads * head_dim if self.whole else head_dim
         return NORMS[self.kind](width, eps=self.eps, device=device, dtype=dtype)
 
@@ -141,7 +148,7 @@ class Buckets(Settings):
             )
 
     def of(self, offsets: Tensor) -> Tensor:
-        """The bucket of each j - p, int64."""
+        """Return the bucket of each offset j - p, int64."""
         count, first = self.count, torch.zeros_like(offsets)
         if self.both_ways:
             count //= 2
@@ -190,15 +197,15 @@ class RelativeBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """No distance is preferred."""
+        """Set all biases to 0: no distance is preferred."""
         nn.init.zeros_(self.weight)
 
     def forward(self) -> Relative:
-        """What `bias=` takes, for any lengths: from max_distance on all is one bucket, on either side."""
+        """Return a bias for `bias=`, for any lengths; keys beyond max_distance are in the last bucket."""
         return Relative(self.weight[self.buckets.by_offset(self.weight.device)].t())
 
     def extra_repr(self) -> str:
-        """What it is made of."""
+        """Heads and buckets."""
         return f"{self.num_heads} heads, {self.buckets}"
 
 
@@ -209,11 +216,11 @@ class Slopes(Settings):
     numbers: tuple[float, ...]
 
     def bias(self, device: torch.device) -> Alibi:
-        """As `bias=` takes them."""
+        """Return the slopes for `bias=`."""
         return self.keep(device, lambda: Alibi(torch.tensor(self.numbers, device=device)))
 
 
-# What a module does with them
+# How a module uses them
 
 
 def add(
@@ -226,10 +233,10 @@ def add(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> None:
-    """Check the options, and make what they are made of.
+    """Check the options of a new module, and make its norms, biases and gate.
 
     Raises:
-        ArgumentError: not one of those there are.
+        ArgumentError: an unknown option.
         ShapeError: sizes that do not fit the heads.
     """
     H, Hk, D = module.num_heads, module.num_kv_heads, module.head_dim
@@ -259,15 +266,28 @@ def add(
         raise ArgumentError(f"gate must be a known kind: got {gate!r}; {nearest(str(gate), GATES)}")
     module.gate = gate
     width = {None: 0, "head": H, "channel": H * module.value_dim}[gate]
-    linear = dimensions.undrawn(module.d_model, width, False, device, dtype) if width else None
+    linear = undrawn(module.d_model, width, False, device, dtype) if width else None
     module.gate_proj = linear
 
 
+def undrawn(
+    width_in: int, width_out: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Linear:
+    """Return an `nn.Linear` with uninitialised weights, so that they can be drawn in the order torch does."""
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.in_features, layer.out_features = width_in, width_out
+    layer.weight = nn.Parameter(torch.empty(width_out, width_in, device=device, dtype=dtype))
+    empty = torch.empty(width_out, device=device, dtype=dtype) if bias else None
+    layer.register_parameter("bias", None if empty is None else nn.Parameter(empty))
+    return layer
+
+
 def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
-    """Let a module have a bias that was made elsewhere.
+    """Give a module a bias that other layers have, too.
 
     Raises:
-        ShapeError: one of another number of heads.
+        ShapeError: it has another number of heads.
     """
     if relative_bias.num_heads != module.num_heads:
         raise ShapeError(
@@ -278,12 +298,12 @@ def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
 
 
 def normalised(module: MultiHeadAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """q [B, T, H * D] and k [B, S, Hk * D] by the module's norms, in the dtype they came in."""
+    """Apply the module's norms to q [B, T, H * D] and k [B, S, Hk * D]; their dtypes stay."""
     return normalised_by(module, module.q_norm, q), normalised_by(module, module.k_norm, k)
 
 
 def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) -> Tensor:
-    """x [B, T, heads * D] by one of the module's norms, in the dtype it came in."""
+    """Apply one of the module's norms to x [B, T, heads * D]; its dtype stays."""
     if norm is None or module.qk_norm is None:
         return x
     whole = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
@@ -295,7 +315,7 @@ def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor)
 def rotated(
     rope: Rope, q: Tensor, k: Tensor, positions: Positions | None, before: int, itself: bool
 ) -> tuple[Tensor, Tensor]:
-    """q [B, H, T, D] and k [B, Hk, S, D] turned by where they stand: the last query beside the last key.
+    """Rotate q [B, H, T, D] and k [B, Hk, S, D] by their positions; the last query is beside the last key.
 
     Args:
         positions: of the tokens; in cross-attention a pair, the queries' and the keys'.
@@ -303,7 +323,7 @@ def rotated(
         itself: whether queries and keys are of the same tokens.
 
     Raises:
-        ArgumentError, ShapeError: positions that are none.
+        ArgumentError, ShapeError: wrong positions.
     """
     T, S = q.shape[2], k.shape[2]
     if positions is None:
@@ -345,7 +365,9 @@ def check_positions(positions: object, x: Tensor, name: str) -> None:
         raise ArgumentError(
             f"{name} must be a tensor of whole numbers: got {told(positions)}; as torch.arange({T})"
         )
-    if tuple(positions.shape) not in ((T,), (B, T), (1, T)):
+    # one by one: in a graph for any length a comparison of tuples is False
+    fits = positions.ndim in (1, 2) and positions.shape[-1] == T
+    if not fits or (positions.ndim == 2 and positions.shape[0] != B and positions.shape[0] != 1):
         raise ShapeError(
             f"{name} must be [T] or [B, T] = {[B, T]}: got {list(positions.shape)}; one for each token"
         )
@@ -356,7 +378,7 @@ def check_positions(positions: object, x: Tensor, name: str) -> None:
 
 
 def added(module: MultiHeadAttention, device: torch.device, bias: Bias | None) -> Bias | None:
-    """What is added to the scores: what the call gives, and what the layer has."""
+    """Return what is added to the scores: the call's bias and the layer's own."""
     if module._slopes is not None:
         bias = joined(bias, module._slopes.bias(device))
     if module.relative_bias is not None:
@@ -365,8 +387,53 @@ def added(module: MultiHeadAttention, device: torch.device, bias: Bias | None) -
 
 
 def gated(module: MultiHeadAttention, heads: Tensor, query: Tensor) -> Tensor:
-    """The heads' outputs [B, H, T, Dv], each by its gate."""
+    """Multiply the outputs of heads [B, H, T, Dv] by their gates."""
     if module.gate_proj is None:
         return heads
     share = module.gate_proj(query).sigmoid().unflatten(-1, (module.num_heads, -1))  # [B, T, H, 1 or Dv]
     return heads * share.transpose(1, 2)
+
+
+# What a module asks of whoever lays it over several ranks; `headwise.parallel` answers
+
+
+class HeadsOfRank(Protocol):
+    """Which heads of a layer are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
+
+    def agree(self, x: Tensor) -> Tensor:
+        """Return the first rank's x, on every rank."""
+        ...
+
+
+class Attended(NamedTuple):
+    """The result of a call on this rank."""
+
+    heads: Tensor  # [B, H, T, Dv], before their gates
+    weights: AttentionMap  # of the whole sequence
+    values: Tensor  # [B, Hk, S, Dv]
+    query: Tensor  # [B, T, E], with 0 at padding
+    real: Tensor | None  # bool [B, T], which tokens are no padding; None: all
+
+
+class Sharding(Protocol):
+    """How a sequence lies over ranks."""
+
+    def attend(
+        self,
+        module: MultiHeadAttention,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | Tensor | None,
+        bias: Bias | None,
+        positions: Positions | None,
+        cache: KVCache | Memory | None,
+        lengths: Tensor | Sequence[int] | None,
+        documents: Tensor | None,
+    ) -> Attended:
+        """Compute a call of a module for this rank's tokens."""
+        ...
+
+    def positions(self, ids: Tensor) -> tuple[Tensor, int]:
+        """Return the positions of this rank's tokens ids [B, T], int [T], and the length of the sequence."""
+        ...

@@ -1,16 +1,16 @@
 """Ragged batches: `mha(x, lengths=..)` and `mha(x, documents=..)`, which compute nothing for padding.
 
-Real tokens are packed one after another, once. All projections, norms, rotations and gates see them packed,
-[1, N, E]; attention goes sequence by sequence:
+Real tokens are packed one after another, once. Projections, norms, rotations and gates see them packed,
+[1, N, E]; each sequence attends to itself:
 
     on a CPU        one call each; short ones side by side, padded to the longest
     on a GPU        all in one call of torch's flash kernel; side by side where that kernel cannot: float32,
                     soft caps, sinks, ALiBi, a relative bias, dropout, no heads over 256 wide
     compiled        padded altogether: how many tokens there are is not known in a graph
 
-A mask of more than positions, or a bias that is a tensor, is of a padded batch: there attention is padded,
-and the rest is not. Where there is nothing to skip, or nothing else, the call is an ordinary one. Whichever
-way, the output is that of the padded call, with 0 at padding.
+A mask that depends on more than positions, or a bias that is a tensor, is given for the padded batch: then
+attention is padded, and the rest is not. If no token is padding, or all are, the call is an ordinary one. In
+every case the output is that of the padded call, with 0 at padding.
 
 Letters: B batch, T query_len, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -60,10 +60,35 @@ class Batch(NamedTuple):
     ids: Tensor | None  # of documents, int [B or 1, T]; None: the lengths of sequences
 
     def rules(self) -> Mask:
-        """What the padded batch would be told."""
+        """The mask of the padded batch."""
         if self.ids is not None:
             return Mask.documents(self.ids)
         return Mask.padding(self.places.counts, self.places.counts)
+
+
+class PackedCall(NamedTuple):
+    """A call whose real tokens are packed one after another."""
+
+    module: MultiHeadAttention
+    q: Tensor  # [1, H, N, D]
+    k: Tensor  # [1, Hk, N, D]
+    v: Tensor  # [1, Hk, N, Dv]
+    mask: Mask | Tensor | None
+    bias: Bias | None
+    batch: Batch
+
+    @property
+    def dropout(self) -> float:
+        """The share of weights that are dropped."""
+        return self.module.dropout if self.module.training else 0.0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> tuple[Tensor, AttentionMap]:
+        """An ordinary call with the module's options."""
+        module = self.module
+        return attention(
+            q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
+            options.added(module, q.device, self.bias), module.sinks, self.dropout,
+        )  # fmt: skip
 
 
 def forward(
@@ -116,7 +141,7 @@ def head_outputs(
     lengths: Tensor | Sequence[int] | None,
     documents: Tensor | Sequence[int] | None,
 ) -> Tensor:
-    """What each head says, [B, H, T, Dv], 0 at padding; raises as `forward`."""
+    """The output of each head, [B, H, T, Dv], 0 at padding; raises as `forward`."""
     check_alone(key, value, cache, lengths, documents)
     batch = _batch(module, query, lengths, documents)
     if batch is None:
@@ -127,7 +152,7 @@ def head_outputs(
     return batch.runs.unpack_heads(packed, batch.places)
 
 
-# The padded way
+# As a padded batch with a mask
 
 
 def as_mask(
@@ -137,10 +162,10 @@ def as_mask(
     lengths: Tensor | Sequence[int] | None,
     documents: Tensor | Sequence[int] | None,
 ) -> tuple[Tensor, Mask, Tensor | None]:
-    """The same call without lengths or documents: (query, mask, which tokens are real; None: all).
+    """Replace lengths or documents by a mask: (query, mask, which tokens are real; None: all).
 
-    For those who need every place of [B, T]: compilers, and whoever listens to a module. What the call says
-    at padding is to be set to 0 (`without_padding`); what stands there in `query` is.
+    For compilers and listeners, which need all of [B, T]. The query has 0 at padding; set the output there to
+    0 with `without_padding`.
     """
     module_call.check(module, query, query, query)
     (B, T, _), real = query.shape, None
@@ -163,7 +188,7 @@ def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
     return x if real is None else x.masked_fill(~real[..., None], 0)
 
 
-# What is given
+# Checks
 
 
 def check_alone(
@@ -199,9 +224,9 @@ def _batch(
     lengths: Tensor | Sequence[int] | None,
     documents: Tensor | Sequence[int] | None,
 ) -> Batch | None:
-    """Where the tokens are; None: the call is better an ordinary one.
+    """Return where the tokens are, or None if the call is better an ordinary one.
 
-    A tensor on a device is read once, and its device waited for.
+    Lengths or documents on a device are read once, which waits for the device.
     """
     module_call.check(module, query, query, query)
     if torch.compiler.is_compiling() or is_traced():
@@ -210,7 +235,7 @@ def _batch(
     if documents is None:
         counts: list[int]
         if isinstance(lengths, list) and all(type(count) is int for count in lengths):
-            counts = lengths  # as they are: a tensor of them would be made for nothing
+            counts = lengths  # no tensor needs to be made
         else:
             counts = module_call.as_lengths(lengths).tolist()
         module_call.check_lengths(counts, B, T)
@@ -226,7 +251,7 @@ def _batch(
     return Batch(runs, runs.places(query, keep=unseen(query)), ids)
 
 
-# The packed way
+# As packed tokens
 
 
 def _attend(
@@ -238,7 +263,7 @@ def _attend(
     batch: Batch,
     need_weights: bool,
 ) -> tuple[Tensor, AttentionMap | None]:
-    """(what each head says of packed tokens, [1, H, N, Dv]; the map of the padded batch)."""
+    """Return (the output of each head for packed tokens, [1, H, N, Dv]; the map of the padded batch)."""
     runs, places = batch.runs, batch.places
     x = runs.pack(query, places)  # [1, N, E]
     q, k, v = module._project(x, x, x)
@@ -252,13 +277,14 @@ def _attend(
     elif positions is not None:
         raise module_call.no_use(positions)
     q, k, v = under_autocast(q, k, v)
+    call = PackedCall(module, q, k, v, mask, bias, batch)
     weights: AttentionMap | None
     if isinstance(mask, Tensor) or not (mask is None or mask.is_positional) or _is_of_pairs(bias):
-        heads, weights = _padded(module, q, k, v, mask, bias, batch)
+        heads, weights = _padded(call)
     else:
-        answer = _all_at_once(module, q, k, v, mask, bias, batch)
+        answer = _all_at_once(call, mask)
         if answer is None:
-            answer = _way(q, runs, q.shape[1] * q.shape[3])(module, q, k, v, mask, bias, batch)
+            answer = _way(q, runs, q.shape[1] * q.shape[3])(call, mask)
         heads, lse = answer
         weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
     return options.gated(module, heads, x), weights if need_weights else None
@@ -281,8 +307,8 @@ class _OverRuns(Runner):
         if self.is_alone:
             return CPU_FLASH.forward(call)
         outs, lses = [], []
-        for one_q, one_k, one_v in self._each(q, k, v):
-            out, lse = CPU_FLASH.forward((one_q, one_k, one_v, None, band, scale))
+        for q_i, k_i, v_i in self._each(q, k, v):
+            out, lse = CPU_FLASH.forward((q_i, k_i, v_i, None, band, scale))
             outs.append(out.transpose(1, 2))
             lses.append(lse)
         return torch.cat(outs, 1).transpose(1, 2), torch.cat(lses, 2)  # laid out as one call would have it
@@ -302,9 +328,9 @@ class _OverRuns(Runner):
         if self.is_alone:
             return CPU_FLASH.backward(call, out, lse, grad)
         parts = []
-        for one_q, one_k, one_v, said, its, pull in self._each(q, k, v, out, lse, grad):
-            parts.append(CPU_FLASH.backward((one_q, one_k, one_v, None, band, scale), said, its, pull))
-        dq, dk, dv = (torch.cat(of_one, 2) for of_one in zip(*parts, strict=True))
+        for q_i, k_i, v_i, out_i, lse_i, grad_i in self._each(q, k, v, out, lse, grad):
+            parts.append(CPU_FLASH.backward((q_i, k_i, v_i, None, band, scale), out_i, lse_i, grad_i))
+        dq, dk, dv = (torch.cat(grads, 2) for grads in zip(*parts, strict=True))
         return dq, dk, dv
 
     def rules(self, causal: bool, shape: Sequence[int]) -> Mask:
@@ -314,15 +340,15 @@ class _OverRuns(Runner):
         return (rules & CAUSAL if causal else rules).bind(shape[0], shape[1], shape[2], shape[2])
 
     def _each(self, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """What belongs to one sequence, of tensors [1, .., N, ..]."""
+        """The parts of tensors [1, .., N, ..] that belong to each sequence that has tokens."""
         apart = [x.split(self.runs.counts, dim=2) for x in packed]
-        return (one for one in zip(*apart, strict=True) if one[0].shape[2])
+        return (parts for parts in zip(*apart, strict=True) if parts[0].shape[2])
 
 
 def _one_sequence(
     module: MultiHeadAttention, query: Tensor, lengths: object, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [1, T, E], map) of a batch of one, cut and padded again; None: not as plain as that."""
+    """Return (output [1, T, E], map) of a batch of one sequence, cut and padded again; None: it cannot."""
     if type(lengths) is not list or len(lengths) != 1 or type(lengths[0]) is not int:
         return None
     layers = module_call.bare_layers(module, query)
@@ -355,7 +381,7 @@ def _one_sequence(
 def _plainest(
     module: MultiHeadAttention, query: Tensor, batch: Batch, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [B, T, E], map) of a module without options, in one step; None: not as plain as that."""
+    """Return (output [B, T, E], map) of a module without options, as one autograd node; None: it cannot."""
     (runs, places, _), held = batch, module.__dict__
     D = held["head_dim"]
     takes = in_rows = packed_sequences.takes_rows(query, D)
@@ -379,17 +405,17 @@ def _plainest(
 
 
 def _is_of_pairs(bias: object) -> bool:
-    """Whether a bias says something of each place of a padded batch, not of distances."""
+    """Return True if a bias is given for each pair of tokens of a padded batch, not by distance."""
     parts = bias if isinstance(bias, tuple) else (bias,)
     return bias is not None and not all(isinstance(part, BY_DISTANCE) for part in parts)
 
 
 Answer = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
-Way = Callable[..., Answer]
+Way = Callable[[PackedCall, Mask | None], Answer]
 
 
 def _way(x: Tensor, runs: Runs, width: int) -> Way:
-    """How packed heads attend where one kernel cannot take them all; width: that of all heads, H * D."""
+    """Choose how packed heads attend if one kernel cannot take them all; width: H * D."""
     counts, longest = runs.counts, max(runs.counts)
     if x.is_cuda:  # one long document among many short ones: too much would be padding
         few = len(counts) * longest <= 2 * runs.batch * runs.length
@@ -398,23 +424,12 @@ def _way(x: Tensor, runs: Runs, width: int) -> Way:
     return _side_by_side if few else _one_by_one
 
 
-def _dropout(module: MultiHeadAttention) -> float:
-    return module.dropout if module.training else 0.0
-
-
-def _all_at_once(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> Answer | None:
+def _all_at_once(call: PackedCall, mask: Mask | None) -> Answer | None:
     """One kernel for sequences of any lengths; None: it cannot."""
+    module, q, v = call.module, call.q, call.v
     if not packed_sequences.has_kernel(v):
         return None
-    if bias is not None or module.alibi or module.relative_bias is not None:
+    if call.bias is not None or module.alibi or module.relative_bias is not None:
         return None
     rules = NOTHING_HIDDEN if mask is None else mask
     if module.causal:
@@ -422,85 +437,46 @@ def _all_at_once(
     if module.window is not None:
         rules = rules & window_rule(module.window)
     scoring = Scoring.of(q.shape[-1], scale=module.scale, softcap=module.softcap, sinks=module.sinks)
-    scores = Scores(q, k, rules, scoring)
-    if packed_sequences.why_not(scores, v, _dropout(module)) is not None:
+    scores = Scores(q, call.k, rules, scoring)
+    if packed_sequences.why_not(scores, v, call.dropout) is not None:
         return None
-    return packed_sequences.attend(scores, v, batch.runs, batch.places)
+    return packed_sequences.attend(scores, v, call.batch.runs, call.batch.places)
 
 
-def _heads_of(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-) -> tuple[Tensor, AttentionMap]:
-    """An ordinary call."""
-    return attention(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
-        options.added(module, q.device, bias), module.sinks, _dropout(module),
-    )  # fmt: skip
-
-
-def _one_by_one(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> Answer:
+def _one_by_one(call: PackedCall, mask: Mask | None) -> Answer:
     """A call per sequence."""
     heads, lse = [], []
     # taken apart in one step: its way back is one step, too
-    apart = (x.split(batch.runs.counts, dim=2) for x in (q, k, v))
-    for one_q, one_k, one_v in zip(*apart, strict=True):
-        if one_q.shape[2]:
-            said, weights = _heads_of(module, one_q, one_k, one_v, mask, bias)
-            heads.append(said)
+    apart = (x.split(call.batch.runs.counts, dim=2) for x in (call.q, call.k, call.v))
+    for q, k, v in zip(*apart, strict=True):
+        if q.shape[2]:
+            output, weights = call.attend(q, k, v, mask)
+            heads.append(output)
             lse.append(weights.lse)
     return torch.cat(heads, dim=2), torch.cat(lse, dim=2)
 
 
-def _side_by_side(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> Answer:
+def _side_by_side(call: PackedCall, mask: Mask | None) -> Answer:
     """A batch of all sequences, padded to the longest."""
-    counts = batch.runs.counts
+    counts = call.batch.runs.counts
     runs = Runs.of_lengths(counts, max(counts))
-    places = runs.places(q, keep=unseen(q))
+    places = runs.places(call.q, keep=unseen(call.q))
     if not runs.everything:
         rules = Mask.padding(places.counts)
         mask = rules if mask is None else rules & mask
-    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
-    heads, weights = _heads_of(module, q, k, v, mask, bias)
+    q, k, v = (runs.unpack_heads(x, places) for x in (call.q, call.k, call.v))
+    heads, weights = call.attend(q, k, v, mask)
     lse = runs.pack_heads(weights.lse[..., None], places)
     return runs.pack_heads(heads, places), lse[..., 0]
 
 
-def _padded(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    batch: Batch,
-) -> tuple[Tensor, AttentionMap]:
+def _padded(call: PackedCall) -> tuple[Tensor, AttentionMap]:
     """(heads [1, H, N, Dv], the map of the padded batch), through the padded batch."""
-    runs, places, rules = batch.runs, batch.places, batch.rules()
-    if mask is not None:
-        rules = module_call.rules_of(mask, runs.batch, runs.length, runs.length, itself=True) & rules
-    q, k, v = (runs.unpack_heads(x, places) for x in (q, k, v))
-    heads, weights = _heads_of(module, q, k, v, rules, bias)
+    runs, places, rules = call.batch.runs, call.batch.places, call.batch.rules()
+    if call.mask is not None:
+        rules = module_call.rules_of(call.mask, runs.batch, runs.length, runs.length, itself=True) & rules
+    q, k, v = (runs.unpack_heads(x, places) for x in (call.q, call.k, call.v))
+    heads, weights = call.attend(q, k, v, rules)
     return runs.pack_heads(heads, places), weights
 
 
@@ -516,14 +492,14 @@ def _map(
     bias: Bias | None,
     batch: Batch,
 ) -> AttentionMap:
-    """The map of the padded batch, [B, H, T, T], whose queries at padding are zeros; made when looked at."""
+    """The map of the padded batch, [B, H, T, T], made when it is used; queries at padding are zeros."""
     runs, places = batch.runs, batch.places
     scored = None
     if bias is not None or module.alibi or module.relative_bias is not None:
         scored = options.added(module, q.device, bias)
     kept = [q, k, *([] if module.sinks is None else [module.sinks])]
     versions = [None if x.is_inference() else x._version for x in kept]
-    said = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
+    settings = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
     grad = torch.is_grad_enabled()
 
     def build() -> tuple[Scores, Tensor | None]:
@@ -535,7 +511,7 @@ def _map(
         with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
             whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
             rules = batch.rules() if mask is None else batch.rules() & mask
-            scores = scores_from(whole_q, whole_k, whole_k, rules, *said)
+            scores = scores_from(whole_q, whole_k, whole_k, rules, *settings)
             return scores, runs.unpack_lse(lse, places, scores)
 
     return later(build)

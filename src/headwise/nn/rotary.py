@@ -13,7 +13,8 @@ own numbers alone, never on the length of a text: dynamic NTK, whose angles chan
 out on purpose, since a cache holds keys that were turned long ago.
 
 Angles are made in float64, and their cosines and sines rounded once. In eager mode they are kept in tables
-that all calls and layers with the same `Rope` share: a range of positions is a slice of a table.
+that all calls and layers with the same `Rope` share: a range of positions is a slice of a table. `Settings`,
+the base class, keeps them; the other settings of a layer (options.py) have it, too.
 
 Letters: B batch, H heads of queries or keys, T length, D head_dim.
 """
@@ -21,31 +22,96 @@ Letters: B batch, H heads of queries or keys, T length, D head_dim.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
-from .frozen_settings import Settings, is_recorded
 
-__all__ = ["Linear", "Llama3", "Ntk", "Rope", "Scaling", "Yarn"]
+__all__ = ["Linear", "Llama3", "Ntk", "Rope", "Scaling", "Settings", "Yarn"]
 
 FEWEST = 64  # positions in a table
+Made = TypeVar("Made")
 
 
-class Scaling(Protocol):
+def is_recorded() -> bool:
+    """Return True if a compiler or a mode of torch records this call: then no tensor of it is kept."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or bool(torch._C._len_torch_dispatch_stack())
+    )
+
+
+class Settings:
+    """A frozen dataclass of plain data that caches tensors computed from it.
+
+    They are never stale, since no field can change, and are in no copy, file, comparison or repr. Copies of a
+    layer share its settings, and so the cached tensors.
+    """
+
+    _kept: dict[Hashable, Any]
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        made = super().__new__(cls)
+        object.__setattr__(made, "_kept", {})
+        return made
+
+    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return the tensors cached under this key, made by `make()` the first time."""
+        if is_recorded():
+            return make()
+        there: Made | None = self._kept.get(key)
+        return self.keep_anew(key, make) if there is None else there
+
+    def keep_anew(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Cache `make()` under this key, in place of what is there."""
+        with torch.inference_mode(False), torch.no_grad():  # else training could not use it later
+            made = make()
+        self._kept[key] = made
+        return made
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        """As it is written in code, without defaults."""
+        arguments = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.default is MISSING or value != field.default:
+                arguments.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+
+class Scaling(Settings):
     """Other angles than a rope's own."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
+            raise ArgumentError(
+                f"factor must be at least 1 and finite: got {self.factor!r}; 4.0 reaches four times as far"
+            )
 
     @property
     def magnitude(self) -> float:
         """What the turned channels of queries and keys are multiplied by, each."""
-        ...
+        return 1.0
 
     def frequencies(self, base: float, dims: int) -> Tensor:
         """θ, float64 [dims / 2], on the CPU."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,7 +210,7 @@ class Rope(Settings):
     def _table(
         self, head_dim: int, device: torch.device, dtype: torch.dtype, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of at least so many positions from 0 on, kept."""
+        """Return cached cosines and sines of at least so many positions from 0 on."""
         key = (head_dim, device, dtype)
         there: tuple[Tensor, Tensor] | None = self._kept.get(key)
         room = 0 if there is None else there[0].shape[0]
@@ -156,7 +222,7 @@ class Rope(Settings):
     def _made(
         self, positions: Tensor, head_dim: int, device: torch.device, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at these positions, [.., D]."""
+        """Compute cosines and sines at these positions, [.., D]."""
         angles = positions.double()[..., None] * self.frequencies(head_dim).to(positions.device)
         factor = 1.0 if self.scaling is None else self.scaling.magnitude
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -179,13 +245,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _check_factor(factor: float) -> None:
-    if not _is_number(factor) or not 1 <= factor < math.inf:
-        raise ArgumentError(
-            f"factor must be at least 1 and finite: got {factor!r}; 4.0 reaches four times as far"
-        )
-
-
 def _check_length(length: int) -> None:
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise ArgumentError(
@@ -194,23 +253,17 @@ def _check_length(length: int) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class Linear(Settings):
+class Linear(Scaling):
     """Position interpolation: all angles divided by `factor`, θ_i / factor. Chen 2023; Vicuna, Gemma 3."""
 
     factor: float
 
-    magnitude = 1.0
-
-    def __post_init__(self) -> None:
-        _check_factor(self.factor)
-
     def frequencies(self, base: float, dims: int) -> Tensor:
-        """θ, float64 [dims / 2]."""
         return _own(base, dims) / self.factor
 
 
 @dataclass(frozen=True, repr=False)
-class Ntk(Settings):
+class Ntk(Scaling):
     """A larger base, base · factor^(dims / (dims - 2)): slow pairs are stretched, fast ones hardly.
 
     The fixed kind of "NTK-aware" scaling (bloc97 2023; Code Llama's larger base is one). The dynamic kind is
@@ -219,20 +272,14 @@ class Ntk(Settings):
 
     factor: float
 
-    magnitude = 1.0
-
-    def __post_init__(self) -> None:
-        _check_factor(self.factor)
-
     def frequencies(self, base: float, dims: int) -> Tensor:
-        """θ, float64 [dims / 2]."""
         if dims < 4:
             raise ShapeError(f"rope must turn two pairs or more with Ntk: {dims} channels; use Linear")
         return _own(base * self.factor ** (dims / (dims - 2)), dims)
 
 
 @dataclass(frozen=True, repr=False)
-class Llama3(Settings):
+class Llama3(Scaling):
     """Llama 3.1's: pairs that turn less than `low` times over the original length are divided by `factor`,
     those that turn more than `high` times stay, and those between are mixed evenly. Llama Team 2024.
     """
@@ -242,16 +289,13 @@ class Llama3(Settings):
     high: float = 4.0
     original_length: int = 8192
 
-    magnitude = 1.0
-
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
+        super().__post_init__()
         _check_length(self.original_length)
         if not 0 < self.low < self.high:
             raise ArgumentError(f"low must be above 0 and below high: {self.low}, {self.high}; use 1 and 4")
 
     def frequencies(self, base: float, dims: int) -> Tensor:
-        """θ, float64 [dims / 2]."""
         own = _own(base, dims)
         turns = self.original_length * own / (2 * math.pi)  # over the original length
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
@@ -259,7 +303,7 @@ class Llama3(Settings):
 
 
 @dataclass(frozen=True, repr=False)
-class Yarn(Settings):
+class Yarn(Scaling):
     """YaRN: fast pairs stay, slow ones are divided by `factor`, those between by a ramp; scores are larger.
 
     Args:
@@ -283,7 +327,7 @@ class Yarn(Settings):
     mscale_all_dim: float | None = None
 
     def __post_init__(self) -> None:
-        _check_factor(self.factor)
+        super().__post_init__()
         _check_length(self.original_length)
         if not 0 < self.beta_slow < self.beta_fast:
             raise ArgumentError(
@@ -311,7 +355,6 @@ class Yarn(Settings):
         return 0.1 * mscale * math.log(self.factor) + 1.0
 
     def frequencies(self, base: float, dims: int) -> Tensor:
-        """θ, float64 [dims / 2]."""
 
         def pair(turns: float) -> float:
             """Which pair makes so many turns over the original length."""

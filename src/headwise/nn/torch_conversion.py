@@ -45,7 +45,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
-    """What makes a `MultiHeadAttention` of the same shape.
+    """Return the arguments of a `MultiHeadAttention` of the same shape.
 
     Raises:
         ArgumentError: not torch's class; keys appended by add_bias_kv or add_zero_attn; another `out_proj`.
@@ -75,7 +75,7 @@ def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
 
 
 def state_of(theirs: nn.MultiheadAttention) -> dict[str, Tensor]:
-    """Copies of its weights under our names, as its forward sees them: pruned and parametrised ones too."""
+    """Return copies of its weights under our names, as its forward uses them (pruned, parametrised)."""
     packed, bias = theirs.in_proj_weight, theirs.in_proj_bias
     weights = packed.chunk(3) if packed is not None else [getattr(theirs, f"{n}_weight") for n in PROJECTIONS]
     held = {f"{name}.weight": weight for name, weight in zip(PROJECTIONS, weights, strict=True)}
@@ -88,7 +88,7 @@ def state_of(theirs: nn.MultiheadAttention) -> dict[str, Tensor]:
 
 
 def freeze_alike(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> None:
-    """Let ours learn what torch's class was to learn."""
+    """Copy `requires_grad` of torch's parameters to ours."""
     packed = theirs.in_proj_weight
     for name in PROJECTIONS:
         layer, weight = getattr(ours, name), getattr(theirs, f"{name}_weight") if packed is None else packed
@@ -101,7 +101,7 @@ def freeze_alike(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> Non
 
 @torch.no_grad()
 def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAttention:
-    """torch's class with copies of these weights.
+    """Return torch's class with copies of these weights.
 
     Raises:
         ShapeError: sizes torch's class cannot have.
@@ -143,28 +143,20 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
 
 
 def _copy_weights(layers: list[nn.Linear], twin: nn.MultiheadAttention) -> None:
+    """Copy weights and biases, and whether they learn; a missing bias is 0, a packed one learns if all do."""
     *three, out = layers
-    if twin.in_proj_weight is not None:
-        homes = twin.in_proj_weight.split(twin.embed_dim)
-        twin.in_proj_weight.requires_grad_(all(layer.weight.requires_grad for layer in three))
-    else:
-        homes = (twin.q_proj_weight, twin.k_proj_weight, twin.v_proj_weight)
-        for home, layer in zip(homes, three, strict=True):
-            home.requires_grad_(layer.weight.requires_grad)
-    twin.out_proj.weight.requires_grad_(out.weight.requires_grad)
-    for home, layer in zip((*homes, twin.out_proj.weight), layers, strict=True):
-        home.copy_(layer.weight)
-    if twin.in_proj_bias is None:
-        return
-    learned = [layer.bias is not None and layer.bias.requires_grad for layer in layers]
-    twin.in_proj_bias.requires_grad_(all(learned[:3]))
-    twin.out_proj.bias.requires_grad_(learned[3])
-    biases = (*twin.in_proj_bias.split(twin.embed_dim), twin.out_proj.bias)
-    for home, layer in zip(biases, layers, strict=True):
-        if layer.bias is None:
-            home.zero_()
-        else:
-            home.copy_(layer.bias)
+    sources: dict[str, list[Tensor | None]] = {
+        "in_proj_weight": [layer.weight for layer in three],
+        "in_proj_bias": [layer.bias for layer in three],
+        "out_proj.weight": [out.weight],
+        "out_proj.bias": [out.bias],
+    }
+    for name, layer in zip(PROJECTIONS, three, strict=True):
+        sources[f"{name}_weight"] = [layer.weight]
+    for name, target in twin.named_parameters():
+        parts = sources[name]
+        target.copy_(torch.cat([target.new_zeros(twin.embed_dim) if p is None else p for p in parts]))
+        target.requires_grad_(all(p is not None and p.requires_grad for p in parts))
 
 
 # State dicts under other names
@@ -194,16 +186,16 @@ OUT = (
 def to_own_names(
     state: State, prefix: str, sizes: Sizes, children: Collection[str] = (), *, copy: bool = False
 ) -> list[str]:
-    """Rename, split and transpose what lies under `prefix`, in place; strangers stay.
+    """Rename, split and transpose the tensors under `prefix`, in place; unknown names stay.
 
-    Nothing is renamed beside own names that are there already, nor a name that a child of the module has.
-    What does not fit stays under its name, so that torch reports it as unexpected.
+    Nothing is renamed if our own name is there already, nor is a name that a child of the module has. What
+    does not fit keeps its name, so that torch reports it as unexpected.
 
     Args:
-        copy: whether the parts of a packed weight get memory of their own.
+        copy: give each part of a packed weight its own memory.
 
     Returns:
-        What to do about packed layers that would fit if their rows were known to.
+        For each packed layer whose order of rows is not known, what to do about it.
     """
     rows = [sizes.query_width, sizes.key_width, sizes.value_width]
     refused = [
@@ -231,14 +223,14 @@ def to_own_names(
 
 
 def _is_decided(state: State, prefix: str, name: str, sizes: Sizes, rows: int) -> bool:
-    """Whether the rows of a packed layer, if there is one that fits, are q's, then k's, then v's for sure."""
+    """Return True unless a packed layer of this name fits whose rows may not be q's, then k's, then v's."""
     weight = state.get(f"{prefix}{name}.weight")
     if weight is None or weight.ndim != 2 or rows not in weight.shape:
-        return True  # there is nothing to decide
+        return True  # there is no such layer, or it does not fit
     if name == "c_attn":
         if weight.shape[0] != rows:
             return True  # GPT-2's own, [in, out]
-        square = weight.shape[1] == rows  # then even that is not known
+        square = weight.shape[1] == rows  # then it may be either
         return not square and (sizes.num_kv_heads == 1 or f"{prefix}c_attn.bias" not in state)
     return name == "in_proj" and not any(f"{prefix}{x}_bias" in state for x in "qv")
 
@@ -258,7 +250,7 @@ def _what_to_do(state: State, prefix: str, name: str, sizes: Sizes) -> str:
 def _take_out(
     state: State, prefix: str, end: str, rows: list[int], children: Collection[str]
 ) -> Sequence[Tensor]:
-    """The weights or biases of q, k and v under the first naming that is there; none if none is."""
+    """Remove and return the weights or biases of q, k and v under the first naming found; () if none is."""
     separate = [
         [f"{prefix}{name}.{end}" for name in names] for names in SEPARATE if _top(names[0]) not in children
     ]

@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from .heads_sharding import shard_heads
     from .sequence import join, split
     from .sequence_sharding import shard_sequence, sum_gradients
-    from .sharded_call import attention
-    from .sharded_map import ShardedMap
+    from .sharded_map import ShardedMap, attention
 
 _HOMES = {
     "ShardedMap": ".sharded_map",
-    "attention": ".sharded_call",
+    "attention": ".sharded_map",
     "clip_grad_norm_": "..models.training_loop",
     "join": ".sequence",
     "shard_heads": ".heads_sharding",

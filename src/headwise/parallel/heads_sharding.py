@@ -1,40 +1,59 @@
-"""`shard_heads`: the heads of a model's attention over the devices of a mesh.
+"""`shard_heads`: shard the heads of a model's attention over the devices of a mesh.
 
-    model ──> every attention and feed-forward of ours, every attention of torch's ──> checked, all of them
-          ──> each through `parallelize_module`, in place                               sharded_layers.py
-          ──> what is not sharded, made the same on every rank
+    find every attention and feed-forward of headwise, every attention of torch
+      -> check all of them -> shard the layers of each in place (sharded_layers.py)
+      -> broadcast everything else from the first rank
 
-Letters: H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, n ranks.
+A sharded module keeps its identity; its class becomes one of those below.
+
+    x, the same on every rank -> q, k, v of this rank's heads -> attention -> out_proj -> sum over ranks
+
+Letters: B batch, T query_len, S key_len, E d_model, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim, n
+ranks.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from ..arguments import told
+from ..arguments import REQUIRED, told
 from ..errors import ArgumentError, ShapeError
+from ..foreign_masks import from_torch
+from ..map import AttentionMap
+from ..masks import Mask
 from ..models.layers import FeedForward
-from ..nn import MultiHeadAttention, MultiheadAttention
-from ..nn.local_heads import LocalHeads
+from ..nn import Memory, MultiHeadAttention, MultiheadAttention
+from ..nn.as_torch.torch_masks import content_of
+from ..nn.module_call import Given
 from ..nn.options import Slopes
 from ..nn.packed_weights import OUT_PROJ
-from ..nn.rank_exchange import Group
-from .sharded_attention import ShardedAttention, ShardedFeedForward, ShardedTorchAttention
-from .sharded_layers import ByHead, Columns, Rows, ShardedRelativeBias, SharedNorm, SharedRows, WholeNorm
+from ..scoring import Bias
+from .local_heads import Group, LocalHeads, copy_to_ranks, gather_from_ranks, reduce_from_ranks
+from .sharded_layers import (
+    SHARED_NORMS,
+    WHOLE_NORMS,
+    ColumnLinear,
+    RowLinear,
+    ShardedRelativeBias,
+    SharedLinear,
+    local_part,
+    shard,
+)
 
-__all__ = ["shard_heads"]
+__all__ = ["ShardedAttention", "ShardedFeedForward", "ShardedTorchAttention", "shard_heads"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -104,15 +123,13 @@ def shard_heads(
             assert isinstance(module, nn.MultiheadAttention), path
             _shard_torchs(module, mesh)
     for module in model.modules():  # its native path asks attention for weights that lie over ranks now
-        if isinstance(module, nn.TransformerEncoder) and _has_sharded(module):
+        if isinstance(module, nn.TransformerEncoder) and any(
+            isinstance(part, ShardedTorchAttention) for part in module.modules()
+        ):
             module.use_nested_tensor = False
     _send_the_rest(model, group)
     _watch_optimizers(before, model)
     return model
-
-
-def _has_sharded(encoder: nn.Module) -> bool:
-    return any(isinstance(part, ShardedTorchAttention) for part in encoder.modules())
 
 
 def _one_axis(mesh: object, axis: str) -> DeviceMesh:
@@ -133,7 +150,7 @@ def _one_axis(mesh: object, axis: str) -> DeviceMesh:
 
 
 def _found(model: nn.Module) -> dict[str, nn.Module]:
-    """What can be sharded, by path, each once."""
+    """Return the modules that can be sharded, by path, each once."""
     kinds = (MultiHeadAttention, FeedForward, nn.MultiheadAttention, ShardedTorchAttention)
     found: dict[str, nn.Module] = {
         path: module for path, module in model.named_modules() if isinstance(module, kinds)
@@ -141,7 +158,7 @@ def _found(model: nn.Module) -> dict[str, nn.Module]:
     attends = any(not isinstance(module, FeedForward) for module in found.values())
     if not attends and not isinstance(model, FeedForward):
         what = "use headwise.MultiHeadAttention in it"
-        if _is_huggingface(model):
+        if any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
             what = "its own tp_plan shards it, and headwise hears all of its heads then"
         raise ArgumentError(
             "model must have attention of headwise or torch.nn.MultiheadAttention to shard: got "
@@ -150,15 +167,11 @@ def _found(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _is_huggingface(model: nn.Module) -> bool:
-    return any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
-
-
 # What cannot be sharded
 
 
 def _check(path: str, module: nn.Module, ranks: int) -> None:
-    """Raise for a module that cannot be sharded over so many ranks, before any is."""
+    """Raise if a module cannot be sharded over so many ranks."""
     name = path or "the model itself"
     if isinstance(module, ShardedAttention | ShardedFeedForward | ShardedTorchAttention):
         raise ArgumentError(
@@ -229,7 +242,7 @@ def _check_norms(name: str, module: MultiHeadAttention) -> None:
 
 
 def _check_shared(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Raise for a parameter that is sharded in one place and used in another, where it would come apart."""
+    """Raise if a parameter that will be sharded is also used elsewhere: the two would not stay one."""
     places: dict[Tensor, str] = {}
     sharded = {parameter for module in found.values() for parameter in module.parameters()}
     for path, module in model.named_modules():
@@ -244,7 +257,7 @@ def _check_shared(model: nn.Module, found: dict[str, nn.Module]) -> None:
 
 
 def _check_random_numbers(model: nn.Module, group: Group) -> None:
-    """Raise if the model drops anything, and ranks would not drop the same where it is whole."""
+    """Raise if the model has dropout and the random states of the ranks differ."""
     if group.size() == 1 or not any(map(_drops, model.modules())):
         return
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -276,21 +289,19 @@ def _shard_attention(module: MultiHeadAttention, mesh: DeviceMesh, layout: Place
     assert mesh.get_local_rank() == mesh.get_group().rank(), "parts are gathered in the order they lie in"
     first = mesh.get_local_rank() * heads
     local = LocalHeads(first, heads, H, max(1, Hk // n), Hk, mesh.get_group())
-    plan: dict[str, Any] = {"q_proj": Columns(), "out_proj": Rows()}
-    shared = Hk % n != 0
-    for name, width in (("k_proj", D), ("v_proj", Dv)):
-        plan[name] = SharedRows(local.kv_first * width, width) if shared else Columns()
+    shared = Hk % n != 0  # ranks that need the same key head hold it each
+    shard(module.q_proj, mesh, ColumnLinear, Shard(0))
+    for layer, width in ((module.k_proj, D), (module.v_proj, Dv)):
+        if shared:
+            shard(layer, mesh, SharedLinear, Replicate(), used=(local.kv_first * width, width))
+        else:
+            shard(layer, mesh, ColumnLinear, Shard(0))
+    shard(module.out_proj, mesh, RowLinear, Shard(1), bias=Replicate())
     if module.gate_proj is not None:
-        plan["gate_proj"] = Columns()
-    if module.qk_norm is not None:
-        plan["q_norm"] = plan["k_norm"] = SharedNorm()
-        if module.qk_norm.whole:
-            plan["q_norm"] = WholeNorm(H * D, None, 1)
-            used = (local.kv_first * D, D) if shared else None
-            plan["k_norm"] = WholeNorm(Hk * D, used, n // Hk if shared else 1)
+        shard(module.gate_proj, mesh, ColumnLinear, Shard(0))
+    _shard_norms(module, mesh, local, shared)
     if module.relative_bias is not None and not isinstance(module.relative_bias, ShardedRelativeBias):
-        plan["relative_bias"] = ByHead()  # once, where layers share one
-    parallelize_module(module, mesh, plan)
+        shard(module.relative_bias, mesh, ShardedRelativeBias, Shard(1))  # once, where layers share one
     held = module._parameters.get("sinks")
     if held is not None:
         placed = distribute_tensor(held.detach(), mesh, [Shard(0)])
@@ -302,18 +313,40 @@ def _shard_attention(module: MultiHeadAttention, mesh: DeviceMesh, layout: Place
     module.__dict__.update(local_heads=local, mesh=mesh, layout=layout)
 
 
+def _shard_norms(module: MultiHeadAttention, mesh: DeviceMesh, local: LocalHeads, shared: bool) -> None:
+    """Shard the norms of queries and keys; shared: some ranks hold the same key head."""
+    if module.qk_norm is None:
+        return
+    assert module.q_norm is not None and module.k_norm is not None
+    if not module.qk_norm.whole:
+        for norm in (module.q_norm, module.k_norm):
+            shard(norm, mesh, SHARED_NORMS[type(norm)], Replicate())
+        return
+    q_norm, k_norm, D = module.q_norm, module.k_norm, module.head_dim
+    shard(q_norm, mesh, WHOLE_NORMS[type(q_norm)], Shard(0), width=local.total * D, copies=1, used=None)
+    shard(
+        k_norm,
+        mesh,
+        WHOLE_NORMS[type(k_norm)],
+        Replicate() if shared else Shard(0),
+        width=local.kv_total * D,
+        copies=mesh.size() // local.kv_total if shared else 1,
+        used=(local.kv_first * D, D) if shared else None,
+    )
+
+
 def _shard_feed_forward(module: FeedForward, mesh: DeviceMesh, layout: Placement | None) -> None:
-    plan: dict[str, Any] = {"up_proj": Columns(), "down_proj": Rows()}
+    shard(module.up_proj, mesh, ColumnLinear, Shard(0))
     if module.gate_proj is not None:
-        plan["gate_proj"] = Columns()
-    parallelize_module(module, mesh, plan)
+        shard(module.gate_proj, mesh, ColumnLinear, Shard(0))
+    shard(module.down_proj, mesh, RowLinear, Shard(1), bias=Replicate())
     module._packed = None
     module.__class__ = ShardedFeedForward
     module.__dict__.update(mesh=mesh, layout=layout)
 
 
 def _shard_torchs(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
-    """Its packed projection taken apart, behind the same arguments."""
+    """Replace torch's packed projections by three that can be sharded; arguments of forward stay."""
     ours = MultiHeadAttention.from_torch(module)
     _shard_attention(ours, mesh, None)
     for name in list(module._parameters):
@@ -326,35 +359,25 @@ def _shard_torchs(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
 
 @torch.no_grad()
 def _send_the_rest(model: nn.Module, group: Group) -> None:
-    """What is whole on every rank is the first rank's."""
-    for held in _whole(model):
-        if group.size() > 1 and not held.is_meta:
-            sent = held.contiguous()
-            torch.distributed.broadcast(sent, group=group, group_src=0)
-            if sent is not held:
-                held.copy_(sent)
-
-
-def _whole(model: nn.Module) -> Iterator[Tensor]:
+    """Broadcast the parameters and buffers that are not sharded from the first rank."""
     for held in (*model.parameters(), *model.buffers()):
-        if not isinstance(held, DTensor):
-            yield held.detach()
-
-
-# Optimisers that were made before
+        if group.size() > 1 and not isinstance(held, DTensor) and not held.is_meta:
+            sent = held.detach().contiguous()
+            torch.distributed.broadcast(sent, group=group, group_src=0)
+            held.copy_(sent)
 
 
 def _watch_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module) -> None:
-    """Let every optimiser that holds a parameter which sharding replaced raise when it steps.
+    """Make every optimiser that holds a parameter which sharding replaced raise when it steps.
 
-    Such a parameter gets no gradient any more, and an optimiser skips it without a word. torch keeps no list
-    of optimisers; the garbage collector knows them all, and is asked only if an old parameter is still held.
+    Such a parameter gets no gradient any more, and an optimiser would skip it silently. torch keeps no list
+    of optimisers; the garbage collector knows them all, and is asked only if an old parameter is still alive.
     """
     kept = {id(parameter) for parameter in model.parameters()}
     replaced = [ref for ref in before if (parameter := ref()) is not None and id(parameter) not in kept]
 
     def stale(optimizer: Optimizer) -> tuple[int, int]:
-        """How many of its parameters were replaced, and how many it has."""
+        """Return how many of its parameters were replaced, and how many it has."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return sum(id(ref()) in held for ref in replaced), len(held)
 
@@ -368,5 +391,227 @@ def _watch_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module)
             )
 
     for found in gc.get_objects() if replaced else ():
-        if issubclass(type(found), Optimizer) and any(stale(found)[:1]):
+        if issubclass(type(found), Optimizer) and stale(found)[0]:
             found.register_step_pre_hook(check)
+
+
+# The classes of sharded modules
+
+
+_here = threading.local()  # draws: the module whose call is drawing this rank's random numbers
+
+
+class ShardedAttention(MultiHeadAttention):
+    """`MultiHeadAttention` whose heads are sharded over ranks; `local_heads` says which are on this one.
+
+    `num_heads`, `num_kv_heads`, `sinks`, maps, `head_outputs` and caches are those of this rank's heads;
+    masks and biases are given for all heads. Inputs, plain tensors or DTensors, and the output are the same
+    on every rank.
+    """
+
+    local_heads: LocalHeads
+    mesh: DeviceMesh
+    layout: Placement | None  # of the output, as a DTensor; None: a plain tensor
+
+    @property
+    def sinks(self) -> Tensor | None:  # type: ignore[override]
+        """The sinks of this rank's heads; the parameter itself is in `named_parameters`."""
+        held = self._parameters.get("sinks")
+        return None if held is None else local_part(held)
+
+    def forward(
+        self,
+        query: Tensor = REQUIRED,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Bias | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, AttentionMap | None]:
+        """As `MultiHeadAttention.forward`: (the output of all heads, the map of this rank's)."""
+        query, key, value, mask, bias = self._received(query, key, value, mask, bias)
+        with self._own_numbers(query):
+            output, weights = super().forward(query, key, value, mask, bias=bias, **more)
+        return self._handed_on(output), weights
+
+    def head_outputs(
+        self,
+        query: Tensor = REQUIRED,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Bias | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """The outputs of this rank's heads, [B, heads here, T, Dv]."""
+        query, key, value, mask, bias = self._received(query, key, value, mask, bias)
+        with self._own_numbers(query):
+            return super().head_outputs(query, key, value, mask, bias=bias, **more)
+
+    def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
+        """As `MultiHeadAttention.remember`, for this rank's heads."""
+        value = None if value is None or value is key else self._enter(value)
+        key = self._enter(key)
+        return super().remember(key, value, self.local_heads.mask(mask, len(key), 1))
+
+    def reset_parameters(self) -> None:
+        """Refused: each rank would draw other numbers.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            f"reset_parameters must be called before heads are sharded: {self.local_heads} are here; draw "
+            "weights in one process, and load them with torch.distributed.checkpoint.state_dict"
+        )
+
+    def extra_repr(self) -> str:
+        """This rank's heads, then the shapes."""
+        return f"{self.local_heads}; {super().extra_repr()}"
+
+    def _received(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | Tensor | None,
+        bias: Bias | None,
+    ) -> Given:
+        given: dict[int, Any] = {}  # a tensor given twice stays one: self-attention is recognised by that
+        for x in (query, key, value):
+            if isinstance(x, Tensor) and id(x) not in given:
+                given[id(x)] = self._enter(x)
+        query, key, value = given.get(id(query), query), given.get(id(key), key), given.get(id(value), value)
+        if isinstance(query, Tensor) and query.ndim == 3:
+            mask = self.local_heads.mask(mask, query.shape[0], query.shape[1])
+        return query, key, value, mask, self.local_heads.bias(bias)
+
+    def _enter(self, x: Tensor) -> Tensor:
+        return copy_to_ranks(full_tensor(x), self.local_heads.group)
+
+    def _handed_on(self, output: Tensor) -> Tensor:
+        return as_dtensor(output, self.mesh, self.layout)
+
+    def _attend(self, *args: Any, **kwargs: Any) -> tuple[Tensor, AttentionMap, Tensor]:
+        with self._own_numbers(args[0] if args else kwargs["query"]):
+            return super()._attend(*args, **kwargs)
+
+    @contextmanager
+    def _own_numbers(self, x: object) -> Iterator[None]:
+        """Draw dropout from this rank's own random numbers; the state afterwards is the same on all ranks.
+
+        Otherwise ranks would drop the same weights of different heads.
+        """
+        drops = self.training and self.dropout and isinstance(x, Tensor) and not torch.compiler.is_compiling()
+        if not drops or getattr(_here, "draws", None) is self:  # a call inside forward
+            yield
+            return
+        assert isinstance(x, Tensor)
+        seed = int(torch.randint(2**62, ())) + self.local_heads.first  # the same draw on every rank
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            torch.default_generator.manual_seed(seed)
+            if x.is_cuda:
+                torch.cuda.default_generators[x.device.index].manual_seed(seed)
+            before, _here.draws = getattr(_here, "draws", None), self
+            try:
+                yield
+            finally:
+                _here.draws = before
+
+
+class ShardedFeedForward(FeedForward):
+    """`FeedForward` whose hidden channels are sharded over ranks."""
+
+    mesh: DeviceMesh
+    layout: Placement | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, E] -> [B, T, E]"""
+        output = super().forward(copy_to_ranks(full_tensor(x), self.mesh.get_group()))
+        return as_dtensor(output, self.mesh, self.layout)
+
+
+def full_tensor(x: Tensor) -> Tensor:
+    """Return a DTensor as the whole, plain tensor; others as they are. Gradients flow."""
+    if not isinstance(x, DTensor):
+        return x
+    plain: Tensor = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
+    return plain
+
+
+def as_dtensor(output: Tensor, mesh: DeviceMesh, layout: Placement | None) -> Tensor:
+    """Return an output that every rank has as a DTensor with this layout; None: as it is."""
+    if layout is None:
+        return output
+    placed: Tensor = DTensor.from_local(output, mesh, [Replicate()], run_check=False)
+    return placed.redistribute(placements=[layout])  # type: ignore[attr-defined]
+
+
+class ShardedTorchAttention(nn.Module):
+    """`torch.nn.MultiheadAttention` with its heads sharded: torch's arguments and masks (True = hidden).
+
+    `attention` computes it. Returned weights are of all heads, before dropout; a query that may see nothing
+    attends to nothing.
+    """
+
+    attention: ShardedAttention
+    batch_first: bool
+    # torch's encoder looks at these before it takes its native path, which cannot run here
+    in_proj_weight = in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in torch: (output, weights or None)."""
+        if is_causal and attn_mask is None:
+            raise ArgumentError(
+                "is_causal must come with attn_mask, of which it is a hint: got is_causal=True alone; give "
+                "torch.nn.Transformer.generate_square_subsequent_mask(length)"
+            )
+        alone, itself = query.ndim == 2, key is query and value is query
+        three = [query] if itself else [query, key, value]
+        if alone:
+            three = [x[None] for x in three]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            three = [x.transpose(0, 1) for x in three]
+        q, k, v = three * 3 if itself else three
+        mask, bias = self._rules(q, k, key_padding_mask, attn_mask)
+        output, seen = self.attention(q, k, v, mask, bias=bias, need_weights=need_weights)
+        weights = None if seen is None else self._weights(seen, average_attn_weights)
+        if alone:
+            return output[0], None if weights is None else weights[0]
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _rules(
+        self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None
+    ) -> tuple[Mask, Tensor | None]:
+        (B, T, _), S = q.shape, k.shape[1]
+        if padding is not None and padding.is_floating_point():  # as torch's encoder makes them of bool
+            hidden = padding == -torch.inf
+            padding = padding if bool(padding.masked_fill(hidden, 0).any()) else hidden
+        causal = False
+        if attn_mask is not None and attn_mask.ndim == 2 and T == S:
+            content = content_of(attn_mask)
+            causal = content is not None and content.causal
+        heads = self.attention.local_heads.total
+        given = None if causal else attn_mask
+        mask, bias = from_torch(given, padding, num_heads=heads, query_len=T, key_len=S, batch=B)
+        return (mask & Mask.causal() if causal else mask), bias
+
+    def _weights(self, seen: AttentionMap, average: bool) -> Tensor:
+        group = self.attention.local_heads.group
+        if average:
+            return reduce_from_ranks(seen.mean_heads(), group) / group.size()
+        return gather_from_ranks(seen.dense(), 1, group)

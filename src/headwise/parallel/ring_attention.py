@@ -1,19 +1,24 @@
 """Attention with the sequence over a group of ranks: keys and values go round, queries stay where they are.
 
-Forward. Every rank has the queries of its tokens. Block after block, one's own first, keys and values pass
-by; each rectangle is an ordinary call on the same engines, and rows are put together from what each part
-comes to, (largest score, sum below it, mix of values), as an online softmax does. A sink, one more column of
-a whole row, is put in at the end, once.
+A rank's `Shard` of a call is its queries and keys with the mask and scoring of the whole. One of its runs of
+queries and a run of keys, its own or received, are a rectangle of the score matrix. Each rectangle is an
+ordinary call of the engines, except for its positions: query i stands at i + S - T, in a rectangle whose
+first key is j at i + S - T - j. Rectangles that the mask hides altogether are left out.
 
-Backward. Given the whole rows' output and lse, each part's way back is exact by itself. Keys and values go
-round once more; dq stays, dk and dv travel with the block they belong to and come home, a step behind it.
+Forward. Keys and values of all ranks come by, this rank's own first. Rows are merged from their parts,
+(largest score, sum of exponentials below it, mix of values), as in an online softmax. Sinks, one more column
+of a whole row, are added once, at the end.
 
-Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
+Backward. Given the output and lse of whole rows, the backward of each rectangle is exact by itself. Keys and
+values go round once more; dq stays, dk and dv travel one step behind their block until they are home.
+
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
+rank's of T, S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,44 +30,185 @@ from ..engines import backends
 from ..engines.backend import Call
 from ..engines.gradients import Context, needs_added
 from ..engines.kernels import HALF
-from ..engines.scores import ADDED, DIFFERENTIABLE, own_precision, tile_dtype
+from ..engines.scores import ADDED, DIFFERENTIABLE, Scores, Tiled, own_precision, tile_dtype
+from ..engines.second_pass import Frame
 from ..engines.tiles import TILES, unfinished
 from ..engines.walk import REACH, ROUGH, Anchor, is_rough
 from ..indexing import take
 from ..mask_rules import can_read
-from ..scoring import HIDDEN
-from .ring import GRADIENTS, Message
-from .shard import Part, Shard
+from ..masks import BoundMask, Dense, Mask
+from ..scoring import HIDDEN, Scoring
+from ..sequence_rules import Documents, Padding
+from .sequence import GRADIENTS, Layout, Message, Ring, Run
 
-__all__ = ["Merged", "attend"]
+__all__ = ["Merged", "Part", "Shard", "attend"]
+
+ANYWHERE = (Padding, Documents, Dense)  # rules that do not depend on positions
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A rectangle of the score matrix, as a call of its own; without sinks, which belong to whole rows."""
+
+    rows: slice  # among this rank's queries
+    columns: slice  # among the keys of the block
+    frame: Frame  # its place in the whole
+    scores: Scores
+
+
+class Rows(Tiled):
+    """The scores of some queries against all keys as sizes, mask and positions only, without numbers.
+
+    Args:
+        shape: [B, H, t, S].
+        mask: bound, for these queries.
+        like: a tensor on their device, of their dtype.
+        positions: of the queries; None: aligned with the last key.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        mask: Mask,
+        like: Tensor,
+        sinks: Tensor | None,
+        positions: Tensor | None = None,
+    ) -> None:
+        self._shape, self._like, self._sinks = shape, like.new_empty(0), sinks
+        self.mask, self.positions = mask, positions
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
+    def given_dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def sinks(self) -> Tensor | None:
+        return self._sinks
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One rank's share of a call."""
+
+    ring: Ring
+    q: Tensor  # [B, H, t, D]
+    k: Tensor  # [B, Hk, s, D]
+    mask: Mask  # bound, of the whole
+    scoring: Scoring  # of the whole
+    queries: Layout
+    keys: Layout
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[B, H, T, S] of the whole."""
+        return self.q.shape[0], self.q.shape[1], self.queries.length, self.keys.length
+
+    @property
+    def key_sizes(self) -> list[int]:
+        """The number of keys of each rank."""
+        return [self.keys.size(rank) for rank in range(self.ring.size)]
+
+    @property
+    def whole(self) -> Rows:
+        """The whole call, without numbers."""
+        return Rows(self.shape, self.mask, self.q, self.scoring.sinks)
+
+    @property
+    def mine(self) -> Rows:
+        """This rank's rows, without numbers, with the rules that say which queries count."""
+        B, H, T, S = self.shape
+        at = self.queries.positions(self.ring.rank)
+        counted = self.mask.counted(T)
+        queries = None if counted is None else counted[:, at.to(counted.device)]
+        mask = BoundMask(keys=self.mask.keys, queries=queries)
+        return Rows((B, H, len(at), S), mask, self.q, self.scoring.sinks, at + S - T)
+
+    @property
+    def leaves(self) -> tuple[Tensor | None, ...]:
+        """The tensors that can have a gradient, in the order of DIFFERENTIABLE."""
+        return self.q, self.k, *(getattr(self.scoring, name) for name in DIFFERENTIABLE[2:])
+
+    def of(self, leaves: Sequence[Tensor | None]) -> Shard:
+        """The same call with other leaves, in the order of DIFFERENTIABLE."""
+        q, k, *others = leaves
+        assert q is not None and k is not None
+        scoring = replace(self.scoring, **dict(zip(DIFFERENTIABLE[2:], others, strict=True)))  # type: ignore[arg-type]
+        return replace(self, q=q, k=k, scoring=scoring)
+
+    def detach(self) -> Shard:
+        """The same, cut from the graph."""
+        return self.of([None if x is None else x.detach() for x in self.leaves])
+
+    def parts(self, owner: int, k: Tensor, placed: bool = False) -> Iterator[Part]:
+        """Yield the rectangles of this rank's queries and the keys `k` of `owner` that are not all hidden.
+
+        placed: give queries their positions even if neither mask nor bias asks for them.
+        """
+        for queries in self.queries.runs(self.ring.rank):
+            for keys in self.keys.runs(owner):
+                part = self._part(queries, keys, k, placed)
+                if part is not None:
+                    yield part
+
+    def _part(self, queries: Run, keys: Run, k: Tensor, placed: bool) -> Part | None:
+        _, _, T, S = self.shape
+        first = queries.there.start + S - T - keys.there.start  # the first query's position
+        last = first + queries.size - 1
+        mask = self.mask.rectangle(queries.there, keys.there)
+        start, stop = mask.span(first, last, slice(0, queries.size), keys.size)
+        if start == stop:
+            return None
+        if mask.left is not None and last <= mask.left:
+            mask = replace(mask, left=None)
+        if mask.right is not None and keys.size - 1 - first <= mask.right:
+            mask = replace(mask, right=None)
+        scoring = replace(self.scoring, sinks=None)
+        if scoring.bias is not None:
+            scoring = replace(scoring, bias=take(scoring.bias, (None, None, queries.there, keys.there)))
+        placed = placed or scoring.slopes is not None or scoring.relative is not None
+        placed = placed or any(not isinstance(rule, ANYWHERE) for rule in mask.hiding)
+        positions: Tensor | None = None
+        if placed and first != keys.size - queries.size:  # else aligned, as in any call
+            positions = torch.arange(first, last + 1, device="cpu")
+        scores = Scores(self.q[:, :, queries.here], k[:, :, keys.here], mask, scoring, positions)
+        return Part(queries.here, keys.here, Frame(queries.there.start, keys.there.start, T, S), scores)
+
+
+# The first pass
 
 
 def attend(shard: Shard, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(output [B, H, t, Dv] of this rank's queries, their lse [B, H, t], detached)."""
-    scoring = shard.scoring
-    leaves = (shard.q, shard.k, scoring.bias, scoring.slopes, scoring.sinks, scoring.relative)
-    output, lse = _Ring.apply(*leaves, v, _Plan(shard.detach()))
+    """Return (output [B, H, t, Dv] of this rank's queries, their lse [B, H, t], detached)."""
+    output, lse = _RingAttention.apply(*shard.leaves, v, shard.detach())
     return output, lse.detach()
 
 
 @dataclass(eq=False)
 class Merged:
-    """Rows put together from parts of them."""
+    """This rank's rows, merged from their parts."""
 
-    top: Tensor  # [B, H, t], the largest score; HIDDEN: nothing was seen yet
-    total: Tensor  # [B, H, t], the sum of exponentials below it
-    mixed: Tensor | None  # [B, H, t, Dv], of values
+    top: Tensor  # [B, H, t], the largest score; HIDDEN: no key yet
+    total: Tensor  # [B, H, t], the sum of exp(score - top)
+    mixed: Tensor | None  # [B, H, t, Dv], the values weighted by exp(score - top)
 
     @classmethod
     def nothing(cls, q: Tensor, value_dim: int | None) -> Merged:
-        """Before the first part."""
+        """Rows without any key."""
         dtype = tile_dtype(q.dtype)
         top = torch.full(q.shape[:3], HIDDEN, dtype=dtype, device=q.device)
         mixed = None if value_dim is None else top.new_zeros(*q.shape[:3], value_dim)
         return cls(top, torch.zeros_like(top), mixed)
 
     def add(self, rows: slice, top: Tensor, total: Tensor, mixed: Tensor | None) -> None:
-        """Put in what these rows come to in a part, or a column: top and total [B, H, t]."""
+        """Merge a part of some rows, or a column: top and total [B, H, t]."""
         old = self.top[:, :, rows]
         new = torch.maximum(old, top)
         mine, theirs = (old - new).exp(), (top - new).exp()
@@ -75,19 +221,19 @@ class Merged:
                 here += mixed * theirs[..., None]
 
     def look(self, parts: Iterable[Part]) -> None:
-        """Put in rectangles without their values."""
+        """Merge rectangles, without values."""
         for part in parts:
             self.add(part.rows, *unfinished(part.scores, None))
 
     def add_sinks(self, sinks: Tensor) -> None:
-        """The column that every row has which sees anything at all."""
+        """Merge the column of sinks into every row that sees a key."""
         sink = sinks.to(self.top.dtype)[:, None].expand_as(self.top)
         empty = self.top <= HIDDEN
         self.add(slice(None), torch.where(empty, HIDDEN, sink), (~empty).to(sink.dtype), None)
 
     @property
     def anchor(self) -> Anchor:
-        """The rows' lse in two numbers."""
+        """The rows' lse as a sum of two numbers, which is more exact than one."""
         empty = self.top <= HIDDEN
         return self.top.masked_fill(empty, 0), self.total.log().masked_fill(empty, 0)
 
@@ -103,22 +249,8 @@ class Merged:
         return (self.mixed / self.total.masked_fill(empty, 1)[..., None]).to(dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What the function needs beside tensors; its shard's own are none of the graph's."""
-
-    shard: Shard
-
-    def filled(self, leaves: tuple[Tensor | None, ...]) -> Shard:
-        """The shard of these leaves, in the order of DIFFERENTIABLE."""
-        q, k, bias, slopes, sinks, relative = leaves
-        scoring = replace(self.shard.scoring, bias=bias, slopes=slopes, sinks=sinks, relative=relative)
-        assert q is not None and k is not None
-        return replace(self.shard, q=q, k=k, scoring=scoring)
-
-
 class _Rows(NamedTuple):
-    """What the way back needs of whole rows."""
+    """What backward needs of whole rows."""
 
     output: Tensor  # [B, H, t, Dv]
     lse: Tensor  # [B, H, t]
@@ -127,20 +259,19 @@ class _Rows(NamedTuple):
     grad: Tensor  # of the output
 
     def some(self, rows: slice) -> _Rows:
-        """A run of them."""
+        """Some of the rows."""
         return _Rows(*[x[:, :, rows] for x in self])
 
 
-class _Ring(torch.autograd.Function):
+class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, *args: Any) -> tuple[Tensor, Tensor]:
-        *leaves, v, plan = args
-        shard = plan.filled(tuple(leaves))
+        *leaves, v, shard = args
         with own_precision(v.device):
-            merged = _forward(shard, v)
+            merged = _forward(shard.of(leaves), v)
         output, lse = merged.output(v.dtype), merged.lse
         ctx.mark_non_differentiable(lse)
-        ctx.plan = replace(plan, shard=replace(plan.shard, q=v.new_empty(0), k=v.new_empty(0)))
+        ctx.plan = replace(shard, q=v.new_empty(0), k=v.new_empty(0))  # saved_tensors has its own
         ctx.save_for_backward(*leaves, v, output, lse, *merged.anchor)
         return output, lse
 
@@ -148,10 +279,9 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
         *leaves, v, output, lse, high, low = ctx.saved_tensors
-        shard = ctx.plan.filled(tuple(leaves))
         with own_precision(v.device):
             rows = _Rows(output, lse, high, low, grad)
-            grads = _backward(shard, v, rows, needs_added(ctx.needs_input_grad))
+            grads = _backward(ctx.plan.of(leaves), v, rows, needs_added(ctx.needs_input_grad))
         given = (*leaves, v)
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(grads, given, strict=True)]
         return (*[g if n else None for g, n in zip(typed, ctx.needs_input_grad, strict=False)], None)
@@ -160,20 +290,20 @@ class _Ring(torch.autograd.Function):
 def _forward(shard: Shard, v: Tensor) -> Merged:
     merged = Merged.nothing(shard.q, v.shape[-1])
     for owner, block in shard.ring.blocks(shard.k, v, sizes=shard.key_sizes):
-        _look(shard, merged, owner, *block)
+        _look(shard, merged, owner, *block)  # in a function: no view of a block may outlive it
     if shard.scoring.sinks is not None:
         merged.add_sinks(shard.scoring.sinks)
     return merged
 
 
 def _look(shard: Shard, merged: Merged, owner: int, k: Tensor, v: Tensor) -> None:
-    """This rank's queries at the keys of `owner`."""
+    """Merge what this rank's queries see of the keys of `owner`."""
     for part in shard.parts(owner, k):
         merged.add(part.rows, *_of_part(Call(part.scores, v[:, :, part.columns])))
 
 
 def _of_part(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(largest score, sum of the exponentials below it, mix of values) of a part's rows."""
+    """Return top, total and mixed (see `Merged`) of a part's rows."""
     backends.note(call)
     output, lse = backends.choose(call).forward(call)
     if _too_rough(call, lse):
@@ -183,25 +313,25 @@ def _of_part(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _too_rough(call: Call, lse: Tensor) -> bool:
-    """Whether one number is too rough to put rows together by, and to go back by; tiles have two.
+    """Return True if the lse is so large that rounding it spoils the merge; tiles keep two numbers instead.
 
-    A kernel's lse of 100 in float32 is off by 4e-6, and so is all that its part weighs.
+    In float32 an lse of 100 is off by 4e-6, and so are all weights of its part.
     """
     limit = REACH if call.v.dtype in HALF else ROUGH
     return can_read(lse) and is_rough(lse, limit)
 
 
 def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor | None, ...]:
-    """Of everything in DIFFERENTIABLE, and of v; in the tiles' dtype."""
+    """Return the gradients of DIFFERENTIABLE, then that of v, in the dtype of tiles."""
     ring, dtype, scoring, sizes = shard.ring, tile_dtype(v.dtype), shard.scoring, shard.key_sizes
     room: dict[str, Tensor] = {"q": torch.zeros(shard.q.shape, dtype=dtype, device=v.device)}
     if added:
         for name, x in scoring.tensors.items():
             if name in ADDED:
                 room[name] = torch.zeros(x.shape, dtype=dtype, device=x.device)
-    home: Tensor | None = None  # dk and dv of this rank's own keys, in one piece
-    message: Message | None = None  # those of others, from ranks before
-    each = v.shape[0] * v.shape[1] * (shard.k.shape[3] + v.shape[3])  # numbers a key
+    home: Tensor | None = None  # dk and dv of this rank's keys, in one tensor
+    message: Message | None = None  # dk and dv of another rank's keys, by the ranks before
+    each = v.shape[0] * v.shape[1] * (shard.k.shape[3] + v.shape[3])  # numbers per key
     for owner, block in ring.blocks(shard.k, v, sizes=sizes):
         packed = torch.zeros(each * sizes[owner], dtype=dtype, device=v.device)
         _look_back(shard, rows, owner, block[0], block[1], packed, room)
@@ -210,7 +340,7 @@ def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor
             continue
         if message is not None:
             packed += message.wait()
-        # what the rank before has done by now is of the keys that come here next; at last of our own
+        # the rank before sends gradients of the keys that come here next; in the last step, of our own
         arriving = packed.new_empty(each * sizes[(owner - 1) % ring.size])
         message = ring.pass_on(packed, arriving, GRADIENTS)
     assert home is not None
@@ -225,7 +355,7 @@ def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor
 def _look_back(
     shard: Shard, rows: _Rows, owner: int, k: Tensor, v: Tensor, packed: Tensor, room: dict[str, Tensor]
 ) -> None:
-    """The way back through the keys of `owner`: theirs into `packed`, this rank's own into `room`."""
+    """Backward through the keys of `owner`: add dk and dv to `packed`, the other gradients to `room`."""
     dk, dv = _apart(packed, k, v)
     added = any(name in room for name in ADDED)
     for part in shard.parts(owner, k):
@@ -245,7 +375,7 @@ def _apart(packed: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add(room: dict[str, Tensor], part: Part, found: dict[str, Tensor | None]) -> None:
-    """Gradients of what is added: a bias lies over queries and keys, the others are a head's."""
+    """Add a part's gradients of a bias, which lies over queries and keys, slopes and relative bias."""
     for name, share in found.items():
         if name not in room:
             continue
@@ -259,7 +389,7 @@ def _add(room: dict[str, Tensor], part: Part, found: dict[str, Tensor | None]) -
 
 
 def _of_sinks(sinks: Tensor, rows: _Rows) -> Tensor:
-    """[H]: of this rank's rows."""
+    """The gradient of the sinks from this rank's rows, [H]."""
     dtype = rows.lse.dtype
     delta = (rows.grad.to(dtype) * rows.output.to(dtype)).sum(-1)  # [B, H, t]
     mass = (sinks.to(dtype)[:, None] - rows.high - rows.low).exp()

@@ -1,9 +1,9 @@
 """The second pass with the sequence over a group of ranks: keys go round, each rank reduces its rows.
 
-A row's sums over all keys are sums of sums over blocks of them, given the whole row's lse; so the tiles and
-accumulators are those of one process, a rectangle at a time. What belongs to queries (entropy, distance, ..)
-stays with them; what belongs to keys (`received`) travels with the keys and comes home. Means are added up
-over ranks with how many queries they are of. Every result is whole, and the same on every rank.
+Given the lse of a whole row, its sums over all keys are the sums over blocks of keys, added up. So tiles and
+accumulators are those of one process, one rectangle after the other. What belongs to queries (entropy,
+distance, ..) stays with them; what belongs to keys (`received`) travels with the keys until it is home. Means
+are summed over ranks together with the numbers of queries. Every result is of the whole, on every rank.
 
 Letters: B batch, H num_heads, T query_len, S key_len; t, s this rank's of T, S.
 """
@@ -23,19 +23,17 @@ from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, counted
 from ..engines.walk import ROUGH, Anchor, Block, walk
 from ..masks import Mask
 from ..scoring import HIDDEN
-from .ring import GRADIENTS, Message
-from .ring_attention import Merged
-from .sequence import joined
-from .shard import Part, Shard
+from .ring_attention import Merged, Part, Shard
+from .sequence import GRADIENTS, Message, joined
 
 __all__ = ["Measuring", "mass", "measure", "top"]
 
-SLACK = 2.0**-5  # a row whose weights sum to anything else than 1 by more than this is not the one it was
+SLACK = 2.0**-5  # a row whose weights sum to 1 only up to more than this has been changed since
 
 
 @dataclass(frozen=True, eq=False)
 class Measuring:
-    """One rank's rows, ready to be walked."""
+    """One rank's rows, whose weights are to be reduced."""
 
     shard: Shard
     lse: Tensor  # [B, H, t]
@@ -43,9 +41,9 @@ class Measuring:
 
     @classmethod
     def of(cls, shard: Shard, lse: Tensor, error: BaseException | None = None) -> Measuring:
-        """Agree to begin: all ranks, or none; see `Ring.agree`.
+        """Begin on all ranks, or raise on all of them; see `Ring.agree`.
 
-        Where some rank's lse is rough, all work out what it is from the very products that are walked.
+        If the lse is too large to be exact on some rank, all ranks compute it anew, from tiles.
         """
         finite = lse.masked_fill(torch.isneginf(lse), 0)
         largest = 0.0 if lse.dtype == torch.float64 else float(finite.abs().max())
@@ -61,7 +59,7 @@ class Measuring:
         return cls(shard, lse, merged.anchor)
 
     def blocks(self, part: Part, one_by_one: bool = False) -> Iterator[tuple[Block, tuple[slice, ...]]]:
-        """The walk through a rectangle: a block, and where its rows are among this rank's, [B, H, t]."""
+        """Yield the blocks of a rectangle, each with its place among this rank's rows, [B, H, t]."""
         rows = part.rows
         high, low = (x[:, :, rows] for x in self.anchor)
         for block in walk(part.scores, self.lse[:, :, rows], one_by_one, anchor=(high, low)):
@@ -69,26 +67,26 @@ class Measuring:
             yield block, (batch, heads, slice(rows.start + inside.start, rows.start + inside.stop))
 
     def whole_rows(self) -> Block:
-        """All rows of this rank as one block, for formulas over what was added up; it has no tiles."""
+        """All rows of this rank as one block without tiles, for formulas over sums."""
         mine = self.shard.mine
         B, H, t, _ = mine.shape
         everything = Piece(slice(0, B), slice(0, H), slice(0, H), t, 1)
         return Block(mine, everything, slice(0, t), self.lse, anchor=self.anchor)
 
     def counted(self, name: str) -> Tensor:
-        """Which of this rank's queries count in a head's value, bool [B, H, t]."""
+        """Which of this rank's queries count in a head's statistic, bool [B, H, t]."""
         return counted(name, self.shard.mine, self.lse)
 
     def over_queries(self, x: Tensor) -> Tensor:
-        """[B, H, T, ..], of [B, H, t, ..] on every rank."""
+        """Gather [B, H, t, ..] of every rank into [B, H, T, ..]."""
         return joined(x, self.shard.ring, self.shard.queries, 2)
 
     def of_heads(
         self, rows: dict[str, Tensor], mean_of: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """[B, H] each, from [B, H, t]: the mean over all ranks' queries that count, or the largest.
+        """Reduce [B, H, t] to [B, H]: the mean, or the largest, over the queries of all ranks that count.
 
-        mean_of: which count, by name, where that is not as the statistic of that name says.
+        mean_of: which queries count, by name; default: as the statistic of that name says.
         """
         means, largest = {}, {}
         for name, values in rows.items():
@@ -104,7 +102,7 @@ class Measuring:
             sums, counts = ring.add_up(torch.stack(list(means.values()), 1))  # [statistics, B, H] each
             found |= dict(zip(means, (sums / counts).to(dtype).unbind(), strict=True))
         if largest:
-            # a NaN is the largest of all, which not every backend knows
+            # NaN must win, which not every backend's maximum does
             stacked = torch.stack(list(largest.values()))
             unknown = stacked.isnan()
             highest, spoiled = ring.largest(
@@ -157,20 +155,20 @@ def measure(
 
 
 class _Received:
-    """What keys receive, summed up on the way: it travels with them, a step behind, and comes home."""
+    """The weights that keys receive: the sums travel with the keys, one step behind, until they are home."""
 
     def __init__(self, shard: Shard, like: Tensor) -> None:
         self._ring, self._sizes, self._like = shard.ring, shard.key_sizes, like
         self._mine: Tensor | None = None  # [B, H, s], by this rank's own queries
         self._message: Message | None = None
-        self.here = self._room(shard.ring.rank)  # of the keys that are here now
+        self.here = self._room(shard.ring.rank)  # of the keys of the current block
 
     def _room(self, owner: int) -> Tensor:
         return self._like.new_zeros(*self._like.shape[:2], self._sizes[owner])
 
     def pass_on(self, owner: int) -> None:
-        """This rank's queries have seen the keys of `owner`."""
-        before = (owner - 1) % self._ring.size  # whose keys come here next; at last one's own
+        """Send the sums of the keys of `owner` on: this rank's queries have been added."""
+        before = (owner - 1) % self._ring.size  # whose keys come here next; in the last step, one's own
         if self._mine is None:
             self._mine = self.here
         else:
@@ -181,20 +179,20 @@ class _Received:
         self.here = self._room(before)
 
     def home(self) -> Tensor:
-        """By the queries of all ranks."""
+        """The sums of this rank's keys, over the queries of all ranks."""
         assert self._mine is not None
         return self._mine if self._message is None else self._mine + self._message.wait()
 
 
 def _first_keys(mask: Mask, batch: int) -> list[int]:
-    """The first real key of each sequence: key 0, unless padding says otherwise."""
+    """The first key of each sequence that is not padding."""
     if mask.keys is None or mask.keys.ndim == 1:
         return [0] * batch
     return [int(first) for first in mask.keys.int().argmax(-1).tolist()]
 
 
 def _inside(key: int, part: Part) -> slice:
-    """A key of the whole among those of a rectangle; an empty run where it is elsewhere."""
+    """The column of a key in a rectangle, as a slice; empty if the key is not in it."""
     here = key - part.frame.first_key
     return slice(here, here + 1) if 0 <= here < part.scores.shape[3] else slice(0, 0)
 
@@ -206,7 +204,7 @@ def _walked(
     one_by_one: bool = False,
     done: Callable[[int], None] | None = None,
 ) -> None:
-    """Every block of every rectangle, as the keys go round; `done` with those of a rank."""
+    """Call `look` for every block of every rectangle, and `done` after the keys of each rank."""
 
     def visit(owner: int, k: Tensor) -> None:
         for part in shard.parts(owner, k, placed=True):

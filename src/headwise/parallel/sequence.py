@@ -1,37 +1,44 @@
-"""How one sequence is laid out over the ranks of a group: who holds which tokens, and back in order.
+"""One sequence over the ranks of a group: which rank holds which tokens, and the ring they are passed round.
 
-A sequence of T tokens over n ranks, "in order" as n runs, or "zigzag" as 2 n chunks of which rank r holds
-two, one from either end:
+T tokens over n ranks are n runs "in order", or "zigzag" 2 n chunks of which rank r holds two, one from either
+end:
 
     zigzag over 3 ranks     0 1 2 2 1 0      rank 0 holds the first and the last sixth
 
-Under a causal mask the first tokens see little and the last see much: so every rank has as much to do. Chunk
-c begins at floor(c T / 2n), so any length will do, and chunks that touch are one run.
+Under a causal mask the first queries see few keys and the last see many, so zigzag gives every rank the same
+amount of work. Chunk c begins at floor(c T / 2n): any length will do. Neighbouring chunks are one run.
 
-Tokens of another order, or a text that was never split, have the right shape and give wrong numbers. So
-`split` marks what it returns, and whoever takes tokens looks for the mark (`split_error`) and compares what
-has none over ranks (`fingerprint`): what is the same on all of them was not split.
+Tokens in another order, or a text that was never split, have the right shape and would give wrong numbers. So
+`split` marks the tensors it returns; `split_error` looks for that mark, and tensors without it are compared
+over ranks (`fingerprint`): one that is the same on all of them was not split.
+
+All ranks must send the same messages in the same order, or all would wait for ever. So wrong arguments are
+refused before the first message, or every rank is told with it and raises, too (`Ring.agree`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..errors import ArgumentError, ShapeError
-from .ring import Mesh, Ring
+from ..errors import ArgumentError, HeadwiseError, ShapeError
 
 __all__ = [
-    "ORDERS",
+    "GRADIENTS",
+    "KEYS",
     "Layout",
+    "Mesh",
+    "Message",
+    "Ring",
     "Run",
     "check_order",
     "fingerprint",
@@ -42,28 +49,24 @@ __all__ = [
     "split_error",
 ]
 
+Mesh = DeviceMesh | dist.ProcessGroup | None
+
 ORDERS = ("zigzag", "in order")
 MARK = "headwise_split"  # the attribute of a tensor that says how it was split
 SAMPLED = 4096  # numbers of a tensor that are compared over ranks
+KEYS, GRADIENTS = 1, 2  # what two messages between the same ranks are told apart by
 
 # The orders that `split` was asked for in each group. An operation on a marked tensor (`.to(device)`) returns
 # one without the mark; then this is all that is known of its order.
-_orders_used: WeakKeyDictionary[ProcessGroup, set[str]] = WeakKeyDictionary()
-
-
-class SplitMark(NamedTuple):
-    """How `split` made a tensor."""
-
-    order: str
-    dim: int
+_orders_used: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens that follow each other: where they are among those of their rank, and in the sequence."""
+    """Tokens that follow each other."""
 
-    here: slice
-    there: slice
+    here: slice  # among the tokens of their rank
+    there: slice  # in the sequence
 
     @property
     def size(self) -> int:
@@ -73,17 +76,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Layout:
-    """One sequence over a group."""
+    """How one sequence lies over the ranks of a group."""
 
     length: int
     ranks: int
     order: str = "zigzag"
 
-    @cached_property
-    def _runs(self) -> tuple[tuple[Run, ...], ...]:
-        return tuple(self._runs_of(rank) for rank in range(self.ranks))
-
-    def _runs_of(self, rank: int) -> tuple[Run, ...]:
+    def runs(self, rank: int) -> list[Run]:
+        """The runs of tokens that a rank holds, in the order in which it holds them."""
         if self.order == "zigzag":
             chunks, mine = 2 * self.ranks, [rank, 2 * self.ranks - 1 - rank]
         else:
@@ -96,22 +96,22 @@ class Layout:
                 whole = runs.pop()
                 start, before = whole.there.start, whole.here.start
             runs.append(Run(slice(before, before + stop - start), slice(start, stop)))
-        return tuple(runs)
-
-    def runs(self, rank: int) -> tuple[Run, ...]:
-        """What a rank holds, in the order in which it holds it."""
-        return self._runs[rank]
+        return runs
 
     def size(self, rank: int) -> int:
-        """How many tokens a rank holds."""
+        """The number of tokens of a rank."""
         return self.runs(rank)[-1].here.stop
 
     def positions(self, rank: int) -> Tensor:
-        """Where a rank's tokens are in the sequence, int64 [t], on the CPU."""
+        """The positions of a rank's tokens in the sequence, int64 [t], on the CPU."""
         return torch.cat([torch.arange(r.there.start, r.there.stop, device="cpu") for r in self.runs(rank)])
 
     def check(self, sizes: Mapping[int, int], what: str) -> None:
-        """Raise unless ranks hold the tokens that are their own: sizes, by rank.
+        """Raise unless each rank holds as many tokens as it should.
+
+        Args:
+            sizes: the number of tokens, by rank.
+            what: their name in the error.
 
         Raises:
             ShapeError: too short a sequence; another number of tokens on some rank.
@@ -130,8 +130,18 @@ class Layout:
                 )
 
 
+# Tokens to ranks and back
+
+
+class SplitMark(NamedTuple):
+    """How `split` made a tensor."""
+
+    order: str
+    dim: int
+
+
 def check_order(order: str) -> None:
-    """Raise `ArgumentError` for an order there is not."""
+    """Raise `ArgumentError` if the order is unknown."""
     if order not in ORDERS:
         raise ArgumentError(
             f'order must be "zigzag" or "in order": got {order!r}; "zigzag" suits causal masks'
@@ -244,7 +254,7 @@ def join(
 
 @torch.no_grad()
 def joined(tensor: Tensor, ring: Ring, layout: Layout, dim: int) -> Tensor:
-    """The same, of a layout that is known."""
+    """The same, for a known layout."""
     dim = dim % tensor.ndim
     sizes = [layout.size(rank) for rank in range(ring.size)]
     shapes = [(*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]) for size in sizes]
@@ -254,3 +264,163 @@ def joined(tensor: Tensor, ring: Ring, layout: Layout, dim: int) -> Tensor:
         for run in layout.runs(rank):
             whole.narrow(dim, run.there.start, run.size).copy_(part.narrow(dim, run.here.start, run.size))
     return whole
+
+
+# The ring
+
+
+class Message:
+    """A tensor being sent to the next rank, while one arrives from the rank before."""
+
+    def __init__(self, sent: Tensor, arriving: Tensor, works: Sequence[dist.Work]) -> None:
+        self._arriving, self._works = arriving, works
+        self._sent = sent  # held until it has been sent
+
+    def wait(self) -> Tensor:
+        """Return what arrived."""
+        for work in self._works:
+            work.wait()
+        return self._arriving
+
+
+class Ring:
+    """This rank among those that share a sequence, each of which sends to the next."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._next, self._before = (
+            dist.get_global_rank(group, (self.rank + step) % self.size) for step in (1, -1)
+        )
+        self._on_cpu = "cpu" in str(dist.get_backend_config(group))
+
+    @classmethod
+    def of(cls, mesh: Mesh, axis: str | None = None) -> Ring:
+        """The ring of a mesh, of one of its dimensions, of a group, or (None) of all ranks.
+
+        Raises:
+            ArgumentError: torch.distributed is not initialised; a mesh of several dimensions without axis; an
+                axis it does not have.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            raise ArgumentError(
+                "mesh must be of running processes: torch.distributed was not initialised; run under "
+                "torchrun and call torch.distributed.init_process_group()"
+            )
+        if mesh is None:
+            assert dist.group.WORLD is not None
+            return cls(dist.group.WORLD)
+        if isinstance(mesh, dist.ProcessGroup):
+            return cls(mesh)
+        if not isinstance(mesh, DeviceMesh):
+            raise ArgumentError(
+                f"mesh must be a DeviceMesh, a group or None: got {type(mesh).__name__}; use "
+                'torch.distributed.device_mesh.init_device_mesh("cuda", (ranks,))'
+            )
+        names = mesh.mesh_dim_names or ()
+        if axis is None and mesh.ndim > 1:
+            raise ArgumentError(
+                f"axis must say which dimension of the mesh: it has {mesh.ndim}, {list(names)}; e.g. "
+                f"axis={names[-1] if names else 'its name'!r}"
+            )
+        if axis is not None and axis not in names:
+            raise ArgumentError(f"axis must be one of the mesh's: got {axis!r} of {list(names)}; name one")
+        return cls(mesh.get_group(axis))
+
+    @property
+    def members(self) -> list[int]:
+        """The global ranks of its processes."""
+        return dist.get_process_group_ranks(self.group)
+
+    # Messages to the next rank
+
+    def pass_on(self, tensor: Tensor, arriving: Tensor, tag: int = KEYS) -> Message:
+        """Start sending to the next rank, and receiving into `arriving` from the one before."""
+        operations = [
+            dist.P2POp(dist.isend, tensor, self._next, self.group, tag),
+            dist.P2POp(dist.irecv, arriving, self._before, self.group, tag),
+        ]
+        return Message(tensor, arriving, dist.batch_isend_irecv(operations))
+
+    def owner(self, step: int) -> int:
+        """The rank whose block is here after so many steps."""
+        return (self.rank - step) % self.size
+
+    def blocks(self, *mine: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, list[Tensor]]]:
+        """Yield (rank, its tensors) for every rank, this one first; the next block is received meanwhile.
+
+        The list is emptied before the next one is yielded: keep none of its tensors.
+
+        Args:
+            mine: [B, Hk, s, ..] each, of one dtype.
+            sizes: s, by rank.
+        """
+        here = list(mine)
+        packed: Tensor | None = None
+        for step in range(self.size):
+            message: Message | None = None
+            shapes = [
+                (*x.shape[:2], sizes[self.owner(step + 1)], *x.shape[3:]) for x in mine
+            ]  # of what comes next
+            if step + 1 < self.size:
+                if packed is None:
+                    packed = torch.cat([x.reshape(-1) for x in mine])
+                arriving = packed.new_empty(sum(math.prod(shape) for shape in shapes))
+                message = self.pass_on(packed, arriving)
+            yield self.owner(step), here
+            here.clear()  # so that at most two blocks of other ranks are in memory
+            if message is not None:
+                packed = message.wait()
+                flat = packed.split([math.prod(shape) for shape in shapes])
+                here = [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
+
+    # Messages to all ranks
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """Sum over all ranks, in place."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """Take the elementwise maximum over all ranks, in place."""
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        return tensor
+
+    def gather(self, tensor: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return every rank's tensor; shapes may differ."""
+        most = max(math.prod(shape) for shape in shapes)
+        mine = tensor.new_zeros(most)
+        mine[: tensor.numel()] = tensor.reshape(-1)
+        all_of_them = [torch.empty_like(mine) for _ in shapes]
+        dist.all_gather(all_of_them, mine, group=self.group)
+        pairs = zip(all_of_them, shapes, strict=True)
+        return [part[: math.prod(shape)].view(tuple(shape)) for part, shape in pairs]
+
+    def numbers(self, mine: Sequence[float], device: torch.device) -> list[list[float]]:
+        """Return a few numbers of every rank, by rank; all of them wait for this message."""
+        where = torch.device("cpu") if self._on_cpu else device
+        told = torch.tensor(mine, dtype=torch.float64, device=where)
+        return [part.tolist() for part in self.gather(told, [(len(mine),)] * self.size)]
+
+    def agree(
+        self, mine: Sequence[float], error: BaseException | None, device: torch.device
+    ) -> list[list[float]]:
+        """`numbers`, unless some rank has an error: then every rank raises.
+
+        Raises:
+            error: this rank's own.
+            HeadwiseError: another rank has one.
+        """
+        told = self.numbers([float(error is not None), *mine], device)
+        if error is not None:
+            raise error
+        refusing = [rank for rank, numbers in enumerate(told) if numbers[0]]
+        if refusing:
+            raise HeadwiseError(
+                f"arguments must be right on every rank: refused on {refusing} of {self.size} ranks; what is "
+                "wrong stands in what was raised there"
+            )
+        return [numbers[1:] for numbers in told]
+
+    def __deepcopy__(self, memo: object) -> Ring:
+        return self  # a group of processes is not copied

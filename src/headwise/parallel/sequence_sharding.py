@@ -1,17 +1,17 @@
-"""`shard_sequence`: a model whose tokens lie over a group of ranks, every layer's attention round the ring.
+"""`shard_sequence`: a model whose tokens lie over a group of ranks.
 
-Everything but attention is each token's own business: a rank runs the whole model on its tokens. Attention
-sends keys and values round; positions are those of the tokens in the whole sequence.
+Each rank runs the whole model on its tokens. Only attention looks at the tokens of other ranks: it sends keys
+and values round the ring. Positions are those in the whole sequence.
 
 Letters: B batch, T query_len, S key_len, H num_heads, E d_model; t, s this rank's of T, S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,33 +19,23 @@ from torch.distributed.tensor import DTensor
 
 from ..arguments import rules_and_scoring, told, under_autocast
 from ..errors import ArgumentError, HeadwiseError
-from ..listeners.adapters.loans import unseen
 from ..masks import Mask
 from ..models.transformer import Transformer
 from ..nn import KVCache, Memory, MultiHeadAttention
 from ..nn import options as module_options
 from ..nn.module_call import as_lengths, check, check_lengths, lone, no_use, rules_of
-from ..nn.options import Positions
+from ..nn.options import Attended, Positions
 from ..nn.ragged import check_alone, without_padding
-from ..nn.sharded_modules import Attended
 from ..scoring import Bias
-from .ring import Mesh, Ring
-from .sequence import Layout, check_order, fingerprint, not_split, split_error
-from .shard import Shard
-from .sharded_call import attend_laid_out, laid_out
+from .ring_attention import Shard
+from .sequence import Mesh, Ring, check_order, fingerprint, not_split, split_error
+from .sharded_map import agree_on_layouts, attend_shard
 
 __all__ = ["SequenceSharding", "shard_sequence", "sum_gradients"]
 
 Model = TypeVar("Model", bound=nn.Module)
 TOKENS = {MultiHeadAttention: ("query", "key", "value"), Transformer: ("ids", "target_ids")}  # of a call
 WHY = "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
-
-
-def _eager(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """A function that a compiler leaves as it is."""
-    return unseen(function, why=WHY)
 
 
 def shard_sequence(
@@ -102,31 +92,31 @@ def shard_sequence(
 
 
 class TokenCheck:
-    """A hook of the module that was sharded: it looks at the tokens of each call before the module does.
+    """A forward pre-hook of the sharded model that checks how the tokens of each call were split.
 
-    Only there: inside, layers get what operations made of the tokens, which has no mark any more.
+    Layers inside cannot check that: what they get was computed from the tokens and is not marked.
     """
 
     def __init__(self, sharding: SequenceSharding | None) -> None:
-        self.sharding = sharding  # None in a model that was saved and loaded: it is of one process then
+        self.sharding = sharding  # None in a model that was saved and loaded, which is of one process
 
     def put_on(self, model: nn.Module) -> None:
-        """Check every call of the model from now on."""
+        """Check the calls of this model."""
         self._handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
     def remove(self) -> None:
-        """Check no call any more."""
+        """Check no more calls."""
         self._handle.remove()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.sharding is None or kwargs.get("last") or kwargs.get("cache") is not None:
-            return  # the last two are refused inside, however the tokens lie
+            return  # the last two are refused inside
         for kind, names in TOKENS.items():
             if isinstance(module, kind):
                 named = dict(zip(names, args, strict=False)) | kwargs
                 tokens, dim = [[named.get(name)] for name in names], 1
                 break
-        else:  # any argument may hold the tokens, and others masks, which are of the whole
+        else:  # some argument holds the tokens; others may be masks of the whole, which are not split
             tokens, dim = [[*args, *kwargs.values()]], None
         tensors = [[each for each in some if isinstance(each, Tensor)] for some in tokens]
         devices = {each.device for each in (*chain(*tensors), *islice(module.parameters(), 1))}
@@ -153,7 +143,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
     reached = ring.numbers([float(p.grad is not None) for _, p in learning], learning[0][1].device)
     for (name, parameter), *by_rank in zip(learning, *reached, strict=True):
         if not any(by_rank):
-            continue  # nobody's tokens reached it: as in one process, an optimiser leaves it alone
+            continue  # no token of any rank reached it: it has no gradient, as in one process
         if isinstance(parameter, DTensor):
             shared = sorted({*ring.members} & {*parameter.device_mesh.mesh.flatten().tolist()})
             if len(shared) > 1:
@@ -161,7 +151,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
                     f"gradients must not be added up twice: {name} lies over ranks {shared} already, which "
                     "share the sequence; leave sum_gradients out, and multiply the loss by how many they are"
                 )
-        if parameter.grad is None:  # no token of this rank reached it: others' may have
+        if parameter.grad is None:  # only tokens of other ranks reached it
             parameter.grad = torch.zeros_like(parameter)
         grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         kinds.setdefault((grad.dtype, grad.device), []).append(grad)
@@ -173,7 +163,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class SequenceSharding:
-    """How the sequence of a model lies over ranks: what its layers ask (`nn.sharded_modules.Sharding`)."""
+    """How a model's sequence lies over ranks; its layers call it (`nn.options.Sharding`)."""
 
     ring: Ring
     order: str = "zigzag"
@@ -183,17 +173,17 @@ class SequenceSharding:
         return self
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # what is saved is of one process
+        return type(None), ()  # a saved model is of one process
 
-    @_eager
+    @torch.compiler.disable(reason=WHY)
     def check_tokens(self, tokens: Sequence[Sequence[Tensor]], dim: int | None, device: torch.device) -> None:
         """Raise if this rank's tokens are not split in the model's order.
 
         Args:
             tokens: lists of tensors, as many lists on every rank. Some tensors of a list may be the same on
                 all ranks, but not all of them.
-            dim: where the tokens are; None if that is not known.
-            device: which the ranks can send from.
+            dim: the dimension of the tokens; None if it is not known.
+            device: for the message between ranks.
 
         Raises:
             ArgumentError: tokens in another order; tokens that were not split.
@@ -201,7 +191,7 @@ class SequenceSharding:
         """
         errors = (split_error(each, self.ring, self.order, dim) for each in chain(*tokens))
         error = next(filter(None, errors), None)
-        if self.length is not None:  # nobody is asked: the length tells what is not split
+        if self.length is not None:  # no message is needed: what is not split has another length
             if error is not None:
                 raise error
             return
@@ -211,14 +201,14 @@ class SequenceSharding:
             if same is not None:
                 raise same
 
-    @_eager
+    @torch.compiler.disable(reason=WHY)
     def positions(self, ids: Tensor) -> tuple[Tensor, int]:
-        """Where this rank's tokens, int [B, t], are in the sequence, int [t], and how long that is."""
+        """Return the positions of this rank's tokens ids [B, t], int [t], and the length of the sequence."""
         like = ids[:, None, :, None]  # [B, 1, t, 1]
-        layout, _ = laid_out(self.ring, self.order, self.length, like, like, like)
+        layout, _ = agree_on_layouts(self.ring, self.order, self.length, like, like, like)
         return layout.positions(self.ring.rank).to(ids.device), layout.length
 
-    @_eager
+    @torch.compiler.disable(reason=WHY)
     def attend(
         self,
         module: MultiHeadAttention,
@@ -232,7 +222,7 @@ class SequenceSharding:
         lengths: Tensor | Sequence[int] | None,
         documents: Tensor | None,
     ) -> Attended:
-        """One call of a module, with the tokens that are this rank's.
+        """Compute a call of a module for this rank's tokens.
 
         Raises:
             ArgumentError: dropout, a cache; what `MultiHeadAttention` refuses.
@@ -256,55 +246,36 @@ class SequenceSharding:
         except (HeadwiseError, TypeError) as refused:
             error = refused
         known = self.length if itself else None
-        queries, keys = laid_out(self.ring, self.order, known, *shapes, error)
+        queries, keys = agree_on_layouts(self.ring, self.order, known, *shapes, error)
         assert key is not None and value is not None
-        real: Tensor | None = None
+        B, real = query.shape[0], None
+        rules = Mask() if mask is None else rules_of(mask, B, queries.length, keys.length, itself)
         if lengths is not None:
-            mask, real = self._padded(mask, query, lengths, queries)
+            counts = as_lengths(lengths).to(query.device)
+            check_lengths(counts.tolist(), B, queries.length)
+            rules = rules & Mask.padding(counts, counts)
+            real = queries.positions(self.ring.rank).to(query.device) < counts[:, None]
             query = without_padding(query, real)
             key = value = query
         elif documents is not None:
-            rules = Mask.documents(documents.to(query.device))
-            mask = rules if mask is None else self._rules(mask, query, queries, keys, True) & rules
+            rules = rules & Mask.documents(documents.to(query.device))
         q, k, v = module._project(query, key, value)
         if module.rope is not None and positions is None:
-            of_queries, of_keys = self._standing(queries, keys)
-            q, k = (
-                module.rope.turn(x, module.rope.factors(x, at.to(x.device)))
-                for x, at in ((q, of_queries), (k, of_keys))
-            )
+            # the last query stands beside the last key; of more queries than keys the first stand below 0
+            of_keys = keys.positions(self.ring.rank)
+            of_queries = queries.positions(self.ring.rank) + (keys.length - queries.length)
+            q = module.rope.rotate(q, of_queries.to(q.device))
+            k = module.rope.rotate(k, of_keys.to(k.device))
         elif module.rope is not None:
             q, k = module_options.rotated(module.rope, q, k, positions, 0, itself=itself)
         q, k, v = under_autocast(q, k, v)
-        if mask is not None:
-            mask = self._rules(mask, query, queries, keys, itself)
-        shape = (q.shape[0], q.shape[1], queries.length, keys.length)
+        shape = (B, q.shape[1], queries.length, keys.length)
         added = module_options.added(module, q.device, bias)
-        rules_and = rules_and_scoring(
-            q, shape, mask, module.causal, module.window, module.scale, module.softcap, added, module.sinks
+        checked = rules_and_scoring(
+            q, shape, rules, module.causal, module.window, module.scale, module.softcap, added, module.sinks
         )
-        heads, weights = attend_laid_out(Shard(self.ring, q, k, *rules_and, queries, keys), v)
+        heads, weights = attend_shard(Shard(self.ring, q, k, *checked, queries, keys), v)
         return Attended(heads, weights, v, query, real)
-
-    def _standing(self, queries: Layout, keys: Layout) -> tuple[Tensor, Tensor]:
-        """Where queries and keys of this rank stand: the last query beside the last key, of more queries than
-        keys the first below 0."""
-        of_keys = keys.positions(self.ring.rank)
-        return queries.positions(self.ring.rank) + (keys.length - queries.length), of_keys
-
-    def _rules(self, mask: Mask | Tensor, x: Tensor, queries: Layout, keys: Layout, itself: bool) -> Mask:
-        return rules_of(mask, x.shape[0], queries.length, keys.length, itself)
-
-    def _padded(
-        self, mask: Mask | Tensor | None, x: Tensor, lengths: Tensor | Sequence[int], layout: Layout
-    ) -> tuple[Mask, Tensor]:
-        """(the mask with padding, which of this rank's tokens are real, bool [B, t])"""
-        counts = as_lengths(lengths).to(x.device)
-        check_lengths(counts.tolist(), x.shape[0], layout.length)
-        rules = Mask.padding(counts, counts)
-        if mask is not None:
-            rules = self._rules(mask, x, layout, layout, True) & rules
-        return rules, layout.positions(self.ring.rank).to(x.device) < counts[:, None]
 
 
 def _check_call(
@@ -315,7 +286,7 @@ def _check_call(
     lengths: object,
     documents: object,
 ) -> None:
-    """Raise for what cannot be done with the sequence over ranks."""
+    """Raise for arguments that do not work with a sequence over ranks."""
     if cache is not None:
         raise ArgumentError(
             f"cache must be left out where a sequence lies over ranks: got {type(cache).__name__}; generate "

@@ -1,64 +1,76 @@
-"""The parts of a layer whose heads lie over ranks: linear layers, norms, a bias by distance.
+"""The layers inside a module whose heads are sharded: linear layers, norms, a bias by distance.
 
-Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know what lies where; what is
-computed goes by this rank's part of them, a plain tensor. Each `Style` is one of `parallelize_module`'s: it
-lays a module's parameters over a mesh and gives it the class that computes with them.
+Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know how they are placed; forward
+computes with this rank's part of them, a plain tensor. `shard` places a module's parameters on a mesh and
+makes it one of these classes:
 
-    Columns     W [out, in] cut by outputs       q_proj, k_proj, v_proj, gate_proj, up_proj
-    Rows        W [out, in] cut by inputs        out_proj, down_proj; sums of ranks, then the bias, once
-    SharedRows  whole on every rank, a part used k_proj and v_proj with fewer key heads than ranks
-    SharedNorm  whole on every rank              norms of one head, for all heads
-    WholeNorm   cut by channels                  norms over all heads together
-    ByHead      [buckets, H] cut by heads        a bias by distance
+    class                parameters                         of
+    ColumnLinear         W [out, in] sharded by outputs     q_proj, k_proj, v_proj, gate_proj, up_proj
+    RowLinear            W [out, in] sharded by inputs      out_proj, down_proj: all-reduce, then the bias
+    SharedLinear         replicated, some outputs used      k_proj and v_proj with fewer key heads than ranks
+    SHARED_NORMS         replicated                         norms of each head
+    WHOLE_NORMS          sharded by channels                norms over all heads together
+    ShardedRelativeBias  [buckets, H] sharded by heads      a bias by distance
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from torch.nn import functional
 
 from ..nn import RelativeBias
-from ..nn.rank_exchange import Group, entered, left, summed
 from ..scoring import Relative
+from .local_heads import Group, copy_to_ranks, reduce_from_ranks, sum_over_ranks
 
-__all__ = ["ByHead", "Columns", "Rows", "SharedNorm", "SharedRows", "WholeNorm", "local_part"]
+__all__ = [
+    "SHARED_NORMS",
+    "WHOLE_NORMS",
+    "ColumnLinear",
+    "RowLinear",
+    "ShardedRelativeBias",
+    "SharedLinear",
+    "local_part",
+    "shard",
+]
+
+
+def shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    kind: type[nn.Module],
+    weight: Placement,
+    bias: Placement | None = None,
+    **attributes: Any,
+) -> None:
+    """Place a module's weight and bias on a mesh, and change its class to `kind`.
+
+    Args:
+        bias: the placement of the bias; default: that of the weight.
+        attributes: set on the module, for `kind` to use.
+    """
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        placement = bias if name == "bias" and bias is not None else weight
+        placed = distribute_tensor(parameter.detach(), mesh, [placement])
+        module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+    module.__class__ = kind
+    module.__dict__.update(attributes, group=_Held(mesh.get_group()))
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """What of a parameter is on this rank; its gradient goes to the parameter."""
+    """Return this rank's part of a parameter as a plain tensor; gradients flow to the parameter."""
     if isinstance(parameter, DTensor):
         part: Tensor = parameter.to_local()
         return part
     return parameter
 
 
-class Style(ParallelStyle):
-    """Parameters laid over a mesh by name, and a class that computes with this rank's part of them."""
-
-    placements: ClassVar[dict[str, Any]] = {}
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            placed = distribute_tensor(
-                parameter.detach(), device_mesh, [self.placements[name]], src_data_rank=self.src_data_rank
-            )
-            module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
-        module.__class__ = self._class_of(module)
-        module.__dict__["group"] = _Held(device_mesh.get_group())
-        return module
-
-    def _class_of(self, module: nn.Module) -> type[nn.Module]:
-        raise NotImplementedError
-
-
 class _Held:
-    """A group of processes, which has no copy, inside a module, which may be copied."""
+    """A process group in a module's dict: copies of the module share it, since a group cannot be copied."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -71,8 +83,14 @@ def _group(module: nn.Module) -> Group:
     return module.__dict__["group"].group
 
 
+def _shared(module: nn.Module, name: str) -> Tensor | None:
+    """Return a replicated parameter, or None; its gradient is the sum over ranks."""
+    parameter = getattr(module, name)
+    return None if parameter is None else copy_to_ranks(local_part(parameter), _group(module))
+
+
 class ColumnLinear(nn.Linear):
-    """`nn.Linear` of which this rank computes some outputs; gradients of its input are this rank's alone."""
+    """`nn.Linear` that computes this rank's outputs; the gradient of its input is this rank's alone."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out on this rank]"""
@@ -80,139 +98,80 @@ class ColumnLinear(nn.Linear):
         return functional.linear(input, local_part(self.weight), bias)
 
 
-class Columns(Style):
-    """Outputs over ranks."""
-
-    placements: ClassVar[dict[str, Any]] = {"weight": Shard(0), "bias": Shard(0)}
-
-    def _class_of(self, module: nn.Module) -> type[nn.Module]:
-        return ColumnLinear
-
-
 class RowLinear(nn.Linear):
-    """`nn.Linear` of which this rank has some inputs: the sum over ranks, and the bias once."""
+    """`nn.Linear` that has this rank's inputs: products are summed over ranks, the bias is added once."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in on this rank] -> [.., out]"""
-        output = left(functional.linear(input, local_part(self.weight)), _group(self))
+        output = reduce_from_ranks(functional.linear(input, local_part(self.weight)), _group(self))
         return output if self.bias is None else output + local_part(self.bias).to(output.dtype)
 
 
-class Rows(Style):
-    """Inputs over ranks."""
+class SharedLinear(nn.Linear):
+    """`nn.Linear` that every rank has whole, and of which it computes some outputs."""
 
-    placements: ClassVar[dict[str, Any]] = {"weight": Shard(1), "bias": Replicate()}
-
-    def _class_of(self, module: nn.Module) -> type[nn.Module]:
-        return RowLinear
-
-
-class SharedRowsLinear(nn.Linear):
-    """`nn.Linear` that every rank has whole, and uses some outputs of; gradients are those of all ranks."""
+    used: tuple[int, int]  # the first output that is computed, and how many
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., outputs used on this rank]"""
-        group, (first, count) = _group(self), self.__dict__["used"]
-        weight = entered(local_part(self.weight), group).narrow(0, first, count)
-        bias = None
-        if self.bias is not None:
-            bias = entered(local_part(self.bias), group).narrow(0, first, count)
-        return functional.linear(input, weight, bias)
-
-
-class SharedRows(Style):
-    """The whole layer on every rank, of which each uses `count` outputs from `first` on."""
-
-    placements: ClassVar[dict[str, Any]] = {"weight": Replicate(), "bias": Replicate()}
-
-    def __init__(self, first: int, count: int) -> None:
-        self.used = (first, count)
-
-    def _class_of(self, module: nn.Module) -> type[nn.Module]:
-        module.__dict__["used"] = self.used
-        return SharedRowsLinear
+        weight, bias = (_shared(self, name) for name in ("weight", "bias"))
+        assert weight is not None
+        return functional.linear(
+            input, weight.narrow(0, *self.used), None if bias is None else bias.narrow(0, *self.used)
+        )
 
 
 class _SharedRMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        weight = None if self.weight is None else entered(local_part(self.weight), _group(self))
-        return functional.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return functional.rms_norm(x, self.normalized_shape, _shared(self, "weight"), self.eps)
 
 
 class _SharedLayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
-        group = _group(self)
-        weight, bias = (
-            None if p is None else entered(local_part(p), group) for p in (self.weight, self.bias)
-        )
+        weight, bias = (_shared(self, name) for name in ("weight", "bias"))
         return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
-class SharedNorm(Style):
-    """A norm of one head, the same for all: each rank's heads add to its gradient."""
+class _WholeNorm(nn.Module):
+    """A norm over the channels of all heads, `QKNorm(whole=True)`; its means are taken over all ranks."""
 
-    placements: ClassVar[dict[str, Any]] = {"weight": Replicate(), "bias": Replicate()}
+    width: int  # channels of all heads
+    copies: int  # how many ranks hold each channel
+    used: tuple[int, int] | None  # of a replicated norm: this rank's first channel, and how many
 
-    def _class_of(self, module: nn.Module) -> type[nn.Module]:
-        return _SharedRMSNorm if isinstance(module, nn.RMSNorm) else _SharedLayerNorm
+    def _mean(self, x: Tensor) -> Tensor:
+        """Return the mean over the channels of all ranks, [.., 1]; copies of a channel count once."""
+        return sum_over_ranks(x.sum(-1, keepdim=True), _group(self)) / (self.copies * self.width)
 
-
-class _Whole:
-    """What norms over the channels of all heads have in common; see `QKNorm(whole=True)`."""
-
-    @staticmethod
-    def mean(module: nn.Module, x: Tensor) -> Tensor:
-        """Over the channels of all ranks, [.., 1]; those that several ranks hold count once."""
-        copies, width = module.__dict__["copies"], module.__dict__["width"]
-        return summed(x.sum(-1, keepdim=True), _group(module)) / (copies * width)
-
-    @staticmethod
-    def part(module: nn.Module, parameter: Tensor | None) -> Tensor | None:
-        """The parameter's numbers for the channels that are here."""
-        if parameter is None:
-            return None
-        used = module.__dict__["used"]
-        if used is None:
-            return local_part(parameter)
-        return entered(local_part(parameter), _group(module)).narrow(0, *used)
+    def _part(self, name: str) -> Tensor | None:
+        """Return a parameter's values for the channels of this rank, or None."""
+        parameter = getattr(self, name)
+        if parameter is None or self.used is None:
+            return None if parameter is None else local_part(parameter)
+        return copy_to_ranks(local_part(parameter), _group(self)).narrow(0, *self.used)
 
 
-class _WholeRMSNorm(nn.RMSNorm):
+class _WholeRMSNorm(nn.RMSNorm, _WholeNorm):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         eps = torch.finfo(wide.dtype).eps if self.eps is None else self.eps
-        normed = wide * torch.rsqrt(_Whole.mean(self, wide.square()) + eps)
-        weight = _Whole.part(self, self.weight)
+        normed = wide * torch.rsqrt(self._mean(wide.square()) + eps)
+        weight = self._part("weight")
         return (normed if weight is None else normed * weight).to(x.dtype)
 
 
-class _WholeLayerNorm(nn.LayerNorm):
+class _WholeLayerNorm(nn.LayerNorm, _WholeNorm):
     def forward(self, input: Tensor) -> Tensor:
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
-        centred = wide - _Whole.mean(self, wide)
-        normed = centred * torch.rsqrt(_Whole.mean(self, centred.square()) + self.eps)
-        weight, bias = _Whole.part(self, self.weight), _Whole.part(self, self.bias)
+        centred = wide - self._mean(wide)
+        normed = centred * torch.rsqrt(self._mean(centred.square()) + self.eps)
+        weight, bias = self._part("weight"), self._part("bias")
         normed = normed if weight is None else normed * weight
         return (normed if bias is None else normed + bias).to(input.dtype)
 
 
-class WholeNorm(Style):
-    """A norm over the channels of all heads: means are over ranks.
-
-    Args:
-        used: of a norm that every rank has whole, as `SharedRows` has it, the channels that are here.
-        width: channels of all heads.
-        copies: how many ranks hold each of them.
-    """
-
-    def __init__(self, width: int, used: tuple[int, int] | None, copies: int) -> None:
-        self.width, self.used, self.copies = width, used, copies
-        placed = Shard(0) if used is None else Replicate()
-        self.placements = {"weight": placed, "bias": placed}  # type: ignore[misc]
-
-    def _class_of(self, module: nn.Module) -> type[nn.Module]:
-        module.__dict__.update(width=self.width, used=self.used, copies=self.copies)
-        return _WholeRMSNorm if isinstance(module, nn.RMSNorm) else _WholeLayerNorm
+SHARED_NORMS: dict[type, type[nn.Module]] = {nn.RMSNorm: _SharedRMSNorm, nn.LayerNorm: _SharedLayerNorm}
+WHOLE_NORMS: dict[type, type[nn.Module]] = {nn.RMSNorm: _WholeRMSNorm, nn.LayerNorm: _WholeLayerNorm}
 
 
 class ShardedRelativeBias(RelativeBias):
@@ -222,12 +181,3 @@ class ShardedRelativeBias(RelativeBias):
         """What `bias=` takes."""
         weight = local_part(self.weight)
         return Relative(weight[self.buckets.by_offset(weight.device)].t())
-
-
-class ByHead(Style):
-    """Heads over ranks."""
-
-    placements: ClassVar[dict[str, Any]] = {"weight": Shard(1)}
-
-    def _class_of(self, module: nn.Module) -> type[nn.Module]:
-        return ShardedRelativeBias

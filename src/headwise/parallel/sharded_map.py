@@ -1,45 +1,51 @@
-"""The map of a call whose sequence lies over several ranks: every rank has it, and every answer is whole.
+"""`headwise.parallel.attention`, a call whose sequence lies over ranks, and its map.
 
-It holds this rank's queries, keys and lse; the weights exist nowhere. What is asked of it is asked on every
-rank, in the same order: keys go round, each rank reduces its rows, and all of them have the same result, that
-of one process. Statistics, pictures, mass and the heaviest keys take no more memory than a rank's own rows;
-rows and whole matrices are those of an ordinary map, which `whole` puts together.
+A map holds this rank's queries, keys and lse; the weights are never stored. Its methods are called on every
+rank, in the same order: keys go round, each rank reduces its rows, and all ranks get the result of one
+process. Statistics, pictures, mass and the heaviest keys need no more memory than this rank's rows; rows and
+whole matrices are taken from an ordinary map, which `whole` gathers.
 
-Letters: B batch, T query_len, S key_len, H num_heads.
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
+rank's of T, S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import budget
+from ..arguments import OF_ATTENTION, check_tensors, refuse, rules_and_scoring, under_autocast
+from ..engines.first_pass import call_of
 from ..engines.mass import bound_to
 from ..engines.scores import Scores
 from ..engines.second_pass import Top
 from ..engines.statistics import PICTURE, STATISTICS, WITH_GRADIENT, Statistics, check_names
-from ..errors import ArgumentError, HeadwiseError
+from ..errors import ArgumentError, HeadwiseError, ShapeError
 from ..indexing import Choice
 from ..map import AttentionMap, make
-from ..masks import Mask, as_mask
+from ..masks import NOTHING_HIDDEN, Mask, as_mask
+from ..scoring import Bias, Scoring
 from . import ring_statistics
+from .ring_attention import Shard, attend
 from .ring_statistics import Measuring
-from .sequence import joined
-from .shard import Shard
+from .sequence import Layout, Mesh, Ring, check_order, fingerprint, joined, not_split, split_error
 
-__all__ = ["ShardedMap"]
+__all__ = ["ShardedMap", "agree_on_layouts", "attend_shard", "attention"]
 
+AGREED = ("batch", "num_heads", "num_kv_heads", "head_dim", "value_dim", "bytes a number")  # by all ranks
+Checked = TypeVar("Checked")
 SHORT = 2048  # keys up to which a map that is kept is put together, as `watch` keeps maps of one process
 
 
 class ShardedMap(AttentionMap):
     """The weights of attention, [B, H, T, S], of a sequence over a group of ranks.
 
-    Every method that computes something is a meeting of all ranks: call it on each of them. No gradient flows
-    through it; where one would in one process, it says so.
+    Call every method that computes something on all ranks. No gradient flows through it; methods that have
+    one in one process raise if it is required.
     """
 
     _shard: Shard
@@ -47,28 +53,28 @@ class ShardedMap(AttentionMap):
 
     def __init__(self, shard: Shard, lse: Tensor) -> None:
         self._shard, self._own = shard, lse
-        self._scores = shard.whole  # type: ignore[assignment]  # an outline: sizes and rules
+        self._scores = shard.whole  # type: ignore[assignment]  # sizes and rules only
         self._lse = self._columns = None
         self._versions = _versions(shard)
 
     def __repr__(self) -> str:
         return f"Sharded{super().__repr__()[:-1]}, rank {self._shard.ring.rank} of {self._shard.ring.size})"
 
-    # What it holds
+    # Its parts
 
     @property
     def shard(self) -> Shard:
-        """This rank's part of it."""
+        """This rank's part of the call."""
         return self._shard
 
     @property
     def own_lse(self) -> Tensor:
-        """The log-sum-exp of this rank's rows, [B, H, t]; no message is sent."""
+        """The log-sum-exp of this rank's rows, [B, H, t]; no communication."""
         return self._own
 
     @property
     def own_positions(self) -> Tensor:
-        """Which of the T queries are this rank's, int [t], on the CPU."""
+        """The positions of this rank's queries among all T, int [t], on the CPU."""
         return self._shard.queries.positions(self._shard.ring.rank)
 
     @property
@@ -80,7 +86,7 @@ class ShardedMap(AttentionMap):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients would flow through it in one process."""
+        """True if gradients would flow through it in one process."""
         tensors = (self._shard.q, self._shard.k, *self._shard.scoring.tensors.values())
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
@@ -97,7 +103,7 @@ class ShardedMap(AttentionMap):
         return self._shard.ring.size
 
     def to_keep(self) -> AttentionMap:
-        """An ordinary map where that is short; else this one, which all ranks must look at together."""
+        """Return an ordinary map of a short text, else this one, which must be used on all ranks."""
         return self.whole() if self.shape[3] <= SHORT else self
 
     @property
@@ -105,12 +111,12 @@ class ShardedMap(AttentionMap):
         return self._shard.k.shape[2]
 
     def whole_text(self, ids: Tensor) -> Tensor:
-        """The ids of all keys, from those of this rank's."""
+        """Gather the token ids of all keys from those of each rank."""
         return joined(ids, self._shard.ring, self._shard.keys, 1)
 
     @property
     def counts_every_query(self) -> bool:
-        return False  # it is counted: nothing is saved where ranks meet anyway
+        return False  # a shortcut that saves nothing here, since ranks communicate anyway
 
     def check_unchanged(self) -> None:
         """Raise `ArgumentError` where this rank's q or k, a mask or a bias was written to."""
@@ -121,10 +127,10 @@ class ShardedMap(AttentionMap):
             )
 
     def joined(self, tensor: Tensor, dim: int = 1) -> Tensor:
-        """A tensor of this rank's queries as that of all of them, in order."""
+        """Gather a tensor of this rank's queries into one of all queries, in order."""
         return joined(tensor, self._shard.ring, self._shard.queries, dim)
 
-    # Looking at it
+    # Statistics
 
     def statistics(
         self,
@@ -139,67 +145,58 @@ class ShardedMap(AttentionMap):
             ArgumentError: an unknown name, per or reach; fewer than one cell; a gradient of entropy.
             HeadwiseError: another rank raised one of these.
         """
-        error: HeadwiseError | None = None
-        cells = None
         names = tuple(dict.fromkeys(names)) or STATISTICS
-        try:
-            self._check_statistics(names, per, reach)
-            cells = None if pooled is None else self._cells(pooled)
-        except HeadwiseError as refused:
-            error = refused
-        measuring = self._measuring(error)
-        return Statistics(ring_statistics.measure(measuring, names, per == "query", reach, cells))
 
-    def _check_statistics(self, names: tuple[str, ...], per: str, reach: int) -> None:
-        if per not in ("head", "query"):
-            raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
-        check_names(names)
-        if reach < 0:
-            raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
-        wanted = [name for name in names if name in WITH_GRADIENT]
-        if wanted:
-            self._check_no_gradient(" and ".join(wanted))
-        self.check_whole_rows("statistics")
+        def check() -> tuple[int, int] | None:
+            if per not in ("head", "query"):
+                raise ArgumentError(f'per must be "head" or "query": got {per!r}; received is always per key')
+            check_names(names)
+            if reach < 0:
+                raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
+            wanted = [name for name in names if name in WITH_GRADIENT]
+            if wanted:
+                self._check_no_gradient(" and ".join(wanted))
+            return None if pooled is None else self._cells(pooled)
+
+        measuring, cells = self._agreed("statistics", check)
+        return Statistics(ring_statistics.measure(measuring, names, per == "query", reach, cells))
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
         """A picture of the whole, [B, H, rows, columns], as `AttentionMap.pooled`."""
-        error, pair = None, (1, 1)
-        try:
-            self.check_whole_rows("pooled")
-            pair = self._cells(cells)
-        except HeadwiseError as refused:
-            error = refused
-        return ring_statistics.measure(self._measuring(error), (), False, 0, pair)[PICTURE]
+        measuring, pair = self._agreed("pooled", lambda: self._cells(cells))
+        return ring_statistics.measure(measuring, (), False, 0, pair)[PICTURE]
 
     def top(self, count: int = 8) -> Top:
         """The heaviest keys of every query, [B, H, T, count], as `AttentionMap.top`."""
-        error: HeadwiseError | None = None
-        try:
-            self.check_whole_rows("top")
-            self._check_count(count)
-        except HeadwiseError as refused:
-            error = refused
-        return ring_statistics.top(self._measuring(error), count)
+        measuring, _ = self._agreed("top", lambda: self._check_count(count))
+        return ring_statistics.top(measuring, count)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """The weight each query puts on the keys that `on` allows, as `AttentionMap.mass`."""
-        error, bound = None, self._scores.mask
-        try:
+
+        def check() -> Mask:
             if per not in ("head", "query"):
                 raise ArgumentError(
                     f'per must be "head" or "query": got {per!r}; "head" is the mean over its queries'
                 )
-            self.check_whole_rows("mass")
-            bound = bound_to(as_mask(on), self._scores)
+            return bound_to(as_mask(on), self._scores)
+
+        measuring, bound = self._agreed("mass", check)
+        return ring_statistics.mass(measuring, bound, per == "query")
+
+    def _agreed(self, what: str, check: Callable[[], Checked]) -> tuple[Measuring, Checked]:
+        """Return (this rank's rows to be reduced, the result of `check`); if one rank's raises, all do."""
+        checked: Any = None
+        error: HeadwiseError | None = None
+        try:
+            self.check_whole_rows(what)
+            checked = check()
         except HeadwiseError as refused:
             error = refused
-        return ring_statistics.mass(self._measuring(error), bound, per == "query")
-
-    def _measuring(self, error: HeadwiseError | None) -> Measuring:
         with torch.no_grad():
-            return Measuring.of(self._shard.detach(), self._own, error)
+            return Measuring.of(self._shard.detach(), self._own, error), checked
 
-    # Looking at it as one process would
+    # By way of an ordinary map
 
     def whole(self, *, limit: int | str | None = None) -> AttentionMap:
         """An ordinary map of the whole, on every rank: q, k and lse of all ranks, put together.
@@ -216,7 +213,7 @@ class ShardedMap(AttentionMap):
     def _whole(
         self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, what: str
     ) -> AttentionMap:
-        """`whole`; dense: the shape and dtype of what will be made of it."""
+        """`whole`; dense: the shape and dtype of a tensor that will be made of it, for the budget."""
         shard = self._shard
         B, H, T, S = shard.shape
         error: HeadwiseError | None = None
@@ -235,10 +232,7 @@ class ShardedMap(AttentionMap):
             error = refused
         shard.ring.agree([], error, self.device)
         loose = shard.detach()
-        q, k = (
-            joined(x, shard.ring, layout, 2)
-            for x, layout in ((loose.q, shard.queries), (loose.k, shard.keys))
-        )
+        q, k = joined(loose.q, shard.ring, shard.queries, 2), joined(loose.k, shard.ring, shard.keys, 2)
         return make(Scores(q, k, loose.mask, loose.scoring), self.lse)
 
     def select(
@@ -275,7 +269,7 @@ class ShardedMap(AttentionMap):
         """A heat map of every head, as `AttentionMap.plot`; see `whole`."""
         return self.whole().plot(*args, **named)
 
-    # Moving it about
+    # Copies
 
     def detach(self) -> ShardedMap:
         """The same map, cut from the graph."""
@@ -305,8 +299,142 @@ class ShardedMap(AttentionMap):
 
 
 def _versions(shard: Shard) -> tuple[int, ...] | None:
-    """How often what a map is made of was written to; None where that is not counted."""
+    """The version counters of a map's tensors, or None if some have none."""
     held = (shard.q, shard.k, *shard.scoring.tensors.values(), *shard.mask.tensors.values())
     if any(not isinstance(x, Tensor) or x.is_inference() for x in held):
         return None
     return tuple(x._version for x in held)
+
+
+# One call
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Bias | None = None,
+    sinks: Tensor | None = None,
+    *,
+    mesh: Mesh = None,
+    axis: str | None = None,
+    order: str = "zigzag",
+    length: int | tuple[int, int] | None = None,
+    **wrong: object,
+) -> tuple[Tensor, ShardedMap]:
+    """`headwise.attention` with the tokens over several ranks, each with its own queries, keys and values.
+
+    Masks and biases are those of the whole sequence, the same on every rank, as one process would be given
+    them. A learned bias, slopes and sinks get the gradient of this rank's queries: add it up over ranks
+    (`sum_gradients`), as that of any parameter.
+
+    Args:
+        q: [B, H, t, D], this rank's queries, as `split` gives them.
+        k: [B, Hk, s, D], this rank's keys; v: [B, Hk, s, Dv], their values.
+        mask, causal, window, scale, softcap, bias, sinks: as in `headwise.attention`.
+        mesh: a `DeviceMesh`, a group, or None for all ranks; axis: of a mesh of several dimensions, which.
+        order: how tokens lie over ranks: "zigzag", or "in order"; as in `split`.
+        length: T = S, or (T, S), where it is known beforehand. Without it ranks tell each other how many
+            tokens they have, and that their arguments are right: a small message, and on a GPU a wait.
+
+    Returns:
+        output [B, H, t, Dv] of this rank's queries, and the map of the whole, [B, H, T, S].
+
+    Raises:
+        ShapeError, ArgumentError, MaskError: as `headwise.attention`; tokens that are not the rank's own, not
+            split, or split in another order; a function transform or a forward-mode derivative.
+        HeadwiseError: another rank raised one of these.
+    """
+    if wrong:
+        refuse("attention", wrong, OF_ATTENTION, attention)
+    ring = Ring.of(mesh, axis)
+    error: HeadwiseError | TypeError | None = None
+    given = (q, k, v)  # autocast makes others, without the mark of `split`
+    try:
+        check_order(order)
+        q, k, v = under_autocast(q, k, v)
+        check_tensors(q, k, v)
+        for tokens in given:
+            wrong_order = split_error(tokens, ring, order, dim=2)
+            if wrong_order is not None:
+                raise wrong_order
+    except (HeadwiseError, TypeError) as refused:
+        error = refused
+    queries, keys = agree_on_layouts(ring, order, length, q, k, v, error, given)
+    shape = (q.shape[0], q.shape[1], queries.length, keys.length)
+    rules = rules_and_scoring(q, shape, mask, causal, window, scale, softcap, bias, sinks)
+    return attend_shard(Shard(ring, q, k, *rules, queries, keys), v)
+
+
+def attend_shard(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
+    """Return (output, map) of a shard whose arguments are checked.
+
+    Raises:
+        ArgumentError: a function transform (torch.func) or a forward-mode derivative is wanted.
+    """
+    alone = Scores(shard.q, shard.k, NOTHING_HIDDEN, Scoring(shard.scoring.scale))
+    reason = call_of(alone, v).plain_because
+    if reason is not None:
+        raise ArgumentError(
+            f"attention must run plainly over {shard.ring.size} ranks: {reason}; use one process"
+        )
+    output, lse = attend(shard, v)
+    return output, ShardedMap(shard, lse)
+
+
+def agree_on_layouts(
+    ring: Ring,
+    order: str,
+    length: int | tuple[int, int] | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    error: BaseException | None = None,
+    tokens: Sequence[Tensor] = (),
+) -> tuple[Layout, Layout]:
+    """Return the layouts of queries and keys, from this rank's q [B, H, t, D], k and v; or raise on all.
+
+    Args:
+        length: of the whole, if known: then ranks do not communicate.
+        error: what this rank raises, if anything.
+        tokens: compared over ranks, since a tensor that is the same on all of them was not split.
+    """
+    if length is None:
+        if error is not None:
+            q = k = v = torch.empty(0, 0, 0, 0, device=getattr(q, "device", None))
+        device = q.device
+        mine = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype.itemsize]
+        prints = [0.0 if error is not None else fingerprint(each) for each in tokens]
+        told = ring.agree([*prints, q.shape[2], k.shape[2], *mine], error, device)
+        sizes = [[int(n) for n in numbers[len(tokens) :]] for numbers in told]
+        if not mine[0]:
+            raise ShapeError(
+                f"batch must not be empty over {ring.size} ranks: got 0 sequences; skip the call"
+            )
+        for rank, (_, _, *theirs) in enumerate(sizes):
+            for name, a, b in zip(AGREED, mine, theirs, strict=True):
+                if a != b:
+                    raise ShapeError(
+                        f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; only the "
+                        "sequence lies over ranks"
+                    )
+        for at, each in enumerate(tokens):
+            same = not_split([numbers[at] for numbers in told], each, order)
+            if same is not None:
+                raise same
+        rows, columns = ({rank: numbers[i] for rank, numbers in enumerate(sizes)} for i in (0, 1))
+        T, S = sum(rows.values()), sum(columns.values())
+    else:
+        if error is not None:
+            raise error
+        T, S = length if isinstance(length, tuple) else (length, length)
+        rows, columns = ({ring.rank: x.shape[2]} for x in (q, k))
+    queries, keys = Layout(T, ring.size, order), Layout(S, ring.size, order)
+    queries.check(rows, "queries")
+    keys.check(columns, "keys")
+    return queries, keys

@@ -9,8 +9,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 from ..byte_sizes import readable
-from ..nn.layer_sizes import Sizes, line
-from ..nn.presets import Preset
+from ..nn.presets import Preset, Sizes, line
 from .tables import empty_table
 
 if TYPE_CHECKING:
