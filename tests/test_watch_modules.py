@@ -33,6 +33,7 @@ def hooks(model: nn.Module) -> Any:
             len(m._forward_pre_hooks),
             len(m._forward_hooks),
             len(m._forward_hooks_always_called),
+            type(m),
             sorted(m.__dict__),
         )
         for m in model.modules()

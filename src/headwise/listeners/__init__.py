@@ -6,7 +6,7 @@ Hearing a model:
     active.py             one call as it is heard, who listens, what runs now
     model_structure.py    paths, places of attention, which modules need a hook
     adapters/             how each family's attention is heard
-    shared_patches.py     changes that several may want at once
+    module_hooks.py       how a model is changed meanwhile, and changed back
 Listening to it:
     capture.py            `watch`
     chosen_heads.py       which heads a user means

@@ -24,6 +24,7 @@ from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
 from ..heads.together import SHORT, SHORT_ON_CPU, Group
 from ..map import AttentionMap
+from .module_hooks import class_of
 
 if TYPE_CHECKING:
     from .attachment import Attachment
@@ -149,7 +150,7 @@ class Mode(Protocol):
 
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
 
-    def leave(self, output: object, came_back: bool) -> Bypassed | None:
+    def leave(self, output: object, returned: bool) -> Bypassed | None:
         """The module returned `output`, or raised; returns what was not heard of its attention."""
 
 
@@ -209,7 +210,7 @@ class Run:
     def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""
         here.is_noted = True
-        kind: type = type(here.module)
+        kind: type = class_of(here.module)
         named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
         here.shapes = [
             value.shape

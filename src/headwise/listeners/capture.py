@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import unicodedata
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -23,9 +24,8 @@ from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
 from ..heads.together import is_short
 from .active import Bypassed, Call, Forward, Noted, in_backward
-from .attachment import Attachment
 from .head_outputs import check_any
-from .model_door import attach
+from .model_door import Attached, attach
 from .split_calls import SplitCall, gathered_record
 from .written_norms import written_norms
 
@@ -135,8 +135,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             tokens=Tokens(model, tokenizer), writer=model if written else None,
         )  # fmt: skip
         self.heads = self._ear.heads
-        self._attached = ExitStack()
-        self._attachment: Attachment | None = None
+        self._attached: Attached | None = None
         self._depth = self._before = 0
         self._lock = threading.Lock()
         attach(model, self._ear, fallback)  # says at once what is wrong with these
@@ -165,14 +164,14 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         with self._lock:
             self._depth += 1
             if self._depth == 1:
+                attached = attach(self.model, self._ear, self.fallback)
                 try:
-                    attached = attach(self.model, self._ear, self.fallback)
-                    self._attachment = self._attached.enter_context(attached)
+                    attachment = attached.__enter__()
                 except BaseException:
                     self._depth = 0
                     raise
-                self._before = self._attachment.forward.number
-                self._ear.layers = self._attachment.names
+                self._attached, self._before = attached, attachment.forward.number
+                self._ear.layers = attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -197,17 +196,26 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     ) -> None:
         with self._lock:
             self._depth = max(0, self._depth - 1)
-            attachment = self._attachment
-            if self._depth or attachment is None:
+            attached = self._attached
+            if self._depth or attached is None:
                 return
-            self._attachment = None
+            self._attached = None
             try:
-                self._attached.__exit__(kind, error, trace)
+                attached.__exit__(kind, error, trace)
             finally:
                 settle(call for layer in self.heads.values() for call in layer.calls)
         if kind is None:
-            ran = attachment.forward.number - self._before
-            check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
+            ran = attached.attachment.forward.number - self._before
+            check_any(self.model, ran, self.heads, self.fallback, attached.attachment.elsewhere)
+
+    def __del__(self) -> None:
+        """End a watch that was started, and that nobody can stop any more."""
+        attached = self.__dict__.get("_attached")
+        if attached is not None and not sys.is_finalizing():
+            attached.drop(
+                f"watching must be ended: what watched {type(self.model).__name__} was dropped, and hears it "
+                "no more; keep what `start()` was called on and call its `stop()`, or use a `with` block"
+            )
 
 
 class _Ear:

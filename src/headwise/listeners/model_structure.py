@@ -22,6 +22,7 @@ from torch import nn
 from ..errors import ArgumentError
 from ..heads.layer_names import Layer, resolve, stacks
 from ..nn import MultiHeadAttention
+from .module_hooks import class_of
 
 __all__ = [
     "DISPATCHES",
@@ -91,12 +92,12 @@ def _without_parts(likely: dict[str, nn.Module]) -> list[str]:
 
 def _is_surely(module: nn.Module) -> bool:
     return isinstance(module, (nn.MultiheadAttention, MultiHeadAttention)) or bool(
-        names_in(type(module)) & {DISPATCHES, FUSED}
+        names_in(class_of(module)) & {DISPATCHES, FUSED}
     )
 
 
 def _is_likely(module: nn.Module) -> bool:
-    kind = type(module)
+    kind = class_of(module)
     if kind.__module__.startswith("torch.nn."):
         return isinstance(module, nn.MultiheadAttention)
     if _is_surely(module):
@@ -109,7 +110,7 @@ def _is_likely(module: nn.Module) -> bool:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
-    kinds: set[type] = {type(inner) for inner in module.modules()}
+    kinds: set[type] = {class_of(inner) for inner in module.modules()}
     return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
 
 
@@ -128,7 +129,7 @@ def _reached(kind: type) -> frozenset[str]:
 
 
 def _names_around(module: nn.Module) -> frozenset[str]:
-    kind: type = type(module)
+    kind: type = class_of(module)
     return _reached(kind)
 
 
@@ -213,9 +214,9 @@ class Structure:
 
         Most are routers of experts, whose names say so: they would cost time and never be attention.
         """
-        if module in self.hooked or not type(module).__module__.startswith("transformers."):
+        if module in self.hooked or not class_of(module).__module__.startswith("transformers."):
             return False
-        if PLAIN.isdisjoint(_names_around(module)) or CHOOSES.search(type(module).__name__):
+        if PLAIN.isdisjoint(_names_around(module)) or CHOOSES.search(class_of(module).__name__):
             return False
         return not any(place.startswith(f"{path}.") for place in self.places)
 
@@ -234,9 +235,9 @@ class Structure:
 
 def _is_bystander(module: nn.Module) -> bool:
     """Whether a module surely does not attend by itself: torch's layers; in Transformers, all but models."""
-    home = type(module).__module__
+    home = class_of(module).__module__
     if home.startswith("transformers."):
-        return not hasattr(type(module), "from_pretrained")
+        return not hasattr(class_of(module), "from_pretrained")
     return home.startswith(("torch.nn.", "headwise.parallel.sharded_layers"))
 
 
@@ -244,14 +245,14 @@ class _Seen:
     """The modules of a model as they were looked at, without keeping them."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules]
+        self.modules = [(_weak(m), class_of(m), _weak(m.__dict__.get("config"))) for m in modules]
 
     def are_still(self, modules: list[nn.Module]) -> bool:
         """Whether these are the very modules: never by id, which a new one may have of a dead one."""
         if len(modules) != len(self.modules):
             return False
         for module, (seen, kind, config) in zip(modules, self.modules, strict=True):
-            if seen() is not module or kind is not type(module):
+            if seen() is not module or kind is not class_of(module):
                 return False
             if config() is not module.__dict__.get("config"):
                 return False

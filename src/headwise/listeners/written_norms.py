@@ -29,6 +29,7 @@ from ..nn.as_torch.module import MultiheadAttention
 from .active import Call
 from .chosen_heads import base_of
 from .model_structure import names_in
+from .module_hooks import class_of
 from .prunable_families import ALBERT, BART, BERT, DISTILBERT, LLAMA, PHI, is_conv1d
 
 __all__ = ["OutputProjection", "output_projection", "written", "written_norms"]
@@ -71,7 +72,7 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
     module = model.get_submodule(place)
     if isinstance(module, MultiHeadAttention):
         name, reason = "out_proj", _why_not_ours(module)
-    elif type(module) in (nn.MultiheadAttention, MultiheadAttention):
+    elif class_of(module) in (nn.MultiheadAttention, MultiheadAttention):
         name, reason = "out_proj", None
     elif type(module).__module__.startswith(HOMES):
         name, reason = _of_family(model, place, module)
@@ -114,7 +115,7 @@ def _of_family(model: nn.Module, place: str, module: nn.Module) -> tuple[str, st
     if len(names) != 1:
         return "", f"has {' and '.join(names) or 'no output projection by any name that is known'}"
     strange = [name for name in _parts(module) if name not in names and not _is_apart(module, name)]
-    strange += sorted(GATES & names_in(type(module)))
+    strange += sorted(GATES & names_in(class_of(module)))
     if strange:
         return "", f"has {', '.join(strange)}, which may stand between its heads and {names[0]}"
     return names[0], None

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ..arguments import rules_and_scoring, told, under_autocast
 from ..errors import ArgumentError, HeadwiseError
-from ..listeners.adapters.loans import unseen
+from ..listeners.module_hooks import unseen
 from ..masks import Mask
 from ..models.transformer import Transformer
 from ..nn import KVCache, Memory, MultiHeadAttention

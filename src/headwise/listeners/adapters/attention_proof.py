@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..active import quietly
+from ..module_hooks import class_of
 from .attention_code import AttentionCode
 
 __all__ = ["FunctionCall", "difference", "draw", "kind_of", "run"]
@@ -50,7 +51,7 @@ def kind_of(code: AttentionCode, call: FunctionCall) -> Hashable:
     module, query, key, value, mask, given = call
     own = module.__dict__
     return (
-        type(module),
+        class_of(module),
         module.training,
         _sizes(code, query, key),
         (*query.shape[1::2], *key.shape[1::2], *value.shape[1::2]),
@@ -150,7 +151,7 @@ def _drawn_mask(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def _copy_of(module: nn.Module, has_sinks: bool) -> nn.Module:
     """A module with the same attributes and other sinks, for a function that reads or sets them."""
-    copied: nn.Module = object.__new__(type(module))
+    copied: nn.Module = object.__new__(class_of(module))
     copied.__dict__.update(module.__dict__)
     sinks = getattr(module, SINKS, None) if has_sinks else None
     if sinks is not None:

@@ -31,9 +31,8 @@ from ...masks import Mask
 from ..active import Bypassed, is_quiet, nothing_to_hear, padding_now, quietly
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
-from ..shared_patches import Undo
+from ..module_hooks import class_of, unseen
 from .attended import attended, with_padding
-from .loans import unseen
 from .weights_shape import is_elementwise, weights_shape
 
 __all__ = ["hear_functions"]
@@ -78,18 +77,17 @@ OUTSIDE_LAYERS = "a softmax runs in the model's own forward, outside its layers"
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num_head", "heads", "nb_heads")
 
 
-def hear_functions(attachment: Attachment) -> Undo:
+def hear_functions(attachment: Attachment) -> None:
     """Listen to torch's functions while a module runs that none of the other adapters serves."""
     mode = _Functions(attachment)
-    for module, post in attachment.posts.items():
-        if mode.may_call(module, post.path):
-            post.mode = mode
-    return lambda: None
+    for module, hook in attachment.hooks.items():
+        if mode.may_call(module, hook.path):
+            hook.mode = mode
 
 
 def _opaque_calls(attachment: Attachment) -> dict[str, str]:
     """path -> the function by which a module attends unheard, of those whose code says so."""
-    called = {post.path: opaque_call(module) for module, post in attachment.posts.items()}
+    called = {hook.path: opaque_call(module) for module, hook in attachment.hooks.items()}
     return {path: function for path, function in called.items() if function is not None}
 
 
@@ -118,7 +116,7 @@ class _Functions(TorchFunctionMode):
 
     def may_call(self, module: nn.Module, path: str) -> bool:
         """Whether this module may attend by itself: a place of attention of which no adapter knows more."""
-        kind = type(module)
+        kind = class_of(module)
         if kind.__module__.startswith("torch.nn."):
             return False
         if path in self.places:
@@ -141,12 +139,12 @@ class _Functions(TorchFunctionMode):
         if len(self.running) == 1:
             self.__enter__()
 
-    def leave(self, output: object, came_back: bool) -> Bypassed | None:
+    def leave(self, output: object, returned: bool) -> Bypassed | None:
         done = self.running.pop()
         if not self.running:
             self.__exit__(None, None, None)
         did = done.softmaxes or done.over_others or done.is_certain or done.unheard is not None
-        return self._judge(done, output) if came_back and (did or self.opaque) else None
+        return self._judge(done, output) if returned and (did or self.opaque) else None
 
     def __torch_function__(
         self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,7 +188,7 @@ class _Functions(TorchFunctionMode):
                 self.attachment.bypass(Bypassed(1, OUTSIDE_LAYERS, is_certain=False))
             return
         if not is_place:  # a logarithm may be that of an answer's probabilities
-            of_transformers = type(entered.module).__module__.startswith("transformers.")
+            of_transformers = class_of(entered.module).__module__.startswith("transformers.")
             here.is_certain |= is_last and not is_log and not of_transformers
         if not is_last:
             here.over_others += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...private_names import check_transformers
 from ..active import active
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in
-from ..shared_patches import Undo, hold, undo_all
+from ..module_hooks import Undo, class_of, shared
 from .huggingface_functions import answered
 from .huggingface_masks import as_tensor, compact_mask
 
@@ -32,27 +33,14 @@ OWN = "_attn_implementation_internal"
 Function = Callable[..., Any]
 
 
-def hear_huggingface(attachment: Attachment) -> Undo:
+def hear_huggingface(attachment: Attachment) -> None:
     """Stand between the model and its own functions."""
     configs = _configs(attachment)
-    if not configs:
-        return lambda: None
-    other = [config for config in configs if _is_a_kernel_of(config)]
-    undos = [hold(("lookup", NAME), _stand_between)]
-    return undo_all(undos + [hold(_Same(config), partial(_stand_in, attachment, config)) for config in other])
-
-
-class _Same:
-    """A key that is this very object, and keeps it: a number of an object may go to another one."""
-
-    def __init__(self, this: object) -> None:
-        self.this = this
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.this is other.this
-
-    def __hash__(self) -> int:
-        return id(self.this)
+    if configs:
+        shared(attachment.undo, NAME, _stand_between)
+    for config in configs:
+        if _is_a_kernel_of(config):
+            shared(attachment.undo, ("config", id(config)), partial(_stand_in, attachment, config))
 
 
 # Whose masks and calls are ours
@@ -68,8 +56,8 @@ def _find_configs(model: nn.Module) -> list[object]:
         return []
     configs: list[object] = []
     for module in model.modules():
-        is_one = DISPATCHES in names_in(type(module))
-        if is_one or any(DISPATCHES in names_in(type(inner)) for inner in _below_a_model(module)):
+        is_one = DISPATCHES in names_in(class_of(module))
+        if is_one or any(DISPATCHES in names_in(class_of(inner)) for inner in _below_a_model(module)):
             check_transformers()
             config = getattr(module, "config", None)
             if hasattr(config, OWN) and not any(config is known for known in configs):
@@ -137,16 +125,11 @@ def _stand_in(attachment: Attachment, config: object) -> Undo:
 def _stand_between() -> Undo:
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    ours = _answering(AttentionInterface.get_interface, _between)
-    items = _answering(AttentionInterface.__getitem__, _between)
-    masks = _answering(AttentionMaskInterface.__getitem__, _between_masks)
-    return undo_all(
-        [
-            _put(AttentionInterface, "get_interface", ours),
-            _put(AttentionInterface, "__getitem__", items),
-            _put(AttentionMaskInterface, "__getitem__", masks),
-        ]
-    )
+    undo = ExitStack()
+    _put(undo, AttentionInterface, "get_interface", _between)
+    _put(undo, AttentionInterface, "__getitem__", _between)
+    _put(undo, AttentionMaskInterface, "__getitem__", _between_masks)
+    return undo.close
 
 
 def _answering(look_up: Function, between: Function) -> Function:
@@ -165,11 +148,12 @@ def _answering(look_up: Function, between: Function) -> Function:
     return answer
 
 
-def _put(kind: type, name: str, ours: Function) -> Undo:
+def _put(undo: ExitStack, kind: type, name: str, between: Function) -> None:
     before = vars(kind).get(name)
+    ours = _answering(getattr(kind, name), between)
     setattr(kind, name, ours)
 
-    def undo() -> None:
+    def put_back() -> None:
         if vars(kind).get(name) is not ours:
             return  # somebody stands before us now; alone, ours answers as theirs would
         if before is None:
@@ -177,7 +161,7 @@ def _put(kind: type, name: str, ours: Function) -> Undo:
         else:
             setattr(kind, name, before)
 
-    return undo
+    undo.callback(put_back)
 
 
 def _between(own: Function) -> Function:
@@ -188,7 +172,7 @@ def _between(own: Function) -> Function:
     @functools.wraps(own)
     def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
         listening = active[:]  # as they are now: other threads come and go
-        if len(listening) == 1 and module in listening[0].posts:  # nothing else, mostly
+        if len(listening) == 1 and module in listening[0].hooks:  # nothing else, mostly
             return answered(listening, own, module, args, kwargs)
         listening = [attachment for attachment in listening if module in attachment.paths]
         if not listening:
