@@ -20,9 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import ArgumentError, AttentionBypassed, HeadsAlarm
 from headwise.listeners.ablation import ablate
-from headwise.listeners.alarms import Alarms
 from headwise.listeners.capture import watch
-from headwise.listeners.measured_step import Measuring
+from headwise.listeners.measured_step import Alarms, Measuring
 from headwise.listeners.model_door import attach
 from headwise.listeners.module_hooks import class_of
 from headwise.listeners.monitor import HISTORY, Monitor

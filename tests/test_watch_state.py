@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -573,6 +573,42 @@ def test_classes_that_copy_themselves_their_own_way(x: Tensor) -> None:
         made(x)
         model(x)
     assert len(heads[0].calls) == 1 and as_it_is(model) == looks
+
+
+class Registered(Fused):
+    """A class that keeps a list of its subclasses, and refuses those that do not say what they are."""
+
+    known: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls, what: str) -> None:
+        cls.known.append(cls)
+
+
+def test_inside_a_block_a_module_is_still_of_its_class_and_the_class_hears_nothing_of_it(x: Tensor) -> None:
+    """A module that is listened to has a subclass of its class meanwhile, which nobody else should notice."""
+    model = nn.Sequential(Registered())
+    with hw.watch(model) as heads:
+        model(x)
+        kind = type(model[0])
+        assert isinstance(model[0], Registered) and kind.__qualname__ == "Registered"
+        assert kind.__module__ == Registered.__module__ and not Registered.known
+    assert type(model[0]) is Registered and len(heads) == 1
+
+
+def test_a_class_that_somebody_gives_a_module_inside_a_block_stays(x: Tensor) -> None:
+    """`parametrize` and `fully_shard` give a module a subclass of the class that they find."""
+    model = nn.Sequential(Fused())
+    expected = model(x)
+    with hw.watch(model) as heads:
+        theirs = type("Theirs", (type(model[0]),), {})
+        model[0].__class__ = theirs
+        model(x)
+    assert type(model[0]) is theirs and torch.equal(model(x), expected)
+    with hw.watch(model) as again:
+        assert type(model[0]) is not theirs
+        model(x)
+    assert heads.paths == again.paths == ["0"] and len(heads[0].calls) == len(again[0].calls) == 1
+    assert type(model[0]) is theirs and torch.equal(model(x), expected)
 
 
 @pytest.mark.slow

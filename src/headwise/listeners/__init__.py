@@ -13,10 +13,11 @@ Listening to it:
     ablation.py           `ablate`, `head_means`
     head_outputs.py       `collect`, `patch`
     example_counts.py     how many examples are in a batch
-    effects.py model_answers.py    `effects`: a model's answer without each head
+    effects.py            `effects`: a model's answer without each head
+    model_answers.py      what a model answers, to inputs and to prompts
     importance.py robustness.py retrieval.py role_measurement.py
-    role_effects.py prompts.py      behaviours without the heads of a role
-    monitor.py measured_step.py alarms.py trainer_callback.py     heads in training
+    role_effects.py       behaviours without the heads of a role
+    monitor.py measured_step.py trainer_callback.py     heads in training, and alarms
 Changing it:
     pruning.py prunable_families.py    `prune`, `load_pruned`
 """

@@ -28,14 +28,15 @@ from .active import (
     Mode,
     Noted,
     Run,
+    SplitCall,
     active,
     in_backward,
     innermost,
+    local_heads_of,
     quietly,
 )
 from .model_structure import modules_at, structure_and_modules
 from .module_hooks import class_of
-from .split_calls import SplitCall, local_heads_of
 
 __all__ = ["Attachment", "AttachmentHook", "Change", "Listening"]
 

@@ -23,10 +23,9 @@ from ..heads.layer import Unheard
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
 from ..heads.together import is_short
-from .active import Bypassed, Call, Forward, Noted, in_backward
+from .active import Bypassed, Call, Forward, Noted, SplitCall, gathered_record, in_backward
 from .head_outputs import check_any
 from .model_door import Attached, attach
-from .split_calls import SplitCall, gathered_record
 from .written_norms import written_norms
 
 __all__ = ["SHORT", "Tokens", "is_punctuation", "watch"]

@@ -44,8 +44,10 @@ __all__ = [
 ]  # fmt: skip
 
 FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
+CHANGES = "_headwise_changes"
 WRITTEN = "_torchdynamo_orig_callable"  # where a compiled function has the one it was made of
 WHY = "headwise listens to this model, which runs uncompiled meanwhile; compile without fullgraph=True"
+NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]  # how objects of most classes are made again
 MISSING: Any = object()
 
 Undo = Callable[[], None]
@@ -157,10 +159,12 @@ class _ListenedTo(nn.Module):
         made, changes = super().__reduce_ex__(protocol), self._headwise_changes
         if isinstance(made, str):
             return made
-        function, args, *rest = (changes.kind if part is type(self) else part for part in made)
+        function, args, *rest = made
         args = tuple(changes.kind if part is type(self) else part for part in args)
-        if function is copyreg.__newobj__:  # type: ignore[comparison-overlap]
-            function = changes.kind.__new__  # the same, but pickle holds no class of the object against it
+        if function is type(self):
+            function = changes.kind
+        elif function is NEW:
+            function = changes.kind.__new__  # the same, without pickle's look at the object's class
         if rest and isinstance(rest[0], dict):
             rest[0] = changes.put_back(rest[0])
         elif rest and isinstance(rest[0], tuple) and isinstance(rest[0][0], dict):  # beside slots
@@ -206,7 +210,8 @@ _classes: WeakKeyDictionary[nn.Module, type[_ListenedTo]] = WeakKeyDictionary()
 def class_of(module: nn.Module) -> type[nn.Module]:
     """Return a module's own class, also while it is listened to."""
     kind = type(module)
-    return kind._headwise_changes.kind if issubclass(kind, _ListenedTo) else kind
+    changes = vars(kind).get(CHANGES)
+    return kind if changes is None else changes.kind
 
 
 def _changes_of(undo: ExitStack, module: nn.Module) -> _Changes:
@@ -215,10 +220,13 @@ def _changes_of(undo: ExitStack, module: nn.Module) -> _Changes:
     made = _classes.get(module)
     if made is None or made._headwise_changes.kind is not kind:
         named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        more: dict[str, object] = {"_headwise_changes": _Changes(kind)}
+        more: dict[str, object] = {CHANGES: _Changes(kind)}
         if hasattr(kind, "__deepcopy__"):
             more["__deepcopy__"] = _deepcopy
-        made = _classes[module] = type(kind)(kind.__name__, (_ListenedTo, kind), named | more)
+        metaclass: Any = type(kind)  # a class that was made inside an earlier block may be ours already
+        bases = (kind,) if issubclass(kind, _ListenedTo) else (_ListenedTo, kind)
+        made = metaclass(kind.__name__, bases, named | more)
+        _classes[module] = made
     listened_to = made
 
     def change() -> Undo:
@@ -312,9 +320,8 @@ def _set(own: dict[str, Any], name: str, value: object) -> None:
 
 def without_changes(module: nn.Module, name: str) -> Any:
     """Return an attribute as it is in the module's dictionary while nobody listens; None: it is not there."""
-    kind = type(module)
-    own = kind._headwise_changes.put_back(module.__dict__) if issubclass(kind, _ListenedTo) else vars(module)
-    return own.get(name)
+    changes = vars(type(module)).get(CHANGES)
+    return (module.__dict__ if changes is None else changes.put_back(module.__dict__)).get(name)
 
 
 # Compiled code

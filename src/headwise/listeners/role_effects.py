@@ -26,7 +26,7 @@ from ..heads.layer_names import Layer
 from ..heads.role_verdicts import Place, RoleEffect, RoleEffects
 from ..models.batches import tracked
 from ..models.pretrained import Tokenizer
-from .prompts import METHOD, Asked, Speaker
+from .model_answers import METHOD, Asked, Speaker
 
 __all__ = ["FoundRole", "FoundRoles", "role_effects"]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 from torch import nn
 
 from ..errors import ArgumentError, needed
-from .alarms import Alarms, OnAlarm
+from .measured_step import Alarms, OnAlarm
 from .monitor import Monitor
 
 __all__ = ["trainer_callback"]
