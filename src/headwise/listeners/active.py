@@ -18,11 +18,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -31,48 +32,23 @@ from torch import Tensor, nn
 from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
+from ..heads.record import IN_ROWS, Record
 from ..heads.together import SHORT, SHORT_ON_CPU, Group
 from ..map import AttentionMap
-from .module_hooks import class_of
-
-if TYPE_CHECKING:
-    from .attachment import Attachment
-import sys
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING
-
-from ..heads.record import IN_ROWS, Record
 from ..nn.local_heads import LocalHeads
+from .module_hooks import class_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+    from .attachment import Attachment
+
 __all__ = [
-    "Bypassed",
-    "Call",
-    "Entered",
-    "Forward",
-    "Listener",
-    "Mode",
-    "Noted",
-    "Run",
-    "SplitCall",
-    "active",
-    "announce",
-    "asked_of_all",
-    "beside",
-    "gathered_record",
-    "in_backward",
-    "innermost",
-    "is_quiet",
-    "local_heads_of",
-    "nothing_to_hear",
-    "padding_now",
-    "path_of",
-    "quietly",
-    "silence",
-]
+    "Bypassed", "Call", "Entered", "Forward", "Listener", "Mode", "Noted", "Run", "SplitCall", "active",
+    "announce", "asked_of_all", "beside", "gathered_record", "in_backward", "innermost", "is_quiet",
+    "local_heads_of", "nothing_to_hear", "padding_now", "path_of", "quietly", "silence",
+]  # fmt: skip
+
 
 OF_DECODER = ("decoder_input_ids", "target_ids", "decoder_attention_mask")  # beside those of an encoder
 TOKENS = ("decoder_input_ids", "target_ids", "input_ids", "ids", "input", "tokens", "idx", "x")

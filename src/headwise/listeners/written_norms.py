@@ -74,7 +74,7 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
         name, reason = "out_proj", _why_not_ours(module)
     elif class_of(module) in (nn.MultiheadAttention, MultiheadAttention):
         name, reason = "out_proj", None
-    elif type(module).__module__.startswith(HOMES):
+    elif class_of(module).__module__.startswith(HOMES):
         name, reason = _of_family(model, place, module)
     else:
         name, reason = "", "is of no family that is known"

@@ -307,8 +307,6 @@ SCORES = (0.3, 3.0, 30.0)  # how large scores are, for one query, head and seque
 SINKS = "sinks"  # the only tensor of a module that a function may use
 ROOM = 5  # by how much tensors are longer than the largest number in the function's code
 
-Function = Callable[..., Any]
-
 
 class FunctionCall(NamedTuple):
     """The arguments of an attention function: those of a model's call, or of a small one like it."""

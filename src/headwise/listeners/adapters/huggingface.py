@@ -219,9 +219,6 @@ SDPA = Reading(is_fused=True, gives_weights=False)
 MOST_KINDS = 256  # of calls that are remembered of a function
 SUM = 0.02  # by how much a row of weights in half precision may miss 1
 
-Function = Callable[..., Any]
-
-
 # Answering
 
 
