@@ -43,8 +43,12 @@ from .layers_alike import answered_alike, leave
 
 __all__ = ["hear_huggingface"]
 
-NAME = "headwise"
-OWN = "_attn_implementation_internal"
+OWN = "_attn_implementation_internal"  # where a config has the name of its implementation
+OURS = "__headwise_own__"  # where a function of ours has the one that it stands before
+FIRST = ("query", "key", "value", "attention_mask")
+SDPA = Reading(is_fused=True, gives_weights=False)
+MOST_KINDS = 256  # of calls that are remembered of a function
+SUM = 0.02  # by how much a row of weights in half precision may miss 1
 
 Function = Callable[..., Any]
 
@@ -53,27 +57,95 @@ def hear_huggingface(attachment: Attachment) -> None:
     """Stand between the model and its own functions."""
     configs = _configs(attachment)
     if configs:
-        shared(attachment.undo, NAME, _stand_between)
+        shared(attachment.undo, "lookups of Transformers", _patch_lookups)
     for config in configs:
-        if _is_a_kernel_of(config):
-            shared(attachment.undo, ("config", id(config)), partial(_stand_in, attachment, config))
+        if _is_a_kernel(getattr(config, OWN)):
+            shared(attachment.undo, ("config", id(config)), partial(_choose_other, attachment, config))
 
 
-# Whose masks and calls are ours
+# The lookup
+
+
+def _patch_lookups() -> Undo:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    undo = ExitStack()
+    _patch_lookup(undo, AttentionInterface, "get_interface", _heard_attention)
+    _patch_lookup(undo, AttentionInterface, "__getitem__", _heard_attention)
+    _patch_lookup(undo, AttentionMaskInterface, "__getitem__", _heard_mask)
+    return undo.close
+
+
+def _patch_lookup(undo: ExitStack, registry: type, name: str, heard: Callable[[Function], Function]) -> None:
+    """Let a registry find `heard(function)` in place of each function, the same each time."""
+    before, look_up = vars(registry).get(name), getattr(registry, name)
+    made: dict[Function, Function] = {}
+
+    @functools.wraps(look_up)
+    def ours(self: object, *args: Any, **kwargs: Any) -> Function:
+        own: Function = look_up(self, *args, **kwargs)
+        if hasattr(own, OURS):
+            return own
+        try:
+            return made.get(own) or made.setdefault(own, heard(own))
+        except TypeError:  # a callable that cannot be a key
+            return heard(own)
+
+    def put_back() -> None:
+        if vars(registry).get(name) is not ours:
+            return  # somebody stands before us now; alone, ours answers as theirs would
+        if before is None:
+            delattr(registry, name)
+        else:
+            setattr(registry, name, before)
+
+    setattr(registry, name, ours)
+    undo.callback(put_back)
+
+
+def _heard_attention(own: Function) -> Function:
+    """The attention function that a model looked up; for modules that are listened to, our answer."""
+
+    @functools.wraps(own)
+    def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
+        listening = [attachment for attachment in tuple(active) if module in attachment.hooks]
+        if listening:
+            return answered(listening, own, module, args, kwargs)
+        return own(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
+
+    setattr(attend, OURS, own)
+    return attend
+
+
+def _heard_mask(own: Function) -> Function:
+    """The mask function that a model looked up; for models that are listened to, its mask as rules."""
+
+    @functools.wraps(own)
+    def mask(*args: object, **call: object) -> object:
+        config = None if args else call.get("config")
+        listening = [a for a in tuple(active) if any(config is known for known in _configs(a))]
+        for attachment in listening:
+            attachment.forward.masked.append(config)
+        return compact_mask(own, **call) if listening else own(*args, **call)
+
+    setattr(mask, OURS, own)
+    return mask
 
 
 def _configs(attachment: Attachment) -> list[object]:
     """The configs that layers which dispatch, and the models around them, read the implementation from."""
-    return attachment.structure.once(NAME, lambda: _find_configs(attachment.model))
+    return attachment.structure.once("configs", lambda: _find_configs(attachment.model))
 
 
 def _find_configs(model: nn.Module) -> list[object]:
     if "transformers" not in sys.modules:
         return []
+    from transformers import PreTrainedModel
+
     configs: list[object] = []
     for module in model.modules():
-        is_one = DISPATCHES in names_in(class_of(module))
-        if is_one or any(DISPATCHES in names_in(class_of(inner)) for inner in _below_a_model(module)):
+        inside = module.modules() if isinstance(module, PreTrainedModel) else (module,)
+        if any(DISPATCHES in names_in(class_of(inner)) for inner in inside):
             check_transformers()
             config = getattr(module, "config", None)
             if hasattr(config, OWN) and not any(config is known for known in configs):
@@ -81,21 +153,10 @@ def _find_configs(model: nn.Module) -> list[object]:
     return configs
 
 
-def _below_a_model(module: nn.Module) -> list[nn.Module]:
-    from transformers import PreTrainedModel
-
-    return list(module.modules()) if isinstance(module, PreTrainedModel) else []
-
-
-def _listening_to(config: object) -> list[Attachment]:
-    return [attachment for attachment in active for known in _configs(attachment) if known is config]
-
-
 # Kernels that say nothing of what they do: the model's other implementation takes their place
 
 
-def _is_a_kernel_of(config: object) -> bool:
-    name = getattr(config, OWN)
+def _is_a_kernel(name: object) -> bool:
     name = name.own if isinstance(name, _InPlaceOf) else name  # another block is at work
     return isinstance(name, str) and ("flash" in name or name == "flex_attention") and "paged|" not in name
 
@@ -105,11 +166,6 @@ class _InPlaceOf(str):
 
     own: str
 
-    def __new__(cls, name: str, own: str) -> _InPlaceOf:
-        made = super().__new__(cls, name)
-        made.own = own
-        return made
-
     def __deepcopy__(self, _: object) -> str:
         return self.own
 
@@ -117,107 +173,23 @@ class _InPlaceOf(str):
         return str, (self.own,)
 
 
-def _stand_in(attachment: Attachment, config: object) -> Undo:
+def _choose_other(attachment: Attachment, config: object) -> Undo:
     """Flash and flex attention compute what "sdpa" does, or "eager" where a model has no "sdpa"."""
     from transformers import PreTrainedModel
 
     owners = [m for m in attachment.model.modules() if getattr(m, "config", None) is config]
     models = [m for m in owners if isinstance(m, PreTrainedModel)]
-    name = "sdpa" if models and all(getattr(m, "_supports_sdpa", False) for m in models) else "eager"
     own = getattr(config, OWN)
-    set_to = _InPlaceOf(name, own)
-    setattr(config, OWN, set_to)
+    other = _InPlaceOf("sdpa" if models and all(m._supports_sdpa for m in models) else "eager")
+    other.own = own
+    setattr(config, OWN, other)
 
     def undo() -> None:
-        if getattr(config, OWN) is set_to:  # else somebody has chosen another one meanwhile
+        if getattr(config, OWN) is other:  # else somebody has chosen another one meanwhile
             setattr(config, OWN, own)
 
     return undo
 
-
-# The lookup
-
-
-def _stand_between() -> Undo:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    undo = ExitStack()
-    _put(undo, AttentionInterface, "get_interface", _between)
-    _put(undo, AttentionInterface, "__getitem__", _between)
-    _put(undo, AttentionMaskInterface, "__getitem__", _between_masks)
-    return undo.close
-
-
-def _answering(look_up: Function, between: Function) -> Function:
-    """A lookup that finds, in place of each function, the one that stands between; made once each."""
-    made: dict[Function, Function] = {}
-
-    @functools.wraps(look_up)
-    def answer(self: object, *args: Any, **kwargs: Any) -> Function:
-        own: Function = look_up(self, *args, **kwargs)
-        try:
-            return made.get(own) or made.setdefault(own, between(own))
-        except TypeError:  # one that is not to be found again
-            function: Function = between(own)
-            return function
-
-    return answer
-
-
-def _put(undo: ExitStack, kind: type, name: str, between: Function) -> None:
-    before = vars(kind).get(name)
-    ours = _answering(getattr(kind, name), between)
-    setattr(kind, name, ours)
-
-    def put_back() -> None:
-        if vars(kind).get(name) is not ours:
-            return  # somebody stands before us now; alone, ours answers as theirs would
-        if before is None:
-            delattr(kind, name)
-        else:
-            setattr(kind, name, before)
-
-    undo.callback(put_back)
-
-
-def _between(own: Function) -> Function:
-    """The function a model looked up, ours for those who are listened to."""
-    if hasattr(own, "__headwise_own__"):
-        return own
-
-    @functools.wraps(own)
-    def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
-        listening = active[:]  # as they are now: other threads come and go
-        if len(listening) == 1 and module in listening[0].hooks:  # nothing else, mostly
-            return answered(listening, own, module, args, kwargs)
-        listening = [attachment for attachment in listening if module in attachment.paths]
-        if not listening:
-            return own(module, *map(as_tensor, args), **{n: as_tensor(x) for n, x in kwargs.items()})
-        return answered(listening, own, module, args, kwargs)
-
-    attend.__headwise_own__ = own  # type: ignore[attr-defined]
-    return attend
-
-
-def _between_masks(own: Function) -> Function:
-    if hasattr(own, "__headwise_own__"):
-        return own
-
-    @functools.wraps(own)
-    def mask(*args: object, **call: object) -> object:
-        listening = [] if args else _listening_to(call.get("config"))
-        for attachment in listening:
-            attachment.forward.masked.append(call["config"])
-        return compact_mask(own, **call) if listening else own(*args, **call)
-
-    mask.__headwise_own__ = own  # type: ignore[attr-defined]
-    return mask
-
-
-FIRST = ("query", "key", "value", "attention_mask")
-SDPA = Reading(is_fused=True, gives_weights=False)
-MOST_KINDS = 256  # of calls that are remembered of a function
-SUM = 0.02  # by how much a row of weights in half precision may miss 1
 
 # Answering
 
@@ -238,7 +210,7 @@ def answered(
     Raises:
         AttentionBypassed: it does what we do not know, and nobody allowed for that.
     """
-    forward = listening[0]._running.run
+    forward = listening[0].run
     if forward is not None:
         for alike in forward.alike:
             again = answered_alike(alike, forward, function, module, args, kwargs)
