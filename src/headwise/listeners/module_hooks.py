@@ -207,7 +207,7 @@ def _deepcopy(self: _ListenedTo, memo: dict[int, object]) -> object:
 _classes: WeakKeyDictionary[nn.Module, type[_ListenedTo]] = WeakKeyDictionary()
 
 
-def class_of(module: nn.Module) -> type[nn.Module]:
+def class_of(module: nn.Module) -> type[Any]:
     """Return a module's own class, also while it is listened to."""
     kind = type(module)
     changes = vars(kind).get(CHANGES)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import itertools
 import math
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -67,6 +68,19 @@ class _Part(NamedTuple):
     kwdefaults: dict[str, object] | None
     globals: tuple[tuple[str, object], ...]  # what its global names stand for; functions as weak references
 
+    def is_unchanged(self) -> bool:
+        now = self.function()
+        return (
+            now is not None
+            and now.__code__ is self.code
+            and now.__defaults__ is self.defaults
+            and now.__kwdefaults__ == self.kwdefaults
+            and all(
+                now.__globals__.get(name) is (value() if type(value) is ref else value)
+                for name, value in self.globals
+            )
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionCode:
@@ -106,22 +120,8 @@ def read(function: Function) -> AttentionCode:
         name = ".".join(str(part) for part in (module, getattr(function, "__qualname__", name)) if part)
         return AttentionCode(name, unknown=(f"what a {type(function).__name__} may hold",))
     code = _known.get(function)
-    if code is None:
-        return _read_anew(function)
-    for part in code.parts:
-        now = part.function()
-        if now is None or now.__code__ is not part.code or now.__defaults__ is not part.defaults:
-            return _read_anew(function)
-        if now.__kwdefaults__ != part.kwdefaults:
-            return _read_anew(function)
-        for name, value in part.globals:
-            if now.__globals__.get(name) is not (value() if type(value) is ref else value):
-                return _read_anew(function)
-    return code
-
-
-def _read_anew(function: FunctionType) -> AttentionCode:
-    code = _known[function] = _read(function)
+    if code is None or not all(part.is_unchanged() for part in code.parts):
+        code = _known[function] = _read(function)
     return code
 
 
@@ -135,12 +135,14 @@ def _read(function: FunctionType) -> AttentionCode:
     largest = 1
     for part in functions:
         if part is function or not _is_of_transformers(part):
-            part_names, words = _names_and_words(part.__code__)
-            names |= part_names
-            mentions |= part_names | words | inspect.signature(part, follow_wrapped=False).parameters.keys()
+            names |= _names(part.__code__)
+            mentions |= (
+                _words(part.__code__) | inspect.signature(part, follow_wrapped=False).parameters.keys()
+            )
             found, numbers = _unknown_in(part)
             unknown |= found
             largest = max(largest, *numbers)
+    mentions |= names
     if "softmax" not in names and FUSED not in names:
         unknown.add("a softmax that is not there")
     are_named = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in list(parameters.values())[:5])
@@ -170,13 +172,13 @@ def _read(function: FunctionType) -> AttentionCode:
 def _unknown_in(function: FunctionType) -> tuple[set[str], list[int]]:
     """(what a function may use that headwise does not know, lengths that the numbers in it may stand for)"""
     code = function.__code__
-    names, words = _names_and_words(code)
+    names = _names(code)
     unknown = {*(names - WORDS), *code.co_freevars}
     if not names.isdisjoint(("getattr", "hasattr")):
-        unknown |= {word for word in words if word.isidentifier() and word not in WORDS | UNDERSTOOD}
-    if any(_depends_on_more_than_a_number(code)):
+        unknown |= {word for word in _words(code) if word.isidentifier() and word not in WORDS | UNDERSTOOD}
+    if any(map(_compares_more_than_numbers, _codes(code))):
         unknown.add("a comparison that is not with a number")  # with a dtype, say, or of a length with a size
-    numbers = list(_numbers(code.co_consts))
+    numbers = [number for inner in _codes(code) for number in _numbers(inner.co_consts)]
     for name, default in _defaults(function):
         if default is not None and not isinstance(default, (bool, int, float, str)):
             unknown.add(f"{name}={type(default).__name__}")  # its content may change
@@ -199,55 +201,51 @@ def _defaults(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _numbers(constants: tuple[object, ...]) -> Iterator[float]:
-    """The numbers among the constants of a function's code, with the functions inside it; no fill values."""
+    """The numbers among the constants of a function's code; no fill values."""
     for value in constants:
-        if isinstance(value, CodeType):
-            yield from _numbers(value.co_consts)
-        elif isinstance(value, tuple):
+        if isinstance(value, tuple):
             yield from _numbers(value)
         elif isinstance(value, (int, float)) and value and not (isinstance(value, float) and value <= FILL):
             yield value
 
 
-def _depends_on_more_than_a_number(code: CodeType) -> Iterator[bool]:
-    """Of every comparison, whether tensors of other sizes, dtypes or devices may decide it otherwise.
+def _compares_more_than_numbers(code: CodeType) -> bool:
+    """Whether tensors of other sizes, dtypes or devices may decide some comparison otherwise.
 
     Not if it is with a number or None, nor if two sizes are the same or not, as they are in a small call.
     """
-    before: dis.Instruction | None = None
-    for step in dis.get_instructions(code):
-        if step.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP") and before is not None:
+    for before, step in itertools.pairwise(dis.get_instructions(code)):
+        if step.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
             is_fixed = before.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT"))
             is_size = before.opname in ("BINARY_SUBSCR", "BINARY_OP") and step.argval in ("==", "!=")
-            yield not is_size and not (is_fixed and not isinstance(before.argval, str))
-        before = step
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _depends_on_more_than_a_number(value)
+            if not is_size and not (is_fixed and not isinstance(before.argval, str)):
+                return True
+    return False
 
 
-def _names_and_words(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The names in a function's code, and the strings, with the functions inside it."""
-    names, words = set(code.co_names), set[str]()
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions inside it."""
+    yield code
     for value in code.co_consts:
         if isinstance(value, CodeType):
-            inner = _names_and_words(value)
-            names |= inner[0]
-            words |= inner[1]
-        elif isinstance(value, str):
-            words.add(value)
-    return frozenset(names), frozenset(words)
+            yield from _codes(value)
+
+
+def _names(code: CodeType) -> set[str]:
+    return {name for inner in _codes(code) for name in inner.co_names}
+
+
+def _words(code: CodeType) -> set[str]:
+    """The strings among the constants of a function's code."""
+    return {value for inner in _codes(code) for value in inner.co_consts if isinstance(value, str)}
 
 
 # The functions it calls
 
 
 def _global_names(code: CodeType) -> list[str]:
-    names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            names += _global_names(value)
-    return list(dict.fromkeys(names))
+    steps = itertools.chain.from_iterable(map(dis.get_instructions, _codes(code)))
+    return list(dict.fromkeys(step.argval for step in steps if step.opname == "LOAD_GLOBAL"))
 
 
 def _called_by(function: FunctionType) -> list[FunctionType]:
