@@ -287,7 +287,7 @@ def test_one_watch_begun_and_ended_in_many_threads_ends() -> None:
 def test_a_forward_in_another_thread_while_watching_begins_is_not_refused(
     kind: str, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It met a post before anybody could tell its model of a call, which looked as if there had been none."""
+    """It met a hook before anybody could tell its model of a call, which looked as if there had been none."""
     model = MODELS[kind]()
     expected, found = model(x), []
 
@@ -808,7 +808,19 @@ def test_what_is_compiled_inside_a_block_is_heard(how: str, counting: Any, x: Te
     torch.testing.assert_close(run(x), expected)
 
 
-def test_the_forward_that_is_lent_is_called_as_the_models_own_is() -> None:
+def test_a_model_compiled_inside_a_block_runs_compiled_after_it(counting: Any, x: Tensor) -> None:
+    """What is compiled is the call that the model has inside the block, which is not its own."""
+    model = Fused()
+    expected = model(x)
+    with hw.watch(model) as heads:
+        fast = torch.compile(model, backend=counting)
+        torch.testing.assert_close(fast(x), expected)
+        assert len(heads[0].calls) == 1
+    torch.testing.assert_close(fast(x), expected)
+    assert counting.compiled == counting.ran == 1 and len(heads[0].calls) == 1
+
+
+def test_a_replaced_forward_is_called_as_the_models_own_is() -> None:
     """Transformers looks at the signature of a model's forward to see what it takes."""
     import inspect
 

@@ -152,7 +152,9 @@ class _ListenedTo(nn.Module):
         """Do nothing: a class that keeps a list of its subclasses should not have these in it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _call(self, self._headwise_changes.hooks, super().__call__, args, kwargs)
+        if isinstance(self, _ListenedTo):
+            return _call(self, self._headwise_changes.hooks, args, kwargs)
+        return type(self).__call__(self, *args, **kwargs)  # kept beyond the block, by a compiler, say
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Tell pickle and copy of the module as it is without the changes."""
@@ -173,18 +175,14 @@ class _ListenedTo(nn.Module):
 
 
 def _call(
-    module: nn.Module,
-    hooks: tuple[ModuleHook, ...],
-    call: Forward,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    module: _ListenedTo, hooks: tuple[ModuleHook, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
     if not hooks:
-        return call(*args, **kwargs)
+        return super(_ListenedTo, module).__call__(*args, **kwargs)
     hook = hooks[0]
     hook.enter(module, args, kwargs)
     try:
-        output = _call(module, hooks[1:], call, args, kwargs)
+        output = _call(module, hooks[1:], args, kwargs)
     except BaseException:
         hook.leave(args, kwargs, False, None)
         raise
@@ -356,10 +354,10 @@ def unseen(function: Callable[Given, Answer], why: str = WHY) -> Callable[Given,
     if _FrameAction is None:
         return torch.compiler.disable(function, reason=why)
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    set_code_exec_strategy(function.__code__, skip)  # type: ignore[attr-defined]  # run by compiled code
+    set_code_exec_strategy(function.__code__, skip)  # where it is run by compiled code
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # or made part of it
     function._torchdynamo_disable_msg = why  # type: ignore[attr-defined]
     return function
 
 
-_ListenedTo.__call__ = unseen(_ListenedTo.__call__)  # type: ignore[method-assign]
+_call = unseen(_call)
