@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads.record import settle
-from small_models import hooks_on
+from small_models import as_it_is, hooks_on
 
 B, T, E, H = 2, 11, 24, 3
 
@@ -44,10 +44,6 @@ def model() -> Model:
 @pytest.fixture
 def ids() -> Tensor:
     return torch.randint(0, 53, (B, T), generator=torch.Generator().manual_seed(1))
-
-
-def states_of(model: nn.Module) -> list[tuple[type, set[str]]]:
-    return [(type(module), set(module.__dict__)) for module in model.modules()]
 
 
 # What is measured
@@ -205,17 +201,17 @@ def test_nothing_quadratic_is_made(ids: Tensor) -> None:
 
 
 def test_the_model_is_exactly_as_it_was(model: Model, ids: Tensor) -> None:
-    before, states = model(ids), states_of(model)
+    before, states = model(ids), as_it_is(model)
     with hw.watch(model):
         inside = model(ids)
-        assert states_of(model) != states and hooks_on(model)
+        assert as_it_is(model) != states and hooks_on(model)
     torch.testing.assert_close(inside, before)
-    assert hooks_on(model) == 0 and states_of(model) == states
+    assert hooks_on(model) == 0 and as_it_is(model) == states
     assert torch.equal(model(ids), before)
 
 
 def test_so_it_is_after_an_exception(model: Model, ids: Tensor) -> None:
-    before, states = model(ids), states_of(model)
+    before, states = model(ids), as_it_is(model)
 
     def fail() -> None:
         with hw.watch(model):
@@ -226,7 +222,7 @@ def test_so_it_is_after_an_exception(model: Model, ids: Tensor) -> None:
         fail()
     with pytest.raises(hw.errors.MaskError), hw.watch(model):
         model(ids, mask=torch.ones(3, 5, dtype=torch.bool))
-    assert hooks_on(model) == 0 and states_of(model) == states
+    assert hooks_on(model) == 0 and as_it_is(model) == states
     assert torch.equal(model(ids), before)
 
 
@@ -524,10 +520,10 @@ def test_a_model_that_is_spread_over_devices_is_heard(ids: Tensor) -> None:
     accelerate.hooks.add_hook_to_module(model, hook)
     for layer in model.layers:
         accelerate.hooks.add_hook_to_module(layer.self_attn, hook)
-    states = states_of(model)
+    states = as_it_is(model)
     with torch.no_grad(), hw.watch(model) as heads:
         inside = model(x)
-    assert states_of(model) == states and torch.equal(inside, before)
+    assert as_it_is(model) == states and torch.equal(inside, before)
     assert torch.equal(heads[1].statistics.entropy, expected[1].statistics.entropy)
 
 
@@ -599,7 +595,7 @@ def test_watches_may_end_in_any_order(model: Model, ids: Tensor) -> None:
 
     before = _stance.stance
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, 4, 32, batch_first=True), 1)
-    nested, states = encoder.use_nested_tensor, states_of(encoder)
+    nested, states = encoder.use_nested_tensor, as_it_is(encoder)
     first, second = hw.watch(encoder), hw.watch(encoder.layers[0])
     third = hw.watch(model)
     first.start(), second.start(), third.start()
@@ -612,7 +608,7 @@ def test_watches_may_end_in_any_order(model: Model, ids: Tensor) -> None:
 
     assert eval_frame._stance.stance == before and encoder.use_nested_tensor is nested
     assert len(second.heads) == 1 and len(third.heads) == 2 and not len(first.heads)
-    assert states_of(encoder) == states and hooks_on(encoder) == hooks_on(model) == 0
+    assert as_it_is(encoder) == states and hooks_on(encoder) == hooks_on(model) == 0
 
 
 def test_a_copy_made_inside_a_block_works_afterwards(model: Model, ids: Tensor) -> None:

@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import headwise as hw
 from headwise.listeners import model_door
 from headwise.listeners.active import active
+from small_models import as_it_is
 
 pytestmark = pytest.mark.usefixtures("_small_models_at_rest")
 
@@ -91,13 +92,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama": llama,
 }
 each_kind = pytest.mark.parametrize("kind", MODELS)
-
-
-def as_it_is(model: nn.Module) -> list[Any]:
-    return [
-        (type(m), sorted(m.__dict__), list(m._forward_hooks), list(m._forward_pre_hooks))
-        for m in model.modules()
-    ]
 
 
 # Threads
