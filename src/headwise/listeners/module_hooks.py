@@ -205,7 +205,7 @@ def _deepcopy(self: _ListenedTo, memo: dict[int, object]) -> object:
 _classes: WeakKeyDictionary[nn.Module, type[_ListenedTo]] = WeakKeyDictionary()
 
 
-def class_of(module: nn.Module) -> type[Any]:
+def class_of(module: nn.Module) -> Any:  # a type, whose attributes and hash mypy does not know
     """Return a module's own class, also while it is listened to."""
     kind = type(module)
     changes = vars(kind).get(CHANGES)
