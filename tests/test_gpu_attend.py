@@ -1170,7 +1170,7 @@ def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.Monkey
         again = answered(seed)
         with monkeypatch.context() as patch:
             patch.setattr(planned, "known", lambda kind: None)
-            patch.setattr(planned, "met", lambda *_: None)
+            patch.setattr(planned, "_remember", lambda *_: None)
             ordinary = answered(seed)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
     assert PLANS.made_by(planned.OWNER)
