@@ -24,6 +24,7 @@ from headwise.engines import backends, decode, first_pass, fused, kernels, plann
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
+from headwise.engines.gpu.launches import PLANS
 from headwise.engines.kernels import ShapeChurn
 from headwise.engines.scores import Scores
 from headwise.engines.tiles import TILES
@@ -423,17 +424,20 @@ def test_a_kernel_that_insists_on_its_backward_is_no_kernel_of_a_graph_that_lear
     assert ("headwise.attend.default" in seen) == (insists and learns)
 
 
-def test_one_step_takes_a_kernel_that_plans_until_somebody_speaks_against_it(
+def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_against_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     churn, on = ShapeChurn(most=1), [True]
     backend = entered(monkeypatch, churn=churn, repeats=False, switch=lambda: on[0])
+    PLANS.clear()
+    asked: list[Call] = []
+    monkeypatch.setattr(backend, "cannot", lambda call: asked.append(call) or Fused.cannot(backend, call))
 
     def chosen() -> kernels.Kernel | None:
         return one_step.chosen(normal(0, B, T, 22), None, 2, 0, True, None)
 
     kernel = backend.kernels["cpu"]
-    assert [chosen(), chosen(), chosen()] == [kernel] * 3
+    assert [chosen(), chosen(), chosen()] == [kernel] * 3 and len(asked) == 1
     assert str(churn.reason("another shape")).startswith("1 of the last 3 calls")
     torch.use_deterministic_algorithms(True)
     try:
@@ -441,9 +445,9 @@ def test_one_step_takes_a_kernel_that_plans_until_somebody_speaks_against_it(
     finally:
         torch.use_deterministic_algorithms(False)
     on[0] = False
-    assert chosen() is kernels.CPU_FLASH
+    assert chosen() is kernels.CPU_FLASH and len(asked) == 3
     on[0] = True
-    assert chosen() is kernel
+    assert chosen() is kernel and len(asked) == 3
 
 
 # The table

@@ -20,7 +20,7 @@ Letters: N batch, L query_len, S key_len, E width, H num_heads, Hk num_kv_heads,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from torch.nn import functional
 from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
 from ..engines.gpu.cannot import cannot
+from ..engines.gpu.launches import PLANS
 from ..engines.gradients import Context
 from ..engines.kernels import HALF, Kernel, KernelCall, Three
 from ..engines.scores import HAS_MKL, Scores, turned
@@ -203,13 +204,25 @@ def chosen(
             return undisputed
     keys = x if memory is None else memory
     Hk, D = num_kv_heads or num_heads, head_dim or x.shape[2] // num_heads
+    padded, table = padding is not None, backends.BACKENDS
+    key = ("one step", x.shape, keys.shape, x.dtype, x.device, num_heads, Hk, D, first, causal, padded, table)
+    plan: tuple[Kernel, Hashable] | None = PLANS.get(key)
+    if plan is not None and plan[0].is_welcome():
+        kernel, shape_key = plan
+        if kernel.churn is not None:
+            kernel.churn.note(shape_key)
+        return kernel
     if causal and x.shape != keys.shape:
         return None
     q, k = _looks(x, num_heads, D, first), _looks(keys, Hk, D, first)
     call = Call(Scores(q, k, _mask(causal, None if padding is None else ~padding), Scoring(1.0)), k)
     bare = backends.bare_kernel(call, q, k)
-    if bare is not None:
-        backends.note(call)
+    if bare is None:
+        return None
+    backends.note(call)
+    # One that plans stays the best for shapes it has planned for; of float32 no such one is ever asked.
+    if bare.churn is not None or (x.is_cuda and x.dtype not in HALF):
+        PLANS.keep(key, (bare, call.shape_key))
     return bare
 
 

@@ -2,6 +2,7 @@
 
     cannot.py      whether these kernels can take a request, and why not in words
     launches.py    block sizes, a small measured table; compiled kernels, looked up by us
+    straight_launch.py  a compiled kernel launched without Triton's own way there, where that is known
     request.py     a request as the kernels see it: descriptors, rules, lists of tiles
     tile.py        what every kernel shares: loading, the product, the rules, which tiles a block sees
     lists.py       what is made ready before a walk: lists of tiles, lse as powers of two

@@ -220,17 +220,24 @@ def ready(
     compiled = COMPILED.get((kernel.__name__, device.index, warps, registers, constants, kinds))
     if compiled is None:
         return None
-    run, index, current_device = compiled[grid], device.index, torch.cuda.current_device
+    from .straight_launch import straight  # with triton, which is there by now
+
+    index, current_device = device.index, torch.cuda.current_device
+    run = straight(compiled, grid, constants, index) or _usual(compiled[grid], constants)
 
     def go(*args: object) -> None:
         bind_thread(device)
         if current_device() == index:
-            run(*args, *constants)
+            run(*args)
         else:
             with torch.cuda.device(device):
-                run(*args, *constants)
+                run(*args)
 
     return go
+
+
+def _usual(run: Callable[..., None], constants: Arguments) -> Callable[..., None]:
+    return lambda *args: run(*args, *constants)
 
 
 @contextlib.contextmanager
