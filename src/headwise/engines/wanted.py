@@ -17,7 +17,12 @@ __all__ = ["ON_THE_WAY", "Collected", "wanted", "wanted_now"]
 
 ON_THE_WAY = ("entropy", "effective_keys", "confidence", "distance", "max_logit")  # what a row's sums tell
 
-_here = threading.local()
+
+class _Here(threading.local):
+    names: tuple[str, ...] = ()  # in every thread from the start: torch.compile guards whether it is there
+
+
+_here = _Here()
 
 
 class Collected(NamedTuple):
@@ -51,5 +56,4 @@ class wanted(AbstractContextManager[None]):  # noqa: N801, reads as a verb
 
 def wanted_now() -> tuple[str, ...]:
     """The names that someone has said will be asked for."""
-    names: tuple[str, ...] = getattr(_here, "names", ())
-    return names
+    return _here.names
