@@ -139,11 +139,12 @@ def _kind(
     """
     left = right = None
     held: dict[str, Tensor] = {}
+    numbers: tuple[Hashable, ...] = ()
     if mask is not None:
         if type(mask) is not Mask:
             return None
         if not mask.is_positional:
-            held = mask.tensors
+            held, numbers = mask.tensors, planned.further_numbers(mask)
             for x in held.values():
                 if not planned.is_usual(x) or can_read(x):
                     return None  # what can be read is read in every call
@@ -172,8 +173,8 @@ def _kind(
             return None
         rules = tuple([planned.added_kind(x) for x in (added, slopes, sinks)])
         learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
-    if held:
-        rules = (rules, *held, *[planned.added_kind(x) for x in held.values()])
+    if held or numbers:
+        rules = (rules, numbers, *held, *[planned.added_kind(x) for x in held.values()])
     return planned.kind_of(q, k, v, left, right, scale, softcap, rules, collect, learning)
 
 
@@ -214,7 +215,7 @@ def _names(statistics: bool | str | Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Why:
-    """Who runs a call and why not the others; print it."""
+    """Who would run a call of `attention` and why not the others; print it. Modules may go another way."""
 
     backend: str
     how: str

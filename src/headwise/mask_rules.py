@@ -1,8 +1,9 @@
 """What a rule of a `Mask` is, and what is done with a set of them: `~`, `|`, `==`, tiles, the whole matrix.
 
-The rules themselves are entries in masks.py and sequence_rules.py. Whatever is asked of any rule is asked
-through what is here, so that nobody need know of a new one; bands, padding and documents are also asked for
-by name, where that pays.
+The rules themselves are entries in masks.py and sequence_rules.py. Engines in plain torch ask any rule by
+what is here, and need no change for a new one; the kernels on a GPU need two lines (CONTRIBUTING.md, "A rule
+of the mask"). Bands, padding and documents are also asked for by name where that is faster; code that does so
+takes the general way for a rule that it does not know.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ queries over S = 5 keys, causal means
             query 1   x x x x x       query 1   . . . x x
 
 The rules are entries: a class each (`Rule` says what it answers), its fields in `Mask`, its place in
-`Mask.RULES`; those of padding and documents are in sequence_rules.py. The kernels on a GPU have a line for it
-in engines/gpu/tile.py, the truth one in reference.py.
+`Mask.RULES`; those of padding and documents are in sequence_rules.py. The kernels on a GPU have a field and a
+line for it in engines/gpu/tile.py, the truth a line in reference.py (CONTRIBUTING.md, "A rule of the mask").
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
     given_weights.py       weights someone else computed, seen as scores
     first_pass.py          the door of the first pass: autograd, torch.compile
     planned.py             plans of calls: one of a kind that came before goes to its kernel at once
+    one_query.py           one row of a map, and row statistics of one query
+    packed_sequences.py    sequences of several lengths, without padding
     backends.py            the table: who is asked to run a call, and in which order
     backend.py             what a backend is: the call it is given, what it is asked, what it answers
     fused.py               on fused kernels: calls cut into parts they can take, merged by lse

@@ -134,11 +134,17 @@ class Backend(ABC):
         """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
 
     def lasts(self, call: Call) -> Lasting:
-        """Whether what it says of a call it says of all calls of that kind; see `planned.kind_of`."""
+        """Whether its verdict on a call holds for all calls of that kind (`planned.kind_of`).
+
+        False: such calls are never planned. A function: it is asked before each use of a plan, and may count.
+        """
         return False
 
     def ways(self, call: Call) -> Ways | None:
-        """For calls of the kind of one that it has just run; None: each has to come to `forward`."""
+        """Functions that answer calls of this kind without `Call`, checks or table; None: use `forward`.
+
+        Kernels of ours are faster if a call of the kind has been run before.
+        """
         return None
 
     def how(self, call: Call) -> str:

@@ -7,7 +7,7 @@ Nothing of what tensors hold is part of it. A backend says how it answers such c
 call to the next, whoever may change it is asked each time (`Backend.lasts`), or there is no plan; nor for
 what a kind does not cover: a compiler, autocast, a function transform, tensors of other classes.
 
-Plans are kept in `gpu.launches.PLANS`, the one table of the process: it says when they are thrown away.
+Plans of every kind, on a CPU as well, are kept in `gpu.launches.PLANS`, which says when they are thrown away.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .backend import Call, Ways
 from .gpu import launches
 from .gpu.launches import PLANS
 from .gradients import Context
-from .scores import Scores, own_precision
+from .scores import FURTHER_NUMBERS, Scores, own_precision
 from .wanted import Collected
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Planned",
     "added_kind",
     "answer",
+    "further_numbers",
     "is_usual",
     "kind_of",
     "kind_of_scores",
@@ -134,7 +135,10 @@ def kind_of(
 
 
 def kind_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Kind | None:
-    """The same from scores, whatever their mask; None likewise."""
+    """A kind from scores that have been checked, whatever their mask; None likewise.
+
+    It is not the key that `functional` makes of the arguments of the same call.
+    """
     mask, scoring, rules = scores.mask, scores.scoring, rules_kind(scores)
     if rules is UNUSUAL:
         return None
@@ -155,7 +159,16 @@ def rules_kind(scores: Scores) -> Hashable:
     learned, held = (scoring.bias, scoring.slopes, scoring.sinks), scores.mask.tensors
     if not all(x is None or is_usual(x) for x in (*learned, *held.values())):
         return UNUSUAL
-    return tuple(held), tuple([added_kind(x) for x in (*learned, *held.values())])
+    return (
+        further_numbers(scores.mask),
+        tuple(held),
+        tuple([added_kind(x) for x in (*learned, *held.values())]),
+    )
+
+
+def further_numbers(mask: Mask) -> tuple[Hashable, ...]:
+    """What a mask's rules hold in numbers beside a band's two."""
+    return tuple([getattr(mask, name) for name in FURTHER_NUMBERS])
 
 
 def is_usual(x: object) -> TypeGuard[Tensor]:
@@ -173,7 +186,7 @@ def added_kind(x: Tensor | None) -> Hashable:
 
 
 def known(kind: Kind) -> Planned | None:
-    """The plan of a kind, where there is one and it may be used now."""
+    """The plan of a kind, where there is one and it may be used now; where shapes are counted, it counts."""
     plan: Planned | None = PLANS.get(kind)
     if plan is None or plan.table is not backends.BACKENDS:
         return None

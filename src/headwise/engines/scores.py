@@ -43,6 +43,7 @@ __all__ = [
     "DIFFERENTIABLE",
     "FLAT",
     "FLAT_SCHEMA",
+    "FURTHER_NUMBERS",
     "HAS_MKL",
     "MASK_NUMBERS",
     "MASK_TENSORS",
@@ -516,6 +517,7 @@ ADDED = ("bias", "slopes", "relative")  # of those, what only tiles give a gradi
 SCORING = ("softcap", "bias", "slopes", "sinks", "relative")  # what may be None, as `Scoring` takes it
 MASK_TENSORS = tuple(name for name, dims in Mask.FIELDS.items() if dims)
 MASK_NUMBERS = tuple(name for name, dims in Mask.FIELDS.items() if not dims)
+FURTHER_NUMBERS = tuple(name for name in MASK_NUMBERS if name not in ("left", "right"))  # beside a band's
 FLAT = (*DIFFERENTIABLE, *MASK_TENSORS, "positions", *MASK_NUMBERS, "scale", "softcap")
 _TYPES = {"q": "Tensor", "k": "Tensor", "scale": "float", "softcap": "float?"}
 _TYPES |= dict.fromkeys(MASK_NUMBERS, "SymInt?")

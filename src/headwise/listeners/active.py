@@ -358,7 +358,7 @@ def asked_of_all(shape: tuple[int, ...], on_cpu: bool) -> tuple[tuple[str, ...],
     """(row statistics that someone will ask of a call [B, H, T, S], no picture, which takes a walk anyway;
     whether everybody waits for the forward to be over)."""
     if math.prod(shape) <= (SHORT_ON_CPU if on_cpu else SHORT):
-        for attachment in active:
+        for attachment in tuple(active):
             if not attachment.waits:
                 return (), False
         return (), True

@@ -207,6 +207,11 @@ class Attachment:
         """The forward at work."""
         return self._running.run
 
+    @property
+    def forward_here(self) -> Forward:
+        """The forward at work in this thread; if there is none, the last that began in any."""
+        return self.forward if self.run is None else self.run.forward
+
     def run_or_new(self) -> Run:
         running = self._running
         if running.run is None:

@@ -3,9 +3,9 @@
     model ── hooks: which module runs now ──┐
           └─ adapters: q, k, v, mask ───────┴─> announce(module, ...) ──> every listener's hear(call)
 
-While somebody listens, attention runs on headwise's engines: that is where the log-sum-exp comes from that
-makes the second pass possible. Nothing else in the model changes, nothing outside of it does, and all of it
-is undone at the end.
+While somebody listens, attention runs on headwise's engines (short plain calls on a GPU on torch's own
+function): the second pass needs the log-sum-exp that they give. Nothing else in the model changes; outside of
+it only the lookup methods of Transformers' registries do. All of it is undone at the end.
 """
 
 from __future__ import annotations

@@ -197,7 +197,10 @@ def chosen(
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> Kernel | None:
-    """The kernel for heads of x [.., .., E] over those of memory; None where it would need help."""
+    """The kernel for heads of x [.., .., E] over those of memory.
+
+    None: no kernel takes these heads as they are projected, nothing padded or repeated.
+    """
     if x.is_cpu and memory is None and (padding is None or padding.numel() <= MOST_ADDED):
         undisputed = _undisputed()
         if undisputed is not None and x.dtype in undisputed.dtypes:

@@ -1,5 +1,7 @@
 """Self-attention of a module on a GPU without gradients: what a served model does, with the least in between.
 
+`padding_of` and `goes_with` are asked on every device.
+
 At everyday sizes a GPU waits for Python. Plain calls are a product, torch's own attention function and a
 product, as one would write them by hand; torch's function gives no lse, so a map that is looked at makes it
 then, of what was projected, which nobody else holds. With padding in between are our kernels, which know of

@@ -136,8 +136,8 @@ class Plans:
 
     A key is a tuple: who planned, then all that decides how such a call is run (shapes, strides, dtypes,
     devices, alignment, numbers, switches). Nothing of what tensors hold is part of it, and a plan holds no
-    tensor of a call. A kind that came once is kept as None, and planned when it is back: the keys of a
-    generation are one more at every step. When there are `most`, all are thrown away.
+    tensor of a call. Who asks `is_back` plans a kind when it comes the second time: the keys of a generation
+    are one more at every step. When there are `most`, all are thrown away.
     """
 
     most = 8192
@@ -151,12 +151,12 @@ class Plans:
 
     def keep(self, key: tuple[Hashable, ...], plan: object) -> None:
         """Put a plan there."""
-        if len(self._known) >= self.most:
+        if len(self._known) >= self.most and key not in self._known:
             self._known.clear()
         self._known[key] = plan
 
     def is_back(self, key: tuple[Hashable, ...]) -> bool:
-        """Return True if a call of this kind came before."""
+        """Return True if a call of this kind came before; note that one has come now."""
         if key in self._known:
             return True
         self.keep(key, None)

@@ -17,7 +17,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...scoring import hidden_is_endless
-from ..scores import Scores
+from ..one_query import KNOWN
+from ..scores import FURTHER_NUMBERS, Scores
 from .launches import (
     PLANS,
     Arguments,
@@ -135,7 +136,10 @@ class Prepared:
         rules: Hashable = None
         if scoring.has_tensors or not mask.is_positional:
             held = (*scoring.tensors.items(), *mask.tensors.items())
-            rules = tuple([(name, signature_of(x)) for name, x in held])
+            rules = (
+                *[getattr(mask, name) for name in FURTHER_NUMBERS],
+                *[(name, signature_of(x)) for name, x in held],
+            )
         return (
             signature_of(self.q), signature_of(self.k), mask.left, mask.right, scoring.scale, scoring.softcap,
             rules, positions is not None, self.device.index, interpreted(),
@@ -182,7 +186,7 @@ class Prepared:
 
 
 MOST_KEPT = 4096
-TAKEN = (  # fields of `Rules`, and where they come from
+TAKEN = (  # fields of `Rules` that a plan replaces by the tensors of its call, and where they come from
     ("bias", "scoring", "bias"), ("slopes", "scoring", "slopes"), ("sinks", "scoring", "sinks"),
     ("lengths", "mask", "keys"), ("keys", "mask", "keys"), ("key_ids", "mask", "key_ids"),
     ("query_ids", "mask", "query_ids"), ("allowed", "mask", "allowed"),
@@ -227,8 +231,9 @@ def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
             as_they_are.append((name, partial(_made, AS_READ[name], taken)))
         else:
             return lambda scores: Prepared(scores).rules
-    if rules.relative is not None or rules.at is not None:
-        return lambda scores: Prepared(scores).rules
+    known = {name for name, _ in as_they_are} | {"counted"}
+    if any(isinstance(x, Tensor) and name not in known for name, x in rules._asdict().items()):
+        return lambda scores: Prepared(scores).rules  # relative, positions, a rule that `TAKEN` does not name
     if rules.counted is not None:
         as_they_are.append(("counted", partial(_counted, prepared.shape[2])))
 
@@ -301,6 +306,8 @@ class Request:
         """`Setup.chunk` and `Setup.each` of the first pass."""
         prepared, (_, _, T, S) = self.prepared, self.prepared.shape
         rules = prepared.rules
+        if not all(isinstance(rule, KNOWN) for rule in prepared.scores.mask.hiding):
+            return 0, True  # lists know nothing of what it hides
         few = T * S <= (512 if interpreted() else WORTH_A_LOOK)
         if few and rules.allowed is not None and not prepared.may_mask:
             return 0, True  # a look at every tile would take as long

@@ -4,9 +4,10 @@
     LlamaAttention: q, k, v ──> ALL_ATTENTION_FUNCTIONS[name] ──> ours: q, k, v, mask ──> announce
 
 Models look both up by the name in their config, and branch on that name, on whether there is a mask, on what
-class it has. So names, configs and registries stay as they are: only the lookup answers, inside a block, with
-a function that asks who calls. A module that is listened to is answered by us as its own function would
-answer; every other module by its own function. After the block the lookup is Transformers' own again.
+class it has. So names stay as they are, and so does what is registered; only flash and flex attention have
+another name in their config meanwhile. Inside a block the registries' lookup methods answer with a function
+that asks who calls. A module that is listened to is answered by us as its own function would answer; every
+other module by its own function. After the block the lookup is Transformers' own again.
 
 Most attention functions compute softmax(scale q k + bias + mask) v, each with another selection of what they
 take. So what counts is not what a call hands over but what the function makes of it: what its code can use is
@@ -125,7 +126,7 @@ def _heard_mask(own: Function) -> Function:
         config = None if args else call.get("config")
         listening = [a for a in tuple(active) if any(config is known for known in _configs(a))]
         for attachment in listening:
-            attachment.forward.masked.append(config)
+            attachment.forward_here.masked.append(config)
         return compact_mask(own, **call) if listening else own(*args, **call)
 
     setattr(mask, OURS, own)
@@ -476,7 +477,7 @@ def _with_padding_given(rules: Mask, real: Tensor | None) -> Mask:
 def _is_masked(module: nn.Module) -> bool:
     """Whether the model around a layer has asked its own mask function in this forward."""
     config = getattr(module, "config", None)
-    around = [attachment.forward.masked for attachment in active if module in attachment.paths]
+    around = [attachment.forward_here.masked for attachment in tuple(active) if module in attachment.paths]
     return any(config is asked for masked in around for asked in masked)
 
 
