@@ -16,7 +16,7 @@ import torch
 
 from headwise.engines import one_query, planned
 from headwise.engines.gpu.launches import PLANS
-from headwise.listeners.adapters import attended, huggingface
+from headwise.listeners.adapters import attended, huggingface_functions
 from headwise.models import layers
 from headwise.nn import cached_call, module_call, multihead, ragged
 from headwise.nn.as_torch import answers, torch_projections
@@ -98,6 +98,6 @@ CLASS = [
 
 WATCHED = [
     GENERAL,
-    Route("each layer for itself", ((huggingface, "answered_alike", nothing),)),
+    Route("each layer for itself", ((huggingface_functions, "answered_alike", nothing),)),
     Route("lse later, as on a GPU", ((attended, "LSE_LATER", ("cpu",)),)),
 ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headwise import Mask
 from headwise.errors import ArgumentError, HeadsAlarm, HeadwiseError
 from headwise.listeners import measured_step
-from headwise.listeners.measured_step import BACK, Alarm, Alarms, Bells
+from headwise.listeners.alarms import BACK, Alarm, Alarms, Bells
 from headwise.listeners.monitor import Monitor
 from headwise.nn import MultiHeadAttention
 from small_models import hooks_on, llama, tokens

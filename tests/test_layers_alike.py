@@ -17,7 +17,7 @@ import headwise as hw
 import small_models
 from headwise.engines import planned
 from headwise.heads import together
-from headwise.listeners.adapters import attended, huggingface, layers_alike
+from headwise.listeners.adapters import attended, huggingface_functions, layers_alike
 from headwise.listeners.capture import Tokens
 
 Forward = Callable[[], object]
@@ -48,14 +48,14 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("alike" if output is not None else "not")
         return output
 
-    monkeypatch.setattr(huggingface, "answered_alike", counting)
+    monkeypatch.setattr(huggingface_functions, "answered_alike", counting)
     return seen
 
 
 @contextmanager
 def each_by_itself() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(huggingface, "leave", lambda *_: None)
+        patch.setattr(huggingface_functions, "leave", lambda *_: None)
         yield
 
 
@@ -283,7 +283,7 @@ def test_q_and_k_may_be_written_to_afterwards(monkeypatch: pytest.MonkeyPatch) -
             args[1].data.zero_()
         return output
 
-    monkeypatch.setattr(huggingface, "answered_alike", spoiling)
+    monkeypatch.setattr(huggingface_functions, "answered_alike", spoiling)
     heads = watched(model, lambda: model(input_ids=ids))[1]
     for mine, theirs in zip(heads.values(), expected.values(), strict=True):
         assert torch.equal(mine.statistics.entropy, theirs.statistics.entropy)

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import ArgumentError, AttentionBypassed, HeadsAlarm
 from headwise.listeners.ablation import ablate
+from headwise.listeners.alarms import Alarms
 from headwise.listeners.capture import watch
-from headwise.listeners.measured_step import Alarms, Measuring
+from headwise.listeners.measured_step import Measuring
 from headwise.listeners.model_door import attach
-from headwise.listeners.module_hooks import class_of
 from headwise.listeners.monitor import HISTORY, Monitor, trainer_callback
 from headwise.listeners.pruning import prune
 from headwise.nn import MultiHeadAttention
@@ -123,11 +123,13 @@ def measured(model: Any, *texts: Tensor, **options: Any) -> Monitor:
 
 def traces(model: nn.Module) -> list[str]:
     """What an attached listener would leave on a model."""
-    return [
-        path
-        for path, module in model.named_modules()
-        if class_of(module) is not type(module) or "forward" in vars(module) or module._forward_pre_hooks
-    ]
+    found = []
+    for path, module in model.named_modules():
+        hooks = (*module._forward_hooks, *module._forward_pre_hooks)
+        found += [path] * (
+            bool(hooks) or "forward" in vars(module) or "_headwise_own_forward" in vars(module)
+        )
+    return found
 
 
 # What is measured

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads.record import settle
-from small_models import as_it_is, hooks_on
 
 B, T, E, H = 2, 11, 24, 3
 
@@ -44,6 +43,15 @@ def model() -> Model:
 @pytest.fixture
 def ids() -> Tensor:
     return torch.randint(0, 53, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+def hooks_of(model: nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+def states_of(model: nn.Module) -> list[set[str]]:
+    return [set(module.__dict__) for module in model.modules()]
 
 
 # What is measured
@@ -201,17 +209,17 @@ def test_nothing_quadratic_is_made(ids: Tensor) -> None:
 
 
 def test_the_model_is_exactly_as_it_was(model: Model, ids: Tensor) -> None:
-    before, states = model(ids), as_it_is(model)
+    before, states = model(ids), states_of(model)
     with hw.watch(model):
         inside = model(ids)
-        assert as_it_is(model) != states and hooks_on(model)
+        assert hooks_of(model)
     torch.testing.assert_close(inside, before)
-    assert hooks_on(model) == 0 and as_it_is(model) == states
+    assert hooks_of(model) == 0 and states_of(model) == states
     assert torch.equal(model(ids), before)
 
 
 def test_so_it_is_after_an_exception(model: Model, ids: Tensor) -> None:
-    before, states = model(ids), as_it_is(model)
+    before, states = model(ids), states_of(model)
 
     def fail() -> None:
         with hw.watch(model):
@@ -222,7 +230,7 @@ def test_so_it_is_after_an_exception(model: Model, ids: Tensor) -> None:
         fail()
     with pytest.raises(hw.errors.MaskError), hw.watch(model):
         model(ids, mask=torch.ones(3, 5, dtype=torch.bool))
-    assert hooks_on(model) == 0 and as_it_is(model) == states
+    assert hooks_of(model) == 0 and states_of(model) == states
     assert torch.equal(model(ids), before)
 
 
@@ -237,7 +245,7 @@ def test_a_watch_can_be_started_stopped_and_entered_again(model: Model, ids: Ten
         with watching:
             model(ids)
         model(ids)
-    assert again is heads and len(heads[0].calls) == 4 and hooks_on(model) == 0
+    assert again is heads and len(heads[0].calls) == 4 and hooks_of(model) == 0
     watching.stop()  # once too often is no harm
 
 
@@ -248,7 +256,7 @@ def test_two_watches_of_one_model_hear_the_same(model: Model, ids: Tensor) -> No
             model(ids)
     assert len(outer[0].calls) == 2 and len(inner[0].calls) == 1
     assert torch.equal(part[0].calls[0].statistics.entropy, inner[1].calls[0].statistics.entropy)
-    assert hooks_on(model) == 0
+    assert hooks_of(model) == 0
 
 
 def test_watching_keeps_no_model_alive(ids: Tensor) -> None:
@@ -520,10 +528,10 @@ def test_a_model_that_is_spread_over_devices_is_heard(ids: Tensor) -> None:
     accelerate.hooks.add_hook_to_module(model, hook)
     for layer in model.layers:
         accelerate.hooks.add_hook_to_module(layer.self_attn, hook)
-    states = as_it_is(model)
+    states = states_of(model)
     with torch.no_grad(), hw.watch(model) as heads:
         inside = model(x)
-    assert as_it_is(model) == states and torch.equal(inside, before)
+    assert states_of(model) == states and torch.equal(inside, before)
     assert torch.equal(heads[1].statistics.entropy, expected[1].statistics.entropy)
 
 
@@ -595,7 +603,7 @@ def test_watches_may_end_in_any_order(model: Model, ids: Tensor) -> None:
 
     before = _stance.stance
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, 4, 32, batch_first=True), 1)
-    nested, states = encoder.use_nested_tensor, as_it_is(encoder)
+    nested, states = encoder.use_nested_tensor, states_of(encoder)
     first, second = hw.watch(encoder), hw.watch(encoder.layers[0])
     third = hw.watch(model)
     first.start(), second.start(), third.start()
@@ -608,7 +616,7 @@ def test_watches_may_end_in_any_order(model: Model, ids: Tensor) -> None:
 
     assert eval_frame._stance.stance == before and encoder.use_nested_tensor is nested
     assert len(second.heads) == 1 and len(third.heads) == 2 and not len(first.heads)
-    assert as_it_is(encoder) == states and hooks_on(encoder) == hooks_on(model) == 0
+    assert states_of(encoder) == states and hooks_of(encoder) == hooks_of(model) == 0
 
 
 def test_a_copy_made_inside_a_block_works_afterwards(model: Model, ids: Tensor) -> None:

@@ -28,7 +28,6 @@ from headwise.listeners.model_structure import DISPATCHES, likely_places, names_
 from heard import Heard
 from judge import error
 from model_families import FAMILIES, LENGTH, Family, text
-from small_models import as_it_is
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytestmark = [
@@ -173,9 +172,18 @@ def traces(model: nn.Module) -> Any:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     configs = {id(m.config): m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
+    hooks = [
+        (
+            len(m._forward_pre_hooks),
+            len(m._forward_hooks),
+            len(m._forward_hooks_always_called),
+            sorted(m.__dict__),
+        )
+        for m in model.modules()
+    ]
     kinds = (AttentionInterface, AttentionMaskInterface)
     registries = [(dict(kind._global_mapping), dict(vars(kind))) for kind in kinds]
-    return configs, as_it_is(model), registries, torch._C._len_torch_function_stack()
+    return configs, hooks, registries, torch._C._len_torch_function_stack()
 
 
 def outputs_of(result: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ from headwise.listeners.active import Call, in_backward
 from headwise.listeners.model_door import attach
 from heard import Heard
 from judge import error
-from small_models import as_it_is
 
 DOUBLE = torch.float64
 EXACT = 1e-10
@@ -26,6 +25,18 @@ B, T, E, H = 2, 7, 16, 4
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+def hooks(model: nn.Module) -> Any:
+    return [
+        (
+            len(m._forward_pre_hooks),
+            len(m._forward_hooks),
+            len(m._forward_hooks_always_called),
+            sorted(m.__dict__),
+        )
+        for m in model.modules()
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +50,10 @@ def listen(
     model: nn.Module, *args: Any, fallback: str | None = None, **kwargs: Any
 ) -> tuple[Any, list[Call]]:
     """(output, calls); the output is that without listening, and nothing stays on the model."""
-    outside, marks, listener = model(*args, **kwargs), as_it_is(model), Heard()
+    outside, marks, listener = model(*args, **kwargs), hooks(model), Heard()
     with attach(model, listener, fallback):
         inside = model(*args, **kwargs)
-    assert as_it_is(model) == marks
+    assert hooks(model) == marks
     for a, b, c in zip(*(leaves(x) for x in (outside, inside, model(*args, **kwargs))), strict=True):
         assert error(b, a) < 1e-9
         assert torch.equal(c, a)
@@ -412,10 +423,10 @@ def test_an_encoder_on_its_native_path(padded: bool) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*nested tensors.*")
         outside = model(x, src_key_padding_mask=mask)
-        marks = as_it_is(model)
+        marks = hooks(model)
         with attach(model, listener):
             inside = model(x, src_key_padding_mask=mask)
-        assert as_it_is(model) == marks and model.use_nested_tensor
+        assert hooks(model) == marks and model.use_nested_tensor
         after = model(x, src_key_padding_mask=mask)
         handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in model.modules()
                    if isinstance(m, nn.MultiheadAttention)]  # fmt: skip
@@ -493,10 +504,10 @@ class Fails(nn.Module):
 
 def test_an_exception_in_the_forward_leaves_nothing() -> None:
     for model in (nn.Sequential(Fused(), Fails()), nn.Sequential(nn.Sequential(Fails())), Fails()):
-        marks = as_it_is(model)
+        marks = hooks(model)
         with pytest.raises(ZeroDivisionError), attach(model, Heard()):
             model(numbers(B, T, E))
-        assert as_it_is(model) == marks
+        assert hooks(model) == marks
     # ... and the block goes on where the user catches it
     model, listener = nn.Sequential(Fused(), Fails()), Heard()
     with attach(model, listener):
@@ -519,25 +530,25 @@ def test_two_models_at_once_hear_their_own() -> None:
 
 def test_a_model_and_its_part() -> None:
     model, x = encoder(norm_first=True), numbers(B, T, E)
-    marks, whole, part = as_it_is(model), Heard(), Heard()
+    marks, whole, part = hooks(model), Heard(), Heard()
     with attach(model, whole):
         with attach(model.layers[1], part):
             model(x)
         model(x)
     assert whole.paths == ["layers.0.self_attn", "layers.1.self_attn"] * 2
     assert part.paths == ["self_attn"]
-    assert as_it_is(model) == marks
+    assert hooks(model) == marks
 
 
 def test_two_listeners_of_one_model() -> None:
     model, x, one, other = nn.Sequential(Fused()), numbers(B, T, E), Heard(), Heard()
-    marks = as_it_is(model)
+    marks = hooks(model)
     with attach(model, one):
         with attach(model, other):
             model(x)
         model(x)
     assert (one.paths, other.paths) == (["0", "0"], ["0"])
-    assert as_it_is(model) == marks
+    assert hooks(model) == marks
 
 
 class Checkpointed(nn.Module):

@@ -2,15 +2,6 @@
 
 Who is attached is known to all threads; what runs is each thread's own: a forward, the modules it is in, and
 what those were given of tokens and padding.
-
-Of a layer whose heads lie over several processes every rank hears its own, and listeners hear all:
-
-    rank 0  heads 0 1 ──┐                                   ┌── heads 0 1 ──> out_proj
-    rank 1  heads 2 3 ──┴─ gathered ──> listeners, alike ───┴── heads 2 3 ──> out_proj
-
-What listeners do between the two is the same on every rank, so that head numbers are those of the whole
-layer and gradients are those of all heads. Nothing is gathered that nobody asks for; who asks does so on
-every rank. Long calls are measured where they are, and their numbers gathered (`gathered_record`).
 """
 
 from __future__ import annotations
@@ -18,12 +9,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -32,22 +22,34 @@ from torch import Tensor, nn
 from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
-from ..heads.record import IN_ROWS, Record
 from ..heads.together import SHORT, SHORT_ON_CPU, Group
 from ..map import AttentionMap
-from ..parallel.local_heads import LocalHeads
-from .module_hooks import class_of
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
     from .attachment import Attachment
 
 __all__ = [
-    "Bypassed", "Call", "Entered", "Forward", "Listener", "Mode", "Noted", "Run", "SplitCall", "active",
-    "announce", "asked_of_all", "beside", "gathered_record", "in_backward", "innermost", "is_quiet",
-    "local_heads_of", "nothing_to_hear", "padding_now", "path_of", "quietly", "silence",
-]  # fmt: skip
+    "Bypassed",
+    "Call",
+    "Entered",
+    "Forward",
+    "Listener",
+    "Mode",
+    "Noted",
+    "Run",
+    "active",
+    "announce",
+    "asked_of_all",
+    "beside",
+    "in_backward",
+    "innermost",
+    "is_quiet",
+    "nothing_to_hear",
+    "padding_now",
+    "path_of",
+    "quietly",
+    "silence",
+]
 
 
 OF_DECODER = ("decoder_input_ids", "target_ids", "decoder_attention_mask")  # beside those of an encoder
@@ -147,7 +149,7 @@ class Mode(Protocol):
 
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
 
-    def leave(self, output: object, returned: bool) -> Bypassed | None:
+    def leave(self, output: object, came_back: bool) -> Bypassed | None:
         """The module returned `output`, or raised; returns what was not heard of its attention."""
 
 
@@ -207,7 +209,7 @@ class Run:
     def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""
         here.is_noted = True
-        kind: type = class_of(here.module)
+        kind: type = type(here.module)
         named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
         here.shapes = [
             value.shape
@@ -430,118 +432,3 @@ def nothing_to_hear() -> None:
         attachment.elsewhere = True
         for entered in run.entered:
             entered.heard = True
-
-
-class SplitCall(Call):
-    """A call of some heads of a layer, heard as the call of all of them; `own` is what is here."""
-
-    def __init__(self, own: Call, here: LocalHeads, output: Tensor | None = None) -> None:
-        known = {"own": own, "here": here, "path": own.path, "kind": own.kind, "forward": own.forward}
-        self.__dict__.update(known, tokens=own.tokens)
-        if output is not None:  # as another listener left it
-            self.__dict__["output"] = output
-
-    own: Call
-    here: LocalHeads
-
-    @cached_property
-    def weights(self) -> AttentionMap:
-        """[B, H, T, S] of all heads"""
-        return self.here.whole_map(self.own.weights)
-
-    @cached_property
-    def value(self) -> Tensor | None:
-        """[B, Hk, S, Dv] of all heads"""
-        return None if self.own.value is None else self.here.whole_kv(self.own.value)
-
-    @cached_property
-    def output(self) -> Tensor | None:
-        """[B, H, T, Dv] of all heads"""
-        return None if self.own.output is None else self.here.whole(self.own.output)
-
-
-def gathered_record(record: Record, here: LocalHeads, weights: AttentionMap | None) -> Record:
-    """What was measured of the heads here, of all heads; weights: the map of all, where it is kept."""
-    B, _, T, S = record.shape
-    whole = replace(record, shape=(B, here.total, T, S), map=weights)
-    whole.rows = {name: here.whole(value) for name, value in record.rows.items()}
-    whole.counts = {name: here.whole(value) for name, value in record.counts.items()}
-    whole.large = {
-        name: value if name == IN_ROWS else here.whole(value) for name, value in record.large.items()
-    }
-    return whole
-
-
-# Which heads are here
-
-
-def local_heads_of(
-    module: nn.Module, path: str, weights: AttentionMap, value: Tensor | None
-) -> LocalHeads | None:
-    """Which heads of a layer this call is of; None: all of them.
-
-    Raises:
-        ArgumentError: it is sharded in a way that does not say which; its weights alone are to be had.
-    """
-    here: LocalHeads | None = getattr(module, "local_heads", None)
-    if here is None:
-        if "torch.distributed.tensor" not in sys.modules:
-            return None
-        parameter = _over_ranks(module)
-        if parameter is None:
-            return None
-        here = _of_plan(module, path, parameter[0], parameter[1], weights.shape[1], value)
-    if here is not None and here.group.size() == 1:
-        return None
-    if here is not None and weights.ranks is not None:
-        raise ArgumentError(
-            f"model must lie over ranks by heads or by sequence to be listened to: {path} does both, "
-            f"{here} and a sequence over {weights.ranks} ranks; watch it with one of the two"
-        )
-    if here is not None and not isinstance(weights.as_made[0], Scores):
-        raise ArgumentError(
-            f"fallback must not be 'eager' where heads lie over several processes: of {path} only the "
-            f"weights of {here} are to be had; leave it out, or fallback='skip'"
-        )
-    return here
-
-
-def _over_ranks(module: nn.Module) -> tuple[str, DTensor] | None:
-    """A parameter of the layer that lies over several processes, and is cut."""
-    from torch.distributed.tensor import DTensor
-
-    for path, owner in module.named_modules():
-        gathers = any(base.__name__ == "FSDPModule" for base in type(owner).__mro__)
-        for name, parameter in owner.named_parameters(path, recurse=False):
-            if not isinstance(parameter, DTensor) or (gathers and parameter.device_mesh.ndim == 1):
-                continue  # fully_shard makes a layer whole before it runs
-            if any(place.is_shard() for place in parameter.placements):
-                return name, parameter
-    return None
-
-
-def _of_plan(
-    module: nn.Module, path: str, name: str, parameter: DTensor, heads: int, value: Tensor | None
-) -> LocalHeads | None:
-    """Of a layer of Hugging Face that its own `tp_plan` has sharded."""
-    config: Any = getattr(module, "config", None)
-    total = getattr(config, "num_attention_heads", None)
-    ranks = parameter.device_mesh.size()
-    what = f"{path or 'the model itself'} ({type(module).__name__}) has {heads} heads here, and its {name} "
-    over = f"lies over {ranks} processes"
-    if not isinstance(total, int) or parameter.device_mesh.ndim != 1:
-        raise ArgumentError(
-            f"heads must be known to be all there: {what}{over}; shard it with "
-            "headwise.parallel.shard_heads, or listen to it before it is sharded"
-        )
-    if heads == total:
-        return None  # gathered by its plan before it attends
-    kv_heads = heads if value is None else value.shape[1]
-    kv_total = getattr(config, "num_key_value_heads", None) or total
-    if heads * ranks != total or kv_heads * ranks != kv_total:
-        raise ArgumentError(
-            f"heads must lie evenly over processes: {what}{over}, with {kv_heads} of {kv_total} key heads, "
-            f"and its config says {total} heads; use a number of processes that divides both"
-        )
-    group = parameter.device_mesh.get_group()
-    return LocalHeads(torch.distributed.get_rank(group) * heads, heads, total, kv_heads, kv_total, group)

@@ -6,11 +6,13 @@ heard is told in `model_door.py`, which makes an `Attachment` and hands it the c
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import NamedTuple
+from functools import partial
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -28,24 +30,23 @@ from .active import (
     Mode,
     Noted,
     Run,
-    SplitCall,
     active,
     in_backward,
     innermost,
-    local_heads_of,
     quietly,
 )
 from .model_structure import modules_at, structure_and_modules
-from .module_hooks import class_of
+from .shared_patches import Undo, turns
+from .split_calls import SplitCall, local_heads_of
 
-__all__ = ["Attachment", "AttachmentHook", "Change", "Listening"]
+__all__ = ["Attachment", "Change", "Post"]
 
 NOTHING_SEEN = "no softmax was seen"  # reasons read on after "where"
 REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"
 
 
-class AttachmentHook:
-    """Tells an attachment of the calls of one module."""
+class Post:
+    """One attachment at one module."""
 
     __slots__ = ("attachment", "is_place", "mode", "notes", "path")
 
@@ -69,7 +70,7 @@ class AttachmentHook:
             raise
 
     def leave(
-        self, args: tuple[object, ...], kwargs: dict[str, object], returned: bool, output: object
+        self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool, output: object
     ) -> None:
         run = self.attachment._running.run
         assert run is not None, "somebody entered"
@@ -78,12 +79,12 @@ class AttachmentHook:
             run.entered.pop()
             return
         try:
-            bypassed = None if here.mode is None else here.mode.leave(output, returned)
+            bypassed = None if here.mode is None else here.mode.leave(output, came_back)
             if bypassed is None and self.is_place and not here.heard:
                 bypassed = Bypassed(0, NOTHING_SEEN)
-            if returned and bypassed is not None and not self.attachment.is_over:
+            if came_back and bypassed is not None and not self.attachment.is_over:
                 self.attachment.bypass(bypassed._replace(sizes=_sizes(args, kwargs)))
-            if returned and len(run.entered) == 1:
+            if came_back and len(run.entered) == 1:
                 self.attachment.came_back(run)
         finally:
             self._leave(run, here)
@@ -95,14 +96,7 @@ class AttachmentHook:
             self.attachment.left(run)
 
 
-Change = Callable[["Attachment"], None]  # what it changes is undone by the attachment's `undo`
-
-
-class Listening(NamedTuple):
-    """A listener, and what it wants of layers that bypass every hook: None, "eager" or "skip"."""
-
-    listener: Listener
-    fallback: str | None
+Change = Callable[["Attachment"], Undo]
 
 
 class _Running(threading.local):
@@ -118,7 +112,7 @@ class Attachment:
         self.structure, self.modules = structure_and_modules(model)
         self.paths, self.places = self.structure.paths, self.structure.places
         self.names = self.structure.once("names", lambda: names_of(self.places))
-        self.listeners: tuple[Listening, ...] = ()
+        self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
         self.round = 0  # how often they have changed
         self.asks_if_long: tuple[str, ...] = ()  # what any of them will ask of a long call
         self.waits = False  # whether none of them looks at a short one before its forward is over
@@ -137,13 +131,11 @@ class Attachment:
         self.has_company = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.is_over = False  # what runs on in other threads is heard no more, and has bypassed nobody
         hooked, suspects = self.structure.hooked.items(), self.structure.suspects.items()
-        self.hooks = {
-            module: AttachmentHook(self, path, is_place, not is_place) for module, (path, is_place) in hooked
-        }
-        self.hooks |= {module: AttachmentHook(self, path, False, False) for module, path in suspects}
+        self.posts = {module: Post(self, path, is_place, not is_place) for module, (path, is_place) in hooked}
+        self.posts |= {module: Post(self, path, False, False) for module, path in suspects}
         self._running = _Running()
         self._telling = threading.RLock()
-        self.undo = ExitStack()  # of all that is changed in the model
+        self._undo = ExitStack()
 
     # Coming and going
 
@@ -155,9 +147,9 @@ class Attachment:
         active.append(self)
         try:
             for change in changes:
-                change(self)
+                self._undo.callback(change(self))
         except BaseException:
-            self.listeners = ()  # nobody has to end what did not begin
+            self.listeners.clear()  # nobody has to end what did not begin
             self.end()
             raise
 
@@ -165,36 +157,59 @@ class Attachment:
         self.is_over = True
         if self in active:
             active.remove(self)
-        self.undo.close()
-        self.hooks.clear()
+        self._undo.close()
+        self.posts.clear()
 
-    def add(self, listening: Listening) -> None:
-        self.listeners += (listening,)
+    def add(self, listener: Listener, fallback: str | None) -> ref[Listener]:
+        """Someone who is told for as long as they live, and are not taken away."""
+        place = ref(listener, lambda gone: turns.later(partial(self._drop, gone)))
+        self.listeners[place] = fallback
         self._ask_around()
+        return place
 
-    def remove(self, listening: Listening) -> None:
-        self.listeners = tuple([other for other in self.listeners if other is not listening])
+    def remove(self, listener: ref[Listener]) -> None:
+        self.listeners.pop(listener, None)
         self._ask_around()
         if not self.listeners:
             self.end()
 
     def _ask_around(self) -> None:
         self.round += 1
-        there = [listener for listener, _ in self.listeners]
+        there = [listener for listener, _ in self.heard_by()]
         asks = [name for listener in there for name in getattr(listener, "asks_if_long", ())]
         self.asks_if_long = tuple(dict.fromkeys(asks))
         self.waits = all(getattr(listener, "waits", False) for listener in there)
 
+    def _drop(self, listener: ref[Listener]) -> None:
+        """A listener that nobody can ask any more: nobody could have ended this, either."""
+        if listener not in self.listeners:
+            return
+        self.remove(listener)
+        if not sys.is_finalizing():
+            warnings.warn(
+                f"watching must be ended: what watched {type(self.model).__name__} was dropped, and hears it "
+                "no more; keep what `start()` was called on and call its `stop()`, or use a `with` block",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def heard_by(self) -> Iterator[tuple[Listener, str | None]]:
+        """The listeners, and what each wants of layers that bypass."""
+        for place, fallback in list(self.listeners.items()):
+            listener = place()
+            if listener is not None:
+                yield listener, fallback
+
     @property
     def fallback(self) -> str | None:
         """What is to be done with layers that bypass every hook: the strictest listener's wish."""
-        wishes = [fallback for _, fallback in self.listeners]
+        wishes = [fallback for _, fallback in self.heard_by()]
         return None if None in wishes or not wishes else "eager" if "eager" in wishes else "skip"
 
     @property
     def reads_eager(self) -> bool:
         """Whether somebody reads weights that layers compute themselves."""
-        return any(fallback == "eager" for _, fallback in self.listeners)
+        return any(fallback == "eager" for _, fallback in self.heard_by())
 
     def name_of(self, path: str) -> Layer:
         """What the layer of a call goes by: numbered from the model, whatever ran; or its path."""
@@ -239,7 +254,7 @@ class Attachment:
             for path, new in bypassed.items():
                 known = self.bypassed.get(path)
                 self.bypassed[path] = new if known is None else known.and_again(new)
-            for listener, _ in self.listeners:
+            for listener, _ in self.heard_by():
                 miss: Callable[[str, str, Bypassed], None] | None = getattr(listener, "miss", None)
                 if miss is not None:
                     for path, new in bypassed.items():
@@ -247,13 +262,13 @@ class Attachment:
 
     def kinds_at(self, paths: Iterable[str]) -> dict[str, str]:
         """The names of the classes of modules, by path."""
-        known = {path: class_of(module).__name__ for module, path in self.paths.items()}
+        known = {path: type(module).__name__ for module, path in self.paths.items()}
         return {path: known.get(path, "module") for path in paths}
 
     def _over(self, forward: Forward) -> None:
         """Tell listeners that wait for it that a forward has ended."""
         with self._telling, quietly():
-            for listener, _ in self.listeners:
+            for listener, _ in self.heard_by():
                 after: Callable[[Forward], None] | None = getattr(listener, "after", None)
                 if after is not None:
                     after(forward)
@@ -264,7 +279,7 @@ class Attachment:
         Raises:
             AttentionBypassed: attention ran that nobody could hear, unless that was allowed.
         """
-        paths = self.paths  # a layer that its model has put in another's place has no hook
+        paths = self.paths  # a layer that its model has put in another's place has no post
         for path, now in zip(self.places, modules_at(self.model, self.places), strict=True):
             if now is not None and now not in paths:  # None: taken out, which is its owner's right
                 run.bypassed.setdefault(path, Bypassed(0, REPLACED))
@@ -340,7 +355,10 @@ class Attachment:
         here = local_heads_of(module, path, weights, value) if self.has_company else None
         said: Tensor | None = None  # of all heads, by somebody who changed it
         with self._telling:
-            for listener, _ in self.listeners:
+            for place in list(self.listeners):
+                listener = place()
+                if listener is None:
+                    continue
                 if weights.ranks is not None and not getattr(listener, "hears_shards", False):
                     raise ArgumentError(
                         f"model must not lie over ranks while it is changed or measured by more than watch: "
@@ -364,10 +382,10 @@ class Attachment:
 
     def noted(self, run: Run) -> Noted | None:
         """How the last call was put aside by the only one who listens; None: somebody looks at each."""
-        listening = self.listeners  # as they are now: other threads come and go
+        listening = list(self.listeners)  # as they are now: other threads come and go
         if not self.waits or len(listening) != 1 or self.has_company:
             return None
-        noted: Noted | None = getattr(listening[0].listener, "noted", None)
+        noted: Noted | None = getattr(listening[0](), "noted", None)
         return noted if noted is not None and noted.forward is run.forward else None  # else another thread's
 
     def note(self, run: Run, path: str, noted: Noted, scores: Scores, lse: Tensor | None) -> bool:

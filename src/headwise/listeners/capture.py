@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import unicodedata
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -23,10 +22,12 @@ from ..heads.layer import Unheard
 from ..heads.layer_names import Layer
 from ..heads.record import Marks, Record, reduce, settle
 from ..heads.together import is_short
-from .active import Bypassed, Call, Forward, Noted, SplitCall, gathered_record, in_backward
+from .active import Bypassed, Call, Forward, Noted, in_backward
+from .attachment import Attachment
 from .chosen_heads import check_any
 from .head_outputs import written_norms
-from .model_door import Attached, attach
+from .model_door import attach
+from .split_calls import SplitCall, gathered_record
 
 __all__ = ["SHORT", "Tokens", "is_punctuation", "watch"]
 
@@ -51,16 +52,14 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     Inside the block attention runs on headwise's engines, fused and without the T x S matrix; results are the
     same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a compiled
     function that calls the model lets it run by itself, or raises if it was compiled with fullgraph=True.
-    Forwards may run in several threads. Modules that are heard are of subclasses of their classes meanwhile;
-    what is copied or saved inside the block is the model without all this. After the block, also after an
-    exception, the model is exactly as it was.
-
-    Every forward is measured as it happens, long calls one by one, the others together at its end, or as soon
-    as somebody looks at them: what stays are numbers per head, a picture, and for texts of up to 2,048 keys
-    the map itself (q and k). Prefill and generation, any number of forwards, may follow each other; means are
-    over all queries of all of them, padding left out. What a checkpointed forward repeats in backward is not
-    counted twice; the backward must then be inside the block, too. A query that sees nothing, as padding may,
-    has output 0 inside the block.
+    Forwards may run in several threads. What is copied or saved inside the block is the model without all
+    this. Every forward is measured as it happens, long calls one by one, the others together at its end, or
+    as soon as somebody looks at them: what stays are numbers per head, a picture, and for texts of up to
+    2,048 keys the map itself (q and k). After the block, also after an exception, the model is exactly as it
+    was. Prefill and generation, any number of forwards, may follow each other; means are over all queries of
+    all of them, padding left out. What a checkpointed forward repeats in backward is not counted twice; the
+    backward must then be inside the block, too. A query that sees nothing, as padding may, has output 0
+    inside the block.
 
     Args:
         model: watched with everything inside it.
@@ -136,7 +135,8 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             tokens=Tokens(model, tokenizer), writer=model if written else None,
         )  # fmt: skip
         self.heads = self._ear.heads
-        self._attached: Attached | None = None
+        self._attached = ExitStack()
+        self._attachment: Attachment | None = None
         self._depth = self._before = 0
         self._lock = threading.Lock()
         attach(model, self._ear, fallback)  # says at once what is wrong with these
@@ -165,14 +165,14 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         with self._lock:
             self._depth += 1
             if self._depth == 1:
-                attached = attach(self.model, self._ear, self.fallback)
                 try:
-                    attachment = attached.__enter__()
+                    attached = attach(self.model, self._ear, self.fallback)
+                    self._attachment = self._attached.enter_context(attached)
                 except BaseException:
                     self._depth = 0
                     raise
-                self._attached, self._before = attached, attachment.forward.number
-                self._ear.layers = attachment.names
+                self._before = self._attachment.forward.number
+                self._ear.layers = self._attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -197,26 +197,17 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     ) -> None:
         with self._lock:
             self._depth = max(0, self._depth - 1)
-            attached = self._attached
-            if self._depth or attached is None:
+            attachment = self._attachment
+            if self._depth or attachment is None:
                 return
-            self._attached = None
+            self._attachment = None
             try:
-                attached.__exit__(kind, error, trace)
+                self._attached.__exit__(kind, error, trace)
             finally:
                 settle(call for layer in self.heads.values() for call in layer.calls)
         if kind is None:
-            ran = attached.attachment.forward.number - self._before
-            check_any(self.model, ran, self.heads, self.fallback, attached.attachment.elsewhere)
-
-    def __del__(self) -> None:
-        """End a watch that was started, and that nobody can stop any more."""
-        attached = self.__dict__.get("_attached")
-        if attached is not None and not sys.is_finalizing():
-            attached.drop(
-                f"watching must be ended: what watched {type(self.model).__name__} was dropped, and hears it "
-                "no more; keep what `start()` was called on and call its `stop()`, or use a `with` block"
-            )
+            ran = attachment.forward.number - self._before
+            check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
 
 
 class _Ear:

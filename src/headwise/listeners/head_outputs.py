@@ -40,7 +40,6 @@ from .chosen_heads import (
     of_visit,
 )
 from .model_structure import names_in
-from .module_hooks import class_of
 from .pruning import ALBERT, BART, BERT, DISTILBERT, LLAMA, PHI, is_conv1d
 
 if TYPE_CHECKING:
@@ -282,9 +281,9 @@ def _projection_name(model: nn.Module, place: str, module: nn.Module) -> tuple[s
         if type(module)._finish is not MultiHeadAttention._finish:
             return "", "joins its heads in a way of its own"
         return "out_proj", None
-    if class_of(module) in (nn.MultiheadAttention, MultiheadAttention):
+    if type(module) in (nn.MultiheadAttention, MultiheadAttention):
         return "out_proj", None
-    if not class_of(module).__module__.startswith(HOMES):
+    if not type(module).__module__.startswith(HOMES):
         return "", "is of no family that is known"
     names = [name for name in PROJECTIONS if isinstance(getattr(module, name, None), nn.Module)]
     around = model.get_submodule(place.rpartition(".")[0]) if place else None
@@ -294,7 +293,7 @@ def _projection_name(model: nn.Module, place: str, module: nn.Module) -> tuple[s
         return "", f"has {' and '.join(names) or 'no output projection by any name that is known'}"
     parts = (*module._modules, *module._parameters)
     strange = [name for name in parts if name not in names and not _is_apart(module, name)]
-    strange += sorted(GATES & names_in(class_of(module)))
+    strange += sorted(GATES & names_in(type(module)))
     if strange:
         return "", f"has {', '.join(strange)}, which may stand between its heads and {names[0]}"
     return names[0], None

@@ -1,6 +1,6 @@
 """The door to a model: `attach` lets somebody hear its attention, for a while.
 
-    model ── hooks: which module runs now ──┐
+    model ── posts: which module runs now ──┐
           └─ adapters: q, k, v, mask ───────┴─> announce(module, ...) ──> every listener's hear(call)
 
 While somebody listens, attention runs on headwise's engines (short plain calls on a GPU on torch's own
@@ -10,24 +10,28 @@ it only the lookup methods of Transformers' registries do. All of it is undone a
 
 from __future__ import annotations
 
-import warnings
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import NamedTuple
+from weakref import ref
 
 from torch import nn
 
 from ..errors import ArgumentError
 from .active import Listener, active
 from .adapters import ADAPTERS
-from .attachment import Attachment, Change, Listening
-from .module_hooks import add_hook, changing, uncompile, undo_dropped
+from .adapters.loans import station, uncompile
+from .attachment import Attachment, Change
+from .shared_patches import Undo, turns
 
-__all__ = ["FALLBACKS", "Attached", "attach"]
+__all__ = ["FALLBACKS", "attach"]
 
 FALLBACKS = (None, "eager", "skip")
 
 
-def attach(model: nn.Module, listener: Listener, fallback: str | None = None) -> Attached:
+def attach(
+    model: nn.Module, listener: Listener, fallback: str | None = None
+) -> AbstractContextManager[Attachment]:
     """Let `listener` hear every attention call of `model` inside a `with` block.
 
     Args:
@@ -46,53 +50,50 @@ def attach(model: nn.Module, listener: Listener, fallback: str | None = None) ->
         raise ArgumentError(
             f"fallback must be None, 'eager' or 'skip': got {fallback!r}; None names the layers"
         )
-    return Attached(model, Listening(listener, fallback))
+    return _Attached(model, listener, fallback)
 
 
-class Attached(AbstractContextManager[Attachment]):
-    """A block in which somebody listens to a model; all listeners of one model share its `Attachment`."""
+class _Block(NamedTuple):
+    """One time that an attachment was entered."""
 
-    def __init__(self, model: nn.Module, listening: Listening) -> None:
-        self.model, self.listening = model, listening
+    attachment: Attachment
+    place: ref[Listener]
+
+
+class _Attached(AbstractContextManager[Attachment]):
+    """Keeps the listener: an attachment itself does not."""
+
+    def __init__(self, model: nn.Module, listener: Listener, fallback: str | None) -> None:
+        self.model, self.listener, self.fallback = model, listener, fallback
 
     def __enter__(self) -> Attachment:
-        with changing():
+        with turns:
             known = next((attachment for attachment in active if attachment.model is self.model), None)
-            self.attachment = Attachment(self.model) if known is None else known
-            self.attachment.add(self.listening)
+            attachment = Attachment(self.model) if known is None else known
+            self._block = _Block(attachment, attachment.add(self.listener, self.fallback))
             if known is None:
-                self.attachment.begin(CHANGES)
-        return self.attachment
+                attachment.begin(CHANGES)
+        return attachment
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        attachment, place = self._block
         try:
-            if kind is None and self.attachment.run is None:
-                self.attachment.check()
+            if kind is None and attachment.run is None:
+                attachment.check()
         finally:
-            with changing():
-                self.attachment.remove(self.listening)
-
-    def drop(self, warning: str) -> None:
-        """End a block that nobody can end any more, and say so; may be called while garbage is collected."""
-        attachment, listening = self.attachment, self.listening
-
-        def end() -> None:
-            attachment.remove(listening)
-            warnings.warn(warning, RuntimeWarning, stacklevel=2)
-
-        undo_dropped(end)
+            with turns:
+                attachment.remove(place)
 
 
-def _add_hooks(attachment: Attachment) -> None:
+def _post(attachment: Attachment) -> Undo:
     """Every module that may attend, or around one that does, tells when it runs."""
-    for module, hook in attachment.hooks.items():
-        add_hook(attachment.undo, module, hook)
+    return station(attachment.posts.items())
 
 
-def _uncompile(attachment: Attachment) -> None:
-    uncompile(attachment.undo, attachment.modules)
+def _uncompile(attachment: Attachment) -> Undo:
+    return uncompile(attachment.modules)
 
 
-CHANGES: tuple[Change, ...] = (_uncompile, *ADAPTERS, _add_hooks)  # a hook finds all that it needs in place
+CHANGES: tuple[Change, ...] = (_uncompile, *ADAPTERS, _post)  # a post finds all that it needs in place

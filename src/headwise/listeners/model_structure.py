@@ -20,13 +20,24 @@ import torch
 from torch import nn
 
 from ..errors import ArgumentError
+from ..heads.layer_names import Layer, resolve, stacks
 from ..nn import MultiHeadAttention
-from .module_hooks import class_of
 
 __all__ = [
-    "DISPATCHES", "Structure", "likely_places", "modules_at", "names_in", "opaque_call", "sounds_cross",
-    "structure_and_modules", "structure_of",
-]  # fmt: skip
+    "DISPATCHES",
+    "Layer",
+    "Structure",
+    "likely_places",
+    "modules_at",
+    "names_in",
+    "opaque_call",
+    "resolve",
+    "sounds_cross",
+    "stacks",
+    "structure_and_modules",
+    "structure_of",
+]
+
 
 SOUNDS_LIKE = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
 IS_NOT = re.compile(
@@ -68,7 +79,7 @@ def _without_parts(likely: dict[str, nn.Module]) -> list[str]:
 
     CvT's layer calls its convolutions `CvtSelfAttentionProjection`; they do not attend, the layer does.
     """
-    whole = {path for path, module in likely.items() if not SOFTMAX.isdisjoint(_reached(class_of(module)))}
+    whole = {path for path, module in likely.items() if not SOFTMAX.isdisjoint(_names_around(module))}
 
     def is_part(path: str, module: nn.Module) -> bool:
         around = path.split(".")
@@ -80,12 +91,12 @@ def _without_parts(likely: dict[str, nn.Module]) -> list[str]:
 
 def _is_surely(module: nn.Module) -> bool:
     return isinstance(module, (nn.MultiheadAttention, MultiHeadAttention)) or bool(
-        names_in(class_of(module)) & {DISPATCHES, FUSED}
+        names_in(type(module)) & {DISPATCHES, FUSED}
     )
 
 
 def _is_likely(module: nn.Module) -> bool:
-    kind = class_of(module)
+    kind = type(module)
     if kind.__module__.startswith("torch.nn."):
         return isinstance(module, nn.MultiheadAttention)
     if _is_surely(module):
@@ -98,7 +109,8 @@ def _is_likely(module: nn.Module) -> bool:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
-    return any(not SOFTMAX.isdisjoint(_reached(class_of(inner))) for inner in module.modules())
+    kinds: set[type] = {type(inner) for inner in module.modules()}
+    return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
 
 
 @cache
@@ -115,6 +127,11 @@ def _reached(kind: type) -> frozenset[str]:
     return frozenset(names) | {kind.__name__}
 
 
+def _names_around(module: nn.Module) -> frozenset[str]:
+    kind: type = type(module)
+    return _reached(kind)
+
+
 def _function_behind(value: object) -> FunctionType | None:
     """A function, out of what may be wrapped around it (a cache, a compiler); None: there is none."""
     if isinstance(value, FunctionType | _lru_cache_wrapper):
@@ -125,7 +142,7 @@ def _function_behind(value: object) -> FunctionType | None:
 def opaque_call(module: nn.Module) -> str | None:
     """The function by which a module attends unheard, by its class's code or its attributes; None: none."""
     held = [_function_behind(value) for value in vars(module).values()]
-    names = _reached(class_of(module)) | {function.__name__ for function in held if function is not None}
+    names = _names_around(module) | {function.__name__ for function in held if function is not None}
     return min(names & OPAQUE, default=None)
 
 
@@ -143,9 +160,13 @@ def sounds_cross(path: str | None) -> bool:
     return any(word in part for part in own for word in CROSS)
 
 
-@cache
 def names_in(kind: type) -> frozenset[str]:
     """The global names and attributes that the methods of a class mention."""
+    return _names_in(kind)
+
+
+@cache
+def _names_in(kind: type) -> frozenset[str]:
     names: set[str] = set()
     for base in kind.__mro__:
         if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
@@ -171,6 +192,7 @@ class Structure:
                 f"model must not be scripted or traced: {type(model).__name__} holds a ScriptModule, which "
                 "takes no hooks; watch the model it was made from"
             )
+        # Weakly: what is kept beside a model must not keep the model.
         self.paths = WeakKeyDictionary({module: path for path, module in model.named_modules()})
         self.places = likely_places(model)
         places = set(self.places)
@@ -191,9 +213,9 @@ class Structure:
 
         Most are routers of experts, whose names say so: they would cost time and never be attention.
         """
-        if module in self.hooked or not class_of(module).__module__.startswith("transformers."):
+        if module in self.hooked or not type(module).__module__.startswith("transformers."):
             return False
-        if PLAIN.isdisjoint(_reached(class_of(module))) or CHOOSES.search(class_of(module).__name__):
+        if PLAIN.isdisjoint(_names_around(module)) or CHOOSES.search(type(module).__name__):
             return False
         return not any(place.startswith(f"{path}.") for place in self.places)
 
@@ -212,15 +234,57 @@ class Structure:
 
 def _is_bystander(module: nn.Module) -> bool:
     """Whether a module surely does not attend by itself: torch's layers; in Transformers, all but models."""
-    home = class_of(module).__module__
+    home = type(module).__module__
     if home.startswith("transformers."):
-        return not hasattr(class_of(module), "from_pretrained")
+        return not hasattr(type(module), "from_pretrained")
     return home.startswith(("torch.nn.", "headwise.parallel.sharded_layers"))
 
 
-# Modules, their classes and configs; weakly: what is kept beside a model must not keep it
-_Looks = list[tuple[Callable[[], object], type, Callable[[], object]]]
-_known: WeakKeyDictionary[nn.Module, tuple[_Looks, Structure]] = WeakKeyDictionary()
+class _Seen:
+    """The modules of a model as they were looked at, without keeping them."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules]
+
+    def are_still(self, modules: list[nn.Module]) -> bool:
+        """Whether these are the very modules: never by id, which a new one may have of a dead one."""
+        if len(modules) != len(self.modules):
+            return False
+        for module, (seen, kind, config) in zip(modules, self.modules, strict=True):
+            if seen() is not module or kind is not type(module):
+                return False
+            if config() is not module.__dict__.get("config"):
+                return False
+        return True
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """As `model.modules()`, which goes through a generator for every level of depth."""
+    found: dict[nn.Module, None] = {}
+    ahead: list[nn.Module | None] = [model]
+    while ahead:
+        module = ahead.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            inside = module._modules
+            if inside:
+                ahead.extend(reversed(inside.values()))
+    return list(found)
+
+
+def _weak(thing: object) -> Callable[[], object]:
+    if thing is None:
+        return _nothing
+    try:
+        return ref(thing)
+    except TypeError:  # a dict: kept, so that nothing else can come to be in its place
+        return lambda: thing
+
+
+_nothing: Callable[[], None] = type(None)  # calling it gives None, and costs nothing
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[_Seen, Structure]] = WeakKeyDictionary()
 
 
 def structure_of(model: nn.Module) -> Structure:
@@ -234,27 +298,12 @@ def structure_of(model: nn.Module) -> Structure:
 
 def structure_and_modules(model: nn.Module) -> tuple[Structure, list[nn.Module]]:
     """The same, and all modules that the model has now."""
-    kept, modules = _known.get(model), list(model.modules())
-    if kept is not None and _are_still(kept[0], modules):
+    kept, modules = _known.get(model), _modules(model)
+    if kept is not None and kept[0].are_still(modules):
         return kept[1], modules
     structure = Structure(model)
-    _known[model] = [(ref(m), class_of(m), _weak(m.__dict__.get("config"))) for m in modules], structure
+    _known[model] = (_Seen(modules), structure)
     return structure, modules
-
-
-def _weak(config: object) -> Callable[[], object]:
-    try:
-        return ref(config)
-    except TypeError:  # None, or a dict: kept, so that nothing else can come to be in its place
-        return lambda: config
-
-
-def _are_still(looks: _Looks, modules: list[nn.Module]) -> bool:
-    """Whether these are the very modules: never by id, which a new one may have of a dead one."""
-    return len(looks) == len(modules) and all(
-        seen() is module and kind is class_of(module) and config() is module.__dict__.get("config")
-        for module, (seen, kind, config) in zip(modules, looks, strict=True)
-    )
 
 
 def modules_at(model: nn.Module, paths: list[str]) -> list[nn.Module | None]:
@@ -262,10 +311,15 @@ def modules_at(model: nn.Module, paths: list[str]) -> list[nn.Module | None]:
     found: list[nn.Module | None] = []
     for path in paths:
         module: nn.Module | None = model
-        for part in path.split(".") if path else ():
+        for part in _parts(path):
             module = None if module is None else module._modules.get(part)
         if module is None:
             with suppress(AttributeError):
                 module = model.get_submodule(path)  # an attribute that is no child
         found.append(module)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")) if path else ()

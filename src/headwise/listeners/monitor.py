@@ -12,8 +12,8 @@ What is watched for, and who saw it go wrong first:
     first       rises as a head comes to rest on the first key  Xiao 2024
     output      falls to 0 as a head says less and less: dead   Sandoval-Segura 2025
 
-`measured_step.py` measures a step and tells what went too far. `trainer_callback` is a monitor in the
-training loop of Hugging Face Transformers.
+`measured_step.py` measures a step, `alarms.py` tells what went too far. `trainer_callback` is a monitor in
+the training loop of Hugging Face Transformers.
 """
 
 from __future__ import annotations
@@ -31,23 +31,9 @@ from torch import nn
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest, needed
 from ..heads.layer_names import Layer
+from .alarms import Alarm, Alarms, Bells, OnAlarm, tell
 from .chosen_heads import check_any
-from .measured_step import (
-    ENTROPY_SHARE,
-    Alarm,
-    Alarms,
-    Bells,
-    Measuring,
-    OnAlarm,
-    Row,
-    Step,
-    Values,
-    loudest,
-    middle,
-    numbers_of,
-    share,
-    tell,
-)
+from .measured_step import ENTROPY_SHARE, Measuring, Row, Step, Values, loudest, middle, numbers_of, share
 from .model_door import attach
 
 if TYPE_CHECKING:

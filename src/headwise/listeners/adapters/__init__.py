@@ -1,7 +1,7 @@
 """How attention is heard, by family; a model gets all that fit it.
 
-An adapter takes an `Attachment` and changes the model so that its attention is announced; what undoes that it
-leaves in the attachment's `undo`. To add a family, add its function and an entry here.
+An adapter takes an `Attachment`, changes the model so that its attention is announced, and returns how to
+undo that. To add a family, add its function and an entry here.
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ Positions there are absolute: query i is q_offset + i, key j is kv_offset + j.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import WRAPPER_ASSIGNMENTS, cached_property, reduce, update_wrapper
-from operator import and_
+from functools import WRAPPER_ASSIGNMENTS, cached_property, update_wrapper
 from types import CellType, FunctionType
 from typing import Any, NoReturn
 
@@ -275,12 +273,14 @@ def _as_now(value: Any, around: tuple[Any, ...] = ()) -> Any:
 
 def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
     """A predicate as rules; None: not one of the known ones."""
-    if getattr(predicate, "__module__", "") != "transformers.masking_utils":
-        return None
-    inside, shift = inspect.getclosurevars(predicate).nonlocals, of.shift
-    keys = slice(of.key_offset, of.key_offset + of.key_len)
-    queries = slice(of.query_offset, of.query_offset + of.query_len)
-    match predicate.__qualname__:
+    inside = _closure(predicate)
+    match getattr(predicate, "__module__", ""), getattr(predicate, "__qualname__", ""):
+        case "transformers.masking_utils", name:
+            pass
+        case _:
+            return None
+    shift = of.shift
+    match name:
         case "bidirectional_mask_function":
             return Mask()
         case "causal_mask_function":
@@ -290,23 +290,38 @@ def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
         case "sliding_window_bidirectional_overlay.<locals>.inner_mask":
             return Mask(left=inside["sliding_window"] - shift, right=inside["sliding_window"] + shift)
         case "padding_mask_function.<locals>.inner_mask":
-            return Mask.padding(inside["padding_mask"][:, keys].bool())
+            return Mask.padding(inside["padding_mask"][:, of.key_offset : of.key_offset + of.key_len].bool())
         case "packed_sequence_mask_function.<locals>.inner_mask":
-            return Mask.documents(*(inside["packed_sequence_mask"][:, part] for part in (keys, queries)))
+            return _documents(inside["packed_sequence_mask"], of)
         case "chunked_overlay.<locals>.inner_mask":
-            return _chunks(inside["chunk_size"], inside["left_padding"], keys, queries)
+            return _chunks(inside["chunk_size"], inside["left_padding"], of)
         case "and_masks.<locals>.and_mask":
             parts = [_read(part, of) for part in inside["mask_functions"]]
-            known = [part for part in parts if part is not None]
-            return reduce(and_, known, Mask()) if len(known) == len(parts) else None
+            joined: Mask | None = Mask()
+            for part in parts:
+                joined = None if joined is None or part is None else joined & part
+            return joined
     return None
 
 
-def _chunks(size: int, left_padding: Tensor, keys: slice, queries: slice) -> Mask:
+def _closure(predicate: Predicate) -> dict[str, Any]:
+    code, cells = getattr(predicate, "__code__", None), getattr(predicate, "__closure__", None) or ()
+    names = () if code is None else code.co_freevars
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def _documents(ids: Tensor, of: CompactMask) -> Mask:
+    keys = ids[:, of.key_offset : of.key_offset + of.key_len]
+    queries = ids[:, of.query_offset : of.query_offset + of.query_len]
+    return Mask.documents(keys, queries)
+
+
+def _chunks(size: int, left_padding: Tensor, of: CompactMask) -> Mask:
     """Llama 4: a query sees the keys of its own chunk."""
     first, device = left_padding[:, None], left_padding.device
-    places = (torch.arange(part.start, part.stop, device=device) for part in (keys, queries))
-    return Mask.documents(*((place - first) // size for place in places))
+    keys = torch.arange(of.key_offset, of.key_offset + of.key_len, device=device)
+    queries = torch.arange(of.query_offset, of.query_offset + of.query_len, device=device)
+    return Mask.documents((keys - first) // size, (queries - first) // size)
 
 
 def rules_of(

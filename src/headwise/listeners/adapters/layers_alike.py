@@ -27,7 +27,6 @@ from ...scoring import Scoring
 from ..active import Noted, Run, active, in_backward, silence
 from ..attachment import Attachment
 from ..model_structure import sounds_cross
-from ..module_hooks import class_of
 from .huggingface_masks import CompactMask, Standing
 
 __all__ = ["answered_alike", "leave"]
@@ -77,7 +76,7 @@ def leave(
         return
     attachment = listening[0]
     noted, mask = attachment.noted(run), args[3]
-    kind = class_of(module)
+    kind: type = type(module)
     if noted is None or noted.kind != "self":
         return
     for name in ITS_OWN:
@@ -126,7 +125,7 @@ def answered_alike(
     Args:
         args, given: what the function is called with, after the module.
     """
-    if len(args) != 4 or args[3] is not alike.mask or class_of(module) is not alike.layer:
+    if len(args) != 4 or args[3] is not alike.mask or type(module) is not alike.layer:
         return None
     attachment, mask, noted, before = alike.attachment, alike.mask, alike.noted, alike.given
     if function is not alike.function or function.__code__ is not alike.code:

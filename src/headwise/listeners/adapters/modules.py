@@ -1,9 +1,10 @@
-"""Modules that get another forward for a while: headwise's own, torch's class and encoder, timm's fused way.
+"""Modules that are lent another forward: headwise's own, torch's class and encoder, timm's fused way.
 
 `torch.nn.MultiheadAttention`, adopted or not, hides q, k and v inside one function, and torch's encoder layer
-skips the class altogether on its native path. That path is turned off, and so are the encoder's nested
-tensors (the 0 they leave at padding stays); the class gets a forward that announces its heads. timm's
-attention layers have two ways through one forward: the fused one is taken and heard (`functions.py`).
+skips the class altogether on its native path. The hooks that every watched module carries turn that path off,
+the encoder's nested tensors are turned off beside it (the 0 they leave at padding stays), and the class gets
+a forward that announces its heads. timm's attention layers have two ways through one forward: the fused one
+is taken and heard (`functions.py`).
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
@@ -34,8 +35,9 @@ from ...nn.options import Positions
 from ...scoring import Bias
 from ..active import announce, asked_of_all, beside, nothing_to_hear
 from ..attachment import Attachment
-from ..module_hooks import class_of, replace_forward, set_attribute, without_changes
+from ..shared_patches import Undo, undo_all
 from .attended import attended
+from .loans import lend, override, without_loan
 
 __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 
@@ -43,9 +45,9 @@ __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 # Ours
 
 
-def hear_headwise(attachment: Attachment) -> None:
+def hear_headwise(attachment: Attachment) -> Undo:
     """Let every module of ours tell of its calls."""
-    replace_forward(attachment.undo, attachment.structure.of_kind((MultiHeadAttention,)), headwise_forward)
+    return override(attachment.structure.of_kind((MultiHeadAttention,)), headwise_forward)
 
 
 def headwise_forward(
@@ -65,7 +67,7 @@ def headwise_forward(
 ) -> tuple[Tensor, AttentionMap | None]:
     """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
     if wrong:
-        return class_of(module).forward(
+        return type(module).forward(
             module, query, key, value, mask, bias=bias, positions=positions, cache=cache, lengths=lengths,
             documents=documents, need_weights=need_weights, **wrong,
         )  # fmt: skip
@@ -118,23 +120,18 @@ def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> 
 
 KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, which may do otherwise
 ENCODERS = (nn.TransformerEncoder, TransformerEncoder)
-# For torch's native path alone
-NESTS, FUSES = "use_nested_tensor", "activation_relu_or_gelu"
+NESTS = "use_nested_tensor"  # for torch's native path alone
 
 
-def hear_torch(attachment: Attachment) -> None:
+def hear_torch(attachment: Attachment) -> Undo:
     """Let every module of torch's class tell of its calls."""
-    undo, structure = attachment.undo, attachment.structure
-    encoders = structure.of_kind((nn.TransformerEncoder,))
-    for module, name, value in (
-        *((encoder, NESTS, False) for encoder in encoders),
-        *((layer, FUSES, 0) for layer in structure.of_kind((nn.TransformerEncoderLayer,))),
-    ):
-        if name in module.__dict__:
-            set_attribute(undo, module, name, value)
-    replace_forward(undo, [module for module in encoders if class_of(module) in ENCODERS], encode)
-    modules = [module for module in structure.of_kind(KNOWN) if class_of(module) in KNOWN]
-    replace_forward(undo, modules, torch_forward)
+    nesting = attachment.structure.of_kind((nn.TransformerEncoder,))
+    modules = attachment.structure.of_kind(KNOWN)
+    undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
+    undos.append(override((module for module in nesting if type(module) in ENCODERS), encode))
+    return undo_all(
+        [*undos, override((module for module in modules if type(module) in KNOWN), torch_forward)]
+    )
 
 
 def encode(
@@ -147,7 +144,7 @@ def encode(
     """As torch's, which leaves 0 at padding where it goes on with a nested tensor; here without one."""
     padding = src_key_padding_mask
     if padding is None or mask is not None or is_causal or not _would_nest(module, src, padding):
-        return class_of(module).forward(module, src, mask, padding, is_causal)
+        return type(module).forward(module, src, mask, padding, is_causal)
     x = src
     for layer in module.layers:
         x = layer(x, src_mask=None, is_causal=False, src_key_padding_mask=padding)
@@ -157,7 +154,7 @@ def encode(
 
 def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> bool:
     """Whether torch's encoder would go on with a nested tensor if nobody listened."""
-    if not without_changes(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
+    if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
         return False
     first = module.layers[0]
     if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
@@ -166,7 +163,7 @@ def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> 
         return False
     if tuple(padding.shape) != tuple(src.shape[:2]):
         return False
-    if padding.dtype != torch.bool and (class_of(module) is TransformerEncoder or padding.dtype != src.dtype):
+    if padding.dtype != torch.bool and (type(module) is TransformerEncoder or padding.dtype != src.dtype):
         return False
     if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters())):
         return False
@@ -186,7 +183,7 @@ def torch_forward(
     """As torch's, with the heads' output announced on its way."""
     if not query.numel() or not key.numel():
         nothing_to_hear()
-        return class_of(module).forward(module, query, key, value, *args, **named)
+        return type(module).forward(module, query, key, value, *args, **named)
     call = TorchCall(module, query, key, value, *args, **named)
     q, k, v = call.heads()
     (B, _, T, _), itself = q.shape, query is key
@@ -235,8 +232,7 @@ def _as_bool(padding: Tensor) -> Tensor | None:
 FLAG = "fused_attn"
 
 
-def hear_timm(attachment: Attachment) -> None:
+def hear_timm(attachment: Attachment) -> Undo:
     """Turn the flag on wherever there is one."""
-    for module in attachment.modules:
-        if FLAG in module.__dict__:
-            set_attribute(attachment.undo, module, FLAG, True)
+    modules = [module for module in attachment.modules if FLAG in module.__dict__]
+    return undo_all([lend(module, FLAG, True) for module in modules])
