@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -907,3 +907,78 @@ def test_a_model_that_is_given_nothing_has_missed_nothing(sizes: tuple[int, int]
     with hw.watch(model) as heads:
         model(torch.zeros(*sizes, E))
     assert not heads
+
+
+# The class of a module, which belongs to its author
+
+
+class Counted(Fused):
+    """Its class counts calls, and it asks for its very class."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        shift = 1.0 if type(self) is Counted else 0.0
+        return super(self.__class__, self).forward(x) + shift + type(self).calls
+
+
+class Registry(type):
+    """A metaclass that knows its classes by name, each once."""
+
+    known: ClassVar[dict[str, type]] = {}
+
+    def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Registry:
+        assert name not in cls.known, "a class is made once"
+        cls.known[name] = made = super().__new__(cls, name, bases, space)
+        return made
+
+
+class Registered(Fused, metaclass=Registry):
+    """Of a class that must be made once."""
+
+
+@pytest.mark.parametrize("kind", [nn.MultiheadAttention, hw.nn.MultiheadAttention])
+def test_a_module_made_inside_a_block_of_anothers_class_is_a_module_of_its_own(kind: type) -> None:
+    mha, x = kind(E, H, batch_first=True).eval(), torch.randn(1, T, E)
+    with hw.watch(mha):
+        mha(x, x, x)
+        twin = type(mha)(E, H, batch_first=True).eval()
+    assert type(twin) is kind
+    expected = twin(x, x, x)[0]
+    with hw.ablate(mha, [(0, None)]):
+        mha(x, x, x)
+        torch.testing.assert_close(twin(x, x, x)[0], expected)
+
+
+def test_a_module_may_look_at_its_class_and_write_to_it(x: Tensor) -> None:
+    Counted.calls = 0
+    model = nn.Sequential(Counted(), Counted())
+    expected, Counted.calls = model(x), 0
+    with hw.watch(model):
+        torch.testing.assert_close(model(x), expected)
+        assert [type(layer) is Counted for layer in model] == [True, True]
+    assert Counted.calls == 2 and not Counted.__subclasses__()
+
+
+def test_a_class_that_must_be_made_once_is(x: Tensor) -> None:
+    model = nn.Sequential(Registered())
+    with hw.watch(model) as heads:
+        model(x)
+    assert len(heads) == 1 and Registry.known == {"Registered": Registered}
+
+
+def test_torch_fx_traces_a_model_that_is_watched() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(E, H, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0]
+
+    model, x = Around().eval(), torch.randn(2, T, E)
+    with hw.watch(model):
+        model(x)
+        graph = torch.fx.symbolic_trace(model)
+    torch.testing.assert_close(graph(x), model(x))
