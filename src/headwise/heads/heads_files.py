@@ -55,8 +55,9 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
         PackageMissing: safetensors is not installed.
     """
     with needed("safetensors", "saving heads needs safetensors"):
-        import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
         import safetensors.torch
+    with needed("safetensors", "saving heads needs safetensors"):
+        import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
     if maps:
         _check_budget([call for layer in heads.values() for call in layer.calls])
     tensors: dict[str, Tensor] = {}
