@@ -802,7 +802,7 @@ def test_the_script_of_the_guide_runs() -> None:
     script = Path(__file__).resolve().parents[1] / "docs" / "examples" / "parallel_heads.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
     paths = os.pathsep.join([str(Path(hw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    around = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    around = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "Heads(2 layers, 8 heads)" in done.stdout and "rank 1: heads 2 to 3 of 4" in done.stdout

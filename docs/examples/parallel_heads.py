@@ -56,4 +56,5 @@ def main():
 if __name__ == "__main__":
     dist.init_process_group()
     main()
+    dist.barrier()  # no rank leaves while another one still talks to it
     dist.destroy_process_group()
