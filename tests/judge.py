@@ -16,11 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise import Mask, reference
+from headwise import Mask, arguments, reference
+from headwise.engines.scores import Scores
 from headwise.scoring import Alibi, Relative
 
 # Distinct primes, so that no two dimensions can be mistaken for each other.
 BATCHES, LENGTHS, CHANNELS = (1, 2, 3), (1, 5, 7, 11, 13, 17, 19, 23, 29), (3, 8, 16, 31)
+
+
+def scores_from(q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor | None = None, **options: Any) -> Scores:
+    """The scores of a call of `attention` with these arguments."""
+    return arguments.scores_from(q, k, v, arguments.AttentionOptions(mask, **options))
 
 
 def inside(given: Any) -> Any:

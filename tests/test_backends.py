@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise import Mask, reference
-from headwise.arguments import scores_from
 from headwise.engines import backends, decode, first_pass, fused, kernels, planned
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
@@ -31,7 +30,7 @@ from headwise.engines.tiles import TILES
 from headwise.errors import BackendUnavailable
 from headwise.nn import one_step
 from headwise.scoring import HIDDEN, Alibi, Relative, alibi
-from judge import Case, error, inside, masks, with_inside
+from judge import Case, error, inside, masks, scores_from, with_inside
 
 B, H, HK, T, S, D = 2, 6, 3, 5, 7, 11
 LATER = "could run it, but comes later in the order"

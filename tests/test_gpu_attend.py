@@ -22,7 +22,6 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask, functional
-from headwise.arguments import scores_from
 from headwise.engines import first_pass, own_kernels, planned, statistics
 from headwise.engines.backends import backend_named
 from headwise.engines.gpu import launches
@@ -33,7 +32,7 @@ from headwise.engines.wanted import ON_THE_WAY
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi, Relative
 from headwise.sequence_rules import Documents
-from judge import Case, assert_judged, error, largest, sizes, strategies
+from judge import Case, assert_judged, error, largest, scores_from, sizes, strategies
 from second_pass_cases import expected, normal, relaid, scores_of, strided
 
 pytest.importorskip("triton", reason="by design: triton is made for Linux alone")

@@ -22,9 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from headwise import Mask, reference
-from headwise.arguments import scores_from
 from headwise.errors import MaskError
 from headwise.masks import mask_of_call
+from judge import scores_from
 
 quick = settings(max_examples=60, deadline=None)
 lengths_of = st.integers(2, 13)

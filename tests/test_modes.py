@@ -16,10 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 from headwise import Mask
-from headwise.arguments import scores_from
 from headwise.engines import first_pass
 from headwise.scoring import Alibi, Relative, alibi
-from judge import Case, assert_judged, error, sizes
+from judge import Case, assert_judged, error, scores_from, sizes
 
 Function = Callable[..., Tensor]
 

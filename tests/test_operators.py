@@ -21,14 +21,13 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask
-from headwise.arguments import scores_from
 from headwise.engines import first_pass
 from headwise.engines import scores as scores_room
 from headwise.engines.scores import DIFFERENTIABLE
 from headwise.engines.statistics import STATISTICS, Statistics
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.scoring import Alibi, Relative, alibi
-from judge import Case, assert_judged, error, inside, largest, strategies, with_inside
+from judge import Case, assert_judged, error, inside, largest, scores_from, strategies, with_inside
 from second_pass_cases import differentiable_entropy
 
 cases = strategies()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise import Mask
-from headwise.arguments import rules_and_scoring
+from headwise.arguments import AttentionOptions, rules_and_scoring
 from headwise.engines import backends
 from headwise.engines.backend import Backend, Call
 from headwise.parallel import ring_attention
@@ -46,7 +46,7 @@ def played(case: Case, pull: Tensor) -> dict[str, Tensor]:
     """The output and gradients of a call over ranks, put together."""
     q, k, v = case.q, case.k, case.v
     S = k.shape[2]
-    rules = rules_and_scoring(q, (B, H, q.shape[2], S), case.mask, **case.options)
+    rules = rules_and_scoring(q, (B, H, q.shape[2], S), AttentionOptions(case.mask, **case.options))
     queries, keys = Layout(q.shape[2], RANKS), Layout(S, RANKS)
     parts = [[x[:, :, keys.positions(rank)] for x in (k, v)] for rank in range(RANKS)]
     found = {name: torch.zeros(x.shape) for name, x in {"output": pull, "q": q, "k": k, "v": v}.items()}

@@ -1,8 +1,7 @@
-"""Checking what users hand over, once, at the door: from loose arguments to `Scores`.
+"""The arguments of `attention`, checked once: from `AttentionOptions` to `Scores`.
 
-People come with the words of other libraries. A word that is not ours is answered with ours out of a table
-(`refuse`), which every door has of its own, and an input that cannot be used with what to make of it. Only a
-call that has failed already is looked at so closely: right ones pay nothing.
+A keyword of another library is refused with the keyword to use here (`refuse`), and an input that cannot be
+used with how to convert it. Such messages are made only after a call has failed.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ __all__ = [
     "OF_ATTENTION",
     "REQUIRED",
     "SAID_EVERYWHERE",
+    "AttentionOptions",
     "answering",
     "autocasting",
     "check_causal",
@@ -201,19 +201,20 @@ def nested(name: str, x: Tensor, shape: str, whole: str) -> ArgumentError:
 # The scores of a call
 
 
-def scores_from(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | Tensor | None = None,
-    causal: bool = False,
-    window: int | tuple[int, int] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: Bias | None = None,
-    sinks: Tensor | None = None,
-) -> Scores:
-    """The scores these arguments describe.
+class AttentionOptions(NamedTuple):
+    """The options of a call of `attention`, in the order of its arguments; documented there."""
+
+    mask: Mask | Tensor | None = None
+    causal: bool = False
+    window: int | tuple[int, int] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    bias: Bias | None = None
+    sinks: Tensor | None = None
+
+
+def scores_from(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Scores:
+    """Check q, k, v and the options of a call, and return its scores.
 
     Raises:
         ShapeError: wrong number of dimensions, sizes that disagree or are 0, but for the batch.
@@ -222,26 +223,18 @@ def scores_from(
             many more queries than keys that some see none.
     """
     check_tensors(q, k, v)
-    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    return Scores(q, k, *rules_and_scoring(q, shape, mask, causal, window, scale, softcap, bias, sinks))
+    return Scores(q, k, *rules_and_scoring(q, (*q.shape[:3], k.shape[2]), options))
 
 
 def rules_and_scoring(
-    q: Tensor,
-    shape: tuple[int, int, int, int],
-    mask: Mask | Tensor | None = None,
-    causal: bool = False,
-    window: int | tuple[int, int] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: Bias | None = None,
-    sinks: Tensor | None = None,
+    q: Tensor, shape: tuple[int, int, int, int], options: AttentionOptions
 ) -> tuple[Mask, Scoring]:
-    """What stands between queries and keys, for a call [B, H, T, S] of which q holds all queries or some.
+    """Return the mask and the scoring of a call [B, H, T, S]; q holds all of its queries or some.
 
     Raises: as `scores_from`.
     """
     B, H, T, S = shape
+    mask, causal, window, scale, softcap, bias, sinks = options
     rules = mask_of_call(mask, B, T)
     if causal is not True and causal is not False:
         check_causal(causal)

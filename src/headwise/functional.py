@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .arguments import OF_ATTENTION, REQUIRED, check_dropout, refuse, scores_from, under_autocast
+from .arguments import (
+    OF_ATTENTION,
+    REQUIRED,
+    AttentionOptions,
+    check_dropout,
+    refuse,
+    scores_from,
+    under_autocast,
+)
 from .engines import backends, first_pass, plain, planned
 from .engines.gpu.cannot import cannot
 from .engines.gpu.launches import interpreted
@@ -96,21 +104,19 @@ def attention(
     """
     if wrong:
         refuse("attention", wrong, OF_ATTENTION, attention)
+    options = AttentionOptions(mask, causal, window, scale, softcap, bias, sinks)
     collect = () if statistics is None and not wanted_now() else _collected(q, statistics)
     ordinary = not (
         dropout or backend != "auto" or torch.compiler.is_compiling() or plain.transforms_are_active()
     )
-    kind = None
-    if ordinary:
-        kind = _kind(q, k, v, mask, causal, window, scale, softcap, bias, sinks, collect)
-        plan = None if kind is None else planned.known(kind)
-        if plan is not None:
-            added = (None, None) if bias is None else _added(bias)
-            scores = plan.scores(q, k, mask, *added, sinks)
-            output, lse, known = planned.run(plan.ways, scores, v)
-            return output, make(scores, lse, None, known)
+    kind = _kind(q, k, v, options, collect) if ordinary else None
+    plan = None if kind is None else planned.known(kind)
+    if plan is not None:  # a call like an earlier one: the checks below would find nothing new
+        scores = plan.scores(q, k, mask, *_added(bias), sinks)
+        output, lse, known = planned.run(plan.ways, scores, v)
+        return output, make(scores, lse, None, known)
     q, k, v = under_autocast(q, k, v)
-    scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
+    scores = scores_from(q, k, v, options)
     if dropout:
         check_dropout(dropout)
     if ordinary:
@@ -121,22 +127,13 @@ def attention(
 
 
 def _kind(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | Tensor | None,
-    causal: bool,
-    window: int | tuple[int, int] | None,
-    scale: float | None,
-    softcap: float | None,
-    bias: Bias | None,
-    sinks: Tensor | None,
-    collect: tuple[str, ...],
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, collect: tuple[str, ...]
 ) -> planned.Kind | None:
     """The kind of a call, from its arguments; None: something about it is unusual, or read in every call.
 
     Two calls of one kind are alike in all that `scores_from` looks at.
     """
+    mask, causal, window, scale, softcap, bias, sinks = options
     left = right = None
     held: dict[str, Tensor] = {}
     numbers: tuple[Hashable, ...] = ()
@@ -277,7 +274,8 @@ def why(
     if wrong:
         refuse("why", wrong, OF_ATTENTION, why)
     q, k, v = under_autocast(q, k, v)
-    scores = scores_from(q, k, v, mask, causal, window, scale, softcap, bias, sinks)
+    options = AttentionOptions(mask, causal, window, scale, softcap, bias, sinks)
+    scores = scores_from(q, k, v, options)
     check_dropout(dropout)
     call = first_pass.call_of(scores, v, dropout, () if statistics is None else _names(statistics))
     chosen = backends.choose(call, backend)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import budget
-from .arguments import OF_ATTENTION, answering, scores_from
+from .arguments import OF_ATTENTION, AttentionOptions, answering, scores_from
 from .engines import first_pass, mass, one_query, packed_sequences, second_pass, statistics, weights
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of a map
 from .engines.given_weights import GivenWeights
@@ -91,7 +91,8 @@ class AttentionMap(StandIn):
         bias: Bias | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        self._scores = scores_from(q, k, k, mask, causal, window, scale, softcap, bias, sinks)
+        options = AttentionOptions(mask, causal, window, scale, softcap, bias, sinks)
+        self._scores = scores_from(q, k, k, options)
         self._lse = None
         self._columns = None
         self._versions = self._scores.versions()

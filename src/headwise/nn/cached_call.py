@@ -26,11 +26,11 @@ from ..functional import attention
 from ..map import AttentionMap, make
 from ..mask_rules import is_traced
 from ..masks import NOTHING_HIDDEN, Mask
-from ..scoring import Bias, Scoring
+from ..scoring import Scoring
 from . import module_call, options
 from .cache import KVCache, attend_in_graph, check_in_graph
 from .memory import Memory
-from .options import Positions
+from .options import Inputs
 from .packed_weights import ordinary
 
 if TYPE_CHECKING:
@@ -97,22 +97,14 @@ def _looks_back(window: int | tuple[int, int] | None) -> bool:
     return window is not None and (isinstance(window, int) or window[1] == 0)
 
 
-def attend(
-    module: MultiHeadAttention,
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    positions: Positions | None,
-    cache: KVCache | Memory,
-    lengths: Tensor | Sequence[int] | None,
-) -> Attended:
+def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
     """As `MultiHeadAttention._attend`, over what the cache holds and what comes in."""
+    query, key, value, mask, bias, positions, cache, lengths, _ = inputs
+    assert cache is not None
     if is_traced():
         _check_traced(cache, lengths)
     if isinstance(cache, Memory):
-        return _look_back(module, query, key, value, mask, bias, positions, cache, lengths)
+        return _look_back(module, inputs, cache)
     if not isinstance(cache, KVCache):
         raise ArgumentError(
             f"cache must be a KVCache or a Memory: got {told(cache)}; make one with mha.cache() or "
@@ -145,23 +137,19 @@ def attend(
     counts = None if lengths is None else _counts(lengths, *query.shape[:2])
     if mask is not None:
         mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
-    added = options.added(module, q.device, bias)
+    chosen = options.attention_options(module, mask, bias, q.device)
     if bias is not None:  # the layer's own fits
         columns = cache.columns(T) if counts is None else cache.length + T
         B, H, _, D = q.shape
-        Scoring.of(D, bias=added).check(B, H, T, columns)
+        Scoring.of(D, bias=chosen.bias).check(B, H, T, columns)
     k, v, kept = cache.extend(k, v, counts, module)
     if kept is not None:
-        mask = kept if mask is None else mask & kept
-    causal, window = module.causal, module.window
+        chosen = chosen._replace(mask=kept if mask is None else mask & kept)
     if T == 1:  # the last query: nothing comes after it, and a window may reach as far as there is anything
-        causal = False
-        if isinstance(window, int) and window >= k.shape[2]:
-            window = None
-    heads, weights = attention(
-        q, k, v, mask, causal, window, module.scale, module.softcap, added, module.sinks,
-        module.dropout if module.training else 0.0,
-    )  # fmt: skip
+        window = chosen.window
+        reaches_all = isinstance(window, int) and window >= k.shape[2]
+        chosen = chosen._replace(causal=False, window=None if reaches_all else window)
+    heads, weights = attention(q, k, v, *chosen, module.dropout if module.training else 0.0)
     return heads, weights, v
 
 
@@ -234,18 +222,9 @@ def plain_step(
     return out, make(scores, lse) if need_weights else None
 
 
-def _look_back(
-    module: MultiHeadAttention,
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    positions: Positions | None,
-    memory: Memory,
-    lengths: Tensor | Sequence[int] | None,
-) -> Attended:
+def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> Attended:
     """Cross-attention with keys and values that were made before."""
+    query, key, value, mask, bias, positions, _, lengths, _ = inputs
     for given, name in ((key, "key"), (value, "value")):
         if given is not None:
             raise ArgumentError(
@@ -278,10 +257,8 @@ def _look_back(
         mask = counted if mask is None else mask & counted
     if hidden is not None:
         mask = hidden if mask is None else mask & hidden
-    heads, weights = attention(
-        q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
-        options.added(module, q.device, bias), module.sinks, module.dropout if module.training else 0.0,
-    )  # fmt: skip
+    chosen = options.attention_options(module, mask, bias, q.device)
+    heads, weights = attention(q, k, v, *chosen, module.dropout if module.training else 0.0)
     return heads, weights, v
 
 

@@ -42,7 +42,7 @@ from ..indexing import fits
 from ..map import AttentionMap, later
 from ..mask_rules import is_traced, kind
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
-from ..scoring import Bias, Scoring
+from ..scoring import Scoring
 from ..sequence_rules import as_integers
 from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
 from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 __all__ = [
     "OF_THE_CONSTRUCTOR",
     "ONE_LETTER",
-    "Given",
     "as_lengths",
     "bare_layers",
     "check",
@@ -72,9 +71,6 @@ __all__ = [
     "plain_self_attention",
     "rules_of",
 ]
-
-# What a call is given: query, key, value, mask, bias.
-Given = tuple[Tensor, Tensor | None, Tensor | None, Mask | Tensor | None, Bias | None]
 
 SERVES = ("cuda",)  # devices that wait for Python, so that `serving` is worth it
 TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"

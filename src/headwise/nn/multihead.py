@@ -20,8 +20,8 @@ from . import cached_call, dimensions, module_call, options, presets, ragged, to
 from .cache import KVCache
 from .dimensions import Sizes
 from .memory import Memory, remember
-from .module_call import Given, plain_self_attention
-from .options import Buckets, HeadsOfRank, Positions, QKNorm, RelativeBias, Sharding, Slopes
+from .module_call import plain_self_attention
+from .options import Buckets, HeadsOfRank, Inputs, Positions, QKNorm, RelativeBias, Sharding, Slopes
 from .packed_weights import PLAIN, Packed, pack
 from .rotary import Rope
 
@@ -265,24 +265,19 @@ class MultiHeadAttention(nn.Module):
             ArgumentError: another dtype than the weights'; a key without a value; arguments of torch's class.
             MaskError: a mask of the wrong shape or meaning.
         """
+        inputs = Inputs(query, key, value, mask, bias, positions, cache, lengths, documents)
         if type(query) not in PLAIN:
-            node: tuple[Tensor, AttentionMap | None] | None = module_call.fx_node(
-                self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
-            )
+            node: tuple[Tensor, AttentionMap | None] | None = module_call.fx_node(self, *inputs, need_weights)
             if node is not None:
                 return node
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.forward)
         if self._sharding is not None:
-            done = self._sharding.attend(
-                self, query, key, value, mask, bias, positions, cache, lengths, documents
-            )
+            done = self._sharding.attend(self, inputs)
             output = ragged.without_padding(self._finish(done.heads, done.query), done.real)
             return output, done.weights if need_weights else None
         if documents is not None or (lengths is not None and cache is None):
-            return ragged.forward(
-                self, query, key, value, mask, bias, positions, cache, lengths, documents, need_weights
-            )
+            return ragged.forward(self, inputs, need_weights)
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
         plain = None
@@ -297,7 +292,7 @@ class MultiHeadAttention(nn.Module):
                 and (at := cached_call.plain_column(self, query, cache)) is not None
             ):
                 plain = cached_call.plain_step(self, query, cache, at, need_weights)
-        heads, weights = plain or self._attend(query, key, value, mask, bias, positions, cache, lengths)[:2]
+        heads, weights = plain or self._attend(inputs)[:2]
         return self._finish(heads, query, lengths), weights if need_weights else None
 
     def head_outputs(
@@ -326,17 +321,14 @@ class MultiHeadAttention(nn.Module):
         """
         if wrong:
             module_call.check_call(wrong, MultiHeadAttention.head_outputs)
+        inputs = Inputs(query, key, value, mask, bias, positions, cache, lengths, documents)
         if self._sharding is not None:
-            done = self._sharding.attend(
-                self, query, key, value, mask, bias, positions, cache, lengths, documents
-            )
+            done = self._sharding.attend(self, inputs)
             heads = options.gated(self, done.heads, done.query)
             return ragged.without_padding(heads, None if done.real is None else done.real[:, None])
         if documents is not None or (lengths is not None and cache is None):
-            return ragged.head_outputs(
-                self, query, key, value, mask, bias, positions, cache, lengths, documents
-            )
-        heads = self._attend(query, key, value, mask, bias, positions, cache, lengths)[0]
+            return ragged.head_outputs(self, inputs)
+        heads = self._attend(inputs)[0]
         heads = options.gated(self, heads, query)
         return heads if lengths is None else cached_call.without_padding(heads, lengths)
 
@@ -373,20 +365,11 @@ class MultiHeadAttention(nn.Module):
         """
         return remember(self, key, value, mask)
 
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: Mask | Tensor | None,
-        bias: Bias | None,
-        positions: Positions | None = None,
-        cache: KVCache | Memory | None = None,
-        lengths: Tensor | Sequence[int] | None = None,
-    ) -> tuple[Tensor, AttentionMap, Tensor]:
+    def _attend(self, inputs: Inputs) -> tuple[Tensor, AttentionMap, Tensor]:
         """(heads [B, H, T, Dv] before their gates, their map, values [B, Hk, S, Dv])"""
-        if cache is not None:
-            return cached_call.attend(self, query, key, value, mask, bias, positions, cache, lengths)
+        if inputs.cache is not None:
+            return cached_call.attend(self, inputs)
+        query, key, value, mask, bias, positions, *_ = inputs
         if key is None and value is None:
             key = value = query
         elif key is None or value is None:
@@ -400,22 +383,13 @@ class MultiHeadAttention(nn.Module):
         if mask is not None:
             B, T, _ = query.shape
             mask = module_call.rules_of(mask, B, T, key.shape[1], itself=key is query)
-        heads, weights = attention(
-            q, k, v, mask, self.causal, self.window, self.scale, self.softcap,
-            options.added(self, q.device, bias), self.sinks, self.dropout if self.training else 0.0,
-        )  # fmt: skip
+        chosen = options.attention_options(self, mask, bias, q.device)
+        heads, weights = attention(q, k, v, *chosen, self.dropout if self.training else 0.0)
         return heads, weights, v
 
-    def _received(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: Mask | Tensor | None,
-        bias: Bias | None,
-    ) -> Given:
-        """What a call is given, as the heads that are here take it: where all are, as it is."""
-        return query, key, value, mask, bias
+    def _received(self, inputs: Inputs) -> Inputs:
+        """The inputs for the heads of this rank; without sharded heads they are unchanged."""
+        return inputs
 
     def _handed_on(self, output: Tensor) -> Tensor:
         """The output as those around the module take it."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..arguments import told
+from ..arguments import AttentionOptions, told
 from ..errors import ArgumentError, ShapeError, nearest
 from ..map import AttentionMap
 from ..mask_rules import can_read, is_traced
@@ -42,6 +42,7 @@ __all__ = [
     "Attended",
     "Buckets",
     "HeadsOfRank",
+    "Inputs",
     "Positions",
     "QKNorm",
     "RelativeBias",
@@ -49,6 +50,7 @@ __all__ = [
     "Slopes",
     "add",
     "added",
+    "attention_options",
     "check_positions",
     "gated",
     "normalised",
@@ -62,6 +64,20 @@ GATES = ("head", "channel")
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
 
 Positions = Tensor | tuple[Tensor, Tensor]
+
+
+class Inputs(NamedTuple):
+    """The arguments of a call of `MultiHeadAttention`; documented at its `forward`."""
+
+    query: Tensor
+    key: Tensor | None = None
+    value: Tensor | None = None
+    mask: Mask | Tensor | None = None
+    bias: Bias | None = None
+    positions: Positions | None = None
+    cache: KVCache | Memory | None = None
+    lengths: Tensor | Sequence[int] | None = None
+    documents: Tensor | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -386,6 +402,16 @@ def added(module: MultiHeadAttention, device: torch.device, bias: Bias | None) -
     return bias
 
 
+def attention_options(
+    module: MultiHeadAttention, mask: Mask | Tensor | None, bias: Bias | None, device: torch.device
+) -> AttentionOptions:
+    """Return the options of `attention` in a call of the module: its own, and the call's mask and bias."""
+    return AttentionOptions(
+        mask, module.causal, module.window, module.scale, module.softcap, added(module, device, bias),
+        module.sinks,
+    )  # fmt: skip
+
+
 def gated(module: MultiHeadAttention, heads: Tensor, query: Tensor) -> Tensor:
     """Multiply the outputs of heads [B, H, T, Dv] by their gates."""
     if module.gate_proj is None:
@@ -418,19 +444,7 @@ class Attended(NamedTuple):
 class Sharding(Protocol):
     """How a sequence lies over ranks."""
 
-    def attend(
-        self,
-        module: MultiHeadAttention,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: Mask | Tensor | None,
-        bias: Bias | None,
-        positions: Positions | None,
-        cache: KVCache | Memory | None,
-        lengths: Tensor | Sequence[int] | None,
-        documents: Tensor | None,
-    ) -> Attended:
+    def attend(self, module: MultiHeadAttention, inputs: Inputs) -> Attended:
         """Compute a call of a module for this rank's tokens."""
         ...
 

@@ -37,10 +37,8 @@ from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import Alibi, Bias, Relative, Scoring
 from ..sequence_rules import as_ids
 from . import module_call, options
-from .cache import KVCache
-from .memory import Memory
 from .one_step import Runner, chosen
-from .options import Positions
+from .options import Inputs
 from .packed_weights import unseen
 
 if TYPE_CHECKING:
@@ -84,25 +82,12 @@ class PackedCall(NamedTuple):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> tuple[Tensor, AttentionMap]:
         """An ordinary call with the module's options."""
-        module = self.module
-        return attention(
-            q, k, v, mask, module.causal, module.window, module.scale, module.softcap,
-            options.added(module, q.device, self.bias), module.sinks, self.dropout,
-        )  # fmt: skip
+        chosen = options.attention_options(self.module, mask, self.bias, q.device)
+        return attention(q, k, v, *chosen, self.dropout)
 
 
 def forward(
-    module: MultiHeadAttention,
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    positions: Positions | None,
-    cache: KVCache | Memory | None,
-    lengths: Tensor | Sequence[int] | None,
-    documents: Tensor | Sequence[int] | None,
-    need_weights: bool,
+    module: MultiHeadAttention, inputs: Inputs, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None]:
     """A call of the module with lengths or documents: (output [B, T, E], map or None).
 
@@ -110,63 +95,49 @@ def forward(
         ArgumentError: lengths and documents at once; with a key, a value or a cache.
         ShapeError, MaskError: sizes or numbers that do not fit the batch.
     """
-    check_alone(key, value, cache, lengths, documents)
+    check_alone(inputs)
+    query, _, _, mask, bias, positions, _, lengths, documents = inputs
     if mask is bias is positions is documents is None:
         alone = _one_sequence(module, query, lengths, need_weights)
         if alone is not None:
             return alone
     batch = _batch(module, query, lengths, documents)
     if batch is None:
-        query, mask, real = as_mask(module, query, mask, lengths, documents)
-        heads, weights, _ = module._attend(query, None, None, mask, bias, positions)
-        return without_padding(module._finish(heads, query), real), weights if need_weights else None
+        padded, real = as_mask(module, inputs)
+        heads, weights, _ = module._attend(padded)
+        output = without_padding(module._finish(heads, padded.query), real)
+        return output, weights if need_weights else None
     if mask is bias is positions is None:
         plain = _plainest(module, query, batch, need_weights)
         if plain is not None:
             return plain
-    packed, shown = _attend(module, query, mask, bias, positions, batch, need_weights)
-    output: Tensor = module.out_proj(packed.transpose(1, 2).flatten(2))  # [1, N, E]
+    packed, shown = _attend(module, inputs, batch, need_weights)
+    output = module.out_proj(packed.transpose(1, 2).flatten(2))  # [1, N, E]
     return batch.runs.unpack(output, batch.places), shown
 
 
-def head_outputs(
-    module: MultiHeadAttention,
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    positions: Positions | None,
-    cache: KVCache | Memory | None,
-    lengths: Tensor | Sequence[int] | None,
-    documents: Tensor | Sequence[int] | None,
-) -> Tensor:
+def head_outputs(module: MultiHeadAttention, inputs: Inputs) -> Tensor:
     """The output of each head, [B, H, T, Dv], 0 at padding; raises as `forward`."""
-    check_alone(key, value, cache, lengths, documents)
-    batch = _batch(module, query, lengths, documents)
+    check_alone(inputs)
+    batch = _batch(module, inputs.query, inputs.lengths, inputs.documents)
     if batch is None:
-        query, mask, real = as_mask(module, query, mask, lengths, documents)
-        heads = options.gated(module, module._attend(query, None, None, mask, bias, positions)[0], query)
+        padded, real = as_mask(module, inputs)
+        heads = options.gated(module, module._attend(padded)[0], padded.query)
         return without_padding(heads, None if real is None else real[:, None])
-    packed, _ = _attend(module, query, mask, bias, positions, batch, False)
+    packed, _ = _attend(module, inputs, batch, False)
     return batch.runs.unpack_heads(packed, batch.places)
 
 
 # As a padded batch with a mask
 
 
-def as_mask(
-    module: MultiHeadAttention,
-    query: Tensor,
-    mask: Mask | Tensor | None,
-    lengths: Tensor | Sequence[int] | None,
-    documents: Tensor | Sequence[int] | None,
-) -> tuple[Tensor, Mask, Tensor | None]:
-    """Replace lengths or documents by a mask: (query, mask, which tokens are real; None: all).
+def as_mask(module: MultiHeadAttention, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+    """Replace lengths or documents by a mask: (inputs, which tokens are real; None: all).
 
     For compilers and listeners, which need all of [B, T]. The query has 0 at padding; set the output there to
     0 with `without_padding`.
     """
+    query, mask, lengths, documents = inputs.query, inputs.mask, inputs.lengths, inputs.documents
     module_call.check(module, query, query, query)
     (B, T, _), real = query.shape, None
     if documents is not None:
@@ -180,7 +151,7 @@ def as_mask(
         query = without_padding(query, real)
     if mask is not None:
         rules = module_call.rules_of(mask, B, T, T, itself=True) & rules
-    return query, rules, real
+    return inputs._replace(query=query, mask=rules, lengths=None, documents=None), real
 
 
 def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
@@ -191,14 +162,9 @@ def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
 # Checks
 
 
-def check_alone(
-    key: Tensor | None,
-    value: Tensor | None,
-    cache: KVCache | Memory | None,
-    lengths: object,
-    documents: object,
-) -> None:
+def check_alone(inputs: Inputs) -> None:
     """Raise for arguments that cannot stand beside lengths or documents."""
+    _, key, value, _, _, _, cache, lengths, documents = inputs
     name = "lengths" if documents is None else "documents"
     if lengths is not None and documents is not None:
         raise ArgumentError(
@@ -255,15 +221,10 @@ def _batch(
 
 
 def _attend(
-    module: MultiHeadAttention,
-    query: Tensor,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    positions: Positions | None,
-    batch: Batch,
-    need_weights: bool,
+    module: MultiHeadAttention, inputs: Inputs, batch: Batch, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None]:
     """Return (the output of each head for packed tokens, [1, H, N, Dv]; the map of the padded batch)."""
+    query, _, _, mask, bias, positions, *_ = inputs
     runs, places = batch.runs, batch.places
     x = runs.pack(query, places)  # [1, N, E]
     q, k, v = module._project(x, x, x)
@@ -494,12 +455,9 @@ def _map(
 ) -> AttentionMap:
     """The map of the padded batch, [B, H, T, T], made when it is used; queries at padding are zeros."""
     runs, places = batch.runs, batch.places
-    scored = None
-    if bias is not None or module.alibi or module.relative_bias is not None:
-        scored = options.added(module, q.device, bias)
+    chosen = options.attention_options(module, mask, bias, q.device)
     kept = [q, k, *([] if module.sinks is None else [module.sinks])]
     versions = [None if x.is_inference() else x._version for x in kept]
-    settings = (module.causal, module.window, module.scale, module.softcap, scored, module.sinks)
     grad = torch.is_grad_enabled()
 
     def build() -> tuple[Scores, Tensor | None]:
@@ -511,7 +469,7 @@ def _map(
         with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
             whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
             rules = batch.rules() if mask is None else batch.rules() & mask
-            scores = scores_from(whole_q, whole_k, whole_k, rules, *settings)
+            scores = scores_from(whole_q, whole_k, whole_k, chosen._replace(mask=rules))
             return scores, runs.unpack_lse(lse, places, scores)
 
     return later(build)

@@ -37,8 +37,7 @@ from ..masks import Mask
 from ..models.layers import FeedForward
 from ..nn import Memory, MultiHeadAttention, MultiheadAttention
 from ..nn.as_torch.torch_masks import content_of
-from ..nn.module_call import Given
-from ..nn.options import Slopes
+from ..nn.options import Inputs, Slopes
 from ..nn.packed_weights import OUT_PROJ
 from ..scoring import Bias
 from .local_heads import Group, LocalHeads, copy_to_ranks, gather_from_ranks, reduce_from_ranks
@@ -430,7 +429,7 @@ class ShardedAttention(MultiHeadAttention):
         **more: Any,
     ) -> tuple[Tensor, AttentionMap | None]:
         """As `MultiHeadAttention.forward`: (the output of all heads, the map of this rank's)."""
-        query, key, value, mask, bias = self._received(query, key, value, mask, bias)
+        query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
         with self._own_numbers(query):
             output, weights = super().forward(query, key, value, mask, bias=bias, **more)
         return self._handed_on(output), weights
@@ -446,7 +445,7 @@ class ShardedAttention(MultiHeadAttention):
         **more: Any,
     ) -> Tensor:
         """The outputs of this rank's heads, [B, heads here, T, Dv]."""
-        query, key, value, mask, bias = self._received(query, key, value, mask, bias)
+        query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
         with self._own_numbers(query):
             return super().head_outputs(query, key, value, mask, bias=bias, **more)
 
@@ -471,22 +470,17 @@ class ShardedAttention(MultiHeadAttention):
         """This rank's heads, then the shapes."""
         return f"{self.local_heads}; {super().extra_repr()}"
 
-    def _received(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: Mask | Tensor | None,
-        bias: Bias | None,
-    ) -> Given:
+    def _received(self, inputs: Inputs) -> Inputs:
         given: dict[int, Any] = {}  # a tensor given twice stays one: self-attention is recognised by that
-        for x in (query, key, value):
+        for x in inputs[:3]:
             if isinstance(x, Tensor) and id(x) not in given:
                 given[id(x)] = self._enter(x)
-        query, key, value = given.get(id(query), query), given.get(id(key), key), given.get(id(value), value)
+        query, key, value = (given.get(id(x), x) for x in inputs[:3])
+        mask = inputs.mask
         if isinstance(query, Tensor) and query.ndim == 3:
             mask = self.local_heads.mask(mask, query.shape[0], query.shape[1])
-        return query, key, value, mask, self.local_heads.bias(bias)
+        bias = self.local_heads.bias(inputs.bias)
+        return inputs._replace(query=query, key=key, value=value, mask=mask, bias=bias)
 
     def _enter(self, x: Tensor) -> Tensor:
         return copy_to_ranks(full_tensor(x), self.local_heads.group)
@@ -494,9 +488,9 @@ class ShardedAttention(MultiHeadAttention):
     def _handed_on(self, output: Tensor) -> Tensor:
         return as_dtensor(output, self.mesh, self.layout)
 
-    def _attend(self, *args: Any, **kwargs: Any) -> tuple[Tensor, AttentionMap, Tensor]:
-        with self._own_numbers(args[0] if args else kwargs["query"]):
-            return super()._attend(*args, **kwargs)
+    def _attend(self, inputs: Inputs) -> tuple[Tensor, AttentionMap, Tensor]:
+        with self._own_numbers(inputs.query):
+            return super()._attend(inputs)
 
     @contextmanager
     def _own_numbers(self, x: object) -> Iterator[None]:

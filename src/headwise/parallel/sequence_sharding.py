@@ -21,12 +21,11 @@ from ..arguments import rules_and_scoring, told, under_autocast
 from ..errors import ArgumentError, HeadwiseError
 from ..masks import Mask
 from ..models.transformer import Transformer
-from ..nn import KVCache, Memory, MultiHeadAttention
+from ..nn import MultiHeadAttention
 from ..nn import options as module_options
 from ..nn.module_call import as_lengths, check, check_lengths, lone, no_use, rules_of
-from ..nn.options import Attended, Positions
+from ..nn.options import Attended, Inputs
 from ..nn.ragged import check_alone, without_padding
-from ..scoring import Bias
 from .ring_attention import Shard
 from .sequence import Mesh, Ring, check_order, fingerprint, not_split, split_error
 from .sharded_map import agree_on_layouts, attend_shard
@@ -209,30 +208,19 @@ class SequenceSharding:
         return layout.positions(self.ring.rank).to(ids.device), layout.length
 
     @torch.compiler.disable(reason=WHY)
-    def attend(
-        self,
-        module: MultiHeadAttention,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: Mask | Tensor | None,
-        bias: Bias | None,
-        positions: Positions | None,
-        cache: KVCache | Memory | None,
-        lengths: Tensor | Sequence[int] | None,
-        documents: Tensor | None,
-    ) -> Attended:
+    def attend(self, module: MultiHeadAttention, inputs: Inputs) -> Attended:
         """Compute a call of a module for this rank's tokens.
 
         Raises:
             ArgumentError: dropout, a cache; what `MultiHeadAttention` refuses.
             HeadwiseError: another rank raised.
         """
+        query, key, value, mask, bias, positions, _, lengths, documents = inputs
         error: HeadwiseError | TypeError | None = None
         itself = key is None or key is query
         shapes = (query, query, query)
         try:
-            _check_call(module, cache, key, value, lengths, documents)
+            _check_call(module, inputs)
             if key is None and value is None:
                 key = value = query
             elif key is None or value is None:
@@ -270,23 +258,15 @@ class SequenceSharding:
             q, k = module_options.rotated(module.rope, q, k, positions, 0, itself=itself)
         q, k, v = under_autocast(q, k, v)
         shape = (B, q.shape[1], queries.length, keys.length)
-        added = module_options.added(module, q.device, bias)
-        checked = rules_and_scoring(
-            q, shape, rules, module.causal, module.window, module.scale, module.softcap, added, module.sinks
-        )
+        chosen = module_options.attention_options(module, rules, bias, q.device)
+        checked = rules_and_scoring(q, shape, chosen)
         heads, weights = attend_shard(Shard(self.ring, q, k, *checked, queries, keys), v)
         return Attended(heads, weights, v, query, real)
 
 
-def _check_call(
-    module: MultiHeadAttention,
-    cache: object,
-    key: Tensor | None,
-    value: Tensor | None,
-    lengths: object,
-    documents: object,
-) -> None:
+def _check_call(module: MultiHeadAttention, inputs: Inputs) -> None:
     """Raise for arguments that do not work with a sequence over ranks."""
+    cache, lengths, documents = inputs.cache, inputs.lengths, inputs.documents
     if cache is not None:
         raise ArgumentError(
             f"cache must be left out where a sequence lies over ranks: got {type(cache).__name__}; generate "
@@ -298,6 +278,6 @@ def _check_call(
             "rank has whole; set it to 0, or call eval()"
         )
     if lengths is not None or documents is not None:
-        check_alone(key, value, None, lengths, documents)
+        check_alone(inputs)
     if documents is not None and not isinstance(documents, Tensor):
         raise ArgumentError(f"documents must be a tensor: got {told(documents)}; use torch.as_tensor")

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from .. import budget
-from ..arguments import OF_ATTENTION, check_tensors, refuse, rules_and_scoring, under_autocast
+from ..arguments import (
+    OF_ATTENTION,
+    AttentionOptions,
+    check_tensors,
+    refuse,
+    rules_and_scoring,
+    under_autocast,
+)
 from ..engines.first_pass import call_of
 from ..engines.mass import bound_to
 from ..engines.scores import Scores
@@ -367,7 +374,8 @@ def attention(
         error = refused
     queries, keys = agree_on_layouts(ring, order, length, q, k, v, error, given)
     shape = (q.shape[0], q.shape[1], queries.length, keys.length)
-    rules = rules_and_scoring(q, shape, mask, causal, window, scale, softcap, bias, sinks)
+    options = AttentionOptions(mask, causal, window, scale, softcap, bias, sinks)
+    rules = rules_and_scoring(q, shape, options)
     return attend_shard(Shard(ring, q, k, *rules, queries, keys), v)
 
 

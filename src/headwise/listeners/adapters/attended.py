@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
-from ...arguments import scores_from, under_autocast
+from ...arguments import AttentionOptions, scores_from, under_autocast
 from ...engines.kernels import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ...engines.scores import Scores
@@ -118,7 +118,7 @@ def _attention(
     # torch drops weights without keeping them; ours would keep the matrix for its gradient
     output = _dropped(q, k, v, rules["mask"], rules["bias"], rules["scale"], dropout)
     cast_q, cast_k = under_autocast(q, k)
-    return output, make(scores_from(cast_q, cast_k, cast_k, **rules), None)
+    return output, make(scores_from(cast_q, cast_k, cast_k, AttentionOptions(**rules)), None)
 
 
 def _dropped(

@@ -31,7 +31,7 @@ from ...nn.as_torch.encoder import TransformerEncoder
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
-from ...nn.options import Positions
+from ...nn.options import Inputs, Positions
 from ...scoring import Bias
 from ..active import announce, asked_of_all, beside, nothing_to_hear
 from ..attachment import Attachment
@@ -71,18 +71,16 @@ def headwise_forward(
             module, query, key, value, mask, bias=bias, positions=positions, cache=cache, lengths=lengths,
             documents=documents, need_weights=need_weights, **wrong,
         )  # fmt: skip
+    inputs = Inputs(query, key, value, mask, bias, positions, cache, lengths, documents)
     if module._sharding is not None:
-        return _sharded(
-            module, need_weights, query, key, value, mask, bias, positions, cache, lengths, documents
-        )
-    real = None
-    query, key, value, mask, bias = module._received(query, key, value, mask, bias)
+        return _sharded(module, need_weights, inputs)
+    real, inputs = None, module._received(inputs)
     if documents is not None or (lengths is not None and cache is None):
-        ragged.check_alone(key, value, cache, lengths, documents)
-        query, mask, real = ragged.as_mask(module, query, mask, lengths, documents)
-        lengths = None
+        ragged.check_alone(inputs)
+        inputs, real = ragged.as_mask(module, inputs)
+    query, key, lengths = inputs.query, inputs.key, inputs.lengths
     with wanted(_asked_of(module, query, key)):
-        heads, weights, v = module._attend(query, key, value, mask, bias, positions, cache, lengths)
+        heads, weights, v = module._attend(inputs)
     if not heads.shape[0]:
         nothing_to_hear()
         return module._handed_on(module._finish(heads, query, lengths)), weights if need_weights else None
@@ -93,13 +91,11 @@ def headwise_forward(
     return module._handed_on(output), weights if need_weights else None
 
 
-def _sharded(
-    module: MultiHeadAttention, need_weights: bool, query: Tensor, key: Tensor | None, *call: Any
-) -> Any:
-    """The same of a module whose sequence lies over ranks; `call`: further arguments of its `attend`."""
+def _sharded(module: MultiHeadAttention, need_weights: bool, inputs: Inputs) -> Any:
+    """The same of a module whose sequence lies over ranks."""
     assert module._sharding is not None
-    done = module._sharding.attend(module, query, key, *call)
-    itself = key is None or key is query
+    done = module._sharding.attend(module, inputs)
+    itself = inputs.key is None or inputs.key is inputs.query
     heads = announce(module, "self" if itself else "cross", done.weights, done.values, done.heads)
     assert heads is not None
     output = ragged.without_padding(module._finish(heads, done.query), done.real)
