@@ -18,7 +18,7 @@ from headwise.engines import one_query, planned
 from headwise.engines.gpu.launches import PLANS
 from headwise.listeners.adapters import attended, huggingface_functions
 from headwise.models import layers
-from headwise.nn import cached_call, module_call, multihead, ragged
+from headwise.nn import cached_call, multihead, ragged, self_attention
 from headwise.nn.as_torch import answers, torch_projections
 from headwise.nn.as_torch import module as torchs_class
 
@@ -69,7 +69,7 @@ ROW = [GENERAL, Route("the general way", ((one_query, "row", nothing),))]
 MODULE = [
     GENERAL, BY_PLAN, COMPILED,
     Route("step by step", ((multihead, "plain_self_attention", nothing),)),
-    Route("as on a GPU", ((module_call, "SERVES", ("cpu",)),)),
+    Route("as on a GPU", ((self_attention, "SERVES", ("cpu",)),)),
 ]  # fmt: skip
 
 LENGTHS = [GENERAL, Route("without its short way", ((ragged, "_plainest", nothing),))]

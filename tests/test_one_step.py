@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import headwise as hw
 from as_torch_cases import as_if_large
 from headwise import Mask
-from headwise.nn import MultiheadAttention, module_call, one_step, ragged
+from headwise.nn import MultiheadAttention, one_step, ragged, self_attention
 from headwise.nn.as_torch import torch_projections
 from judge import error, largest
 
@@ -61,7 +61,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         seen.append(1)
         return one_step.run(*args)
 
-    monkeypatch.setattr(module_call, "run", run)
+    monkeypatch.setattr(self_attention, "run", run)
     yield seen
     monkeypatch.undo()
 
@@ -331,7 +331,7 @@ def test_lengths_in_one_step_are_the_ordinary_way(
         wanted = found()
     seen: list[int] = []
     run = one_step.run
-    monkeypatch.setattr(module_call, "run", lambda *args: seen.append(1) or run(*args))
+    monkeypatch.setattr(self_attention, "run", lambda *args: seen.append(1) or run(*args))
     for here, there in zip(found(), wanted, strict=True):
         assert torch.equal(here.isneginf(), there.isneginf())
         assert error(here.nan_to_num(neginf=0), there.nan_to_num(neginf=0)) < 1e-11

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.listeners.adapters import attended
-from headwise.nn import module_call, serving
+from headwise.nn import self_attention
 from headwise.nn.as_torch import module as as_torch_module
 from headwise.nn.as_torch import torch_projections
 from judge import error
@@ -35,14 +35,15 @@ SEVERAL: dict[str, dict[str, Any]] = {
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether calls were answered by `served`, with the CPU among the devices that are."""
     seen: list[bool] = []
+    ours = self_attention.served
 
     def served(*args: Any) -> Any:
-        made = serving.served(*args)
+        made = ours(*args)
         seen.append(made is not None)
         return made
 
-    monkeypatch.setattr(module_call, "SERVES", ("cpu", "cuda"))
-    monkeypatch.setattr(module_call, "served", served)
+    monkeypatch.setattr(self_attention, "SERVES", ("cpu", "cuda"))
+    monkeypatch.setattr(self_attention, "served", served)
     return seen
 
 
@@ -93,7 +94,7 @@ def test_what_is_learned_or_large_is_not_served(
     mha, x = module(torch.float32), normal(1, B, T, E, dtype=torch.float32)
     mha(x)
     assert answered == []
-    monkeypatch.setattr(serving, "MOST_WITHOUT_LSE", B * H * T * T - 1)
+    monkeypatch.setattr(self_attention, "MOST_WITHOUT_LSE", B * H * T * T - 1)
     with torch.no_grad():
         mha(x)
         mha(x, need_weights=False)

@@ -19,7 +19,7 @@ from torch.nn.functional import layer_norm, linear, rms_norm
 from ..masks import Mask
 from ..nn import KVCache, MultiHeadAttention, RelativeBias
 from ..nn.cached_call import plain_column, plain_step
-from ..nn.packed_weights import Packed, is_untouched, pack, parameters_of, unseen
+from ..nn.packed_weights import Packed, is_unobserved, is_untouched, pack, parameters_of
 from .transformer_config import TransformerConfig
 
 __all__ = ["ACTIVATE", "DecoderLayer", "Embedding", "EncoderLayer", "FeedForward", "Stack", "norm_of"]
@@ -331,7 +331,7 @@ def plain_layers(layers: nn.ModuleList, x: Tensor, caches: Sequence[KVCache]) ->
     All are looked at before the first product, while this code is warm. Nothing but torch's own operations
     runs until the last, so that what was found stays true.
     """
-    if x.shape[1] != 1 or torch.is_grad_enabled() or not unseen(x):
+    if x.shape[1] != 1 or torch.is_grad_enabled() or not is_unobserved(x):
         return None
     found = []
     for layer, cache in zip(layers, caches, strict=True):

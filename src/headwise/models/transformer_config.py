@@ -11,8 +11,8 @@ from typing import Any
 
 from ..arguments import check_dropout, window_rule
 from ..errors import ArgumentError, ShapeError, nearest
-from ..nn.dimensions import Sizes
 from ..nn.options import GATES, Buckets, QKNorm
+from ..nn.presets import Sizes
 from ..nn.rotary import Rope
 from ..scoring import Scoring
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -31,12 +31,20 @@ from . import module_call, options
 from .cache import KVCache, attend_in_graph, check_in_graph
 from .memory import Memory
 from .options import Inputs
-from .packed_weights import ordinary
+from .packed_weights import is_plain_call
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["attend", "check_weights", "make_cache", "plain_column", "plain_step", "without_padding"]
+__all__ = [
+    "attend",
+    "check_weights",
+    "make_cache",
+    "one_token",
+    "plain_column",
+    "plain_step",
+    "without_padding",
+]
 
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
@@ -153,6 +161,14 @@ def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
     return heads, weights, v
 
 
+def one_token(
+    module: MultiHeadAttention, x: Tensor, cache: KVCache | Memory, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(heads [B, H, 1, D], their map) of a plain step of one token each; None: it is not plain."""
+    at = plain_column(module, x, cache)
+    return None if at is None else plain_step(module, x, cast("KVCache", cache), at, need_weights)
+
+
 def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | None:
     """Where in the cache a plain step of one token each, x [B, 1, E], would go; None: it is not plain."""
     if (
@@ -183,7 +199,7 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
         return None
     if x.dtype is not weight.dtype:
         return None
-    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not ordinary(x):
+    if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not is_plain_call(x):
         return None
     at = cache.next_column(shape[0], held["num_kv_heads"], D, D, x)
     if at is None or (window is not None and not (isinstance(window, int) and window > at)):

@@ -1,11 +1,7 @@
-"""One call of a `MultiHeadAttention`: its inputs checked, its mask as rules, the short way of plain calls.
+"""The arguments of a `MultiHeadAttention` and of its calls: checked, and its mask as rules.
 
 One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and their masks mean the opposite:
-arguments that belong to another class are caught at the door and answered with what to write.
-
-Plain self-attention has a short way (`plain_self_attention`), since between two matrix products every line
-of Python starts in a cold cache: projections, attention and out_proj are one step (`one_step.py`), with
-gradients and without. Every other call, right or wrong, is answered by `MultiHeadAttention._attend`.
+arguments that belong to another class are refused with what to write instead.
 
 Letters: B batch, T query_len, S key_len, E d_model.
 """
@@ -27,7 +23,6 @@ from ..arguments import (
     autocasting,
     check_causal,
     check_dropout,
-    device_type,
     nested,
     not_a_tensor,
     our_words,
@@ -35,18 +30,13 @@ from ..arguments import (
     told,
     window_rule,
 )
-from ..engines.kernels import Kernel
-from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..indexing import fits
-from ..map import AttentionMap, later
 from ..mask_rules import is_traced, kind
-from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask, mask_of_call
+from ..masks import Mask, mask_of_call
 from ..scoring import Scoring
 from ..sequence_rules import as_integers
-from .one_step import SEES_NOTHING, Parameters, Runner, Step, chosen, run
-from .packed_weights import PLAIN, is_untouched, ordinary, parameters_of
-from .serving import goes_with, padding_of, served
+from .packed_weights import PLAIN_TYPES, is_untouched
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -55,7 +45,6 @@ __all__ = [
     "OF_THE_CONSTRUCTOR",
     "ONE_LETTER",
     "as_lengths",
-    "bare_layers",
     "check",
     "check_call",
     "check_lengths",
@@ -64,15 +53,11 @@ __all__ = [
     "check_projected",
     "check_query",
     "fx_node",
-    "in_one_step",
-    "is_bare",
     "lone",
     "no_use",
-    "plain_self_attention",
     "rules_of",
 ]
 
-SERVES = ("cuda",)  # devices that wait for Python, so that `serving` is worth it
 TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"
 ONE_LETTER = (
     "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "
@@ -238,7 +223,7 @@ def _check_one(
 ) -> None:
     if not isinstance(x, Tensor):
         raise not_a_tensor(name, x)
-    if type(x) not in PLAIN and x.is_nested:
+    if type(x) not in PLAIN_TYPES and x.is_nested:
         raise nested(name, x, shape, name)
     sizes = x.shape  # once: while a model is watched each look at a tensor is a call
     if len(sizes) != 3:
@@ -379,116 +364,3 @@ def fx_node(module: nn.Module, *given: object) -> Any | None:
         else:
             args.append(value)
     return tracer.create_proxy("call_module", tracer.path_of_module(module), tuple(args), kwargs)
-
-
-def is_bare(held: Mapping[str, Any]) -> bool:
-    """Whether a module of this __dict__ attends with no more than its projections, causal or not."""
-    return (
-        held["window"] is None
-        and held["softcap"] is None
-        and held.get("sinks", held) is None  # learned, they are in no module's own __dict__
-        and held["rope"] is None
-        and not held["alibi"]
-        and held.get("relative_bias", held) is None
-        and held["qk_norm"] is None
-        and held["gate"] is None
-        and held["head_dim"] == held["value_dim"]
-        and not (held["training"] and held["dropout"])
-    )
-
-
-def bare_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...] | None:
-    """q_proj, k_proj and v_proj of a module that attends to x in one step; None: not as plain as that."""
-    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    packed = held["_packed"]
-    if packed is None or type(x) is not Tensor or not is_bare(held):
-        return None
-    shape = x.shape
-    if len(shape) != 3 or 0 in shape or (shape[2], x.dtype, x.device) != packed.takes:
-        return None
-    modules = held["_modules"]
-    layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
-    return layers if ordinary(x) and packed.holds(layers) else None
-
-
-def in_one_step(
-    module: MultiHeadAttention,
-    layers: tuple[nn.Module, ...],
-    x: Tensor,
-    padding: Tensor | None,
-    causal: bool,
-    kernel: Kernel | Runner,
-) -> tuple[Tensor, Tensor, Tensor, Step] | None:
-    """(output [B, T, E], projected, lse, step) of a module with such layers; None: out_proj does not fit."""
-    held: dict[str, Any] = module.__dict__
-    H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
-    packed, out_proj = held["_packed"], held["_modules"]["out_proj"]
-    scale = D**-0.5 if scale is None else scale
-    if type(scale) is not float or not scale > 0:
-        return None
-    last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
-    out_weight, out_bias = last or (None, None)  # else it is called
-    if out_weight is not None and not goes_with(out_weight, out_bias, x, H * D):
-        return None
-    parts = packed.parts(layers) if torch.is_grad_enabled() else ()
-    step = Step(H, Hk, D, 0, causal, 0.0, kernel, scale)
-    parameters = Parameters(packed.weight, packed.bias, out_weight, out_bias, parts)
-    output, projected, lse, _ = run(x, None, parameters, padding, step)
-    return output if out_weight is not None else out_proj(output), projected[0], lse, step
-
-
-def plain_self_attention(
-    module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
-) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [B, T, E], the map) of a module attending to x; None: not as plain as that.
-
-    Gradients or none, causal or not, padding or none: `one_step`.
-    """
-    layers = bare_layers(module, x)
-    if layers is None:
-        return None
-    if device_type(x) in SERVES and not torch.is_grad_enabled():
-        answered = served(module, x, mask, need_weights)
-        if answered is not None:
-            return answered
-    held: dict[str, Any] = module.__dict__
-    T = x.shape[1]
-    padding, keys, causal = None, None, held["causal"]
-    if mask is not None:
-        read = padding_of(mask, x)
-        if read is None:
-            return None
-        keys, further = read
-        causal = causal or further
-        if keys is not None and keys.ndim == 2:
-            padding, keys = ~keys, None
-        elif keys is not None:
-            keys = keys.clone()  # the call's own, whatever is written to the mask later
-            padding = torch.arange(T, device=x.device) >= keys[:, None]
-    kernel = chosen(x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"])
-    made = None if kernel is None else in_one_step(module, layers, x, padding, causal, kernel)
-    if made is None:
-        return None
-    output, projected, lse, step = made
-    return output, _map(projected, lse, padding, keys, step) if need_weights else None
-
-
-def _map(
-    projected: Tensor, lse: Tensor, padding: Tensor | None, keys: Tensor | None, step: Step
-) -> AttentionMap:
-    """The map of a step, made when it is looked at; nobody else holds what it is made of."""
-    grad = torch.is_grad_enabled()
-
-    def build() -> tuple[Scores, Tensor]:
-        with torch.inference_mode(projected.is_inference()), torch.set_grad_enabled(grad):
-            q, k, _ = step.heads((projected,))
-            scoring = Scoring(step.scale)
-            if padding is None:
-                return Scores(q, k, CAUSAL if step.causal else NOTHING_HIDDEN, scoring), lse
-            real = ~padding
-            right = 0 if step.causal else None
-            rules = BoundMask(right=right, keys=real if keys is None else keys, queries=real)
-            seen = lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
-            return Scores(q, k, rules, scoring), seen
-
-    return later(build)

@@ -16,14 +16,14 @@ from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
 from ..scoring import Bias
-from . import cached_call, dimensions, module_call, options, presets, ragged, torch_conversion
+from . import cached_call, module_call, options, presets, ragged, torch_conversion
 from .cache import KVCache
-from .dimensions import Sizes
 from .memory import Memory, remember
-from .module_call import plain_self_attention
 from .options import Buckets, HeadsOfRank, Inputs, Positions, QKNorm, RelativeBias, Sharding, Slopes
-from .packed_weights import PLAIN, Packed, pack
+from .packed_weights import PLAIN_TYPES, Packed, pack
+from .presets import Sizes
 from .rotary import Rope
+from .self_attention import plain_self_attention
 
 __all__ = ["MultiHeadAttention"]
 
@@ -138,11 +138,11 @@ class MultiHeadAttention(nn.Module):
         self.dropout, self.causal, self.window = dropout, causal, window
         self.scale, self.softcap = scale, softcap
 
-        self.q_proj = dimensions.undrawn(sizes.d_model, sizes.query_width, bias, device, dtype)
-        self.k_proj = dimensions.undrawn(sizes.kdim, sizes.key_width, bias, device, dtype)
-        self.v_proj = dimensions.undrawn(sizes.vdim, sizes.value_width, bias, device, dtype)
+        self.q_proj = options.undrawn(sizes.d_model, sizes.query_width, bias, device, dtype)
+        self.k_proj = options.undrawn(sizes.kdim, sizes.key_width, bias, device, dtype)
+        self.v_proj = options.undrawn(sizes.vdim, sizes.value_width, bias, device, dtype)
         out_bias = bias if out_bias is None else out_bias
-        self.out_proj = dimensions.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, device, dtype)
+        self.out_proj = options.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, device, dtype)
         made = torch.empty(sizes.num_heads, device=device, dtype=dtype) if sinks else None
         self.sinks = None if made is None else nn.Parameter(made)
         own = None if isinstance(relative_bias, RelativeBias) else relative_bias
@@ -266,7 +266,7 @@ class MultiHeadAttention(nn.Module):
             MaskError: a mask of the wrong shape or meaning.
         """
         inputs = Inputs(query, key, value, mask, bias, positions, cache, lengths, documents)
-        if type(query) not in PLAIN:
+        if type(query) not in PLAIN_TYPES:
             node: tuple[Tensor, AttentionMap | None] | None = module_call.fx_node(self, *inputs, need_weights)
             if node is not None:
                 return node
@@ -280,19 +280,15 @@ class MultiHeadAttention(nn.Module):
             return ragged.forward(self, inputs, need_weights)
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
-        plain = None
+        step = None
         if key is value is bias is positions is lengths is None:
             if cache is None:
                 answered = plain_self_attention(self, query, mask, need_weights)
                 if answered is not None:
                     return answered
-            elif (
-                mask is None
-                and isinstance(cache, KVCache)
-                and (at := cached_call.plain_column(self, query, cache)) is not None
-            ):
-                plain = cached_call.plain_step(self, query, cache, at, need_weights)
-        heads, weights = plain or self._attend(inputs)[:2]
+            elif mask is None:
+                step = cached_call.one_token(self, query, cache, need_weights)
+        heads, weights = step or self._attend(inputs)[:2]
         return self._finish(heads, query, lengths), weights if need_weights else None
 
     def head_outputs(
@@ -406,7 +402,8 @@ class MultiHeadAttention(nn.Module):
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
         q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
-        if q.shape[-1] != H * D or type(q) not in PLAIN or k.shape[-1] != Hk * D or type(k) not in PLAIN:
+        fit = q.shape[-1] == H * D and k.shape[-1] == Hk * D
+        if not fit or type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
             module_call.check_projected(q_proj=(q, H, D), k_proj=(k, Hk, D))
         (B, T, _), S = q.shape, k.shape[1]
         if self.qk_norm is not None:
@@ -419,11 +416,13 @@ class MultiHeadAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new weights as torch's class draws its own; norms, biases and sinks as they begin."""
-        dimensions.reset(self)
+        options.draw_weights(self)
 
     def extra_repr(self) -> str:
         """The shapes on the way, and what is not as usual."""
-        return dimensions.of(self)
+        given = {name: getattr(self, name) for name in ("window", "scale", "softcap")}
+        others = options.in_use(self).values()
+        return presets.line(self.sizes, self.causal, given, self.sinks is not None, others, self.dropout)
 
     def _pack(self) -> None:
         """Projections that may share an input share a block of memory."""

@@ -44,12 +44,12 @@ __all__ = [
     "Parameters",
     "Runner",
     "Step",
-    "chosen",
     "joined",
+    "kernel_for",
     "linear",
-    "looked_at",
     "run",
     "step_of",
+    "weights_of_step",
 ]
 
 Projected = tuple[Tensor, ...]
@@ -60,9 +60,9 @@ MOST_ADDED = 2**22  # numbers that hide padding, on a CPU; more are handed on
 SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
 
 
-def joined(heads: Tensor, first: int) -> Tensor:
-    """[N, L, E] or [L, N, E] from [N, H, L, D]; `first`: which dimension is the batch."""
-    return (heads.transpose(1, 2) if first == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
+def joined(heads: Tensor, batch_dim: int) -> Tensor:
+    """[N, L, E] or [L, N, E] from [N, H, L, D]"""
+    return (heads.transpose(1, 2) if batch_dim == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
 
 
 def _bias_added(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,12 +124,12 @@ class Step(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    first: int  # which dimension of x is the batch, 0 or 1
+    batch_dim: int  # which dimension of x is the batch, 0 or 1
     causal: bool
-    nothing: float  # what a query that sees nothing gets: 0 or NaN
+    empty_row_value: float  # the output of a query that sees nothing: 0 or NaN
     kernel: Kernel | Runner | None  # None: by the matrix of weights
     scale: float
-    wanted: bool = True  # by the matrix: the caller gets the weights, not the output alone
+    returns_weights: bool = True  # by the matrix: the caller gets the weights, not the output alone
 
     def heads(self, projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
         """q [N, H, L, D], k and v [N, Hk, S, D]."""
@@ -144,11 +144,11 @@ class Step(NamedTuple):
         """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
         a, b, width = x.shape
         x = x.view(a, b, width // self.head_dim, self.head_dim)
-        return x.transpose(1, 2) if self.first == 0 else x.permute(1, 2, 0, 3)
+        return x.transpose(1, 2) if self.batch_dim == 0 else x.permute(1, 2, 0, 3)
 
     def side_by_side(self, q: Tensor, k: Tensor, v: Tensor, count: int) -> Projected:
         """Heads as they were projected, in one tensor or in two."""
-        if self.first == 0:
+        if self.batch_dim == 0:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [N, L, H, D]
         else:
             q, k, v = q.permute(2, 0, 1, 3), k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)  # [L, N, H, D]
@@ -171,14 +171,17 @@ class Step(NamedTuple):
 def step_of(
     num_heads: int,
     head_dim: int,
-    first: int,
+    batch_dim: int,
     causal: bool,
-    nothing: float,
+    empty_row_value: float,
     kernel: Kernel | None,
-    wanted: bool = True,
+    returns_weights: bool = True,
 ) -> Step:
     """Of heads that each have keys of their own, with the usual scale."""
-    return Step(num_heads, num_heads, head_dim, first, causal, nothing, kernel, head_dim**-0.5, wanted)
+    scale = head_dim**-0.5
+    return Step(
+        num_heads, num_heads, head_dim, batch_dim, causal, empty_row_value, kernel, scale, returns_weights
+    )
 
 
 def _mask(causal: bool, keys: Tensor | None) -> Mask:
@@ -187,11 +190,11 @@ def _mask(causal: bool, keys: Tensor | None) -> Mask:
     return Mask(right=0 if causal else None, keys=keys)
 
 
-def chosen(
+def kernel_for(
     x: Tensor,
     memory: Tensor | None,
     num_heads: int,
-    first: int,
+    batch_dim: int,
     causal: bool,
     padding: Tensor | None,
     num_kv_heads: int | None = None,
@@ -208,7 +211,10 @@ def chosen(
     keys = x if memory is None else memory
     Hk, D = num_kv_heads or num_heads, head_dim or x.shape[2] // num_heads
     padded, table = padding is not None, backends.BACKENDS
-    key = ("one step", x.shape, keys.shape, x.dtype, x.device, num_heads, Hk, D, first, causal, padded, table)
+    key = (
+        "one step", x.shape, keys.shape, x.dtype, x.device, num_heads, Hk, D, batch_dim, causal, padded,
+        table,
+    )  # fmt: skip
     plan: tuple[Kernel, Hashable] | None = PLANS.get(key)
     if plan is not None and plan[0].is_welcome():
         kernel, shape_key = plan
@@ -217,7 +223,7 @@ def chosen(
         return kernel
     if causal and x.shape != keys.shape:
         return None
-    q, k = _looks(x, num_heads, D, first), _looks(keys, Hk, D, first)
+    q, k = _empty_heads(x, num_heads, D, batch_dim), _empty_heads(keys, Hk, D, batch_dim)
     call = Call(Scores(q, k, _mask(causal, None if padding is None else ~padding), Scoring(1.0)), k)
     bare = backends.bare_kernel(call, q, k)
     if bare is None:
@@ -238,9 +244,9 @@ def _undisputed() -> Kernel | None:
     return None
 
 
-def _looks(x: Tensor, num_heads: int, head_dim: int, first: int) -> Tensor:
-    """Something of the shape that heads of x have: the table asks for no more."""
-    return x.new_empty(head_dim).expand(x.shape[first], num_heads, x.shape[1 - first], head_dim)
+def _empty_heads(x: Tensor, num_heads: int, head_dim: int, batch_dim: int) -> Tensor:
+    """A tensor of the shape that heads of x have: the table asks for no more."""
+    return x.new_empty(head_dim).expand(x.shape[batch_dim], num_heads, x.shape[1 - batch_dim], head_dim)
 
 
 def run(
@@ -292,21 +298,21 @@ def _attended(
     q, k, v = step.heads(projected)
     if step.kernel is None:
         out, p = _by_matrix(q, k, v, added, step)
-        return projected, joined(out, step.first), p
+        return projected, joined(out, step.batch_dim), p
     out, lse = step.kernel.forward(step.call(q, k, v, added))
     # where the first key of all is real every query sees one: nothing is looked for
     if added is not None and not (added.is_cpu and bool((added[:, :, :, 0] == 0).all())):
         empty = lse < _hiding(added.dtype) / 2  # [N, H, L]
-        out = out.masked_fill_(empty[..., None], step.nothing)
+        out = out.masked_fill_(empty[..., None], step.empty_row_value)
         lse = lse.masked_fill_(empty, SEES_NOTHING)
-    return projected, joined(out, step.first), lse
+    return projected, joined(out, step.batch_dim), lse
 
 
 def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tuple[Tensor, Tensor]:
     """(heads [N, H, L, D], weights [N * H, L, S])."""
     N, H, L, D = q.shape
     S, dtype = k.shape[2], q.dtype
-    if not step.wanted and dtype in HALF:  # as a fused kernel has it inside
+    if not step.returns_weights and dtype in HALF:  # as a fused kernel has it inside
         q, k, v = q.float(), k.float(), v.float()
     # on a GPU numbers to add go into the product: a launch less; on a CPU that would be the slower product
     adds = len(masks) > 0 and q.is_cuda and masks[0].dtype is q.dtype and masks[0].ndim == 2
@@ -320,7 +326,7 @@ def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tup
         else:
             whole.add_(mask)
     p = torch.softmax(s, -1)
-    if masks and step.nothing == 0:
+    if masks and step.empty_row_value == 0:
         p = p.masked_fill_(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
     return torch.bmm(p, v.reshape(N * H, S, D)).view(N, H, L, D).to(dtype), p
 
@@ -359,7 +365,7 @@ class _OneStep(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if not needs.heads:
             ctx.mark_non_differentiable(state, *projected)
-        elif step.kernel is not None or not step.wanted:
+        elif step.kernel is not None or not step.returns_weights:
             ctx.mark_non_differentiable(state)
         y = parameters.finish(heads)
         if y is not heads:
@@ -522,14 +528,14 @@ def _plainly(
         scores = (near_q @ near_k.transpose(-2, -1)) * step.scale
         before = state.detach().view(scores.shape)  # with every mask, which need not be kept so
         # made finite where nothing is seen, so that no gradient is NaN
-        empty = (before == 0).all(-1, keepdim=True) & (step.nothing == 0)
+        empty = (before == 0).all(-1, keepdim=True) & (step.empty_row_value == 0)
         before = before.masked_fill(empty, 1.0).log()
         p = torch.softmax(before + (scores - scores.detach()), -1).masked_fill(empty, 0.0)
-        return joined((p @ near_v).to(v.dtype), step.first), p.flatten(0, 1)
+        return joined((p @ near_v).to(v.dtype), step.batch_dim), p.flatten(0, 1)
     out, lse = plain.forward(step.scores(q, k, added), v)
-    if step.nothing != 0:
-        out = out.masked_fill(torch.isneginf(lse)[..., None], step.nothing)
-    return joined(out, step.first), None
+    if step.empty_row_value != 0:
+        out = out.masked_fill(torch.isneginf(lse)[..., None], step.empty_row_value)
+    return joined(out, step.batch_dim), None
 
 
 def _plain_way_back(
@@ -551,7 +557,9 @@ def _plain_way_back(
     return plain.gradients(forward, projected, (True,) * len(projected), given)
 
 
-def looked_at(projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:
+def weights_of_step(
+    projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool
+) -> Tensor:
     """The weights of a step, [N, H, L, S] or [N, L, S]."""
     q, k, _ = step.heads(tuple(x.detach() for x in projected))
     if q.dtype not in HALF or cannot(step.scores(q, k, added)) is not None:
@@ -562,10 +570,10 @@ def looked_at(projected: Projected, lse: Tensor, added: Tensor | None, step: Ste
         shown = _Weights.apply(lse, added, step, average, *projected)
     else:
         shown = _in_kernels(projected, lse, added, step, average)
-    if added is None or step.nothing == 0:
+    if added is None or step.empty_row_value == 0:
         return shown
     empty = lse > SEES_NOTHING / 2  # [N, H, L]
-    return shown.masked_fill((empty[:, 0] if average else empty)[..., None], step.nothing)
+    return shown.masked_fill((empty[:, 0] if average else empty)[..., None], step.empty_row_value)
 
 
 def _in_kernels(projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:

@@ -52,7 +52,9 @@ __all__ = [
     "added",
     "attention_options",
     "check_positions",
+    "draw_weights",
     "gated",
+    "in_use",
     "normalised",
     "normalised_by",
     "rotated",
@@ -418,6 +420,60 @@ def gated(module: MultiHeadAttention, heads: Tensor, query: Tensor) -> Tensor:
         return heads
     share = module.gate_proj(query).sigmoid().unflatten(-1, (module.num_heads, -1))  # [B, T, H, 1 or Dv]
     return heads * share.transpose(1, 2)
+
+
+# The first weights
+
+
+@torch.no_grad()
+def draw_weights(module: MultiHeadAttention) -> None:
+    """Draw new weights: those that `torch.nn.MultiheadAttention` of the same sizes draws from the same seed.
+
+    The order is torch's: out_proj as every `nn.Linear`, then q, k and v uniformly in the bounds of Glorot
+    2010, taken as one matrix where they have the same input and sizes and one by one where not; biases are 0.
+    Sinks start at 0: one more key with an average score. A gate is drawn as every `nn.Linear`; norms start at
+    1, a bias by distance at 0.
+    """
+    sizes, out = module.sizes, module.out_proj
+    out.reset_parameters()
+    three = (module.q_proj, module.k_proj, module.v_proj)
+    packed = module._packed
+    if sizes.are_torchs and sizes.kdim == sizes.vdim == sizes.d_model:
+        drawn: list[Tensor] = [layer.weight for layer in three]
+        if packed is not None and packed.holds(three):
+            drawn = [packed.weight]  # in one go: on a GPU three draws would be other numbers
+        for weight in drawn:
+            _glorot(weight, sizes.d_model, 3 * sizes.d_model)
+    else:
+        for layer in three:
+            _glorot(layer.weight, layer.in_features, layer.out_features)
+    for layer in (*three, out):
+        if layer.bias is not None:
+            layer.bias.zero_()
+    if module.sinks is not None:
+        module.sinks.zero_()
+    for more in (module.gate_proj, module.q_norm, module.k_norm, module.relative_bias):
+        draw = getattr(more, "reset_parameters", None)
+        if callable(draw):  # of whatever may have been put in their place
+            draw()
+
+
+def _glorot(weight: Tensor, fan_in: int, fan_out: int) -> None:
+    bound = math.sqrt(3.0) * math.sqrt(2.0 / (fan_in + fan_out))  # sqrt(6 / ..) rounds otherwise than torch
+    nn.init.uniform_(weight, -bound, bound)
+
+
+def in_use(module: MultiHeadAttention) -> dict[str, str]:
+    """Return the options that a module has and torch's class has not, by name, each as the repr shows it."""
+    shown = {
+        name: f"{name}={getattr(module, name)!r}" for name in ("rope", "qk_norm", "gate")
+        if getattr(module, name) is not None
+    }  # fmt: skip
+    if module.alibi:
+        shown["alibi"] = "alibi"
+    if module.relative_bias is not None:
+        shown["relative_bias"] = "relative_bias"
+    return shown
 
 
 # What a module asks of whoever lays it over several ranks; `headwise.parallel` answers

@@ -12,9 +12,9 @@ copy that could go stale: whoever writes to a weight in place has written to the
 Whether the weights still lie like that is asked in every call (a weight may have been moved, replaced, hooked
 or wrapped); where they do not, each layer is called for itself.
 
-Every other shortcut past a module asks the same questions: is the module as it was made and heard by nobody
-(`is_untouched`), are its parameters plain (`parameters_of`), is nothing at work around the call (`ordinary`,
-`unseen`).
+Every other shortcut past a module asks the same questions: is the module as it was made, without hooks
+(`is_untouched`); are its parameters plain (`parameters_of`); is no compiler, transform or mode at work around
+the call (`is_plain_call`, `is_unobserved`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from ..engines.plain import transforms_are_active
 
 __all__ = [
     "OUT_PROJ",
-    "PLAIN",
+    "PLAIN_TYPES",
     "Packed",
+    "is_plain_call",
+    "is_unobserved",
     "is_untouched",
-    "ordinary",
     "pack",
     "parameters_of",
-    "unseen",
 ]
 
 Place = tuple[int, torch.Size, torch.dtype]  # where a parameter is, and what
 
-PLAIN = (Tensor, Parameter)
+PLAIN_TYPES = (Tensor, Parameter)
 LINEAR_FORWARD = Linear.forward
 MISSING: Any = object()
 OUT_PROJ = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class has one
@@ -70,7 +70,7 @@ def parameters_of(layer: nn.Module, *names: str) -> list[Tensor | None] | None:
     parameters: list[Tensor | None] = []
     for name in names:
         parameter = held.get(name, MISSING)
-        if parameter is not None and type(parameter) not in PLAIN:
+        if parameter is not None and type(parameter) not in PLAIN_TYPES:
             return None
         parameters.append(parameter)
     return parameters
@@ -221,16 +221,18 @@ def _lay_out(parameters: Sequence[Parameter]) -> Tensor:
     return block
 
 
-def ordinary(x: Tensor) -> bool:
+def is_plain_call(x: Tensor) -> bool:
     """Whether torch's plain operations are all that is at work: no compiler, tracer, transform, autocast."""
     return (
-        type(x) in PLAIN
+        type(x) in PLAIN_TYPES
         and not torch.compiler.is_compiling()
         and not autocasting(x)
         and not transforms_are_active()
     )
 
 
-def unseen(x: Tensor) -> bool:
-    """Whether it is `ordinary` and nobody listens to torch's operations: no function or dispatch mode."""
-    return ordinary(x) and not (torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+def is_unobserved(x: Tensor) -> bool:
+    """Whether it is a plain call and no function or dispatch mode sees torch's operations."""
+    return is_plain_call(x) and not (
+        torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    )

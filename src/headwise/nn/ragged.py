@@ -36,10 +36,10 @@ from ..mask_rules import is_traced
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import Alibi, Bias, Relative, Scoring
 from ..sequence_rules import as_ids
-from . import module_call, options
-from .one_step import Runner, chosen
+from . import module_call, options, self_attention
+from .one_step import Runner, kernel_for
 from .options import Inputs
-from .packed_weights import unseen
+from .packed_weights import is_unobserved
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -214,7 +214,7 @@ def _batch(
         if len(runs.counts) == B:
             return None
         ids = ids.to(query.device) if ids.device != query.device else ids.clone()
-    return Batch(runs, runs.places(query, keep=unseen(query)), ids)
+    return Batch(runs, runs.places(query, keep=is_unobserved(query)), ids)
 
 
 # As packed tokens
@@ -312,14 +312,14 @@ def _one_sequence(
     """Return (output [1, T, E], map) of a batch of one sequence, cut and padded again; None: it cannot."""
     if type(lengths) is not list or len(lengths) != 1 or type(lengths[0]) is not int:
         return None
-    layers = module_call.bare_layers(module, query)
+    layers = self_attention.packed_layers(module, query)
     (count,) = lengths
     if layers is None or query.shape[0] != 1 or not 0 < count < query.shape[1]:
         return None
     held, x = module.__dict__, query[:, :count]
     causal, sizes = held["causal"], (held["num_kv_heads"], held["head_dim"])
-    kernel = chosen(x, None, held["num_heads"], 0, causal, None, *sizes)
-    made = None if kernel is None else module_call.in_one_step(module, layers, x, None, causal, kernel)
+    kernel = kernel_for(x, None, held["num_heads"], 0, causal, None, *sizes)
+    made = None if kernel is None else self_attention.in_one_step(module, layers, x, None, causal, kernel)
     if made is None:
         return None
     output, projected, lse, step = made
@@ -350,11 +350,11 @@ def _plainest(
     if not in_rows and query.is_cpu and not packed_sequences.has_kernel(query):
         one_by_one = is_alone or _way(query, runs, held["num_heads"] * D) is _one_by_one
         takes = one_by_one and query.dtype in CPU_FLASH.dtypes
-    layers = module_call.bare_layers(module, query) if takes else None
+    layers = self_attention.packed_layers(module, query) if takes else None
     if layers is None:
         return None
     runner, x = _OverRuns(runs, places.offsets, in_rows, is_alone), runs.pack(query, places)
-    made = module_call.in_one_step(module, layers, x, None, held["causal"], runner)
+    made = self_attention.in_one_step(module, layers, x, None, held["causal"], runner)
     if made is None:
         return None
     output, projected, lse, step = made
@@ -421,7 +421,7 @@ def _side_by_side(call: PackedCall, mask: Mask | None) -> Answer:
     """A batch of all sequences, padded to the longest."""
     counts = call.batch.runs.counts
     runs = Runs.of_lengths(counts, max(counts))
-    places = runs.places(call.q, keep=unseen(call.q))
+    places = runs.places(call.q, keep=is_unobserved(call.q))
     if not runs.everything:
         rules = Mask.padding(places.counts)
         mask = rules if mask is None else rules & mask

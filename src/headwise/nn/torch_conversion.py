@@ -30,7 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
-from .dimensions import Sizes, in_use
+from .options import in_use
+from .presets import Sizes
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention

@@ -475,11 +475,11 @@ class ShardedAttention(MultiHeadAttention):
         for x in inputs[:3]:
             if isinstance(x, Tensor) and id(x) not in given:
                 given[id(x)] = self._enter(x)
-        query, key, value = (given.get(id(x), x) for x in inputs[:3])
-        mask = inputs.mask
+        query, key, value, mask, bias, *_ = inputs
+        query, key, value = given.get(id(query), query), given.get(id(key), key), given.get(id(value), value)
         if isinstance(query, Tensor) and query.ndim == 3:
             mask = self.local_heads.mask(mask, query.shape[0], query.shape[1])
-        bias = self.local_heads.bias(inputs.bias)
+        bias = self.local_heads.bias(bias)
         return inputs._replace(query=query, key=key, value=value, mask=mask, bias=bias)
 
     def _enter(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import ArgumentError, ShapeError
 from ...nn import MultiHeadAttention
-from ...nn.dimensions import in_use
+from ...nn.options import in_use
 from ..recipe import Given, Step, Weights
 
 __all__ = ["is_known", "own_numbers", "own_steps", "weights_of"]

@@ -37,7 +37,7 @@ from ...engines.weights import softmax
 from ...functional import attention
 from ...indexing import take
 from ...mask_rules import can_read
-from ..packed_weights import OUT_PROJ, is_untouched, parameters_of, unseen
+from ..packed_weights import OUT_PROJ, is_unobserved, is_untouched, parameters_of
 from .torch_masks import Rules, as_hidden
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _is_plain(held: dict[str, Any], x: Tensor) -> bool:
         return False
     if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
         return False
-    if x.shape[2] != held["embed_dim"] or not x.numel() or not unseen(x):
+    if x.shape[2] != held["embed_dim"] or not x.numel() or not is_unobserved(x):
         return False
     return bool(torch.backends.mha.get_fastpath_enabled())
 

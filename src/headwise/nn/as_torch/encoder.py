@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.nn.modules import transformer as torchs
 
 from ..module_call import fx_node
-from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, parameters_of, unseen
+from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_unobserved, is_untouched, parameters_of
 from .answers import FEW, leaves_some
 from .contract import check_kinds, scriptable
 from .module import MultiheadAttention
@@ -53,7 +53,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         is_causal: bool = False,
     ) -> Tensor:
         """As in torch."""
-        if type(src) not in PLAIN or src.is_nested:
+        if type(src) not in PLAIN_TYPES or src.is_nested:
             node: Tensor | None = fx_node(self, src, src_mask, src_key_padding_mask, is_causal)
             if node is not None:
                 return node
@@ -102,7 +102,7 @@ class TransformerEncoder(nn.TransformerEncoder):
     ) -> Tensor:
         """As in torch."""
         ours = [isinstance(layer, TransformerEncoderLayer) for layer in self.layers]
-        if type(src) not in PLAIN or src.is_nested or not any(ours):
+        if type(src) not in PLAIN_TYPES or src.is_nested or not any(ours):
             node: Tensor | None = fx_node(self, src, mask, src_key_padding_mask, is_causal)
             return super().forward(src, mask, src_key_padding_mask, is_causal) if node is None else node
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
@@ -147,7 +147,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         """Whether torch would go on with a nested tensor here, in evaluation, and nobody could notice."""
         if not getattr(self, "use_nested_tensor", False) or not torch.backends.mha.get_fastpath_enabled():
             return False
-        if not unseen(src) or src.dim() != 3 or not src.numel() or padding.dtype != torch.bool:
+        if not is_unobserved(src) or src.dim() != 3 or not src.numel() or padding.dtype != torch.bool:
             return False
         if not src.is_cpu:  # on an H200 the padding's own work takes less time than leaving it out: 0.6
             return False
@@ -225,7 +225,7 @@ def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | Non
 
     None where it is not, where it differs from torch's own steps, or where somebody could notice.
     """
-    if layer.training or not unseen(src) or src.dim() != 3 or not src.numel():
+    if layer.training or not is_unobserved(src) or src.dim() != 3 or not src.numel():
         return None
     N, L, E = src.shape
     if not torch.backends.mha.get_fastpath_enabled() or not _goes_without_padding(layer, E):

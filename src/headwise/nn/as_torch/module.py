@@ -16,7 +16,7 @@ from ...mask_rules import is_traced
 from ...masks import Mask
 from ..module_call import fx_node
 from ..one_step import joined
-from ..packed_weights import OUT_PROJ, PLAIN, is_untouched
+from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_untouched
 from .answers import answer, native
 from .contract import changing_nothing, scriptable
 from .torch_masks import Ragged
@@ -152,12 +152,12 @@ def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
     """Whether these are ordinary tensors; nested ones, subclasses and traced ones are torch's to answer."""
     seen: Tensor | None = None
     for x in given:  # before the parameters, which torch.fx would record
-        if x is not None and x is not seen and (type(x) not in PLAIN or x.is_nested):
+        if x is not None and x is not seen and (type(x) not in PLAIN_TYPES or x.is_nested):
             return False
         seen = x
     weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
     for x in (weight, module.in_proj_bias):
-        if x is not None and (type(x) not in PLAIN or x.is_nested):
+        if x is not None and (type(x) not in PLAIN_TYPES or x.is_nested):
             return False
     # a transform that is traced (torch.func.linearize) is ours: torch's kernels have no forward derivative
     return not is_traced() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()

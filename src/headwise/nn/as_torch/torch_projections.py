@@ -22,8 +22,8 @@ from ...arguments import autocasting, device_type
 from ...engines.kernels import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ...engines.scores import HAS_MKL
-from ..one_step import Parameters, chosen, joined, looked_at, run, step_of
-from ..packed_weights import OUT_PROJ, PLAIN, is_untouched, ordinary, parameters_of
+from ..one_step import Parameters, joined, kernel_for, run, step_of, weights_of_step
+from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_plain_call, is_untouched, parameters_of
 from .contract import check_inputs, check_masks, check_widths
 from .torch_masks import Rules, rules_of
 
@@ -226,7 +226,7 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     if not _is_worth_it(call, few):
         return None
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
-    if call.appended or not x.numel() or not memory.numel() or not ordinary(x) or _is_limited(wants):
+    if call.appended or not x.numel() or not memory.numel() or not is_plain_call(x) or _is_limited(wants):
         return None
     parameters = _parameters_of(call)
     if parameters is None:
@@ -258,7 +258,7 @@ def _parameters_of(call: TorchCall) -> Parameters | None:
     parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
     for held in parameters[:4]:
         if held is not None and (
-            type(held) not in PLAIN or held.dtype is not x.dtype or held.device != x.device
+            type(held) not in PLAIN_TYPES or held.dtype is not x.dtype or held.device != x.device
         ):
             return None
     return parameters
@@ -288,12 +288,12 @@ def _by_kernel(
     if _is_served(call) and rules.padding is None and square and not torch.is_grad_enabled():
         return _by_torchs_kernel(call, parameters, (), rules.causal), None
     H, D = call.module.num_heads, call.module.head_dim
-    kernel = chosen(call.query, memory, H, call.first, rules.causal, rules.padding)
+    kernel = kernel_for(call.query, memory, H, call.first, rules.causal, rules.padding)
     if kernel is None:
         return None
     step = step_of(H, D, call.first, rules.causal, nothing, kernel)
     y, projected, lse, added = run(call.query, memory, parameters, rules.padding, step)
-    weights = looked_at(projected, lse, added, step, call.average) if call.need_weights else None
+    weights = weights_of_step(projected, lse, added, step, call.average) if call.need_weights else None
     return _finished(call, parameters, y), weights
 
 

@@ -1,0 +1,247 @@
+"""Self-attention of a module without options: projections, attention and out_proj in one step.
+
+`mha(x)` and `mha(x, mask=padding)` come here first (`plain_self_attention`): between two matrix products
+every line of Python starts in a cold cache. With gradients, and on a CPU, the three are one node of autograd
+(`one_step.py`). Without gradients on a GPU they are a product, torch's own attention function and a product
+(`served`); torch's function gives no lse, so a map computes it when it is looked at, from what was projected.
+A call with more to it is answered by `MultiHeadAttention._attend`.
+
+Letters: B batch, T query_len, E d_model, H num_heads, Hk num_kv_heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from ..arguments import device_type
+from ..engines import planned
+from ..engines.kernels import HALF, MOST_CHANNELS, Kernel
+from ..engines.scores import Scores
+from ..map import AttentionMap, later
+from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask
+from ..scoring import Scoring
+from .one_step import SEES_NOTHING, Parameters, Runner, Step, kernel_for, run
+from .packed_weights import is_plain_call, is_untouched, parameters_of
+
+if TYPE_CHECKING:
+    from .multihead import MultiHeadAttention
+
+__all__ = ["in_one_step", "packed_layers", "plain_self_attention"]
+
+SERVES = ("cuda",)  # devices that wait for Python, so that `served` is worth it
+MOST_WITHOUT_LSE = 2**27  # weights of which lse may be left for later: making it takes some 30 microseconds
+
+
+def plain_self_attention(
+    module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(output [B, T, E], the map) of a module attending to x; None: not as plain as that.
+
+    Gradients or none, causal or not, padding or none: `one_step`.
+    """
+    layers = packed_layers(module, x)
+    if layers is None:
+        return None
+    if device_type(x) in SERVES and not torch.is_grad_enabled():
+        answered = served(module, x, mask, need_weights)
+        if answered is not None:
+            return answered
+    held: dict[str, Any] = module.__dict__
+    T = x.shape[1]
+    padding, keys, causal = None, None, held["causal"]
+    if mask is not None:
+        read = padding_of(mask, x)
+        if read is None:
+            return None
+        keys, further = read
+        causal = causal or further
+        if keys is not None and keys.ndim == 2:
+            padding, keys = ~keys, None
+        elif keys is not None:
+            keys = keys.clone()  # the call's own, whatever is written to the mask later
+            padding = torch.arange(T, device=x.device) >= keys[:, None]
+    kernel = kernel_for(
+        x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"]
+    )
+    made = None if kernel is None else in_one_step(module, layers, x, padding, causal, kernel)
+    if made is None:
+        return None
+    output, projected, lse, step = made
+    return output, _map(projected, lse, padding, keys, step) if need_weights else None
+
+
+def has_no_options(held: Mapping[str, Any]) -> bool:
+    """Whether a module of this __dict__ attends with no more than its projections, causal or not."""
+    return (
+        held["window"] is None
+        and held["softcap"] is None
+        and held.get("sinks", held) is None  # learned, they are in no module's own __dict__
+        and held["rope"] is None
+        and not held["alibi"]
+        and held.get("relative_bias", held) is None
+        and held["qk_norm"] is None
+        and held["gate"] is None
+        and held["head_dim"] == held["value_dim"]
+        and not (held["training"] and held["dropout"])
+    )
+
+
+def packed_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...] | None:
+    """q_proj, k_proj and v_proj of a module that attends to x in one step; None: not as plain as that."""
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    packed = held["_packed"]
+    if packed is None or type(x) is not Tensor or not has_no_options(held):
+        return None
+    shape = x.shape
+    if len(shape) != 3 or 0 in shape or (shape[2], x.dtype, x.device) != packed.takes:
+        return None
+    modules = held["_modules"]
+    layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
+    return layers if is_plain_call(x) and packed.holds(layers) else None
+
+
+def in_one_step(
+    module: MultiHeadAttention,
+    layers: tuple[nn.Module, ...],
+    x: Tensor,
+    padding: Tensor | None,
+    causal: bool,
+    kernel: Kernel | Runner,
+) -> tuple[Tensor, Tensor, Tensor, Step] | None:
+    """(output [B, T, E], projected, lse, step) of a module with such layers; None: out_proj does not fit."""
+    held: dict[str, Any] = module.__dict__
+    H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
+    packed, out_proj = held["_packed"], held["_modules"]["out_proj"]
+    scale = D**-0.5 if scale is None else scale
+    if type(scale) is not float or not scale > 0:
+        return None
+    last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
+    out_weight, out_bias = last or (None, None)  # else it is called
+    if out_weight is not None and not fits_out_proj(out_weight, out_bias, x, H * D):
+        return None
+    parts = packed.parts(layers) if torch.is_grad_enabled() else ()
+    step = Step(H, Hk, D, 0, causal, 0.0, kernel, scale)
+    parameters = Parameters(packed.weight, packed.bias, out_weight, out_bias, parts)
+    output, projected, lse, _ = run(x, None, parameters, padding, step)
+    return output if out_weight is not None else out_proj(output), projected[0], lse, step
+
+
+def _map(
+    projected: Tensor, lse: Tensor, padding: Tensor | None, keys: Tensor | None, step: Step
+) -> AttentionMap:
+    """The map of a step, made when it is looked at; nobody else holds what it is made of."""
+    grad = torch.is_grad_enabled()
+
+    def build() -> tuple[Scores, Tensor]:
+        with torch.inference_mode(projected.is_inference()), torch.set_grad_enabled(grad):
+            q, k, _ = step.heads((projected,))
+            scoring = Scoring(step.scale)
+            if padding is None:
+                return Scores(q, k, CAUSAL if step.causal else NOTHING_HIDDEN, scoring), lse
+            real = ~padding
+            right = 0 if step.causal else None
+            rules = BoundMask(right=right, keys=real if keys is None else keys, queries=real)
+            seen = lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+            return Scores(q, k, rules, scoring), seen
+
+    return later(build)
+
+
+def padding_of(mask: Mask | Tensor, x: Tensor) -> tuple[Tensor | None, bool] | None:
+    """(real keys, bool [B, T], or lengths [B], as they were given; causal); None: there is more to a mask."""
+    B, T, _ = x.shape
+    if type(mask) is Tensor:
+        if mask.dtype is not torch.bool or mask.shape != (B, 1, 1, T) or mask.device != x.device:
+            return None
+        return mask[:, 0, 0], False
+    if type(mask) is not Mask or not mask.is_padded_band or mask.queries is not None or mask.left is not None:
+        return None
+    if mask.right is not None and mask.right != 0:
+        return None
+    causal, keys = mask.right == 0, mask.keys
+    if keys is None:
+        return None, causal
+    if type(keys) is not Tensor or keys.device != x.device:
+        return None
+    fits = keys.shape == (B, T) or (keys.shape == (B,) and not (keys.is_cpu and int(keys.max()) > T))
+    return (keys, causal) if fits else None
+
+
+def fits_out_proj(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) -> bool:
+    """Whether the last projection takes what the heads say, and adds a bias in the same product."""
+    if weight.dtype is not x.dtype or weight.device != x.device or weight.shape[-1] != width:
+        return False
+    return bias is None or (bias.dtype is x.dtype and bias.device == weight.device)
+
+
+# Without gradients on a GPU
+
+
+def served(
+    module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
+) -> tuple[Tensor, AttentionMap | None] | None:
+    """(output [B, T, E], the map) of a module whose layers are bare and packed; None: not a call for this."""
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
+    dtype, (B, T, _) = x.dtype, x.shape
+    if D > MOST_CHANNELS or D % 8 or (dtype not in HALF and (H != Hk or dtype is not torch.float32)):
+        return None
+    if scale is not None and (type(scale) is not float or not scale > 0):
+        return None
+    causal, rules = held["causal"], None
+    if mask is not None:
+        rules = _rules_of(mask, causal, x) if dtype in HALF else None
+        if rules is None:
+            return None
+    elif need_weights and B * H * T * T > MOST_WITHOUT_LSE:
+        return None
+    out_proj, packed = held["_modules"]["out_proj"], held["_packed"]
+    last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
+    if last is None:
+        return None
+    weight, bias = last
+    if weight is None or not fits_out_proj(weight, bias, x, H * D):
+        return None
+    projected = linear(x, packed.weight, packed.bias)  # [B, T, (H + 2 Hk) D]
+    q, k, v = _heads(projected, H, Hk, D)
+    scoring, lse = Scoring(D**-0.5 if scale is None else scale), None
+    if rules is None:
+        heads = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=H != Hk)
+    else:
+        heads, lse, _ = planned.answer(Scores(q, k, rules, scoring), v)
+    output = linear(heads.transpose(1, 2).flatten(2), weight, bias)
+    if not need_weights:
+        return output, None
+
+    def build() -> tuple[Scores, Tensor | None]:
+        with torch.inference_mode(projected.is_inference()):
+            q, k, _ = _heads(projected, H, Hk, D)
+            seen = (CAUSAL if causal else NOTHING_HIDDEN) if rules is None else rules
+            return Scores(q, k, seen, scoring), lse
+
+    return output, later(build)
+
+
+def _heads(projected: Tensor, H: int, Hk: int, D: int) -> tuple[Tensor, ...]:
+    """q [B, H, T, D], k and v [B, Hk, T, D]"""
+    B, T, _ = projected.shape
+    return projected.view(B, T, H + 2 * Hk, D).transpose(1, 2).split_with_sizes((H, Hk, Hk), 1)
+
+
+def _rules_of(mask: Mask | Tensor, causal: bool, x: Tensor) -> Mask | None:
+    """Padding of keys, and of queries in the same places, as rules; None: there is more to it."""
+    read = padding_of(mask, x)
+    if read is None:
+        return None
+    keys, further = read
+    right = 0 if causal or further else None
+    if keys is None:
+        return CAUSAL if right == 0 else NOTHING_HIDDEN
+    keys = keys.clone()
+    queries = keys if keys.ndim == 2 else torch.arange(x.shape[1], device=x.device) < keys[:, None]
+    return BoundMask(right=right, keys=keys, queries=queries)
