@@ -32,6 +32,7 @@ from .cache import KVCache, attend_in_graph, check_in_graph
 from .memory import Memory
 from .options import Inputs
 from .packed_weights import is_plain_call
+from .self_attention import scores_are_plain
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
@@ -180,19 +181,9 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
         return None
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     packed, D, window = held["_packed"], held["head_dim"], held["window"]
-    if (
-        packed is None
-        or held.get("_sharding") is not None
-        or not held["causal"]
-        or held["softcap"] is not None
-        or held.get("sinks", held) is not None  # learned, they are in no module's own __dict__
-        or held["alibi"]
-        or held.get("relative_bias", held) is not None
-        or held["qk_norm"] is not None
-        or type(held["scale"]) not in (float, NoneType)
-        or D != held["value_dim"]
-        or (held["training"] and held["dropout"])
-    ):
+    if packed is None or held.get("_sharding") is not None or not held["causal"]:
+        return None
+    if not scores_are_plain(held) or type(held["scale"]) not in (float, NoneType):
         return None
     shape, weight = x.shape, packed.weight
     if len(shape) != 3 or shape[1] != 1 or not shape[0] or shape[2] != weight.shape[1]:

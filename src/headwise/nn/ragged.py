@@ -37,7 +37,7 @@ from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import Alibi, Bias, Relative, Scoring
 from ..sequence_rules import as_ids
 from . import module_call, options, self_attention
-from .one_step import Runner, kernel_for
+from .one_step import Runner
 from .options import Inputs
 from .packed_weights import is_unobserved
 
@@ -97,10 +97,6 @@ def forward(
     """
     check_alone(inputs)
     query, _, _, mask, bias, positions, _, lengths, documents = inputs
-    if mask is bias is positions is documents is None:
-        alone = _one_sequence(module, query, lengths, need_weights)
-        if alone is not None:
-            return alone
     batch = _batch(module, query, lengths, documents)
     if batch is None:
         padded, real = as_mask(module, inputs)
@@ -304,39 +300,6 @@ class _OverRuns(Runner):
         """The parts of tensors [1, .., N, ..] that belong to each sequence that has tokens."""
         apart = [x.split(self.runs.counts, dim=2) for x in packed]
         return (parts for parts in zip(*apart, strict=True) if parts[0].shape[2])
-
-
-def _one_sequence(
-    module: MultiHeadAttention, query: Tensor, lengths: object, need_weights: bool
-) -> tuple[Tensor, AttentionMap | None] | None:
-    """Return (output [1, T, E], map) of a batch of one sequence, cut and padded again; None: it cannot."""
-    if type(lengths) is not list or len(lengths) != 1 or type(lengths[0]) is not int:
-        return None
-    layers = self_attention.packed_layers(module, query)
-    (count,) = lengths
-    if layers is None or query.shape[0] != 1 or not 0 < count < query.shape[1]:
-        return None
-    held, x = module.__dict__, query[:, :count]
-    causal, sizes = held["causal"], (held["num_kv_heads"], held["head_dim"])
-    kernel = kernel_for(x, None, held["num_heads"], 0, causal, None, *sizes)
-    made = None if kernel is None else self_attention.in_one_step(module, layers, x, None, causal, kernel)
-    if made is None:
-        return None
-    output, projected, lse, step = made
-    length = query.shape[1]
-    output = torch.nn.functional.pad(output, (0, 0, 0, length - count))
-    if not need_weights:
-        return output, None
-    grad = torch.is_grad_enabled()
-
-    def build() -> tuple[Scores, Tensor | None]:
-        with torch.inference_mode(projected.is_inference()), torch.set_grad_enabled(grad):
-            runs = Runs.of_lengths((count,), length)
-            q, k, _ = step.heads((projected,))
-            whole = _map(module, q, k, lse, None, None, Batch(runs, runs.places(q, keep=False), None))
-            return whole._scores, whole._lse  # type: ignore[return-value]
-
-    return output, later(build)
 
 
 def _plainest(

@@ -31,7 +31,7 @@ from .packed_weights import is_plain_call, is_untouched, parameters_of
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["in_one_step", "packed_layers", "plain_self_attention"]
+__all__ = ["in_one_step", "packed_layers", "plain_self_attention", "scores_are_plain"]
 
 SERVES = ("cuda",)  # devices that wait for Python, so that `served` is worth it
 MOST_WITHOUT_LSE = 2**27  # weights of which lse may be left for later: making it takes some 30 microseconds
@@ -75,17 +75,14 @@ def plain_self_attention(
     return output, _map(projected, lse, padding, keys, step) if need_weights else None
 
 
-def has_no_options(held: Mapping[str, Any]) -> bool:
-    """Whether a module of this __dict__ attends with no more than its projections, causal or not."""
+def scores_are_plain(held: Mapping[str, Any]) -> bool:
+    """Whether a module of this __dict__ adds nothing to its scores and drops none of its weights."""
     return (
-        held["window"] is None
-        and held["softcap"] is None
+        held["softcap"] is None
         and held.get("sinks", held) is None  # learned, they are in no module's own __dict__
-        and held["rope"] is None
         and not held["alibi"]
         and held.get("relative_bias", held) is None
         and held["qk_norm"] is None
-        and held["gate"] is None
         and held["head_dim"] == held["value_dim"]
         and not (held["training"] and held["dropout"])
     )
@@ -95,7 +92,9 @@ def packed_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...
     """q_proj, k_proj and v_proj of a module that attends to x in one step; None: not as plain as that."""
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     packed = held["_packed"]
-    if packed is None or type(x) is not Tensor or not has_no_options(held):
+    if packed is None or type(x) is not Tensor or not scores_are_plain(held):
+        return None
+    if held["window"] is not None or held["rope"] is not None or held["gate"] is not None:
         return None
     shape = x.shape
     if len(shape) != 3 or 0 in shape or (shape[2], x.dtype, x.device) != packed.takes:
