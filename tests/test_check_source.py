@@ -492,6 +492,14 @@ BEST = {
     "        self.linears = clones(nn.Linear(d_model, d_model), 4)\n"
     "    def forward(self, query, key, value):\n"
     "        return attention(query, key, value)\n|MultiHeadedAttention",
+    "a helper with weights of attention": "class ScaledDotProductAttention(nn.Module):\n"
+    "    def forward(self, q, k, v):\n        weights = (q @ k.mT).softmax(-1)\n"
+    "        self.weights = weights\n        return weights @ v, weights\n"
+    "class MultiHeadAttention(nn.Module):\n    def __init__(self, d, heads):\n"
+    "        self.q, self.o = nn.Linear(d, 3 * d), nn.Linear(d, d)\n"
+    "        self.inner = ScaledDotProductAttention()\n"
+    "    def forward(self, x):\n        q, k, v = self.q(x).chunk(3, -1)\n"
+    "        return self.o(self.inner(q, k, v)[0])\n|MultiHeadAttention",
     "mended below": PAGE_ONE + "\nclass MHA(MultiHeadAttention):\n    pass\n|MHA",
     "names in another language": BY_DEEDS.format("注意力") + "class 编码器层(nn.Module):\n"
     "    def __init__(self, d, k):\n        self.a, self.n = 注意力(d, k), nn.LayerNorm(d)\n"

@@ -47,6 +47,7 @@ DRAWN = {
     "kaiming_uniform_",
 }
 WEIGHT = re.compile(r"(?i)(w|weights?)(_?(q|k|v|o|qkv|kv|in|out|query|key|value|output)(_?proj)?)?")
+ANY_WEIGHT = re.compile(r"(?i)w|weights?")  # of a projection, or of attention
 HEADS = re.compile(r"(?i)(n|num|number_of|nb|no_of)?_?(attention_?|attn_?)?heads?|nh|n_?h|h")
 CUTS = {"view", "reshape", "unflatten", "rearrange", "chunk", "split", "Rearrange"}
 TURNS = {"transpose", "permute", "swapaxes", "movedim", "rearrange", "einsum", "chunk", "split", "Rearrange"}
@@ -191,6 +192,10 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
     ]
     calls = [aliases.get(one, one) for one in calls]
     called, words = set(calls), loaded | bound | attributes
+    # `weights = softmax(..)`, kept in an attribute or not, are no projection's
+    stored = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    stored |= {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
+    computed = {word for word in stored if ANY_WEIGHT.fullmatch(word)}
     is_class = isinstance(node, ast.ClassDef)
     products = sum(one in PRODUCTS for one in calls)
     products += sum(isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult) for one in nodes)
@@ -206,7 +211,7 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
         products=products,
         torch_attention=bool(called & TORCH),
         projections=bool(called & LAYERS or "MultiheadAttention" in called)
-        or any(WEIGHT.fullmatch(one) for one in words)
+        or any(WEIGHT.fullmatch(one) for one in words - computed)
         or (is_class and bool(called & DRAWN)),
         heads=any(HEADS.fullmatch(one) for one in words) or bool(called & CUTS and called & TURNS),
         joins=bool(called & JOINS),
