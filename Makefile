@@ -40,7 +40,8 @@ test-models: $(READY) ## the tests that need a real language model (100 MB are f
 test-gpu: $(READY) ## every kernel, dtype, rule and gradient on a CUDA device (8 minutes with 16 cores)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make test-gpu needs a" \
 		"CUDA device: torch finds none; headwise doctor says why" >&2; exit 1; }
-	@$(BIN)/python -m pytest -q $(addprefix tests/test_cuda,_second_pass.py .py _watch.py _as_torch.py) \
+	@$(BIN)/python -m pytest -q $(addprefix tests/,engines/test_cuda_second_pass.py engines/test_cuda.py \
+		listeners/test_cuda_watch.py nn/test_cuda_as_torch.py) \
 		-n $$(nproc) --dist load --maxschedchunk 1 --timeout 400 $(ARGS)
 
 test-versions: $(READY) ## the tests with the oldest and newest torch, transformers and Pythons (ARGS="oldest")

@@ -442,7 +442,7 @@ def test_an_exported_program_takes_any_batch_and_length(options: dict[str, Any])
 # The operator
 
 
-# of opcheck's, from torch 2.15 on: see tests/test_operators.py
+# of opcheck's, from torch 2.15 on: see tests/engines/test_operators.py
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.thinned(keep=["padding-tiles", "sinks-flash"])
 @pytest.mark.parametrize("backend", ["flash", "tiles"])

@@ -1,0 +1,817 @@
+"""The benchmarks: every case is right at a tiny size, the arithmetic of ratios, and what is stored.
+
+No test here looks at a time: timers are made up, or only asked whether they were called.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.cases import choose, drop_in, every, second_pass
+from benchmarks.cases.modules import BY_HAND
+from benchmarks.cases.watched_families import EAGER
+from benchmarks.registry import Apart, Case, Pinned, Prepared
+from benchmarks.runner import (
+    alternate,
+    calls_in_a_sample,
+    compare,
+    median_interval,
+    order,
+    quantile,
+    run_case,
+    settle,
+)
+from benchmarks.verdicts import Checked, check, closest
+from torch import Tensor
+
+import headwise as hw
+from benchmarks import __main__ as command
+from benchmarks import (
+    everyday,
+    everyday_table,
+    grid,
+    machine,
+    memory,
+    progress,
+    readme,
+    registry,
+    report,
+    truths,
+)
+from benchmarks import problem as problems
+from headwise import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = every()
+
+
+# The cases
+
+
+def test_names_are_unique() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    with pytest.raises(ValueError, match=f"{CASES[0].name} is on the list"):
+        registry.register(CASES[0])
+
+
+def test_cases_are_chosen_by_pattern_and_device() -> None:
+    found = {case.name for case in choose("window2")}
+    assert found == {case.name for case in choose("*window2*")} == {"window256_L8192"}
+    assert choose("window2") and not choose("window?")
+    assert all("cpu" in case.devices for case in choose(device="cpu"))
+
+
+@pytest.mark.thinned
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
+    """Cases for a GPU, too: on a CPU the backends they pin may be missing, ours and the peer never are."""
+    timed: list[str] = []
+    record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=told(timed))
+    assert record["status"] == "ok", record.get("reason")
+    assert set(record["check"]) >= {case.ours} | ({case.peer} - {None})
+    assert len(timed) > 0
+
+
+@pytest.mark.parametrize("case", choose("second_pass"), ids=lambda case: case.name)
+def test_where_all_heads_would_take_too_long_the_last_is_judged(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_pass, "MOST_JUDGED", 1)
+    record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=told([]))
+    assert record["status"] == "ok", record.get("reason")
+
+
+@pytest.mark.parametrize("spoilt", ["pooled", "received"])
+def test_far_cells_and_keys_are_judged_at_their_own_size(spoilt: str) -> None:
+    """In bfloat16 half of a picture could be 0: one rounding of its first cell was as much as any other."""
+    sizes = {"B": 1, "H": 2, "L": 256, "D": 16, "cells": 64}
+    prepared = second_pass.statistics(sizes, torch.device("cpu"), torch.bfloat16)
+    truth, plain = prepared.truth(), prepared.yardstick
+    assert plain is not None
+    result = dict(prepared.arms[registry.OURS]())
+
+    def wrong() -> list[str]:
+        found = {registry.OURS: prepared.part(result)}
+        checked = check(truth, found, registry.OURS, None, torch.bfloat16, yardstick=plain())
+        return [one.value for one in checked if not one.ok]
+
+    assert wrong() == []
+    result[spoilt] = result[spoilt].clone()
+    result[spoilt][:, :, result[spoilt].shape[2] // 2 :] = 0
+    assert wrong() == [f"{spoilt} from {8 if spoilt == 'pooled' else 64}"]
+
+
+# The judge
+
+
+def test_beside_a_peer_a_yardstick_counts_where_it_is_further_off() -> None:
+    truth = {"near": torch.tensor([1.0]), "far": torch.tensor([1.0])}
+    found = {
+        registry.OURS: {name: value + 0.02 for name, value in truth.items()},
+        "peer": {name: value + 0.001 for name, value in truth.items()},
+    }
+    checked = check(
+        truth, found, registry.OURS, "peer", torch.bfloat16, 2.0, yardstick={"far": torch.tensor([1.015])}
+    )
+    assert {one.value: one.ok for one in checked if one.arm == registry.OURS} == {"near": False, "far": True}
+
+
+RULES: dict[str, tuple[problems.Seen | None, hw.Mask]] = {
+    "full": (None, hw.Mask()),
+    "causal": (problems.causal, hw.Mask.causal()),
+    "window": (problems.window(3), hw.Mask.window(3)),
+    "padding": (problems.padding(torch.tensor([7, 11])), hw.Mask.padding([7, 11])),
+    "documents": (
+        problems.all_of(problems.causal, problems.documents(torch.tensor([0] * 4 + [1] * 7))),
+        hw.Mask.causal() & hw.Mask.documents([0] * 4 + [1] * 7),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])], ids=["plain", "sinks"])
+@pytest.mark.parametrize("softcap", [None, 2.0], ids=["uncapped", "capped"])
+def test_the_truth_agrees_with_the_paper(rule: str, sinks: Tensor | None, softcap: float | None) -> None:
+    seen, mask = RULES[rule]
+    sizes = {"B": 2, "H": 4, "Hk": 2, "T": 5, "S": 11, "D": 3}
+    made = problems.make(sizes, torch.device("cpu"), torch.float64, seen, softcap)
+    problem = replace(made, sinks=sinks)
+    output, weights, _ = reference.attention(*problem.qkv, mask=mask, sinks=sinks, softcap=softcap)
+    rows = torch.tensor([0, 2, 4])
+    torch.testing.assert_close(problem.output(rows), output[:, :, rows])
+    torch.testing.assert_close(problem.weights(rows)[1], weights[:, :, rows])
+    torch.testing.assert_close(problem.weights(rows, head=3)[1], weights[:, 3:, rows])
+
+
+def test_the_truth_about_statistics_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"B": 2, "H": 3, "L": 23, "D": 5}
+    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
+    whole, picture = truths.statistics(problem), truths.pooled(problem, 4)
+    monkeypatch.setattr(problems, "BLOCK", 7)
+    for name, values in truths.statistics(problem).items():
+        torch.testing.assert_close(values, whole[name])
+    torch.testing.assert_close(truths.pooled(problem, 4), picture)
+    torch.testing.assert_close(picture.sum((2, 3)), torch.full((2, 3), 23.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("cells", [1, 4, 7, 23])
+def test_the_truth_about_some_cells_is_a_part_of_the_whole_truth(cells: int) -> None:
+    sizes = {"B": 2, "H": 3, "L": 23, "D": 5}
+    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
+    whole = truths.pooled(problem, cells)
+    p = problem.weights(torch.arange(23))[1]
+    cell = torch.arange(23) * cells // 23
+    for row in range(cells):
+        expected = torch.stack([p[:, :, cell == row][..., cell == c].sum((2, 3)) for c in range(cells)], -1)
+        torch.testing.assert_close(whole[:, :, row], expected)
+        some = truths.pooled(problem, cells, [2, 0], rows_of_cells=range(row, row + 1))
+        torch.testing.assert_close(some, whole[:, [2, 0], row : row + 1])
+
+
+def test_long_rows_are_taken_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problems.make({"B": 2, "H": 1, "L": 23, "D": 5}, torch.device("cpu"), torch.float64)
+    assert [len(rows) for rows in problem.blocks()] == [23]
+    monkeypatch.setattr(problems, "MOST", 2 * 23 * 10)
+    assert [len(rows) for rows in problem.blocks()] == [10, 10, 3]
+    assert torch.cat(list(problem.blocks_within(3, 20))).tolist() == list(range(3, 20))
+    monkeypatch.setattr(problems, "MOST", 1)
+    assert [len(rows) for rows in problem.blocks()] == [1] * 23
+
+
+def test_the_truth_about_entropys_gradients_is_what_autograd_finds() -> None:
+    sizes = {"B": 2, "H": 3, "L": 13, "D": 5}
+    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
+    q, k, _ = (x.requires_grad_() for x in problem.qkv)
+    p = problem.weights(torch.arange(13))[1]
+    entropy = -(p * p.clamp(min=1e-300).log()).sum(-1)
+    grad = torch.randn(2, 3, 13, dtype=torch.float64)
+    dq, dk = torch.autograd.grad(entropy, (q, k), grad)
+    for heads in ([0, 1, 2], [2]):
+        found = truths.entropy_gradients(problem, grad, heads)
+        torch.testing.assert_close(found["entropy"], entropy[:, heads])
+        torch.testing.assert_close(found["dq"], dq[:, heads])
+        torch.testing.assert_close(found["dk"], dk[:, heads])
+
+
+def test_a_map_keeps_nothing_it_has_measured() -> None:
+    """Else "the second pass alone", one map looked at many times, would time the looking up."""
+    weights = hw.attention(*torch.randn(3, 1, 2, 13, 8), causal=True)[1]
+    before = dict(vars(weights)), dict(vars(weights._scores))
+    weights.statistics(pooled=4)
+    weights.top(3)
+    weights.mean_heads()
+    for kept, now in zip(before, (vars(weights), vars(weights._scores)), strict=True):
+        assert kept.keys() == now.keys()
+        assert all(kept[name] is now[name] for name in kept)
+
+
+def values(*numbers: float) -> dict[str, Tensor]:
+    return {"x": torch.tensor(numbers)}
+
+
+def test_ours_may_be_off_by_twice_the_peer_and_a_rounding() -> None:
+    truth = {"x": torch.tensor([1.0, -4.0], dtype=torch.float64)}
+    found = {"ours": values(1.000003, -4), "peer": values(1.000002, -4), "other": values(1.00001, -4)}
+    assert all(one.ok for one in check(truth, found, "ours", "peer", torch.float32))
+    found["ours"] = values(1.00001, -4)
+    wrong = [one for one in check(truth, found, "ours", "peer", torch.float32) if not one.ok]
+    assert [one.arm for one in wrong] == ["ours"]
+    assert wrong[0].error == pytest.approx(1e-5, rel=0.05)
+    assert wrong[0].allowed == pytest.approx(2 * (2e-6 + 4 * 2**-23), rel=0.05)
+
+
+def test_a_peer_that_computes_something_else_excuses_nobody() -> None:
+    truth = {"x": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    found = {"ours": values(1.5, 2), "peer": values(3, 2)}
+    assert not any(one.ok for one in check(truth, found, "ours", "peer", torch.float32))
+
+
+@pytest.mark.parametrize("bad", [values(math.nan, 2), values(1, 2, 3), {}], ids=["nan", "shape", "missing"])
+def test_what_cannot_be_compared_is_wrong(bad: dict[str, Tensor]) -> None:
+    truth = {"x": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    found = {"ours": bad, "peer": values(1, 2)}
+    results = {one.arm: one.ok for one in check(truth, found, "ours", "peer", torch.float32)}
+    assert results == {"ours": False, "peer": True}
+
+
+# The runner
+
+
+def told(log: list[str]) -> Any:
+    """A timer that notes it was called, calls the arm and makes the time up."""
+
+    def timer(arm: Any, loops: int) -> float:
+        log.append("sample")
+        arm()
+        return 0.25
+
+    return timer
+
+
+def made_up(arms: dict[str, Any], truth: float = 1.0, **changes: Any) -> Case:
+    """A case of arms that return numbers."""
+
+    def setup(*_: object) -> Prepared:
+        exact = {"x": torch.tensor([truth], dtype=torch.float64)}
+        return Prepared(arms, lambda: exact, lambda found: {"x": torch.tensor([float(found)])})
+
+    options: dict[str, Any] = {"peer": "peer", "ours": "ours", **changes}
+    return Case("made_up", "made up", setup, {"L": 8}, tiny={}, **options)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_every_arm_stands_in_every_place_equally_often(count: int) -> None:
+    names = [f"arm {i}" for i in range(count)]
+    turns = [order(names, turn) for turn in range(2 * count)]
+    assert all(sorted(turn) == names for turn in turns)
+    for place in range(count):
+        assert set(Counter(turn[place] for turn in turns).values()) == {2}
+    assert turns[0] != turns[1]
+
+
+def test_each_turn_takes_one_sample_of_every_arm() -> None:
+    called: list[str] = []
+    arms = {name: lambda name=name: called.append(name) for name in ("a", "b", "c")}
+    loops = {"a": 1, "b": 2, "c": 3}
+
+    def timer(arm: Any, calls: int) -> float:
+        arm()
+        return float(calls)
+
+    turns: list[tuple[int, int]] = []
+    samples = alternate(arms, loops, timer, 5, lambda done, of: turns.append((done, of)))
+    assert samples == {"a": [1.0] * 5, "b": [2.0] * 5, "c": [3.0] * 5}
+    assert called == [name for turn in range(5) for name in order(["a", "b", "c"], turn)]
+    assert turns == [(i, 5) for i in range(1, 6)]
+
+
+def test_a_ratio_is_the_median_within_a_turn_with_its_spread() -> None:
+    below = [1.0, 1.0, 2.0, 1.0, 1.0]
+    ratio = compare([2.0, 2.0, 4.0, 2.0, 9.0], below)
+    assert ratio.median == 2.0
+    assert ratio.middle_90 == pytest.approx((2.0, 7.6))
+    same = compare(below, below)
+    assert (same.median, same.middle_90, same.median_95) == (1.0, (1.0, 1.0), (1.0, 1.0))
+
+
+def test_quantiles_are_interpolated() -> None:
+    assert [quantile([4.0, 1.0, 3.0, 2.0], share) for share in (0, 0.5, 1)] == [1.0, 2.5, 4.0]
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(1, 0), (5, 0), (9, 1), (30, 9), (101, 40)])
+def test_the_median_lies_between_order_statistics(count: int, left_out: int) -> None:
+    """Known table: of 30 values the tenth and the twenty-first hold the median with 95% confidence."""
+    numbers = [float(i) for i in range(count)]
+    assert median_interval(numbers[::-1]) == (left_out, count - 1 - left_out)
+
+
+def test_of_a_check_the_value_closest_to_its_limit_is_stored() -> None:
+    found = [
+        Checked("ours", "exact", 0.0, 0.0, 0.0),
+        Checked("ours", "close", 0.3, 0.2, 0.4),
+        Checked("ours", "far", 0.5, 0.2, 5.0),
+        Checked("peer", "exact", 0.0, 0.0, 0.0),
+    ]
+    exact = {"value": "exact", "error": 0.0, "allowed": 0.0}
+    assert closest(found) == {"ours": {"value": "close", "error": 0.3, "allowed": 0.4}, "peer": exact}
+    for error, allowed in ((math.nan, 1.0), (0.5, 0.4), (0.1, 0.0), (math.inf, 1.0)):
+        failed = closest([*found, Checked("ours", "wrong", error, 0.0, allowed)])
+        assert failed["ours"]["value"] == "wrong"
+
+
+def test_a_sample_is_long_enough() -> None:
+    assert calls_in_a_sample(1.0) == 1
+    assert calls_in_a_sample(0.001) == 5
+    assert 1 < calls_in_a_sample(0.0) <= 2000
+
+
+def test_a_first_call_that_compiles_does_not_shorten_the_samples() -> None:
+    """It did once: whatever took long at first was then timed one call at a time, waiting for its launch."""
+    asked: list[int] = []
+
+    def timer(arm: Any, loops: int) -> float:
+        asked.append(loops)
+        return 0.0005 if loops > 1 else 0.001  # alone, a call seems to take twice as long
+
+    assert settle(lambda: None, timer) == 10
+    assert asked == [1, 1, 1, 5]
+    assert settle(lambda: None, lambda arm, loops: 3.0) == 1
+
+
+def test_a_wrong_arm_is_refused_and_never_timed() -> None:
+    timed: list[str] = []
+    case = made_up({"ours": lambda: 1.1, "peer": lambda: 1.0})
+    record = run_case(case, "cpu", 3, timer=told(timed))
+    assert record["status"] == "failed"
+    assert "ours: x is off by 0.1" in record["reason"]
+    assert timed == [] and "ratio" not in record and "median_ms" not in record
+    assert "FAILED" in report.line(record)
+
+
+def beside_something_else(theirs: float, its_truth: float) -> Case:
+    """Ours and, beside it, a peer that computes something else."""
+
+    def number(found: float) -> dict[str, Tensor]:
+        return {"x": torch.tensor([float(found)])}
+
+    def exactly(value: float) -> Any:
+        return lambda: {"x": torch.tensor([value], dtype=torch.float64)}
+
+    def setup(*_: object) -> Prepared:
+        judge = Apart(exactly(its_truth), number)
+        arms = {"ours": lambda: 1.0, "peer": lambda: theirs}
+        return Prepared(arms, exactly(1.0), number, lambda: values(1.0), {"peer": judge})
+
+    return Case("aside", "made up", setup, {"L": 8}, tiny={}, peer="peer", ours="ours")
+
+
+def test_a_peer_that_computes_something_else_has_a_truth_of_its_own() -> None:
+    record = run_case(beside_something_else(7.0, 7.0), "cpu", 3, timer=told([]))
+    assert record["status"] == "ok", record.get("reason")
+    assert set(record["check"]) == {"ours", "peer"}
+    assert record["ratio"]["median"] == 1.0
+
+
+def test_a_peer_that_computes_something_else_must_be_right_about_it() -> None:
+    record = run_case(beside_something_else(7.1, 7.0), "cpu", 3, timer=told([]))
+    assert record["status"] == "failed"
+    assert "peer: x is off by 0.1" in record["reason"]
+
+
+def test_a_case_that_breaks_is_reported() -> None:
+    def breaks() -> float:
+        raise RuntimeError("no such kernel\nand a long story")
+
+    record = run_case(made_up({"ours": breaks, "peer": lambda: 1.0}), "cpu", 3)
+    assert (record["status"], record["reason"]) == ("failed", "RuntimeError: no such kernel")
+
+
+def test_an_arm_beside_the_two_may_be_missing_with_a_reason() -> None:
+    def missing() -> float:
+        raise RuntimeError("not on this machine")
+
+    arms = {"ours": lambda: 1.0, "peer": lambda: 1.0, "third": missing, "fourth": lambda: 1.0}
+    record = run_case(made_up(arms), "cpu", 3, timer=told([]))
+    assert record["status"] == "ok"
+    assert record["unavailable"] == {"third": "RuntimeError: not on this machine"}
+    assert set(record["ratio_to_others"]) == {"fourth"}
+    assert record["ratio"]["median"] == record["peer_against_itself"]["median"] == 1.0
+    assert "third: left out" in report.line(record)
+
+
+def test_the_peer_takes_part_twice() -> None:
+    called: Counter[str] = Counter()
+
+    def arm(name: str) -> Any:
+        return lambda: called.update([name]) or 1.0
+
+    def timer(timed: Any, loops: int) -> float:
+        timed()
+        return 0.25
+
+    run_case(made_up({"ours": arm("ours"), "peer": arm("peer")}), "cpu", 10, timer=timer)
+    assert called["peer"] - called["ours"] == 10
+
+
+def test_a_pinned_arm_runs_inside_its_context() -> None:
+    class Inside:
+        depth = 0
+
+        def __enter__(self) -> None:
+            Inside.depth += 1
+
+        def __exit__(self, *_: object) -> None:
+            Inside.depth -= 1
+
+    def call() -> float:
+        assert Inside.depth == 1
+        return 1.0
+
+    arms = {"ours": lambda: 1.0, "peer": Pinned(call, Inside)}
+    assert run_case(made_up(arms), "cpu", 2)["status"] == "ok"
+    assert Inside.depth == 0
+
+
+# Memory
+
+
+@pytest.mark.slow
+def test_extra_memory_is_seen_in_every_call_and_without_a_thread() -> None:
+    """torch's allocator on ARM keeps what is freed: a second call hid in what the first one left, 0 bytes.
+
+    And what was let go of before the call's end was seen only if a sampling thread was scheduled meanwhile.
+    """
+    if not Path("/proc/self/status").exists():
+        pytest.skip("by design: memory on a CPU is measured on Linux only")
+    script = """
+        import json, torch
+        from benchmarks import memory
+        kept = lambda: torch.ones(64 * 2**20, dtype=torch.uint8)
+        let_go = lambda: kept().numel()
+        found = [memory.peak_of(arm) for arm in (kept, let_go, kept)]
+        memory._reset_mark = lambda: False
+        print(json.dumps(found + [memory.peak_of(arm) for arm in (kept, let_go, kept)]))
+    """
+    environment = {**os.environ, **memory.GIVES_BACK}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    for measured in json.loads(done.stdout):
+        assert 0.9 * 2**26 < measured["extra_bytes"] < 1.5 * 2**26, done.stdout
+
+
+def test_memory_that_cannot_be_measured_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_gives_back", lambda: False)
+    measured = memory.peak_of(lambda: None)
+    assert measured["extra_bytes"] is None and "MIMALLOC_PURGE_DELAY=0" in measured["how"]
+    monkeypatch.setattr(memory, "_gives_back", lambda: True)
+    monkeypatch.setattr(memory, "_reset_mark", lambda: False)
+    monkeypatch.setattr(memory, "_ballast", lambda: None)
+    monkeypatch.setattr(memory, "_mark", lambda: 2**40)
+    measured = memory.peak_of(lambda: None)
+    assert measured["extra_bytes"] is None and "does not follow" in measured["how"]
+
+
+@pytest.mark.slow
+def test_memory_is_measured_in_a_fresh_process() -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("by design: memory on a CPU is measured on Linux only")
+    measured = memory.in_fresh_process("dense_L1024", registry.OURS, tiny=True)
+    assert measured["how"] in ("VmHWM", "VmHWM over ballast")
+    assert measured["extra_bytes"] >= 0
+    failed = memory.in_fresh_process("dense_L1024", "no such arm", tiny=True)
+    assert failed["extra_bytes"] is None and "no such arm" in failed["how"]
+
+
+# What is stored
+
+
+def run_of(started: str = "2026-01-31T12:00:00Z", **changes: Any) -> dict[str, Any]:
+    return {
+        "started": started,
+        "machine": {"cpu": "A processor", "cores": 2, "threads": 2},
+        "versions": {"python": "3.11", "torch": "2.13", "triton": None, "headwise": "0.1.0"},
+        "commit": "0123456789abcdef",
+        "dirty": False,
+        "sources": "fedcba98",
+        "repeats": 30,
+        "quick": False,
+        **changes,
+    }
+
+
+def record_of(name: str = "made_up", **changes: Any) -> dict[str, Any]:
+    case = replace(made_up({"ours": lambda: 1.0, "peer": lambda: 1.0}, headline=True), name=name)
+    return {**run_case(case, "cpu", 6, timer=told([])), **changes}
+
+
+def test_results_survive_the_file(tmp_path: Path) -> None:
+    path = report.file_for(tmp_path / "new", "cpu", "2026-01-31T12:00:00Z")
+    assert path.name == "cpu_202601.json"
+    stored = report.add(path, run_of(), record_of())
+    assert report.load(path) == json.loads(json.dumps(stored))
+    assert report.load_all(path.parent) == [report.load(path)]
+    assert [each.name for each in path.parent.iterdir()] == ["cpu_202601.json"]
+
+
+def test_a_case_is_one_line_of_the_file(tmp_path: Path) -> None:
+    """A file of 109 cases had 20,291 lines, one for each number and bracket."""
+    path = tmp_path / "cpu_202601.json"
+    for name in ("a", "b", "c"):
+        report.add(path, run_of(), record_of(name))
+    lines = path.read_text("utf-8").splitlines()
+    starts = " ".join(line.split(":")[0].strip() for line in lines)
+    assert starts == '{ "schema" "device" "runs" "2026-01-31T12 }, "cases" "a" "b" "c" } }'
+
+
+def test_a_record_is_one_line_of_the_file_and_so_is_a_plain_value(tmp_path: Path) -> None:
+    path = tmp_path / "sweep_cpu.json"
+    report.write(path, {"run": {"cpu": "é", "cores": 2}, "records": [{"L": 7}, {"L": 11}], "means": {}})
+    lines = ["{", '"run": {"cpu": "é", "cores": 2},', '"records": [', ' {"L": 7},', ' {"L": 11}', "],"]
+    assert path.read_text("utf-8").splitlines() == [*lines, '"means": {}', "}"]
+
+
+def test_a_stored_case_has_medians_with_their_spread_and_the_peer_against_itself(tmp_path: Path) -> None:
+    stored = report.add(tmp_path / "cpu_202601.json", run_of(), record_of("a"))["cases"]["a"]
+    same = {"median": 1.0, "middle_90": (1.0, 1.0), "median_95": (1.0, 1.0)}
+    assert stored["repeats"] == 6 and stored["median_ms"] == {"ours": 250.0, "peer": 250.0}
+    assert stored["ratio"] == stored["peer_against_itself"] == same
+
+
+def test_a_run_of_some_cases_leaves_the_others() -> None:
+    first, second = run_of(), run_of("2026-01-31T13:00:00Z")
+    whole = report.merge(None, first, record_of("a"))
+    whole = report.merge(whole, first, record_of("b"))
+    whole = report.merge(whole, second, record_of("a"))
+    assert {name: case["run"] for name, case in whole["cases"].items()} == {
+        "a": second["started"],
+        "b": first["started"],
+    }
+    whole = report.merge(whole, second, record_of("b"))
+    assert list(whole["runs"]) == [second["started"]]
+
+
+def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cpu_202601.json").write_text('{"schema": 99}')
+    with pytest.raises(ValueError, match="got 99"):
+        report.load_all(tmp_path)
+
+
+def test_the_machine_is_described_without_its_paths() -> None:
+    described = machine.describe("cpu")
+    assert described["machine"]["threads"] == torch.get_num_threads()
+    assert described["versions"]["torch"] == torch.__version__
+    assert str(ROOT) not in json.dumps(described)
+    assert machine.describe("cpu", "abc")["commit"] in ("abc", described["commit"])
+
+
+def test_the_command_runs_and_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--quick", "--only", "attention_full_L256", "--out", str(tmp_path)]
+    assert command.main(given) == 0
+    (stored,) = report.load_all(tmp_path)
+    record = stored["cases"]["attention_full_L256"]
+    assert stored["runs"][record["run"]]["quick"] is True
+    assert record["sizes"]["L"] < 256
+    assert "attention_full_L256" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = command.run_case
+
+    def stops(case: Case, *rest: Any) -> dict[str, Any]:
+        if case.name != "attention_full_L256":
+            raise KeyboardInterrupt
+        return real(case, *rest)
+
+    monkeypatch.setattr(command, "run_case", stops)
+    assert command.main(["--quick", "--only", "attention_full_L*", "--out", str(tmp_path)]) == 130
+    assert list(report.load_all(tmp_path)[0]["cases"]) == ["attention_full_L256"]
+
+
+def test_parts_are_all_of_it_and_no_case_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [command.part_of(CASES, f"{number}/3") for number in (1, 2, 3)]
+    names = [case.name for part in parts for case in part]
+    assert sorted(names) == sorted(case.name for case in CASES)
+    for part in ("0/3", "4/3", "2", "a/b", "1/"):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(["--part", part, "--quick"])
+        assert f"got {part}; 2/3 is the second of three" in capsys.readouterr().err
+
+
+def test_what_is_stored_of_this_commit_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def made(case: Case, *rest: Any) -> dict[str, Any]:
+        done.append(case.name)
+        failed = case.name.endswith("L512") and len(done) == 2
+        return record_of(case.name, **({"status": "failed", "reason": "wrong"} if failed else {}))
+
+    monkeypatch.setattr(command, "run_case", made)
+    asked = ["--quick", "--only", "attention_full_L*", "--out", str(tmp_path), "--missing"]
+    names = [case.name for case in choose("attention_full_L*", "cpu")]
+    assert command.main([*asked, "--commit", "abcdefabcdef"]) == 1 and done == names
+    assert command.main([*asked, "--commit", "abcdefa"]) == 0 and done[len(names) :] == [
+        "attention_full_L512"
+    ]
+    assert command.main([*asked, "--commit", "1234567", "--seconds", "0"]) == 0
+    assert len(done) == len(names) + 1
+    assert f"out of time, skipped: {', '.join(names)}" in capsys.readouterr().err
+
+
+def test_no_row_stands_twice_and_every_case_has_the_peers_people_ask_about() -> None:
+    for device in ("cpu", "cuda"):
+        rows = Counter(
+            (case.description, tuple(sorted(case.sizes_on(device).items()))) for case in choose(device=device)
+        )
+        assert [row for row, count in rows.items() if count > 1] == []
+
+    def arms(pattern: str) -> list[set[str]]:
+        return [set(case.prepare("cpu", tiny=True).arms) for case in choose(pattern)]
+
+    assert all(BY_HAND in found for found in arms("module_*") + arms("ragged*"))
+    assert all(BY_HAND in found for found in arms("drop_in_*_float_*") + arms("drop_in_*_plain_*"))
+    assert all(EAGER in found for found in arms("watch_*"))
+
+
+def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--only", "no_such_case"])
+    assert "no_such_case" in capsys.readouterr().err
+    assert command.main(["--list"]) == 0
+    assert set(capsys.readouterr().out.split()) >= {case.name for case in CASES}
+
+
+def test_progress_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.best() as shown:
+        shown.case("a case", 1, 2)
+        shown.turn(1, 30)
+        shown.say("a result")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("a result\n", "[1/2] a case\n")
+
+
+# README and docs/benchmarks.md
+
+
+def test_the_table_is_made_from_results_alone() -> None:
+    whole = report.merge(None, run_of(), record_of("a", memory={"ours": {"extra_bytes": 3 * 2**20}}))
+    whole = report.merge(whole, run_of(), record_of("hidden", headline=False, description="not shown"))
+    whole = report.merge(whole, run_of(), record_of("broken", status="failed", description="broke"))
+    table = readme.table([whole])
+    assert "**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:" in table
+    row = next(line for line in table.splitlines() if line.startswith("| made up"))
+    assert (
+        row == "| made up | L8 fp32 | 250 ms | peer: 250 ms | **1.00** [1.00, 1.00] | 1.00 to 1.00 | 3 MiB |"
+    )
+    assert "not shown" not in table
+    assert "| broke | L8 fp32 | failed its check |" in table
+
+
+def test_newer_results_win_and_tiny_ones_never_show() -> None:
+    old = report.merge(None, run_of(), record_of(description="old"))
+    new = report.merge(None, run_of("2026-02-01T00:00:00Z"), record_of(description="new"))
+    tiny = report.merge(None, run_of("2026-03-01T00:00:00Z", quick=True), record_of(description="tiny"))
+    table = readme.table([old, new, tiny])
+    assert "new" in table and "old" not in table and "tiny" not in table
+    assert readme.table([]) == "No results are stored yet.\n"
+
+
+def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    begin, end = readme.HEADLINES
+    path.write_text(f"before\n{begin}\nstale\n{end}\nafter\n")
+    results = [report.merge(None, run_of(), record_of())]
+    readme.update(path, results)
+    text = path.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
+    assert readme.table_in(text, begin, end) == readme.table(results)
+    path.write_text("no markers")
+    with pytest.raises(ValueError, match="must hold the markers"):
+        readme.update(path, results)
+
+
+def test_a_ratio_never_lies_outside_its_own_interval() -> None:
+    """Median over median stood beside the interval of the median of ratios: 1.10 in [1.04, 1.08]."""
+    above, below = [4.0, 1.0, 9.0, 3.0, 8.0, 2.0, 7.0, 6.0], [1.0, 5.0, 2.0, 9.0, 3.0, 7.0, 8.0, 4.0]
+    for turn in range(8):
+        found = compare(above[turn:] + above[:turn], below)
+        low, high = found.median_95
+        assert low <= found.median <= high
+    old = {"of_medians": 1.1, "median_95": [1.04, 1.08]}
+    assert (report.said(old), report.said({**old, "median": 1.06})) == ("1.10", "1.06 [1.04, 1.08]")
+
+
+def test_what_commits_have_measured_is_never_under_one_heading() -> None:
+    runs = [
+        run_of("2026-02-01T00:00:00Z", commit="b" * 40, dirty=True),
+        run_of(),
+        run_of("2026-01-31T13:00:00Z", machine={"cpu": "Another", "threads": 3}),
+    ]
+    parts = readme.parted("cpu", [{"run": run} for run in [*runs, runs[0]]])
+    assert [(heading, len(records)) for heading, records in parts] == [
+        ("**A processor, 2 threads**, torch 2.13, commit bbbbbbbbbb with changes, 2026-02-01:", 2),
+        ("**Another, 3 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
+        ("**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
+    ]
+
+
+PAGE = "docs/benchmarks.md"
+
+
+@pytest.mark.parametrize(
+    ("page", "markers", "made"),
+    [
+        ("README.md", grid.SPEED, grid.speed),
+        (PAGE, grid.MARKERS, grid.table),
+        (PAGE, readme.HEADLINES, readme.table),
+        (PAGE, (readme.BEGIN, readme.END), lambda results: readme.table(results, everything=True)),
+    ],
+    ids=["speed", "grid", "headlines", "cases"],
+)
+def test_what_is_shown_is_what_the_stored_results_say(page: str, markers: tuple[str, str], made: Any) -> None:
+    """Red after new results: `python -m benchmarks --readme` writes README's line and docs/benchmarks.md."""
+    shown = readme.table_in((ROOT / page).read_text("utf-8"), *markers)
+    assert shown == made(report.load_all())
+
+
+def test_the_page_shows_the_stored_grids_of_everyday_sizes() -> None:
+    shown = readme.table_in((ROOT / PAGE).read_text("utf-8"), *everyday_table.MARKERS)
+    assert shown == everyday_table.table(everyday.load_all())
+
+
+def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
+    """It said 4.16 times as fast, of bool masks: with the mask that torch makes, ours was a little slower."""
+
+    def stored(device: str, **cases: Any) -> dict[str, Any]:
+        run = run_of(machine={"cpu": "A processor", "threads": 2, "gpu": "A card"})
+        return {"device": device, "runs": {"one": run, "two": {**run, "commit": "f" * 40}}, "cases": cases}
+
+    def case(name: str, ratio: float = 0.25, **more: Any) -> dict[str, Any]:
+        return {"name": name, "run": "one", "status": "ok", "ratio": {"median": ratio}, **more}
+
+    look = case(
+        grid.STATISTICS,
+        ours="headwise",
+        peer="eager",
+        sizes={"H": 3, "L": 5000},
+        median_ms={"headwise": 2.0, "eager": 7.0},
+        memory={"headwise": {"extra_bytes": 5 * 2**20}, "eager": {"extra_bytes": None}},
+    )
+    usual = {
+        name: case(name, status="failed" if name.endswith("training") else "ok")
+        for model, (*_, causal) in drop_in.MODELS.items()
+        for mode in grid.MODES
+        for name in [f"drop_in_{model}_{'float' if causal else 'plain'}_{mode}"]
+    }
+    flattering = "drop_in_gpt3_plain_inference"
+    cpu = stored("cpu", **usual, **{flattering: case(flattering, 0.001)})
+    cuda = stored("cuda", **{grid.STATISTICS: look})
+    gained = "(geometric means): 4.00 / - times as fast on A processor, 2 threads."
+    looked = (
+        "All statistics of 3 heads over 5,000 tokens, on A card: 2 ms and 5 MiB where the matrix takes 7 ms."
+    )
+    assert grid.speed([cpu]).endswith(f"{gained}\n")
+    assert grid.speed([cuda]) == f"{looked}\n"
+    assert grid.speed([cpu, cuda]).endswith(f"{gained} {looked}\n")
+    assert grid.speed([stored("cuda", **{grid.STATISTICS: look | {"status": "failed"}})]) == grid.NOTHING
+    one, *others = usual
+    assert grid.speed([stored("cpu", **{name: usual[name] for name in others})]) == grid.NOTHING
+    assert grid.speed([stored("cpu", **usual | {one: case(one, run="two")})]) == grid.NOTHING
+
+
+def test_a_grid_tells_speeds_failures_and_gaps() -> None:
+    def record(name: str, ratio: float, status: str = "ok") -> dict[str, Any]:
+        sizes = {"B": 4, "H": 12, "L": 512, "E": 768}
+        return {"name": name, "run": "one", "status": status, "sizes": sizes, "ratio": {"median": ratio}}
+
+    machines = {"machine": {"cpu": "a CPU", "threads": 2}, "versions": {"torch": "2.13"}, "quick": False}
+    run = machines | {"commit": "abc", "dirty": False, "started": "2026-01-01"}
+    made = [
+        record("drop_in_bert_base_plain_inference", 0.5),
+        record("drop_in_bert_base_plain_training", 0.8, "failed"),
+        record("drop_in_bert_base_mean_inference", 0.125),
+        record("something_else", 3.0),
+    ]
+    cases = {one["name"]: one for one in made}
+    table = grid.table([{"device": "cpu", "runs": {"one": run}, "cases": cases}])
+    assert "| BERT-base | B4 H12 L512 E768 | - / - | - / - | 2.00 / - | - / - | 8.00 / - | - / - |" in table
+    assert "Geometric mean 4.00 / -." in table
+    assert grid.table([]) == grid.NOTHING
+
+
+def test_stored_results_are_of_cases_that_exist() -> None:
+    names = {case.name for case in every()}
+    stored = {name for results in report.load_all() for name in results["cases"]}
+    assert stored <= names

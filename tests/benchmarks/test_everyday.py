@@ -1,0 +1,233 @@
+"""What people do every day: cases, what is stored, what is said. No test here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.cases import watched_families
+from benchmarks.cases.modules import BY_HAND, TORCH
+from benchmarks.cases.watched_families import EAGER
+from benchmarks.cases.watched_models import UNWATCHED
+from benchmarks.registry import OURS, Case
+
+from benchmarks import everyday, everyday_cases, everyday_table, readme, report, runner
+
+SMALL = {"B": 1, "H": 2, "E": 24}
+CASES = everyday_cases.every()
+
+
+@pytest.fixture(autouse=True)
+def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LEAST_SAMPLE", 0.0)
+
+
+# The cases
+
+
+def test_every_mask_and_every_way_to_ask_is_a_cell_at_every_length() -> None:
+    names = [case.name for case in everyday_cases.grid()]
+    assert len(set(names)) == len(names) == 7 * 6 * 3
+    assert {case.sizes["L"] for case in everyday_cases.grid()} == {16, 64, 128, 256, 512, 1024, 2048}
+
+
+def test_names_are_unique_and_tell_the_group() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    by_group = {group: {case.name for case in made()} for group, made in everyday_cases.GROUPS.items()}
+    for case in CASES:
+        assert case.name in by_group[everyday_cases.group_of(case.name)]
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.name.startswith("everyday")], ids=lambda case: case.name
+)
+def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
+    (record,) = everyday.run([case], "cpu", 1, tiny=True)
+    assert record["status"] == "ok", record.get("reason")
+    assert not record["unavailable"]
+    arms = set(record["median_ms"])
+    group = everyday_cases.group_of(case.name)
+    assert arms >= {OURS, case.peer}
+    assert group not in ("modules", "class") or arms == {OURS, BY_HAND, TORCH}
+    assert group != "watch" or arms == {OURS, UNWATCHED, EAGER}
+
+
+def test_where_memory_does_not_allow_it_the_eager_route_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = everyday.choose("watch_llama_L512", "cpu")
+    assert watched_families.eager_bytes({"B": 1, "H": 32, "L": 131072, "N": 8}, case.dtype_on("cuda")) > 2**40
+    monkeypatch.setattr(watched_families, "ON_A_CPU", 0)
+    (record,) = everyday.run([case], "cpu", 1, tiny=True)
+    assert set(record["median_ms"]) == {OURS, UNWATCHED}
+
+
+def test_statistics_that_are_wrong_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = everyday.choose("watch_gpt2_B8_L1024", "cpu")
+    right = watched_families.hw.watch
+
+    def uncausal(model: Any, **options: Any) -> Any:
+        model.config.n_head, model.h[0].attn.scaling = model.config.n_head, 3.0
+        return right(model, **options)
+
+    monkeypatch.setattr(watched_families.hw, "watch", uncausal)
+    (record,) = everyday.run([case], "cpu", 1, tiny=True)
+    assert record["status"] == "failed" and "entropy is off by" in record["reason"]
+
+
+def test_the_grid_ends_where_it_is_told_and_patterns_are_parted_by_commas() -> None:
+    names = {case.name for case in everyday.choose("everyday_*_none_plain,call_full", "cpu", 64)}
+    assert names == {"everyday_L16_none_plain", "everyday_L64_none_plain", "call_full"}
+    assert "watch_llama_L131072" in {case.name for case in everyday.choose(None, "cuda")}
+    assert "watch_llama_L131072" not in {case.name for case in everyday.choose(None, "cpu")}
+
+
+def test_a_tiny_call_is_timed_until_it_returns_and_others_until_the_result_is_there() -> None:
+    waited: list[str] = []
+    felt, host = runner.FeltTimer("cpu"), runner.HostTimer("cpu")
+    for timer in (felt, host):
+        timer._wait = lambda: waited.append("waits")  # type: ignore[method-assign,assignment]
+        timer(lambda: waited.append("call"), 3)
+        waited.append("|")
+    assert "".join(word[0] for word in waited) == "wcwcwcw|wcccw|"
+
+
+# What is stored
+
+
+def test_every_cell_is_stored_as_soon_as_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored_at: list[int] = []
+    write = report.write
+    monkeypatch.setattr(
+        report, "write", lambda path, found: (stored_at.append(len(found["cases"])), write(path, found))
+    )
+    records = everyday.run(everyday_cases.grid((17,), SMALL), "cpu", 1, tmp_path, "abc")
+    assert stored_at == list(range(1, 19))
+    stored = report.load(everyday.file_in(tmp_path))
+    assert stored is not None and stored["runs"].keys() == {
+        record["run"] for record in stored["cases"].values()
+    }
+    for record in records:
+        assert record["status"] == "ok", record.get("reason")
+        assert set(record["median_ms"]) == {OURS, TORCH}
+        assert json.loads(json.dumps(record)).items() <= stored["cases"][record["name"]].items()
+    assert "18 cells" in everyday_table.summary(records)
+
+
+def test_what_time_does_not_allow_is_said_and_missing_cases_come_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--quick", "--only", "call_full,call_causal", "--out", str(tmp_path), "--commit", "abcdefabcdef"]
+    clock = iter([0.0, 0.0, 0.0, 0.0])
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic", lambda: next(clock, 2.0))
+        assert everyday.main([*asked, "--seconds", "1"]) == 0
+    stored = report.load(everyday.file_in(tmp_path))
+    assert stored is not None and list(stored["cases"]) == ["call_full"]
+    (about,) = stored["runs"].values()
+    assert about["skipped"] == ["call_causal"] and "skipped: call_causal" in capsys.readouterr().err
+    done: list[str] = []
+    run = everyday.run
+    monkeypatch.setattr(
+        everyday,
+        "run",
+        lambda chosen, *rest: (done.extend(case.name for case in chosen), run(chosen, *rest))[1],
+    )
+    assert everyday.main([*asked[:-1], "abcdefa", "--missing"]) == 0
+    assert everyday.main([*asked[:-1], "0123456", "--missing"]) == 0
+    assert done == ["call_causal", "call_full", "call_causal"]
+
+
+# What is said
+
+
+def _record(name: str, ratio: float, itself: float = 1.0, **other: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": name,
+        "dtype": "float32",
+        "sizes": {"L": 7},
+        "status": "ok",
+        "ours": OURS,
+        "peer": "peer",
+        "median_ms": {OURS: 1.0, "peer": 2.0, "other": 0.5},
+        "ratio": {"median": ratio, "median_95": [ratio, ratio], "middle_90": [ratio, ratio]},
+        "ratio_to_others": {"other": {"median": 2.0, "median_95": [1.9, 2.1]}},
+        "peer_against_itself": {"median": itself, "middle_90": [itself, itself]},
+        **other,
+    }
+
+
+def test_the_summary_is_the_geometric_mean_of_how_many_times_faster_and_names_the_worst() -> None:
+    records = [
+        _record("everyday_L16_none_mean", 0.5, 0.96),
+        _record("everyday_L16_causal_mean", 2.0, 1.03),
+        _record("everyday_L16_both_mean", 0.25),
+        {"name": "everyday_L64_none_mean", "status": "failed", "reason": "weights are off"},
+    ]
+    said = everyday_table.summary(records)
+    assert "3 cells of torch's class: geometric mean 1.59 x as fast" in said
+    assert "worst: L16_causal_mean 0.50, L16_none_mean 2.00, L16_both_mean 4.00" in said
+    assert "torch against itself: 0.96 to 1.03" in said
+    assert said.endswith("failed: everyday_L64_none_mean")
+
+
+def test_a_line_names_every_peer_with_its_ratio() -> None:
+    (_, line) = everyday_table.summary([_record("call_full", 0.5, 0.97)]).splitlines()
+    assert (
+        line.split()
+        == (
+            "call_full 0.50 [0.50, 0.50] 1 ms peer 2 ms (itself 0.97 to 0.97); "
+            "other 500 µs, 2.00 [1.90, 2.10]"
+        ).split()
+    )
+
+
+def test_the_page_parts_what_commits_have_measured() -> None:
+    run = {"machine": {"gpu": "A GPU"}, "versions": {"torch": "2.11"}, "dirty": False, "quick": False}
+    runs = {
+        "old": {**run, "commit": "a" * 40, "started": "2026-01-30T00:00:00Z"},
+        "new": {**run, "commit": "b" * 40, "started": "2026-01-31T00:00:00Z"},
+        "cut": {**run, "commit": "b" * 7, "started": "2026-02-01T00:00:00Z"},
+    }
+    cases = {
+        "call_full": {**_record("call_full", 0.5), "run": "old"},
+        "row_full_L1024": {**_record("row_full_L1024", 0.5), "run": "new"},
+        "everyday_L16_none_mean": {**_record("everyday_L16_none_mean", 0.5), "run": "cut"},
+    }
+    table = everyday_table.table([{"device": "cuda", "runs": runs, "cases": cases}])
+    newer, older = table.split("**A GPU**")[1:]
+    assert newer.startswith(", torch 2.11, commit bbbbbbbbbb, 2026-01-31 to 2026-02-01:")
+    assert older.startswith(", torch 2.11, commit aaaaaaaaaa, 2026-01-30:")
+    assert "One row of one head" in newer and "| 16 | – / 2.00 / – |" in newer and "until the call" in older
+    assert "peer: 2 ms<br>other: 500 µs | **0.50** [0.50, 0.50]<br>2.00 [1.90, 2.10] |" in older
+    assert readme.HEAD[0] in older
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--longest", "8"], "--longest must be at least 16: got 8"),
+        (["--turns", "0"], "--turns must be at least 1: got 0"),
+        (["--only", "no_such"], "no case for cpu fits 'no_such'"),
+        (["--show", "--out", "{}"], "no results of this kind of machine lie in"),
+    ],
+)
+def test_wrong_use_is_answered(
+    given: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        everyday.main([word.format(tmp_path) for word in given])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert everyday.main(["--list", "--device", "cuda"]) == 0
+    assert {case.name for case in CASES} <= set(capsys.readouterr().out.split())
+
+
+def test_nothing_measured_is_said() -> None:
+    assert "python -m benchmarks.everyday" in everyday_table.summary([])

@@ -1,0 +1,298 @@
+"""Rules on a GPU: cells, peers, merging, the table. Tiny, on a CPU; no test here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.registry import OURS
+from benchmarks.rule_cell import Cell
+
+import headwise as hw
+from benchmarks import flex, machine, readme, report, rule_cell, rule_table, rules
+
+SMALL = {"H": 2, "D": 16, "L": 24}
+
+
+@pytest.fixture(autouse=True)
+def _near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "WINDOW", 5)
+    monkeypatch.setattr(flex, "REACH", 3)
+
+
+# Cells
+
+
+def test_the_usual_sizes_come_first_and_long_dense_masks_never() -> None:
+    chosen = rules.cells()
+    names = [cell.name for cell in chosen]
+    assert len(set(names)) == len(names)
+    assert names[0] == "forward_softcap_D128_L4096"
+    assert not {
+        "forward_dense_D128_L32768",
+        "backward_alibi_D64_L32768",
+        "forward_bias_gradient_D64_L4096",
+    } & {*names}
+    assert {cell.rule for cell in chosen} == set(flex.RULES)
+    assert [cell.name for cell in rules.choose("first_*", False)] == [f"first_{rule}" for rule in rules.FIRST]
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize("rule", flex.RULES)
+def test_every_rule_is_right_and_agrees_with_its_peer(rule: str, way: str) -> None:
+    record = rule_cell.measure(Cell(way, rule, SMALL), "cpu", turns=1)
+    assert record["status"] == "ok", record["reason"]
+    assert set(record["check"]) >= ({"output"} if way == "forward" else {"output", "dq", "dk", "dv"})
+    assert set(record["median_us"]) == set(record["felt_us"]) == {OURS, record["peer"]}
+    assert set(record["peer_against_itself"]) == {"median", "middle_90", "median_95"}
+    assert record["backend"] in ("flash", "tiles", "plain")
+
+
+@pytest.mark.parametrize("rule", ["full", "softcap"])
+def test_one_query_over_grouped_heads_is_a_cell(rule: str) -> None:
+    sizes = {"H": 4, "Hk": 2, "D": 16, "T": 1, "S": 40}
+    record = rule_cell.measure(Cell("decode", rule, sizes), "cpu", turns=1)
+    assert record["status"] == "ok", record["reason"]
+
+
+def test_a_forward_with_statistics_is_checked_against_their_formulas() -> None:
+    record = rule_cell.measure(Cell("statistics", "causal", SMALL), "cpu", turns=1)
+    if record["status"] == "failed":  # until attention has the keyword
+        assert "statistics" in record["reason"]
+    else:
+        assert set(record["check"]) == {"output", *rule_cell.STATISTICS}
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "CAP", 1.0)
+    right = flex.plain
+    monkeypatch.setattr(flex, "plain", lambda q, k, v, options: right(q, k, v, {**options, "softcap": 2.0}))
+    record = rule_cell.measure(Cell("forward", "softcap", SMALL), "cpu", turns=1)
+    assert record["status"] == "failed" and "output off by" in record["reason"]
+    assert "median_us" not in record
+
+
+def test_a_peer_that_says_something_else_fails_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = [{"liar": lambda: flex.Peer("liar", lambda q, k, v: v + 1)}]
+    monkeypatch.setattr(flex, "peers", lambda said, q, k: other)
+    record = rule_cell.measure(Cell("forward", "causal", SMALL), "cpu", turns=1)
+    assert record["status"] == "failed" and record["reason"].startswith("ValueError: liar and ours are apart")
+
+
+def test_the_second_choice_runs_where_the_first_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> flex.Peer:
+        raise RuntimeError("no such instruction")
+
+    right = flex.Peer("second", lambda q, k, v: flex.plain(q, k, v, {"causal": True}))
+    monkeypatch.setattr(flex, "peers", lambda said, q, k: [{"first": broken, "second": lambda: right}])
+    record = rule_cell.measure(Cell("forward", "causal", SMALL), "cpu", turns=1)
+    assert record["peer"] == "second" and record["unavailable"] == {
+        "first": "RuntimeError: no such instruction"
+    }
+
+
+# FlexAttention's side, as it runs without compiling
+
+
+def _eagerly(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+    q, k, v = torch.randn(3, flex.sequences(rule), 2, 24, 16).unbind(0)
+    said = flex.RULES[rule](q)
+    expected = hw.attention(q, k, v, **said.options)[0]
+    for score in [score for one in said.scores for score in one.values()]:
+        torch.testing.assert_close(flex.Flex(said, score, q, k)(q, k, v), expected)
+        torch.testing.assert_close(flex.Flex(said, score, q, k).remade(q, k, v), expected)
+    if said.added is not None:
+        given = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=said.added)
+        torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rule", [rule for rule in flex.RULES if rule not in ("causal", "full")])
+def test_the_rule_that_flexattention_is_told_is_ours(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _eagerly(rule, monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rule", ["documents", "padding", "dense"])
+def test_a_mask_that_changes_with_the_batch_is_charged(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+    monkeypatch.setattr(
+        flex,
+        "peers",
+        lambda said, q, k: [{flex.FLEX: lambda: flex.Peer(flex.FLEX, flex.Flex(said, None, q, k))}],
+    )
+    record = rule_cell.measure(Cell("forward", rule, SMALL), "cpu", turns=1)
+    assert record["status"] == "ok", record["reason"]
+    assert set(record["charged_us"]) == {OURS, flex.FLEX} and record["charged_ratio"] > 0
+    assert set(record["block_mask_seconds"]) == {"first", "second"}
+
+
+def test_the_operator_for_the_gpus_tanh_has_a_gradient() -> None:
+    tanh = flex.tanh_of_the_gpu()
+    x = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(tanh(x), x.tanh()) and torch.autograd.gradcheck(tanh, x)
+
+
+# What is stored
+
+
+def test_cells_are_stored_one_by_one_beside_those_of_other_runs(tmp_path: Path) -> None:
+    first, second = (Cell("forward", rule, SMALL) for rule in ("alibi", "causal"))
+    rules.run([first], "cpu", tmp_path, 1, commit="abc")
+    rules.run([second], "cpu", tmp_path, 1, commit="abc")
+    stored = report.load(rule_table.file_in(tmp_path, "cpu"))
+    assert stored is not None and set(stored["cases"]) == {first.name, second.name}
+    assert set(stored["means"]) == {"forward_alibi", "forward_causal"}
+    assert stored["means"]["forward_alibi"]["cells"] == 1
+
+
+def test_what_time_does_not_allow_is_said_and_what_is_stored_of_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 2.0])
+    both = [Cell("forward", rule, SMALL) for rule in ("alibi", "causal")]
+    made = {cell.name: made_up(cell) for cell in both}
+    monkeypatch.setattr(rules, "measure", lambda cell, device, turns: made[cell.name])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    assert len(rules.run(both, "cpu", tmp_path, 1, until=1.0)) == 1
+    stored = report.load(rule_table.file_in(tmp_path, "cpu"))
+    assert stored is not None and list(stored["cases"]) == [both[0].name]
+    (about,) = stored["runs"].values()
+    assert about["skipped"] == [both[1].name] and both[1].name in capsys.readouterr().err
+
+
+def test_cells_that_are_stored_of_this_commit_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [Cell("forward", rule, SMALL) for rule in ("alibi", "causal")]
+    done: list[str] = []
+
+    def made(cell: Cell, device: str, turns: int) -> dict[str, Any]:
+        done.append(cell.name)
+        return made_up(cell)
+
+    monkeypatch.setattr(rules, "choose", lambda only, quick: both)
+    monkeypatch.setattr(rules, "measure", made)
+    rules.run(both[:1], "cpu", tmp_path, 1, commit="abcdefabcdef")
+    asked = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--missing"]
+    assert rules.main([*asked, "--commit", "abcdefa"]) == 0
+    assert done == [cell.name for cell in both]
+
+
+def test_a_cell_that_breaks_is_recorded_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(q: torch.Tensor) -> flex.Said:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setitem(flex.RULES, "alibi", broken)
+    monkeypatch.setattr(
+        rules, "choose", lambda only, quick: [Cell("forward", x, SMALL) for x in ("alibi", "full")]
+    )
+    assert rules.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
+    stored = json.loads(rule_table.file_in(tmp_path, "cpu").read_text())
+    assert [record["status"] for record in stored["cases"].values()] == ["failed", "ok"]
+    assert list(stored["means"]) == ["forward_full"]
+    said = capsys.readouterr()
+    assert "FAILED  RuntimeError: out of luck" in said.out and "1 of 2 failed" in said.err
+
+
+def test_a_first_call_is_told_by_a_child(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "first_calls", lambda rule, device: rule_cell.first_calls(rule, device, SMALL))
+    assert rules.main(["--device", "cpu", "--first", "bias"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"forward_seconds", "backward_seconds"}
+
+
+# What is said
+
+
+def made_up(cell: Cell, **other: Any) -> dict[str, Any]:
+    """A record of that cell."""
+    record = {
+        "name": cell.name,
+        "way": cell.way,
+        "rule": cell.rule,
+        "group": f"{cell.way}_{cell.rule}",
+        "sizes": {"B": 1, **cell.sizes},
+        "device": "cuda",
+        "status": "ok",
+        "backend": "triton",
+        "median_us": {OURS: 50.0, "FlexAttention": 100.0, "SDPA": 200.0},
+        "peer": "FlexAttention",
+        "ratio": 0.5,
+        "ratios": {"FlexAttention": 0.5, "SDPA": 0.25},
+        "felt_ratio": 0.75,
+        "charged_ratio": None,
+    }
+    return {**record, **other}
+
+
+def stored_up(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """A file of them."""
+    run = {
+        "started": "2026-01-31T12:00:00Z",
+        "machine": {"gpu": "A GPU"},
+        "versions": {"torch": "2.11"},
+        "commit": "0123456789abcdef",
+        "dirty": False,
+        "quick": False,
+    }
+    found: dict[str, Any] | None = None
+    for record in records:
+        found = report.merge(found, run, record)
+    assert found is not None
+    return found
+
+
+def test_means_are_geometric_and_leave_out_what_failed() -> None:
+    short, long = (Cell("forward", "alibi", {"H": 16, "D": 128, "L": L}) for L in (1024, 4096))
+    failed = made_up(Cell("forward", "alibi", SMALL), status="failed", reason="wrong")
+    found = rule_table.means([made_up(short), made_up(long, ratio=2.0, charged_ratio=0.1), failed])
+    assert found == {
+        "forward_alibi": {
+            "cells": 2,
+            "ratio": 1.0,
+            "felt": 0.75,
+            "charged": 0.1,
+            "beside": {"FlexAttention": 0.5, "SDPA": 0.25},
+        }
+    }
+
+
+def test_the_table_has_a_row_for_each_rule_and_a_column_for_each_length() -> None:
+    short, long = (Cell("forward", "alibi", {"H": 16, "D": 128, "L": L}) for L in (1024, 4096))
+    failed = made_up(long, status="failed", reason="wrong")
+    first = {"name": "first_bias", "way": "first", "rule": "bias", "device": "cuda", "status": "ok"}
+    seconds = {"forward_seconds": 1.5, "backward_seconds": 2.25}
+    records = [made_up(short), failed, {**first, **seconds}]
+    lines = rule_table.table(stored_up(records)).splitlines()
+    assert lines[0] == "**A GPU**, torch 2.11, commit 0123456789, 2026-01-31: bfloat16."
+    assert "| | beside it | 1,024 | 4,096 | mean | felt | new mask |" in lines
+    beside = "FlexAttention 0.50 / SDPA 0.25"
+    row = f"| ALiBi, causal, D128 | {beside} | **0.50** (50 µs) | failed | 0.50 | 0.75 | – |"
+    assert row in lines
+    assert "First calls, nothing compiled before: bias 1.5 s, back 2.2 s." in lines
+
+
+def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"before\n{rule_table.MARKERS[0]}\nstale\n{rule_table.MARKERS[1]}\nafter\n")
+    rule_table.put(tmp_path, page)
+    assert readme.table_in(page.read_text("utf-8"), *rule_table.MARKERS) == rule_table.NOTHING
+    stored = stored_up([made_up(Cell("forward", "alibi", {"H": 16, "D": 128, "L": 1024}))])
+    report.write(rule_table.file_in(tmp_path, "cuda"), stored)
+    rule_table.put(tmp_path, page)
+    assert readme.table_in(page.read_text("utf-8"), *rule_table.MARKERS) == rule_table.table(stored)
+
+
+def test_the_table_shown_is_that_of_the_stored_cells() -> None:
+    """Red after new results: `python -m benchmarks.rules --table`."""
+    shown = readme.table_in((machine.ROOT / "docs" / "benchmarks.md").read_text("utf-8"), *rule_table.MARKERS)
+    assert shown == rule_table.table(report.load(rule_table.file_in(report.RESULTS, "cuda")))

@@ -1,0 +1,270 @@
+"""Lengths: what the sweep stores, and that table and picture are made of it. No test here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.cases.maps import BY_HEAD, DENSE
+from benchmarks.cases.second_pass import CUDNN
+from benchmarks.registry import OURS
+
+import headwise as hw
+from benchmarks import lengths, peers, readme, report, runner, sweep, verdicts
+from benchmarks import problem as problems
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"B": 1, "H": 3, "D": 8, "cells": 4}
+EAGER = (DENSE, BY_HEAD)
+
+
+@pytest.fixture(autouse=True)
+def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep.runner, "LEAST_SAMPLE", 0.0)
+    monkeypatch.setattr(sweep, "TURNS", 2)
+
+
+# Measuring
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The arm and the name of every value that is compared with the truth."""
+    noted: list[tuple[str, str]] = []
+
+    def check(*given: Any) -> list[verdicts.Checked]:
+        found = verdicts.check(*given)
+        noted.extend((value.arm, value.value) for value in found)
+        return found
+
+    monkeypatch.setattr(runner, "check", check)
+    return noted
+
+
+def test_a_length_is_checked_timed_and_stored_as_soon_as_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: list[tuple[str, str]]
+) -> None:
+    stored_at: list[int] = []
+    write = report.write
+    monkeypatch.setattr(
+        report, "write", lambda path, found: (stored_at.append(len(found["records"])), write(path, found))
+    )
+    found = sweep.run("cpu", (8, 16), tmp_path, "abc", SMALL)
+    assert stored_at == [1, 2]
+    assert report.load(sweep.file_in(tmp_path, "cpu")) == json.loads(json.dumps(found))
+    assert found["run"]["commit"] == "abc" and "cpu" in found["run"]["machine"]
+    assert [record["sizes"]["L"] for record in found["records"]] == [8, 16]
+    for record in found["records"]:
+        assert record["status"] == "ok", record.get("reason")
+        assert set(record["median_ms"]) == {OURS, CUDNN, *EAGER}
+        assert set(record["check"]) == {OURS, CUDNN, *EAGER}
+        assert record["out_of_memory"] == {}
+    assert {value for _, value in judged} >= {
+        "entropy",
+        "received from 0",
+        "pooled from 0",
+        "output from 0",
+    }
+
+
+def test_beyond_what_float64_can_judge_a_row_of_cells_and_the_sums_are_checked(
+    monkeypatch: pytest.MonkeyPatch, judged: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(sweep, "WHOLE_HEAD", 8)
+    (record,) = sweep.run("cpu", (16,), None, None, SMALL)["records"]
+    assert record["status"] == "ok", record.get("reason")
+    assert {value for arm, value in judged if arm == OURS} == {
+        "last row of cells from 0",
+        "in the picture",
+        "received",
+    }
+
+
+def test_a_picture_that_loses_weight_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "WHOLE_HEAD", 8)
+    honest = hw.AttentionMap.statistics
+
+    def loses(self: hw.AttentionMap, *names: str, **options: Any) -> Any:
+        found = honest(self, *names, **options)
+        found["pooled"][:, 0, 0] = 0
+        return found
+
+    monkeypatch.setattr(hw.AttentionMap, "statistics", loses)
+    (record,) = sweep.run("cpu", (16,), None, None, SMALL)["records"]
+    assert record["status"] == "failed" and "in the picture is off by" in record["reason"]
+
+
+def test_what_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_head = peers.bytes_of_statistics(1, 16, torch.float32)
+    monkeypatch.setattr(sweep, "MOST_BYTES", one_head)
+    first, second = sweep.run("cpu", (16, 32), None, None, SMALL)["records"]
+    assert first["out_of_memory"] == {DENSE: 3 * one_head}
+    assert set(first["median_ms"]) == {OURS, CUDNN, BY_HEAD}
+    assert second["out_of_memory"] == {DENSE: 12 * one_head, BY_HEAD: 4 * one_head}
+    assert set(second["median_ms"]) == {OURS, CUDNN}
+
+
+def test_what_dies_when_tried_is_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(peers, "dense_statistics", dies)
+    (record,) = sweep.run("cpu", (16,), None, None, SMALL)["records"]
+    assert record["status"] == "ok", record.get("reason")
+    assert set(record["out_of_memory"]) == set(EAGER)
+    assert set(record["median_ms"]) == {OURS, CUDNN}
+
+
+@pytest.mark.parametrize(("dtype", "bytes_each"), [(torch.bfloat16, 10), (torch.float32, 8)])
+def test_the_arithmetic_is_that_of_scores_and_weights(dtype: torch.dtype, bytes_each: int) -> None:
+    """80 GiB were measured for 32 heads of 16,384 tokens in bfloat16: ten bytes a weight."""
+    assert peers.bytes_of_statistics(32, 16384, dtype) == bytes_each * 32 * 16384**2
+
+
+def test_the_eager_routes_draw_the_picture_from_the_same_matrix() -> None:
+    problem = problems.make({**SMALL, "L": 16}, torch.device("cpu"), torch.float64, problems.causal)
+    q, k, _ = problem.qkv
+    hidden = ~problem.mask()
+    expected = hw.AttentionMap(q, k, causal=True).pooled(4)
+    for route in (peers.dense_statistics, peers.head_by_head):
+        torch.testing.assert_close(route(q, k, hidden, 4)["pooled"], expected)
+        assert "pooled" not in route(q, k, hidden)
+
+
+def test_longer_sequences_get_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "TURNS", 10)
+    turns = [sweep.case_of(length, sweep.SIZES, "cuda").most_repeats for length in sweep.LENGTHS]
+    assert turns == [10] * 8 + [5, 2, 1]
+    assert (sweep.LENGTHS[0], sweep.LENGTHS[-1]) == (1024, 1048576)
+
+
+def test_the_first_call_finds_nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "before")
+    with sweep._nothing_compiled_yet():
+        folder = Path(os.environ["TRITON_CACHE_DIR"])
+        assert folder.is_dir() and not any(folder.iterdir())
+    assert os.environ["TRITON_CACHE_DIR"] == "before" and not folder.exists()
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    with sweep._nothing_compiled_yet():
+        pass
+    assert "TRITON_CACHE_DIR" not in os.environ
+    found = sweep.first_calls("cpu", {**SMALL, "L": 16}, torch.float32)
+    assert found["first_seconds"] > 0 and found["second_seconds"] > 0 and found["sizes"]["L"] == 16
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, complaint in (
+        (["--longest", "1000"], "got 1000"),
+        (["--plot", "--out", str(tmp_path)], "measure first"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            sweep.main(given)
+        assert complaint in capsys.readouterr().err
+
+
+def test_the_command_tells_of_a_length_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "run", lambda *_: {"records": [{"name": "length_8", "status": "failed"}]})
+    assert sweep.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert "length_8" in capsys.readouterr().err
+
+
+# Table and picture
+
+
+def made_up() -> dict[str, Any]:
+    """Results of a machine that never was, for three lengths: the eager routes end, one after the other."""
+    times = ({DENSE: 3.0, BY_HEAD: 4.0}, {BY_HEAD: 16.0}, {})
+    records = []
+    for length, eager in zip((1024, 4096, 16384), times, strict=True):
+        arms = {OURS: length / 1000, CUDNN: length / 2000, **eager}
+        needs = sweep.needed({**sweep.SIZES, "L": length}, torch.bfloat16)
+        records.append(
+            {
+                "sizes": {**sweep.SIZES, "L": length},
+                "status": "ok",
+                "median_ms": arms,
+                "ratio": {"of_medians": 2.0},
+                "memory": {arm: {"extra_bytes": length * 2**12} for arm in arms},
+                "unavailable": {},
+                "out_of_memory": {arm: needs[arm] for arm in EAGER if arm not in arms},
+            }
+        )
+    return {
+        "schema": report.SCHEMA,
+        "device": "cuda",
+        "run": {
+            "started": "2026-01-31T12:00:00Z",
+            "machine": {"cpu": "A processor", "threads": 2, "gpu": "A GPU"},
+            "versions": {"torch": "2.13"},
+            "commit": "0123456789abcdef",
+            "dirty": False,
+            "sizes": sweep.SIZES,
+        },
+        "first_call": {"sizes": {"L": 4096}, "first_seconds": 12.5, "second_seconds": 0.0025},
+        "records": records,
+    }
+
+
+def test_the_table_says_what_was_measured_and_what_would_not_fit() -> None:
+    lines = lengths.table(made_up()).splitlines()
+    assert "**A GPU**, torch 2.13, commit 0123456789, 2026-01-31, B1 H8 D128, causal:" in lines
+    rows = [line for line in lines if line.startswith(("| 1", "| 4"))]
+    assert rows == [
+        "| 1,024 | 1.02 ms, 4 MiB | 512 µs, 4 MiB | 2.00 | 3 ms, 4 MiB | 4 ms, 4 MiB |",
+        "| 4,096 | 4.1 ms, 16 MiB | 2.05 ms, 16 MiB | 2.00 | out of memory: 1.2 GiB | 16 ms, 16 MiB |",
+        "| 16,384 | 16.4 ms, 64 MiB | 8.19 ms, 64 MiB | 2.00 | out of memory: 20.0 GiB "
+        "| out of memory: 2.5 GiB |",
+    ]
+    assert "took 12.5 s (4,096 tokens), the second 2.5 ms." in lines[-1]
+    failed = made_up()
+    failed["records"][0] = {"sizes": {"L": 1024}, "status": "failed"}
+    assert "| 1,024 | failed its check | | | | |" in lengths.table(failed)
+
+
+def test_table_and_picture_are_drawn_from_a_file_of_results(tmp_path: Path) -> None:
+    path = sweep.file_in(tmp_path, "cuda")
+    report.write(path, made_up())
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"before\n{lengths.MARKERS[0]}\nstale\n{lengths.MARKERS[1]}\nafter\n")
+    stored = report.load(path)
+    assert stored is not None
+    sweep.draw(stored, tmp_path)
+    assert readme.table_in(page.read_text("utf-8"), *lengths.MARKERS) == lengths.table(made_up())
+    assert page.read_text("utf-8").startswith("before\n") and "stale" not in page.read_text("utf-8")
+    drawn = (tmp_path / "lengths.png").read_bytes()
+    assert drawn[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(drawn[16:20], "big") == 1800
+
+
+def test_the_picture_names_each_curve_once_and_marks_where_memory_ended() -> None:
+    figure = lengths.picture(made_up())
+    assert len(figure.axes) == 2
+    for axes in figure.axes:
+        names = [text.get_text() for text in axes.texts]
+        assert sorted(names) == sorted([*lengths.SHORT.values(), "\u2716 longer: out of memory"])
+        crosses = [line for line in axes.lines if line.get_marker() == "X"]
+        assert sorted(line.get_xdata()[0] for line in crosses) == [1024, 4096]
+
+
+def test_a_picture_can_be_drawn_of_whatever_was_done(tmp_path: Path) -> None:
+    some = made_up()
+    for record in some["records"]:
+        record["memory"] = {}  # as on a CPU
+    lengths.picture(some).savefig(tmp_path / "no_memory.png")
+    some["records"] = some["records"][:1]
+    lengths.picture(some).savefig(tmp_path / "one_length.png")
+    some["records"] = []
+    lengths.picture(some).savefig(tmp_path / "nothing.png")
+
+
+def test_the_table_shown_is_that_of_the_stored_lengths() -> None:
+    shown = readme.table_in((ROOT / "docs" / "benchmarks.md").read_text("utf-8"), *lengths.MARKERS)
+    stored = report.load(sweep.file_in(report.RESULTS, "cuda"))
+    assert shown == lengths.table(stored)
+    assert (stored is None) == ("lengths.png" not in str(shown))
+    assert stored is None or (ROOT / "docs" / "lengths.png").exists()

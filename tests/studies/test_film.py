@@ -1,0 +1,155 @@
+"""The film: its length, its captions, numbers that are headwise's own, files that are there and small."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from studies.film_example import HEADS, WORDS, example
+
+import headwise as hw
+from headwise.errors import ArgumentError, PackageMissing
+from studies import film, film_attention, film_stage, film_training
+
+DOCS = Path(film.__file__).resolve().parents[1] / "docs"
+CUE = re.compile(r"(\d\d):(\d\d):(\d\d\.\d{3}) --> (\d\d):(\d\d):(\d\d\.\d{3})\n(.+)")
+
+
+def cues(text: str) -> list[tuple[float, float, str]]:
+    """Start, end and words of every caption."""
+    found = []
+    for match in CUE.finditer(text):
+        start, end = (60 * (60 * int(match[at]) + int(match[at + 1])) + float(match[at + 2]) for at in (1, 4))
+        found.append((start, end, match[7]))
+    return found
+
+
+# The example
+
+
+def test_the_example_is_what_multihead_attention_computes() -> None:
+    e = example()
+    mha = hw.MultiHeadAttention(8, HEADS, bias=False).double()
+    with torch.no_grad():
+        for name, weight in (("q", e.w_q), ("k", e.w_k), ("v", e.w_v), ("out", e.w_o)):
+            getattr(mha, f"{name}_proj").weight.copy_(weight.T)
+        output, weights = mha(e.x[None])
+    torch.testing.assert_close(output[0], e.output)
+    torch.testing.assert_close(weights.dense()[0], e.weights)
+
+
+def test_the_example_shows_what_its_captions_say() -> None:
+    before, goes_with = example().weights
+    assert [int(row.argmax()) for row in before[1:]] == [0, 1, 2, 3]
+    looked_at = {word: WORDS[int(row.argmax())] for word, row in zip(WORDS, goes_with, strict=True)}
+    assert looked_at == {"the": "cat", "cat": "chased", "chased": "cat", "a": "mouse", "mouse": "chased"}
+    row, column = film_attention.ONE
+    products = re.findall(r"([−\d.]+) × ([−\d.]+)", film_attention._sum(row, column))
+    total = sum(float(a.replace("−", "-")) * float(b.replace("−", "-")) for a, b in products)
+    assert total == pytest.approx(float(example().q[row, column]))  # one decimal is all there is
+
+
+# Scenes and captions
+
+
+def test_the_film_takes_60_to_90_seconds_and_nobody_has_to_read_faster_than_20_letters_a_second() -> None:
+    scenes = film.scenes()
+    assert 60 <= sum(scene.seconds for scene in scenes) <= 90
+    assert len({scene.name for scene in scenes}) == len(scenes)
+    hurried = [s.name for s in scenes if len(s.caption) > 20 * s.seconds]
+    assert hurried == []
+    assert sum(s.seconds for s in film.scenes(75)) == pytest.approx(75)
+    with pytest.raises(ArgumentError, match="seconds must be 60 to 90: got 30"):
+        film.scenes(30)
+
+
+def test_captions_cover_the_film_and_are_those_of_its_files() -> None:
+    scenes = film.scenes()
+    text = (DOCS / "film.vtt").read_text("utf-8")
+    assert text == film.captions(scenes) and text.startswith("WEBVTT\n\n")
+    found = cues(text)
+    assert [words for _, _, words in found] == [scene.caption for scene in scenes]
+    assert found[0][0] == 0 and found[-1][1] == pytest.approx(sum(scene.seconds for scene in scenes))
+    assert all(a[1] == b[0] and a[0] < a[1] for a, b in pairwise(found))
+    page = (DOCS / "learn" / "film.md").read_text("utf-8")
+    assert film.transcript(scenes) in page and film.with_transcript(page, scenes) == page
+    C, L, H = film_training.life().shape
+    assert f"The {L * H} heads" in page and f"{C} checkpoints" in page
+    with pytest.raises(ArgumentError, match="the page must have the lines <!-- captions -->"):
+        film.with_transcript("nothing", scenes)
+
+
+def test_captions_of_training_say_what_was_measured() -> None:
+    life, told = hw.models.specialisation(), film_training.facts()
+    said = " ".join(scene.caption for scene in film.scenes() if scene.part == 1)
+    layer, head = map(int, told["before_head"].split("."))
+    at = life.steps.tolist().index(int(told["before_step"].replace(",", "")))
+    assert f"{float(life.statistics['previous'][at, layer, head]):.2f}" == told["before_score"]
+    assert all(value in said for value in told.values())
+    labels = [{name or "no label" for row in each for name in row} for each in life.labels]
+    assert labels[0] == {"broad"}  # "at first all are broad"
+    first = {
+        name: min(at for at, there in enumerate(labels) if name in there) for name in film_training.COLOURS
+    }
+    assert first["punctuation"] < first["local"] < first["previous-token"] < first["induction"]
+    assert set.union(*labels) <= set(film_training.COLOURS)
+
+
+# Frames
+
+
+@pytest.mark.thinned(6)
+@pytest.mark.parametrize("scene", film.scenes(), ids=lambda scene: scene.name)
+def test_a_frame_of_every_scene_is_drawn(scene: film.Scene) -> None:
+    dots = film.frame(scene, 0.6, 0.5)
+    assert dots.shape == (540, 960, 3) and dots.dtype == numpy.uint8
+    assert dots[100:460].std() > 5  # something is there
+    band = dots[482:535]  # the caption: white on dark, with room on both sides
+    assert band.max() > 240 and band[:, :30].max() < 60 and band[:, -30:].max() < 60
+
+
+def test_a_frame_drawn_twice_is_the_same() -> None:
+    scene = next(scene for scene in film.scenes() if scene.name == "induction")
+    assert numpy.array_equal(film.frame(scene, 0.3), film.frame(scene, 0.3))
+
+
+def test_words_stand_where_they_are_put() -> None:
+    stage = film_stage.Stage()
+    stage.text(300, 200, "HEAD", 40, "#000000", at="left")
+    stage.text(600, 300, "HEAD", 40, "#000000", turned=True)
+    dark = stage.dots()[..., 0] < 128
+    rows, columns = numpy.nonzero(dark[:, :500])
+    assert abs((rows.min() + rows.max()) / 2 - 200) <= 2 and abs(columns.min() - 300) <= 6
+    rows, columns = numpy.nonzero(dark[:, 500:])
+    assert (
+        abs((columns.min() + columns.max()) / 2 + 500 - 600) <= 2
+        and abs((rows.min() + rows.max()) / 2 - 300) <= 3
+    )
+    assert rows.max() - rows.min() > columns.max() - columns.min()
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"), [("film.webm", b"\x1a\x45\xdf\xa3"), ("film.gif", b"GIF89a"), ("film.vtt", b"WEBVTT")]
+)
+def test_the_films_are_there_and_small(name: str, starts: bytes) -> None:
+    file = DOCS / name
+    assert file.read_bytes()[:16].startswith(starts)
+    assert file.stat().st_size <= 2.5e6
+    assert f"../{name}" in (DOCS / "learn" / "film.md").read_text("utf-8")
+
+
+def test_without_ffmpeg_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(film.sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(PackageMissing, match=r"the film needs ffmpeg; install with: apt-get install ffmpeg"):
+        film.write(film.scenes(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ArgumentError, match="out must be a folder"):
+        film.write(film.scenes(), tmp_path / "none")
