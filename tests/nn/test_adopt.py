@@ -21,7 +21,6 @@ import headwise as hw
 from as_torch_cases import always_in_one_step, as_if_large
 from headwise.errors import ArgumentError
 from headwise.nn.as_torch.encoder import TransformerEncoder
-from headwise.nn.as_torch.torch_masks import Ragged
 from judge import assert_judged, error, largest
 
 # torch's own encoder, restored or beside ours, says so once a process: whichever test is first.
@@ -171,36 +170,6 @@ def test_the_report_says_what_was_left_and_why() -> None:
     assert str(hw.adopt(nn.Linear(2, 2))).startswith("Nothing to adopt")
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_ragged_batches_run_without_their_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, seen = encoder().eval(), []
-    with torch.no_grad():
-        before = model(X, src_key_padding_mask=PADDING)
-        hw.adopt(model)
-        real = Ragged.real
-        monkeypatch.setattr(Ragged, "real", lambda self, x: seen.append(x.shape) or real(self, x))
-        after = model(X, src_key_padding_mask=PADDING)
-    assert seen[0] == (N, L, E) and len(seen) == 3  # at the door, and after each attention
-    assert error(after, before) < 1e-5  # zeros under the padding in both, but for the last norm
-
-
-def test_padding_that_is_not_at_the_end_hooks_and_gradients_are_not_packed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Ragged, "of", lambda *_: pytest.fail("packed"))
-    model = encoder().eval()
-    hw.adopt(model)
-    with torch.no_grad():
-        model(X, src_key_padding_mask=PADDING.flip(1))
-        model(X, mask=CAUSAL, src_key_padding_mask=torch.zeros(N, L).masked_fill(PADDING, -torch.inf))
-        handle = model.layers[1].linear1.register_forward_hook(lambda *_: None)
-        model(X, src_key_padding_mask=PADDING)
-        handle.remove()
-        with torch.enable_grad():
-            model(X, src_key_padding_mask=PADDING)
-        model.train()(X, src_key_padding_mask=PADDING)
-
-
 def test_layers_get_masks_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     model, masks = encoder(), []
     hw.adopt(model)
@@ -288,13 +257,6 @@ def test_compiled_adopted_models_are_one_graph() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     found = compiled(X, mask=CAUSAL, is_causal=True)
     assert error(found, model(X, mask=CAUSAL)) < 1e-5
-
-
-def test_nothing_ragged_is_lost_on_the_way() -> None:
-    sequences = Ragged.of(~PADDING)
-    x = sequences.real(X)
-    assert x.shape == (30, E) and sequences.lengths.tolist() == [17, 9, 4]
-    assert torch.equal(sequences.padded(x), X * REAL)
 
 
 # What somebody could notice: torch's slow path, each part called as the module it is, is the oracle
@@ -617,7 +579,6 @@ def test_hooks_of_all_modules_see_every_part(register: Callable[..., Any]) -> No
 def test_backward_hooks_of_all_modules_are_a_reason_to_be_slow(
     register: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ragged, "of", lambda *_: pytest.fail("packed"))
     monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *_: pytest.fail("native"))
     model = in_double().eval()
     hw.adopt(model)

@@ -27,7 +27,7 @@ from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
 from ...nn import KVCache, Memory, MultiHeadAttention, ragged
-from ...nn.as_torch.encoder import TransformerEncoder
+from ...nn.as_torch.encoder import TransformerEncoder, TransformerEncoderLayer
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
@@ -149,7 +149,11 @@ def encode(
 
 
 def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> bool:
-    """Whether torch's encoder would go on with a nested tensor if nobody listened."""
+    """Return True if torch's encoder would go on with a nested tensor if nobody listened."""
+    if type(module) is TransformerEncoder and any(
+        isinstance(x, TransformerEncoderLayer) for x in module.layers
+    ):
+        return False
     if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
         return False
     first = module.layers[0]

@@ -1,12 +1,12 @@
-"""torch's Transformer encoder and its layer: masks left as they came, real tokens without their padding.
+"""torch's Transformer encoder and its layer: masks left as they came.
 
 torch's layer turns every mask into a fresh float tensor, so that nobody down the line can know it again, and
 in evaluation it skips `self_attn` for a native operator that builds all weights as soon as there is a mask.
 These two classes change nothing else: they stand in for torch's while a model is adopted.
 
-There are two shortcuts past the parts of a layer, torch's native layer and the way without padding. Both are
-taken only where nobody could notice (`_is_as_made`); else each part is called as the module it is, and what
-is not ours is asked as torch asks it in training.
+torch's native layer is a shortcut past the parts of a layer. It is taken only where nobody could notice
+(`_is_as_made`); else each part is called as the module it is, and what is not ours is asked as torch asks it
+in training.
 
 Letters: N batch, L length, E width.
 """
@@ -26,7 +26,7 @@ from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_unobserved, is_untouched,
 from .answers import FEW, leaves_some
 from .contract import check_kinds, scriptable
 from .module import MultiheadAttention
-from .torch_masks import Ragged, content_of
+from .torch_masks import content_of
 
 __all__ = ["TransformerEncoder", "TransformerEncoderLayer"]
 
@@ -68,22 +68,11 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
             src_mask, src_key_padding_mask = _in_one_dtype(src, src_mask, src_key_padding_mask)
         elif not isinstance(self.self_attn, MultiheadAttention):
             src_mask, src_key_padding_mask = (_added(mask, src) for mask in (src_mask, src_key_padding_mask))
-        return self._through(
-            src, lambda x: self._sa_block(x, src_mask, src_key_padding_mask, is_causal=is_causal)
-        )
-
-    def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
-        """The same for real tokens alone, [tokens, E], of sequences of any length."""
-        attend = self.self_attn
-        assert isinstance(attend, MultiheadAttention)
-        return self._through(x, lambda y: self.dropout1(attend.ragged(y, sequences)))
-
-    def _through(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Both blocks with their norms, whatever attention is."""
+        masks = src_mask, src_key_padding_mask
         if self.norm_first:
-            x = x + attend(self.norm1(x))
+            x = src + self._sa_block(self.norm1(src), *masks, is_causal=is_causal)
             return x + self._ff_block(self.norm2(x))
-        x = self.norm1(x + attend(x))
+        x = self.norm1(src + self._sa_block(src, *masks, is_causal=is_causal))
         return self.norm2(x + self._ff_block(x))
 
     def __prepare_scriptable__(self) -> nn.TransformerEncoderLayer:
@@ -91,7 +80,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
 
 
 class TransformerEncoder(nn.TransformerEncoder):
-    """`torch.nn.TransformerEncoder` that hands masks on as they came, and packs what is ragged."""
+    """`torch.nn.TransformerEncoder` that hands masks on as they came."""
 
     def forward(
         self,
@@ -108,22 +97,14 @@ class TransformerEncoder(nn.TransformerEncoder):
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
         if _differ(mask, src_key_padding_mask):
             mask, src_key_padding_mask = _in_one_dtype(src, mask, src_key_padding_mask)
-        x, plain = src, mask is None and not is_causal
-        if src_key_padding_mask is not None and plain and self._would_pack(src, src_key_padding_mask):
-            sequences = Ragged.of(~src_key_padding_mask)
-            x = sequences.real(src)
-            for layer in self.layers:
-                x = layer.ragged(x, sequences)
-            x = sequences.padded(x)
-        else:
-            causal = is_causal
-            if causal is None:
-                content = None if mask is None else content_of(mask)
-                causal = content is not None and content.causal and self._fits(src, mask)
-            asked = Asked(src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
-            theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
-            for layer, own in zip(self.layers, ours, strict=True):
-                x = layer(x, **(asked if own else theirs))
+        causal, x = is_causal, src
+        if causal is None:
+            content = None if mask is None else content_of(mask)
+            causal = content is not None and content.causal and self._fits(src, mask)
+        asked = Asked(src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
+        theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
+        for layer, own in zip(self.layers, ours, strict=True):
+            x = layer(x, **(asked if own else theirs))
         return x if self.norm is None else self.norm(x)
 
     def _as_torch_asks(
@@ -142,28 +123,6 @@ class TransformerEncoder(nn.TransformerEncoder):
         """Return True if the mask has this length. A mask of another length is refused further on."""
         length = self._length(src)
         return mask is not None and tuple(mask.shape) == (length, length)
-
-    def _would_pack(self, src: Tensor, padding: Tensor) -> bool:
-        """Whether torch would go on with a nested tensor here, in evaluation, and nobody could notice."""
-        if not getattr(self, "use_nested_tensor", False) or not torch.backends.mha.get_fastpath_enabled():
-            return False
-        if not is_unobserved(src) or src.dim() != 3 or not src.numel() or padding.dtype != torch.bool:
-            return False
-        if not src.is_cpu:  # on an H200 the padding's own work takes less time than leaving it out: 0.6
-            return False
-        N, L, E = src.shape
-        if tuple(padding.shape) != (N, L):
-            return False
-        if not all(_goes_without_padding(layer, E) for layer in self.layers):
-            return False
-        norm = self.norm
-        if norm is not None and not (is_untouched(norm, *LAYER_NORM) and norm.normalized_shape == (E,)):
-            return False
-        if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in self.parameters())):
-            return False
-        return not getattr(self, "mask_check", True) or bool(
-            torch._nested_tensor_from_mask_left_aligned(src, ~padding)
-        )
 
     def __prepare_scriptable__(self) -> nn.TransformerEncoder:
         return scriptable(self, TORCHS_ENCODER)
@@ -203,10 +162,8 @@ def _is_at_rest(layer: TransformerEncoderLayer) -> bool:
     )
 
 
-def _goes_without_padding(layer: nn.Module, E: int) -> bool:
-    """Whether nobody could notice that a layer was given real tokens alone."""
-    if not _is_as_made(layer) or not _is_at_rest(layer):
-        return False
+def _has_plain_attention(layer: TransformerEncoderLayer, E: int) -> bool:
+    """Return True if nothing is appended to the keys, and all widths are E."""
     attend, norms = layer.self_attn, (layer.norm1, layer.norm2)
     return (
         attend.batch_first
@@ -215,7 +172,6 @@ def _goes_without_padding(layer: nn.Module, E: int) -> bool:
         and not attend.add_zero_attn
         and attend.bias_k is None
         and attend.bias_v is None
-        and parameters_of(attend, "in_proj_weight", "in_proj_bias") is not None
         and all(norm.normalized_shape == (E,) for norm in norms)
     )
 
@@ -228,7 +184,9 @@ def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | Non
     if layer.training or not is_unobserved(src) or src.dim() != 3 or not src.numel():
         return None
     N, L, E = src.shape
-    if not torch.backends.mha.get_fastpath_enabled() or not _goes_without_padding(layer, E):
+    if not torch.backends.mha.get_fastpath_enabled() or not _is_as_made(layer):
+        return None
+    if not _is_at_rest(layer) or not _has_plain_attention(layer, E):
         return None
     attend, H = layer.self_attn, layer.self_attn.num_heads
     if H % 2 or layer.norm1.eps != layer.norm2.eps:

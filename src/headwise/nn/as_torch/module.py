@@ -11,16 +11,12 @@ from torch.autograd import forward_ad
 
 from ...arguments import answering
 from ...errors import ArgumentError
-from ...functional import attention
 from ...mask_rules import is_traced
-from ...masks import Mask
 from ..module_call import fx_node
-from ..one_step import joined
 from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_untouched
 from .answers import answer, native
 from .contract import changing_nothing, scriptable
-from .torch_masks import Ragged
-from .torch_projections import TorchCall, in_one_step, linear, thirds
+from .torch_projections import TorchCall, in_one_step
 
 __all__ = ["MultiheadAttention"]
 
@@ -128,14 +124,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = call.heads()
         rules = call.rules(q.shape[2], k.shape[2])
         return call.finish(*answer(q, k, v, rules, call.dropout, need_weights, average_attn_weights, zero))
-
-    def ragged(self, x: Tensor, sequences: Ragged) -> Tensor:
-        """Self-attention of real tokens alone, [tokens, E] -> [tokens, E]; each sequence sees itself."""
-        joint = sequences.padded(linear(x, self.in_proj_weight, self.in_proj_bias))  # [N, L, 3 E]
-        q, k, v = thirds(joint, self.num_heads, 0)
-        out, _ = attention(q, k, v, Mask.padding(sequences.lengths))
-        output: Tensor = self.out_proj(sequences.real(joined(out, 0)))
-        return output
 
     def __prepare_scriptable__(self) -> nn.MultiheadAttention:
         """What `torch.jit.script` compiles: torch's own class, on the same parameters."""

@@ -3,8 +3,7 @@
 torch's masks say the opposite of ours (True = may not attend) and a float mask is added. Keys that a module
 appends are seen by every query. What a mask holds is read on a CPU, by proof in every call (`facts.py`). On a
 GPU, while compiling or exporting, and in tensors that learn, nothing is read: the mask is taken as it is, on
-a GPU also as `is_causal` says. Padding that is right of all real tokens can be left out altogether
-(`Ragged`).
+a GPU also as `is_causal` says.
 
 Letters: N batch, L query_len, S key_len, H num_heads.
 """
@@ -22,7 +21,7 @@ from ...facts import fact
 from ...mask_rules import can_read
 from ...masks import Mask
 
-__all__ = ["LOW", "LOWEST", "Content", "Ragged", "Rules", "as_hidden", "content_of", "read", "rules_of"]
+__all__ = ["LOW", "LOWEST", "Content", "Rules", "as_hidden", "content_of", "read", "rules_of"]
 
 
 LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
@@ -204,31 +203,3 @@ def _is_empty(padding: Tensor) -> bool:
     if padding.requires_grad or not padding.numel() or not can_read(padding):
         return False
     return not bool(padding.any())
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Where the real tokens of padded sequences are.
-
-    Whatever looks at one token at a time (projections, norms, feed-forward) runs over real tokens only;
-    attention gets them back in rows, with lengths.
-    """
-
-    places: Tensor  # int64 [tokens], among N * L
-    lengths: Tensor  # int64 [N]
-    shape: tuple[int, int]  # N, L
-
-    @classmethod
-    def of(cls, real: Tensor) -> Ragged:
-        """From bool [N, L], the real ones first."""
-        N, L = real.shape
-        return cls(real.flatten().nonzero().squeeze(1), real.sum(1), (N, L))
-
-    def real(self, x: Tensor) -> Tensor:
-        """[N, L, E] -> [tokens, E]"""
-        return x.flatten(0, 1).index_select(0, self.places)
-
-    def padded(self, x: Tensor) -> Tensor:
-        """[tokens, E] -> [N, L, E], 0 where there is none."""
-        N, L = self.shape
-        return x.new_zeros(N * L, x.shape[-1]).index_copy_(0, self.places, x).unflatten(0, (N, L))

@@ -27,7 +27,7 @@ from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_plain_call, is_untouched,
 from .contract import check_inputs, check_masks, check_widths
 from .torch_masks import Rules, rules_of
 
-__all__ = ["TorchCall", "in_one_step", "linear", "thirds"]
+__all__ = ["TorchCall", "in_one_step"]
 
 
 # Weights. On a GPU fewer than MANY take less time than the steps around a second pass, fewer than FEW than
@@ -150,19 +150,14 @@ def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: 
     elif key is not value:
         q, k, v = _three(query, key, value, weight.chunk(3), bias)
     elif query is key:
-        return thirds(linear(query, weight, bias), H, first)
+        q, k, v = _by_head(linear(query, weight, bias), 3 * H, first).chunk(3, 1)
+        return q, k, v
     else:
         of_q, of_both = weight.split([E, 2 * E])
         q_bias, both_bias = (None, None) if bias is None else bias.split([E, 2 * E])
         q = linear(query, of_q, q_bias)
         k, v = linear(key, of_both, both_bias).unflatten(-1, (2, E)).unbind(-2)
     return _by_head(q, H, first), _by_head(k, H, first), _by_head(v, H, first)
-
-
-def thirds(joint: Tensor, H: int, first: int) -> Heads:
-    """q, k and v from one product, [.., .., 3 E]."""
-    q, k, v = _by_head(joint, 3 * H, first).chunk(3, 1)
-    return q, k, v
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
