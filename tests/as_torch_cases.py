@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise.nn import MultiheadAttention
-from headwise.nn.as_torch import answers, torch_projections
+from headwise.nn.as_torch import module as torchs_class
+from headwise.nn.as_torch import torch_call
 from judge import error, largest
 
 T = TypeVar("T")
@@ -416,17 +417,18 @@ slow_path = partial(fast_path, False)
 
 
 LIMITS: tuple[tuple[Any, str, int], ...] = (
-    (answers, "FEW", 0),
-    (answers, "SOME", 0),
-    (answers, "NEAR", 0),
-    (answers, "AT_ONCE", 64),
-    (answers, "MANY", 3),
-    (answers, "FEWEST", 2),
-    (answers, "MORE", 0),
-    (torch_projections, "FEW", 0),
-    (torch_projections, "FEW_IN_TILES", 0),
-    (torch_projections, "FEW_TO_READ", 0),
-    (torch_projections, "TINY", 0),
+    (torch_call, "FEW", 0),
+    (torch_call, "AT_ONCE", 64),
+    (torch_call, "MANY", 3),
+    (torch_call, "FEWEST", 2),
+    (torchs_class, "FEW", 0),
+    (torchs_class, "SOME", 0),
+    (torchs_class, "NEAR", 0),
+    (torchs_class, "MORE", 0),
+    (torchs_class, "MATRIX", 0),
+    (torchs_class, "MATRIX_WITHOUT_GRADIENTS", 0),
+    (torchs_class, "READ", 0),
+    (torchs_class, "TINY", 0),
 )
 
 
@@ -446,14 +448,14 @@ def as_if_large(really: bool = True) -> Iterator[None]:
 @contextmanager
 def always_in_one_step(really: bool = True) -> Iterator[None]:
     """What a GPU does in one step of autograd, a CPU does so, too, and few weights as if they were many."""
-    before, few = torch_projections._is_worth_it, torch_projections.FEW
+    before, few = torchs_class._is_worth_it, torchs_class.MATRIX
     try:
         if really:
-            torch_projections._is_worth_it = lambda *_: True  # type: ignore[assignment]
-            torch_projections.FEW = 0
+            torchs_class._is_worth_it = lambda *_: True  # type: ignore[assignment]
+            torchs_class.MATRIX = 0
         yield
     finally:
-        torch_projections._is_worth_it, torch_projections.FEW = before, few
+        torchs_class._is_worth_it, torchs_class.MATRIX = before, few
 
 
 def made(kind: type[nn.MultiheadAttention], case: Case, dtype: torch.dtype) -> nn.MultiheadAttention:

@@ -19,8 +19,8 @@ from headwise.engines.gpu.launches import PLANS
 from headwise.listeners.adapters import attended, huggingface_functions
 from headwise.models import layers
 from headwise.nn import cached_call, multihead, ragged, self_attention
-from headwise.nn.as_torch import answers, torch_projections
 from headwise.nn.as_torch import module as torchs_class
+from headwise.nn.as_torch import torch_call
 
 Patch = tuple[object, str, Any]
 
@@ -88,11 +88,11 @@ CLASS = [
     Route("our own alone", ((torchs_class, "native", nothing), (torchs_class, "in_one_step", nothing))),
     Route(
         "in tiles",
-        ((torchs_class, "native", nothing), (torchs_class, "in_one_step", nothing), (answers, "FEW", 0)),
+        ((torchs_class, "native", nothing), (torchs_class, "in_one_step", nothing), (torch_call, "FEW", 0)),
     ),
     Route(
         "as on a GPU",
-        ((torchs_class, "native", nothing), (torch_projections, "SERVES", ("cpu",))),
+        ((torchs_class, "native", nothing), (torchs_class, "SERVES", ("cpu",))),
     ),
 ]  # fmt: skip
 

@@ -22,7 +22,7 @@ import headwise.nn
 from as_torch_cases import always_in_one_step, as_if_large, slow_path
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.nn import MultiheadAttention
-from headwise.nn.as_torch import torch_masks
+from headwise.nn.as_torch import torch_arguments
 from judge import error
 
 N, L, S, D = 3, 5, 7, 5
@@ -724,10 +724,10 @@ def test_exported_it_takes_other_batches_and_lengths() -> None:
 def test_causal_masks_are_recognised(length: int, memory: int) -> None:
     mask = causal(length, memory)
     for each in (mask, as_float(mask)):
-        content = torch_masks.content_of(each)
+        content = torch_arguments.content_of(each)
         assert content is not None and content.causal
     for each in (~mask, mask.clone().fill_(False), as_float(mask) + torch.arange(memory)):
-        content = torch_masks.content_of(each)
+        content = torch_arguments.content_of(each)
         assert content is not None and not content.causal
 
 

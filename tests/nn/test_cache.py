@@ -20,7 +20,7 @@ import headwise as hw
 from headwise import Mask, reference
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.nn import Buckets, KVCache, Linear, Memory, MultiHeadAttention, QKNorm, Rope, options
-from headwise.nn.cache import attend_in_graph, check_in_graph
+from headwise.nn.cached_call import attend_in_graph, check_in_graph
 from judge import assert_judged, largest
 
 E, H, HK, D, DV, WINDOW, RING = 11, 6, 2, 4, 3, 5, 7  # of a layer

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from as_torch_cases import Case, complaint_on, draw_case
-from headwise.nn.as_torch import torch_masks
+from headwise.nn.as_torch import torch_arguments
 from judge import error, largest
 from on_gpu import NEEDS_CUDA, few_are_quick, judged
 
@@ -149,7 +149,7 @@ def test_masks_are_never_read_and_never_remembered() -> None:
     x = torch.randn(2, 33, 64, device="cuda")
     causal = torch.ones(33, 33, dtype=torch.bool, device="cuda").triu(1)
     mask = torch.zeros_like(causal)
-    assert torch_masks.content_of(mask) is None
+    assert torch_arguments.content_of(mask) is None
     for content in (mask.clone(), causal, mask.clone(), causal):
         mask.data.copy_(content)
         fresh = content.clone()

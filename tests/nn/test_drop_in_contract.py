@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from as_torch_cases import Choose
 from drop_in_calls import DEVICES, Call, E, Made, N, check_drawn, difference, made, path
-from headwise.nn.as_torch import answers
+from headwise.nn.as_torch import torch_call
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask"),
@@ -256,7 +256,7 @@ def offloaded(call: Call, ours: bool) -> tuple[Gradients, int]:
 @few_or_many(40, 150)
 def test_saved_tensors_can_be_offloaded_and_are_no_more_than_torchs(seeds: range, device: str) -> None:
     """Ours may save a copy of the inputs and of q, k and v more than torch does; and, where no weights are
-    wanted, up to `answers.FEW` of them twice, where torch's fused kernel saves none.
+    wanted, up to `torch_call.FEW` of them twice, where torch's fused kernel saves none.
     """
 
     def check(call: Call, _: Choose) -> None:
@@ -269,7 +269,7 @@ def test_saved_tensors_can_be_offloaded_and_are_no_more_than_torchs(seeds: range
         assert difference(theirs, wanted, call.tolerance) is None
         assert difference(ours, wanted, call.tolerance) is None
         few = N * call.num_heads * 83 * (89 + 2)
-        assert few < answers.FEW
+        assert few < torch_call.FEW
         extra = 6 * N * 89 * E + (2 * few if call.weights is None else 0)
         assert our_size <= 1.05 * size + extra * call.dtype.itemsize
 

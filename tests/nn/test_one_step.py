@@ -20,7 +20,7 @@ import headwise as hw
 from as_torch_cases import as_if_large
 from headwise import Mask
 from headwise.nn import MultiheadAttention, one_step, ragged, self_attention
-from headwise.nn.as_torch import torch_projections
+from headwise.nn.as_torch import module as torchs_class
 from judge import error, largest
 
 B, T, E, H, HK, D = 3, 13, 30, 6, 2, 5
@@ -521,7 +521,7 @@ def test_many_weights_are_not_made_for_every_head_to_be_averaged() -> None:
     _, ours = classes(torch.float64, batch_first=True)
     x = normal(1, B, T, E)
     wanted = ours(x, x, x)
-    assert torch_projections.FEW <= 2**22
+    assert torchs_class.MATRIX <= 2**22
     with as_if_large():
         found = ours(x, x, x)
     for here, there in zip(found, wanted, strict=True):

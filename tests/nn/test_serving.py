@@ -17,7 +17,6 @@ import headwise as hw
 from headwise.listeners.adapters import attended
 from headwise.nn import self_attention
 from headwise.nn.as_torch import module as as_torch_module
-from headwise.nn.as_torch import torch_projections
 from heard import Reused, assert_same, both, one_by_one
 from judge import error
 from small_models import llama, tokens
@@ -148,14 +147,14 @@ def test_torchs_class_is_answered_by_torchs_function(
     ours = hw.nn.MultiheadAttention(E, H, batch_first=batch_first)
     ours.load_state_dict(theirs.state_dict())
     asked: list[bool] = []
-    by_torch = torch_projections._by_torchs_kernel
+    by_torch = as_torch_module._by_torchs_kernel
 
     def counted(*args: Any) -> Tensor:
         asked.append(True)
         return by_torch(*args)
 
-    monkeypatch.setattr(torch_projections, "SERVES", ("cpu", "cuda"))
-    monkeypatch.setattr(torch_projections, "_by_torchs_kernel", counted)
+    monkeypatch.setattr(as_torch_module, "SERVES", ("cpu", "cuda"))
+    monkeypatch.setattr(as_torch_module, "_by_torchs_kernel", counted)
     monkeypatch.setattr(as_torch_module, "native", lambda *_: None)  # which a GPU is asked for bare calls
     x = normal(1, B, T, E, dtype=torch.float32)
     x = (x if batch_first else x.transpose(0, 1)).requires_grad_(learns)

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .as_torch import MultiheadAttention, adopt, restore
     from .cache import KVCache
-    from .memory import Memory
+    from .cached_call import Memory
     from .multihead import MultiHeadAttention
     from .options import Buckets, QKNorm, RelativeBias
     from .rotary import Linear, Llama3, Ntk, Rope, Yarn
@@ -33,7 +33,7 @@ _HOMES = {
     "KVCache": ".cache",
     "Linear": ".rotary",
     "Llama3": ".rotary",
-    "Memory": ".memory",
+    "Memory": ".cached_call",
     "MultiHeadAttention": ".multihead",
     "MultiheadAttention": ".as_torch",
     "Ntk": ".rotary",

@@ -5,31 +5,36 @@ A plain step of one token has a short way (`plain_step`). Every other call is an
 
 Nothing is added to a cache before the call has been found right: whoever is refused can try again.
 
+A step inside `torch.compile` is one graph for every step, whatever the cache holds (`attend_in_graph`): where
+the step stands is a tensor on the device, new columns are written there, all of the cache's columns are
+attended to, and a mask made of that tensor hides those that are not there yet. A ring keeps column c in slot
+c % max_length; where a slot's column stands follows from the last one.
+
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..arguments import told, under_autocast
 from ..engines import planned
 from ..engines.scores import Scores
-from ..errors import ArgumentError
+from ..errors import ArgumentError, MaskError, ShapeError
 from ..functional import attention
 from ..map import AttentionMap, make
 from ..mask_rules import is_traced
 from ..masks import NOTHING_HIDDEN, Mask
 from ..scoring import Scoring
 from . import module_call, options
-from .cache import KVCache, attend_in_graph, check_in_graph
-from .memory import Memory
+from .cache import KVCache, Owned, order_of
 from .options import Inputs
 from .packed_weights import is_plain_call
 from .self_attention import scores_are_plain
@@ -38,15 +43,19 @@ if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
 __all__ = [
+    "Memory",
     "attend",
     "check_weights",
     "make_cache",
     "one_token",
     "plain_column",
     "plain_step",
+    "remember",
     "without_padding",
 ]
 
+# without a number: one that changes from cache to cache cannot be made words of in a graph
+FULL = "max_length must hold all tokens: one more than that came; make the cache larger, or crop it"
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
 
@@ -229,6 +238,231 @@ def plain_step(
     return out, make(scores, lse) if need_weights else None
 
 
+def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
+    """The mask of all columns that there will be; padding among the last is so among the queries."""
+    B, H, T, _ = q.shape
+    rules = module_call.rules_of(mask, B, T, columns, itself=False)
+    if rules.keys is not None and rules.queries is None:
+        real = rules.keys
+        if real.ndim == 1:
+            real = torch.arange(columns, device=real.device) < real[:, None]
+        rules = replace(rules, queries=real[:, columns - T :])
+    return rules.bind(B, H, T, columns)
+
+
+def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list[int] | None:
+    """How many tokens of each sequence are real; None: all of them."""
+    counts: list[int] = module_call.as_lengths(lengths).tolist()
+    module_call.check_lengths(counts, batch, query_len)
+    return None if all(count == query_len for count in counts) else counts
+
+
+def without_padding(x: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
+    """x [B, T, E] or [B, H, T, Dv], and 0 where there is no token."""
+    counts = torch.as_tensor(lengths, device=x.device)
+    real = torch.arange(x.shape[-2], device=x.device) < counts[:, None]  # [B, T]
+    return x.masked_fill(~(real if x.ndim == 3 else real[:, None])[..., None], 0)
+
+
+def check_weights(cache: KVCache | Memory) -> None:
+    """Raise where a compiled step over a cache is asked for its map."""
+    if isinstance(cache, KVCache):
+        check_in_graph(cache, need_weights=True)
+
+
+# A step inside torch.compile
+
+
+def check_in_graph(cache: KVCache, need_weights: bool = False, **given: object) -> None:
+    """Raise for what a step inside a graph cannot do."""
+    if cache._at is None:
+        raise ArgumentError(
+            f"cache must be reserved inside torch.compile, where shapes stay: got max_length="
+            f"{cache.max_length} without a batch; make it with mha.cache(batch, max_length)"
+        )
+    if need_weights:
+        raise ArgumentError(
+            "need_weights must be False in a step over a cache inside torch.compile: got True, and a map of "
+            "columns that are not there yet would tell wrong distances; pass need_weights=False, or look "
+            "outside torch.compile"
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{name} must not be given in a step over a cache inside torch.compile: got {told(value)}; "
+                "make such a step outside of it"
+            )
+
+
+def attend_in_graph(
+    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, cache: KVCache
+) -> tuple[Tensor, AttentionMap, Tensor]:
+    """(heads [B, H, T, Dv], a map of all columns, values): the cache extended and attended to."""
+    at, M = cache._at, cache.max_length
+    assert at is not None and cache._k is not None and cache._v is not None and M is not None
+    keys, values = cache._k, cache._v
+    cache.check(k, v, module)
+    (B, _, T, _), device = q.shape, q.device
+    spots = at + torch.arange(T, device=device)  # columns of the queries
+    slots = torch.arange(M, device=device)
+    if not cache.ring:
+        if T > M:
+            raise ShapeError(f"max_length must hold all tokens: {T} > {M}; make the cache larger")
+        torch._assert_async(at + T <= M, FULL)
+        keys.index_copy_(2, spots, k)
+        values.index_copy_(2, spots, v)
+        columns = slots
+    elif T == 1:
+        keys.index_copy_(2, spots % M, k)
+        values.index_copy_(2, spots % M, v)
+        columns = spots - (spots - slots) % M
+    else:  # what the last tokens overwrite, the first ones still see
+        columns = torch.cat((at - 1 - (at - 1 - slots) % M, spots))
+        keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
+        first = T - min(T, M)  # of those that are kept
+        cache._k.index_copy_(2, spots[first:] % M, k[:, :, first:])
+        cache._v.index_copy_(2, spots[first:] % M, v[:, :, first:])
+
+    ahead = columns - spots[:, None]  # [T, S]
+    seen = (ahead <= 0) & (columns >= 0)
+    window = module.window
+    if window is not None:
+        seen = seen & (ahead > -window if isinstance(window, int) else ahead >= -window[0])
+    if cache._first_there is not None:
+        seen = seen & (columns >= cache._first_there[:, None])[:, None]  # [B, T, S]
+    if T == 1:
+        mask = Mask(keys=seen.reshape(-1, seen.shape[-1]).expand(B, -1))
+    else:
+        mask = Mask(allowed=seen[:, None] if seen.ndim == 3 else seen[None, None])
+    at.add_(T)
+    cache._seen = None  # which only the device knows now
+    heads, weights = attention(
+        q, keys, values, mask, False, None, module.scale, module.softcap, _bias_by_distance(module, q, ahead),
+        module.sinks, module.dropout if module.training else 0.0,
+    )  # fmt: skip
+    return heads, weights, values
+
+
+def _bias_by_distance(module: MultiHeadAttention, q: Tensor, ahead: Tensor) -> Tensor | None:
+    """The layer's bias of keys so far ahead of their queries, [1, H, T, S]."""
+    total: Tensor | None = None
+    if module._slopes is not None:
+        slopes = module._slopes.bias(q.device).slopes
+        slopes = slopes.double() if q.dtype == torch.float64 else slopes
+        total = -(slopes[:, None, None] * ahead.abs())[None]
+    if module.relative_bias is not None:
+        values = module.relative_bias().values  # [H, R]
+        reach = values.shape[1] // 2
+        own = values[:, ahead.clamp(-reach, reach) + reach][None]
+        total = own if total is None else total + own
+    return total
+
+
+# Cross-attention with a memory
+
+
+class Memory(Owned):
+    """What cross-attention looks at, projected once by `mha.remember(key)`, for `mha(query, cache=memory)`.
+
+    A call gives what `mha(query, key, value, mask)` would: nothing is added to a memory. It is for the module
+    that made it; another one, even of equal sizes, is refused.
+    """
+
+    def __init__(self, k: Tensor, v: Tensor, mask: Mask | None = None) -> None:
+        self._k, self._v, self._mask = k, v, mask
+
+    @property
+    def length(self) -> int:
+        """S"""
+        return self._k.shape[2]
+
+    @property
+    def batch(self) -> int:
+        """B"""
+        return self._k.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory taken."""
+        return sum(x.numel() * x.element_size() for x in (self._k, self._v))
+
+    def reorder(self, index: Tensor | Sequence[int]) -> None:
+        """Sequence i becomes what sequence index[i] was; as many as are named, as beams need it.
+
+        Raises:
+            ArgumentError: not whole numbers [B'], or a sequence that is not there.
+        """
+        chosen = order_of(index, self._k)
+        self._k, self._v = self._k.index_select(0, chosen), self._v.index_select(0, chosen)
+        if self._mask is not None:
+            self._mask = self._mask.select(chosen, slice(None), slice(None))
+
+    def given_to(self, q: Tensor, module: nn.Module) -> tuple[Tensor, Tensor, Mask | None]:
+        """Return keys, values and their mask for queries [B, H, T, D] of the module.
+
+        Raises:
+            ShapeError: another batch, or another layer's heads.
+            ArgumentError: another module.
+        """
+        (B, H, _, D), k = q.shape, self._k
+        if k.shape[0] != B:
+            raise ShapeError(
+                f"cache must hold as many sequences as come in: {k.shape[0]} for {B}; reorder(index) "
+                "repeats or drops some"
+            )
+        if k.shape[3] != D or H % k.shape[1]:
+            raise ShapeError(
+                f"cache must hold the module's heads: {k.shape[1]} of {k.shape[3]} channels for {H} of {D}; "
+                "each layer remembers for itself"
+            )
+        self.belong_to(module)
+        return k, self._v, self._mask
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
+        new = memo[id(self)] = Memory.__new__(Memory)
+        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo), _owner=self._owner_of_copy(memo))
+        return new
+
+    def __repr__(self) -> str:
+        (B, Hk, S, _), kind = self._k.shape, str(self._k.dtype).removeprefix("torch.")
+        return f"Memory({S} columns, batch {B}, {Hk} heads, {kind})"
+
+
+def remember(
+    module: MultiHeadAttention, key: Tensor, value: Tensor | None, mask: Mask | Tensor | None
+) -> Memory:
+    """See `MultiHeadAttention.remember`."""
+    value = key if value is None else value
+    module_call.check_memory(module, key, value)
+    k, v = module.k_proj(key), module.v_proj(value)
+    B, S, _ = key.shape
+    module_call.check_projected(k_proj=(k, module.num_kv_heads, module.head_dim))
+    if module.qk_norm is not None:
+        k = options.normalised_by(module, module.k_norm, k)
+    k = k.reshape(B, S, module.num_kv_heads, module.head_dim).transpose(1, 2)
+    v = v.reshape(B, S, module.num_kv_heads, module.value_dim).transpose(1, 2)
+    if module.rope is not None:
+        k = module.rope.rotate(k, 0)
+    memory = Memory(k, v, None if mask is None else _of_keys(mask, B, module.num_heads, S))
+    memory.belong_to(module)
+    return memory
+
+
+def _of_keys(mask: Mask | Tensor, batch: int, num_heads: int, key_len: int) -> Mask:
+    """Check that a mask depends on keys alone, and bind it for any queries."""
+    rules = module_call.rules_of(mask, batch, 1, key_len, itself=False)
+    other = [name for name in rules.held if name not in ("keys", "allowed")]
+    if other:
+        raise MaskError(
+            f"mask must tell which keys are real, for all queries alike: got {rules!r}; "
+            "give Mask.padding(lengths), and the rest in the call, mha(query, mask=mask, cache=memory)"
+        )
+    bound = rules.bind(batch, num_heads, 1, key_len)
+    if bound.allowed is not None:
+        bound = replace(bound, allowed=bound.allowed.clone())
+    return bound
+
+
 def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> Attended:
     """Cross-attention with keys and values that were made before."""
     query, key, value, mask, bias, positions, _, lengths, _ = inputs
@@ -267,35 +501,3 @@ def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> At
     chosen = options.attention_options(module, mask, bias, q.device)
     heads, weights = attention(q, k, v, *chosen, module.dropout if module.training else 0.0)
     return heads, weights, v
-
-
-def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
-    """The mask of all columns that there will be; padding among the last is so among the queries."""
-    B, H, T, _ = q.shape
-    rules = module_call.rules_of(mask, B, T, columns, itself=False)
-    if rules.keys is not None and rules.queries is None:
-        real = rules.keys
-        if real.ndim == 1:
-            real = torch.arange(columns, device=real.device) < real[:, None]
-        rules = replace(rules, queries=real[:, columns - T :])
-    return rules.bind(B, H, T, columns)
-
-
-def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list[int] | None:
-    """How many tokens of each sequence are real; None: all of them."""
-    counts: list[int] = module_call.as_lengths(lengths).tolist()
-    module_call.check_lengths(counts, batch, query_len)
-    return None if all(count == query_len for count in counts) else counts
-
-
-def without_padding(x: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
-    """x [B, T, E] or [B, H, T, Dv], and 0 where there is no token."""
-    counts = torch.as_tensor(lengths, device=x.device)
-    real = torch.arange(x.shape[-2], device=x.device) < counts[:, None]  # [B, T]
-    return x.masked_fill(~(real if x.ndim == 3 else real[:, None])[..., None], 0)
-
-
-def check_weights(cache: KVCache | Memory) -> None:
-    """Raise where a compiled step over a cache is asked for its map."""
-    if isinstance(cache, KVCache):
-        check_in_graph(cache, need_weights=True)

@@ -18,7 +18,7 @@ from ..masks import Mask
 from ..scoring import Bias
 from . import cached_call, module_call, options, presets, ragged, torch_conversion
 from .cache import KVCache
-from .memory import Memory, remember
+from .cached_call import Memory, remember
 from .options import Buckets, HeadsOfRank, Inputs, Positions, QKNorm, RelativeBias, Sharding, Slopes
 from .packed_weights import PLAIN_TYPES, Packed, pack
 from .presets import Sizes

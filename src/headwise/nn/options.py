@@ -34,7 +34,7 @@ from .rotary import Rope, Settings
 
 if TYPE_CHECKING:
     from .cache import KVCache
-    from .memory import Memory
+    from .cached_call import Memory
     from .multihead import MultiHeadAttention
 
 __all__ = [

@@ -36,7 +36,7 @@ from ..map import AttentionMap
 from ..masks import Mask
 from ..models.layers import FeedForward
 from ..nn import Memory, MultiHeadAttention, MultiheadAttention
-from ..nn.as_torch.torch_masks import content_of
+from ..nn.as_torch.torch_arguments import content_of
 from ..nn.options import Inputs, Slopes
 from ..nn.packed_weights import OUT_PROJ
 from ..scoring import Bias

@@ -27,10 +27,10 @@ from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
 from ...nn import KVCache, Memory, MultiHeadAttention, ragged
-from ...nn.as_torch.encoder import TransformerEncoder, TransformerEncoderLayer
+from ...nn.as_torch.adoption import TransformerEncoder, TransformerEncoderLayer
 from ...nn.as_torch.module import MultiheadAttention
-from ...nn.as_torch.torch_masks import content_of
-from ...nn.as_torch.torch_projections import TorchCall
+from ...nn.as_torch.torch_arguments import content_of
+from ...nn.as_torch.torch_call import TorchCall
 from ...nn.options import Inputs, Positions
 from ...scoring import Bias
 from ..active import announce, asked_of_all, beside, nothing_to_hear

@@ -3,20 +3,256 @@
 Only the class of a module changes: parameters, hooks, training state and all that refers to the module stay.
 Other tools change classes, too: `torch.nn.utils.parametrize` and `fully_shard` put a class of their own, made
 on the spot, over the one they find. What they found is restored underneath theirs.
+
+torch's Transformer encoder and its layer are taken along. torch's layer turns every mask into a fresh float
+tensor, so that nobody down the line can know it again, and in evaluation it skips `self_attn` for a native
+operator that builds all weights as soon as there is a mask. Our two classes change nothing else: they stand
+in for torch's while a model is adopted.
+
+torch's native layer is a shortcut past the parts of a layer. It is taken only where nobody could notice
+(`_is_as_made`); else each part is called as the module it is, and what is not ours is asked as torch asks it
+in training.
+
+Letters: N batch, L length, E width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypedDict, TypeGuard
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import transformer as torchs
 from torch.nn.utils.parametrize import is_parametrized
 
 from ...errors import ArgumentError
-from .encoder import TransformerEncoder, TransformerEncoderLayer
-from .module import MultiheadAttention
+from ..module_call import fx_node
+from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_unobserved, is_untouched, parameters_of
+from .module import MultiheadAttention, leaves_some, scriptable
+from .torch_arguments import check_kinds, content_of
+from .torch_call import FEW
 
-__all__ = ["Adopted", "adopt", "restore"]
+__all__ = ["Adopted", "TransformerEncoder", "TransformerEncoderLayer", "adopt", "restore"]
+
+TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
+
+
+class Asked(TypedDict):
+    """What a layer is asked with, beside its input."""
+
+    src_mask: Tensor | None
+    src_key_padding_mask: Tensor | None
+    is_causal: bool
+
+
+class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+    """`torch.nn.TransformerEncoderLayer` that asks its `self_attn` whenever there is a mask."""
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """As in torch."""
+        if type(src) not in PLAIN_TYPES or src.is_nested:
+            node: Tensor | None = fx_node(self, src, src_mask, src_key_padding_mask, is_causal)
+            if node is not None:
+                return node
+            if _is_as_made(self):
+                return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        elif src_mask is None and not is_causal:
+            answered = _natively(self, src, src_key_padding_mask)
+            if answered is not None:
+                return answered
+        check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
+        if _differ(src_mask, src_key_padding_mask):
+            src_mask, src_key_padding_mask = _in_one_dtype(src, src_mask, src_key_padding_mask)
+        elif not isinstance(self.self_attn, MultiheadAttention):
+            src_mask, src_key_padding_mask = (_added(mask, src) for mask in (src_mask, src_key_padding_mask))
+        masks = src_mask, src_key_padding_mask
+        if self.norm_first:
+            x = src + self._sa_block(self.norm1(src), *masks, is_causal=is_causal)
+            return x + self._ff_block(self.norm2(x))
+        x = self.norm1(src + self._sa_block(src, *masks, is_causal=is_causal))
+        return self.norm2(x + self._ff_block(x))
+
+    def __prepare_scriptable__(self) -> nn.TransformerEncoderLayer:
+        return scriptable(self, TORCHS_LAYER)
+
+
+class TransformerEncoder(nn.TransformerEncoder):
+    """`torch.nn.TransformerEncoder` that hands masks on as they came."""
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        """As in torch."""
+        ours = [isinstance(layer, TransformerEncoderLayer) for layer in self.layers]
+        if type(src) not in PLAIN_TYPES or src.is_nested or not any(ours):
+            node: Tensor | None = fx_node(self, src, mask, src_key_padding_mask, is_causal)
+            return super().forward(src, mask, src_key_padding_mask, is_causal) if node is None else node
+        check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
+        if _differ(mask, src_key_padding_mask):
+            mask, src_key_padding_mask = _in_one_dtype(src, mask, src_key_padding_mask)
+        causal, x = is_causal, src
+        if causal is None:
+            content = None if mask is None else content_of(mask)
+            causal = content is not None and content.causal and self._fits(src, mask)
+        asked = Asked(src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
+        theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
+        for layer, own in zip(self.layers, ours, strict=True):
+            x = layer(x, **(asked if own else theirs))
+        return x if self.norm is None else self.norm(x)
+
+    def _as_torch_asks(
+        self, src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool | None
+    ) -> Asked:
+        """What torch's encoder gives its layers."""
+        mask, padding = _added(mask, src), _added(padding, src)
+        causal = torchs._detect_is_causal_mask(mask, is_causal, self._length(src))
+        return Asked(src_mask=mask, src_key_padding_mask=padding, is_causal=causal)
+
+    def _length(self, src: Tensor) -> int | None:
+        first = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
+        return torchs._get_seq_len(src, first.self_attn.batch_first)
+
+    def _fits(self, src: Tensor, mask: Tensor | None) -> bool:
+        """Return True if the mask has this length. A mask of another length is refused further on."""
+        length = self._length(src)
+        return mask is not None and tuple(mask.shape) == (length, length)
+
+    def __prepare_scriptable__(self) -> nn.TransformerEncoder:
+        return scriptable(self, TORCHS_ENCODER)
+
+
+def _is_as_made(layer: nn.Module) -> TypeGuard[TransformerEncoderLayer]:
+    """Whether a layer of ours has torch's own parts, and nobody could notice if none of them were called."""
+    if not is_untouched(layer, *LAYER) or not layer.__dict__.keys().isdisjoint(BLOCKS):
+        return False
+    if any(getattr(TORCHS_LAYER, name) is not made for name, made in BLOCKS.items()):
+        return False
+    parts: dict[str, nn.Module] = layer.__dict__["_modules"]
+    if not all(is_untouched(parts.get(name), *made) for name, made in PARTS.items()):
+        return False
+    attend = parts["self_attn"]
+    return is_untouched(attend.__dict__["_modules"].get("out_proj"), OUT_PROJ) and bool(_activation(layer))
+
+
+def _activation(layer: nn.Module) -> int:
+    """What torch calls it, 1 (ReLU) or 2 (GELU); 0: another one, or not the one torch has taken note of."""
+    act: object = layer.activation
+    kind = 0
+    if act is functional.relu or is_untouched(act, *RELU):
+        kind = 1
+    elif act is functional.gelu or (
+        isinstance(act, nn.GELU) and is_untouched(act, *GELU) and act.approximate == "none"
+    ):
+        kind = 2
+    return kind if getattr(layer, "activation_relu_or_gelu", 0) == kind else 0
+
+
+def _is_at_rest(layer: TransformerEncoderLayer) -> bool:
+    """Whether nothing would be dropped: parts may be in training by themselves."""
+    attend = layer.self_attn
+    return not (layer.training or (attend.training and attend.dropout)) and not any(
+        part.training and part.p for part in (layer.dropout, layer.dropout1, layer.dropout2)
+    )
+
+
+def _has_plain_attention(layer: TransformerEncoderLayer, E: int) -> bool:
+    """Return True if nothing is appended to the keys, and all widths are E."""
+    attend, norms = layer.self_attn, (layer.norm1, layer.norm2)
+    return (
+        attend.batch_first
+        and attend._qkv_same_embed_dim
+        and attend.embed_dim == E
+        and not attend.add_zero_attn
+        and attend.bias_k is None
+        and attend.bias_v is None
+        and all(norm.normalized_shape == (E,) for norm in norms)
+    )
+
+
+def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | None) -> Tensor | None:
+    """What torch's native layer says: the best there is without a mask, and for a few tokens on a CPU.
+
+    None where it is not, where it differs from torch's own steps, or where somebody could notice.
+    """
+    if layer.training or not is_unobserved(src) or src.dim() != 3 or not src.numel():
+        return None
+    N, L, E = src.shape
+    if not torch.backends.mha.get_fastpath_enabled() or not _is_as_made(layer):
+        return None
+    if not _is_at_rest(layer) or not _has_plain_attention(layer, E):
+        return None
+    attend, H = layer.self_attn, layer.self_attn.num_heads
+    if H % 2 or layer.norm1.eps != layer.norm2.eps:
+        return None
+    if padding is not None and not (src.is_cpu and N * L * L * H <= FEW and leaves_some(padding, N, L)):
+        return None
+    if not src.is_cpu and attend.head_dim % 8:
+        return None
+    held = parameters_of(attend, "in_proj_weight", "in_proj_bias") or []
+    for part in (attend.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2):
+        held += parameters_of(part, "weight", "bias") or []
+    tensors = [t for t in held if t is not None]
+    if len(tensors) < 12 or any(t.dtype is not src.dtype or t.device != src.device for t in tensors):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (src, *tensors)):
+        return None
+    inner = layer.linear1.weight.shape[0]
+    shapes = [tuple(t.shape) for t in tensors[::2]]
+    if shapes != [(3 * E, E), (E, E), (E,), (E,), (inner, E), (E, inner)]:
+        return None
+    how = _activation(layer) == 2, layer.norm_first, layer.norm1.eps
+    rest: Any = *tensors[:4], *how, *tensors[4:], padding, None if padding is None else 1
+    return torch._transformer_encoder_layer_fwd(src, E, H, *rest)
+
+
+def _differ(mask: Tensor | None, padding: Tensor | None) -> bool:
+    """Return True if there are masks of two dtypes. The outermost module warns; its parts get one dtype."""
+    return mask is not None and padding is not None and mask.dtype != padding.dtype
+
+
+def _in_one_dtype(src: Tensor, *masks: Tensor | None) -> Iterator[Tensor | None]:
+    """Yield masks as numbers to be added, in the dtype of src."""
+    for mask in masks:
+        added = _added(mask, src)
+        yield None if added is None else added.to(src.dtype)
+
+
+def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:
+    """A mask as torch hands it on, as numbers to be added."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=src.dtype).masked_fill_(mask, -torch.inf)
+
+
+def _made(kind: type[nn.Module]) -> tuple[type[nn.Module], Callable[..., object]]:
+    return kind, kind.forward
+
+
+LAYER, LAYER_NORM, RELU, GELU = map(_made, (TransformerEncoderLayer, nn.LayerNorm, nn.ReLU, nn.GELU))
+PARTS = {
+    "self_attn": _made(MultiheadAttention),
+    **dict.fromkeys(("linear1", "linear2"), _made(nn.Linear)),
+    **dict.fromkeys(("norm1", "norm2"), LAYER_NORM),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), _made(nn.Dropout)),
+}
+BLOCKS = {name: getattr(TORCHS_LAYER, name) for name in ("_sa_block", "_ff_block")}
+
+
+# Modules that change their class
+
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.MultiheadAttention: MultiheadAttention,

@@ -1,26 +1,62 @@
 """`MultiheadAttention`: torch's class to the letter, on faster ways.
 
+`forward` answers in this order: what is not ours goes to torch's own forward; small self-attention without
+gradients to torch's own operator (`native`); plain calls are one step of autograd (`in_one_step`); all others
+are attended to head by head (`answer`) between the projections of a `TorchCall`.
+
 Letters are torch's: N batch, L query_len, S key_len, E embed_dim, H num_heads.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.functional import scaled_dot_product_attention
 
-from ...arguments import answering
+from ... import budget
+from ...arguments import answering, device_type
+from ...engines.kernels import MOST_CHANNELS
+from ...engines.scores import HAS_MKL
 from ...errors import ArgumentError
-from ...mask_rules import is_traced
+from ...mask_rules import can_read, is_traced
 from ..module_call import fx_node
-from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_untouched
-from .answers import answer, native
-from .contract import changing_nothing, scriptable
-from .torch_projections import TorchCall, in_one_step
+from ..one_step import Parameters, joined, kernel_for, run, step_of, weights_of_step
+from ..packed_weights import (
+    OUT_PROJ,
+    PLAIN_TYPES,
+    is_plain_call,
+    is_unobserved,
+    is_untouched,
+    parameters_of,
+)
+from .torch_arguments import as_hidden, check_masks
+from .torch_call import FEW, TorchCall, answer, check_budget
 
-__all__ = ["MultiheadAttention"]
+__all__ = ["MultiheadAttention", "leaves_some", "scriptable"]
 
 TORCHS = nn.MultiheadAttention  # whatever that name may mean later
+Kind = TypeVar("Kind", bound=nn.Module)
+
+# Limits of torch's own operator. Without MKL a fused kernel takes less time from the first token on; masked
+# weights of our own up to a tenth less while there are 128 tokens, and as much more at 256.
+# Weights, wanted and masked, or with a float mask: beyond, the operator's softmax is too slow.
+SOME = 2**14 if HAS_MKL else 2**19
+# Weights of which none is wanted or hidden: here the operator is as fast as a fused kernel.
+MORE = 2**18 if HAS_MKL else 0
+NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
+ON_A_GPU = 2**26  # weights that are wanted or masked: beyond, our kernels are faster
+SQUARE, PADDING, BOTH = 0, 1, 2  # the operator's numbers for [L, L], [N, L], [N, H, L, L]
+
+# Limits of one step, in weights. On a GPU up to MATRIX_ON_A_GPU take less time than the steps around a second
+# pass, up to MATRIX than those around a mask that adds numbers. On a CPU, without gradients, tiles are better
+# beyond MATRIX_WITHOUT_GRADIENTS, and for outputs a mask that was read beyond READ.
+MATRIX, MATRIX_ON_A_GPU = 2**22, 2**26
+MATRIX_WITHOUT_GRADIENTS, READ, TINY = 2**20, 2**17, 2**14
+SERVES = ("cuda",)  # devices that wait for Python: torch's own function, which is quickest to ask, attends
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -149,3 +185,373 @@ def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
             return False
     # a transform that is traced (torch.func.linearize) is ours: torch's kernels have no forward derivative
     return not is_traced() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def scriptable(module: nn.Module, kind: type[Kind]) -> Kind:
+    """torch's own class on the same parts, with its own list of them: scripting replaces children."""
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__["_modules"] = dict(module._modules)
+    return twin
+
+
+def changing_nothing(module: nn.MultiheadAttention) -> nn.MultiheadAttention:
+    """The same attention with an `out_proj` that gives back what it gets, for torch's forward to look at."""
+    like = module.in_proj_weight if module.in_proj_weight is not None else module.q_proj_weight
+    weight = torch.eye(module.embed_dim, dtype=like.dtype, device=like.device)
+    last = SimpleNamespace(weight=weight, bias=torch.zeros_like(weight[0]))
+    twin = object.__new__(type(module))  # its very class: if parametrised, it reads its weights there
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__["_modules"] = {**module._modules, "out_proj": last}
+    return twin
+
+
+def native(
+    module: MultiheadAttention,
+    x: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    need_weights: bool,
+    average: bool,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Answer self-attention by one operator of torch: (output, weights). None: not a call for it.
+
+    It makes all weights, and is used where they are few: at a few tokens the products take less time than the
+    steps between them, and the operator takes all of them in C++. A call takes 0.64 to 0.79 of its time on an
+    H200, 0.89 on a CPU. Of what the operator gets wrong nothing is let through: rows that see nothing (on a
+    GPU, where masks are not read, its output for them is replaced), odd numbers of heads, odd widths of heads
+    in half precision. It takes the weight of `out_proj` without calling it, so nobody may listen there.
+    """
+    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    masks, masked = (key_padding_mask, attn_mask), key_padding_mask is not None or attn_mask is not None
+    if is_causal and not need_weights and key_padding_mask is None and x.is_cuda:
+        return None  # the hint is trusted there, and a kernel skips what it hides
+    if not _is_plain(held, x) or not _is_small(held, x, masks, need_weights, average):
+        return None
+    parameters = _parameters_like(module, x)
+    if parameters is None:
+        return None
+    (N, L, E), H = x.shape, held["num_heads"]
+    mask, kind = None, None
+    if masked:
+        if x.is_cuda and need_weights and module.empty_rows == "zero":
+            return None
+        mask, kind = (_unread if x.is_cuda else _for_operator)(*masks, N, L, H)
+        if mask is None or mask.device != x.device:
+            return None
+    if need_weights:
+        check_budget((N, L, L) if average else (N, H, L, L), x)
+    in_weight, in_bias, out_weight, out_bias = parameters
+    output, weights = torch._native_multi_head_attention(
+        x, x, x, E, H, in_weight, in_bias, out_weight, out_bias, mask, need_weights, average, kind
+    )
+    if mask is not None and x.is_cuda and not need_weights:
+        # NaN of queries that see nothing: their heads say 0, as everywhere where no weights are wanted
+        nothing = (mask[:, 0] if kind == BOTH else mask).all(-1, keepdim=True)  # [N, 1], [L, 1] or [N, L, 1]
+        output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, out_bias, output)
+    return output, weights
+
+
+def _is_plain(held: dict[str, Any], x: Tensor) -> bool:
+    """Return True if a module of this __dict__ and its input are what the operator takes."""
+    if not held["batch_first"] or not held["_qkv_same_embed_dim"] or held["add_zero_attn"]:
+        return False
+    if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
+        return False
+    if x.shape[2] != held["embed_dim"] or not x.numel() or not is_unobserved(x):
+        return False
+    return bool(torch.backends.mha.get_fastpath_enabled())
+
+
+def _is_small(
+    held: dict[str, Any],
+    x: Tensor,
+    masks: tuple[Tensor | None, Tensor | None],
+    need_weights: bool,
+    average: bool,
+) -> bool:
+    """Return True if the operator, which computes all weights, takes less time than a kernel."""
+    masked = masks[0] is not None or masks[1] is not None
+    count = x.shape[0] * x.shape[1] ** 2 * held["num_heads"]
+    if x.is_cuda:
+        many = count > ON_A_GPU or not budget.surely_fits(0)
+        return not (held["head_dim"] % 8 or ((masked or need_weights) and many))
+    if not x.is_cpu:
+        return False
+    if not masked:
+        if need_weights and not average:
+            return True  # there is nothing to gain
+        return bool(count <= (NEAR if need_weights else MORE))
+    if need_weights:
+        return bool(count <= SOME)
+    if not HAS_MKL:  # whatever a bool mask holds: to look takes as long as it brings
+        return bool(masks[1] is not None and masks[1].dtype == torch.bool and count <= 2 * FEW)
+    return bool(count <= (FEW if _is_bool(*masks) else SOME))
+
+
+def _parameters_like(module: MultiheadAttention, x: Tensor) -> list[Tensor] | None:
+    """Weights and biases of both projections; None: one of them is missing, learns, or lies elsewhere."""
+    out_proj = module.__dict__["_modules"]["out_proj"]
+    if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
+        return None
+    mine = parameters_of(module, "in_proj_weight", "in_proj_bias")
+    theirs = parameters_of(out_proj, "weight", "bias")
+    learns = torch.is_grad_enabled()
+    if mine is None or theirs is None or (learns and x.requires_grad):
+        return None
+    found: list[Tensor] = []
+    for parameter in (*mine, *theirs):
+        if parameter is None or parameter.dtype is not x.dtype or parameter.device != x.device:
+            return None
+        if learns and parameter.requires_grad:
+            return None
+        found.append(parameter)
+    return found if tuple(found[2].shape) == (x.shape[2], x.shape[2]) else None
+
+
+def _is_bool(*masks: Tensor | None) -> bool:
+    return all(mask is None or mask.dtype == torch.bool for mask in masks)
+
+
+def _for_operator(
+    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
+) -> tuple[Tensor | None, int]:
+    """(the mask as the operator takes it, its number for that kind); None: not one for it."""
+    if padding is not None:
+        if attn_mask is not None and attn_mask.dtype != padding.dtype:
+            return None, 0  # torch's class warns of that
+        padding = as_hidden(padding)
+        if padding is None or not leaves_some(padding, N, L):
+            return None, 0
+    if attn_mask is None:
+        return padding, PADDING
+    if tuple(attn_mask.shape) != (L, L) or not can_read(attn_mask):
+        return None, 0
+    attn_mask = as_hidden(attn_mask)
+    if attn_mask is None:
+        return None, 0
+    mask = attn_mask if padding is None else attn_mask | padding[:, None, None]  # [L, L] or [N, 1, L, L]
+    if bool(mask.all(-1).any()):
+        return None, 0
+    return (mask, SQUARE) if padding is None else (mask.expand(N, H, L, L), BOTH)
+
+
+def _unread(
+    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
+) -> tuple[Tensor | None, int]:
+    """Likewise for masks on a GPU, which nobody reads."""
+    if not _is_bool(padding, attn_mask) or (padding is not None and tuple(padding.shape) != (N, L)):
+        return None, 0
+    if attn_mask is None:
+        return padding, PADDING
+    if tuple(attn_mask.shape) != (L, L) or (padding is not None and padding.device != attn_mask.device):
+        return None, 0
+    if padding is None:
+        return attn_mask, SQUARE
+    return (attn_mask | padding.view(N, 1, 1, L)).expand(N, H, L, L), BOTH
+
+
+def leaves_some(padding: Tensor, N: int, L: int) -> bool:
+    """Whether every sequence has a key that is none."""
+    if padding.dtype != torch.bool or not padding.is_cpu or tuple(padding.shape) != (N, L):
+        return False
+    return not bool(padding.all(1).any())
+
+
+def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | None:
+    """Answer by one step of autograd: (output, weights). None: not a call for it.
+
+    In training a call takes 0.79 to 0.90 of its time on an H200, 0.82 to 0.99 on a CPU.
+
+    Args:
+        zero: a query that sees nothing gets 0; else, as in torch, NaN where weights are wanted.
+    """
+    x, memory, wants = call.query, call.key, call.need_weights
+    if not call.batched or call.dropout or not _will_project(call):
+        return None
+    module, first = call.module, call.first
+    N, L, S = x.shape[first], x.shape[1 - first], memory.shape[1 - first]
+    H, D = module.num_heads, module.head_dim
+    few = N * H * L * S
+    if not _is_worth_it(call, few):
+        return None
+    call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
+    if call.appended or not x.numel() or not memory.numel() or not is_plain_call(x) or _is_limited(wants):
+        return None
+    parameters = _parameters_of(call)
+    if parameters is None:
+        return None
+    nothing = torch.nan if wants and not zero else 0.0
+    masks = _as_they_are(call)
+    if masks is not None and wants and few <= (MATRIX_ON_A_GPU if x.is_cuda else MATRIX):
+        return _by_matrix(call, parameters, masks, nothing)
+    if masks is not None and not wants:
+        as_torch = _is_served(call) and not zero and _is_masked(call) and few <= _most_as_torch()
+        if as_torch or (few <= MATRIX and _adds_numbers(call, few)):
+            if as_torch or not torch.is_grad_enabled():
+                return _by_torchs_kernel(call, parameters, masks, False), None
+            return _by_matrix(call, parameters, masks, nothing)
+    return _by_kernel(call, parameters, L, S, nothing)
+
+
+def _parameters_of(call: TorchCall) -> Parameters | None:
+    """The parameters of both projections, of the last only where it need not be called; None: not plain.
+
+    Where weights are returned, out_proj stays outside the node. If the loss depends on the weights alone, a
+    hook on the output must not run, and out_proj.weight may have been written to.
+    """
+    module, x = call.module, call.query
+    out_proj: Any = module.__dict__["_modules"]["out_proj"]
+    joins = not (call.need_weights and torch.is_grad_enabled()) and is_untouched(out_proj, OUT_PROJ)
+    out_weight, out_bias = (parameters_of(out_proj, "weight", "bias") if joins else None) or (None, None)
+    # in_proj_weight is not always a parameter: it may be pruned, parametrised, a replica's
+    parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
+    for held in parameters[:4]:
+        if held is not None and (
+            type(held) not in PLAIN_TYPES or held.dtype is not x.dtype or held.device != x.device
+        ):
+            return None
+    return parameters
+
+
+def _by_matrix(
+    call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], nothing: float
+) -> tuple[Tensor, Tensor | None]:
+    """By the matrix of weights, with torch's masks as they come."""
+    step = step_of(
+        call.module.num_heads, call.module.head_dim, call.first, False, nothing, None, call.need_weights
+    )
+    y, _, weights, _ = run(call.query, _memory_of(call), parameters, masks, step)
+    if not call.need_weights:
+        return _finished(call, parameters, y), None
+    return _finished(call, parameters, y), weights.mean(1) if call.average else weights
+
+
+def _by_kernel(
+    call: TorchCall, parameters: Parameters, L: int, S: int, nothing: float
+) -> tuple[Tensor, Tensor | None] | None:
+    """By a fused kernel; None: the masks hide more than what is padded or to come, or no kernel fits."""
+    rules, memory = call.rules(L, S), _memory_of(call)
+    if rules.hidden is not None or rules.bias is not None:
+        return None
+    square = L == S or not rules.causal
+    if _is_served(call) and rules.padding is None and square and not torch.is_grad_enabled():
+        return _by_torchs_kernel(call, parameters, (), rules.causal), None
+    H, D = call.module.num_heads, call.module.head_dim
+    kernel = kernel_for(call.query, memory, H, call.first, rules.causal, rules.padding)
+    if kernel is None:
+        return None
+    step = step_of(H, D, call.first, rules.causal, nothing, kernel)
+    y, projected, lse, added = run(call.query, memory, parameters, rules.padding, step)
+    weights = weights_of_step(projected, lse, added, step, call.average) if call.need_weights else None
+    return _finished(call, parameters, y), weights
+
+
+def _memory_of(call: TorchCall) -> Tensor | None:
+    """What the query attends to; None: itself."""
+    return None if call.key is call.query else call.key
+
+
+def _finished(call: TorchCall, parameters: Parameters, y: Tensor) -> Tensor:
+    """The output: out_proj is called where it was not part of the step."""
+    output: Tensor = call.module.out_proj(y) if parameters.out_weight is None else y
+    return output
+
+
+def _is_served(call: TorchCall) -> bool:
+    """Return True if the device waits for Python, and torch's function would not make the whole matrix."""
+    return (
+        device_type(call.query) in SERVES and not call.need_weights and call.module.head_dim <= MOST_CHANNELS
+    )
+
+
+def _is_worth_it(call: TorchCall, few: int) -> bool:
+    """Whether the steps between the kernels matter; a CPU has better ways to many weights, `answer`."""
+    if call.query.is_cuda or not call.need_weights:
+        return True
+    return few <= (MATRIX if torch.is_grad_enabled() else MATRIX_WITHOUT_GRADIENTS)
+
+
+def _most_as_torch() -> int:
+    """Weights up to which torch's function takes less time than the steps around our kernels."""
+    return 2 * MATRIX_ON_A_GPU if torch.is_grad_enabled() else MATRIX_ON_A_GPU
+
+
+def _is_masked(call: TorchCall) -> bool:
+    """Whether there is a mask to be taken as it is; a causal hint alone is trusted in its place."""
+    if call.key_padding_mask is None:
+        return call.attn_mask is not None and not call.is_causal
+    return True
+
+
+def _adds_numbers(call: TorchCall, few: int) -> bool:
+    """Whether, of outputs alone, masks are best taken as they are: where they add numbers, or are tiny."""
+    if call.is_causal and call.key_padding_mask is None and (call.attn_mask is None or not call.query.is_cpu):
+        return False  # the hint decides
+    if call.query.is_cpu:
+        if torch.is_grad_enabled():
+            return few <= TINY
+        if few > READ:
+            return False
+    for mask in (call.attn_mask, call.key_padding_mask):
+        if mask is not None and mask.dtype != torch.bool:
+            return True
+    return False
+
+
+def _by_torchs_kernel(
+    call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], causal: bool
+) -> Tensor:
+    """The output as torch's class comes to it, whatever its masks hold; gradients are torch's own."""
+    step = step_of(call.module.num_heads, call.module.head_dim, call.first, causal, 0.0, None)
+    q, k, v = step.heads(parameters.project(call.query, _memory_of(call)))
+    added: Tensor | None = None
+    if masks and all(mask.dtype == torch.bool for mask in masks):
+        added = ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])  # seen, as torch's function has it
+    else:
+        for mask in masks:
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+            added = mask if added is None else added + mask
+        added = None if added is None else added.to(q.dtype)
+    if added is not None:
+        added = added.expand(*added.shape[:-2], q.shape[2], k.shape[2])
+    heads = scaled_dot_product_attention(q, k, v, added, is_causal=causal)
+    return _finished(call, parameters, parameters.finish(joined(heads, call.first)))
+
+
+def _as_they_are(call: TorchCall) -> tuple[Tensor, ...] | None:
+    """torch's masks like [N, H, L, S]; None: one of them learns."""
+    masks = []
+    if call.attn_mask is not None:
+        flat = call.attn_mask.dim() == 2
+        masks.append(call.attn_mask if flat else call.attn_mask.unflatten(0, (-1, call.module.num_heads)))
+    if call.key_padding_mask is not None:
+        masks.append(call.key_padding_mask[:, None, None])
+    for mask in masks:
+        if mask.requires_grad:
+            return None
+    return tuple(masks)
+
+
+def _will_project(call: TorchCall) -> bool:
+    """Whether there are two projections at most and they will go through: masks may be looked at before."""
+    weight, E = call.module.in_proj_weight, call.module.embed_dim
+    return (
+        call.key is call.value
+        and call.module._qkv_same_embed_dim
+        and weight is not None
+        and tuple(weight.shape) == (3 * E, E)
+        and _meets(call.query, weight)
+        and (call.query is call.key or _meets(call.key, weight))
+    )
+
+
+def _meets(x: Tensor, weight: Tensor) -> bool:
+    return x.shape[-1] == weight.shape[1] and x.dtype is weight.dtype and x.device == weight.device
+
+
+def _is_limited(need_weights: bool) -> bool:
+    """Whether somebody has set a limit that weights must be held against."""
+    return need_weights and not budget.surely_fits(0)

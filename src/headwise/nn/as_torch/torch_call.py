@@ -1,30 +1,25 @@
-"""What comes out of the heads of torch's class: outputs, and weights if they are wanted.
+"""One call of torch's class: its arguments, its heads, what they answer, and back through `out_proj`.
 
-`answer`: by fused kernels and the second pass where they can go; else by the matrix itself, in the steps
-torch's class takes.
+Whoever answers such a call (the class itself, or a listener beside a model) opens a `TorchCall`, attends in
+its own way, and finishes the call. Batch or length may come first: a product over the last dimension does not
+mind, and heads are views of it.
 
-`native`: by torch's own operator, projections and all, for the calls it is best at: without gradients, small
-on a CPU, or on a GPU while their weights are fewer than the steps around a kernel would take. At a few tokens
-the products take less time than the steps between them, and the operator takes all of them in C++; on a GPU,
-with nothing hidden or wanted, it goes to the same kernels as we do. On a CPU, where weights are
-wanted and nothing is hidden, it makes the products and exponentials that we would make, with nothing to skip:
-it is taken for weights of every head, for their mean while all are near, with a mask while they are some. Of
-what it is known to get wrong nothing is let through: rows that see nothing (on a GPU, where masks are not
-read, what it says of them is replaced), odd numbers of heads, odd widths of heads in half precision. It takes
-the weight of `out_proj` and does not call it, so it is used only where nobody could notice.
+`answer` is how the class attends: by fused kernels and the second pass where they can go; else by the matrix
+itself, in the steps torch's class takes.
 
-Letters: N batch, L query_len, S key_len, H num_heads, D head_dim.
+Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads, D head_dim.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -37,174 +32,185 @@ from ...engines.weights import softmax
 from ...functional import attention
 from ...indexing import take
 from ...mask_rules import can_read
-from ..packed_weights import OUT_PROJ, is_unobserved, is_untouched, parameters_of
-from .torch_masks import Rules, as_hidden
+from ..one_step import joined
+from .torch_arguments import Rules, check_inputs, check_masks, check_widths, rules_of
 
-if TYPE_CHECKING:
-    from .module import MultiheadAttention
+__all__ = ["FEW", "TorchCall", "answer", "check_budget"]
 
-__all__ = ["FEW", "answer", "leaves_some", "native"]
-
-
-# Without MKL a fused kernel takes less time than the operator from the first token on; masked weights of our
-# own up to a tenth less while there are 128 tokens, and as much more at 256.
 FEW = 2**16  # weights: what stands around them takes longer than they do
-# Weights, wanted and masked, or with a float mask: beyond, the operator's softmax is too slow.
-SOME = 2**14 if HAS_MKL else 2**19
-# Weights of which none is wanted or hidden: here the operator is as fast as a fused kernel.
-MORE = 2**18 if HAS_MKL else 0
-NEAR = 2**23  # weights, 32 MiB: all of them stay in the last cache, and a mean of them costs no more
-ON_A_GPU = 2**26  # weights that are wanted or masked: beyond, our kernels are faster
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
-SQUARE, PADDING, BOTH = 0, 1, 2  # the operator's numbers for [L, L], [N, L], [N, H, L, L]
+Heads = tuple[Tensor, Tensor, Tensor]
 Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
 
-def native(
-    module: MultiheadAttention,
-    x: Tensor,
-    key_padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    need_weights: bool,
-    average: bool,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor | None] | None:
-    """(output, weights) of self-attention; None: not a call for the operator."""
-    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    masks, masked = (key_padding_mask, attn_mask), key_padding_mask is not None or attn_mask is not None
-    if is_causal and not need_weights and key_padding_mask is None and x.is_cuda:
-        return None  # the hint is trusted there, and a kernel skips what it hides
-    if not _is_plain(held, x) or not _is_small(held, x, masks, need_weights, average):
-        return None
-    parameters = _parameters_like(module, x)
-    if parameters is None:
-        return None
-    (N, L, E), H = x.shape, held["num_heads"]
-    mask, kind = None, None
-    if masked:
-        if x.is_cuda and need_weights and module.empty_rows == "zero":
-            return None
-        mask, kind = (_unread if x.is_cuda else _for_operator)(*masks, N, L, H)
-        if mask is None or mask.device != x.device:
-            return None
-    if need_weights:
-        _check_budget((N, L, L) if average else (N, H, L, L), x)
-    in_weight, in_bias, out_weight, out_bias = parameters
-    output, weights = torch._native_multi_head_attention(
-        x, x, x, E, H, in_weight, in_bias, out_weight, out_bias, mask, need_weights, average, kind
-    )
-    if mask is not None and x.is_cuda and not need_weights:
-        # NaN of queries that see nothing: their heads say 0, as everywhere where no weights are wanted
-        nothing = (mask[:, 0] if kind == BOTH else mask).all(-1, keepdim=True)  # [N, 1], [L, 1] or [N, L, 1]
-        output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, out_bias, output)
-    return output, weights
+class TorchCall:
+    """A call of torch's class, ours or not: what is refused is refused here, in torch's order and words.
+
+        call = TorchCall(module, query, key, value, ..)   torch's arguments; one sequence is a batch of one
+        q, k, v = call.heads()                            projected, with the keys that the module appends
+        ..                                                attention, by whoever asked
+        output, weights = call.finish(heads, weights)     out_proj; one sequence again
+
+    Raises:
+        ValueError, AssertionError, RuntimeError: as torch's class does, when made and in `heads`.
+    """
+
+    __slots__ = (
+        "_rules", "appended", "attn_mask", "average", "batched", "dropout", "first", "is_causal", "key",
+        "key_padding_mask", "module", "need_weights", "query", "value",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        module: nn.MultiheadAttention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> None:
+        check_inputs(module, query, key, value, key_padding_mask, attn_mask, is_causal)
+        self.batched = query.dim() == 3
+        if not self.batched:
+            same, alike = query is key, key is value
+            query = query.unsqueeze(0)
+            key = query if same else key.unsqueeze(0)
+            value = key if alike else value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif torch.is_grad_enabled():
+            query, key, value = _as_kept(query, key, value, module.batch_first)
+        self.module, self.query, self.key, self.value = module, query, key, value
+        self.first = 0 if module.batch_first or not self.batched else 1  # which dimension is the batch
+        self.key_padding_mask = key_padding_mask  # [N, S]
+        self.attn_mask = attn_mask  # [L, S] or [N * H, L, S]
+        if is_causal and not need_weights and key_padding_mask is None and not self.mask_fits():
+            self.attn_mask = None  # torch reads the hint here, and not even the mask's shape
+        self.is_causal, self.need_weights, self.average = is_causal, need_weights, average_attn_weights
+        self.dropout: float = module.dropout if module.training else 0.0
+        self.appended: int | None = None  # keys of the module's own; known once masks have been checked
+        self._rules: Rules | None = None
+
+    def mask_fits(self) -> bool:
+        """Return True if attn_mask is missing or has the shape of this call."""
+        return self.attn_mask is None or tuple(self.attn_mask.shape) == self.mask_shape()
+
+    def mask_shape(self) -> tuple[int, ...]:
+        """The shape that attn_mask must have, in as many dimensions as it has."""
+        N, L = self.query.shape[self.first], self.query.shape[1 - self.first]
+        shape = (N * self.module.num_heads, L, self.key.shape[1 - self.first])
+        return shape if self.attn_mask is not None and self.attn_mask.dim() == 3 else shape[1:]
+
+    def heads(self) -> Heads:
+        """q [N, H, L, D], k and v [N, H, S + appended, D]."""
+        q, k, v = _heads_of(self.module, self.query, self.key, self.value, self.first)
+        if self.appended is None:
+            self.appended = check_masks(self, q.shape, k.shape)
+        if self.appended:
+            k, v = _with_more_keys(self.module, k, v)
+        return q, k, v
+
+    def rules(self, query_len: int, key_len: int) -> Rules:
+        """The masks as rules, once they are checked; `key_len` counts what is appended."""
+        if self._rules is None:
+            masks, H = (self.key_padding_mask, self.attn_mask), self.module.num_heads
+            self._rules = rules_of(*masks, self.is_causal, H, self.appended or 0, query_len, key_len)
+        return self._rules
+
+    def finish(self, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(output, weights) as the caller has them, from heads [N, H, L, D] and weights [N, ..]."""
+        output: Tensor = self.module.out_proj(joined(heads, self.first))  # called as the module it is
+        if self.batched:
+            return output, weights
+        return output.squeeze(0), None if weights is None else weights.squeeze(0)
 
 
-def _is_plain(held: dict[str, Any], x: Tensor) -> bool:
-    """Return True if a module of this __dict__ and its input are what the operator takes."""
-    if not held["batch_first"] or not held["_qkv_same_embed_dim"] or held["add_zero_attn"]:
-        return False
-    if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
-        return False
-    if x.shape[2] != held["embed_dim"] or not x.numel() or not is_unobserved(x):
-        return False
-    return bool(torch.backends.mha.get_fastpath_enabled())
+def _as_kept(query: Tensor, key: Tensor, value: Tensor, batch_first: bool) -> Heads:
+    """The inputs as backward needs them: copies where torch's class projects copies.
+
+    It does where the batch comes first, and where an input is not contiguous. Training code that writes to
+    its inputs after the call, such as `x += mha(x, x, x)[0]`, works because of that.
+    """
+
+    def kept(x: Tensor) -> Tensor:
+        return x.clone() if batch_first or not x.is_contiguous() else x
+
+    first = kept(query)
+    second = first if key is query else kept(key)
+    return first, second, first if value is query else second if value is key else kept(value)
 
 
-def _is_small(
-    held: dict[str, Any],
-    x: Tensor,
-    masks: tuple[Tensor | None, Tensor | None],
-    need_weights: bool,
-    average: bool,
-) -> bool:
-    """Return True if the operator, which computes all weights, takes less time than a kernel."""
-    masked = masks[0] is not None or masks[1] is not None
-    count = x.shape[0] * x.shape[1] ** 2 * held["num_heads"]
-    if x.is_cuda:
-        many = count > ON_A_GPU or not budget.surely_fits(0)
-        return not (held["head_dim"] % 8 or ((masked or need_weights) and many))
-    if not x.is_cpu:
-        return False
-    if not masked:
-        if need_weights and not average:
-            return True  # there is nothing to gain
-        return bool(count <= (NEAR if need_weights else MORE))
-    if need_weights:
-        return bool(count <= SOME)
-    if not HAS_MKL:  # whatever a bool mask holds: to look takes as long as it brings
-        return bool(masks[1] is not None and masks[1].dtype == torch.bool and count <= 2 * FEW)
-    return bool(count <= (FEW if _is_bool(*masks) else SOME))
+def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, first: int) -> Heads:
+    """q [N, H, L, D], k and v [N, H, S, D] from 3-D inputs."""
+    E, H, weight, bias = module.embed_dim, module.num_heads, module.in_proj_weight, module.in_proj_bias
+    if not module._qkv_same_embed_dim:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        check_widths((query, key, value), weights, bias)
+        q, k, v = _three(query, key, value, weights, bias)
+    elif weight is None:
+        raise AssertionError("use_separate_proj_weight is False but in_proj_weight is None")
+    elif key is not value:
+        q, k, v = _three(query, key, value, weight.chunk(3), bias)
+    elif query is key:
+        q, k, v = _by_head(linear(query, weight, bias), 3 * H, first).chunk(3, 1)
+        return q, k, v
+    else:
+        of_q, of_both = weight.split([E, 2 * E])
+        q_bias, both_bias = (None, None) if bias is None else bias.split([E, 2 * E])
+        q = linear(query, of_q, q_bias)
+        k, v = linear(key, of_both, both_bias).unflatten(-1, (2, E)).unbind(-2)
+    return _by_head(q, H, first), _by_head(k, H, first), _by_head(v, H, first)
 
 
-def _parameters_like(module: MultiheadAttention, x: Tensor) -> list[Tensor] | None:
-    """Weights and biases of both projections; None: one of them is missing, learns, or lies elsewhere."""
-    out_proj = module.__dict__["_modules"]["out_proj"]
-    if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
-        return None
-    mine = parameters_of(module, "in_proj_weight", "in_proj_bias")
-    theirs = parameters_of(out_proj, "weight", "bias")
-    learns = torch.is_grad_enabled()
-    if mine is None or theirs is None or (learns and x.requires_grad):
-        return None
-    found: list[Tensor] = []
-    for parameter in (*mine, *theirs):
-        if parameter is None or parameter.dtype is not x.dtype or parameter.device != x.device:
-            return None
-        if learns and parameter.requires_grad:
-            return None
-        found.append(parameter)
-    return found if tuple(found[2].shape) == (x.shape[2], x.shape[2]) else None
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's, which takes a bias of another dtype only where it does not fuse it.
+
+    On a CPU without MKL a product that begins at the bias is slower than adding it afterwards, and off by
+    two to three times as much.
+    """
+    if bias is None or bias.dtype != weight.dtype:
+        product = functional.linear(x, weight)
+        return product if bias is None else product + bias
+    if HAS_MKL or not x.is_cpu or x.shape[-1] != weight.shape[-1] or bias.shape != weight.shape[:1]:
+        return functional.linear(x, weight, bias)
+    if torch.compiler.is_compiling() or transforms_are_active() or autocasting(x):
+        return functional.linear(x, weight, bias)
+    return functional.linear(x, weight).add_(bias)
 
 
-def _is_bool(*masks: Tensor | None) -> bool:
-    return all(mask is None or mask.dtype == torch.bool for mask in masks)
+def _three(
+    query: Tensor, key: Tensor, value: Tensor, weights: Sequence[Tensor], bias: Tensor | None
+) -> Heads:
+    of_q, of_k, of_v = (None, None, None) if bias is None else bias.chunk(3)
+    q, k, v = weights
+    return linear(query, q, of_q), linear(key, k, of_k), linear(value, v, of_v)
 
 
-def _for_operator(
-    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
-) -> tuple[Tensor | None, int]:
-    """(the mask as the operator takes it, its number for that kind); None: not one for it."""
-    if padding is not None:
-        if attn_mask is not None and attn_mask.dtype != padding.dtype:
-            return None, 0  # torch's class warns of that
-        padding = as_hidden(padding)
-        if padding is None or not leaves_some(padding, N, L):
-            return None, 0
-    if attn_mask is None:
-        return padding, PADDING
-    if tuple(attn_mask.shape) != (L, L) or not can_read(attn_mask):
-        return None, 0
-    attn_mask = as_hidden(attn_mask)
-    if attn_mask is None:
-        return None, 0
-    mask = attn_mask if padding is None else attn_mask | padding[:, None, None]  # [L, L] or [N, 1, L, L]
-    if bool(mask.all(-1).any()):
-        return None, 0
-    return (mask, SQUARE) if padding is None else (mask.expand(N, H, L, L), BOTH)
+def _by_head(x: Tensor, H: int, first: int) -> Tensor:
+    """[N, L, E] or [L, N, E] -> [N, H, L, D]"""
+    a, b, E = x.shape
+    x = x.view(a, b, H, E // H)
+    return x.transpose(1, 2) if first == 0 else x.permute(1, 2, 0, 3)
 
 
-def _unread(
-    padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
-) -> tuple[Tensor | None, int]:
-    """Likewise for masks on a GPU, which nobody reads."""
-    if not _is_bool(padding, attn_mask) or (padding is not None and tuple(padding.shape) != (N, L)):
-        return None, 0
-    if attn_mask is None:
-        return padding, PADDING
-    if tuple(attn_mask.shape) != (L, L) or (padding is not None and padding.device != attn_mask.device):
-        return None, 0
-    if padding is None:
-        return attn_mask, SQUARE
-    return (attn_mask | padding.view(N, 1, 1, L)).expand(N, H, L, L), BOTH
+def _with_more_keys(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v followed by the keys a module brings along: bias_k and bias_v, then zeros."""
+    N, H, _, D = k.shape
+    if module.bias_k is not None and module.bias_v is not None:
+        k, v = (
+            torch.cat([x, bias.view(1, H, 1, D).expand(N, -1, -1, -1)], 2)
+            for x, bias in ((k, module.bias_k), (v, module.bias_v))
+        )
+    if module.add_zero_attn:
+        nothing = k.new_zeros(N, H, 1, D)
+        k, v = torch.cat([k, nothing], 2), torch.cat([v, nothing], 2)
+    return k, v
 
 
-def leaves_some(padding: Tensor, N: int, L: int) -> bool:
-    """Whether every sequence has a key that is none."""
-    if padding.dtype != torch.bool or not padding.is_cpu or tuple(padding.shape) != (N, L):
-        return False
-    return not bool(padding.all(1).any())
+# What the heads answer
 
 
 def answer(
@@ -222,7 +228,7 @@ def answer(
         return _dropped(q, k, v, rules, dropout), None
     if weights and q.is_cpu:
         (N, H, L, _), S = q.shape, k.shape[2]
-        _check_budget((N, L, S) if average else (N, H, L, S), q)
+        check_budget((N, L, S) if average else (N, H, L, S), q)
     how = rules, max(dropout, 0.0), weights, average, zero
     if dropout > 0 or not q.numel() or not k.numel() or transforms_are_active():
         return _step_by_step(q, k, v, *how)
@@ -323,7 +329,7 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     return out.transpose(1, 2), shown.to(q.dtype)
 
 
-def _check_budget(shape: tuple[int, ...], like: Tensor) -> None:
+def check_budget(shape: tuple[int, ...], like: Tensor) -> None:
     """Raise `BudgetExceeded` where weights of this shape are more than there is room for."""
     size = math.prod(shape) * like.element_size()
     if not budget.surely_fits(size):
