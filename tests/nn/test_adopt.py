@@ -180,19 +180,6 @@ def test_layers_get_masks_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [given["is_causal"] for given in masks] == [True, True]
 
 
-@pytest.mark.parametrize("name", ["src_mask", "src_key_padding_mask"])
-def test_masks_are_refused_as_torch_refuses_them(name: str) -> None:
-    layer = encoder().layers[0]
-    said = []
-    for adopted in (False, True):
-        if adopted:
-            hw.adopt(layer)
-        with pytest.raises(AssertionError) as refused:
-            layer(X, **{name: torch.zeros(L if name == "src_mask" else N, L, dtype=torch.int64)})
-        said.append(str(refused.value))
-    assert said[0] == said[1] == f"only bool and floating types of {name} are supported"
-
-
 @pytest.mark.parametrize(
     "mask", [torch.ones(L + 2, L + 2).triu(1).bool(), torch.ones(L).bool()], ids=["longer", "1-D"]
 )

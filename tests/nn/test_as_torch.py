@@ -22,27 +22,11 @@ import headwise.nn
 from as_torch_cases import always_in_one_step, as_if_large, slow_path
 from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.nn import MultiheadAttention
-from headwise.nn.as_torch import torch_arguments
-from judge import error
 
 N, L, S, D = 3, 5, 7, 5
 Answer = tuple[Tensor, Tensor | None]
 Tensors = Sequence[Tensor | None]
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "batch first": {"batch_first": True},
-    "odd heads": {"num_heads": 3},
-    "no bias": {"bias": False},
-    "kdim": {"kdim": 11},
-    "vdim": {"vdim": 13},
-    "kdim and vdim": {"kdim": 11, "vdim": 13, "batch_first": True},
-    "kdim, no bias": {"kdim": 11, "bias": False},
-    "appended": {"add_bias_kv": True, "add_zero_attn": True},
-    "appended, kdim": {"add_bias_kv": True, "vdim": 13},
-    "dropout": {"dropout": 0.25},
-}
-every_kind = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 with_and_without_weights = pytest.mark.parametrize("need_weights", [True, False], ids=["weights", "alone"])
 small_and_large = pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 
@@ -118,15 +102,6 @@ def as_float(mask: Tensor, dtype: torch.dtype = torch.float64, value: float = -m
 # What it is
 
 
-def test_it_is_torchs_class() -> None:
-    assert issubclass(MultiheadAttention, nn.MultiheadAttention)
-    assert isinstance(MultiheadAttention(4, 2), nn.MultiheadAttention)
-    assert headwise.nn.MultiheadAttention is MultiheadAttention
-    assert MultiheadAttention.__name__ == "MultiheadAttention"
-    assert MultiheadAttention.__constants__ == nn.MultiheadAttention.__constants__
-    assert MultiheadAttention._version == nn.MultiheadAttention._version
-
-
 def test_the_constructor_takes_torchs_arguments_and_one_more() -> None:
     ours = inspect.signature(MultiheadAttention.__init__).parameters
     theirs = inspect.signature(nn.MultiheadAttention.__init__).parameters
@@ -145,99 +120,7 @@ def test_the_call_takes_torchs_arguments() -> None:
     ]
 
 
-def test_every_argument_may_be_given_by_place() -> None:
-    places = (8, 2, 0.25, False, True, True, 11, 13, True, "cpu", torch.float64)
-    ours, theirs = MultiheadAttention(*places), nn.MultiheadAttention(*places)
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    assert (ours.dropout, ours.kdim, ours.vdim, ours.batch_first) == (0.25, 11, 13, True)
-
-
-@every_kind
-def test_attributes_are_torchs(options: dict[str, Any]) -> None:
-    ours, theirs = make(MultiheadAttention, **options), make(nn.MultiheadAttention, **options)
-    assert vars(ours).keys() == vars(theirs).keys()
-    sizes = "embed_dim kdim vdim _qkv_same_embed_dim num_heads head_dim dropout batch_first add_zero_attn"
-    for name in sizes.split():
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert [(n, p is None) for n, p in ours._parameters.items()] == [
-        (n, p is None) for n, p in theirs._parameters.items()
-    ]
-    assert (ours.bias_k is None, ours.bias_v is None) == (theirs.bias_k is None, theirs.bias_v is None)
-    assert type(ours.out_proj) is type(theirs.out_proj)
-    assert [n for n, _ in ours.named_modules()] == [n for n, _ in theirs.named_modules()]
-    assert [(n, p.shape) for n, p in ours.named_parameters()] == [
-        (n, p.shape) for n, p in theirs.named_parameters()
-    ]
-
-
-def test_the_mark_of_empty_rows_is_an_attribute() -> None:
-    assert MultiheadAttention(4, 2).empty_rows == "nan"
-    assert MultiheadAttention(4, 2, empty_rows="zero").empty_rows == "zero"
-
-
-@every_kind
-def test_initial_weights_are_torchs_bit_by_bit(options: dict[str, Any]) -> None:
-    ours = make(MultiheadAttention, **options)
-    after = torch.get_rng_state()
-    theirs = make(nn.MultiheadAttention, **options)
-    assert torch.equal(after, torch.get_rng_state())
-    for (name, found), (_, wanted) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        assert torch.equal(found, wanted), name
-    torch.manual_seed(1)
-    ours._reset_parameters()
-    torch.manual_seed(1)
-    theirs._reset_parameters()
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-
-
-def test_it_can_be_made_without_memory_and_filled_later() -> None:
-    ours, theirs = twins(dtype=torch.float32)
-    empty = MultiheadAttention(2 * D, 2, device="meta")
-    assert all(p.is_meta for p in empty.parameters())
-    x = torch.randn(L, N, 2 * D, device="meta")
-    for need_weights in (True, False):
-        found, wanted = empty(x, x, x, need_weights=need_weights), theirs.to("meta")(x, x, x)
-        assert found[0].is_meta and found[0].shape == wanted[0].shape
-        assert found[1] is None or found[1].shape == wanted[1].shape
-    filled = empty.to_empty(device="cpu")
-    filled.load_state_dict(ours.state_dict())
-    x = torch.randn(L, N, 2 * D)
-    assert_same(filled(x, x, x), ours(x, x, x), 0.0)
-
-
 # Travelling
-
-
-NAMES = {
-    "default": "in_proj_weight in_proj_bias out_proj.weight out_proj.bias",
-    "no bias": "in_proj_weight out_proj.weight",
-    "kdim": "q_proj_weight k_proj_weight v_proj_weight in_proj_bias out_proj.weight out_proj.bias",
-    "kdim, no bias": "q_proj_weight k_proj_weight v_proj_weight out_proj.weight",
-    "appended": "in_proj_weight in_proj_bias bias_k bias_v out_proj.weight out_proj.bias",
-}
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_the_state_dict_has_torchs_names_in_torchs_order(kind: str) -> None:
-    found: Any = make(MultiheadAttention, **OPTIONS[kind]).state_dict()
-    wanted: Any = make(nn.MultiheadAttention, **OPTIONS[kind]).state_dict()
-    assert [*found] == NAMES[kind].split() == [*wanted]
-    assert found._metadata == wanted._metadata
-
-
-@every_kind
-def test_weights_travel_both_ways(options: dict[str, Any]) -> None:
-    ours, theirs = (
-        make(MultiheadAttention, 1, **options).eval(),
-        make(nn.MultiheadAttention, 2, **options).eval(),
-    )
-    given = inputs(ours)
-    before = ours(*given)
-    theirs.load_state_dict(ours.state_dict(), strict=True)
-    assert_same(before, slow(theirs, *given))
-    other = make(MultiheadAttention, 3, **options).eval()
-    other.load_state_dict(theirs.state_dict(), strict=True)
-    assert_same(other(*given), before, 0.0)
 
 
 @pytest.mark.parametrize("empty_rows", ["nan", "zero"])
@@ -291,25 +174,6 @@ def refusal(call: Callable[[], Any]) -> tuple[type[Exception], str]:
     return type(caught.value), str(caught.value)
 
 
-def test_keys_of_another_batch_are_refused_in_the_words_of_torchs_view() -> None:
-    """Whatever torch's class itself refuses is drawn in test_upstream.py; these are an operator's words."""
-    ours, theirs = twins(batch_first=True)
-    (query, _, _), (_, key, _) = inputs(ours), inputs(ours, batch=N + 1)
-    for weights in (True, False):
-        wanted = refusal(lambda: slow(theirs, query, key, key, need_weights=weights))  # noqa: B023
-        assert refusal(lambda: ours(query, key, key, need_weights=weights)) == wanted  # noqa: B023
-
-
-@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
-def test_integers_are_no_masks_in_evaluation_either(name: str) -> None:
-    """Zeros were taken for a mask that hides nothing, where torch's operator answers."""
-    ours, theirs = (module.eval() for module in twins(batch_first=True))
-    x, mask = inputs(ours)[0], torch.zeros((L, L) if name == "attn_mask" else (N, L), dtype=torch.int64)
-    with torch.no_grad():
-        wanted = refusal(lambda: theirs(x, x, x, **{name: mask}))
-        assert refusal(lambda: ours(x, x, x, **{name: mask})) == wanted
-
-
 KDIM = {"kdim": 11, "vdim": 13}
 
 
@@ -345,23 +209,6 @@ def test_a_module_with_a_part_missing_is_refused_in_torchs_words(
 # Shapes
 
 
-@pytest.mark.parametrize("extra", [0, 1, 2], ids=["", "zero", "both"])
-def test_shapes_of_outputs_and_weights(extra: int) -> None:
-    H, options = 3, {"add_zero_attn": extra > 0, "add_bias_kv": extra > 1}
-    for batch_first in (False, True):
-        ours, _ = twins(num_heads=H, batch_first=batch_first, **options)
-        query, key, value = inputs(ours)
-        output, mean = ours(query, key, value)
-        assert output.shape == query.shape and mean.shape == (N, L, S + extra)
-        assert output.is_contiguous()
-        assert ours(query, key, value, average_attn_weights=False)[1].shape == (N, H, L, S + extra)
-        assert ours(query, key, value, need_weights=False)[1] is None
-        query, key, value = (x.select(0 if batch_first else 1, 0) for x in (query, key, value))
-        output, mean = ours(query, key, value)
-        assert output.shape == query.shape and mean.shape == (L, S + extra)
-        assert ours(query, key, value, average_attn_weights=False)[1].shape == (H, L, S + extra)
-
-
 @with_and_without_weights
 @pytest.mark.parametrize(("batch", "length", "memory"), [(0, L, S), (N, 0, S), (N, L, 0)])
 def test_empty_sizes_take_every_mask(batch: int, length: int, memory: int, need_weights: bool) -> None:
@@ -375,36 +222,6 @@ def test_empty_sizes_take_every_mask(batch: int, length: int, memory: int, need_
 
 
 # Dropout
-
-
-@with_and_without_weights
-@small_and_large
-def test_dropout_has_the_right_mean_and_only_in_training(need_weights: bool, large: bool) -> None:
-    ours, _ = twins(dropout=0.3)
-    query, key, value = (x[:, :1] for x in inputs(ours))
-    options = {"need_weights": need_weights, "attn_mask": hidden(L, S)}
-    with as_if_large(large):
-        wanted = ours.eval()(query, key, value, **options)[0]
-        assert torch.equal(ours(query, key, value, **options)[0], wanted)
-        many = [x.expand(-1, 4000, -1) for x in (query, key, value)]
-        drawn = ours.train()(*many, **options)[0]
-    assert drawn.std(1).min() > 0
-    apart = (drawn.mean(1, keepdim=True) - wanted) / (drawn.std(1, keepdim=True) / math.sqrt(4000))
-    assert apart.abs().max() < 5  # standard errors
-
-
-def test_weights_are_those_after_dropout() -> None:
-    ours, _ = twins(dropout=0.3)
-    given = inputs(ours, batch=50)
-    whole = ours.eval()(*given, average_attn_weights=False)[1]
-    output, weights = ours.train()(*given, average_attn_weights=False)
-    dropped = weights == 0
-    torch.testing.assert_close(weights[~dropped], whole[~dropped] / 0.7)
-    assert abs(dropped.double().mean().item() - 0.3) < 5 * math.sqrt(0.3 * 0.7 / dropped.numel())
-    weight, bias = ours.in_proj_weight.chunk(3)[2], ours.in_proj_bias.chunk(3)[2]
-    values = nn.functional.linear(given[2], weight, bias).unflatten(-1, (2, D)).permute(1, 2, 0, 3)
-    by_hand = ours.out_proj((weights @ values).permute(2, 0, 1, 3).flatten(2))
-    torch.testing.assert_close(output, by_hand)
 
 
 @with_and_without_weights
@@ -452,25 +269,6 @@ every_empty_row = pytest.mark.parametrize("kind", with_empty_rows())
 @every_empty_row
 @with_and_without_weights
 @small_and_large
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_a_row_that_sees_nothing_is_nan_or_the_bias_as_in_torch(
-    kind: str, need_weights: bool, training: bool, large: bool
-) -> None:
-    ours, theirs = twins()
-    given, masks = inputs(ours), with_empty_rows()[kind]
-    for grad in (True, False):
-        with as_if_large(large), torch.set_grad_enabled(grad):
-            found = ours.train(training)(*given, need_weights=need_weights, **masks)
-        assert_same(found, slow(theirs, *given, need_weights=need_weights, **masks))
-        if need_weights:
-            assert found[0].isnan().any() and found[0].isfinite().any()
-        else:
-            assert bool((found[0] - ours.out_proj.bias).abs().sum(-1).lt(1e-12).any())
-
-
-@every_empty_row
-@with_and_without_weights
-@small_and_large
 def test_a_row_that_sees_nothing_may_be_zero(kind: str, need_weights: bool, large: bool) -> None:
     ours, theirs = twins(empty_rows="zero")
     given, masks = [x.requires_grad_() for x in inputs(ours)], with_empty_rows()[kind]
@@ -506,47 +304,6 @@ def test_another_word_for_empty_rows_is_refused(value: Any) -> None:
     with pytest.raises(ArgumentError, match=r"empty_rows must be 'nan' or 'zero'") as caught:
         MultiheadAttention(4, 2, empty_rows=value)
     assert repr(value) in str(caught.value)
-
-
-# out_proj is a module
-
-
-class Doubled(nn.Module):
-    """A layer without a weight of its own, as tools put in the place of one."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * self.inner(x)
-
-
-@with_and_without_weights
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_hooks_on_out_proj_fire(need_weights: bool, training: bool) -> None:
-    ours = twins(batch_first=True)[0].train(training)
-    x, seen = torch.randn(N, L, 2 * D, dtype=torch.float64), []
-    ours.out_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
-    ours.out_proj.register_forward_hook(lambda module, args, output: output + 1)
-    with torch.set_grad_enabled(training):
-        found = ours(x, x, x, need_weights=need_weights)[0]
-        ours.out_proj._forward_hooks.clear()
-        wanted = ours(x, x, x, need_weights=need_weights)[0] + 1
-    assert seen == [(N, L, 2 * D)] * 2
-    torch.testing.assert_close(found, wanted)
-
-
-@with_and_without_weights
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_another_out_proj_is_called(need_weights: bool, training: bool) -> None:
-    ours = twins(batch_first=True)[0].train(training)
-    x = torch.randn(N, L, 2 * D, dtype=torch.float64)
-    with torch.set_grad_enabled(training):
-        wanted = 2 * ours(x, x, x, need_weights=need_weights)[0]
-        ours._modules["out_proj"] = Doubled(ours.out_proj)
-        found = ours(x, x, x, need_weights=need_weights)[0]
-    torch.testing.assert_close(found, wanted)
 
 
 # Derivatives of every kind
@@ -595,21 +352,6 @@ def test_forward_derivatives_are_torchs(kind: str | None, need_weights: bool) ->
         output = ours(dual, dual, dual, need_weights=need_weights, **masks)[0]
         tangent = torch.autograd.forward_ad.unpack_dual(output).tangent
     torch.testing.assert_close(tangent, wanted_along[0])
-
-
-@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias", "out_proj.weight"])
-def test_a_functional_call_uses_what_it_is_given(name: str) -> None:
-    ours, theirs, x = tiny()
-    other = {name: torch.randn_like(dict(ours.named_parameters())[name])}
-    found = torch.func.functional_call(ours, other, (x, x, x))
-    assert_same(found, slow_functional(theirs, other, x))
-    assert error(found[0], ours(x, x, x)[0]) > 1e-3
-
-
-def slow_functional(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Answer:
-    with slow_path():
-        found: Answer = torch.func.functional_call(module, parameters, (x, x, x))
-    return found
 
 
 @with_and_without_weights
@@ -720,18 +462,7 @@ def test_exported_it_takes_other_batches_and_lengths() -> None:
 # Masks
 
 
-@pytest.mark.parametrize(("length", "memory"), [(L, L), (L, S), (S, L)])
-def test_causal_masks_are_recognised(length: int, memory: int) -> None:
-    mask = causal(length, memory)
-    for each in (mask, as_float(mask)):
-        content = torch_arguments.content_of(each)
-        assert content is not None and content.causal
-    for each in (~mask, mask.clone().fill_(False), as_float(mask) + torch.arange(memory)):
-        content = torch_arguments.content_of(each)
-        assert content is not None and not content.causal
-
-
-@pytest.mark.parametrize("change", ["item", "fill", "copy", "view"])
+@pytest.mark.parametrize("change", ["item", "fill", "copy", "view", "other memory"])
 def test_a_mask_changed_in_place_is_read_again(change: str) -> None:
     ours, theirs = twins()
     given = inputs(ours, L, L)
@@ -743,6 +474,8 @@ def test_a_mask_changed_in_place_is_read_again(change: str) -> None:
         mask.fill_(False)
     elif change == "copy":
         mask.copy_(hidden(L, L))
+    elif change == "other memory":
+        mask.data = hidden(L, L)
     else:
         mask[2:].logical_not_()
     assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
@@ -769,15 +502,6 @@ def test_a_part_of_a_mask_is_read_by_itself(dtype: torch.dtype) -> None:
         whole[:, :L] = 0 if dtype == torch.float64 else False  # a change of the whole is one of its parts
 
 
-def test_a_mask_that_was_given_other_memory_is_read_again() -> None:
-    ours, theirs = twins()
-    given = inputs(ours, L, L)
-    mask = causal()
-    ours(*given, attn_mask=mask)
-    mask.data = hidden(L, L)
-    assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
-
-
 def test_a_new_mask_in_an_old_ones_place_is_read() -> None:
     """Another tensor may be made where one died, with the same version."""
     ours, theirs = twins()
@@ -786,69 +510,6 @@ def test_a_new_mask_in_an_old_ones_place_is_read() -> None:
         mask = causal() if number % 2 else hidden(L, L)
         assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
         del mask
-
-
-@pytest.mark.parametrize("is_causal", [False, True], ids=["", "hint"])
-@with_and_without_weights
-def test_masks_made_in_inference_mode_work(is_causal: bool, need_weights: bool) -> None:
-    ours, theirs = twins()
-    given = inputs(ours, L, L)
-    wanted = slow(theirs, *given, attn_mask=causal(), need_weights=need_weights)
-    with torch.inference_mode():
-        masks = [causal(), as_float(causal())]
-        for mask in masks:
-            found = ours(*given, attn_mask=mask, need_weights=need_weights, is_causal=is_causal)
-            assert_same(found, wanted)
-    with torch.no_grad():
-        for mask in masks:
-            found = ours(*given, attn_mask=mask, need_weights=need_weights, is_causal=is_causal)
-            assert_same(found, wanted)
-
-
-def test_inputs_made_in_inference_mode_work() -> None:
-    ours, theirs = (module.eval() for module in twins(batch_first=True))
-    with torch.inference_mode():
-        given, mask = inputs(ours), hidden(L, S)
-        assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
-
-
-LOWEST = torch.finfo(torch.float32).min
-
-
-@pytest.mark.parametrize("low", [-1e9, LOWEST], ids=["-1e9", "lowest"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@with_and_without_weights
-@small_and_large
-def test_finite_masks_hide_as_in_torch_and_rows_of_them_are_uniform(
-    low: float, dtype: torch.dtype, name: str, training: bool, need_weights: bool, large: bool
-) -> None:
-    ours, theirs = (module.train(training) for module in twins(dtype=dtype))
-    given = inputs(ours)
-    some = hidden(L, S) if name == "attn_mask" else hidden(N, S)
-    some[1] = True
-    mask = as_float(some, dtype, low)
-    for average in (True, False):
-        options = {"need_weights": need_weights, "average_attn_weights": average, name: mask}
-        with as_if_large(large), torch.set_grad_enabled(training):
-            found = ours(*given, **options)
-        assert_same(found, slow(theirs, *given, **options), 1e-5 if dtype == torch.float32 else 1e-6)
-
-
-@small_and_large
-def test_rows_of_finite_masks_have_torchs_gradients(large: bool) -> None:
-    """With weights: without them torch's own kernel takes such a row's weights for 1 in its backward."""
-    ours, theirs = twins()
-    given = [x.requires_grad_() for x in inputs(ours)]
-    some, pull, grads = hidden(L, S), torch.randn_like(given[0]), []
-    some[1] = True
-    mask = as_float(some, value=LOWEST)
-    with as_if_large(large):
-        for module in (ours, theirs):
-            output = slow(module, *given, attn_mask=mask)[0]
-            grads.append(torch.autograd.grad((output * pull).sum(), [*given, *module.parameters()]))
-    assert_same(grads[0], grads[1])
 
 
 # Tensors of other kinds

@@ -19,7 +19,7 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask, reference
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.nn import Buckets, KVCache, Linear, Memory, MultiHeadAttention, QKNorm, Rope, options
+from headwise.nn import Buckets, KVCache, Linear, MultiHeadAttention, QKNorm, Rope, options
 from headwise.nn.cached_call import attend_in_graph, check_in_graph
 from judge import assert_judged, largest
 
@@ -197,16 +197,6 @@ def test_heads_speak_over_a_cache_too() -> None:
     joined = mha.out_proj(heads.transpose(1, 2).flatten(2))
     assert not heads[1, :, 2:].any()
     assert_judged(joined[0], truth[0], truth[0], dtype=x.dtype)
-
-
-def test_grouped_keys_are_stored_and_attended_to_as_they_are() -> None:
-    mha, x = layer(num_kv_heads=HK), tokens()
-    cache = mha.cache()
-    for _ in range(2):
-        _, weights = mha(x[:, :1], cache=cache)
-    scores, *_ = weights.parts()
-    assert scores.k.shape == (B, HK, 2, D)
-    assert scores.k.untyped_storage().data_ptr() == cache._k.untyped_storage().data_ptr()
 
 
 def test_a_growing_cache_takes_new_room_seldom() -> None:
@@ -763,16 +753,6 @@ def test_padding_of_a_ragged_prefill_is_in_no_statistic() -> None:
     assert_judged(padded[0].entropy, alone[0].entropy, alone[0].entropy, dtype=x.dtype)
 
 
-def test_a_pruned_layer_works_with_a_new_cache() -> None:
-    model, x = torch.nn.ModuleDict({"attention": layer(sinks=True)}), tokens()
-    hw.prune(model, {0: [0, 3]})
-    mha = model["attention"]
-    assert isinstance(mha, MultiHeadAttention)
-    truth, cache = mha(x)[0], mha.cache()
-    parts = [mha(x[:, a:b], cache=cache)[0] for a, b in ((0, 7), (7, 8), (8, L))]
-    assert_judged(torch.cat(parts, 1), truth, truth, dtype=x.dtype)
-
-
 # Compiled
 
 COMPILED: dict[str, dict[str, Any]] = {
@@ -868,7 +848,3 @@ def test_a_compiled_step_past_the_end_raises(fresh_compiler: None) -> None:
             step(x[:, 2:3])
     with pytest.raises(ShapeError, match=r"2 \+ 1 > 2"):
         mha(x[:, :1], cache=cache)
-
-
-def test_memory_is_public() -> None:
-    assert isinstance(layer(causal=False).remember(tokens()), Memory)

@@ -525,18 +525,6 @@ def test_a_layer_of_transformers_is_computed_exactly(name: str) -> None:
 
 
 @pytest.mark.slow
-@each_option
-def test_gradients_by_small_steps(name: str) -> None:
-    mha, x = made(name), inputs(length=5).requires_grad_()
-    parameters = dict(mha.named_parameters())
-
-    def run(x: Tensor, *weights: Tensor) -> Tensor:
-        return torch.func.functional_call(mha, dict(zip(parameters, weights, strict=True)), (x,))[0]
-
-    assert torch.autograd.gradcheck(run, (x, *parameters.values()), fast_mode=True)
-
-
-@pytest.mark.slow
 def test_options_go_together() -> None:
     from hypothesis import given, settings
     from hypothesis import strategies as st

@@ -82,11 +82,6 @@ def test_an_argument_nobody_has_gets_the_nearest_name() -> None:
         hw.MultiHeadAttention(E, H, num_kvheads=1)  # type: ignore[call-arg]
 
 
-def test_a_preset_nobody_has_gets_the_nearest_name() -> None:
-    with refused(ArgumentError, "bert-bas", "bert-base"):
-        hw.MultiHeadAttention.preset("bert-bas")
-
-
 def test_torchs_spelling_points_to_both_classes() -> None:
     with refused(AttributeError, "headwise.MultiHeadAttention", "headwise.nn.MultiheadAttention"):
         _ = hw.MultiheadAttention  # type: ignore[attr-defined]

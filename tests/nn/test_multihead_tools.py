@@ -202,27 +202,6 @@ def test_hooks_on_weights_see_their_gradients() -> None:
     assert_same([mha.q_proj.weight.grad, seen[0]], [2 * plain[0], plain[1]])
 
 
-def test_a_head_is_silenced_by_a_hook_before_the_last_projection() -> None:
-    mha, x, head = module(), normal(1, B, T, E), 3
-    columns = torch.ones(E, dtype=torch.float64)
-    columns[6 * head : 6 * head + 6] = 0
-    mha.out_proj.register_forward_pre_hook(lambda _, args: (args[0] * columns,))
-    assert_same(
-        [output(mha, x)], [by_hand(mha, x, out_proj=(mha.out_proj.weight * columns, mha.out_proj.bias))]
-    )
-
-
-def test_counting_operations_finds_them_where_they_are() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    mha = module(E, 6, num_kv_heads=3)
-    with FlopCounterMode(display=False) as counter:
-        output(mha, normal(1, B, T, E))
-    counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
-    for name, width in (("q_proj", 30), ("k_proj", 15), ("v_proj", 15), ("out_proj", 30)):
-        assert counts[f"MultiHeadAttention.{name}"] == 2 * B * T * E * width
-
-
 # Projections that are replaced
 
 
@@ -464,14 +443,6 @@ def test_sinks_under_a_tool_are_seen_without_gradients_too(tool: str) -> None:
         assert_same([output(mha, x)], [expected])
 
 
-def test_a_module_is_made_of_fake_tensors_to_see_what_it_would_take() -> None:
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        out, _ = MultiHeadAttention(E, H)(torch.randn(B, T, E))
-    assert out.shape == (B, T, E)
-
-
 # Frozen
 
 
@@ -488,19 +459,6 @@ def test_a_frozen_projection_gets_no_gradient_and_the_others_their_own(crosses: 
     assert_same([x.grad for x in wanted], expected)
 
 
-@pytest.mark.parametrize("ends", ["weight", "bias"])
-@every_crossing
-def test_weights_or_biases_may_be_frozen_alone(crosses: bool, ends: str) -> None:
-    mha = module()
-    for name, parameter in mha.named_parameters():
-        parameter.requires_grad_(not name.endswith(ends))
-    output(mha, *inputs(crosses)).sin().sum().backward()
-    wanted = [x for x in mha.parameters() if x.requires_grad]
-    expected = torch.autograd.grad(by_hand(mha, *inputs(crosses)).sin().sum(), wanted)
-    assert_same([x.grad for x in wanted], expected)
-    assert all(x.grad is None for x in mha.parameters() if not x.requires_grad)
-
-
 @every_crossing
 def test_gradients_flow_through_a_frozen_module(crosses: bool) -> None:
     mha = module().requires_grad_(False)
@@ -509,14 +467,6 @@ def test_gradients_flow_through_a_frozen_module(crosses: bool) -> None:
     found = torch.autograd.grad(output(mha, *leaves).sin().sum(), leaves)
     assert_same(found, torch.autograd.grad(by_hand(mha, *leaves).sin().sum(), leaves))
     assert all(x.grad is None for x in mha.parameters())
-
-
-def test_frozen_and_thawed_again_learns_again() -> None:
-    mha, x = module().requires_grad_(False), normal(1, B, T, E)
-    output(mha, x)
-    mha.requires_grad_()
-    found = torch.autograd.grad(output(mha, x).sin().sum(), list(mha.parameters()))
-    assert_same(found, torch.autograd.grad(by_hand(mha, x).sin().sum(), list(mha.parameters())))
 
 
 # Names
@@ -852,22 +802,6 @@ def test_a_square_c_attn_has_no_side_to_tell_it_by() -> None:
         module(E, 3, num_kv_heads=1, head_dim=6).load_state_dict(turned(mha))
 
 
-def test_what_is_missing_is_named_as_it_is_called_here() -> None:
-    state = separate(module(), SEPARATE["lessons"])
-    del state["W_o.weight"]
-    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "out_proj.weight"'):
-        module().load_state_dict(state)
-    with pytest.raises(RuntimeError, match=r"size mismatch for q_proj.weight.*\[30, 30\].*\[42, 42\]"):
-        MultiHeadAttention(42, 6).load_state_dict(module().state_dict())
-
-
-def test_sinks_are_loaded_under_their_own_name() -> None:
-    mha = module(sinks=True)
-    new = MultiHeadAttention(E, H, sinks=True, dtype=torch.float64)
-    new.load_state_dict(in_torchs(mha) | {"sinks": mha.sinks})
-    assert_loaded(new, mha.state_dict())
-
-
 # To and from torch's class
 
 
@@ -939,12 +873,6 @@ def test_biases_that_only_one_side_has_are_zero_on_the_other() -> None:
         ours = module(**options)
         theirs = ours.to_torch()
         assert_same([theirs(*three(ours))[0]], [ours(*three(ours))[0]])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_dtypes_are_kept_to_and_from_torchs(dtype: torch.dtype) -> None:
-    ours = MultiHeadAttention.from_torch(torchs(dtype=dtype))
-    assert {x.dtype for x in (*ours.parameters(), *ours.to_torch().parameters())} == {dtype}
 
 
 @pytest.mark.parametrize("widths", [{}, {"kdim": 14, "vdim": 22}], ids=["packed", "kdim vdim"])

@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
-from attention_modules import PROJECTIONS, B, E, H, S, T, assert_same, module, normal, packed
+from attention_modules import B, E, H, S, T, assert_same, module, normal, packed
 from headwise import Mask, MultiHeadAttention, reference
 from judge import assert_judged, largest
 from process_groups import run_ranks
@@ -132,16 +132,6 @@ def test_packed_apart_and_written_out_are_the_same_forward_and_back(kind: Kind) 
 def test_compiled_in_one_graph_equals_eager_forward_and_back(kind: Kind) -> None:
     mha = kind.module()
     assert_same(kind.results(torch.compile(mha, fullgraph=True, backend="aot_eager")), kind.results(mha))
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["self", "cross"])
-def test_compiled_without_gradients_equals_eager(name: str) -> None:
-    """Where eager takes the express lane."""
-    kind, mha = KINDS[name], KINDS[name].module()
-    with torch.no_grad():
-        found = kind.output(torch.compile(mha, fullgraph=True, backend="aot_eager"), *kind.inputs())
-        assert_same([found], [kind.output(mha, *kind.inputs())])
 
 
 @pytest.mark.thinned(keep=["padding"])
@@ -425,18 +415,6 @@ def test_forward_mode_goes_through_the_modules_own_weights(kind: Kind) -> None:
             assert_same([(along * pull).sum(), back], [back.sum(), back])
 
 
-@every_tiny
-def test_the_directional_derivative_equals_its_transpose(kind: Kind, sizes: tuple[int, ...]) -> None:
-    """<J x, y> = <x, J^T y>, in the inputs and every parameter at once."""
-    output, leaves, _ = tiny(kind, sizes)
-    ways = tuple(normal(40 + i, *x.shape) for i, x in enumerate(leaves))
-    out, along = torch.func.jvp(output, tuple(x.detach() for x in leaves), ways)
-    pull = normal(8, *out.shape)
-    back = torch.autograd.grad(output(*leaves), leaves, pull)
-    terms = [(way * grad).sum() for way, grad in zip(ways, back, strict=True)]
-    assert_same([(along * pull).sum(), *terms], [torch.stack(terms).sum(), *terms])  # terms: for their size
-
-
 @every_kind
 def test_gradients_may_come_in_batches(kind: Kind) -> None:
     """`torch.autograd.grad(..., is_grads_batched=True)`, which vectorised jacobians use."""
@@ -480,17 +458,6 @@ def test_gradients_of_each_sample_come_from_functional_call(name: str) -> None:
     assert packed(mha)
 
 
-def test_other_weights_than_its_own_are_used_when_called_with_them() -> None:
-    """functional_call puts tensors where the parameters were, for the time of the call."""
-    mha, other = module(), MultiHeadAttention(E, H, dtype=torch.float64)
-    x = normal(1, B, T, E)
-    for gradients in (True, False):
-        with torch.set_grad_enabled(gradients):
-            found = torch.func.functional_call(mha, dict(other.named_parameters()), (x,))[0]
-            assert_same([found], [other(x)[0]])
-    assert packed(mha)
-
-
 # The way back
 
 
@@ -528,18 +495,6 @@ def test_saved_tensors_that_come_back_as_copies_give_the_same_gradients(
             return kind.output(mha, *inputs)
 
     assert_same(kind.results(mha, kept), kind.results(mha))
-
-
-@pytest.mark.parametrize("name", PROJECTIONS)
-@pytest.mark.parametrize("crosses", [False, True], ids=["self", "cross"])
-def test_a_weight_changed_before_the_way_back_is_noticed(name: str, crosses: bool) -> None:
-    kind = Kind(crosses=crosses)
-    mha = kind.module()
-    out = kind.output(mha, *(x.requires_grad_() for x in kind.inputs()))
-    with torch.no_grad():
-        getattr(mha, name).weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
 
 
 def test_an_input_changed_before_the_way_back_is_noticed() -> None:
@@ -711,13 +666,6 @@ def test_weights_tied_between_two_modules_stay_tied() -> None:
     assert_same([two(x)], [expected])
 
 
-def test_safetensors_keeps_the_state() -> None:
-    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is among the test tools")
-    mha, new = module(), MultiHeadAttention(E, H, dtype=torch.float64)
-    new.load_state_dict(safetensors.load(safetensors.save(mha.state_dict())))
-    assert packed(new) and torch.equal(new(normal(1, B, T, E))[0], mha(normal(1, B, T, E))[0])
-
-
 def test_no_weight_drags_the_others_along_when_saved() -> None:
     """Tools that save look at storages. torch.save of one projection writes all three, torch.export.save
     warns, and safetensors.torch.save_model, which wants a weight that covers its storage, refuses."""
@@ -801,14 +749,6 @@ def test_parameters_assigned_while_loading_are_the_ones_given() -> None:
     assert_same([mha(normal(1, B, T, E))[0]], [by_hand(mha, normal(1, B, T, E))])
 
 
-def test_a_default_dtype_and_device_are_taken() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert MultiHeadAttention(E, H).out_proj.weight.dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 # Training
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -837,24 +777,6 @@ def test_steps_of_an_optimiser_equal_those_of_an_unpacked_twin(
             steps.step()
     assert packed(mha) and not packed(twin)
     assert_same(list(mha.parameters()), list(twin.parameters()))
-
-
-def test_a_running_mean_of_weights_keeps_them_packed() -> None:
-    """An exponential moving average, as it is written by hand and as torch writes it."""
-    mha, student = module(), module(scale=0.3)
-    with torch.no_grad():
-        for parameter in student.parameters():
-            parameter.mul_(-0.5)
-    for mine, theirs in zip(mha.parameters(), student.parameters(), strict=True):
-        mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
-    x = normal(1, B, T, E)
-    assert packed(mha)
-    assert_same([mha(x)[0]], [by_hand(mha, x)])
-
-    average = torch.optim.swa_utils.AveragedModel(student)
-    average.update_parameters(module())
-    average.update_parameters(student)
-    assert packed(average.module)
 
 
 @pytest.mark.thinned
@@ -918,17 +840,6 @@ def test_parameters_from_one_vector_are_used() -> None:
     assert_same([mha(x)[0]], [by_hand(mha, x)])
     vector.mul_(-1)
     assert_same([mha(x)[0]], [by_hand(mha, x)])
-
-
-def test_the_weights_may_be_drawn_again() -> None:
-    mha = module()
-    torch.manual_seed(3)
-    mha.reset_parameters()
-    torch.manual_seed(3)
-    expected = MultiHeadAttention(E, H, dtype=torch.float64)
-    assert packed(mha)
-    for mine, theirs in zip(mha.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
 
 
 # Several processes

@@ -20,7 +20,6 @@ import headwise as hw
 from as_torch_cases import as_if_large
 from headwise import Mask
 from headwise.nn import MultiheadAttention, one_step, ragged, self_attention
-from headwise.nn.as_torch import module as torchs_class
 from judge import error, largest
 
 B, T, E, H, HK, D = 3, 13, 30, 6, 2, 5
@@ -219,19 +218,6 @@ def test_a_module_can_be_differentiated_twice(options: dict[str, Any]) -> None:
         mha.requires_grad_(True)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop.*:UserWarning")
-def test_gradients_of_a_module_may_come_in_batches() -> None:
-    mha, x = module(), normal(1, B, T, E).requires_grad_()
-    leaves = [x, *mha.parameters()]
-    output = mha(x, mask=Mask.padding(LENGTHS))[0]
-    pulls = normal(7, 2, *output.shape)
-    together = torch.autograd.grad(output, leaves, pulls, is_grads_batched=True, retain_graph=True)
-    for i, pull in enumerate(pulls):
-        alone = torch.autograd.grad(output, leaves, pull, retain_graph=True)
-        for one, many in zip(alone, together, strict=True):
-            assert error(many[i], one) < 1e-12
-
-
 def test_large_scores_go_back_as_exactly_as_the_ordinary_way() -> None:
     """A fused kernel's way back is off by percents where lse is in the thousands."""
     mha, x = module(torch.float32), normal(1, B, T, E, dtype=torch.float32) * 60
@@ -278,18 +264,6 @@ def test_whoever_could_notice_keeps_a_module_from_one_step(monkeypatch: pytest.M
     mha.v_proj.weight.data = mha.v_proj.weight.data.clone()
     assert not is_one_step()
     assert is_one_step(lambda: module(torch.float32, dropout=0.1).eval()(x))
-
-
-def test_a_hooked_out_proj_is_called_after_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    mha, x, seen = module(), normal(1, B, T, E), []
-    wanted = mha(x)[0]
-    mha.out_proj.register_forward_hook(lambda *_: seen.append("hook"))
-    with counted(monkeypatch) as steps:
-        assert torch.equal(mha(x)[0], wanted)
-    assert steps == [1] and seen == ["hook"]
-    mha.out_proj = nn.Identity()  # type: ignore[assignment]
-    heads = mha.head_outputs(x).transpose(1, 2).flatten(2)
-    assert error(mha(x)[0], heads) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -364,39 +338,6 @@ def classes(dtype: torch.dtype, **options: Any) -> tuple[nn.MultiheadAttention, 
     return theirs, ours
 
 
-def of_torchs(
-    attend: nn.MultiheadAttention, inputs: list[Tensor], asked: dict[str, Any]
-) -> dict[str, Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    query, memory = leaves[0], leaves[-1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        output, weights = attend(query, memory, memory, **asked)
-    found = {"output": output}
-    loss = (output * normal(5, *output.shape, dtype=output.dtype)).nansum()
-    if weights is not None:
-        found["weights"] = weights
-        loss = loss + (weights * normal(6, *weights.shape, dtype=weights.dtype)).nansum()
-    named = {**{f"x{i}": x for i, x in enumerate(leaves)}, **dict(attend.named_parameters())}
-    grads = torch.autograd.grad(loss, [*named.values()])
-    return found | {f"d {name}": grad for name, grad in zip(named, grads, strict=True)}
-
-
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize("masks", TORCHS.values(), ids=TORCHS)
-@pytest.mark.parametrize("average", [None, True, False], ids=["output", "mean", "heads"])
-@pytest.mark.parametrize("across", [False, True], ids=["itself", "across"])
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_few_weights_are_torchs_with_gradients(
-    batch_first: bool, across: bool, average: bool | None, masks: dict[str, Any]
-) -> None:
-    theirs, ours = classes(torch.float64, batch_first=batch_first)
-    inputs = [normal(i, *((B, T, E) if batch_first else (T, B, E))) for i in range(2 if across else 1)]
-    there = {name: m.double() if getattr(m, "dtype", 0) == torch.float32 else m for name, m in masks.items()}
-    asked = {**there, "need_weights": average is not None, "average_attn_weights": bool(average)}
-    assert_alike(of_torchs(ours, inputs, asked), of_torchs(theirs, inputs, asked), torch.float64)
-
-
 @pytest.mark.parametrize("average", [None, True, False], ids=["output", "mean", "heads"])
 @pytest.mark.parametrize("masks", ["none", "bool padding", "added", "sees nothing"])
 def test_few_weights_can_be_differentiated_twice(masks: str, average: bool | None) -> None:
@@ -418,37 +359,6 @@ def test_few_weights_can_be_differentiated_twice(masks: str, average: bool | Non
     inputs = (x, *ours.parameters())
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
-
-
-def test_masks_of_torchs_class_may_be_written_to_before_the_way_back() -> None:
-    theirs, ours = classes(torch.float64, batch_first=True)
-    x, found = normal(1, B, T, E), []
-    for attend in (theirs, ours):
-        mask, padding = normal(2, T, T), torch.zeros(B, T, dtype=torch.float64)
-        output, weights = attend(x, x, x, attn_mask=mask, key_padding_mask=padding)
-        mask.fill_(7)
-        padding.fill_(7)
-        found.append(torch.autograd.grad(output.sum() + weights.square().sum(), attend.in_proj_weight)[0])
-    assert error(*found) < 1e-12
-
-
-def test_weights_written_to_are_noticed_on_the_way_back() -> None:
-    _, ours = classes(torch.float64, batch_first=True)
-    x = normal(1, B, T, E)
-    output, weights = ours(x, x, x, average_attn_weights=False)
-    with torch.no_grad():
-        weights.zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.sum().backward()
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_rows_that_see_nothing_are_zero_where_they_shall_be(training: bool) -> None:
-    ours = MultiheadAttention(E, H, batch_first=True, empty_rows="zero").train(training)
-    x = normal(1, B, T, E, dtype=torch.float32)
-    with torch.set_grad_enabled(training):
-        output, weights = ours(x, x, x, key_padding_mask=torch.ones(B, T, dtype=torch.bool))
-    assert not weights.any() and torch.equal(output, ours.out_proj.bias.expand_as(output))
 
 
 def test_a_first_key_hidden_by_a_number_leaves_whole_rows_nan() -> None:
@@ -515,14 +425,3 @@ def test_a_call_of_torchs_class_in_training_is_one_node(average: bool | None, ma
     if average is not None or not adds:  # of a mask that adds numbers, outputs are attention's
         apart = 0 if average is None else nodes(ours.out_proj(x.requires_grad_()))
         assert nodes(output) == 1 + apart
-
-
-def test_many_weights_are_not_made_for_every_head_to_be_averaged() -> None:
-    _, ours = classes(torch.float64, batch_first=True)
-    x = normal(1, B, T, E)
-    wanted = ours(x, x, x)
-    assert torchs_class.MATRIX <= 2**22
-    with as_if_large():
-        found = ours(x, x, x)
-    for here, there in zip(found, wanted, strict=True):
-        assert error(here, there) < 1e-12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections import Counter
@@ -52,25 +51,6 @@ def parameters_of(preset: Preset) -> int:
 # The figures
 
 
-@pytest.mark.parametrize(
-    ("title", "name", "d_model", "num_heads", "d_k"),
-    [
-        ("BERT-Base", "bert-base", 768, 12, 64),
-        ("BERT-Large", "bert-large", 1024, 16, 64),
-        ("GPT-2 Small", "gpt2-small", 768, 12, 64),
-        ("GPT-2 Large", "gpt2-large", 1280, 20, 64),
-        ("GPT-3", "gpt3", 12288, 96, 128),
-    ],
-)
-def test_the_table_of_the_course_is_here(title, name, d_model, num_heads, d_k) -> None:
-    mha = hw.MultiHeadAttention.preset(name, device="meta")
-    assert PRESETS[name].title == title
-    assert (mha.d_model, mha.num_heads, mha.head_dim) == (d_model, num_heads, d_k)
-    assert mha.num_kv_heads == num_heads
-    assert mha.head_dim == d_model // num_heads  # computed, never typed
-    assert "head_dim" not in {key for key, value in PRESETS[name].options.items() if value is not None}
-
-
 @every_preset
 def test_every_preset_is_built_and_counted_as_arithmetic_says(preset: Preset) -> None:
     E, H, Hk, D = shape_of(preset)
@@ -112,24 +92,6 @@ def test_known_layers_have_their_known_number_of_parameters(name: str, parameter
 )
 def test_known_caches_have_their_known_size(name: str, kib: int) -> None:
     assert figures(PRESETS[name]).cache_bytes == kib * 1024
-
-
-def test_counting_takes_no_memory_and_no_random_numbers() -> None:
-    before = torch.get_rng_state()
-    assert figures(PRESETS["gpt3"]).all_parameters > 57e9
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_preset_says_only_what_the_module_takes() -> None:
-    takes = inspect.signature(hw.MultiHeadAttention.__init__).parameters
-    for preset in PRESETS.values():
-        assert set(preset.options) <= set(takes)
-
-
-def test_a_note_is_told_beside_the_title(capsys) -> None:
-    said = say(capsys, "gemma2-9b").splitlines()
-    assert said[-3] == f"Gemma 2 9B ({PRESETS['gemma2-9b'].note})"
-    assert "window of 4096" in said[-3]
 
 
 def test_a_preset_can_be_changed_as_it_is_built() -> None:
@@ -254,21 +216,6 @@ def test_the_command_ends_with_how_common_each_number_of_heads_is(capsys) -> Non
         assert re.search(rf"\b{number} in {heads[number]}\b", lines[0])
     assert f" of {len(PRESETS)}, " in lines[0] and lines[0].endswith("; median 16")
     assert lines[1].startswith("d_k: 64 in 18 of 36, 128 in 13")
-
-
-def test_presets_without_grouped_heads_are_told_so() -> None:
-    assert distribution(matching("gpt2")) == [
-        "heads: 12 in 1 of 4, 16 in 1, 20 in 1, 25 in 1; median 16",
-        "d_k: 64 in 4 of 4",
-        "fewer KV heads than heads in 0 of 4",
-    ]
-
-
-def test_the_command_takes_a_part_of_a_name(capsys) -> None:
-    said = say(capsys, "gpt2")
-    assert said.count("gpt2-") == 4
-    assert "median" not in said
-    assert "bert" not in said
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "Llama 3 8B"])

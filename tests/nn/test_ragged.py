@@ -136,26 +136,6 @@ def test_gradients_are_those_of_the_padded_call(
         same(found, truth, times=3.0, size=size)
 
 
-def test_float32_is_as_exact_as_the_padded_call() -> None:
-    counts, real = [13, 2, 7], real_of([13, 2, 7], 13)
-    truth = made(causal=True)(drawn(3, 13), mask=Mask.padding(counts))[0]
-    module, x = made(torch.float32, causal=True), drawn(3, 13, torch.float32)
-    output, plain = module(x, lengths=counts)[0], module(x, mask=Mask.padding(counts))[0]
-    assert_judged(output[real], plain[real], truth[real], dtype=torch.float32)
-
-
-def test_second_derivatives_are_those_of_the_padded_call() -> None:
-    module, counts = made(causal=True), [3, 5]
-
-    def twice(**how: Any) -> Tensor:
-        x = drawn(2, 5).requires_grad_()
-        output = module(x, **how)[0][real_of(counts, 5)]
-        (grad,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
-        return torch.autograd.grad(grad.square().sum(), x)[0]
-
-    same(twice(lengths=counts), twice(mask=Mask.padding(counts)), times=3.0)
-
-
 def test_a_mask_of_positions_a_dense_one_and_a_bias_stand_beside_lengths() -> None:
     module, x, counts = made(), drawn(3, 7), [7, 2, 5]
     real, padding = real_of(counts, 7), Mask.padding(counts)
@@ -198,18 +178,6 @@ def test_only_real_tokens_reach_the_projections() -> None:
     assert seen == [(1, 14, E), (1, 14, E), (1, 14, H * Dv)]
     for hook in hooks:
         hook.remove()
-
-
-def test_a_map_that_nobody_looks_at_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x, looks = made(), drawn(3, 7), []
-    unpack = packed_sequences.Runs.unpack_heads
-    monkeypatch.setattr(packed_sequences.Runs, "unpack_heads", lambda *args: looks.append(1) or unpack(*args))
-    monkeypatch.setattr(ragged, "SHORT", 0)
-    _, weights = module(x, lengths=[7, 2, 5])
-    assert not looks
-    assert weights.shape == (3, H, 7, 7) and len(looks) == 2
-    weights.statistics(), weights.dense()
-    assert len(looks) == 2
 
 
 def test_a_map_made_later_has_the_gradients_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,12 +291,6 @@ def test_gradients_of_documents_are_those_of_the_masked_call(
 
     for found, truth in zip(gradients(documents=ids), gradients(mask=Mask.documents(ids)), strict=True):
         same(found, truth, times=3.0)
-
-
-def test_rope_begins_anew_in_each_document() -> None:
-    module, x = made(rope=Rope(), causal=True), drawn(1, 7)
-    whole = module(x, documents=[0, 0, 0, 1, 1, 1, 1])[0]
-    same(whole, torch.cat([module(x[:, :3])[0], module(x[:, 3:])[0]], 1))
 
 
 @pytest.mark.parametrize("option", ["causal", "band", "sinks", "rope", "alibi"])

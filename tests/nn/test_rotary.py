@@ -14,11 +14,10 @@ from torch import Tensor
 import headwise as hw
 from headwise.errors import ArgumentError, ShapeError
 from headwise.nn import Linear, Llama3, Ntk, Rope, Yarn
-from headwise.nn.rotary import FEWEST, Scaling
+from headwise.nn.rotary import Scaling
 from judge import assert_judged
 
 B, H, T, D = 2, 3, 7, 10
-SCALINGS: list[Scaling | None] = [None, Linear(3.0), Ntk(2.0), Llama3(8.0, 1.0, 4.0, 64), Yarn(4.0, 64)]
 ROPES = [
     Rope(),
     Rope(500_000.0, interleaved=True),
@@ -67,13 +66,6 @@ def test_pairs_are_turned_like_points_in_the_plane(rope: Rope, dtype: torch.dtyp
             assert turned.dtype == dtype
             assert_judged(turned, plain, truth, dtype=dtype, size=2.0, what=f"{rope} {positions}")
     assert torch.equal(rope.rotate(x, 0)[..., rope.dims or D :], x[..., rope.dims or D :])
-
-
-def test_products_know_distances_alone() -> None:
-    rope, x = Rope(), rows(torch.float64)
-    near = rope.rotate(x, 3) @ rope.rotate(x, 0).mT
-    far = rope.rotate(x, 1003) @ rope.rotate(x, 1000).mT
-    torch.testing.assert_close(near, far, rtol=0, atol=1e-9)
 
 
 def test_angles_of_late_positions_are_not_rounded_to_float32() -> None:
@@ -132,20 +124,6 @@ def test_scalings_are_those_of_transformers(theirs: dict[str, Any], scaling: Sca
 
 def kept(rope: Rope) -> list[int]:
     return [cos.shape[0] for cos, _ in rope._kept.values()]
-
-
-def test_tables_grow_by_doubling_and_a_range_of_positions_is_a_slice_of_one() -> None:
-    rope, x = Rope(), rows(torch.float32, 1)
-    first = rope.factors(x, 0)
-    assert kept(rope) == [FEWEST]
-    again = rope.factors(x, FEWEST - 1)
-    assert again[0].untyped_storage().data_ptr() == first[0].untyped_storage().data_ptr()
-    rope.factors(x, FEWEST)
-    assert kept(rope) == [2 * FEWEST]
-    rope.factors(x.double(), 0)
-    assert kept(rope) == [2 * FEWEST, FEWEST]
-    rope.factors(x, torch.tensor([10**9]))  # a position of one's own takes no table
-    assert kept(rope) == [2 * FEWEST, FEWEST]
 
 
 def test_tables_are_no_part_of_what_a_rope_is() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_one_step import HOLES, REAL, every_mask, normal, ordinary_way
+from test_one_step import HOLES, every_mask, normal, ordinary_way
 from torch import Tensor
 
 import headwise as hw
@@ -75,16 +75,6 @@ def test_served_is_the_ordinary_way(
             assert weights.mask == wanted_map.mask
             assert torch.equal(weights.lse.isneginf(), exact_map.lse.isneginf())
             assert not output[exact == 0].any()
-
-
-def test_of_float32_only_plain_calls_are_served(answered: list[bool]) -> None:
-    x = normal(1, B, T, E, dtype=torch.float32)
-    with torch.no_grad():
-        module(torch.float32)(x)
-        module(torch.float32)(x, mask=hw.Mask.padding(REAL))
-        module(torch.float32, num_kv_heads=2)(x)  # torch's function would make the whole matrix
-        module(torch.float64)(x.double())
-    assert answered == [True, False, False, False]
 
 
 def test_what_is_learned_or_large_is_not_served(
@@ -253,11 +243,3 @@ def test_whoever_looks_at_once_gets_lse_at_once(alone: list[bool]) -> None:
     with hw.watch(model, patterns=True):
         model(ids)
     assert alone == []
-
-
-def test_gradients_go_the_ordinary_way(alone: list[bool]) -> None:
-    model, ids = llama(num_hidden_layers=2).float(), tokens()
-    with hw.watch(model) as heads:
-        model(ids).logits.sum().backward()
-    assert alone == [False, False]
-    assert heads[0].entropy.isfinite().all()
