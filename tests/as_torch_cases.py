@@ -514,21 +514,8 @@ def results(module: nn.MultiheadAttention, case: Case, numbers: Numbers, hint: b
 # The comparison
 
 
-def complaint(case: Case, device: torch.device = CPU) -> str | None:
-    """What is wrong with our answer; None: nothing."""
-    theirs = made(nn.MultiheadAttention, case, case.dtype).to(device)
-    numbers = numbers_of(case, theirs).to(device)
-    ours = made(MultiheadAttention, case, case.dtype).to(device)
-    with as_if_large(case.way == "large"), always_in_one_step(case.way == "one step"):
-        found = results(ours, case, numbers, hint=case.is_causal)
-    return _compared(case, found, numbers, theirs)
-
-
-complaint_on = complaint
-
-
 def _compared(
-    case: Case, ours: Results, numbers: Numbers, theirs: nn.MultiheadAttention, hint: bool = False
+    case: Case, ours: Results, numbers: Numbers, theirs: nn.MultiheadAttention, hint: bool
 ) -> str | None:
     # where the mask alone learns, torch's kernel on a GPU keeps no lse, and its way back raises; torch's
     # kernel on a CPU misreads a float32 mask beside float64 inputs

@@ -22,7 +22,6 @@ from rich.console import Console
 
 from as_torch_cases import (
     Choose,
-    complaint,
     difference,
     draw_call,
     draw_case,
@@ -40,7 +39,7 @@ from as_torch_layers import draw_fast_layer, draw_layer, layer_difference
 
 EVERY = 10.0  # seconds between two lines
 DRAWS: dict[str, tuple[Callable[[Choose, int], Any], Callable[[Any], str | None]]] = {
-    "answers": (draw_case, complaint),
+    "answers": (draw_case, difference),
     "calls": (draw_call, difference),
     "mistakes": (draw_mistakes, difference),
     "hints": (draw_hint, difference),
