@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize, prune
 from torch.overrides import TorchFunctionMode
 
 import headwise as hw
-from as_torch_cases import always_in_one_step, as_if_large
+from as_torch_cases import as_if_large
 from headwise.errors import ArgumentError
 from headwise.nn.as_torch.adoption import TransformerEncoder
 from judge import assert_judged, error, largest
@@ -234,6 +234,18 @@ def test_compiled_adopted_models_are_one_graph() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     found = compiled(X, mask=CAUSAL, is_causal=True)
     assert error(found, model(X, mask=CAUSAL)) < 1e-5
+
+
+def test_an_adopted_encoder_says_the_same_at_padding_watched_and_in_training() -> None:
+    """Watched it put 0 at padding, as torch's encoder does in evaluation and ours does not."""
+    model = encoder().eval()
+    hw.adopt(model)
+    with torch.no_grad():
+        plain = model(X, src_key_padding_mask=PADDING)
+        with hw.watch(model):
+            watched = model(X, src_key_padding_mask=PADDING)
+        trained = model.train()(X, src_key_padding_mask=PADDING)
+    assert error(watched, plain) < 1e-5 and error(trained, plain) < 1e-5
 
 
 # What somebody could notice: torch's slow path, each part called as the module it is, is the oracle
@@ -581,19 +593,6 @@ def test_another_out_proj_is_not_scripted_away() -> None:
     attend.out_proj = Wider(attend.out_proj)  # type: ignore[assignment]
     with pytest.raises(ArgumentError, match=r"out_proj must be torch's own.*: got Wider; .*merge"):
         torch.jit.script(attend)
-
-
-@pytest.mark.parametrize("change", ["in_proj_weight pruned", "in_proj_weight parametrised"])
-def test_an_in_proj_weight_that_is_no_parameter_goes_in_one_step(change: str) -> None:
-    """On a GPU, where one step is taken, it was looked for among the parameters: a KeyError."""
-    model, plain = in_double(), in_double()
-    plain.load_state_dict(model.state_dict())
-    hw.adopt(model)
-    for one in (model, plain):
-        CHANGES[change](one)
-    with always_in_one_step(), torch.no_grad():
-        for masks, counts in asked():
-            assert_as_torchs_slow_path(model, plain, masks, counts)
 
 
 # Classes that others put over ours

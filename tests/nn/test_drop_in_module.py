@@ -113,21 +113,6 @@ def from_an_older_pickle(module: Module) -> Module:
     return older
 
 
-def with_hooks_on_its_state(module: Module) -> Module:
-    heard = []
-    handles = [
-        module.register_state_dict_pre_hook(lambda *_: heard.append("before")),
-        module.register_state_dict_post_hook(lambda *_: heard.append("after")),
-        module.register_load_state_dict_pre_hook(lambda *_: heard.append("before loading")),
-        module.register_load_state_dict_post_hook(lambda *_: heard.append("after loading")),
-    ]
-    module.load_state_dict(module.state_dict())
-    assert heard == ["before", "after", "before loading", "after loading"]
-    for handle in handles:
-        handle.remove()
-    return module
-
-
 class Halved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x / 2
@@ -180,7 +165,6 @@ CHANGES: dict[str, Change] = {
     "assigned state dict": lambda m, _: loaded(
         m, {name: 2 * x for name, x in m.state_dict().items()}, assign=True
     ),
-    "hooks on its state": lambda m, _: with_hooks_on_its_state(m),
     "to_empty": lambda m, _: emptied(m),
     "skip_init": uninitialised,
     "other dtype and back": rounded,

@@ -411,32 +411,6 @@ def test_sinks_under_a_tool_are_seen_without_gradients_too(tool: str) -> None:
         assert_same([output(mha, x)], [expected])
 
 
-# Frozen
-
-
-@every_projection
-@every_crossing
-def test_a_frozen_projection_gets_no_gradient_and_the_others_their_own(crosses: bool, name: str) -> None:
-    mha = module()
-    getattr(mha, name).requires_grad_(False)
-    leaves = [x.requires_grad_() for x in inputs(crosses)]
-    output(mha, *leaves).sin().sum().backward()
-    wanted = [x for x in [*leaves, *mha.parameters()] if x.requires_grad]
-    expected = torch.autograd.grad(by_hand(mha, *leaves).sin().sum(), wanted)
-    assert packed(mha) and getattr(mha, name).weight.grad is None and getattr(mha, name).bias.grad is None
-    assert_same([x.grad for x in wanted], expected)
-
-
-@every_crossing
-def test_gradients_flow_through_a_frozen_module(crosses: bool) -> None:
-    mha = module().requires_grad_(False)
-    assert not output(mha, *inputs(crosses)).requires_grad
-    leaves = [x.requires_grad_() for x in inputs(crosses)]
-    found = torch.autograd.grad(output(mha, *leaves).sin().sum(), leaves)
-    assert_same(found, torch.autograd.grad(by_hand(mha, *leaves).sin().sum(), leaves))
-    assert all(x.grad is None for x in mha.parameters())
-
-
 # Names
 
 

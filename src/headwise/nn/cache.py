@@ -153,7 +153,7 @@ class KVCache(Owned):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether sequences are of different lengths."""
+        """True if sequences are of different lengths."""
         return self._first is not None
 
     @property
@@ -384,7 +384,7 @@ class KVCache(Owned):
     # Refusals
 
     def check(self, k: Tensor, v: Tensor, module: nn.Module | None = None) -> bool:
-        """Whether gradients flow to what is kept: then by joining tensors, not by writing into one.
+        """Return True if gradients flow to what is kept: then tensors are joined, not written into.
 
         Raises:
             ShapeError, ArgumentError: keys and values that cannot stand beside what is there; gradients in a

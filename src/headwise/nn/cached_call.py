@@ -111,7 +111,7 @@ def _check_traced(cache: KVCache | Memory, lengths: Tensor | Sequence[int] | Non
 
 
 def _looks_back(window: int | tuple[int, int] | None) -> bool:
-    """Whether a window hides what comes after the query."""
+    """Return True if a window hides keys after the query."""
     return window is not None and (isinstance(window, int) or window[1] == 0)
 
 

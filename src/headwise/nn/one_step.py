@@ -490,7 +490,7 @@ def _way_back(
 
 
 def _is_rough(lse: Tensor) -> bool:
-    """Whether a kernel's way back would be too rough for some query that sees anything."""
+    """Return True if a fused kernel's backward would be too inexact for some query."""
     if lse.dtype == torch.float64 or float(lse.abs().max()) <= REACH:
         return False
     return float(lse.masked_fill(lse > SEES_NOTHING / 2, 0).abs().max()) > REACH

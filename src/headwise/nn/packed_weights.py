@@ -53,7 +53,7 @@ OUT_PROJ = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class ha
 def is_untouched(
     layer: object, kind: type[nn.Module] = Linear, forward: Callable[..., object] = LINEAR_FORWARD
 ) -> bool:
-    """Whether nobody could notice that a module was not called: every shortcut past a module asks this.
+    """Return True if a shortcut may leave out the call of a module, since nobody could notice.
 
     It is of this very class (not parametrised, sharded, quantised, wrapped or replaced), and no hook, local
     or global, and no other forward, its own or its class's, hears of a call.
@@ -119,7 +119,7 @@ class Packed:
         return _nothing, ()
 
     def holds(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether these are its layers, untouched and with their parameters where they were.
+        """Return True if these are its layers, untouched and with their parameters where they were.
 
         Once a parameter is gone or has been moved, the block is of no use any more and is let go.
         """
@@ -133,7 +133,7 @@ class Packed:
         return False
 
     def _lie_here(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether its parameters are those of these layers, whatever is hooked to them."""
+        """Return True if its parameters are those of these layers, whatever is hooked to them."""
         places = self._places  # as they are now: another thread may let the block go
         if len(places) != len(layers):
             return False
@@ -222,7 +222,7 @@ def _lay_out(parameters: Sequence[Parameter]) -> Tensor:
 
 
 def is_plain_call(x: Tensor) -> bool:
-    """Whether torch's plain operations are all that is at work: no compiler, tracer, transform, autocast."""
+    """Return True if there is no compiler, tracer, transform or autocast around the call."""
     return (
         type(x) in PLAIN_TYPES
         and not torch.compiler.is_compiling()
@@ -232,7 +232,7 @@ def is_plain_call(x: Tensor) -> bool:
 
 
 def is_unobserved(x: Tensor) -> bool:
-    """Whether it is a plain call and no function or dispatch mode sees torch's operations."""
+    """Return True if it is a plain call and no function or dispatch mode sees torch's operations."""
     return is_plain_call(x) and not (
         torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
     )

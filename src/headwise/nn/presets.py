@@ -95,7 +95,7 @@ class Sizes:
 
     @property
     def are_torchs(self) -> bool:
-        """Whether `torch.nn.MultiheadAttention` can have these sizes."""
+        """True if `torch.nn.MultiheadAttention` can have these sizes."""
         whole = self.num_heads * self.head_dim == self.d_model
         return whole and self.num_kv_heads == self.num_heads and self.value_dim == self.head_dim
 

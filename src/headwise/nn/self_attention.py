@@ -76,7 +76,7 @@ def plain_self_attention(
 
 
 def scores_are_plain(held: Mapping[str, Any]) -> bool:
-    """Whether a module of this __dict__ adds nothing to its scores and drops none of its weights."""
+    """Return True if a module of this __dict__ neither changes its scores nor drops weights."""
     return (
         held["softcap"] is None
         and held.get("sinks", held) is None  # learned, they are in no module's own __dict__
@@ -172,7 +172,7 @@ def padding_of(mask: Mask | Tensor, x: Tensor) -> tuple[Tensor | None, bool] | N
 
 
 def fits_out_proj(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) -> bool:
-    """Whether the last projection takes what the heads say, and adds a bias in the same product."""
+    """Return True if out_proj takes the heads' outputs as they are, with its bias in the same product."""
     if weight.dtype is not x.dtype or weight.device != x.device or weight.shape[-1] != width:
         return False
     return bias is None or (bias.dtype is x.dtype and bias.device == weight.device)

@@ -163,7 +163,7 @@ def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> 
         return False
     if tuple(padding.shape) != tuple(src.shape[:2]):
         return False
-    if padding.dtype != torch.bool and (type(module) is TransformerEncoder or padding.dtype != src.dtype):
+    if padding.dtype not in (torch.bool, src.dtype):
         return False
     if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters())):
         return False

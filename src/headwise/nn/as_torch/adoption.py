@@ -135,7 +135,7 @@ class TransformerEncoder(nn.TransformerEncoder):
 
 
 def _is_as_made(layer: nn.Module) -> TypeGuard[TransformerEncoderLayer]:
-    """Whether a layer of ours has torch's own parts, and nobody could notice if none of them were called."""
+    """Return True if a layer of ours has torch's own parts, none of them hooked or changed."""
     if not is_untouched(layer, *LAYER) or not layer.__dict__.keys().isdisjoint(BLOCKS):
         return False
     if any(getattr(TORCHS_LAYER, name) is not made for name, made in BLOCKS.items()):
@@ -161,7 +161,7 @@ def _activation(layer: nn.Module) -> int:
 
 
 def _is_at_rest(layer: TransformerEncoderLayer) -> bool:
-    """Whether nothing would be dropped: parts may be in training by themselves."""
+    """Return True if no dropout is active in the layer or in one of its parts."""
     attend = layer.self_attn
     return not (layer.training or (attend.training and attend.dropout)) and not any(
         part.training and part.p for part in (layer.dropout, layer.dropout1, layer.dropout2)
@@ -377,7 +377,7 @@ def _over_torchs(kind: type, made: dict[type, type], name: str) -> type:
 
 
 def _knows_its_class(value: object) -> bool:
-    """Whether this is a method that says `super()` or `__class__`: it belongs to one class for good."""
+    """Return True if this is a method that uses `super()` or `__class__`, and so belongs to one class."""
     for function in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
         if "__class__" in getattr(getattr(function, "__code__", None), "co_freevars", ()):
             return True

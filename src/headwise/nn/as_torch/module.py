@@ -173,7 +173,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
-    """Whether these are ordinary tensors; nested ones, subclasses and traced ones are torch's to answer."""
+    """Return True if these are ordinary tensors: not nested, traced or of a subclass, which torch answers."""
     seen: Tensor | None = None
     for x in given:  # before the parameters, which torch.fx would record
         if x is not None and x is not seen and (type(x) not in PLAIN_TYPES or x.is_nested):
@@ -353,7 +353,7 @@ def _unread(
 
 
 def leaves_some(padding: Tensor, N: int, L: int) -> bool:
-    """Whether every sequence has a key that is none."""
+    """Return True if every sequence has a key that is not padding."""
     if padding.dtype != torch.bool or not padding.is_cpu or tuple(padding.shape) != (N, L):
         return False
     return not bool(padding.all(1).any())
@@ -467,7 +467,7 @@ def _is_served(call: TorchCall) -> bool:
 
 
 def _is_worth_it(call: TorchCall, few: int) -> bool:
-    """Whether the steps between the kernels matter; a CPU has better ways to many weights, `answer`."""
+    """Return True unless `answer` computes so many weights faster, as it does on a CPU."""
     if call.query.is_cuda or not call.need_weights:
         return True
     return few <= (MATRIX if torch.is_grad_enabled() else MATRIX_WITHOUT_GRADIENTS)
@@ -479,14 +479,14 @@ def _most_as_torch() -> int:
 
 
 def _is_masked(call: TorchCall) -> bool:
-    """Whether there is a mask to be taken as it is; a causal hint alone is trusted in its place."""
+    """Return True if there is a mask to apply; a causal hint without padding takes its place."""
     if call.key_padding_mask is None:
         return call.attn_mask is not None and not call.is_causal
     return True
 
 
 def _adds_numbers(call: TorchCall, few: int) -> bool:
-    """Whether, of outputs alone, masks are best taken as they are: where they add numbers, or are tiny."""
+    """Return True if masks are best applied as given: they add numbers, or are tiny. For outputs alone."""
     if call.is_causal and call.key_padding_mask is None and (call.attn_mask is None or not call.query.is_cpu):
         return False  # the hint decides
     if call.query.is_cpu:
@@ -536,7 +536,7 @@ def _as_they_are(call: TorchCall) -> tuple[Tensor, ...] | None:
 
 
 def _will_project(call: TorchCall) -> bool:
-    """Whether there are two projections at most and they will go through: masks may be looked at before."""
+    """Return True if two projections at most are needed and none will raise; masks may be checked before."""
     weight, E = call.module.in_proj_weight, call.module.embed_dim
     return (
         call.key is call.value
@@ -553,5 +553,5 @@ def _meets(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_limited(need_weights: bool) -> bool:
-    """Whether somebody has set a limit that weights must be held against."""
+    """Return True if there is a memory limit that weights must be checked against."""
     return need_weights and not budget.surely_fits(0)

@@ -130,7 +130,7 @@ def _check_dimensions(
 
 
 def _check_sizes(module: nn.MultiheadAttention, key: Tensor, value: Tensor) -> None:
-    """Whether keys and values belong together; sizes are told with the length first."""
+    """Raise unless keys and values have the same sizes, which the message gives with the length first."""
     if module._qkv_same_embed_dim:
         if key.shape != value.shape:
             key_shape, value_shape = (_length_first(module, x) for x in (key, value))
@@ -208,7 +208,7 @@ class Content(NamedTuple):
 
 
 def content_of(mask: Tensor) -> Content | None:
-    """What it holds; None where it must not be read."""
+    """Return what a mask holds; None where it must not be read."""
     return fact(mask, "content", read) if _may_read(mask) else None
 
 
@@ -239,7 +239,7 @@ def read(mask: Tensor) -> Content:
 
 
 def _has_low_rows(added: Tensor) -> bool:
-    """Whether some query is left with finite numbers below LOW alone."""
+    """Return True if a query has nothing but finite numbers below LOW and -inf."""
     if not added.numel():
         return False
     highest = added.detach().amax(-1)
@@ -259,7 +259,7 @@ class Rules:
 
     @property
     def hides(self) -> bool:
-        """Whether a query might see nothing."""
+        """True if a query might see nothing."""
         return self.hidden is not None or self.padding is not None or self.bias is not None
 
     def mask(self, query_len: int, key_len: int) -> Mask | None:
@@ -369,7 +369,7 @@ def as_hidden(mask: Tensor) -> Tensor | None:
 
 
 def _is_empty(padding: Tensor) -> bool:
-    """Whether it pads nothing, as far as that may be read."""
+    """Return True if the mask may be read and pads nothing."""
     if padding.requires_grad or not padding.numel() or not can_read(padding):
         return False
     return not bool(padding.any())
