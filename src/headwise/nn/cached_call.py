@@ -51,7 +51,6 @@ __all__ = [
     "plain_column",
     "plain_step",
     "remember",
-    "without_padding",
 ]
 
 # without a number: one that changes from cache to cache cannot be made words of in a graph
@@ -257,13 +256,6 @@ def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list
     return None if all(count == query_len for count in counts) else counts
 
 
-def without_padding(x: Tensor, lengths: Tensor | Sequence[int]) -> Tensor:
-    """x [B, T, E] or [B, H, T, Dv], and 0 where there is no token."""
-    counts = torch.as_tensor(lengths, device=x.device)
-    real = torch.arange(x.shape[-2], device=x.device) < counts[:, None]  # [B, T]
-    return x.masked_fill(~(real if x.ndim == 3 else real[:, None])[..., None], 0)
-
-
 def check_weights(cache: KVCache | Memory) -> None:
     """Raise where a compiled step over a cache is asked for its map."""
     if isinstance(cache, KVCache):
@@ -437,8 +429,7 @@ def remember(
     k, v = module.k_proj(key), module.v_proj(value)
     B, S, _ = key.shape
     module_call.check_projected(k_proj=(k, module.num_kv_heads, module.head_dim))
-    if module.qk_norm is not None:
-        k = options.normalised_by(module, module.k_norm, k)
+    k = options.normalised_by(module, module.k_norm, k)
     k = k.reshape(B, S, module.num_kv_heads, module.head_dim).transpose(1, 2)
     v = v.reshape(B, S, module.num_kv_heads, module.value_dim).transpose(1, 2)
     if module.rope is not None:
@@ -475,8 +466,7 @@ def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> At
     module_call.check_query(module, query)
     q = module.q_proj(query)
     module_call.check_projected(q_proj=(q, module.num_heads, module.head_dim))
-    if module.qk_norm is not None:
-        q = options.normalised_by(module, module.q_norm, q)
+    q = options.normalised_by(module, module.q_norm, q)
     B, T, _ = query.shape
     q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
     k, v, hidden = memory.given_to(q, module)

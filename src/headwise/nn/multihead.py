@@ -327,7 +327,9 @@ class MultiHeadAttention(nn.Module):
             return ragged.head_outputs(self, inputs)
         heads = self._attend(inputs)[0]
         heads = options.gated(self, heads, query)
-        return heads if lengths is None else cached_call.without_padding(heads, lengths)
+        if lengths is None:
+            return heads
+        return ragged.without_padding(heads, ragged.real_tokens(lengths, heads)[:, None])
 
     def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
         """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
@@ -397,7 +399,9 @@ class MultiHeadAttention(nn.Module):
         if self.gate_proj is not None:
             heads = options.gated(self, heads, query)
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        return output if lengths is None else cached_call.without_padding(output, lengths)
+        if lengths is None:
+            return output
+        return ragged.without_padding(output, ragged.real_tokens(lengths, output))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""

@@ -44,7 +44,7 @@ from .packed_weights import is_unobserved
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["as_mask", "check_alone", "forward", "head_outputs", "without_padding"]
+__all__ = ["as_mask", "check_alone", "forward", "head_outputs", "real_tokens", "without_padding"]
 
 BY_DISTANCE = (Alibi, Relative)  # a bias that is the same in every sequence
 SHORT = 2**17  # n * n * H * D; on a CPU, fewer of these are not worth a call of their own
@@ -143,15 +143,21 @@ def as_mask(module: MultiHeadAttention, inputs: Inputs) -> tuple[Inputs, Tensor 
         if not (torch.compiler.is_compiling() or is_traced()):
             module_call.check_lengths(counts.tolist(), B, T)
         rules = Mask.padding(counts, counts)
-        real = torch.arange(T, device=query.device) < counts[:, None]
+        real = real_tokens(counts, query)
         query = without_padding(query, real)
     if mask is not None:
         rules = module_call.rules_of(mask, B, T, T, itself=True) & rules
     return inputs._replace(query=query, mask=rules, lengths=None, documents=None), real
 
 
+def real_tokens(lengths: Tensor | Sequence[int], x: Tensor) -> Tensor:
+    """Return which tokens of x [B, .., T, C] are real, bool [B, T]."""
+    counts = torch.as_tensor(lengths, device=x.device)
+    return torch.arange(x.shape[-2], device=x.device) < counts[:, None]
+
+
 def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
-    """x [.., T, C] with 0 where `real` [.., T] is not."""
+    """Return x [.., T, C] with 0 where `real` [.., T] is False; None: all tokens are real."""
     return x if real is None else x.masked_fill(~real[..., None], 0)
 
 
