@@ -56,7 +56,7 @@ def plainly(mha: MultiHeadAttention, x: Tensor) -> Tensor:
     """All at once, by the equations, in x's dtype."""
     T = x.shape[1]
     q, k, v = mha.q_proj(x), mha.k_proj(x), mha.v_proj(x)
-    q, k = options.normalised(mha, q, k)
+    q, k = options.normalised(mha, mha.q_norm, q), options.normalised(mha, mha.k_norm, k)
     q, k, v = (
         y.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
         for y, heads in ((q, H), (k, mha.num_kv_heads), (v, mha.num_kv_heads))

@@ -429,7 +429,7 @@ def remember(
     k, v = module.k_proj(key), module.v_proj(value)
     B, S, _ = key.shape
     module_call.check_projected(k_proj=(k, module.num_kv_heads, module.head_dim))
-    k = options.normalised_by(module, module.k_norm, k)
+    k = options.normalised(module, module.k_norm, k)
     k = k.reshape(B, S, module.num_kv_heads, module.head_dim).transpose(1, 2)
     v = v.reshape(B, S, module.num_kv_heads, module.value_dim).transpose(1, 2)
     if module.rope is not None:
@@ -466,7 +466,7 @@ def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> At
     module_call.check_query(module, query)
     q = module.q_proj(query)
     module_call.check_projected(q_proj=(q, module.num_heads, module.head_dim))
-    q = options.normalised_by(module, module.q_norm, q)
+    q = options.normalised(module, module.q_norm, q)
     B, T, _ = query.shape
     q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
     k, v, hidden = memory.given_to(q, module)

@@ -412,7 +412,7 @@ class MultiHeadAttention(nn.Module):
             module_call.check_projected(q_proj=(q, H, D), k_proj=(k, Hk, D))
         (B, T, _), S = q.shape, k.shape[1]
         if self.qk_norm is not None:
-            q, k = options.normalised(self, q, k)
+            q, k = options.normalised(self, self.q_norm, q), options.normalised(self, self.k_norm, k)
         return (
             q.reshape(B, T, H, D).transpose(1, 2),
             k.reshape(B, S, Hk, D).transpose(1, 2),

@@ -56,7 +56,6 @@ __all__ = [
     "gated",
     "in_use",
     "normalised",
-    "normalised_by",
     "rotated",
     "share",
     "undrawn",
@@ -315,12 +314,7 @@ def share(module: MultiHeadAttention, relative_bias: RelativeBias) -> None:
     module.relative_bias = relative_bias
 
 
-def normalised(module: MultiHeadAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply the module's norms to q [B, T, H * D] and k [B, S, Hk * D]; their dtypes stay."""
-    return normalised_by(module, module.q_norm, q), normalised_by(module, module.k_norm, k)
-
-
-def normalised_by(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) -> Tensor:
+def normalised(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) -> Tensor:
     """Apply one of the module's norms to x [B, T, heads * D]; its dtype stays."""
     if norm is None or module.qk_norm is None:
         return x
