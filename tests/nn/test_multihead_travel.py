@@ -378,14 +378,6 @@ def tiny(
     return output, [*inputs, *mha.parameters()], mha
 
 
-@every_tiny
-def test_gradients_in_inputs_and_parameters_are_what_differences_say(
-    kind: Kind, sizes: tuple[int, ...]
-) -> None:
-    output, leaves, mha = tiny(kind, sizes)
-    assert packed(mha) and torch.autograd.gradcheck(output, leaves)
-
-
 @pytest.mark.thinned(keep=["cross"])
 @every_tiny
 def test_derivatives_of_derivatives_are_what_differences_say(kind: Kind, sizes: tuple[int, ...]) -> None:
@@ -426,16 +418,6 @@ def test_gradients_may_come_in_batches(kind: Kind) -> None:
     together = torch.autograd.grad(out, leaves, pulls, is_grads_batched=True, retain_graph=True)
     for i, pull in enumerate(pulls):
         assert_same([many[i] for many in together], torch.autograd.grad(out, leaves, pull, retain_graph=True))
-
-
-@every_kind
-def test_vmap_over_a_stack_of_inputs_equals_a_loop(kind: Kind) -> None:
-    mha = kind.module()
-    stacks = [torch.stack([x, x.flip(0)]) for x in kind.inputs()]
-    together = torch.func.vmap(lambda *inputs: kind.output(mha, *inputs))(*stacks)
-    assert_same(
-        [together], [torch.stack([kind.output(mha, *inputs) for inputs in zip(*stacks, strict=True)])]
-    )
 
 
 @pytest.mark.parametrize("name", ["self", "cross", "causal", "grouped"])
@@ -588,13 +570,6 @@ def test_a_copy_is_equal_independent_and_packed(copied: Copy) -> None:
         for parameter in mha.parameters():
             parameter.zero_()
         assert not mha(x)[0].any() and torch.equal(new(x)[0], expected)
-
-
-@every_copy
-def test_a_copy_learns_as_its_original(copied: Copy) -> None:
-    mha = module()
-    assert_same(KINDS["cross"].results(copied(mha)), KINDS["cross"].results(mha))
-    assert_same(KINDS["self"].results(copied(mha)), KINDS["self"].results(mha))
 
 
 def test_copies_keep_what_was_asked_of_the_original() -> None:
