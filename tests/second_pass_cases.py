@@ -16,7 +16,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines.gpu.cannot import cannot
+from headwise.engines.gpu.launches import cannot
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, largest, sizes
 

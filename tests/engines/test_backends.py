@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise import Mask, reference
-from headwise.engines import backends, decode, first_pass, fused, kernels, planned
+from headwise.engines import backends, first_pass, fused, kernels, own_kernels
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
 from headwise.engines.gpu.launches import PLANS
 from headwise.engines.kernels import ShapeChurn
+from headwise.engines.plain import TILES
 from headwise.engines.scores import Scores
-from headwise.engines.tiles import TILES
 from headwise.errors import BackendUnavailable
 from headwise.nn import one_step
 from headwise.scoring import HIDDEN, Alibi, Relative, alibi
@@ -202,7 +202,7 @@ def test_attention_runs_what_why_says(
                 return made
 
             monkeypatch.setattr(backend, name, noted)
-    monkeypatch.setattr(planned, "known", lambda kind: None)
+    monkeypatch.setattr(first_pass, "known", lambda kind: None)
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
     assert ran == {hw.why(q, k, v, **options).backend}
@@ -622,12 +622,12 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
 
 
 def test_a_small_plain_call_of_one_query_is_left_to_flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, few = decode.Decode(), half_call(T=1, S=11)
+    backend, few = own_kernels.Decode(), half_call(T=1, S=11)
     assert backend.reluctance(few) == "5632 bytes of keys and values are few, from 16777216 on it pays"
     assert (
         backend.reluctance(half_call(T=1, S=11, mask=Mask.padding([3]))) is None
     )  # which flash does not take
-    monkeypatch.setattr(decode, "WORTH_IT", 5632)
+    monkeypatch.setattr(own_kernels, "WORTH_IT", 5632)
     assert backend.reluctance(few) is None
 
 

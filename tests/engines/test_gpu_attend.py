@@ -22,13 +22,13 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask, functional
-from headwise.engines import first_pass, own_kernels, planned, statistics
+from headwise.engines import first_pass, own_kernels, second_pass
+from headwise.engines.backend import ON_THE_WAY
 from headwise.engines.backends import backend_named
 from headwise.engines.gpu import launches
 from headwise.engines.gpu.launches import PLANS
 from headwise.engines.own_kernels import OwnKernels
 from headwise.engines.scores import Scores
-from headwise.engines.wanted import ON_THE_WAY
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi, Relative
 from headwise.sequence_rules import Documents
@@ -810,7 +810,7 @@ def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
     for arm in (low, truth_case):
         _, p, arm_lse = arm.reference()
         arms.append(expected(arm, p, arm_lse, scores_of(p, arm_lse), ()))
-    measured = statistics.measured(prepared.scores, lse, names, True, 8)
+    measured = second_pass.measured(prepared.scores, lse, second_pass.Measurement(names, per_query=True))
     S, size = low.k.shape[2], sizes(low)["lse"]
     extents = {"distance": float(S), "max_logit": size, "effective_keys": float(S)}
     for name, found in zip(names, rows, strict=True):
@@ -918,7 +918,7 @@ def test_what_is_refused_by_what_goes_on_around_a_call(monkeypatch: pytest.Monke
     assert reason == "a forward-mode derivative is wanted, which only plain operations give"
     nobody, _ = call(B=0)
     assert hw.why(*nobody).reasons["triton"] == "there is nothing in this batch"
-    monkeypatch.setattr("headwise.engines.gpu.cannot.FARTHEST", 6)
+    monkeypatch.setattr("headwise.engines.gpu.launches.FARTHEST", 6)
     slopes = Alibi(torch.ones(2))
     reason = hw.why(q, k, v, bias=slopes).reasons["triton"]
     assert reason == "it counts distances up to 6 exactly, and there are 7 keys"
@@ -1039,7 +1039,7 @@ def test_compiled_calls_use_the_same_kernels(name: str, launched: list[str], fre
 )
 def test_the_operator_keeps_torchs_rules(rule: str, option: str) -> None:
     case = single(Size(2, 2, 1, 3, 5, 4, 4), rule, option).with_gradients()
-    flat = first_pass._flat(scores_from(case.q, case.k, case.v, case.mask, **case.options), case.v)
+    flat = (case.v, *scores_from(case.q, case.k, case.v, case.mask, **case.options).flatten())
     torch.library.opcheck(torch.ops.headwise.attend.default, (*flat, "bias" in case.options, "triton"))
 
 
@@ -1168,11 +1168,11 @@ def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.Monkey
     for seed in (0, 20, 41):
         again = answered(seed)
         with monkeypatch.context() as patch:
-            patch.setattr(planned, "known", lambda kind: None)
-            patch.setattr(planned, "_remember", lambda *_: None)
+            patch.setattr(first_pass, "known", lambda kind: None)
+            patch.setattr(first_pass, "_remember", lambda *_: None)
             ordinary = answered(seed)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
-    assert PLANS.made_by(planned.OWNER)
+    assert PLANS.made_by(first_pass.OWNER)
     PLANS.clear()
 
 
@@ -1204,7 +1204,7 @@ def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytes
         assert weights.mask.left == 6 and weights.mask.right == 0
         if kind == "lengths":
             assert weights.mask.keys is not None and weights.mask.keys.tolist() == [19, 2 + seed % 5]
-    assert len(PLANS.made_by(planned.OWNER)) >= 1
+    assert len(PLANS.made_by(first_pass.OWNER)) >= 1
     PLANS.clear()
 
 
@@ -1269,6 +1269,6 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
         kept += [weakref.ref(x) for x in (q, k, v, bias, sinks, mask.allowed, output)]
         del q, k, v, bias, sinks, mask, output, options, _
     gc.collect()
-    assert PLANS.made_by(planned.OWNER)
+    assert PLANS.made_by(first_pass.OWNER)
     assert [ref() is not None for ref in kept] == [False] * len(kept)
     PLANS.clear()

@@ -21,11 +21,10 @@ from as_torch_cases import always_in_one_step
 from headwise import Mask
 from headwise.engines import second_pass
 from headwise.engines import statistics as statistics_room
-from headwise.engines.accumulators import ACCUMULATORS, Accumulator
 from headwise.engines.gpu import cannot as door
 from headwise.engines.gpu import launches
 from headwise.engines.gpu.launches import PLANS
-from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
+from headwise.engines.statistics import ACCUMULATORS, ROW_STATISTICS, STATISTICS, Accumulator, Statistic
 from headwise.nn import one_step
 from headwise.reference import allowed
 from headwise.scoring import Alibi, Relative

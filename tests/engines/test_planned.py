@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines import backends, planned
+from headwise.engines import backends, first_pass
 from headwise.engines.backend import Backend, Call
 from headwise.engines.gpu import launches
 from headwise.engines.gpu.launches import PLANS
@@ -42,7 +42,7 @@ def made(seed: int, dtype: torch.dtype = torch.float32, length: int = T) -> list
 
 
 def plans() -> int:
-    return len(PLANS.made_by(planned.OWNER))
+    return len(PLANS.made_by(first_pass.OWNER))
 
 
 def test_a_kind_is_planned_when_it_comes_back() -> None:
@@ -59,7 +59,7 @@ def test_a_plan_is_for_one_kind_alone() -> None:
     for _ in range(3):
         hw.attention(q, k, v, causal=True)
     used: list[object] = []
-    known = planned.known
+    known = first_pass.known
 
     def noted(kind: Any) -> Any:
         used.append(known(kind))
@@ -81,16 +81,16 @@ def test_a_plan_is_for_one_kind_alone() -> None:
         "vmap": lambda: torch.vmap(lambda x: hw.attention(x, k, v, causal=True)[0])(q[None]),
         "alignment": lambda: hw.attention(shifted(q), k, v, causal=True),
     }
-    planned.known = noted
+    first_pass.known = noted
     try:
         hw.attention(q, k, v, causal=True)
-        assert used == [known(planned.kind_of(q, k, v, None, 0, D**-0.5, None))] and used[0] is not None
+        assert used == [known(first_pass.kind_of(q, k, v, None, 0, D**-0.5, None))] and used[0] is not None
         for name, call in others.items():
             used.clear()
             call()
             assert not any(used), name
     finally:
-        planned.known = known
+        first_pass.known = known
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ def test_on_the_meta_device_there_are_shapes_and_no_plans() -> None:
     for options in ({}, {"mask": Mask.causal()}, {"window": 3}):
         for _ in range(3):
             assert hw.attention(q, k, v, **options)[0].shape == q.shape
-    assert not PLANS.made_by(planned.OWNER)
+    assert not PLANS.made_by(first_pass.OWNER)
     with pytest.raises(ArgumentError, match="device"):
         hw.attention(q, made(0)[1], v)
 
@@ -283,7 +283,7 @@ def test_a_row_of_nan_does_not_hide_one_that_is_too_rough() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_tensors_without_strides_are_of_no_kind() -> None:
     q, k, v = made(0)
-    assert planned.kind_of(q, k, v, None, None, None, None) is not None
+    assert first_pass.kind_of(q, k, v, None, None, None, None) is not None
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.strided)
     others = [nested, q.to_sparse(), q.to("meta")]
     if torch.backends.mkldnn.is_available():
@@ -294,4 +294,4 @@ def test_tensors_without_strides_are_of_no_kind() -> None:
             given[place] = other
             if place and other.device.type == "meta":
                 continue  # its device is part of the kind
-            assert planned.kind_of(*given, None, None, None, None) is None
+            assert first_pass.kind_of(*given, None, None, None, None) is None

@@ -27,8 +27,8 @@ from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients, Lasting, Ways
 from .gradients import ScoreGradients
 from .kernels import CAUSAL, FULL, HALF, Answer, Band, Kernel, Three
+from .plain import TILES, sinks_gradient, with_sinks
 from .scores import Scores, blocks, tile_dtype
-from .tiles import TILES, sinks_gradient, with_sinks
 from .walk import REACH, is_rough
 
 __all__ = ["Fused", "Part", "adds", "cut"]

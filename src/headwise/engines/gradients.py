@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from ..indexing import take
-from ..scoring import sums_by_offset
+from ..scoring import Scoring, sums_by_offset
 from .scores import ADDED, DIFFERENTIABLE, Piece, Scores
 
-__all__ = ["Context", "ScoreGradients", "needs_added", "save", "saved", "where_needed"]
+__all__ = ["Context", "ScoreGradients", "ScoresTemplate", "needs_added", "save", "saved", "where_needed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +92,22 @@ class Context(FunctionCtx):
         def save_for_backward(self, *tensors: Tensor | None) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
         def __setattr__(self, name: str, value: object) -> None: ...
+
+
+class ScoresTemplate:
+    """Scores without the tensors that gradients flow to: those belong to autograd, which frees them."""
+
+    __slots__ = ("mask", "positions", "scale", "softcap")
+
+    def __init__(self, scores: Scores) -> None:
+        self.mask, self.positions = scores.mask, scores.positions
+        self.scale, self.softcap = scores.scoring.scale, scores.scoring.softcap
+
+    def fill(self, *leaves: Tensor | None) -> Scores:
+        """The scores with these tensors, in the order of `DIFFERENTIABLE`."""
+        q, k, *learned = leaves
+        assert q is not None and k is not None
+        return Scores(q, k, self.mask, Scoring(self.scale, self.softcap, *learned), self.positions)
 
 
 def save(ctx: Context, inputs: tuple[object, ...], *more: Tensor) -> None:
