@@ -21,7 +21,6 @@ from as_torch_cases import always_in_one_step
 from headwise import Mask
 from headwise.engines import second_pass
 from headwise.engines import statistics as statistics_room
-from headwise.engines.gpu import cannot as door
 from headwise.engines.gpu import launches
 from headwise.engines.gpu.launches import PLANS
 from headwise.engines.statistics import ACCUMULATORS, ROW_STATISTICS, STATISTICS, Accumulator, Statistic
@@ -431,7 +430,7 @@ def test_descriptors_where_they_can_be_and_pointers_elsewhere(
 ) -> None:
     case = relaid(numbers(1, 2, 2, 19, 23, D).to(torch.float32), layout)
     w = map_of(case)
-    request = request_room.Request(door.prepared(w._scores, w.lse), "rows")
+    request = request_room.Request(launches.prepared(w._scores, w.lse), "rows")
     assert request.setup.descriptors is described
     _, plain, _ = case.reference()
     _, truth, _ = case.to(torch.float64).reference()
@@ -509,7 +508,7 @@ def test_chosen_queries_are_measured_where_they_stand(kind: str) -> None:
     w = map_of(case)
     rows = [18, 3, 3, 17, 0, 9, 12, 10, 1, 14, 7, 5, 11, 16, 2, 13, 4, 6]  # more than a tile, in no order
     part = w.select(queries=rows, heads=[1])
-    assert door.cannot(part._scores) is None and part._scores.positions is not None
+    assert launches.cannot(part._scores) is None and part._scores.positions is not None
     whole, mine, dense = w.statistics(per="query"), part.statistics(per="query"), part.dense()
     for name in ROW_STATISTICS:
         assert error(mine[name], whole[name][:, 1:, rows]) <= 1e-5 * max(1.0, largest(mine[name])), name
@@ -613,10 +612,10 @@ def test_kernels_are_told_apart_where_triton_compiles_anew() -> None:
         (1, room),
         (2, room),
     ]
-    found = [request_room.kind_of(x) for x in kinds]
+    found = [launches.kind_of(x) for x in kinds]
     assert len(set(found)) == len(kinds)
     for alike in ((2, 3), (16, 48), (1.5, 2.5), (room, room[4:]), ((3, None), (5, None))):
-        assert len({request_room.kind_of(x) for x in alike}) == 1
+        assert len({launches.kind_of(x) for x in alike}) == 1
 
 
 def test_what_a_bias_learns_is_found_tile_by_tile(launched: list[str]) -> None:
@@ -630,7 +629,7 @@ def test_block_sizes_are_known_for_every_kernel_and_head(kind: str, monkeypatch:
     monkeypatch.setattr(launches, "INTERPRET", False)
     for hopper in (True, False):
         monkeypatch.setattr(launches, "takes_descriptors", lambda device, hopper=hopper: hopper)
-        for dtype in door.DTYPES:
+        for dtype in launches.DTYPES:
             for D in (1, 16, 64, 80, 128, 129, 256):
                 blocks = launches.blocks_for(kind, D, dtype, torch.device("cuda", 0))
                 assert all(n >= 16 and n & (n - 1) == 0 for n in blocks[:2])  # matrix units; powers of two
@@ -658,21 +657,21 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
         "it takes head_dim up to 256, not 257": hw.AttentionMap(long, long),
     }
     for reason, w in reasons.items():
-        assert door.cannot(w._scores) == reason
+        assert launches.cannot(w._scores) == reason
         w.statistics(pooled=2), w.top(1), w.dense(), w.mean_heads(), w.lse
     said = []
 
     def inside(q: Tensor) -> Tensor:
         w = hw.AttentionMap(q, k)
-        said.append(door.cannot(w._scores))
+        said.append(launches.cannot(w._scores))
         return w.dense().sum()
 
     torch.func.grad(inside)(q)
     assert said == ["a function transform (torch.func) is active, which only plain operations pass"]
     assert launched == []
-    assert door.cannot(hw.AttentionMap(q, k)._scores) is None
+    assert launches.cannot(hw.AttentionMap(q, k)._scores) is None
     monkeypatch.setattr(launches, "INTERPRET", False)
-    assert door.cannot(hw.AttentionMap(q, k)._scores) == "it runs on cuda, the tensors are on cpu"
+    assert launches.cannot(hw.AttentionMap(q, k)._scores) == "it runs on cuda, the tensors are on cpu"
 
 
 @pytest.mark.thinned(keep=["keys"])
@@ -735,10 +734,10 @@ def test_compiled_functions_use_the_same_kernels(launched: list[str]) -> None:
 def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton builds a launcher for each kernel: without a compiler the first call ended in a traceback."""
     monkeypatch.setenv("CC", "some compiler")
-    assert door.no_compiler() is None
+    assert launches.no_compiler() is None
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")
-    assert "install gcc, or set CC" in str(door.no_compiler())
+    assert "install gcc, or set CC" in str(launches.no_compiler())
 
 
 @pytest.mark.thinned(99, keep=["True-True-False"])

@@ -160,7 +160,7 @@ def lse_of(scores: Scores) -> Tensor:
             return torch.ops.headwise.lse.default(*scores.detach().flatten())
     with without_graph(), own_precision(scores.device):
         if cannot(scores) is None:
-            from .gpu.heaviest import lse_of as on_gpu
+            from .gpu.rows import lse_of as on_gpu
 
             return on_gpu(scores)
         return plain.lse_of(scores)  # half the work of a fused forward: no values to mix

@@ -169,7 +169,7 @@ def _from_collected(
         return {name: known.row(name).clone() for name in names}
     if cannot(scores) is not None:
         return of_heads({name: known.row(name) for name in names}, scores, lse)
-    from .gpu.neighbours import of_heads as on_gpu
+    from .gpu.measurements import of_heads as on_gpu
 
     kinds = [(ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in known.names]
     heads = on_gpu(prepared(scores, lse), known.rows.contiguous(), kinds)  # [n, B, H]
@@ -177,7 +177,7 @@ def _from_collected(
 
 
 def _by_kernels(scores: Scores, lse: Tensor, asked: Measurement) -> dict[str, Tensor]:
-    from .gpu.pictures import NAMES, measure
+    from .gpu.measurements import NAMES, measure
 
     names, per_query, reach, cells = asked
     kinds = {
@@ -197,7 +197,7 @@ def _by_kernels(scores: Scores, lse: Tensor, asked: Measurement) -> dict[str, Te
 
 def without_kernel() -> tuple[str, ...]:
     """The statistics that have no kernel and run on tiles wherever they are asked for."""
-    from .gpu.pictures import NAMES
+    from .gpu.measurements import NAMES
 
     return tuple(name for name in ROW_STATISTICS if name not in NAMES)
 
@@ -257,7 +257,7 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         return _measure(scores, lse, Measurement((), cells=(row_cells, column_cells)))[PICTURE]
     if cannot(scores) is None:
-        from .gpu.pictures import pooled as on_gpu
+        from .gpu.measurements import pooled as on_gpu
 
         return on_gpu(prepared(scores, lse), (row_cells, column_cells))
     B, H, _, _ = scores.shape
@@ -330,7 +330,7 @@ def top(scores: Tiled, lse: Tensor, count: int) -> Top:
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         return Top(*torch.ops.headwise.top.default(*scores.detach().flatten(), lse, count))
     if cannot(scores) is None and count <= MOST:
-        from .gpu.heaviest import top as on_gpu
+        from .gpu.dense import top as on_gpu
 
         return Top(*on_gpu(prepared(scores, lse), count))
     B, H, T, _ = scores.shape
