@@ -475,12 +475,6 @@ def test_auto_takes_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backends.verdicts(a_call()) == {"a": "no", "b": None, "c": None}
 
 
-def test_there_is_always_one_that_can() -> None:
-    assert backends.BACKENDS[-1].name == "plain"
-    for options in OPTIONS.values():
-        assert backends.verdicts(a_call(**options))["plain"] is None
-
-
 def half_call(
     T: int = 5, S: int = 5, D: int = 64, dtype: torch.dtype = torch.float16, **options: Any
 ) -> Call:
@@ -566,33 +560,6 @@ def test_a_kernel_switched_off_in_torch_is_off_here() -> None:
 
 
 # Shapes that keep changing
-
-
-def test_fixed_shapes_are_always_welcome() -> None:
-    churn = ShapeChurn(window=8, most=3)
-    for _ in range(50):
-        assert churn.reason("same") is None
-        churn.note("same")
-
-
-def test_new_shapes_are_sent_elsewhere_after_too_many() -> None:
-    churn = ShapeChurn(window=8, most=3)
-    for shape in (2, 3):
-        assert churn.reason(shape) is None
-        churn.note(shape)
-    assert churn.reason(5) is None
-    churn.note(5)
-    assert churn.reason(7) == "3 of the last 3 calls had a shape not seen before, and it plans each one anew"
-    assert all(churn.reason(shape) is None for shape in (2, 3, 5))
-
-
-def test_calm_brings_new_shapes_back() -> None:
-    churn = ShapeChurn(window=8, most=3)
-    for shape in (2, 3, 5):
-        churn.note(shape)
-    for _ in range(6):
-        churn.note(2)
-    assert churn.reason(7) is None  # of the last 8, only two were new
 
 
 def test_no_more_shapes_are_remembered_than_told_to() -> None:
@@ -737,27 +704,6 @@ def test_parts_cover_every_visible_pair_exactly_once(any_band: bool, case: Case)
 
 @pytest.mark.usefixtures("block_sizes")
 @given(case=requests())
-def test_parts_that_share_queries_follow_each_other_and_share_no_keys(case: Case) -> None:
-    found = fused.cut(scores_of(case))
-    for place, first in enumerate(found):
-        assert 0 <= first.rows.start < first.rows.stop <= case.q.shape[2]
-        assert 0 <= first.columns.start < first.columns.stop <= case.k.shape[2]
-        if first.band == kernels.CAUSAL:  # all that most kernels can draw
-            assert first.rows.stop - first.rows.start == first.columns.stop - first.columns.start
-        else:
-            assert first.band == kernels.FULL
-        for later, second in enumerate(found[place + 1 :], place + 1):
-            if first.rows == second.rows:
-                assert later == place + 1
-                assert (
-                    first.columns.stop <= second.columns.start or second.columns.stop <= first.columns.start
-                )
-            else:
-                assert first.rows.stop <= second.rows.start
-
-
-@pytest.mark.usefixtures("block_sizes")
-@given(case=requests())
 def test_however_it_is_cut_the_answer_is_the_same(case: Case) -> None:
     loose = case.options.pop("bias", None)
     assert_exact(case.q, case.k, case.v, {"mask": case.mask, **case.options})
@@ -765,13 +711,6 @@ def test_however_it_is_cut_the_answer_is_the_same(case: Case) -> None:
         truth = Case(case.q, case.k, case.v, case.mask, {"bias": loose}).reference()
         out, w = hw.attention(case.q, case.k, case.v, case.mask, bias=loose, backend="flash")
         assert error(out, truth[0]) < 1e-13 and error(w.lse, truth[2]) < 1e-13
-
-
-def test_causal_over_a_longer_past_is_two_parts_and_none_is_wasted() -> None:
-    q, k = normal(0, 1, 1, 5, 3), normal(1, 1, 1, 13, 3)
-    past, square = fused.cut(scores_from(q, k, k, causal=True))
-    assert (past.rows, past.columns, past.band) == (slice(0, 5), slice(0, 8), kernels.FULL)
-    assert (square.rows, square.columns, square.band) == (slice(0, 5), slice(8, 13), kernels.CAUSAL)
 
 
 def test_queries_before_the_first_key_are_left_out() -> None:
@@ -918,11 +857,6 @@ def test_dropout_leaves_the_mean_where_it_was() -> None:
     values = qkv()[2].repeat_interleave(H // HK, dim=1)
     spread = (w.dense().square() @ values.square() * share / (1 - share) / many).sqrt()
     assert bool(((mean - expected).abs() < 6 * spread).all())
-
-
-def test_dropout_of_nothing_is_no_dropout() -> None:
-    assert hw.why(*qkv(), dropout=0.0).backend == "flash"
-    assert torch.equal(hw.attention(*qkv(), dropout=0.0)[0], hw.attention(*qkv())[0])
 
 
 def test_gradients_go_through_what_was_kept() -> None:

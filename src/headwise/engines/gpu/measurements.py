@@ -8,8 +8,8 @@ are no atomics, and the same bits come out every time. A head's value is the mea
 the largest.
 
 For narrow cells a tile covers as many whole cells as fit into its columns, so no cell is shared between
-tiles. Its weights are added up by two products with indicators, columns first. In 16 bits a weight goes in as two
-numbers, which together hold it to 2^-17.
+tiles. Its weights are added up by two products with indicators, columns first. In 16 bits a weight goes in as
+two numbers, which together hold it to 2^-17.
 """
 
 from __future__ import annotations
