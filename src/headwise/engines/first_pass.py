@@ -66,13 +66,8 @@ def call_of(scores: Scores, v: Tensor, dropout: float = 0.0, collect: tuple[str,
 def bias_gradient(scores: Scores) -> bool:
     """Whether a gradient of bias, slopes or relative is wanted, which fused kernels do not give."""
     scoring = scores.scoring
-    bias, slopes, relative = scoring.bias, scoring.slopes, scoring.relative
-    learned = (
-        (bias is not None and bias.requires_grad)
-        or (slopes is not None and slopes.requires_grad)
-        or (relative is not None and relative.requires_grad)
-    )
-    return learned and torch.is_grad_enabled()
+    added = scoring.bias, scoring.slopes, scoring.relative
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in added)
 
 
 def _plain_because(scores: Scores, v: Tensor) -> str | None:

@@ -404,24 +404,10 @@ def planned(of_bias: bool) -> Way:
 
     def again(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
         scoring, held = scores.scoring, scores.mask.tensors.values()
+        learned = scoring.slopes, scoring.sinks, scoring.bias
+        given = scores.q, scores.k, v, out, lse, grad, *learned, *held
         # what was saved need not come back as it was laid out
-        layout = tuple(
-            [
-                x if x is None else signature_of(x)
-                for x in (
-                    scores.q,
-                    scores.k,
-                    v,
-                    out,
-                    lse,
-                    grad,
-                    scoring.slopes,
-                    scoring.sinks,
-                    scoring.bias,
-                    *held,
-                )
-            ]
-        )
+        layout = tuple([x if x is None else signature_of(x) for x in given])
         way = ready.get(layout)
         if way is not None:
             return way(scores, v, out, lse, grad)

@@ -326,19 +326,9 @@ def plainest(
     places = q.data_ptr() | k.data_ptr() | lse.data_ptr() | out.data_ptr()
     bias = None if added is None else (added.shape, added.stride(), added.data_ptr() & 15)
     key = (
-        "dense",
-        q.shape,
-        k.shape,
-        q.stride(),
-        k.stride(),
-        q.dtype,
-        q.device,
-        places & 15,
-        bias,
-        causal,
-        scale,
-        average,
-    )
+        "dense", q.shape, k.shape, q.stride(), k.stride(), q.dtype, q.device, places & 15, bias, causal,
+        scale, average,
+    )  # fmt: skip
     plan: _Plan | None = PLANS.get(key)
     lacking = (None,) * 3
     if plan is None:

@@ -454,15 +454,8 @@ def measure(
     signature = None
     if kinds and not (per_query or keys):
         lse = prepared.lse
-        signature = (
-            "measure",
-            prepared.signature,
-            *kinds.items(),
-            reach,
-            cells,
-            lse.dtype,
-            lse.data_ptr() & 15,
-        )
+        at = lse.data_ptr() & 15
+        signature = ("measure", prepared.signature, *kinds.items(), reach, cells, lse.dtype, at)
         plan: Callable[[Prepared], dict[str, Tensor]] | None = PLANS.get(signature)
         if plan is not None:
             found = plan(prepared)

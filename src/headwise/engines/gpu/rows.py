@@ -42,17 +42,8 @@ from .tile import (
 )
 
 __all__ = [
-    "NAMES",
-    "Picture",
-    "Walked",
-    "added_up",
-    "cell_of",
-    "lse_of",
-    "mass_of",
-    "rows",
-    "settled",
-    "wide",
-]
+    "NAMES", "Picture", "Walked", "added_up", "cell_of", "lse_of", "mass_of", "rows", "settled", "wide",
+]  # fmt: skip
 
 NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit", "mass")
 # A float32 forward may have been told to multiply in TF32, three digits.
