@@ -271,14 +271,6 @@ def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
     assert len(capped) == 4
 
 
-def test_why_tells_of_a_backend_that_was_added(capped: list[str]) -> None:
-    assert str(hw.why(*qkv(), softcap=1.5)).startswith("capped runs this call, in one call.\n  decode: ")
-    assert hw.why(*qkv(), causal=True).reasons["capped"] == "it takes soft caps alone"
-    with pytest.raises(BackendUnavailable, match='"capped" cannot run this call: it takes soft caps alone'):
-        hw.attention(*qkv(), backend="capped")
-    assert capped == []
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -331,7 +323,8 @@ def test_a_named_backend_gives_way_to_no_other_in_a_graph(options: dict[str, Any
 def test_a_plain_call_asks_a_backend_that_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU it asked nobody: what `why` named was not what ran."""
     q, k, v = (normal(i, B, H, T, 8) for i in range(3))
-    before = hw.attention(q, k, v, causal=True)[0]
+    for _ in range(3):  # planned by now
+        before = hw.attention(q, k, v, causal=True)[0]
 
     class All(Capped):
         def cannot(self, call: Call) -> str | None:
@@ -349,23 +342,6 @@ def test_a_plain_call_asks_a_backend_that_was_added(monkeypatch: pytest.MonkeyPa
 FA3 = replace(
     kernels.CUDA_FLASH, name="fa3", takes_parts=False, repeats=False, switch=None, churn=ShapeChurn(most=2)
 )
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"D": 264}, "head_dim 264 is over its 256"),
-        ({"softcap": 2.0}, "it has no soft cap (softcap=2)"),
-        ({"window": 3}, "it cannot take this call whole, and would plan each part anew"),
-        ({"mask": Mask.padding([3])}, "it takes no mask beyond a band, and no bias"),
-    ],
-    ids=["wide", "softcap", "window", "padding"],
-)
-def test_a_fused_kernel_that_is_added_says_what_it_cannot_take(options: dict[str, Any], says: str) -> None:
-    """One of a name unknown to torch ended in a KeyError."""
-    backend, call = Fused("fa3", FA3), half_call(**options)
-    assert backend.why_not(call) == "it runs on cuda, the tensors are on cpu"
-    assert cannot(FA3, call) == says
 
 
 def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from headwise.engines.scores import Scores
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, largest, scores_from, sizes, strategies
-from second_pass_cases import expected, normal, relaid, scores_of, strided
+from second_pass_cases import HIDDEN_TILES, expected, misaligned, normal, relaid, scores_of, strided, turned
 
 pytest.importorskip("triton", reason="by design: triton is made for Linux alone")
 if torch.cuda.is_available():
@@ -287,14 +287,6 @@ def test_the_keys_of_a_few_queries_are_cut_into_parts(rule: str, option: str) ->
     judge(case)
 
 
-def test_parts_are_put_together_to_what_one_walk_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = single(FEW[1], "window lengths", "sinks")
-    cut = run(case)
-    monkeypatch.setattr(attend_room, "FEW_QUERIES", 0)
-    whole = run(case)
-    assert error(cut[0], whole[0]) < 1e-6 and error(cut[1].lse, whole[1].lse) < 1e-6
-
-
 @pytest.mark.slow
 @settings(max_examples=6)
 @given(case=strategies()(most=29))
@@ -431,19 +423,10 @@ def test_any_scale_above_0_is_as_exact_as_plain_torch(option: str, scale: float)
     judge(replace(case, options=case.options | {"scale": scale}))
 
 
-EMPTY: dict[str, tuple[Mask, slice]] = {  # of 16 queries and 48 keys: a mask, and keys hidden by whole tiles
-    "lengths": (Mask.padding([16]), slice(16, 48)),
-    "window": (Mask.window(3), slice(0, 16)),
-    "holes": (Mask.padding((torch.arange(48) // 16 != 1)[None]), slice(16, 32)),
-    "documents": (Mask.documents(torch.arange(48) // 16, torch.full((16,), 2)), slice(0, 32)),
-    "dense": (Mask.dense((torch.arange(48) // 16 != 1).expand(1, 1, 16, 48)), slice(16, 32)),
-}
-
-
 @pytest.mark.thinned(99, keep=["dense"])
-@pytest.mark.parametrize("kind", [*EMPTY, "bias"])
+@pytest.mark.parametrize("kind", [*HIDDEN_TILES, "bias"])
 def test_a_tile_that_shows_nothing_is_not_loaded(kind: str) -> None:
-    mask, hidden = EMPTY.get(kind, (Mask(), slice(16, 32)))
+    mask, hidden = HIDDEN_TILES.get(kind, (Mask(), slice(16, 32)))
     bias = None
     if kind == "bias":
         bias = torch.zeros(16, 48)
@@ -520,16 +503,6 @@ def test_the_same_bits_every_time_and_nothing_is_written_to(rule: str, option: s
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True))
     assert all(torch.equal(x, case.mask.tensors[name]) for name, x in rules.items())
-
-
-def turned(x: Tensor) -> Tensor:
-    """The same numbers, channels farthest apart: the last stride is not 1."""
-    return x.transpose(2, 3).contiguous().transpose(2, 3)
-
-
-def misaligned(x: Tensor) -> Tensor:
-    """The same numbers, beginning where no descriptor can."""
-    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
 def by_position(x: Tensor) -> Tensor:
@@ -953,7 +926,6 @@ AGAIN: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.thinned(99, keep=["softcap", "own lists", "each tile asks", "sinks"])
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANS.clear()
     D = 24 if name == "two parts of channels" else 16
 
     def answered(seed: int) -> list[Tensor]:
@@ -974,11 +946,9 @@ def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.Monkey
             ordinary = answered(seed)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
     assert PLANS.made_by(first_pass.OWNER)
-    PLANS.clear()
 
 
 def test_statistics_on_the_way_come_by_plan_too() -> None:
-    PLANS.clear()
     for seed in (0, 20, 40):
         q, k, v = (normal(seed + i, 1, 2, 67, 8).float() for i in range(3))
         _, weights = hw.attention(q, k, v, causal=True, statistics=True)
@@ -986,13 +956,11 @@ def test_statistics_on_the_way_come_by_plan_too() -> None:
         truth = hw.attention(q, k, v, causal=True)[1].statistics(*ON_THE_WAY)
         for name, value in weights.statistics(*ON_THE_WAY).items():
             assert error(value, getattr(truth, name)) <= 1e-5, name
-    PLANS.clear()
 
 
 @pytest.mark.parametrize("kind", ["lengths", "documents"])
 def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the values of a mask are not looked at."""
-    PLANS.clear()
     monkeypatch.setattr(functional, "can_read", lambda x: False)
     for seed in (0, 20, 41):
         q, k, v = (normal(seed + i, 2, 2, 19, 8).float() for i in range(3))
@@ -1006,11 +974,9 @@ def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytes
         if kind == "lengths":
             assert weights.mask.keys is not None and weights.mask.keys.tolist() == [19, 2 + seed % 5]
     assert len(PLANS.made_by(first_pass.OWNER)) >= 1
-    PLANS.clear()
 
 
 def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
-    PLANS.clear()
 
     def gradients(seed: int, copied: bool) -> list[Tensor]:
         q = normal(seed, 1, 2, 20, 16).float().requires_grad_()
@@ -1032,11 +998,9 @@ def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
             assert torch.equal(mine, theirs)
         for seed in range(3):
             gradients(seed, copied)
-    PLANS.clear()
 
 
 def test_the_default_dtype_decides_nothing() -> None:
-    PLANS.clear()
 
     def gradients(seed: int) -> list[Tensor]:
         leaves = [normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3)]
@@ -1054,11 +1018,9 @@ def test_the_default_dtype_decides_nothing() -> None:
         finally:
             torch.set_default_dtype(before)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected_now, strict=True))
-    PLANS.clear()
 
 
 def test_a_plan_keeps_nobodys_tensors() -> None:
-    PLANS.clear()
     kept = []
     for seed in range(3):
         q, k, v = (normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3))
@@ -1072,4 +1034,3 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
     gc.collect()
     assert PLANS.made_by(first_pass.OWNER)
     assert [ref() is not None for ref in kept] == [False] * len(kept)
-    PLANS.clear()

@@ -37,11 +37,6 @@ SEEDS = (0, 20)
 Options = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def nothing_planned() -> None:
-    PLANS.clear()
-
-
 def pair(seed: int, length: int = T, keys: int = S, dim: int = D, dtype: Any = torch.float16) -> list[Tensor]:
     shapes = (B, H, length, dim), (B, Hk, keys, dim)
     return [(normal(seed + i, *shape) / 2).to(dtype) for i, shape in enumerate(shapes)]
@@ -255,12 +250,3 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
     gc.collect()
     assert planned() == (len(RULES), len(RULES))
     assert [name for name, ref in kept if ref() is not None] == []
-
-
-def test_plans_are_forgotten_when_they_become_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PLANS, "most", 6)
-    with no_kernels():
-        for length in range(1, 6):
-            for _ in range(3):
-                answers(AttentionMap(*pair(0, length, 5)), ("entropy",))
-            assert len(PLANS._known) <= 6
