@@ -409,7 +409,7 @@ def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_aga
     monkeypatch.setattr(backend, "cannot", lambda call: asked.append(call) or Fused.cannot(backend, call))
 
     def chosen() -> kernels.Kernel | None:
-        return one_step.chosen(normal(0, B, T, 22), None, 2, 0, True, None)
+        return one_step.kernel_for(normal(0, B, T, 22), None, 2, 0, True, None)
 
     kernel = backend.kernels["cpu"]
     assert [chosen(), chosen(), chosen()] == [kernel] * 3 and len(asked) == 1
