@@ -101,7 +101,7 @@ def attend_and_collect(
         BudgetExceeded: the plain path's matrix is over the memory budget.
     """
     if not scores.q.shape[0]:
-        return *_of_nobody(scores, v, backend), None
+        return *_attend_empty_batch(scores, v, backend), None
     if torch.compiler.is_compiling():
         out, lse = _traced(scores, v, dropout, backend)
         return out, lse.detach(), None
@@ -109,7 +109,7 @@ def attend_and_collect(
     return _run_by(backends.choose(call, backend), call)
 
 
-def _of_nobody(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+def _attend_empty_batch(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """What an empty batch comes to, on any device: no numbers, and a way back for the gradients of none."""
     if backend != "auto":
         backends.backend_named(backend)

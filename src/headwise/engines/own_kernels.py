@@ -27,11 +27,9 @@ class TritonBackend(Backend):
     devices = ("cuda",)
 
     def why_not(self, call: Call) -> str | None:
-        """As for the others; in tests the kernels run on a CPU, too."""
         return self.cannot(call) if interpreted() else super().why_not(call)
 
     def lasts(self, call: Call) -> bool:
-        """It goes by sizes and rules."""
         return True
 
 
@@ -80,11 +78,9 @@ class Decode(TritonBackend):
         return Ways(lambda scores, v: (*attend(scores, v), None), backward)
 
     def how(self, call: Call) -> str:
-        """In a phrase."""
         return "the keys cut into parts, by triton"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(output [B, H, 1, Dv], lse [B, H, 1])."""
         from .gpu.single_query import attend
 
         return attend(call.scores, call.v)
@@ -102,7 +98,6 @@ class OwnKernels(TritonBackend):
     collects = ON_THE_WAY
 
     def cannot(self, call: Call) -> str | None:
-        """What the kernels cannot take."""
         scores, scoring, v = call.scores, call.scores.scoring, call.v
         if call.dropout or call.plain_because:
             return call.matrix_because
@@ -149,11 +144,9 @@ class OwnKernels(TritonBackend):
         return Ways(attend.planned(call.scores, call.v, names), backward, names)
 
     def how(self, call: Call) -> str:
-        """In a phrase."""
         return "tile by tile in one kernel"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(output [B, H, T, Dv], lse [B, H, T])."""
         from .gpu.attend import attend
         from .gpu.request import Prepared
 
@@ -165,7 +158,6 @@ class OwnKernels(TritonBackend):
         return call.scores.shape[2] > FEW_QUERIES and any(name in self.collects for name in call.collect)
 
     def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and [len(names), B, H, T] values per query."""
         from .gpu.attend import attend
         from .gpu.request import Prepared
 

@@ -12,7 +12,7 @@ Its size is checked against the memory budget first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -42,11 +42,9 @@ class Tiles(Backend):
     gives_bias_gradient = True
 
     def how(self, call: Call) -> str:
-        """In a phrase."""
         return "tile by tile in plain torch"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(output [B, H, T, Dv], lse [B, H, T])."""
         scores, v = call.scores, call.v
         B, H, T, _ = scores.shape
         out = torch.zeros(B, H, T, v.shape[-1], dtype=v.dtype, device=v.device)
@@ -84,20 +82,25 @@ def lse_of(scores: Scores) -> Tensor:
 
 
 def _walk(scores: Scores, v: Tensor | None, out: Tensor | None) -> Tensor:
-    B, H, T, _ = scores.shape
-    lse = torch.empty(B, H, T, dtype=scores.dtype, device=scores.device)
+    lse = torch.empty(scores.shape[:3], dtype=scores.dtype, device=scores.device)
+    for here, top, total, mixed in _blocks_of_rows(scores, v):
+        empty = top <= HIDDEN
+        lse[here] = torch.where(empty, -torch.inf, top + total.log())
+        if out is not None and mixed is not None:
+            mixed = (mixed / total[..., None]).masked_fill(empty[..., None], 0)
+            out[here] = mixed.to(out.dtype)
+    return lse
+
+
+def _blocks_of_rows(
+    scores: Scores, v: Tensor | None
+) -> Iterator[tuple[tuple[slice, slice, slice], Tensor, Tensor, Tensor | None]]:
+    """(where it is in [B, H, T], and what `online` finds) of each block of queries."""
     for piece in scores.pieces():
         mine = scores.piece(piece)
         values = None if v is None else v[piece.batch, piece.kv_heads]
-        for rows in blocks(0, T, piece.rows):
-            here = (piece.batch, piece.heads, rows)
-            top, total, mixed = online(mine, values, rows, piece.columns)
-            empty = top <= HIDDEN
-            lse[here] = torch.where(empty, -torch.inf, top + total.log())
-            if out is not None and mixed is not None:
-                mixed = (mixed / total[..., None]).masked_fill(empty[..., None], 0)
-                out[here] = mixed.to(out.dtype)
-    return lse
+        for rows in blocks(0, scores.shape[2], piece.rows):
+            yield (piece.batch, piece.heads, rows), *online(mine, values, rows, piece.columns)
 
 
 def unfinished(scores: Scores, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -105,20 +108,14 @@ def unfinished(scores: Scores, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
     What parts of a row are put together from; a row that sees nothing has HIDDEN, 0 and 0.
     """
-    B, H, T, _ = scores.shape
-    top = torch.empty(B, H, T, dtype=scores.dtype, device=scores.device)
+    top = torch.empty(scores.shape[:3], dtype=scores.dtype, device=scores.device)
     total = torch.empty_like(top)
-    mixed = None if v is None else top.new_empty(B, H, T, v.shape[-1])
-    for piece in scores.pieces():
-        mine = scores.piece(piece)
-        values = None if v is None else v[piece.batch, piece.kv_heads]
-        for rows in blocks(0, T, piece.rows):
-            here = (piece.batch, piece.heads, rows)
-            top[here], sums, mix = online(mine, values, rows, piece.columns)
-            empty = top[here] <= HIDDEN
-            total[here] = sums.masked_fill(empty, 0)
-            if mixed is not None and mix is not None:
-                mixed[here] = mix.masked_fill(empty[..., None], 0)
+    mixed = None if v is None else top.new_empty(*top.shape, v.shape[-1])
+    for here, highest, sums, mix in _blocks_of_rows(scores, v):
+        empty = highest <= HIDDEN
+        top[here], total[here] = highest, sums.masked_fill(empty, 0)
+        if mixed is not None and mix is not None:
+            mixed[here] = mix.masked_fill(empty[..., None], 0)
     return top, total, mixed
 
 
@@ -151,11 +148,9 @@ class Plain(Backend):
     is_differentiable = gives_bias_gradient = True
 
     def how(self, call: Call) -> str:
-        """In a phrase."""
         return "as one T x S matrix in plain torch"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """By operations torch finds the gradients of."""
         return forward(call.scores, call.v, call.dropout)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
