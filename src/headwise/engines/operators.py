@@ -24,7 +24,7 @@ from ..indexing import Index
 from . import backends, second_pass, weights
 from .backend import Call
 from .first_pass import lse_of
-from .gradients import Context, needs_added, save, saved, where_needed
+from .gradients import Context, needs_added
 from .scores import ADDED, DIFFERENTIABLE, FLAT, FLAT_SCHEMA, Scores, own_precision
 from .second_pass import Measurement
 from .statistics import RECEIVED
@@ -277,32 +277,55 @@ _register(
 )
 
 
-# The way back, for those that have one
+# The gradients, of those that have them
+
+
+def _keep(ctx: Context, inputs: tuple[object, ...], *more: Tensor) -> None:
+    """Keep an operator's arguments, and more, for its way back."""
+    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)), *more)
+
+
+def _kept(ctx: Context) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """(the arguments, what was kept with them)."""
+    kept, count = ctx.saved_tensors, len(ctx.tensors_at)  # asked for once: under checkpointing no second time
+    args = list(ctx.others)
+    for i, tensor in zip(ctx.tensors_at, kept[:count], strict=True):
+        args[i] = tensor
+    return args, kept[count:]
+
+
+def _where_needed(ctx: Context, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """One gradient per argument: those that are needed, None for the rest."""
+    needed = ctx.needs_input_grad
+    count = len(grads)  # a list: a generator is entered once for every argument
+    return tuple([grads[i] if i < count and needed[i] else None for i in range(len(needed))])
 
 
 def _save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
-    save(ctx, inputs)
+    _keep(ctx, inputs)
 
 
 def _save_with_output(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
-    save(ctx, inputs, *output)
+    _keep(ctx, inputs, *output)
     ctx.set_materialize_grads(False)
 
 
 def _back(operator: Callable[..., Leaves]) -> Callable[[Context, Tensor], Leaves]:
     def backward(ctx: Context, grad: Tensor) -> Leaves:
-        args, _ = saved(ctx)
+        args, _ = _kept(ctx)
         needed = ctx.needs_input_grad
-        return where_needed(ctx, operator(grad, *args, needs_added(needed)))
+        return _where_needed(ctx, operator(grad, *args, needs_added(needed)))
 
     return backward
 
 
 def _back_of_attend(ctx: Context, grad: Tensor | None, _: object) -> Leaves:
-    args, (out, lse) = saved(ctx)
+    args, (out, lse) = _kept(ctx)
     if grad is None:
         return (None,) * len(args)
-    return where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
+    return _where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
 
 
 for _name in ("weights", "entropy"):
