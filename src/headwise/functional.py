@@ -113,7 +113,7 @@ def attention(
     plan = None if kind is None else first_pass.known(kind)
     if plan is not None:  # a call like an earlier one: the checks below would find nothing new
         scores = plan.scores(q, k, mask, *_added(bias), sinks)
-        output, lse, known = first_pass.run(plan.ways, scores, v)
+        output, lse, known = first_pass.run(plan.runner, scores, v)
         return output, make(scores, lse, None, known)
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, options)

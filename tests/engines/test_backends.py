@@ -193,7 +193,7 @@ def test_attention_runs_what_why_says(
 ) -> None:
     ran: set[str] = set()
     for backend in backends.BACKENDS:
-        for name in ("forward", "ways"):
+        for name in ("forward", "runner"):
             honest = getattr(backend, name)
 
             def noted(call: Call, name: str = backend.name, honest: Any = honest) -> Any:

@@ -28,14 +28,14 @@ from .scores import Scores
 from .walk import Anchor
 
 __all__ = [
-    "NO_BIAS_GRADIENT", "ON_THE_WAY", "Backend", "Call", "Collected", "Gradients", "Lasting", "Ways",
+    "NO_BIAS_GRADIENT", "ON_THE_WAY", "Backend", "Call", "Collected", "Gradients", "Holds", "Runner",
     "wanted", "wanted_now",
 ]  # fmt: skip
 
 Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
 
 # Whether an answer to a call is the answer to every call of its kind; or what tells each time
-Lasting = bool | Callable[[], bool]
+Holds = bool | Callable[[], bool]
 
 NO_BIAS_GRADIENT = "it gives no gradient to bias, slopes or relative"
 
@@ -68,7 +68,7 @@ class Call:
         return q.shape, k.shape, v.shape, q.dtype, self.scores.mask.right
 
 
-class Ways(NamedTuple):
+class Runner(NamedTuple):
     """How a backend answers calls of one kind in one stroke, with everything found out beforehand.
 
     forward: (output, lse, row statistics by `names`) of scores and v.
@@ -142,14 +142,14 @@ class Backend(ABC):
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
         """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
 
-    def lasts(self, call: Call) -> Lasting:
-        """Whether its verdict on a call holds for all calls of that kind (`planned.kind_of`).
+    def verdict_holds(self, call: Call) -> Holds:
+        """Whether its verdict on a call holds for all calls of that kind (`first_pass.kind_of`).
 
         False: such calls are never planned. A function: it is asked before each use of a plan, and may count.
         """
         return False
 
-    def ways(self, call: Call) -> Ways | None:
+    def runner(self, call: Call) -> Runner | None:
         """Functions that answer calls of this kind without `Call`, checks or table; None: use `forward`.
 
         Kernels of ours are faster if a call of the kind has been run before.

@@ -11,10 +11,10 @@ Derivatives of derivatives are taken through the plain path.
 
 A kind is all that decides how a call is run: shapes, strides, dtypes, devices, alignment, the numbers among
 its options, which tensors there are beside q, k and v, whether gradients are wanted, torch's switches.
-Nothing of what tensors hold is part of it. A backend says how it answers such calls in one stroke
-(`Backend.ways`); they go there without checks, `Call` or table. Where the table's answer may change from one
-call to the next, whoever may change it is asked each time (`Backend.lasts`), or there is no plan; nor for
-what a kind does not cover: a compiler, autocast, a function transform, tensors of other classes.
+Nothing of what tensors hold is part of it. A backend gives what runs such calls in one stroke
+(`Backend.runner`); they go there without checks, `Call` or table. Where the table's answer may change from
+one call to the next, whoever may change it is asked each time (`Backend.verdict_holds`), or there is no plan;
+nor for what a kind does not cover: a compiler, autocast, a function transform, tensors of other classes.
 
 Plans of every kind, on a CPU as well, are kept in `gpu.launches.PLANS`, which says when they are thrown away.
 """
@@ -33,7 +33,7 @@ from ..mask_rules import TRACED, is_traced
 from ..masks import Mask
 from ..scoring import Scoring
 from . import backends, plain
-from .backend import Backend, Call, Collected, Gradients, Ways
+from .backend import Backend, Call, Collected, Gradients, Runner
 from .fused import adds
 from .gpu import launches
 from .gpu.launches import PLANS, cannot
@@ -42,8 +42,22 @@ from .kernels import CAUSAL, FULL, Band
 from .scores import FURTHER_NUMBERS, Scores, own_precision, without_graph
 
 __all__ = [
-    "UNUSUAL", "Kind", "Planned", "added_kind", "answer", "attend", "attend_and_collect", "bias_gradient",
-    "call_of", "further_numbers", "is_usual", "kind_of", "kind_of_scores", "known", "lse_of", "rules_kind",
+    "UNUSUAL",
+    "CallPlan",
+    "Kind",
+    "added_kind",
+    "answer",
+    "attend",
+    "attend_and_collect",
+    "bias_gradient",
+    "call_of",
+    "further_numbers",
+    "is_usual",
+    "kind_of",
+    "kind_of_scores",
+    "known",
+    "lse_of",
+    "rules_kind",
     "run",
 ]  # fmt: skip
 
@@ -164,13 +178,13 @@ def lse_of(scores: Scores) -> Tensor:
 # Plans
 
 
-class Planned:
+class CallPlan:
     """A kind of call: what stands for its options, and who answers it."""
 
-    __slots__ = ("asks", "held", "lengths", "mask", "numbers", "scoring", "table", "ways")
+    __slots__ = ("asks", "held", "lengths", "mask", "numbers", "runner", "scoring", "table")
 
-    def __init__(self, scores: Scores, ways: Ways, asks: tuple[Callable[[], bool], ...]) -> None:
-        self.ways, self.asks, self.table = ways, asks, backends.BACKENDS
+    def __init__(self, scores: Scores, runner: Runner, asks: tuple[Callable[[], bool], ...]) -> None:
+        self.runner, self.asks, self.table = runner, asks, backends.BACKENDS
         # numbers alone: no tensor of anybody's is kept
         mask, scoring = scores.mask, scores.scoring
         self.mask, self.held = Mask(mask.left, mask.right), not mask.is_positional
@@ -297,9 +311,9 @@ def added_kind(x: Tensor | None) -> Hashable:
     return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15, x.requires_grad
 
 
-def known(kind: Kind) -> Planned | None:
+def known(kind: Kind) -> CallPlan | None:
     """The plan of a kind, where there is one and it may be used now; where shapes are counted, it counts."""
-    plan: Planned | None = PLANS.get(kind)
+    plan: CallPlan | None = PLANS.get(kind)
     if plan is None or plan.table is not backends.BACKENDS:
         return None
     for ask in plan.asks:
@@ -318,14 +332,14 @@ def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), kind: Kind 
         return attend_and_collect(scores, v, collect=collect)
     plan = known(kind)
     if plan is not None:
-        return run(plan.ways, scores, v)
+        return run(plan.runner, scores, v)
     call = call_of(scores, v, collect=collect)
     backend = backends.choose(call)
-    ways = backend.ways(call)
-    if ways is None:
+    runner = backend.runner(call)
+    if runner is None:
         return _run_by(backend, call)
     backends.note(call)
-    found = run(ways, scores, v)
+    found = run(runner, scores, v)
     _remember(kind, call)
     return found
 
@@ -336,15 +350,17 @@ def _remember(kind: Kind, call: Call) -> None:
         return
     asks = []
     for backend in backends.BACKENDS:
-        lasts = backend.lasts(call)
-        if lasts is False:
+        holds = backend.verdict_holds(call)
+        if holds is False:
             return
-        if lasts is not True:
-            asks.append(lasts)
+        if holds is not True:
+            asks.append(holds)
         if backends.takes(backend, call):
-            ways = backend.ways(call)  # once more: kernels of ours can be launched at once only after a run
-            if ways is not None:
-                PLANS.keep(kind, Planned(call.scores, ways, tuple(asks)))
+            runner = backend.runner(
+                call
+            )  # once more: kernels of ours can be launched at once only after a run
+            if runner is not None:
+                PLANS.keep(kind, CallPlan(call.scores, runner, tuple(asks)))
             return
 
 
@@ -368,22 +384,22 @@ def _run_by(backend: Backend, call: Call) -> Answer:
     def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
         return backend.backward(Call(scores, v, bias_gradient=learns), out, lse, grad)
 
-    return run(Ways(forward, backward, names), call.scores, call.v)
+    return run(Runner(forward, backward, names), call.scores, call.v)
 
 
-def run(ways: Ways, scores: Scores, v: Tensor) -> Answer:
-    """(output, lse, what was collected of row statistics) of a call whose ways are known."""
+def run(runner: Runner, scores: Scores, v: Tensor) -> Answer:
+    """(output, lse, what was collected of row statistics) of a call whose runner is known."""
     scoring = scores.scoring
     learned = scoring.bias, scoring.slopes, scoring.sinks, scoring.relative
     if torch.is_grad_enabled() and (
         scores.q.requires_grad or scores.k.requires_grad or v.requires_grad
         or (scoring.has_tensors and any(x is not None and x.requires_grad for x in learned))
     ):  # fmt: skip
-        out, lse, rows = _Attend.apply(ways, scores, v, scores.q, scores.k, *learned)
+        out, lse, rows = _Attend.apply(runner, scores, v, scores.q, scores.k, *learned)
         lse = lse.detach()
     else:
-        out, lse, rows = ways.forward(scores, v)
-    return out, lse, None if rows is None else Collected(ways.names, rows)
+        out, lse, rows = runner.forward(scores, v)
+    return out, lse, None if rows is None else Collected(runner.names, rows)
 
 
 class _Attend(torch.autograd.Function):
@@ -391,14 +407,14 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, ways: Ways, scores: Scores, v: Tensor, *leaves: Tensor | None
+        ctx: Context, runner: Runner, scores: Scores, v: Tensor, *leaves: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        out, lse, rows = ways.forward(scores, v)
+        out, lse, rows = runner.forward(scores, v)
         mask = scores.mask
         held = () if mask.is_positional else mask.tensors.values()  # on the way back they must be unchanged
         ctx.save_for_backward(v, *leaves, *held, out, lse)
         # nothing that holds a tensor of the call: those belong to autograd, which frees them
-        ctx.template, ctx.way_back = ScoresTemplate(scores), ways.backward
+        ctx.template, ctx.run_backward = ScoresTemplate(scores), runner.backward
         if rows is None:
             ctx.mark_non_differentiable(lse)
         else:
@@ -423,7 +439,7 @@ class _Attend(torch.autograd.Function):
             return None, None, *plain.gradients(forward, given, needed, grad)
         v, *leaves = given
         with own_precision(v.device):
-            back, dv, of_sinks = ctx.way_back(scores_of(*leaves), v, out, lse, grad)
+            back, dv, of_sinks = ctx.run_backward(scores_of(*leaves), v, out, lse, grad)
         found = (dv, back.q, back.k, back.bias, back.slopes, of_sinks, back.relative)
         typed = [_as(x, g) if want else None for x, g, want in zip(given, found, needed, strict=True)]
         return None, None, *typed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import ON_THE_WAY, Backend, Call, Gradients, Ways
+from .backend import ON_THE_WAY, Backend, Call, Gradients, Runner
 from .fused import adds, in_one_call
 from .gpu.launches import FEW_QUERIES, LARGEST_HEAD, cannot, interpreted
 from .gradients import ScoreGradients
@@ -29,7 +29,7 @@ class TritonBackend(Backend):
     def why_not(self, call: Call) -> str | None:
         return self.cannot(call) if interpreted() else super().why_not(call)
 
-    def lasts(self, call: Call) -> bool:
+    def verdict_holds(self, call: Call) -> bool:
         return True
 
 
@@ -68,14 +68,14 @@ class Decode(TritonBackend):
             return None
         return f"{size} bytes of keys and values are few, from {WORTH_IT} on it pays"
 
-    def ways(self, call: Call) -> Ways:
+    def runner(self, call: Call) -> Runner:
         """Its kernels have plans of their own."""
         from .gpu.single_query import attend
 
         def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
             return TILES.backward(Call(scores, v), out, lse, grad)
 
-        return Ways(lambda scores, v: (*attend(scores, v), None), backward)
+        return Runner(lambda scores, v: (*attend(scores, v), None), backward)
 
     def how(self, call: Call) -> str:
         return "the keys cut into parts, by triton"
@@ -130,7 +130,7 @@ class OwnKernels(TritonBackend):
             return None
         return "torch's kernels are faster where no rule is more than causal"
 
-    def ways(self, call: Call) -> Ways:
+    def runner(self, call: Call) -> Runner:
         """The launches of such calls, with all they take but tensors."""
         from .gpu import attend, attend_backward
 
@@ -141,7 +141,7 @@ class OwnKernels(TritonBackend):
             back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
             return back, found.v, sinks_gradient(scores, out, lse, grad)
 
-        return Ways(attend.planned(call.scores, call.v, names), backward, names)
+        return Runner(attend.planned(call.scores, call.v, names), backward, names)
 
     def how(self, call: Call) -> str:
         return "tile by tile in one kernel"

@@ -176,7 +176,7 @@ def answered_alike(
             elif plan is None:
                 output, lse, _ = first_pass.answer(scores, v, (), alike.kind)
             else:
-                output, lse, _ = plan.ways.forward(scores, v)  # nothing in it learns
+                output, lse, _ = plan.runner.forward(scores, v)  # nothing in it learns
         return output if attachment.note(run, path, noted, scores, lse) else None
     finally:
         silence.depth -= 1
