@@ -26,7 +26,7 @@ from ..scoring import HIDDEN
 from .backend import Collected
 from .first_pass import lse_of
 from .given_weights import GivenWeights
-from .gpu.launches import cannot, prepared
+from .gpu.launches import cannot
 from .scores import Scores, Tiled, blocks, own_precision, without_graph
 from .statistics import (
     ACCUMULATORS,
@@ -42,7 +42,7 @@ from .statistics import (
     sums_of,
 )
 from .walk import FAR, ROUGH, Block, Tile, check_mass, check_some, is_rough, walk
-from .weights import entropy
+from .weights import entropy, prepared
 
 __all__ = [
     "Frame", "Measurement", "Top", "bound_to", "drawing", "mass", "measure", "measured", "pooled", "top",

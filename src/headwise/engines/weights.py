@@ -18,6 +18,7 @@ which is the gradient of weights for the cotangent -g_i log p_ij: the normalisat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,14 +27,25 @@ from ..indexing import Index, positions_of
 from ..scoring import HIDDEN
 from . import plain
 from .first_pass import lse_of
-from .gpu.launches import cannot, prepared
+from .gpu.launches import cannot
 from .gradients import Context, ScoreGradients, ScoresTemplate, needs_added
-from .scores import CPU_TILE, Scores, blocks, huge_empty, own_precision, settle_exponentials
+from .scores import CPU_TILE, Scores, Tiled, blocks, huge_empty, own_precision, settle_exponentials
 from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, walk
 
-__all__ = ["dense", "entropy", "entropy_gradients", "gradients", "softmax", "weights"]
+if TYPE_CHECKING:
+    from .gpu.request import Prepared
+
+__all__ = ["dense", "entropy", "entropy_gradients", "gradients", "prepared", "softmax", "weights"]
 
 FEW = 2**22  # weights that a GPU makes in one product
+
+
+def prepared(scores: Tiled, lse: Tensor) -> Prepared:
+    """What kernels take; only where `cannot` says nothing."""
+    from .gpu.request import Prepared
+
+    assert isinstance(scores, Scores)
+    return Prepared(scores, lse)
 
 
 def weights(scores: Scores, lse: Tensor | None, columns: Index | None = None, mean: bool = False) -> Tensor:

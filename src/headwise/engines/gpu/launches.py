@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,13 +25,10 @@ from torch import Tensor
 from ...mask_rules import TRACED, is_traced
 from ..scores import Scores, Tiled
 
-if TYPE_CHECKING:
-    from .request import Prepared
-
 __all__ = [
     "FEW_QUERIES", "FEW_ROWS", "LARGEST_HEAD", "NOT_SPECIAL", "PLANS", "SHORT", "SHORT_ROWS", "Arguments",
     "Blocks", "Kernel", "Plans", "blocks_for", "cannot", "compiled_beside", "interpreted", "kind_of",
-    "launch", "multiprocessors", "no_compiler", "number_of", "prepared", "ready", "takes_descriptors",
+    "launch", "multiprocessors", "no_compiler", "number_of", "ready", "takes_descriptors",
 ]  # fmt: skip
 
 Kernel = Any  # what triton.jit makes of a function, or the compiled one: called as kernel[grid](...)
@@ -92,14 +89,6 @@ def no_compiler() -> str | None:
     if os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang")):
         return None
     return "triton needs a C compiler, and there is none: install gcc, or set CC"
-
-
-def prepared(scores: Tiled, lse: Tensor) -> Prepared:
-    """What kernels take; only where `cannot` says nothing."""
-    from .request import Prepared
-
-    assert isinstance(scores, Scores)
-    return Prepared(scores, lse)
 
 
 # Block sizes
