@@ -413,7 +413,7 @@ class _Attend(torch.autograd.Function):
         mask = scores.mask
         held = () if mask.is_positional else mask.tensors.values()  # on the way back they must be unchanged
         ctx.save_for_backward(v, *leaves, *held, out, lse)
-        # nothing that holds a tensor of the call: those belong to autograd, which frees them
+        # no tensor that a gradient flows to: those belong to autograd, which frees them
         ctx.template, ctx.run_backward = ScoresTemplate(scores), runner.backward
         if rows is None:
             ctx.mark_non_differentiable(lse)
