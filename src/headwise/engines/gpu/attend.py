@@ -60,7 +60,7 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["attend", "merge", "mixed", "planned", "room_by", "room_like"]
+__all__ = ["attend", "mixed", "planned", "room_by", "room_like"]
 
 LOWEST = tl.constexpr(-1.5e30)  # below every score that is not hidden
 SHORTEST_PART = 512  # keys
@@ -302,7 +302,7 @@ def attend(
     given = _given(request, v, plan.values, out, plan.steps, lse, rows, lists)
     launch_it(prepared.q, prepared.k, prepared.rules, *given)
     if splits > 1:
-        merge(out, lse, whole, whole_lse, prepared.rules.sinks)
+        _merge(prepared, out, lse, whole, whole_lse)
     return whole, whole_lse, rows
 
 
@@ -359,10 +359,10 @@ def _wants(names: tuple[str, ...], splits: int) -> Wants:
     )
 
 
-def merge(parts: Tensor, parts_lse: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> None:
-    """Fill outputs and lse of whole rows from those of their parts: one more dimension, which comes first."""
-    (B, H, T), splits, Dv = lse.shape, parts.shape[0], out.shape[-1]
-    given = (parts, parts_lse, out, strides_of(out)[:3], lse, sinks)
+def _merge(prepared: Prepared, parts: Tensor, parts_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Outputs and lse of whole rows from those of their parts."""
+    (B, H, T, _), splits, Dv = prepared.shape, parts.shape[0], out.shape[-1]
+    given = (parts, parts_lse, out, strides_of(out)[:3], lse, prepared.rules.sinks)
     constants = (Dv, max(16, triton.next_power_of_2(Dv)), max(2, triton.next_power_of_2(splits)))
     numbers = (H, T, splits, B * H * T)
     launch(merge_kernel, (B * H * T, 1, 1), (*given, *numbers), constants, kind_of(given), out.device)

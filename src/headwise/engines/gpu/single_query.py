@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ...scoring import hidden_is_endless
 from ..scores import Scores
-from .attend import merge
 from .launches import interpreted, kind_of, launch, multiprocessors
 from .request import as_loaded, in_float32
 from .tile import BIG, HIDDEN, LN2, LOG2E, finite, long, tanh
@@ -120,12 +119,43 @@ def one_query_kernel(
     lse = tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN2)
     mixed = mixed / tl.where(empty, 1.0, total)[:, None]
     mixed = tl.where(empty[:, None], 0.0, mixed)
-    there = (long(split) * (tl.num_programs(0) // splits) + b) * H + heads  # parts lie [splits, B, H]
+    there = (b * splits + split) * H + heads
     tl.store(LSE + there, lse, mask=mine)
     tl.store(
         OUT + there[:, None] * DV + of_values[None, :], mixed,
         mask=mine[:, None] & (of_values[None, :] < DV),
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["H", "splits"])
+def merge_kernel(
+    PARTS, PARTS_LSE, OUT, LSE, SINKS, H, splits,
+    DV: tl.constexpr, WIDE_V: tl.constexpr, MOST: tl.constexpr, SUNK: tl.constexpr,
+):  # fmt: skip
+    h = tl.program_id(0)
+    b = long(tl.program_id(1))
+    parts = tl.arange(0, MOST)
+    channels = tl.arange(0, WIDE_V)
+    there = (b * splits + parts) * H + h
+    lse = tl.load(PARTS_LSE + there, mask=parts < splits, other=-float("inf"))
+    top = tl.max(lse, 0)
+    empty = top == -float("inf")
+    if SUNK:
+        sink = finite(tl.load(SINKS + h))
+        top = tl.maximum(top, sink)
+    top = tl.where(empty, 0.0, top)
+    weights = tl.exp2((lse - top) * LOG2E)
+    total = tl.sum(weights, 0)
+    if SUNK:
+        total += tl.exp2((sink - top) * LOG2E)
+    out = tl.load(
+        PARTS + there[:, None] * DV + channels[None, :],
+        mask=(parts[:, None] < splits) & (channels[None, :] < DV), other=0.0,
+    )  # fmt: skip
+    mixed = tl.sum(out * weights[:, None], 0) / tl.where(empty, 1.0, total)
+    mixed = tl.where(empty, 0.0, mixed)
+    tl.store(LSE + b * H + h, tl.where(empty, -float("inf"), top + tl.log2(total) * LN2))
+    tl.store(OUT + (b * H + h) * DV + channels, mixed, mask=channels < DV)
 
 
 def _parts(batch: int, key_heads: int, keys: int, block: int, device: torch.device) -> tuple[int, int]:
@@ -154,8 +184,8 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     lse = torch.empty(B, H, 1, dtype=torch.float32, device=device)
     parts, parts_lse = out, lse
     if splits > 1:
-        parts = torch.empty(splits, B, H, 1, Dv, dtype=torch.float32, device=device)
-        parts_lse = torch.empty(splits, B, H, 1, dtype=torch.float32, device=device)
+        parts = torch.empty(B, splits, H, Dv, dtype=torch.float32, device=device)
+        parts_lse = torch.empty(B, splits, H, dtype=torch.float32, device=device)
     slopes = None if scoring.slopes is None else in_float32(scoring.slopes)
     relative = scoring.relative
     if relative is not None:
@@ -176,5 +206,7 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
     kinds = kind_of((*tensors, *strides))
     launch(one_query_kernel, (B * splits, Hk, 1), (*tensors, *strides, *numbers), constants, kinds, device)
     if splits > 1:
-        merge(parts, parts_lse, out, lse, sinks)
+        given = (parts, parts_lse, out, lse, sinks)
+        options = (Dv, wide_v, max(2, triton.next_power_of_2(splits)), sinks is not None)
+        launch(merge_kernel, (H, B, 1), (*given, H, splits), options, kind_of(given), device)
     return out, lse
