@@ -59,15 +59,6 @@ def test_the_command_is_a_true_program() -> None:
     assert done.stderr == "headwise: text must hold at least one word: found 0; try a sentence\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_the_main_job_is_done_without_a_word_on_stderr(encoding: str) -> None:
-    done = program("look", "a b a b", "--out", "x.png", encoding=encoding)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Wrote x.png" in done.stdout
-    assert os.listdir() == ["x.png"]
-
-
 def test_version_and_help(capsys) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"headwise {headwise.__version__}\n"
@@ -97,19 +88,6 @@ def test_mistakes_are_one_line(capsys) -> None:
     assert "--bogus" in mistake(capsys, "look", "--bogus")
     assert "lok" in mistake(capsys, "lok")
     assert 'put quotes around them: headwise look "two texts"' in mistake(capsys, "look", "two", "texts")
-
-
-def test_files_that_hold_no_text_are_refused(capsys) -> None:
-    assert "there is no 'story.txt'; " in mistake(capsys, "look", "story.txt")
-    assert "there is no './story'; " in mistake(capsys, "look", "./story")
-    Path("folder").mkdir()
-    assert "'folder' is a folder" in mistake(capsys, "look", "folder")
-    Path("latin").write_bytes("caf\xe9 au lait".encode("latin-1"))
-    assert "'latin' is not, at byte 3; " in mistake(capsys, "look", "latin")
-    Path("zero").write_bytes(b"a\0b")
-    assert "'zero' has a zero at character 1; " in mistake(capsys, "look", "zero")
-    Path("empty").touch()
-    assert "found 0" in mistake(capsys, "look", "empty")
 
 
 @pytest.mark.parametrize("text", ["Mr. Smith went to ./home.", "3.5", "so.", "a\0b", "x" * 5000, "either/or"])

@@ -205,12 +205,6 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     assert one.asked == []
 
 
-def test_our_own_faults_are_not_hidden(examiner) -> None:
-    examiner(RuntimeError("a fault"))
-    with pytest.raises(RuntimeError, match="a fault"):
-        main(["check", "mha.py"])
-
-
 def test_ctrl_c_while_checking_is_quiet(examiner, capsys) -> None:
     examiner(KeyboardInterrupt())
     assert main(["check", "mha.py"]) == 130
@@ -398,18 +392,6 @@ def test_watch_as_json_is_a_line_a_save(examiner, meanwhile, capsys) -> None:
     assert [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()] == [False, True]
 
 
-def test_watch_needs_a_file_to_begin_with(examiner, capsys) -> None:
-    examiner(RIGHT)
-    assert "there is no 'other.py'" in mistake(capsys, "other.py", "--watch")
-
-
-def test_ctrl_c_in_the_middle_of_a_watched_check_is_quiet(examiner, meanwhile, capsys) -> None:
-    examiner(KeyboardInterrupt())
-    meanwhile()
-    assert main(["check", "mha.py", "--watch"]) == 130
-    assert capsys.readouterr().err.strip() == ""
-
-
 # A sign of life
 
 
@@ -435,14 +417,6 @@ def test_a_sign_of_life_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.01)
     with sign_of_life("slow [bold]mha.py[/bold]"):
         assert soon(lambda: "slow [bold]mha.py[/bold]" in terminal.getvalue())
-
-
-def test_no_sign_of_life_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.0)
-    monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
-    with sign_of_life("words"):
-        time.sleep(0.05)
-    assert pipe.getvalue() == ""
 
 
 def test_the_sign_goes_when_something_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

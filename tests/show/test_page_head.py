@@ -10,9 +10,7 @@ import functools
 import json
 import math
 import struct
-import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -23,22 +21,13 @@ from torch import Tensor
 
 import axe
 import headwise as hw
-from browser import Browser, Page, found
+from browser import Browser, Page
 from headwise.show.offline_pages import Blobs, as_bytes, built, filled, levels, policy
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(found() is None, reason="no Chromium here: install chromium, or set HEADWISE_BROWSER"),
-]
+pytestmark = pytest.mark.slow
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
 WORDS = ["<s>", "The", "cat", "sat", "because", HOSTILE, "it & she", "slept", "\n", "tired", "."]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as opened:
-        yield opened
 
 
 # Pages
@@ -146,14 +135,8 @@ def plain(folder: Path, **more: Any) -> Path:
 
 def opened(browser: Browser, path: Path, fragment: str = "", **how: Any) -> Page:
     page = browser.open(path, fragment=fragment, **how)
-    wait(page, "document.querySelector('#one-head').dataset.drawn !== undefined")
+    page.wait("document.querySelector('#one-head').dataset.drawn !== undefined")
     return page
-
-
-def wait(page: Page, truth: str, seconds: float = 8.0) -> None:
-    end = time.monotonic() + seconds
-    while not page.evaluate(f"Boolean({truth})"):
-        assert time.monotonic() < end, f"never true: {truth}"
 
 
 def point(page: Page, selector: str, x: float, y: float, kind: str = "mouseMoved", **how: Any) -> None:
@@ -180,10 +163,6 @@ def near(told: float, weight: Tensor) -> bool:
     return abs(told - float(weight)) <= max(0.01 * float(weight), 1e-4)
 
 
-def state(page: Page, name: str) -> str | None:
-    return page.evaluate(f"new URLSearchParams(location.hash.slice(1)).get('{name}')")
-
-
 def key(page: Page, name: str, code: int) -> None:
     page.evaluate("document.querySelector('#one-head .stage [role=application]').focus()")
     page.press(name, code)
@@ -197,7 +176,7 @@ def saved(page: Page, button: str, kind: str) -> str:
         " return URL.made.call(URL, blob); }"
     )
     page.click(button)
-    wait(page, "window.held !== null")
+    page.wait("window.held !== null")
     return page.evaluate(
         "held.arrayBuffer().then(b => Array.from(new Uint8Array(b), c => String.fromCharCode(c)).join(''))"
         ".then(btoa)"
@@ -220,7 +199,7 @@ def test_title_label_role_and_statistics_stand_above_with_their_sentences(
     ):  # fmt: skip
         assert words in said
     page.click("#one-head .next-head")
-    wait(page, "document.querySelector('#one-head').dataset.drawn === '0.0.0.2'")
+    page.wait("document.querySelector('#one-head').dataset.drawn === '0.0.0.2'")
     assert page.text("#head-title") == "Layer 2, head 2"
     assert page.evaluate("document.querySelector('.next-head').disabled")
     assert not page.complaints
@@ -246,7 +225,7 @@ def test_a_token_that_looks_like_markup_is_shown_as_text(browser: Browser, tmp_p
     assert HOSTILE in page.text("#one-head .down")
     assert HOSTILE in page.text("#one-head .across")
     assert f"“{HOSTILE}” (5) looks at" in page.text("#one-head .row-line")
-    assert page.evaluate("document.querySelectorAll('#one-head img').length") == 0
+    assert page.count("#one-head img") == 0
     assert page.evaluate("document.title") == "mini"
     assert not page.complaints
 
@@ -255,7 +234,7 @@ def test_the_keyboard_pins_a_token_moves_it_and_lets_go(browser: Browser, tmp_pa
     page = opened(browser, plain(tmp_path), "#layer=0&head=1")
     for _ in range(4):
         key(page, "ArrowDown", 40)
-    assert state(page, "token") == "3"
+    assert page.state("token") == "3"
     assert page.text("#said").startswith("“sat” (3) looks at: ")
     for _ in range(3):
         key(page, "ArrowRight", 39)
@@ -264,17 +243,17 @@ def test_the_keyboard_pins_a_token_moves_it_and_lets_go(browser: Browser, tmp_pa
     key(page, "ArrowUp", 38)
     assert page.text("#one-head .cell-line").startswith("“cat” (2) → “cat” (2): ")
     key(page, "Escape", 27)
-    assert state(page, "token") is None
+    assert page.state("token") is None
     assert page.evaluate("document.querySelector('.row-mark.pinned').hidden")
     page.click("#one-head .stage .cells", 20, 20)
-    assert state(page, "token") == "0"
+    assert page.state("token") == "0"
     assert not page.complaints
 
 
 def test_the_chosen_row_is_a_table(browser: Browser, tmp_path: Path) -> None:
     page = opened(browser, plain(tmp_path), "#layer=0&head=1&token=4")
     page.click("#one-head .row-details summary")
-    wait(page, "document.querySelectorAll('.row-table tbody tr').length === 5")
+    page.wait("document.querySelectorAll('.row-table tbody tr').length === 5")
     rows = page.evaluate(
         "[...document.querySelectorAll('.row-table tbody tr')].map(r => "
         "[r.cells[0].textContent, Number(r.cells[1].textContent), Number(r.cells[2].firstChild.title)])"
@@ -284,9 +263,9 @@ def test_the_chosen_row_is_a_table(browser: Browser, tmp_path: Path) -> None:
         assert token == WORDS[position]
         assert near(weight, causal()[1, 4, position])
     assert "6 hidden" in page.text(".row-table caption")
-    assert page.evaluate("document.querySelectorAll('.row-table th[scope]').length") == 3 + 5
+    assert page.count(".row-table th[scope]") == 3 + 5
     key(page, "ArrowDown", 40)
-    wait(page, "document.querySelectorAll('.row-table tbody tr').length === 6")
+    page.wait("document.querySelectorAll('.row-table tbody tr').length === 6")
     assert not page.complaints
 
 
@@ -295,9 +274,9 @@ def test_lines_are_as_opaque_as_weights_and_show_the_chosen_token_alone(
 ) -> None:
     page = opened(browser, plain(tmp_path), "#layer=0&head=1")
     page.click('#one-head [data-value="lines"]')
-    wait(page, "document.querySelector('.lines path')")
-    assert page.evaluate("document.querySelectorAll('.lines path').length") == 66
-    assert state(page, "view") == "lines"
+    page.wait("document.querySelector('.lines path')")
+    assert page.count(".lines path") == 66
+    assert page.state("view") == "lines"
     key(page, "End", 35)
     opacities = page.evaluate(
         "[...document.querySelectorAll('.lines path')].map(p => Number(p.getAttribute('stroke-opacity')))"
@@ -312,11 +291,11 @@ def test_weights_times_norm_is_another_map_with_a_sentence(browser: Browser, tmp
     page = opened(browser, plain(tmp_path), "#layer=0&head=1")
     norms = torch.rand(3, len(WORDS), generator=torch.Generator().manual_seed(5)) + 0.5
     page.click('#one-head [data-value="written"]')
-    wait(page, "document.querySelector('#one-head').textContent.includes('Kobayashi')")
+    page.wait("document.querySelector('#one-head').textContent.includes('Kobayashi')")
     cell(page, 7, 2, (11, 11))
     assert near(number(page, "#one-head .cell-line"), causal()[1, 7, 2] * norms[1, 2] / norms.max())
     assert "takes in: " in page.text("#one-head .row-line")
-    assert state(page, "measure") == "written"
+    assert page.state("measure") == "written"
     assert not page.complaints
 
 
@@ -326,9 +305,9 @@ def test_the_text_is_coloured_and_a_click_pins_its_token(browser: Browser, tmp_p
     mean = causal()[1, 2:, 2].mean()
     assert abs(float(title.split(": ")[-1]) - float(mean)) < 0.01
     page.click('.read-text [data-position="6"]')
-    assert state(page, "token") == "6"
+    assert page.state("token") == "6"
     assert "given by “it & she” (6)" in page.text("#one-head .text")
-    assert page.evaluate("document.querySelectorAll('.read-text .unseen').length") == 4
+    assert page.count(".read-text .unseen") == 4
     assert not page.complaints
 
 
@@ -336,17 +315,17 @@ def test_strongest_pairs_with_and_without_the_first_token_and_itself(
     browser: Browser, tmp_path: Path
 ) -> None:
     page = opened(browser, plain(tmp_path), "#layer=0&head=1")
-    wait(page, "document.querySelector('.pairs button')")
+    page.wait("document.querySelector('.pairs button')")
     assert page.text(".pairs button") == "<s> → <s> 1.00"
     page.click("#bare-pairs")
-    wait(page, "!document.querySelector('.pairs button').textContent.startsWith('<s>')")
+    page.wait("!document.querySelector('.pairs button').textContent.startsWith('<s>')")
     bare = causal()[1].clone()
     bare[:, 0] = 0
     bare.fill_diagonal_(0)
     query, at = divmod(int(bare.argmax()), len(WORDS))
     assert near(number(page, ".pairs li:first-child"), bare.max())
     page.click(".pairs button")
-    assert state(page, "token") == str(query)
+    assert page.state("token") == str(query)
     assert f"({at}): " in page.text("#one-head .cell-line")
     assert not page.complaints
 
@@ -355,7 +334,7 @@ def test_output_before_the_projection_is_drawn_when_it_is_opened(browser: Browse
     page = opened(browser, plain(tmp_path), "#layer=0&head=1")
     assert page.evaluate("document.querySelector('.output canvas')") is None
     page.click(".output summary")
-    wait(page, "document.querySelector('.output canvas')")
+    page.wait("document.querySelector('.output canvas')")
     outputs = torch.randn(3, len(WORDS), 5, generator=torch.Generator().manual_seed(3)).half()
     point(page, ".output .cells", 3.5 / 5, 4.5 / 11)
     said = page.text(".output-line")
@@ -393,7 +372,7 @@ def test_a_left_padded_text_of_a_batch_is_drawn_without_its_padding(browser: Bro
     weights = next(iter(heads.values())).calls[-1].map.dense()
     page = opened(browser, heads.to_html(tmp_path / "heads.html"), "#text=1&layer=0&head=2")
     assert "4 padded positions are left out" in page.text("#one-head")
-    assert page.evaluate("document.querySelectorAll('.down span').length") == 7
+    assert page.count(".down span") == 7
     cell(page, 6, 1, (7, 7))
     assert page.text("#one-head .cell-line").startswith("“w10” (6) → “w5” (1): ")
     assert near(number(page, "#one-head .cell-line"), weights[1, 2, 10, 5])
@@ -403,18 +382,18 @@ def test_a_left_padded_text_of_a_batch_is_drawn_without_its_padding(browser: Bro
 def test_a_generation_is_revealed_step_by_step(browser: Browser, tmp_path: Path) -> None:
     page = opened(browser, plain(tmp_path, steps=[7, 8, 9, 10, 11]), "#layer=0&head=1&step=1")
     assert page.text(".steps output") == "1 of 4: “slept”, 8 tokens"
-    assert page.evaluate("document.querySelectorAll('.prompt-end').length") == 2
+    assert page.count(".prompt-end") == 2
     cell(page, 8, 2, (11, 11))
     assert page.text("#one-head .cell-line").endswith("hidden")
     page.evaluate("document.querySelector('#step').focus()")
     page.press("ArrowRight", 39)
-    wait(page, "document.querySelector('.steps output').textContent.startsWith('2 of 4')")
-    assert state(page, "step") == "2"
+    page.wait("document.querySelector('.steps output').textContent.startsWith('2 of 4')")
+    assert page.state("step") == "2"
     cell(page, 8, 2, (11, 11))
     assert near(number(page, "#one-head .cell-line"), causal()[1, 8, 2])
     page.click(".steps .play")
-    wait(page, "document.querySelector('.steps output').textContent.startsWith('4 of 4')")
-    assert state(page, "step") is None
+    page.wait("document.querySelector('.steps output').textContent.startsWith('4 of 4')")
+    assert page.state("step") is None
     assert not page.complaints
 
 
@@ -424,7 +403,7 @@ def test_many_tokens_stand_around_the_pointer(browser: Browser, tmp_path: Path) 
     blobs = Blobs()
     path = a_page(tmp_path, [words], [{"call": a_call(blobs, causal(1, length), (0, 0))}], blobs)
     page = opened(browser, path)
-    assert page.evaluate("document.querySelectorAll('.down span').length") == 0
+    assert page.count(".down span") == 0
     cell(page, 80, 41, (length, length))
     assert page.text(".down .now") == "w80"
     assert page.text(".across .now") == "w41"
@@ -462,9 +441,9 @@ def test_a_pooled_cell_says_which_positions_it_covers_and_their_tokens(
     assert near(number(page, "#one-head .cell-line"), coarse[0, 24, 3])
     assert page.evaluate("document.querySelector('[data-value=lines]')") is None
     page.click("#bare-pairs")
-    wait(page, "document.querySelectorAll('.pairs li').length === 1")
+    page.wait("document.querySelectorAll('.pairs li').length === 1")
     assert page.text(".pairs button") == "word4000 → word17 0.71"
-    rendered = page.evaluate("document.querySelectorAll('.read-text span').length")
+    rendered = page.count(".read-text span")
     assert rendered == 2000
     assert "of 4,096" in page.text("#one-head .text")
     assert not page.complaints
@@ -478,7 +457,7 @@ def test_what_a_cell_receives_is_the_mean_over_queries_not_over_rows(
     blobs = Blobs()
     call = a_call(blobs, coarse, (0, 0), queries=5, keys=5)
     page = opened(browser, a_page(tmp_path, [list("abcde")], [{"call": call}], blobs))
-    wait(page, "document.querySelectorAll('.read-text span').length === 5")
+    page.wait("document.querySelectorAll('.read-text span').length === 5")
     said = page.evaluate("[...document.querySelectorAll('.read-text span')].map((one) => one.title)")
     numbers = [float(title.split(": ")[1]) for title in said]
     expected = [0.26, 0.26, 0.17, 0.17, 0.57]
@@ -491,7 +470,7 @@ def test_zooming_unpacks_finer_cells_and_says_what_is_seen(browser: Browser, tmp
     page = opened(browser, path)
     for name, code in (("+", 187), ("+", 187)):
         key(page, name, code)
-    wait(page, "document.querySelector('.region').textContent.includes('128 × 128')")
+    page.wait("document.querySelector('.region').textContent.includes('128 × 128')")
     assert page.text(".region").startswith("Seen: queries 1,536–2,559, keys 1,536–2,559 of 4,096")
     point(page, "#one-head .stage .cells", 0.51 / 32, 31.51 / 32)
     assert page.text("#one-head .cell-line").startswith("queries 2,528–2,559 → keys 1,536–1,567: ")
@@ -506,11 +485,11 @@ def test_zooming_unpacks_finer_cells_and_says_what_is_seen(browser: Browser, tmp
     point(page, stage, 0.4, 0.7, "mouseMoved", button="left", buttons=1)
     point(page, stage, 0.5, 0.75, "mouseReleased", button="left", clickCount=1)
     assert "queries 2,04" in page.text(".region")
-    assert state(page, "token") is None  # a frame is no click
+    assert page.state("token") is None  # a frame is no click
     page.click(".zoom-out")
     page.click(".zoom-all")
     point(page, stage, 0.5, 0.5, "mouseWheel", deltaX=0, deltaY=-240, modifiers=2)
-    wait(page, "!document.querySelector('.region').textContent.includes('keys 0–4,095')")
+    page.wait("!document.querySelector('.region').textContent.includes('keys 0–4,095')")
     assert not page.complaints
 
 
@@ -525,13 +504,13 @@ def test_a_patch_of_an_image_shows_what_it_looks_at(browser: Browser, tmp_path: 
     path = a_page(tmp_path, [names], [{"call": a_call(blobs, weights, (0, 0)), "image": image}], blobs)
     page = opened(browser, path)
     assert page.evaluate("document.querySelector('[data-value=image]').ariaPressed") == "true"
-    wait(page, "document.querySelector('.image-field img').naturalWidth === 8")
+    page.wait("document.querySelector('.image-field img').naturalWidth === 8")
     point(page, ".image-field", 2.5 / 4, 1.5 / 4)
     assert page.text("#one-head .row-line").startswith("“1,2” (7) looks at: ")
     assert not page.evaluate("document.querySelector('.over').hidden")
     for name, code in (("ArrowRight", 39), ("ArrowDown", 40), ("ArrowRight", 39)):
         key(page, name, code)
-    assert state(page, "token") == "6"
+    assert page.state("token") == "6"
     point(page, ".image-field", 3.5 / 4, 3.5 / 4)
     assert near(number(page, "#one-head .cell-line"), weights[0, 6, 16])
     page.click("#one-head .others button")
@@ -539,8 +518,8 @@ def test_a_patch_of_an_image_shows_what_it_looks_at(browser: Browser, tmp_path: 
     drawn = base64.b64decode(saved(page, ".take-svg", "image/svg")).decode()
     assert an_image() in drawn
     page.click('#one-head [data-value="map"]')
-    wait(page, "document.querySelector('#one-head .down')")
-    assert state(page, "view") == "map"
+    page.wait("document.querySelector('#one-head .down')")
+    assert page.state("view") == "map"
     assert not page.complaints
 
 
@@ -580,7 +559,7 @@ def test_a_link_reopens_the_same_view(browser: Browser, tmp_path: Path) -> None:
     page = opened(browser, path, "#layer=0&head=2&token=7&view=lines&measure=written")
     page.evaluate("navigator.clipboard.writeText = () => Promise.reject(new Error('no'))")
     page.click(".copy-link")
-    wait(page, "!document.querySelector('.link').hidden")
+    page.wait("!document.querySelector('.link').hidden")
     link = page.evaluate("document.querySelector('.link').value")
     again = opened(browser, path, link[link.index("#") :])
     assert again.text("#head-title") == "Layer 2, head 2"
@@ -595,7 +574,7 @@ def test_dark_and_a_phone_draw_the_same_head_without_scrolling_sideways(
     page = opened(browser, plain(tmp_path), "#layer=0&head=1&token=5", dark=True, size=(390, 844))
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.click("#theme")
-    wait(page, "document.querySelector('#one-head .cells')")
+    page.wait("document.querySelector('#one-head .cells')")
     assert page.text(".row-line").startswith(f"“{HOSTILE}” (5)")
     assert not page.complaints
 
@@ -606,5 +585,5 @@ def test_nothing_keeps_anybody_from_reading_a_head(
 ) -> None:
     page = opened(browser, plain(tmp_path, steps=[7, 9, 11]), fragment, dark=dark)
     page.evaluate("document.querySelectorAll('#one-head details').forEach(each => { each.open = true; })")
-    wait(page, "document.querySelector('.row-table') && document.querySelector('.output canvas')")
+    page.wait("document.querySelector('.row-table') && document.querySelector('.output canvas')")
     assert axe.findings(page) == []

@@ -5,22 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import random
-import time
 import zlib
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from browser import Browser, Page, found
+from browser import Browser, Page
 from headwise.show.offline_pages import filled
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(found() is None, reason="no Chromium here: install chromium, or set HEADWISE_BROWSER"),
-]
+pytestmark = pytest.mark.slow
 
 TAB, ENTER, END, ESCAPE = ("Tab", 9), ("Enter", 13), ("End", 35), ("Escape", 27)
 LEFT, UP, RIGHT, DOWN = ("ArrowLeft", 37), ("ArrowUp", 38), ("ArrowRight", 39), ("ArrowDown", 40)
@@ -130,12 +125,6 @@ def written(path: Path, layers: int, heads: int, tokens: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("wall") / "small.html", LAYERS, HEADS, TOKENS)
 
@@ -145,16 +134,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("wall") / "large.html", 32, 32, 61)
 
 
-def wait(page: Page, condition: str) -> None:
-    end = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, f"waited in vain for {condition}; {page.complaints}"
-        time.sleep(0.02)
-
-
 def opened(browser: Browser, path: Path, fragment: str = "", **how: Any) -> Page:
     page = browser.open(path, fragment=fragment, **how)
-    wait(page, "document.documentElement.dataset.ready === 'true'")
+    page.wait("document.documentElement.dataset.ready === 'true'")
     return page
 
 
@@ -169,13 +151,6 @@ def chosen(page: Page) -> list[str]:
     )
 
 
-def choose(page: Page, menu: str, value: str) -> None:
-    page.evaluate(
-        f"(() => {{ const e = document.querySelector('{menu}'); e.value = '{value}'; "
-        "e.dispatchEvent(new Event('change')); })()"
-    )
-
-
 def type_in(page: Page, selector: str, text: str) -> None:
     page.evaluate(f"document.querySelector('{selector}').select()")
     page.ask("Input.insertText", text=text)
@@ -187,7 +162,7 @@ ALL = [f"{layer}.{head}" for layer in range(LAYERS) for head in range(HEADS)]
 def test_every_head_is_drawn_and_nothing_is_loaded(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     assert names(page) == ALL
-    assert page.evaluate("document.querySelectorAll('.thumb[data-drawn=true]').length") == LAYERS * HEADS
+    assert page.count(".thumb[data-drawn=true]") == LAYERS * HEADS
     assert page.evaluate("performance.getEntriesByName('first-picture').length") == 1
     assert page.text("#wall .count") == "15 of 15 heads"
     assert page.text(".sizes") == "3 layers × 5 heads, 11 tokens, 2 padded positions left out"
@@ -209,7 +184,7 @@ def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Pa
     assert (longer, rest) == (0, 0)  # a cell is a whole number of dots
     assert all_of_it == [42, 17, 92] and none_of_it == [255, 253, 250] and hidden == [228, 228, 232]
     page.click("#theme")
-    wait(page, f"{dots}.then(said => String(said[2]) === '255,246,220')")  # drawn anew, from dark to light
+    page.wait(f"{dots}.then(said => String(said[2]) === '255,246,220')")  # drawn anew, from dark to light
 
 
 def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path) -> None:
@@ -227,7 +202,7 @@ def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path
     assert page.evaluate(seen)
     for layer in range(0, 32, 3):
         page.evaluate(f'''document.querySelector('[data-head="{layer}.7"]').scrollIntoView()''')
-        wait(page, seen)
+        page.wait(seen)
     line = "document.querySelector('#wall .wall-line')"  # the first one is far away by now, and was released
     assert page.evaluate(f"[{line}.querySelector('canvas').width, {line}.querySelector('[data-drawn]')]") == [
         0,
@@ -241,20 +216,20 @@ def test_heads_are_sorted_as_their_numbers_are(browser: Browser, small: Path) ->
     heads = page_data(LAYERS, HEADS, TOKENS)[0]["sources"][0]["readings"][0]["heads"]
     by = {f"{one['layer']}.{one['head']}": one["numbers"] for one in heads}
     most = sorted(ALL, key=lambda name: -by[name]["entropy"])
-    choose(page, "#wall-sort", "entropy")
+    page.choose("#wall-sort", "entropy")
     assert names(page) == most
     assert page.evaluate("document.querySelector('.tile .name').dataset.text") == most[0]
     number = page.evaluate("document.querySelector('.tile .value').dataset.text")
     assert number == f"{by[most[0]]['entropy']:.2f}"
     page.click("#wall-order")
     assert names(page) == most[::-1]
-    choose(page, "#wall-sort", "first")  # where a head has no such number, it comes last both ways
+    page.choose("#wall-sort", "first")  # where a head has no such number, it comes last both ways
     known = [name for name in ALL if by[name]["first"] is not None]
     assert names(page)[: len(known)] == sorted(known, key=lambda name: by[name]["first"])
-    choose(page, "#wall-sort", "moved")
+    page.choose("#wall-sort", "moved")
     page.click("#wall-order")
     assert names(page)[0] == "1.1"
-    choose(page, "#wall-sort", "layer")
+    page.choose("#wall-sort", "layer")
     assert names(page) == ALL
 
 
@@ -264,12 +239,12 @@ def test_colours_stand_for_a_number_that_is_shown(browser: Browser, small: Path)
     shown = page.evaluate("[...document.querySelectorAll('#wall .tint')].map(e => e.dataset.text)")
     assert shown == [f"{one['numbers']['entropy']:.2f}" for one in heads]
     assert "how widely it looks" in page.text(".wall-scale")
-    assert page.evaluate("document.querySelectorAll('.thumb[data-drawn=true]').length") == 0
-    choose(page, "#wall-colour", "role")
+    assert page.count(".thumb[data-drawn=true]") == 0
+    page.choose("#wall-colour", "role")
     shown = page.evaluate("[...document.querySelectorAll('#wall .tint')].map(e => e.dataset.text)")
     assert shown == ["0.80" if name == "1.3" else "–" for name in ALL]
-    choose(page, "#wall-colour", "maps")
-    wait(page, "document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
+    page.choose("#wall-colour", "maps")
+    page.wait("document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
 
 
 def test_labels_and_words_choose_which_heads_are_shown(browser: Browser, small: Path) -> None:
@@ -341,10 +316,10 @@ def test_the_keyboard_alone_is_enough(browser: Browser, small: Path) -> None:
 def test_an_address_reopens_the_view(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     page.click('[data-head="2.1"]')
-    choose(page, "#wall-sort", "entropy")
+    page.choose("#wall-sort", "entropy")
     page.click("#wall-order")
     page.click('.chip[data-label="previous-token"]')
-    choose(page, "#wall-colour", "first")
+    page.choose("#wall-colour", "first")
     before = names(page)
     again = opened(browser, small, page.evaluate("location.hash"))
     assert names(again) == before and chosen(again) == ["2.1"]
@@ -357,13 +332,13 @@ def test_an_address_reopens_the_view(browser: Browser, small: Path) -> None:
 def test_what_was_read_is_shown_as_text_and_can_be_chosen(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     assert page.text("#what blockquote") == NASTY and page.text("h1").startswith(NASTY)
-    assert page.evaluate("document.querySelectorAll('img').length") == 0
-    choose(page, "#choose-text", "1")
+    assert page.count("img") == 0
+    page.choose("#choose-text", "1")
     short = page.text("#what blockquote")
     assert short.endswith(" …") and len(short) < 330
     page.click("#what button")
     assert page.text("#what blockquote") == ("a long text " * 99).strip()
-    wait(page, "document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
+    page.wait("document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
     assert page.complaints == []
 
 

@@ -344,34 +344,21 @@ def complete_models(typed: str) -> list[str]:
     return own
 
 
-def complete_folders(typed: str) -> list[str]:
-    """Folders, each with a slash."""
-    return _paths(typed, ())
+def _completing(*endings: str) -> Callable[[str], list[str]]:
+    """Return what completes folders, each with a slash, and files with these endings."""
+
+    def complete(typed: str) -> list[str]:
+        return _paths(typed, endings)
+
+    return complete
 
 
-def complete_python_files(typed: str) -> list[str]:
-    """Python source, notebooks, and folders on the way to them."""
-    return _paths(typed, (".py", ".ipynb"))
-
-
-def complete_pictures(typed: str) -> list[str]:
-    """Pictures that are there, to be written anew, and folders."""
-    return _paths(typed, (".png", ".svg", ".pdf"))
-
-
-def complete_pages(typed: str) -> list[str]:
-    """Pages and data that are there, to be written anew, and folders."""
-    return _paths(typed, (".html", ".htm", ".json"))
-
-
-def complete_texts(typed: str) -> list[str]:
-    """Any file, and folders."""
-    return _paths(typed, ("",))
-
-
-def complete_corpora(typed: str) -> list[str]:
-    """Files that a survey reads, and folders."""
-    return _paths(typed, CORPORA)
+complete_folders = _completing()
+complete_python_files = _completing(".py", ".ipynb")
+complete_pictures = _completing(".png", ".svg", ".pdf")
+complete_pages = _completing(".html", ".htm", ".json")
+complete_texts = _completing("")  # any file
+complete_corpora = _completing(*CORPORA)
 
 
 def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .sheet import Cells
 
 __all__ = [
-    "CELLS", "OF_LABEL", "Names", "call_of", "cells", "cells_of", "check_path", "check_tokens",
+    "CELLS", "OF_LABEL", "Names", "call_of", "cells", "cells_of", "check_tokens",
     "counted_queries", "draw", "heatmaps", "label_of", "layer_name", "meaning_of", "names_in", "names_of",
     "queries_in", "queries_pooled", "save", "summed", "tint",
 ]  # fmt: skip
@@ -371,7 +371,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
     """Write a figure, whole or not at all, and return where; raises `ArgumentError` where that cannot be."""
-    place = check_path(out)
+    place = place_for(out, FORMATS, ", ".join(FORMATS), "heads.png")
     with whole_file(place) as half, half.open("wb") as file:
         kind = place.suffix[1:].lower()
         options: dict[str, Any] = {}
@@ -379,8 +379,3 @@ def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
             options["pil_kwargs"] = {"compress_level": 3}  # half the time, a tenth larger
         in_letters(figure).savefig(file, format=kind, **options)
     return place
-
-
-def check_path(out: str | os.PathLike[str]) -> Path:
-    """Where a picture may be written, links followed; raises `ArgumentError` as `save` does."""
-    return place_for(out, FORMATS, ", ".join(FORMATS), "heads.png")

@@ -31,8 +31,8 @@ from ..errors import ArgumentError, ShapeError
 from ..whole_files import place_for, whole_file
 
 __all__ = [
-    "LEVELS", "VALUES", "Blob", "Blobs", "Built", "as_bytes", "built", "check_page_path", "filled", "framed",
-    "image_data", "levels", "policy", "save_page", "weights",
+    "LEVELS", "Blob", "Blobs", "Built", "as_bytes", "built", "check_page_path", "filled", "framed",
+    "image_data", "levels", "policy", "save_page",
 ]  # fmt: skip
 
 
@@ -115,11 +115,6 @@ STEP = 2e-4
 EVEN = 50  # steps up to 0.01
 RATIO = 1.02
 LEVELS = 1 + EVEN + math.ceil(math.log(100) / math.log(RATIO)) + 2
-VALUES = torch.tensor(
-    [math.nan]
-    + [n * STEP for n in range(EVEN + 1)]
-    + [min(1.0, EVEN * STEP * RATIO**n) for n in range(1, LEVELS - 1 - EVEN)]
-)  # what each level stands for
 HIDDEN = 0
 BYTE = 255  # the level from which on it takes two
 ROOM = 1.01  # up to where a weight is 1 but for rounding
@@ -154,19 +149,6 @@ def levels(cells: Tensor) -> bytes:
     return as_bytes(level.clamp(max=BYTE).byte()) + as_bytes(more.byte())
 
 
-def weights(data: bytes, rows: int, columns: int) -> Tensor:
-    """Levels as weights again, [rows, columns]; NaN where they are hidden."""
-    count = rows * columns
-    level = torch.tensor(list(data[:count]), dtype=torch.long)
-    large = level == BYTE
-    if len(level) != count or len(data) != count + int(large.sum()):
-        raise ArgumentError(
-            f"data must be levels of {rows} x {columns} cells: got {len(data)} bytes; unpack a whole map"
-        )
-    level[large] += torch.tensor(list(data[count:]), dtype=torch.long)
-    return VALUES[level].view(rows, columns)
-
-
 def as_bytes(values: Tensor) -> bytes:
     """The numbers of a tensor as they lie in memory, in order; numpy is not asked."""
     there = values.detach().cpu().contiguous()
@@ -180,8 +162,6 @@ class Blobs:
         >>> blobs = Blobs()
         >>> blobs.pack(bytes(100)), blobs.pack(b"abc")
         ((0, 16), (16, 32))
-        >>> Blobs.unpacked(blobs.text, (16, 32))
-        b'abc'
     """
 
     def __init__(self) -> None:
@@ -202,11 +182,6 @@ class Blobs:
     def text(self) -> str:
         """All of them."""
         return "".join(self._parts)
-
-    @staticmethod
-    def unpacked(text: str, blob: Blob) -> bytes:
-        """What was taken in, as the page reads it."""
-        return zlib.decompress(base64.b64decode(text[slice(*blob)]))
 
 
 # An image that was read in patches
