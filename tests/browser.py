@@ -177,11 +177,6 @@ class Page:
         self._browser.events = [one for one in self._browser.events if one.get("sessionId") != self._session]
         self._browser.pages.remove(self)
 
-    def is_quiet(self) -> bool:
-        """Nothing complained, and nothing was asked for but what the page makes itself."""
-        assert self.complaints == []
-        return all(url.startswith(("file:", "blob:", "data:")) for url in self.requested)
-
     def text(self, selector: str) -> str:
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
 

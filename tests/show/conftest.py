@@ -1,4 +1,5 @@
-"""One browser for all tests of pages; what a test opens is closed behind it."""
+"""One browser for all tests of pages. What a test opens is closed behind it, and must not have complained in
+the console, nor asked for anything but what the page makes itself."""
 
 from __future__ import annotations
 
@@ -22,5 +23,9 @@ def running_browser() -> Iterator[Browser]:
 def browser(running_browser: Browser) -> Iterator[Browser]:
     before = len(running_browser.pages)
     yield running_browser
-    for page in running_browser.pages[before:]:
+    opened = running_browser.pages[before:]
+    loud = [complaint for page in opened for complaint in page.complaints]
+    asked = [url for page in opened for url in page.requested]
+    for page in opened:
         page.close()
+    assert loud == [] and all(url.startswith(("file:", "blob:", "data:")) for url in asked)

@@ -58,4 +58,4 @@ def test_the_wall_has_the_colours_of_the_corpus(told: Survey, tmp_path: Path, da
         order = page.evaluate("[...document.querySelectorAll('.tile')].map(each => each.dataset.head)")
         wanted = sorted(told, key=lambda each: -each.statistics["entropy"].mean)
         assert order == [f"{each.layer}.{each.head}" for each in wanted]
-        assert axe.findings(page) == [] and page.complaints == []
+        assert axe.findings(page) == []

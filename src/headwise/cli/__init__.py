@@ -101,7 +101,7 @@ def program() -> int:
 
 
 def _let_go() -> None:
-    """What was not taken where it was printed: Python would try again when it ends, and fail again."""
+    """Flush the streams; drop what cannot be written, or Python would fail again at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -164,7 +164,7 @@ def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) ->
 
 
 def _is_from_torch(error: Exception) -> bool:
-    """Whether torch is missing, or there and broken: libraries of another system, half an installation."""
+    """Return True if torch is missing or does not load."""
     if sys.modules.get("torch") is not None or not isinstance(error, (ImportError, OSError)):
         return False
     step = error.__traceback__
@@ -174,7 +174,7 @@ def _is_from_torch(error: Exception) -> bool:
 
 
 def _hint(arguments: Sequence[str], context: typer.Context | None) -> str:
-    """What to do about a command line that is wrong."""
+    """Return advice on a wrong command line."""
     first = next(iter(arguments), "")
     if context is not None and context.parent is not None:  # the verb is known
         dashed = next((text for text in arguments if text.startswith("-") and " " in text), None)
@@ -228,7 +228,7 @@ class Interruption:
             raise KeyboardInterrupt
 
     def _unraisable(self, failed: sys.UnraisableHookArgs) -> None:
-        """What is raised where nobody can catch it: a Ctrl-C is heard once more, where somebody can."""
+        """Raise SIGINT again if a KeyboardInterrupt was raised where nobody could catch it."""
         if issubclass(failed.exc_type, KeyboardInterrupt):
             self.pressed_at = None
             signal.raise_signal(signal.SIGINT)
@@ -237,7 +237,7 @@ class Interruption:
 
 
 def may_just_end(frame: FrameType | None) -> bool:
-    """Whether this is the middle of an import, and nothing is left behind by ending there."""
+    """Return True in the middle of an import, if no file is half written."""
     files = sys.modules.get("headwise.whole_files")
     if files is not None and files.half_written:
         return False
@@ -262,7 +262,6 @@ def tidy_and_end(number: int, _: FrameType | None) -> None:
 
 
 def end() -> None:
-    """End the process."""
     try:
         if sys.stderr.isatty():
             hidden = "rich.live" in sys.modules

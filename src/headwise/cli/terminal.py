@@ -37,7 +37,7 @@ __all__ = [
 
 
 def say(words: str) -> None:
-    """A line on stderr; nothing where that is closed, full or gone."""
+    """Print a line on stderr, if it can be written."""
     if sys.stderr is not None:  # or print would take standard output for it
         with suppress(OSError, ValueError):
             print(f"headwise: {words}", file=sys.stderr)
@@ -132,7 +132,7 @@ def _missing(file: Path, argument: str) -> ArgumentError:
 
 
 def _close_to(file: Path, pattern: str) -> str | None:
-    """The file beside it whose name is most like its own, if one is."""
+    """Return the file beside it with the most similar name, if any."""
     there: list[str] = []
     with suppress(OSError, ValueError):
         there = [file_there.name for file_there in file.parent.glob(pattern)]
@@ -184,7 +184,7 @@ def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
 
 
 def _is_one_word(argument: str) -> bool:
-    """Whether it seems to be a word of a sentence, rather than a text or a file."""
+    """Return True if it seems to be one word of an unquoted sentence."""
     return (
         argument != STANDARD_INPUT
         and bool(argument.strip())
@@ -273,7 +273,7 @@ def _decoded(data: bytes, what: str, name: str) -> str:
 
 
 def _is_piped() -> bool:
-    """Whether standard input is something that ends: a pipe, a file, a socket; no terminal, no /dev/null."""
+    """Return True if standard input is a pipe, a file or a socket."""
     if sys.stdin is None or sys.stdin.closed:
         return False
     try:
@@ -319,19 +319,16 @@ SORTS = (
 
 
 def complete_presets(typed: str) -> list[str]:
-    """Names of presets."""
     from ..nn.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(typed)]
 
 
 def complete_sorts(typed: str) -> list[str]:
-    """What heads can be sorted by."""
     return [name for name in SORTS if name.startswith(typed)]
 
 
 def complete_devices(typed: str) -> list[str]:
-    """Where a model may run."""
     return [name for name in ("cpu", "cuda") if name.startswith(typed)]
 
 
@@ -423,7 +420,6 @@ class SignOfLife:
             self._draw()  # what comes next may leave the thread no time
 
     def counts(self, done: int, total: int | None) -> None:
-        """So much is done."""
         self._now = self._now[0], total, lambda: done
 
     @contextmanager
@@ -439,14 +435,12 @@ class SignOfLife:
                 self._over.set()
 
     def begin(self) -> None:
-        """Be there, from the time agreed."""
         if not self._after:
             self._draw()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Leave no trace."""
         if self._thread is None:
             return
         self._over.set()
@@ -497,7 +491,7 @@ def _columns(file: TextIO) -> int:
 
 
 def _cut(line: str, most: int) -> tuple[str, int]:
-    """As much of a line as so many cells hold, and how many it takes: Chinese takes two a letter."""
+    """Cut a line to `most` cells, and return its width: a Chinese character takes two."""
     wide = 0
     for at, char in enumerate(line):
         cells = 2 if unicodedata.east_asian_width(char) in "WF" else 0 if unicodedata.combining(char) else 1

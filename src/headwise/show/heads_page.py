@@ -76,12 +76,12 @@ TALL = 860  # of the frame, in dots of the screen
 
 
 def heads_page(heads: Heads, **options: Any) -> str:
-    """The whole page as text; options as of `page_data`."""
+    """Return the page as text; the options are those of `page_data`."""
     return page_of(*page_data(heads, **options))
 
 
 def page_of(data: dict[str, Any], blobs: Blobs) -> str:
-    """The page of such data."""
+    """Return the page that holds this data."""
     template, style, script = built("heads")
     fill = {
         "POLICY": policy(style=style, script=script, images=True, wasm=True),
@@ -100,7 +100,7 @@ ESCAPED = str.maketrans(
 
 
 def _as_script(data: dict[str, Any]) -> str:
-    """JSON that cannot end the element it stands in; half characters as the sign that stands for them."""
+    """Return JSON that cannot end its script element; lone surrogates are replaced."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return encodable(text).translate(ESCAPED)
 
@@ -205,7 +205,7 @@ def _start(sources: list[list[Reading]], compared: list[dict[str, Any]]) -> dict
 
 
 def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
-    """A page says layer and head by number: those of another model would be taken for these."""
+    """Raise `ArgumentError` unless the counts of heads per layer are those of the watched model."""
     watched = [len(layer) for layer in heads.values()]
     if watched and watched != counts:
         raise ArgumentError(
@@ -216,7 +216,7 @@ def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
 
 
 def _alike(heads: Heads, other: Heads) -> bool:
-    """Whether both have the same heads, as one model has on two texts."""
+    """Return True if both have the same layers with as many heads."""
     mine, theirs = (
         {path: len(layer) for path, layer in zip(each.paths, each.values(), strict=True)}
         for each in (heads, other)
@@ -225,7 +225,7 @@ def _alike(heads: Heads, other: Heads) -> bool:
 
 
 def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str | None]:
-    """What each reading read, as far as it was said."""
+    """Return the text of each reading, None where it is unknown."""
     if text is None or isinstance(text, str):
         given = [] if text is None else [text]
         if given and counts[0] > 1:
@@ -300,7 +300,7 @@ def _calls(
 
 
 def _of_shown(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
-    """What effects or a corpus tell of the heads that are shown."""
+    """Keep only the entries of heads that are shown."""
     shown = {(number, head.head) for head, number in _numbered(reading)}
     kept = told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
     if "measures" in told:
@@ -384,7 +384,7 @@ def _statistics(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _own_words(name: str) -> tuple[str, str]:
-    """Of a statistic that was added elsewhere: its docstring's first line."""
+    """Return title and sentence of a statistic that is not in IN_WORDS."""
     said = Statistics.formula(name).partition("\n")[0] if name in ROW_STATISTICS else name
     return name.replace("_", " "), said
 
@@ -533,7 +533,7 @@ def _cannot(name: str, value: object, known: str) -> ArgumentError:
 
 
 def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
-    """By the page's names, in the order in which it unpacks them."""
+    """Yield (name in the page, tensor) in the order in which the page unpacks them."""
     config = model.config
     E, F = config.d_model, config.d_ff
     shapes = {"up": [F, E], "down": [E, F], "attention_norm": [E], "feed_forward_norm": [E]}
@@ -560,7 +560,7 @@ def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
 
 
 def _halves(name: str, x: Tensor) -> bytes:
-    """float16, all low bytes before all high ones: zlib makes 7% less of them."""
+    """Return float16 bytes, all low bytes before all high ones: they compress 7% better."""
     x = x.detach().cpu()
     half = x.half()
     strange = ~(half.to(x.dtype) == x)
@@ -573,7 +573,7 @@ def _halves(name: str, x: Tensor) -> bytes:
 
 
 def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
-    """Tokens by number, merges in order, and the token that is put in front."""
+    """Return the tokens by id, the merges in order, and the start token."""
     if not isinstance(tokenizer, BytePairs):
         raise ArgumentError(
             f"alive must have a tokenizer of headwise: got {type(tokenizer).__name__}; see "

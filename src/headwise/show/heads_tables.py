@@ -139,7 +139,7 @@ def heads_table(
 
 
 def add_place(table: FittedTable, header: str, layers: Iterable[int | str]) -> None:
-    """A column of layers by number, or of paths, which need room."""
+    """Add a column for layers: numbers, or paths that may wrap."""
     if all(isinstance(layer, int) for layer in layers):
         table.add(header)
     else:
@@ -149,7 +149,7 @@ def add_place(table: FittedTable, header: str, layers: Iterable[int | str]) -> N
 def sorted_heads(
     heads: Heads, sort: str | None = None, *, descending: bool = True, chosen: Chosen | None = None
 ) -> list[Head]:
-    """The heads in the order of a table; those without the number come last."""
+    """Return the heads sorted as in a table; heads without the number come last."""
     everyone = heads.chosen(chosen)
     if sort is None:
         return everyone
@@ -166,7 +166,7 @@ def places_of(heads: Heads) -> dict[str, int]:
 
 
 def check_sort(sort: str) -> None:
-    """Raises `ArgumentError` for what no table can be sorted by, before anything is measured."""
+    """Raise `ArgumentError` if no table can be sorted by this name."""
     known = [*ORDERS, *ROW_STATISTICS, *PATTERNS]
     if sort not in known:
         raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, known)}")
@@ -270,7 +270,7 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
 
 
 def _mean(heads: Sequence[Head], name: str) -> float:
-    """Over the heads that have the number."""
+    """Return the mean over the heads that have this number."""
     numbers = [head.values.get(name, math.nan) for head in heads]
     known = [number for number in numbers if not math.isnan(number)]
     return math.fsum(known) / len(known) if known else math.nan
@@ -337,7 +337,7 @@ def _text(text: str | None) -> str | None:
 
 
 def as_json(data: dict[str, Any]) -> str:
-    """The data as strict JSON: no NaN, and a line at the end."""
+    """Return strict JSON, without NaN, with a line break at the end."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -392,7 +392,7 @@ IN_PAGE = ("entropy", "distance", "first", "previous", "itself", "next", "specia
 
 
 def table_page(heads: Heads) -> str:
-    """The heads in numbers, a page without a script."""
+    """Return the table of heads as a page without a script."""
     data = as_data(heads)
     measured = {name for head in data["heads"] for name in head["numbers"]}
     shown = [name for name in IN_PAGE if name in measured]
@@ -410,7 +410,7 @@ def table_page(heads: Heads) -> str:
 
 
 def _safe(text: str, length: int | None = None) -> str:
-    """Text for a page: nothing in it is markup, turns round what follows, or is half a character."""
+    """Escape text for a page."""
     return html.escape(plain(text, length))
 
 

@@ -80,7 +80,7 @@ def heatmaps(
 
 
 def summed(values: Tensor, dim: int, cells: int) -> Tensor:
-    """Neighbours along a dimension added up, so that at most `cells` numbers are left of it."""
+    """Sum neighbours along a dimension, so that at most `cells` numbers remain."""
     size = values.shape[dim]
     if cells >= size:
         return values
@@ -104,7 +104,7 @@ def _shares(mass: Tensor, queries: Tensor) -> Cells:
 
 
 def _hidden(values: Tensor) -> Cells:
-    """Numbers as cells, hidden where there is nothing."""
+    """Return a masked array that hides every number that is not above 0."""
     import numpy
 
     array = values.cpu().float().numpy()
@@ -112,7 +112,7 @@ def _hidden(values: Tensor) -> Cells:
 
 
 def counted_queries(weights: AttentionMap) -> Tensor:
-    """1 for each query of one sequence, 0 for padding: float [T]."""
+    """Return 1 for each query of one sequence and 0 for padding: float [T]."""
     T = weights.shape[2]
     counted = weights.mask.counted(T)
     return torch.ones(T) if counted is None else counted[0].cpu().float()
@@ -138,7 +138,7 @@ def cells_of(
 
 
 def call_of(layer: LayerHeads) -> Record:
-    """The call that is drawn: the last of which a map or a picture was kept."""
+    """Return the call to draw: the last one that kept a map or a picture."""
     for call in reversed(layer.calls):
         if call.map is not None or call.pooled is not None:
             return call
@@ -270,22 +270,20 @@ def names_in(
 
 
 def layer_name(layer: LayerHeads) -> str:
-    """What a layer is called in a picture."""
+    """Return the name of a layer in a picture."""
     return f"layer {layer.layer}" if isinstance(layer.layer, int) else layer.path
 
 
 def label_of(head: Head) -> str:
-    """A head's label and score; "" where it has none."""
+    """Return a head's label and score, or ""."""
     return "" if head.label.name == MIXED else f"{head.label.name} {head.label.score:.2f}"
 
 
 def tint(head: Head) -> str | None:
-    """The colour of a head's label."""
     return OF_LABEL.get(head.label.name)
 
 
 def meaning_of(pooled: bool, written: bool) -> str:
-    """What a colour stands for."""
     if written:
         return WRITTEN + (", mean of a cell's queries" if pooled else "")
     return "mean weight of a query in a cell" if pooled else "weight"
@@ -353,7 +351,7 @@ def draw(
 
 
 def _grid(heads: int) -> tuple[int, int]:
-    """Rows and columns: few holes, a little wider than high."""
+    """Return rows and columns of a grid with few holes, a little wider than high."""
 
     def cost(columns: int) -> float:
         rows = math.ceil(heads / columns)

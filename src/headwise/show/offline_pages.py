@@ -169,7 +169,7 @@ class Blobs:
         self._length = 0
 
     def pack(self, data: bytes) -> Blob:
-        """Take it in, compressed, and say where it lies: [from, to)."""
+        """Add compressed data, and return where it lies: [from, to)."""
         # only runs of one byte are looked for: weights repeat nothing else; it takes a fiftieth of the time
         deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
         part = base64.b64encode(deflate.compress(data) + deflate.flush()).decode("ascii")
@@ -180,7 +180,6 @@ class Blobs:
 
     @property
     def text(self) -> str:
-        """All of them."""
         return "".join(self._parts)
 
 

@@ -66,23 +66,23 @@ class View:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """How many queries and keys are shown."""
+        """Return the numbers of queries and keys shown."""
         return len(self.queries), len(self.keys)
 
     @property
     def whole(self) -> bool:
-        """Whether it is one call, of which nothing is left out."""
+        """Return True if it is one call and nothing of it is left out."""
         return len(self.calls) == 1 and self.lengths == self.calls[0].shape[2:]
 
     @property
     def picture(self) -> Tensor:
-        """What was kept of a call without a map: pooled mass, [H, rows, columns]."""
+        """Return the pooled mass kept of a call without a map: [H, rows, columns]."""
         made = self.calls[-1].pooled
         assert made is not None, "a call is shown that kept a map or a picture"
         return made[0]
 
     def size(self, side: int) -> tuple[int, int]:
-        """Rows and columns of cells, where maps are exact up to so many positions a side."""
+        """Return rows and columns of cells; maps are exact up to `side` positions a side."""
         T, S = self.lengths
         has_map = self.calls[-1].map is not None
         if max(T, S) <= side and (has_map or self.picture.shape[1:] == (T, S)):
@@ -92,7 +92,7 @@ class View:
         return min(T, pooled, made[0]), min(S, pooled, made[1])
 
     def is_exact(self, side: int) -> bool:
-        """Whether every query and key has its cell."""
+        """Return True if every query and key has a cell of its own."""
         return self.size(side) == self.lengths
 
 
@@ -115,7 +115,7 @@ class Reading:
 
     @property
     def places(self) -> dict[str, int]:
-        """By path and by place, which layer it is."""
+        """Return {path or place: number of the layer}."""
         return places_of(self.heads)
 
 
@@ -167,7 +167,7 @@ def rounded(value: float | None, digits: int = 5) -> float | None:
 
 
 def _runs(heads: Heads) -> dict[str, list[Record]]:
-    """By path, the calls that are shown."""
+    """Return {path: the calls that are shown}."""
     kept = {
         path: [call for call in layer.calls if call.map is not None or call.pooled is not None]
         for path, layer in zip(heads.paths, heads.values(), strict=True)
@@ -192,7 +192,7 @@ def _chain(calls: list[Record]) -> list[Record]:
 
 
 def _continues(before: Record, after: Record) -> bool:
-    """Whether a call reads on where one before it ended, with all that was read in its cache."""
+    """Return True if `after` continues `before`, with all that was read in its cache."""
     if before.map is None or after.map is None or not before.kind == after.kind == "self":
         return False
     same = before.shape[:2] == after.shape[:2] and before.forward < after.forward
@@ -244,7 +244,7 @@ def _reading(
 
 
 def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
-    """A call as one sequence of it."""
+    """Return a call as if it had read this sequence alone."""
     call.measure_patterns()
     _, H, T, S = call.shape
     mine = slice(batch, batch + 1)
@@ -264,7 +264,7 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
 
 
 def _joined(calls: Sequence[Record]) -> Record:
-    """Calls that continue each other as one, but for its weights."""
+    """Return calls that continue each other as one call without a map."""
     last = calls[-1]
     queries = sum(call.shape[2] for call in calls)
     return replace(last, shape=(1, last.shape[1], queries, last.shape[3]), map=None)
@@ -295,7 +295,7 @@ def _view(layer: LayerHeads, heads: list[int], names: Names) -> View:
 
 
 def _real_queries(call: Record, real: Tensor) -> Tensor:
-    """Which queries of a call are no padding, bool [T]; real: the keys that are none, of the whole text."""
+    """Return which queries of a call are no padding, bool [T]; `real`: the same of all keys."""
     T, S = call.shape[2:]
     counted = None if call.map is None else call.map.mask.counted(T)
     mine = torch.ones(T, dtype=torch.bool) if counted is None else counted[0].cpu()
@@ -395,7 +395,7 @@ def _moved(change: Change, layer: int, before: Reading, after: Reading) -> dict[
 
 
 def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str, Any]]:
-    """Both texts as one; positions are counted without padding."""
+    """Return both texts as one line of tokens; positions are counted without padding."""
     own = [{at: number for number, at in enumerate(real.tolist())} for real in (before, after)]
     return [
         {
@@ -551,7 +551,7 @@ def _steps(view: View) -> Iterator[tuple[AttentionMap, Tensor, int]]:
 
 
 def _seen(map: AttentionMap) -> Tensor:
-    """Where the rules hide nothing, bool [h, T, S]; of given weights no zero is known to be seen."""
+    """Return where the mask hides nothing, bool [h, T, S]; False everywhere for given weights."""
     scores = map.parts()[0]
     (_, H, T, S), everyone = map.shape, slice(0, map.shape[2])
     if not isinstance(scores, Scores):
@@ -636,7 +636,7 @@ def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> dict[str, 
 
 
 def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
-    """The strongest of all: query, key, weight."""
+    """Return the strongest pairs: (query, key, weight)."""
     place = torch.full((int(view.keys[-1]) + 1,), -1).index_put((view.keys,), torch.arange(len(view.keys)))
     best = torch.empty(0), torch.empty(0, 2, dtype=torch.long)
     for map, mine, done in _steps(view):

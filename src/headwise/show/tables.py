@@ -109,7 +109,7 @@ def table_class() -> type[FittedTable]:
 
 
 def as_text(text: str) -> Text:
-    """Names are data: no markup, no escape codes."""
+    """Return a name as Text, without markup or escape codes."""
     from rich.text import Text
 
     return Text(plain(text))
@@ -146,7 +146,6 @@ class Bar:
         self._began = self._told = monotonic()
 
     def tell(self, done: int, total: int) -> None:
-        """So many are done."""
         now = monotonic()
         if self._before is None:
             self._before, self._began = done, now
@@ -182,7 +181,7 @@ def _time(seconds: float) -> str:
 
 
 def _drawn(words: str, things: str, done: int, total: int) -> Progress | None:
-    """A bar that has begun; None where there is nobody to see it or nothing to draw it."""
+    """Start a progress bar; None without a terminal or without rich."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     try:
@@ -347,7 +346,7 @@ def distribution(presets: Iterable[Preset]) -> list[str]:
 
 
 def _common(numbers: Sequence[int], total: int | None = None) -> str:
-    """Each number that stands there more than once, and how often, the others together; or each, if none."""
+    """List each number that occurs more than once, with its count; the others together."""
     ranked = sorted(Counter(numbers).items(), key=lambda item: (-item[1], item[0]))
     shown = [(number, times) for number, times in ranked if times > 1] or ranked
     words = [f"{number} in {times}" for number, times in shown]
