@@ -22,7 +22,8 @@ from torch import Tensor
 import axe
 import headwise as hw
 from browser import Browser, Page
-from headwise.show.offline_pages import Blobs, as_bytes, built, filled, levels, policy
+from headwise.show.heads_page import page_of
+from headwise.show.offline_pages import Blobs, as_bytes, levels
 
 pytestmark = pytest.mark.slow
 
@@ -111,13 +112,8 @@ def a_page(
         "sources": [source], "texts": texts, "labels": [label], "statistics": statistics, "flips": [],
         "effects": None, "training": None, "alive": None,
     }  # fmt: skip
-    template, style, script = built("heads")
-    fill = {
-        "POLICY": policy(style=style, script=script, images=True, wasm=True), "TITLE": "mini", "STYLE": style,
-        "SCRIPT": script, "DATA": json.dumps(data).replace("<", "\\u003c"), "BLOBS": blobs.text,
-    }  # fmt: skip
     path = folder / "heads.html"
-    path.write_text(filled(template, fill), "utf-8")
+    path.write_text(page_of(data, blobs), "utf-8")
     return path
 
 
@@ -230,7 +226,7 @@ def test_a_token_that_looks_like_markup_is_shown_as_text(browser: Browser, plain
     assert HOSTILE in page.text("#one-head .across")
     assert f"“{HOSTILE}” (5) looks at" in page.text("#one-head .row-line")
     assert page.count("#one-head img") == 0
-    assert page.evaluate("document.title") == "mini"
+    assert page.evaluate("document.title") == "mini: what its heads look at"
 
 
 def test_the_keyboard_pins_a_token_moves_it_and_lets_go(page: Page) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import random
-import zlib
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from browser import Browser, Page
-from headwise.show.offline_pages import filled
+from headwise.show.heads_page import page_of
+from headwise.show.offline_pages import Blobs
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +19,6 @@ LEFT, UP, RIGHT, DOWN = ("ArrowLeft", 37), ("ArrowUp", 38), ("ArrowRight", 39), 
 LAYERS, HEADS, TOKENS = 3, 5, 11
 NASTY = "</script><img src=x onerror=alert(1)>"
 LABELS = {"previous-token": "#19289e", "sink": "#9b6e00", "mixed": "#777777"}
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
 
 
 def previous(tokens: int) -> bytes:
@@ -42,33 +35,18 @@ def head_of(layer: int, head: int, at: random.Random) -> dict[str, Any]:
     return {"layer": layer, "head": head, "label": label, "score": 0.98, "numbers": numbers}
 
 
-def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], str]:
+def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], Blobs]:
     """What `headwise page 1` holds, written by hand."""
-    packed = base64.b64encode(zlib.compress(previous(tokens))).decode()
-    blobs = packed * (layers * heads)
-    places = iter((at, at + len(packed)) for at in range(0, len(blobs), len(packed)))
-    at = random.Random(7)
-    nothing = {
-        "query_tokens": 0,
-        "key_tokens": 0,
-        "left_out": 2,
-        "steps": None,
-        "norms": None,
-        "written": None,
-    }
-    nothing |= {
-        "written_most": None,
-        "finer": {},
-        "pairs": {},
-        "outputs": None,
-        "distances": None,
-        "cosines": None,
-    }
-    sizes = {"queries": tokens, "keys": tokens, "rows": tokens, "columns": tokens}
-    calls = [sizes | nothing | {"maps": [next(places) for _ in range(heads)]} for _ in range(layers)]
+    blobs, at = Blobs(), random.Random(7)
+    every = [(layer, head) for layer in range(layers) for head in range(heads)]
+    unknown = "steps norms written written_most outputs distances cosines".split()
+    sizes = dict.fromkeys(("queries", "keys", "rows", "columns"), tokens)
+    call = sizes | dict.fromkeys(unknown) | {"left_out": 2, "finer": {}, "pairs": {}}
+    call |= {"query_tokens": 0, "key_tokens": 0}
+    calls = [call | {"maps": [blobs.pack(previous(tokens)) for _ in range(heads)]} for _ in range(layers)]
     readings = [
         {"name": f"text {text}", "text": words, "calls": calls, "image": None}
-        | {"heads": [head_of(layer, head, at) for layer in range(layers) for head in range(heads)]}
+        | {"heads": [head_of(layer, head, at) for layer, head in every]}
         for text, words in enumerate((NASTY, "a long text " * 99))
     ]
     role = {"name": "verb > object", "share": 0.8, "low": 0.7, "high": 0.9, "cases": 101}
@@ -80,47 +58,30 @@ def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], str
     flip = {"before": [0, 0], "after": [0, 1], "words": ["he", "she"], "layers": [None] * layers}
     moved = {"largest": None, "token": "", "places": None}
     flip["heads"] = [
-        {"layer": layer, "head": head, "distance": (layer * 7 + head * 3) % 11 / 11} | moved
-        for layer in range(layers)
-        for head in range(heads)
+        moved | {"layer": layer, "head": head, "distance": (layer * 7 + head * 3) % 11 / 11}
+        for layer, head in every
     ]
-    score = {"threshold": 0.5, "queries": 1, "general": False}
+    score = {"score": "", "threshold": 0.5, "queries": 1, "general": False}
+    labels = [
+        score | {"name": name, "colour": colour, "sentence": f"does what {name} says"}
+        for name, colour in LABELS.items()
+    ]
+    entropy = {"name": "entropy", "title": "entropy (nats)", "sentence": "how widely it looks"}
+    first = {"name": "first", "title": "first", "sentence": "how much goes to the first token"}
     data = {
-        "format": "headwise page 1",
-        "version": "0",
+        "format": "headwise page 1", "version": "0",
         "heading": f"{NASTY}: what {layers * heads} heads look at",
         "start": {"layer": 0, "head": 0, "comparison": False},
         "sources": [{"title": "sample", "layers": named, "roles": {"1.3": [role]}, "readings": readings}],
-        "texts": [[f"{NASTY}{n}" for n in range(tokens)]],
-        "labels": [
-            {"name": name, "colour": colour, "score": "", "sentence": f"does what {name} says"} | score
-            for name, colour in LABELS.items()
-        ],
-        "statistics": [
-            {"name": "entropy", "title": "entropy (nats)", "sentence": "how widely it looks", "share": False},
-            {
-                "name": "first",
-                "title": "first",
-                "sentence": "how much goes to the first token",
-                "share": True,
-            },
-        ],
-        "flips": [flip],
-        "effects": None,
-        "training": None,
-        "alive": None,
-    }
+        "texts": [[f"{NASTY}{n}" for n in range(tokens)]], "labels": labels,
+        "statistics": [entropy | {"share": False}, first | {"share": True}], "flips": [flip],
+        "effects": None, "training": None, "alive": None,
+    }  # fmt: skip
     return data, blobs
 
 
 def written(path: Path, layers: int, heads: int, tokens: int) -> Path:
-    data, blobs = page_data(layers, heads, tokens)
-    folder = files("headwise.show") / "page"
-    template, style, script = (
-        (folder / f"heads.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
-    )
-    fill = {"POLICY": POLICY, "TITLE": "sample", "STYLE": style, "BLOBS": blobs, "SCRIPT": script}
-    path.write_text(filled(template, fill | {"DATA": json.dumps(data).replace("<", "\\u003c")}), "utf-8")
+    path.write_text(page_of(*page_data(layers, heads, tokens)), "utf-8")
     return path
 
 

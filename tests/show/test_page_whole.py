@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 HE, SHE = (f"The nurse said that {who} left because {who} was tired" for who in ("he", "she"))
 NASTY = "</script><img src=x onerror=alert(1)>"
 TAB, RIGHT, DOWN = ("Tab", 9), ("ArrowRight", 39), ("ArrowDown", 40)
+PAINTED = "new Promise(go => requestAnimationFrame(() => setTimeout(go, 100)))"  # anew, in other colours
 SIZES = {"laptop": (1440, 900), "phone": (390, 844), "enlarged": (320, 640)}
 
 
@@ -87,14 +88,13 @@ def check_cell(page: Page, row: int, column: int, exact: Tensor) -> None:
     assert abs(told - float(exact[row, column])) <= max(0.01 * float(exact[row, column]), 1e-4)
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_a_page_of_two_texts_opens_on_their_comparison(
-    size: tuple[int, int], dark: bool, browser: Browser, files: dict[str, Path]
+    size: tuple[int, int], browser: Browser, files: dict[str, Path]
 ) -> None:
     """It opened on head 0.0 of the first text; the second stood in a menu, the comparison below all heads."""
     most = watched(mini(), HE).changes(watched(mini(), SHE)).all[0]
-    page = opened(browser, files["mini"], size=size, dark=dark)
+    page = opened(browser, files["mini"], size=size)
     page.wait("document.querySelector('#panel-flip .flip-title')?.textContent")
     assert page.text("#panel-flip .flip-title").startswith(f"Layer {most.layer}, head {most.head}: ")
     assert page.text("#head-title").startswith(f"Layer {most.layer}, head {most.head}")
@@ -102,6 +102,9 @@ def test_a_page_of_two_texts_opens_on_their_comparison(
         "['#more', '#wall', '#one-head'].map(one => document.querySelector(one).getBoundingClientRect().top)"
     )
     assert places[0] < places[1] <= places[2]
+    assert axe.findings(page) == []
+    page.dark(True)
+    page.evaluate(PAINTED)
     assert axe.findings(page) == []
 
 
@@ -219,15 +222,12 @@ def test_nothing_keeps_anybody_out_in_any_tab(
         page.wait(f"document.querySelector('#panel-{tab}').childElementCount > 0")
         assert axe.findings(page, "#more") == [], tab
         for width, height in (SIZES["enlarged"], SIZES[size]):  # 320: a laptop's letters four times as large
-            page.ask(
-                "Emulation.setDeviceMetricsOverride",
-                width=width, height=height, deviceScaleFactor=1, mobile=False,
-            )  # fmt: skip
+            page.resize(width, height)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (tab, width)
     if name == "mini":
         assert axe.findings(page) == []
     page.dark(size != "laptop")
-    page.evaluate("new Promise(go => requestAnimationFrame(() => setTimeout(go, 100)))")  # painted again
+    page.evaluate(PAINTED)
     assert axe.findings(page) == []
 
 

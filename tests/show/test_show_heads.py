@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, watch
+from headwise import AttentionMap, Heads, MultiHeadAttention, watch
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
 from headwise.heads.record import reduce
@@ -146,16 +146,6 @@ def test_many_tokens_give_way_to_the_first_and_last_position() -> None:
     assert words.count(str(MOST_NAMED)) == 5
 
 
-def test_words_stay_on_the_sheet() -> None:
-    """With few heads the line that says how to read it was wider than the picture."""
-    heads = a_model([[even(4)]])
-    figure = model_picture(heads, text="a very long text " * 20)
-    png(figure)
-    width = figure.bbox.width
-    assert all(text.get_window_extent().x1 <= width for text in figure.axes[0].texts)
-    assert all(text.get_window_extent().y0 >= 0 for text in figure.axes[0].texts)
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_long_maps_are_pooled(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     length = SMALL_CELLS * 2 + 7
@@ -171,27 +161,6 @@ def test_long_maps_are_pooled(kept: bool, monkeypatch: pytest.MonkeyPatch) -> No
     numpy.testing.assert_allclose(arrays[1].filled(0).sum(-1), 1, rtol=1e-4)
     assert "mean weight of a query" in figure.axes[1].get_ylabel()
     assert any(f"share {SMALL_CELLS} rows" in word for word in said(figure))
-
-
-def test_padded_queries_do_not_thin_the_means() -> None:
-    lengths = torch.tensor([SMALL_CELLS * 2 - 9])
-    q = torch.randn(1, 1, SMALL_CELLS * 2, 4)
-    weights = AttentionMap(q, q, mask=Mask.padding(lengths, query_lengths=lengths))
-    heads = Heads()
-    heads.add("a", reduce(weights, names=ROW_NAMES, pooled=SMALL_CELLS, keep=True))
-    sums = model_picture(heads).axes[0].images[0].get_array().filled(0).sum(-1)
-    assert numpy.all(numpy.isclose(sums, 1, rtol=1e-3) | (sums == 0))
-
-
-def test_what_no_query_may_see_is_grey_and_the_scale_says_so() -> None:
-    mha = MultiHeadAttention(16, 2, causal=True)
-    with watch(mha) as heads:
-        mha(torch.randn(2, 5, 16))
-    figure = model_picture(heads, batch=1)
-    image = figure.axes[0].images[1].get_array()
-    assert numpy.array_equal(image.mask, ~numpy.tri(5, dtype=bool))
-    numpy.testing.assert_allclose(image.filled(0), heads[0].map[1, 1].numpy(), rtol=1e-6)
-    assert "grey: none" in figure.axes[1].get_ylabel()
 
 
 @pytest.mark.slow

@@ -346,9 +346,6 @@ def explain(
     typer.echo(f"Wrote {out}")
 
 
-# Again after every save
-
-
 BETWEEN_LOOKS = 0.3  # seconds
 TO_SETTLE = 0.05  # many editors empty a file before they fill it
 

@@ -48,9 +48,6 @@ SPOKEN = 64  # tokens up to which a page shows what heads say and write
 PLACES = {"written_first": "On the first token:", "written_special": "On special tokens:"}
 
 
-# What is asked for
-
-
 @dataclass(frozen=True)
 class Wanted:
     """What was asked for, as it was given."""
@@ -136,9 +133,6 @@ def check_packages(wanted: Wanted) -> None:
     if wanted.picture is None:
         packages = tuple(package for package in packages if package != "matplotlib")
     are_here(packages, "headwise look needs", remedy)
-
-
-# One text
 
 
 def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
@@ -381,9 +375,6 @@ def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
     return list(said.values())
 
 
-# Two texts
-
-
 def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     """Two texts: the heads that changed most, at once, then their picture or page."""
     import torch
@@ -418,9 +409,6 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     if wanted.html is not None:
         sign.says(f"Drawing {_counted(len(changes))}")
         _page(both, trained, chosen, None, wanted, sign)
-
-
-# What is printed
 
 
 def _title(who: str, text: str) -> RenderableType:

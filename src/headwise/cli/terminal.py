@@ -33,9 +33,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# What is said aside of the answer
-
-
 def say(words: str) -> None:
     """Print a line on stderr, if it can be written."""
     if sys.stderr is not None:  # or print would take standard output for it
@@ -57,9 +54,6 @@ def console_of(verb: str) -> Console:
     return Console(highlight=False)
 
 
-# What waits until the end
-
-
 ends_with_it = False  # whether the process ends with the command line: `program` says so
 
 
@@ -78,9 +72,6 @@ def uncollected() -> Iterator[None]:
             if ends_with_it:
                 gc.freeze()
             gc.enable()
-
-
-# FILE[:NAME]
 
 
 def file_and_name(argument: str) -> tuple[Path, str | None]:
@@ -138,9 +129,6 @@ def _close_to(file: Path, pattern: str) -> str | None:
         there = [file_there.name for file_there in file.parent.glob(pattern)]
     close = difflib.get_close_matches(file.name, there, n=1)
     return str(file.with_name(close[0])) if close else None
-
-
-# TEXT|FILE|-
 
 
 MOST_BYTES = 1 << 20  # that are read of a file or of standard input
@@ -305,9 +293,6 @@ def _standard_input() -> str | None:
     return _decoded(data, "standard input", "what came")
 
 
-# What shells complete behind Tab: each function gets what was typed so far, and gives all that begin with it
-
-
 MODELS = ("mini", "minilm")
 CORPORA = (".txt", ".text", ".md", ".jsonl", ".ndjson", ".parquet")  # as `headwise.corpus.documents.ENDINGS`
 # As `headwise.show.heads_tables.check_sort` knows them, which needs torch; a test compares the two.
@@ -316,6 +301,9 @@ SORTS = (
     "itself", "next", "local", "max_logit", "induction", "duplicate_token", "special", "punctuation",
     "spread", "locality", "streaming",
 )  # fmt: skip
+
+
+# Shells call these when Tab is pressed: each gets what was typed so far, and returns all that begin with it.
 
 
 def complete_presets(typed: str) -> list[str]:
@@ -372,9 +360,6 @@ def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:
         for name, is_folder in entries
         if (is_folder or name.lower().endswith(endings)) and (begun or not name.startswith("."))
     ]
-
-
-# A sign of life
 
 
 AFTER = 2.0  # seconds: what is usually quicker needs no sign

@@ -64,9 +64,6 @@ PART = (
 )
 
 
-# The picture
-
-
 def changes_picture(changes: Changes, top: int = 6) -> Figure:
     """Of each of the most changed heads three maps: on the first text, on the second, and the difference.
 
@@ -310,9 +307,6 @@ def _spread(differences: Sequence[Tensor]) -> Normalize:
     )
 
 
-# What is said
-
-
 def _said(changes: Changes) -> str:
     name = changes.title or "Model"
     before, after = (plain(word, 40) for word in _readable(changes.text).words)
@@ -379,9 +373,6 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
         bar.set_label(meaning, size=7.5, **words(FAINT))
         plain_bar(bar, 6.5)
         bar.ax.minorticks_off()
-
-
-# The table
 
 
 def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:

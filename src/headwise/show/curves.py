@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["robustness_curve", "specialisation_picture", "specialisation_table"]
 
 
-# Heads in training
-
-
 class Panel(NamedTuple):
     """A panel of one statistic."""
 
@@ -216,9 +213,6 @@ def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> 
     last.set_xlabel(f"steps of training, of {per_step:,} tokens each", color=FAINT, fontsize=9)
 
 
-# The table
-
-
 def specialisation_table(life: Specialisation) -> HeadsTable:
     """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label."""
     table = empty_table(life.title)
@@ -244,9 +238,6 @@ def specialisation_table(life: Specialisation) -> HeadsTable:
         row.append(as_text(", ".join(f"{count} {name}" for name, count in order)))
         table.add_row(*row)
     return HeadsTable(table)
-
-
-# Heads removed
 
 
 ORDERED, RANDOM, RANGE = "#ab337c", "#b06a00", "#f8e3c2"

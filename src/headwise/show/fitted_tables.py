@@ -82,8 +82,6 @@ class FittedTable(Table):
         usual = Terms(name, index, None if column.no_wrap else LEAST)
         return self._terms.get(index, usual)
 
-    # Rendering
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.columns or self.width is not None:
             yield from super().__rich_console__(console, options)
@@ -149,8 +147,6 @@ class FittedTable(Table):
         said = f"Left out: {', '.join(out)}. A terminal of {needed} columns has room for all"
         return said + (f"; {self.elsewhere}." if self.elsewhere else ".")
 
-    # Which columns, and how wide
-
     def _widths(self, index: int, cells: list[Text], header: Text) -> tuple[int, int, int]:
         """Return the least width of a column, the width to read it well, and its full width."""
         terms = self._of(index)
@@ -185,9 +181,6 @@ class FittedTable(Table):
                 chosen[index] = sizes[index][1]
         grow(2)
         return {index: chosen[index] for index in every if index in chosen}
-
-
-# Texts
 
 
 def _text(cell: object) -> Text:

@@ -243,9 +243,6 @@ def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str |
     return iter(shown + [None] * (sum(counts) - len(shown)))
 
 
-# One source
-
-
 def _layers(reading: Reading) -> list[dict[str, Any]]:
     return [
         {
@@ -347,9 +344,6 @@ def _sentence(name: str, share: float, cases: int, rule: str, by_rule: float) ->
     )
 
 
-# What is said of all
-
-
 def _labels() -> list[dict[str, Any]]:
     told = [
         {
@@ -389,9 +383,6 @@ def _own_words(name: str) -> tuple[str, str]:
     return name.replace("_", " "), said
 
 
-# Training, and a model that runs in the page
-
-
 def _training(training: Specialisation) -> dict[str, Any]:
     numbers = training.statistics | training.roles
     return {
@@ -412,9 +403,6 @@ def _alive(alive: Pretrained, heads: Heads, text: str | Sequence[str] | None, bl
     data = alive_data(alive, blobs.pack, FIRST_TEXT if first is None else first)
     _check_model("alive", heads, [data["config"]["num_heads"]] * data["config"]["num_layers"])
     return data
-
-
-# In a notebook
 
 
 def in_notebook(heads: Heads) -> str | None:

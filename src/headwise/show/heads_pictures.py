@@ -79,9 +79,6 @@ LARGE, LEAST, LARGE_PITCH = 5.0, 3.2, 0.15  # inches: without names, the least w
 Segment = tuple[tuple[float, float], tuple[float, float]]  # from here to there, in inches
 
 
-# Every head of every layer, small
-
-
 def model_picture(
     heads: Heads,
     *,
@@ -285,9 +282,6 @@ def _how(rows: Sequence[Row], written: bool) -> str:
     return how
 
 
-# Words of the grid
-
-
 def _frame(ax: Axes, row: Row, head: Head, x: float, y: float) -> None:
     """Draw a frame one point away from the cells, so that it covers none."""
     from matplotlib.patches import Rectangle
@@ -393,9 +387,6 @@ def _explain(ax: Axes, sheet: Sheet, legend: Legend, y: float) -> None:
             y += LINE * sheet.grown
 
 
-# One layer
-
-
 def layer_picture(
     heads: Heads,
     layer: Layer,
@@ -433,9 +424,6 @@ def layer_picture(
         columns=2 * max(1, round(len(shown) ** 0.5 * 0.8)),
         meaning="weight; as written: times norm, relative to the layer's largest",
     )
-
-
-# One head, large
 
 
 def head_picture(

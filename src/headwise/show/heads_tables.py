@@ -193,9 +193,6 @@ def _key(
     return of
 
 
-# Labels
-
-
 def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
     """(label, how many heads, what it means): the most frequent first, those without a label last."""
     known = {entry.name: entry.meaning for entry in LABELS}
@@ -229,9 +226,6 @@ def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None)
     if resting > 1 and resting >= MANY * sum(count for _, count, _ in counted):
         said.append(WHY_THEY_REST)
     return said
-
-
-# Layers
 
 
 OF_LAYER = ("entropy", "distance", "first")
@@ -280,9 +274,6 @@ def _diversity(layer: LayerHeads, some: Sequence[int]) -> float:
     """How much these heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
     matrix = attention_between(layer) if len(some) > 1 else None
     return math.nan if matrix is None else float(one_number(matrix[..., some, :][..., some]))
-
-
-# As data
 
 
 def as_data(
@@ -352,9 +343,6 @@ def save_json(data: dict[str, Any], out: str | os.PathLike[str]) -> Path:
 def check_json_path(out: str | os.PathLike[str]) -> Path:
     """Where it may be written, links followed; raises `ArgumentError` as `save_json` does."""
     return place_for(out, (".json",), ".json", "heads.json")
-
-
-# As a page without a script
 
 
 STYLE = """

@@ -76,9 +76,6 @@ def heatmaps(
     return draw(cells(weights.select(batch=batch)), (T, S), names)
 
 
-# Cells
-
-
 def summed(values: Tensor, dim: int, cells: int) -> Tensor:
     """Sum neighbours along a dimension, so that at most `cells` numbers remain."""
     size = values.shape[dim]
@@ -174,9 +171,6 @@ def _written(layer: LayerHeads, call: Record, batch: int, most: int) -> Cells:
     largest = float(norms[batch].masked_fill(~real, 0).max())
     values: Tensor = call.written(batch, most)
     return _hidden(values / largest if largest > 0 else values)
-
-
-# Names
 
 
 def check_tokens(
@@ -289,9 +283,6 @@ def meaning_of(pooled: bool, written: bool) -> str:
     return "mean weight of a query in a cell" if pooled else "weight"
 
 
-# One figure, a heat map per head
-
-
 def draw(
     picture: Cells,
     lengths: tuple[int, int],
@@ -359,9 +350,6 @@ def _grid(heads: int) -> tuple[int, int]:
 
     columns = min(range(math.ceil(math.sqrt(heads)), heads + 1), key=cost)
     return math.ceil(heads / columns), columns
-
-
-# Pictures as files
 
 
 FORMATS = (".png", ".svg", ".pdf")

@@ -211,9 +211,6 @@ def _legend(everyone: Sequence[Head], room: float) -> list[list[tuple[str, str]]
     return lines
 
 
-# Roles as a picture
-
-
 def roles_picture(roles: Roles) -> Figure:
     """`headwise.Roles.plot`. Left, relations down and heads across: how often a head is right.
 
@@ -335,9 +332,6 @@ def _dots(ax: Axes, order: Sequence[Role]) -> None:
     ax.set_axisbelow(True)
     open_frame(ax, hidden=("top", "right", "left"))
     ax.set_xlabel("share of cases; bar: 95%", size=8, labelpad=2, **words(FAINT))
-
-
-# Roles as tables
 
 
 def as_lines(roles: Roles) -> Iterator[str]:

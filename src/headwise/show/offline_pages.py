@@ -108,9 +108,6 @@ def check_page_path(path: str | os.PathLike[str], example: str) -> Path:
     return place_for(path, (".html", ".htm"), ".html", example)
 
 
-# Arrays
-
-
 STEP = 2e-4
 EVEN = 50  # steps up to 0.01
 RATIO = 1.02
@@ -181,9 +178,6 @@ class Blobs:
     @property
     def text(self) -> str:
         return "".join(self._parts)
-
-
-# An image that was read in patches
 
 
 LEADING = 8  # tokens at most that stand before the patches of an image: [CLS], registers

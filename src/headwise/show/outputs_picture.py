@@ -141,9 +141,6 @@ def _projection(heads: Tensor, projection: nn.Module | OutputProjection) -> Outp
     return OutputProjection(weight, bias, H)
 
 
-# Where it is drawn
-
-
 @dataclass(frozen=True)
 class Sheet:
     """The measures of the picture, in inches."""
@@ -215,9 +212,6 @@ def _strongest(values: Tensor, most: int) -> Any:
     starts = -(-numpy.arange(most) * E // most)  # the first channel of each column, rounded up
     above, below = (best.reduceat(array, starts, axis=1) for best in (numpy.maximum, numpy.minimum))
     return numpy.where(above >= -below, above, below)
-
-
-# What else is drawn
 
 
 def _heading(ax: Axes, top: float, what: str, how: str) -> None:

@@ -163,9 +163,6 @@ def rounded(value: float | None, digits: int = 5) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
-# Which calls
-
-
 def _runs(heads: Heads) -> dict[str, list[Record]]:
     """Return {path: the calls that are shown}."""
     kept = {
@@ -203,9 +200,6 @@ def _continues(before: Record, after: Record) -> bool:
     if not (isinstance(known, Scores) and isinstance(kept, Scores)):
         return True
     return torch.equal(known.k, kept.k[:, :, : before.shape[3]].to(known.k))
-
-
-# One sequence
 
 
 def _reading(
@@ -304,9 +298,6 @@ def _real_queries(call: Record, real: Tensor) -> Tensor:
     return mine
 
 
-# Names
-
-
 def _known(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Names:
     """Names of all queries and keys, of a text that goes on behind its known beginning, too."""
     queries, keys = names
@@ -325,9 +316,6 @@ def _known(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Nam
     if queries is None and keys is not None:
         queries = keys[S - T :]
     return queries, keys
-
-
-# Two sequences compared
 
 
 def flips(sources: list[list[Reading]], side: int) -> list[dict[str, Any]]:
@@ -415,9 +403,6 @@ def _at(real: Tensor, place: int) -> int | None:
     return found[0] if found else None
 
 
-# What a page holds of one layer
-
-
 FINER, PAIRS, FINER_HEADS = 512, 64, 8
 LEAST = 1e-30  # a weight that is 0 and not hidden, as the page's smallest level
 BLOCK = 4096  # queries whose heaviest keys are looked for at a time
@@ -481,9 +466,6 @@ def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
 
 def _number(names: list[str] | None, texts: Texts) -> int | None:
     return None if names is None else texts.setdefault(tuple(names), len(texts))
-
-
-# Cells
 
 
 def _cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
@@ -583,9 +565,6 @@ def _written(
     return None, _packed(view, cells, blobs), rounded(most)
 
 
-# More of some heads
-
-
 def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
     """Heads to zoom into, by path and number; raises `ArgumentError` where there is no such head."""
     if finer is None:
@@ -652,9 +631,6 @@ def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
             done += len(some)
     rows = zip(best[1].tolist(), best[0].tolist(), strict=True)
     return [(query, key, rounded(weight)) for (query, key), weight in rows if key >= 0]
-
-
-# Between heads, and what they say
 
 
 def _outputs(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:

@@ -126,9 +126,6 @@ def as_number(name: str, value: float) -> Text:
     return Text(f"{value:.2f}" if name == "entropy" else f"{value:.1f}")
 
 
-# Progress
-
-
 LINES = 30.0  # seconds between two
 
 
@@ -201,9 +198,6 @@ def _drawn(words: str, things: str, done: int, total: int) -> Progress | None:
     bar.add_task(words, total=total, completed=done, rate=f"0 {things}/s")
     bar.start()
     return bar
-
-
-# Presets, every figure counted by the sizes of its layer
 
 
 BF16_BYTES = 2

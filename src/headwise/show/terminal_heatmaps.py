@@ -133,9 +133,6 @@ def _alike(drawn: Drawn) -> object:
     return drawn.lengths, drawn.queries, id(drawn) if drawn.by_path else None
 
 
-# Several heads
-
-
 def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
     (T, S), named = layers[0].lengths, layers[0].queries
     heads = [(head, number, drawn) for drawn in layers for number, head in enumerate(drawn.heads)]
@@ -246,9 +243,6 @@ def _joined(parts: Sequence[Text], pen: Pen) -> Text:
     return joined
 
 
-# One head
-
-
 def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
     from rich.cells import cell_len
 
@@ -318,9 +312,6 @@ def _heaviest(picture: list[list[float]], drawn: Drawn, pen: Pen) -> list[str]:
     return [of(row) for row in picture]
 
 
-# The scale
-
-
 def _scale(width: int, pen: Pen) -> list[Text]:
     from .fitted_tables import joined
 
@@ -329,9 +320,6 @@ def _scale(width: int, pen: Pen) -> list[Text]:
         parts.append(pen.text().append(shade, colours_of(start or FROM[0] / 4)).append(f" {start:g}"))
     parts.append(pen.text("empty: none"))
     return joined(parts, "  ", width)
-
-
-# Cells
 
 
 @dataclass(frozen=True)
@@ -380,9 +368,6 @@ def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
     mass = weights.dense() if max(T, S) <= FINEST else weights.pooled(FINEST)
     mass = mass.detach()[0].cpu().float()
     return mass, summed(counted_queries(weights), 0, mass.shape[1]), call
-
-
-# Characters
 
 
 @dataclass(frozen=True)

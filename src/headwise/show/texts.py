@@ -44,9 +44,6 @@ def _visible(char: str) -> str:
     return SEEN.get(char, "\N{REPLACEMENT CHARACTER}") if unsafe else char
 
 
-# Tokens
-
-
 SPACE, BEGIN, END = "␣", "▁", "</w>"  # a space alone; marks of sentencepiece and of the first byte pairs
 EVIDENCE = "ĠĊ"  # a space and a new line, as byte-level vocabularies write them
 BRACKETED = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")  # special tokens
@@ -109,9 +106,6 @@ def _in_bytes(tokens: Sequence[str]) -> bool:
         return not data.decode().isascii()
     except UnicodeDecodeError:
         return False
-
-
-# Labels in pictures
 
 
 FIRST = "DejaVu Sans"  # comes with matplotlib
@@ -231,9 +225,6 @@ def as_outlines(text: str) -> bool:
     return False
 
 
-# Right to left
-
-
 def _lays_out() -> bool:
     """Return True if matplotlib lays out right-to-left text itself (3.11 and later)."""
     from matplotlib import ft2font
@@ -316,9 +307,6 @@ def joined(run: str) -> str:
     return "".join(
         each if each in letters or all(map(_drawable, each)) else letters[at] for at, each in enumerate(shown)
     )
-
-
-# How much room they take
 
 
 @lru_cache(8192)
