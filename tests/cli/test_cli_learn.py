@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -237,7 +237,7 @@ def test_what_the_search_suggests_is_found(has_roles: bool, browser: Browser, tm
     """It suggested "pronoun" in every page, most of which have no head with that role."""
     path = written(tmp_path / "page.html", LAYERS, HEADS, TOKENS)
     if not has_roles:
-        path.write_text(path.read_text("utf-8").replace('"1.3": [', '"9.9": ['), "utf-8")
+        path.write_text(path.read_text("utf-8").replace('"1.3":[', '"9.9":['), "utf-8")
     page = opened(browser, path)
     said = page.evaluate("document.querySelector('#wall-search').placeholder")
     name, layer, word = said.removesuffix(" …").split(", ")
