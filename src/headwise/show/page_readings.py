@@ -1,10 +1,10 @@
-"""What each sequence of the last forward was to every layer, for a page: its own numbers, no padding; and two
-sequences compared: which positions are partners, and which heads moved.
+"""What a page holds of every sequence of the last forward: its own numbers without padding, the maps of each
+layer, exact or pooled, and two sequences compared.
 
 Calls of a layer that continue each other, a prompt and then a query a step, are one map. Else the last call
-of which a map or a picture was kept is shown.
+of which a map or a picture was kept is shown. No more weights are in memory than a block of queries has.
 
-Letters: B batch, H num_heads, T query_len, S key_len.
+Letters: B batch, H num_heads, h heads shown, T query_len, S key_len.
 """
 
 from __future__ import annotations

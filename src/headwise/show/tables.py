@@ -1,4 +1,4 @@
-"""What is written to a terminal with rich: tables, their numbers and texts, and how far something long is."""
+"""What is written to a terminal with rich: tables, their numbers and texts, presets, and progress."""
 
 from __future__ import annotations
 
