@@ -150,6 +150,7 @@ def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Pa
     assert all_of_it == [42, 17, 92] and none_of_it == [255, 253, 250] and hidden == [228, 228, 232]
     page.click("#theme")
     page.wait(f"{dots}.then(said => String(said[2]) === '255,246,220')")  # drawn anew, from dark to light
+    page.close()  # Chromium warns of a canvas that is read back, as this test does
 
 
 def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path) -> None:
