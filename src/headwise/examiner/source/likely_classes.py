@@ -193,8 +193,8 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
     calls = [aliases.get(one, one) for one in calls]
     called, words = set(calls), loaded | bound | attributes
     is_class = isinstance(node, ast.ClassDef)
-    # What a class computes and calls `weights` is a softmax, not a projection's weight. A function that is given its
-    # parameters may have no other name that tells of projections.
+    # What a class computes and calls `weights` is a softmax, not a projection's weight. A function whose
+    # parameters are given may have no other name that tells of projections.
     stored = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
     stored |= {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
     computed = {word for word in stored if is_class and ANY_WEIGHT.fullmatch(word)}
