@@ -186,7 +186,7 @@ class Entered:
         return {name: value for name, value in what.items() if (name in OF_DECODER) == decodes}
 
     def may_read(self, text: Tensor) -> bool:
-        """Whether it was given nothing, or something that can have been made of [B, T] tokens."""
+        """Return True if it was given nothing, or something that can have been made of [B, T] tokens."""
         B, T = text.shape
         return not self.shapes or any(
             tuple(shape[:2]) in ((B, T), (T, B)) or shape[0] == B * T for shape in self.shapes

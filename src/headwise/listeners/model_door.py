@@ -1,6 +1,6 @@
 """The door to a model: `attach` lets somebody hear its attention, for a while.
 
-    model ── posts: which module runs now ──┐
+    model ── hooks: which module runs now ──┐
           └─ adapters: q, k, v, mask ───────┴─> announce(module, ...) ──> every listener's hear(call)
 
 While somebody listens, attention runs on headwise's engines (short plain calls on a GPU on torch's own
@@ -20,9 +20,8 @@ from torch import nn
 from ..errors import ArgumentError
 from .active import Listener, active
 from .adapters import ADAPTERS
-from .adapters.loans import station, uncompile
-from .attachment import Attachment, Change
-from .shared_patches import Undo, turns
+from .attachment import Attachment
+from .module_overrides import add_hooks, changing, uncompile
 
 __all__ = ["FALLBACKS", "attach"]
 
@@ -67,7 +66,7 @@ class _Attached(AbstractContextManager[Attachment]):
         self.model, self.listener, self.fallback = model, listener, fallback
 
     def __enter__(self) -> Attachment:
-        with turns:
+        with changing:
             known = next((attachment for attachment in active if attachment.model is self.model), None)
             attachment = Attachment(self.model) if known is None else known
             self._block = _Block(attachment, attachment.add(self.listener, self.fallback))
@@ -83,17 +82,17 @@ class _Attached(AbstractContextManager[Attachment]):
             if kind is None and attachment.run is None:
                 attachment.check()
         finally:
-            with turns:
+            with changing:
                 attachment.remove(place)
 
 
-def _post(attachment: Attachment) -> Undo:
-    """Every module that may attend, or around one that does, tells when it runs."""
-    return station(attachment.posts.items())
+def _uncompile(attachment: Attachment) -> None:
+    uncompile(attachment.undo, attachment.modules)
 
 
-def _uncompile(attachment: Attachment) -> Undo:
-    return uncompile(attachment.modules)
+def _add_hooks(attachment: Attachment) -> None:
+    """Let every module that may attend, or around one that does, tell when it runs."""
+    add_hooks(attachment.undo, attachment.hooks.items())
 
 
-CHANGES: tuple[Change, ...] = (_uncompile, *ADAPTERS, _post)  # a post finds all that it needs in place
+CHANGES = (_uncompile, *ADAPTERS, _add_hooks)  # a hook finds all that it needs in place

@@ -1,10 +1,10 @@
-"""Modules that are lent another forward: headwise's own, torch's class and encoder, timm's fused way.
+"""Modules whose forward is overridden: headwise's own, torch's class and encoder; and timm's fused way.
 
 `torch.nn.MultiheadAttention`, adopted or not, hides q, k and v inside one function, and torch's encoder layer
 skips the class altogether on its native path. The hooks that every watched module carries turn that path off,
 the encoder's nested tensors are turned off beside it (the 0 they leave at padding stays), and the class gets
 a forward that announces its heads. timm's attention layers have two ways through one forward: the fused one
-is taken and heard (`functions.py`).
+is taken and heard (`torch_functions.py`).
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
@@ -35,9 +35,8 @@ from ...nn.options import Inputs, Positions
 from ...scoring import Bias
 from ..active import announce, asked_of_all, beside, nothing_to_hear
 from ..attachment import Attachment
-from ..shared_patches import Undo, undo_all
+from ..module_overrides import original_attribute, override_attribute, override_forward
 from .attended import attended
-from .loans import lend, override, without_loan
 
 __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 
@@ -45,9 +44,10 @@ __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 # Ours
 
 
-def hear_headwise(attachment: Attachment) -> Undo:
+def hear_headwise(attachment: Attachment) -> None:
     """Let every module of ours tell of its calls."""
-    return override(attachment.structure.of_kind((MultiHeadAttention,)), headwise_forward)
+    modules = attachment.structure.of_kind((MultiHeadAttention,))
+    override_forward(attachment.undo, modules, headwise_forward)
 
 
 def headwise_forward(
@@ -119,15 +119,16 @@ ENCODERS = (nn.TransformerEncoder, TransformerEncoder)
 NESTS = "use_nested_tensor"  # for torch's native path alone
 
 
-def hear_torch(attachment: Attachment) -> Undo:
+def hear_torch(attachment: Attachment) -> None:
     """Let every module of torch's class tell of its calls."""
     nesting = attachment.structure.of_kind((nn.TransformerEncoder,))
     modules = attachment.structure.of_kind(KNOWN)
-    undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
-    undos.append(override((module for module in nesting if type(module) in ENCODERS), encode))
-    return undo_all(
-        [*undos, override((module for module in modules if type(module) in KNOWN), torch_forward)]
-    )
+    undo = attachment.undo
+    for module in nesting:
+        if NESTS in module.__dict__:
+            override_attribute(undo, module, NESTS, False)
+    override_forward(undo, [module for module in nesting if type(module) in ENCODERS], encode)
+    override_forward(undo, [module for module in modules if type(module) in KNOWN], torch_forward)
 
 
 def encode(
@@ -149,8 +150,8 @@ def encode(
 
 
 def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> bool:
-    """Whether torch's encoder would go on with a nested tensor if nobody listened."""
-    if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
+    """Return True if torch's encoder would go on with a nested tensor if nobody listened."""
+    if not original_attribute(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
         return False
     first = module.layers[0]
     if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
@@ -228,7 +229,8 @@ def _as_bool(padding: Tensor) -> Tensor | None:
 FLAG = "fused_attn"
 
 
-def hear_timm(attachment: Attachment) -> Undo:
+def hear_timm(attachment: Attachment) -> None:
     """Turn the flag on wherever there is one."""
-    modules = [module for module in attachment.modules if FLAG in module.__dict__]
-    return undo_all([lend(module, FLAG, True) for module in modules])
+    for module in attachment.modules:
+        if FLAG in module.__dict__:
+            override_attribute(attachment.undo, module, FLAG, True)
