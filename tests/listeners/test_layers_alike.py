@@ -55,7 +55,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @contextmanager
 def each_by_itself() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(huggingface, "leave", lambda *_: None)
+        patch.setattr(huggingface, "remember_answer", lambda *_: None)
         yield
 
 

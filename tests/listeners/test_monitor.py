@@ -443,7 +443,7 @@ def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = measured(made(), every=1)
     found = {"layers.0.attention": [{"entropy": 1.0}]}
     for number in range(1, HISTORY + 3):
-        monitor._take(number, copy.deepcopy(found), lambda path: 0)
+        monitor._record(number, copy.deepcopy(found), lambda path: 0)
     assert len(monitor.history) == HISTORY and monitor.history[0][0] == 3
 
 

@@ -1,19 +1,23 @@
 """The door to a model: `attach` lets somebody hear its attention, for a while.
 
-    model ── hooks: which module runs now ──┐
-          └─ adapters: q, k, v, mask ───────┴─> announce(module, ...) ──> every listener's hear(call)
+    attach(model, listener)
+      1. uncompile        compiled modules run as they were written
+      2. every adapter    q, k, v and mask of each layer go through `announce`: by an overridden forward,
+                          another answer to a lookup of functions, or a mode that sees torch's functions
+      3. add_hooks        modules tell when they run: which one attends, which tokens and padding it was given
+    model(...) ──> announce(module, map, values, outputs) ──> every listener's hear(call)
+    at the end `attachment.undo`, an ExitStack, puts everything back, the last change first
 
-While somebody listens, attention runs on headwise's engines (short plain calls on a GPU on torch's own
-function): the second pass needs the log-sum-exp that they give. Nothing else in the model changes; outside of
-it only the lookup methods of Transformers' registries do. All of it is undone at the end.
+Of a Hugging Face layer, q, k and v are those with which it calls the attention function that it has looked
+up (adapters/huggingface.py). While somebody listens, attention runs on headwise's engines (short plain calls
+on a GPU on torch's own function): the second pass needs the log-sum-exp that they give. Nothing else in the
+model changes; outside of it only the lookup methods of Transformers' registries do.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import NamedTuple
-from weakref import ref
 
 from torch import nn
 
@@ -52,15 +56,8 @@ def attach(
     return _Attached(model, listener, fallback)
 
 
-class _Block(NamedTuple):
-    """One time that an attachment was entered."""
-
-    attachment: Attachment
-    place: ref[Listener]
-
-
 class _Attached(AbstractContextManager[Attachment]):
-    """Keeps the listener: an attachment itself does not."""
+    """Keeps the listener: an attachment itself does not, so that one that was dropped can be told of."""
 
     def __init__(self, model: nn.Module, listener: Listener, fallback: str | None) -> None:
         self.model, self.listener, self.fallback = model, listener, fallback
@@ -69,7 +66,8 @@ class _Attached(AbstractContextManager[Attachment]):
         with changing:
             known = next((attachment for attachment in active if attachment.model is self.model), None)
             attachment = Attachment(self.model) if known is None else known
-            self._block = _Block(attachment, attachment.add(self.listener, self.fallback))
+            self._attachment = attachment
+            self._place = attachment.add(self.listener, self.fallback)
             if known is None:
                 attachment.begin(CHANGES)
         return attachment
@@ -77,13 +75,13 @@ class _Attached(AbstractContextManager[Attachment]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        attachment, place = self._block
+        attachment = self._attachment
         try:
             if kind is None and attachment.run is None:
                 attachment.check()
         finally:
             with changing:
-                attachment.remove(place)
+                attachment.remove(self._place)
 
 
 def _uncompile(attachment: Attachment) -> None:

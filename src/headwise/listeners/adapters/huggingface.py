@@ -49,7 +49,7 @@ from .attention_functions import (
     run,
 )
 from .huggingface_masks import CompactMask, Standing, as_tensor, compact_mask, rules_of
-from .layers_alike import answered_alike, leave
+from .layers_alike import answered_alike, remember_answer
 
 __all__ = ["hear_huggingface"]
 
@@ -268,7 +268,7 @@ def answered(
             path = listening[0].paths[module]
             answer, weights = attention_function(code, reading, module, path, query, key, value, mask, given)
             if forward is not None and code.is_sdpa:
-                leave(forward, function, module, args, kwargs, weights)
+                remember_answer(forward, function, module, args, kwargs, weights)
             return answer
         reason = reading
     if reason is not None and any(attachment.fallback is None for attachment in listening):

@@ -29,7 +29,7 @@ from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .huggingface_masks import CompactMask, Standing
 
-__all__ = ["answered_alike", "leave"]
+__all__ = ["answered_alike", "remember_answer"]
 
 NUMBERS = ("scaling", "softcap", "is_causal", "dropout")
 CAUSAL, CROSS = "is_causal", "is_cross_attention"  # what a layer says of itself
@@ -62,7 +62,7 @@ class Alike(NamedTuple):
     inference: bool  # mode: what is made in it cannot be written to outside
 
 
-def leave(
+def remember_answer(
     run: Run,
     function: Any,
     module: nn.Module,
