@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -259,14 +259,14 @@ def answered(
     names = code.parameters[1:] or FIRST
     given = {**code.defaults, **dict(zip(names, args, strict=False)), **kwargs}
     query, key, value, mask = map(given.pop, names[: len(FIRST)], (None,) * len(FIRST))
+    call = FunctionCall(module, query, key, value, mask, given)
     reason = None if not code.unknown and code.uses.isdisjoint(given) else code.why_not(given)
     # Torch's function has no soft cap: Transformers' around it says so, or, before 5.18, leaves the cap out.
     refuses = code.is_sdpa and "softcap" in code.mentions and given.get("softcap") is not None
     if reason is None and not refuses:
-        reading = SDPA if code.is_sdpa else _proved(code, function, module, query, key, value, mask, given)
+        reading = SDPA if code.is_sdpa else _proved(code, function, call)
         if isinstance(reading, Reading):
-            path = listening[0].paths[module]
-            answer, weights = attention_function(code, reading, module, path, query, key, value, mask, given)
+            answer, weights = _answer(code, reading, listening[0].paths[module], call)
             if forward is not None and code.is_sdpa:
                 remember_answer(forward, function, module, args, kwargs, weights)
             return answer
@@ -327,15 +327,13 @@ class _Rules(NamedTuple):
 def _rules_of_call(
     code: AttentionCode,
     reading: Reading,
-    module: nn.Module,
-    query: Tensor,
-    S: int,
+    call: FunctionCall,
     mask: CompactMask | Tensor | None,
-    given: Mapping[str, Any],
     itself: bool,
 ) -> _Rules:
     """Return the rules of a call; `itself`: what is padding among the keys is so among the queries."""
-    B, _, T, _ = query.shape
+    module, query, given = call.module, call.query, call.given
+    (B, _, T, _), S = query.shape, call.key.shape[2]
     bias = None
     if mask is None:
         causal = given.get("is_causal")
@@ -367,23 +365,14 @@ def _rules_of_call(
     )  # fmt: skip
 
 
-def _proved(
-    code: AttentionCode,
-    function: Function,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    given: dict[str, Any],
-) -> Reading | str:
+def _proved(code: AttentionCode, function: Function, call: FunctionCall) -> Reading | str:
     """Return how a function treats calls of this kind, shown by running it; or why it is not known."""
-    if not query.ndim == key.ndim == value.ndim == 4:
+    query, key, given = call.query, call.key, call.given
+    if not query.ndim == key.ndim == call.value.ndim == 4:
         return f"{code.name} is given query {list(query.shape)} and key {list(key.shape)}, not [B, H, T, D]"
-    for name, x in (("attention_mask", mask), ("position_bias", given.get("position_bias"))):
+    for name, x in (("attention_mask", call.mask), ("position_bias", given.get("position_bias"))):
         if x is not None and (not isinstance(x, Tensor) or x.ndim > 4):
             return f"{code.name} is given {name}={type(x).__name__}"
-    call = FunctionCall(module, query, key, value, mask, given)
     kind = kind_of(code, call)
     proof = code.proofs.get(kind)
     if proof is None:
@@ -423,7 +412,7 @@ def _prove(code: AttentionCode, function: Function, call: FunctionCall, dropout:
 def _ours(code: AttentionCode, reading: Reading, call: FunctionCall) -> tuple[Tensor, Tensor]:
     """(output [B, T, H, D], weights [B, H, T, S]) that we answer with"""
     S = call.key.shape[2]
-    by = _rules_of_call(code, reading, call.module, call.query, S, call.mask, call.given, itself=False)
+    by = _rules_of_call(code, reading, call, call.mask, itself=False)
     k, v = call.key[:, :, : by.used], call.value[:, :, : by.used]
     with (
         torch.no_grad(),
@@ -443,28 +432,18 @@ def _dense(code: AttentionCode, weights: AttentionMap, unused: int) -> Tensor:
     return p / p.sum(-1, keepdim=True) if "logsumexp" in code.mentions else p  # before the sink
 
 
-def attention_function(
-    code: AttentionCode,
-    reading: Reading,
-    module: nn.Module,
-    path: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    given: dict[str, Any],
+def _answer(
+    code: AttentionCode, reading: Reading, path: str, call: FunctionCall
 ) -> tuple[tuple[Tensor, Tensor | None], AttentionMap]:
     """What a model's own function would give, with the heads' output announced on its way; and the map.
 
     Args:
         path: of the module.
-        query: [B, H, T, D]
-        key, value: [B, Hk, S, D], not repeated.
-        given: what else it was called with.
 
     Returns:
         ([B, T, H, D], the weights, made where they are looked at), map
     """
+    module, query, key, value, attention_mask, given = call
     T, S = query.shape[2], key.shape[2]
     mask: CompactMask | Tensor | None = attention_mask
     if attention_mask is not None and not reading.is_fused and not attention_mask.is_floating_point():
@@ -473,7 +452,7 @@ def attention_function(
         mask = attention_mask.meaning
     cross = _is_cross(module, path, T, S, mask, given.get("is_causal"))
     made = isinstance(mask, Tensor) and not cross and T == S and _is_masked(module)
-    by = _rules_of_call(code, reading, module, query, S, mask, given, itself=not cross and not made)
+    by = _rules_of_call(code, reading, call, mask, itself=not cross and not made)
     rules, used = by.mask, by.used
     if made:
         rules = _with_padding_given(rules, padding_now(path, query.shape[0], T))
