@@ -228,22 +228,6 @@ def test_a_mask_is_not_taken_for_the_positions_of_a_layer() -> None:
     assert not any("LocalSelfAttention" in path for path in heads.paths)
 
 
-def moe() -> tuple[nn.Module, dict[str, Any]]:
-    import transformers
-
-    config = transformers.MixtralConfig(
-        **GROUPED, num_local_experts=3, num_experts_per_tok=2, experts_implementation="eager"
-    )
-    return transformers.MixtralForCausalLM(config), {"input_ids": torch.randint(3, 61, (B, 11))}
-
-
-def test_a_router_of_experts_is_no_attention() -> None:
-    model, given = moe()
-    with torch.no_grad(), hw.watch(model.eval()) as heads:
-        model(**given)
-    assert len(heads) == 2 and not heads.unheard
-
-
 class Quantised(nn.Module):
     """Janus encodes an image in blocks of attention that are not called so, beside a Transformer."""
 
