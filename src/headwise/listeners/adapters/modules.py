@@ -33,7 +33,7 @@ from ...nn.as_torch.torch_masks import content_of
 from ...nn.as_torch.torch_projections import TorchCall
 from ...nn.options import Inputs, Positions
 from ...scoring import Bias
-from ..active import announce, asked_of_all, beside, nothing_to_hear
+from ..active import announce, note_empty_call, note_query_padding, noted_query_padding, statistics_asked_for
 from ..attachment import Attachment
 from ..module_overrides import original_attribute, override_attribute, override_forward
 from .attended import attended
@@ -82,7 +82,7 @@ def headwise_forward(
     with wanted(_asked_of(module, query, key)):
         heads, weights, v = module._attend(inputs)
     if not heads.shape[0]:
-        nothing_to_hear()
+        note_empty_call()
         return module._handed_on(module._finish(heads, query, lengths)), weights if need_weights else None
     itself = (key is None or key is query) and not isinstance(cache, Memory)
     heard = announce(module, "self" if itself else "cross", weights, v, heads)
@@ -108,7 +108,7 @@ def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> 
     if not isinstance(query, Tensor) or not isinstance(keys, Tensor) or query.ndim < 2 or keys.ndim < 2:
         return ()  # refused where it is looked at
     shape = (query.shape[:-2].numel(), module.num_heads, query.shape[-2], keys.shape[-2])
-    return asked_of_all(shape, query.is_cpu)[0]
+    return statistics_asked_for(shape, query.is_cpu)[0]
 
 
 # torch's
@@ -179,7 +179,7 @@ def torch_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """As torch's, with the heads' output announced on its way."""
     if not query.numel() or not key.numel():
-        nothing_to_hear()
+        note_empty_call()
         return type(module).forward(module, query, key, value, *args, **named)
     call = TorchCall(module, query, key, value, *args, **named)
     q, k, v = call.heads()
@@ -188,9 +188,9 @@ def torch_forward(
     if itself and mask.keys is not None:
         mask = replace(mask, queries=mask.keys[:, :T])
     if itself:
-        beside(module, mask.queries)
+        note_query_padding(module, mask.queries)
     else:
-        mask = replace(mask, queries=beside(module, None, (B, T)))
+        mask = replace(mask, queries=noted_query_padding(module, B, T))
     kind = "self" if itself else "cross"
     heads, seen = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=call.dropout)
     weights = None

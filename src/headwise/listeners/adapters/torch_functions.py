@@ -29,7 +29,7 @@ from ...facts import fact
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
-from ..active import Bypassed, is_quiet, nothing_to_hear, padding_now, quietly
+from ..active import Bypassed, is_quiet, note_empty_call, padding_now, quietly
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
 from ..module_overrides import hidden_from_compilers
@@ -289,7 +289,7 @@ class _Functions(TorchFunctionMode):
             self._leave_alone("a nested tensor" if query.is_nested else f"{list(query.shape)}")
             return None
         if not query.numel() or not key.numel() or not value.numel():
-            nothing_to_hear()
+            note_empty_call()
             return None
         if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
             query, key, value = _side_by_side(query, key, value)
