@@ -202,9 +202,7 @@ class Run:
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.entered: list[Entered] = []  # the modules that run now, the innermost last
-        self.query_padding: dict[
-            str, Tensor | None
-        ] = {}  # parent -> which queries of its self-attention are real
+        self.query_padding: dict[str, Tensor | None] = {}  # of self-attention, by its parent: what is real
         self.told: dict[str, int] = {}  # how many calls of a path were told of
         self.alike: list[Any] = []  # how layers were answered, for those like them; see layers_alike.py
         self.bypassed: dict[str, Bypassed] = {}
