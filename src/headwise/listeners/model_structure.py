@@ -79,7 +79,7 @@ def _without_parts(likely: dict[str, nn.Module]) -> list[str]:
 
     CvT's layer calls its convolutions `CvtSelfAttentionProjection`; they do not attend, the layer does.
     """
-    whole = {path for path, module in likely.items() if not SOFTMAX.isdisjoint(_reached(type(module)))}
+    whole = {path for path, module in likely.items() if not SOFTMAX.isdisjoint(_names_around(module))}
 
     def is_part(path: str, module: nn.Module) -> bool:
         around = path.split(".")
@@ -109,11 +109,12 @@ def _is_likely(module: nn.Module) -> bool:
 
 def _may_attend(module: nn.Module) -> bool:
     """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
-    return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in set(map(type, module.modules())))
+    kinds: set[type] = {type(inner) for inner in module.modules()}
+    return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
 
 
 @cache
-def _reached(kind: Any) -> frozenset[str]:
+def _reached(kind: type) -> frozenset[str]:
     """The names that the methods of a class mention, and the functions beside it that they call."""
     home, names = vars(sys.modules.get(kind.__module__, object)), set(names_in(kind))
     seen: set[str] = set()
@@ -126,6 +127,11 @@ def _reached(kind: Any) -> frozenset[str]:
     return frozenset(names) | {kind.__name__}
 
 
+def _names_around(module: nn.Module) -> frozenset[str]:
+    kind: type = type(module)
+    return _reached(kind)
+
+
 def _function_behind(value: object) -> FunctionType | None:
     """A function, out of what may be wrapped around it (a cache, a compiler); None: there is none."""
     if isinstance(value, FunctionType | _lru_cache_wrapper):
@@ -136,7 +142,7 @@ def _function_behind(value: object) -> FunctionType | None:
 def opaque_call(module: nn.Module) -> str | None:
     """The function by which a module attends unheard, by its class's code or its attributes; None: none."""
     held = [_function_behind(value) for value in vars(module).values()]
-    names = _reached(type(module)) | {function.__name__ for function in held if function is not None}
+    names = _names_around(module) | {function.__name__ for function in held if function is not None}
     return min(names & OPAQUE, default=None)
 
 
@@ -154,9 +160,13 @@ def sounds_cross(path: str | None) -> bool:
     return any(word in part for part in own for word in CROSS)
 
 
-@cache
-def names_in(kind: Any) -> frozenset[str]:
+def names_in(kind: type) -> frozenset[str]:
     """The global names and attributes that the methods of a class mention."""
+    return _names_in(kind)
+
+
+@cache
+def _names_in(kind: type) -> frozenset[str]:
     names: set[str] = set()
     for base in kind.__mro__:
         if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
@@ -205,7 +215,7 @@ class Structure:
         """
         if module in self.hooked or not type(module).__module__.startswith("transformers."):
             return False
-        if PLAIN.isdisjoint(_reached(type(module))) or CHOOSES.search(type(module).__name__):
+        if PLAIN.isdisjoint(_names_around(module)) or CHOOSES.search(type(module).__name__):
             return False
         return not any(place.startswith(f"{path}.") for place in self.places)
 
