@@ -16,7 +16,7 @@ import torch
 
 from headwise.engines import first_pass, one_query
 from headwise.engines.gpu.launches import PLANS
-from headwise.listeners.adapters import attended, huggingface_functions
+from headwise.listeners.adapters import attended, huggingface
 from headwise.models import layers
 from headwise.nn import cached_call, multihead, ragged, self_attention
 from headwise.nn.as_torch import module as torchs_class
@@ -98,6 +98,6 @@ CLASS = [
 
 WATCHED = [
     GENERAL,
-    Route("each layer for itself", ((huggingface_functions, "answered_alike", nothing),)),
+    Route("each layer for itself", ((huggingface, "answered_alike", nothing),)),
     Route("lse later, as on a GPU", ((attended, "LSE_LATER", ("cpu",)),)),
 ]

@@ -71,11 +71,11 @@ if TYPE_CHECKING:
     from .heads.collection import Heads, load_heads
     from .heads.head_distances import diversity
     from .listeners.ablation import ablate, head_means
-    from .listeners.alarms import Alarms
     from .listeners.capture import watch
     from .listeners.effects import effects, role_effects
     from .listeners.head_outputs import collect, patch
     from .listeners.importance import importance, robustness
+    from .listeners.measured_step import Alarms
     from .listeners.monitor import Monitor, trainer_callback
     from .listeners.pruning import load_pruned, prune
     from .listeners.role_measurement import retrieval_scores, roles
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
 # Where each public name is defined; public names that are not here are modules.
 _HOMES = {
-    "Alarms": ".listeners.alarms",
+    "Alarms": ".listeners.measured_step",
     "AttentionMap": ".map",
     "Heads": ".heads.collection",
     "Mask": ".masks",

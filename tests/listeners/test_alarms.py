@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import warnings
 from typing import Any
@@ -14,11 +13,10 @@ from torch import Tensor, nn
 
 from headwise import Mask
 from headwise.errors import ArgumentError, HeadsAlarm, HeadwiseError
-from headwise.listeners import measured_step
-from headwise.listeners.alarms import BACK, Alarm, Alarms, Bells
+from headwise.listeners.measured_step import BACK, Alarm, Alarms, AlarmState
 from headwise.listeners.monitor import Monitor
 from headwise.nn import MultiHeadAttention
-from small_models import hooks_on, llama, tokens
+from small_models import hooks_on
 from trained import minilm
 
 B, T, H, E, LAYERS = 2, 17, 5, 30, 2
@@ -137,31 +135,10 @@ def test_a_sink_counts_as_one_more_key() -> None:
     assert monitor.latest["heads/0/3/entropy_share"] == pytest.approx(1.0, abs=EXACT)
 
 
-def test_several_forwards_count_together() -> None:
-    model, texts = made(causal=True), (numbers(2, T, E, seed=3), numbers(3, T, E, seed=4))
-    apart, together = Monitor(model, alarms=Alarms()), Monitor(model, alarms=Alarms())
-    with apart.step():
-        for text in texts:
-            model(text)
-    with together.step():
-        model(torch.cat(texts))
-    assert apart.latest == pytest.approx(together.latest, abs=EXACT)
-
-
 def test_what_alarms_look_at_is_measured_beside_what_was_asked_for() -> None:
     monitor = Monitor(made(), statistics="first", alarms=Alarms(entropy=None))
     look(monitor)
     assert sorted(monitor.summary) == ["alarms", "dead", "first/mean", "max_logit/max", "output/min"]
-
-
-def test_without_alarms_nothing_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(call: object) -> Tensor:
-        raise AssertionError("nobody asked")
-
-    monkeypatch.setattr(measured_step, "_even_entropy", never)
-    monitor = Monitor(made())
-    look(monitor)
-    assert monitor.raised == [] and not any("share" in name or "alarm" in name for name in monitor.latest)
 
 
 # Heads that are ill
@@ -269,16 +246,6 @@ def test_numbers_that_are_none_are_past_any_threshold() -> None:
     ]
 
 
-def test_a_head_of_a_shared_layer_rings_where_it_is_dead_in_every_visit() -> None:
-    model = made(bias=False)
-    model.layers[1] = model.layers[0]
-    with torch.no_grad():
-        model.layers[0].v_proj.weight[6:12] = 0
-    monitor = Monitor(model, alarms=Alarms())
-    look(monitor)
-    assert [(alarm.layer, alarm.head, alarm.kind) for alarm in monitor.raised] == [(0, 1, "dead")]
-
-
 # Heads that are well
 
 
@@ -300,23 +267,6 @@ def test_healthy_training_raises_nothing(options: dict[str, Any]) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0] and monitor.summary["alarms"] == 0
-
-
-def test_torchs_own_encoder_in_training_raises_nothing() -> None:
-    torch.manual_seed(1)
-    layer = nn.TransformerEncoderLayer(E, H, 41, dropout=0.0, activation="gelu", batch_first=True)
-    model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    monitor = Monitor(model, every=3, alarms=Alarms(), on_alarm=pytest.fail)
-    x = torch.randn(7, T, E)
-    padding = torch.arange(T) >= torch.tensor([[1], [2], [3], [5], [11], [13], [17]])
-    for _ in range(31):
-        optimizer.zero_grad()
-        with monitor.step():
-            y = model(x, src_key_padding_mask=padding)
-        (y - x.flip(-1))[~padding].square().mean().backward()
-        optimizer.step()
-    assert len(monitor.history) == 11 and monitor.raised == []
 
 
 @pytest.mark.parametrize("length", [1, 2])
@@ -348,14 +298,6 @@ def test_a_trained_model_raises_nothing(text: list[str]) -> None:
     assert min(layers) > 0.05 and min(heads) < min(layers) / 2
 
 
-def test_groups_of_heads_that_share_keys_are_measured_each() -> None:
-    model = llama()
-    monitor = Monitor(model, alarms=Alarms(), on_alarm=pytest.fail)
-    with monitor.step():
-        model(tokens())
-    assert sum(name.endswith("/entropy_share") for name in monitor.latest) == 2 * 6 + 2
-
-
 def test_weights_of_others_are_looked_at_for_entropy_alone() -> None:
     class Own(nn.Module):
         num_heads = H
@@ -380,10 +322,10 @@ def test_weights_of_others_are_looked_at_for_entropy_alone() -> None:
 
 
 def test_a_number_that_dances_on_its_threshold_rings_once() -> None:
-    bells = Bells(Alarms(entropy=0.5, max_logit=100), 0.01)
+    state = AlarmState(Alarms(entropy=0.5, max_logit=100), 0.01)
 
     def rung(kind: str, *values: float) -> list[int]:
-        return [step for step, value in enumerate(values) if bells.hear(step, {kind: [(0, 1, value)]})]
+        return [step for step, value in enumerate(values) if state.hear(step, {kind: [(0, 1, value)]})]
 
     assert rung("max_logit", 99, 101, 99, 101, 100 / BACK + 1, 101, 100 / BACK - 1, 101) == [1, 7]
     assert rung("entropy", 0.51, 0.49, 0.51, 0.49, 0.5 * BACK - 0.01, 0.4, 0.5 * BACK + 0.01, 0.4) == [1, 7]
@@ -396,19 +338,6 @@ def test_a_training_that_begins_again_rings_again() -> None:
     assert len(look(monitor)) == 1 and look(monitor) == []
     monitor.number = 0
     assert len(look(monitor)) == 1
-
-
-@pytest.mark.slow
-def test_alarms_may_be_of_many_steps_and_become_a_table() -> None:
-    pandas = pytest.importorskip("pandas")
-    monitor = Monitor(sharp(), alarms=Alarms(entropy=None))
-    look(monitor)
-    table = pandas.DataFrame(monitor.raised)
-    assert list(table) == ["step", "layer", "head", "kind", "value", "threshold"] and len(table) == H
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        monitor.raised[0].step = 7  # type: ignore[misc]
-    monitor.raised.clear()
-    assert len(monitor.raised) == H
 
 
 # What a callback does

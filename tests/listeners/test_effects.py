@@ -320,16 +320,6 @@ def test_the_page_is_given_words_and_numbers_by_layers_as_the_heads_count_them()
     assert "mean" not in second["sentence"]
 
 
-def test_the_ranking_begins_with_the_head_that_does_most_and_goes_into_ablate() -> None:
-    model, ids = gpt2(), tokens(1)
-    found = hw.effects(model, ids)
-    ranking = found.ranking()
-    assert [each.score for each in ranking] == sorted((each.score for each in ranking), reverse=True)
-    assert len(ranking) == 6
-    with hw.ablate(model, ranking[:1]):
-        model(ids)
-
-
 def test_it_prints_as_a_table_of_layers_and_the_heads_that_do_most() -> None:
     found = hw.effects(gpt2(), tokens(1))
     lines = str(found).splitlines()

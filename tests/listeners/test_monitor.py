@@ -20,9 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import ArgumentError, AttentionBypassed, HeadsAlarm
 from headwise.listeners.ablation import ablate
-from headwise.listeners.alarms import Alarms
-from headwise.listeners.capture import watch
-from headwise.listeners.measured_step import Measuring
+from headwise.listeners.measured_step import Alarms, Measuring
 from headwise.listeners.model_door import attach
 from headwise.listeners.monitor import HISTORY, Monitor, trainer_callback
 from headwise.listeners.pruning import prune
@@ -445,7 +443,7 @@ def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = measured(made(), every=1)
     found = {"layers.0.attention": [{"entropy": 1.0}]}
     for number in range(1, HISTORY + 3):
-        monitor._take(number, copy.deepcopy(found), lambda path: 0)
+        monitor._record(number, copy.deepcopy(found), lambda path: 0)
     assert len(monitor.history) == HISTORY and monitor.history[0][0] == 3
 
 
@@ -510,34 +508,6 @@ def test_what_a_checkpoint_runs_again_is_not_counted(reentrant: bool) -> None:
     assert traces(model) == []
 
 
-def test_a_compiled_model_runs_the_measured_step_uncompiled() -> None:
-    compiled, ran = [], []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        compiled.append(graph)
-
-        def run(*args: Any) -> Any:
-            ran.append(graph)
-            return graph(*args)
-
-        return run
-
-    torch._dynamo.reset()
-    model = made(Plain)
-    fast: Any = torch.compile(model, backend=backend)
-    monitor, text = Monitor(fast, every=2), tokens()
-    counts = []
-    for _ in range(4):
-        before = len(ran)
-        with monitor.step():
-            fast(text).backward()
-        counts.append(len(ran) - before)
-    assert counts[0] == counts[2] == 0 and counts[1] == counts[3] > 0
-    assert len(compiled) == counts[1]  # and nothing was compiled again
-    assert monitor.latest["heads/0/0/entropy"] > 0 and len(monitor.history) == 2
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("measures", ["the whole", "what is inside"])
 def test_with_distributed_data_parallel_a_rank_measures_its_part(measures: str, tmp_path: Path) -> None:
     from torch import distributed
@@ -555,15 +525,6 @@ def test_with_distributed_data_parallel_a_rank_measures_its_part(measures: str, 
         assert monitor.latest == pytest.approx(alone.latest, abs=EXACT)
     finally:
         distributed.destroy_process_group()
-
-
-def test_a_watch_inside_a_measured_step_hears_the_same() -> None:
-    model = made()
-    monitor = Monitor(model)
-    with monitor.step(), watch(model) as heads:
-        model(tokens())
-    assert monitor.latest["heads/1/2/entropy"] == pytest.approx(heads[1].entropy[2].item(), abs=EXACT)
-    assert traces(model) == []
 
 
 # What goes wrong

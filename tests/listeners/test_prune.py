@@ -109,34 +109,6 @@ def test_gradients_reach_what_is_left(name: str) -> None:
 # Which weights are left
 
 
-def test_rows_and_columns_of_the_heads_that_stay_are_left() -> None:
-    model = llama(attention_bias=True)
-    layer = model.model.layers[0].self_attn
-    was = copy.deepcopy(layer)
-    prune(model, [(0, head) for head in (0, 1, 3, 5)])
-    assert torch.equal(layer.q_proj.weight, was.q_proj.weight[[*range(16, 24), *range(32, 40)]])
-    assert torch.equal(layer.k_proj.weight, was.k_proj.weight[8:])
-    assert torch.equal(layer.v_proj.bias, was.v_proj.bias[8:])
-    assert torch.equal(layer.o_proj.weight, was.o_proj.weight[:, [*range(16, 24), *range(32, 40)]])
-    assert torch.equal(layer.o_proj.bias, was.o_proj.bias)
-    assert layer.num_key_value_groups == 1
-    assert (layer.q_proj.out_features, layer.k_proj.out_features, layer.o_proj.in_features) == (16, 16, 16)
-
-
-def test_gpt2_counts_its_heads_anew() -> None:
-    model = gpt2()
-    layer = model.transformer.h[1].attn
-    was = copy.deepcopy(layer)
-    prune(model, [(1, 1)])
-    assert (layer.num_heads, layer.split_size, layer.c_attn.nf, layer.c_proj.nx) == (2, 22, 66, 22)
-    kept = torch.tensor([*range(11), *range(22, 33)])
-    assert torch.equal(
-        layer.c_attn.weight, torch.cat([was.c_attn.weight[:, kept + 33 * i] for i in range(3)], 1)
-    )
-    assert torch.equal(layer.c_attn.bias, torch.cat([was.c_attn.bias[kept + 33 * i] for i in range(3)]))
-    assert torch.equal(layer.c_proj.weight, was.c_proj.weight[kept])
-
-
 def test_gpt2_cross_attention_is_pruned_too() -> None:
     hf = hugging_face()
     model = gpt2(add_cross_attention=True)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.errors import ArgumentError, BudgetExceeded
-from headwise.heads.record import settle
 
 B, T, E, H = 2, 11, 24, 3
 
@@ -89,20 +88,6 @@ def test_means_are_over_all_counted_queries_of_all_calls(model: Model, ids: Tens
                 keep &= (spots >= 0) & (spots < call.shape[3])
                 rows.append(values[b][:, keep])
         torch.testing.assert_close(heads[1].statistics[name], torch.cat(rows, -1).mean(-1))
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("queries", [1, 2, 5])
-def test_counts_without_a_tensor_are_those_with_one(causal: bool, queries: int) -> None:
-    from headwise.heads.record import _counts
-
-    q, k = torch.randn(1, 3, queries, 8), torch.randn(1, 3, 5, 8)
-    plain = hw.AttentionMap(q, k, causal=causal)
-    spelled = hw.AttentionMap(q, k, causal=causal, mask=hw.Mask.padding([5], [queries]))
-    found, expected = _counts(plain), _counts(spelled)
-    assert {offset: value.tolist() for offset, value in found.items()} == {
-        offset: value.tolist() for offset, value in expected.items()
-    }
 
 
 def test_only_what_is_asked_for_is_measured(model: Model, ids: Tensor) -> None:
@@ -208,16 +193,6 @@ def test_nothing_quadratic_is_made(ids: Tensor) -> None:
 # Beginning and ending
 
 
-def test_the_model_is_exactly_as_it_was(model: Model, ids: Tensor) -> None:
-    before, states = model(ids), states_of(model)
-    with hw.watch(model):
-        inside = model(ids)
-        assert hooks_of(model)
-    torch.testing.assert_close(inside, before)
-    assert hooks_of(model) == 0 and states_of(model) == states
-    assert torch.equal(model(ids), before)
-
-
 def test_so_it_is_after_an_exception(model: Model, ids: Tensor) -> None:
     before, states = model(ids), states_of(model)
 
@@ -267,36 +242,6 @@ def test_watching_keeps_no_model_alive(ids: Tensor) -> None:
     del model
     gc.collect()
     assert gone() is None and len(heads) == 2
-
-
-def test_gradients_flow_through_a_watched_model(model: Model, ids: Tensor) -> None:
-    model(ids).square().sum().backward()
-    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    model.zero_grad()
-    with hw.watch(model) as heads:
-        model(ids).square().sum().backward()
-    found = [p.grad for p in model.parameters() if p.grad is not None]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    assert not heads[0].statistics.entropy.requires_grad
-
-
-def test_what_is_checkpointed_is_counted_once(model: Model, ids: Tensor) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    x = model.embed(ids).requires_grad_()
-    with hw.watch(model) as heads:
-        checkpoint(lambda y: model.layers[0](y)[0], x, use_reentrant=False).sum().backward()
-    assert len(heads.all()) == H and len(heads["layers.0"].calls) == 1
-
-
-def test_a_compiled_model_is_watched_uncompiled(model: Model, ids: Tensor) -> None:
-    compiled = torch.compile(model, backend="eager")
-    before = compiled(ids)
-    with hw.watch(compiled) as heads:
-        compiled(ids)
-    assert len(heads) == 2
-    assert torch.equal(compiled(ids), before)
 
 
 def test_a_model_without_attention_is_an_error_not_an_empty_answer() -> None:
@@ -354,22 +299,6 @@ def test_find_sorts_and_cuts(model: Model, ids: Tensor) -> None:
     assert heads.find("previous-token", threshold=0.0)[0].score == heads.find("previous", top=1)[0].score
     with pytest.raises(ArgumentError, match="got 'entropi'; did you mean 'entropy'"):
         heads.find("entropi")
-
-
-def test_a_head_that_copies_the_previous_token_is_found_and_named() -> None:
-    """Weights made by hand: one head looks back by one, another only at itself."""
-    weights = torch.zeros(1, 2, T, T)
-    weights[0, 0] = torch.eye(T).roll(-1, 1).tril(-1)
-    weights[0, 0, 0, 0] = 1
-    weights[0, 0, 1:] = torch.eye(T)[:-1]
-    weights[0, 1] = torch.eye(T)
-    from headwise.heads.record import reduce
-
-    heads = hw.Heads()
-    record = reduce(hw.AttentionMap.from_weights(weights), names=("entropy", "previous", "itself"))
-    heads.add("layer.0", record)
-    assert [str(label) for label in heads[0].labels] == ["previous-token (1.00)", "self (1.00)"]
-    assert [(h.layer, h.head) for h in heads.find("previous-token")] == [(0, 0)]
 
 
 def test_the_table_sorts_cuts_and_names_what_it_does_not_know(model: Model, ids: Tensor) -> None:
@@ -430,17 +359,6 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path, model: Model, i
         heads.save(tmp_path / "missing" / "heads.safetensors")
     with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
         hw.Heads().save(tmp_path / "empty")
-
-
-def test_numbers_settle_together() -> None:
-    """What is on another device comes over at once and lands where it belongs; here there is but one."""
-    from headwise.heads.record import Record
-
-    record = Record((1, 2, 3, 3), rows={"entropy": torch.ones(1, 2)}, counts={"entropy": torch.ones(1, 2)})
-    settle([record])
-    assert record.rows["entropy"].tolist() == [[1, 1]] and record._is_here
-    record.take_patterns({"spread": torch.ones(1, 2)}, {})
-    assert not record._is_here  # what was added may be elsewhere
 
 
 # What is refused
@@ -619,21 +537,6 @@ def test_watches_may_end_in_any_order(model: Model, ids: Tensor) -> None:
     assert states_of(encoder) == states and hooks_of(encoder) == hooks_of(model) == 0
 
 
-def test_a_copy_made_inside_a_block_works_afterwards(model: Model, ids: Tensor) -> None:
-    """Its forward was the original's, and its hooks complained for ever."""
-    import copy
-
-    with hw.watch(model):
-        model(ids)
-        inside = copy.deepcopy(model)
-    with torch.no_grad():
-        for one in inside.parameters():
-            one.mul_(2.0)
-        expected = copy.deepcopy(model)
-        expected.load_state_dict(inside.state_dict())
-    torch.testing.assert_close(inside(ids), expected(ids))
-
-
 def test_tokens_written_over_later_do_not_change_what_was_seen(model: Model, ids: Tensor) -> None:
     with hw.watch(model) as heads:
         model(ids)
@@ -641,38 +544,6 @@ def test_tokens_written_over_later_do_not_change_what_was_seen(model: Model, ids
         model(ids)
     ids.random_(0, 53)
     assert torch.equal(heads[0].statistics.induction, at_once[0].statistics.induction)
-
-
-def test_two_threads_do_not_hear_each_other(ids: Tensor) -> None:
-    """While one model was inside its forward, another's call became a layer of it."""
-    import threading
-
-    class Waits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside, self.go_on = threading.Event(), threading.Event()
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.inside.set()
-            assert self.go_on.wait(20)
-            return x
-
-    one, other, waits = Model(), Model(), Waits()
-    one.add_module("waits", waits)
-
-    def wait(*_: Any) -> None:
-        waits(torch.zeros(1))
-
-    one.embed.register_forward_hook(wait)
-    with hw.watch(one) as first, hw.watch(other) as second:
-        thread = threading.Thread(target=one, args=(ids,))
-        thread.start()
-        assert waits.inside.wait(20)
-        other(ids)
-        waits.go_on.set()
-        thread.join()
-    assert first.paths == second.paths == ["layers.0", "layers.1"]
-    assert len(first[0].calls) == len(second[0].calls) == 1
 
 
 class Folded(nn.Module):

@@ -345,12 +345,6 @@ def by_name(name: str) -> Family:
     return next(family for family in FAMILIES if family.name == name)
 
 
-def test_a_layer_that_runs_several_times_is_numbered() -> None:
-    """ALBERT has one layer and runs it three times."""
-    path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
-    assert list(heard(by_name("albert"), "none", SINGLE)) == [path, f"{path}#1", f"{path}#2"]
-
-
 def test_texts_packed_into_one_sequence() -> None:
     """position_ids that start again, without an attention_mask."""
     family = by_name("llama")
@@ -441,14 +435,6 @@ def test_a_bool_mask_is_to_a_model_what_its_function_makes_of_it() -> None:
     with attach(model, listener):
         assert error(run(model, inputs).last_hidden_state, expected) < EXACT
     assert all(bool((call.weights.dense() > 0).all()) for call in listener.calls)
-
-
-def test_a_copy_made_inside_is_answered_by_its_own_function() -> None:
-    model, inputs = by_name("llama").build(DOUBLE), text("left")
-    expected = run(model, inputs).last_hidden_state
-    with attach(model, Heard()):
-        made = copy.deepcopy(model)
-    assert torch.equal(run(made, inputs).last_hidden_state, expected)
 
 
 def test_layers_without_a_softmax_are_left_out_and_the_others_keep_their_numbers() -> None:

@@ -93,6 +93,11 @@ def dispatch() -> Iterator[Any]:
     forget()
 
 
+def assert_refused(model: nn.Module, match: str, side: str) -> None:
+    with pytest.raises(AttentionBypassed, match=match), attach(model, Heard()):
+        run(model, text(side))
+
+
 def test_a_function_of_known_parts_is_answered_as_it_would_be(dispatch: Any) -> None:
     model, listener = dispatch(standard), Heard()
     expected = run(model, text("none")).last_hidden_state
@@ -105,11 +110,7 @@ def test_a_function_of_other_parts_is_refused_by_name(dispatch: Any) -> None:
     """Whatever was registered, the softmax of q and k was heard, and what the model went on with."""
     model, listener = dispatch(sharpened), Heard()
     expected = run(model, text("none"))
-    with (
-        pytest.raises(AttentionBypassed, match=r"layers\.0\.self_attn.*sharpened uses .*standard.*'skip'"),
-        attach(model, Heard()),
-    ):
-        run(model, text("none"))
+    assert_refused(model, r"layers\.0\.self_attn.*sharpened uses .*standard.*'skip'", "none")
     with attach(model, listener, "eager"):
         found = run(model, text("none"), output_attentions=True)
     assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
@@ -328,13 +329,7 @@ def assert_heard(model: nn.Module, side: str = "left") -> None:
 def test_an_edited_copy_of_a_known_function_is_refused_by_name(dispatch: Any, name: str) -> None:
     """It was watched as if it were the original: other logits, other weights, without a word."""
     model = dispatch(made(edited(OTHERWISE[name])), name)
-    with (
-        pytest.raises(
-            AttentionBypassed, match=r"layers\.0\.self_attn.*somewhere\.eager_attention_forward returns"
-        ),
-        attach(model, Heard()),
-    ):
-        run(model, text("left"))
+    assert_refused(model, r"layers\.0\.self_attn.*somewhere\.eager_attention_forward returns", "left")
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
@@ -365,21 +360,13 @@ def test_what_a_run_on_small_tensors_cannot_show_is_refused_by_name(dispatch: An
     """A function may change from some length on, or with a value that is not an argument."""
     edits, named = UNJUDGED[name]
     model = dispatch(made(edited(edits), TEMPERATURE=1.0), name)
-    with (
-        pytest.raises(AttentionBypassed, match=f"eager_attention_forward uses .*{named}"),
-        attach(model, Heard()),
-    ):
-        run(model, text("none"))
+    assert_refused(model, f"eager_attention_forward uses .*{named}", "none")
 
 
 def test_a_function_that_writes_to_its_inputs_is_refused(dispatch: Any) -> None:
     """What it writes reaches the model's cache; what headwise computes in its place does not."""
     model = dispatch(made(edited({REPEATED: f"{REPEATED}; value *= 0.5"})), "written")
-    with (
-        pytest.raises(AttentionBypassed, match="it writes to its value in place"),
-        attach(model, Heard()),
-    ):
-        run(model, text("none"))
+    assert_refused(model, "it writes to its value in place", "none")
 
 
 @pytest.mark.parametrize("side", ["none", "left"])
@@ -427,8 +414,7 @@ def test_dropout_is_part_of_what_is_compared(dispatch: Any, dropped: float) -> N
         layer.self_attn.attention_dropout = dropped
     model.train()
     if dropped:
-        with pytest.raises(AttentionBypassed, match=r"dropout=1\.0"), attach(model, Heard()):
-            run(model, text("none"))
+        assert_refused(model, r"dropout=1\.0", "none")
         model.eval()
     with attach(model, Heard()):
         run(model, text("none"))
@@ -520,8 +506,7 @@ def test_each_layer_is_judged_by_its_own_attributes(dispatch: Any) -> None:
     model = dispatch(made(edited({SCORES: f"{SCORES} * (1 if module.is_causal else 2)"})), "by_layer")
     assert not refuses(model)
     model.layers[1].self_attn.is_causal = False
-    with pytest.raises(AttentionBypassed, match=r"layers\.1\.self_attn"), attach(model, Heard()):
-        run(model, text("none"))
+    assert_refused(model, r"layers\.1\.self_attn", "none")
 
 
 def test_another_kind_of_call_is_compared_by_itself(dispatch: Any) -> None:
@@ -545,12 +530,10 @@ def test_transformers_function_with_another_helper_is_no_longer_known(
         run(model, text("left"))
     with monkeypatch.context() as patch:
         patch.setattr(sdpa_attention, "repeat_kv", made("def tiled(x, n): return torch.cat([x] * n, 1)"))
-        with pytest.raises(AttentionBypassed, match="sdpa_attention_forward uses"), attach(model, Heard()):
-            run(model, text("left"))
+        assert_refused(model, "sdpa_attention_forward uses", "left")
     with monkeypatch.context() as patch:
         patch.setattr(sdpa_attention.sdpa_attention_forward, "__defaults__", (0.0, 3.0, None, None, None))
-        with pytest.raises(AttentionBypassed, match="sdpa_attention_forward uses"), attach(model, Heard()):
-            run(model, text("left"))
+        assert_refused(model, "sdpa_attention_forward uses", "left")
     with attach(model, Heard()):
         run(model, text("left"))
 
@@ -598,11 +581,7 @@ def test_a_run_leaves_random_numbers_and_the_module_alone(dispatch: Any) -> None
 
 def test_a_function_that_raises_on_small_tensors_is_refused_with_what_it_says(dispatch: Any) -> None:
     model = dispatch(made(edited({SCORES: "query.expand(3, 1, 4)"})), "raising")
-    with (
-        pytest.raises(AttentionBypassed, match=r"raises RuntimeError on small tensors.*expand"),
-        attach(model, Heard()),
-    ):
-        run(model, text("none"))
+    assert_refused(model, r"raises RuntimeError on small tensors.*expand", "none")
 
 
 @pytest.mark.parametrize(
@@ -619,8 +598,7 @@ def test_masks_of_other_kinds_are_refused_by_name(dispatch: Any, mask: Any, name
 
     model = dispatch(made(edited(OTHERWISE["scale_doubled"])), "masked")
     AttentionMaskInterface.register("masked", lambda **_: mask)
-    with pytest.raises(AttentionBypassed, match=named), attach(model, Heard()):
-        run(model, text("none"))
+    assert_refused(model, named, "none")
 
 
 def test_queries_of_other_dimensions_are_refused(dispatch: Any) -> None:
@@ -634,11 +612,7 @@ def test_queries_of_other_dimensions_are_refused(dispatch: Any) -> None:
 
 def test_a_function_without_named_arguments_is_refused(dispatch: Any) -> None:
     model = dispatch(made("def starred(*args, **kwargs): return torch.softmax(args[1], -1), None"), "starred")
-    with (
-        pytest.raises(AttentionBypassed, match="starred uses arguments without names"),
-        attach(model, Heard()),
-    ):
-        run(model, text("none"))
+    assert_refused(model, "starred uses arguments without names", "none")
 
 
 # A model's own file

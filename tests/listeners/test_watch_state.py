@@ -130,27 +130,6 @@ def test_threads_that_run_one_watched_model_each_have_a_forward_of_their_own(kin
     assert as_it_is(model) == before and not active
 
 
-def test_tokens_are_those_of_the_forward_in_this_thread() -> None:
-    """They were remembered by a number and an id, which two threads can share."""
-    import transformers
-
-    model = llama().model
-    texts = [torch.randint(0, E, (1, T), generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    watching = hw.watch(model, patterns=True)
-    barrier = threading.Barrier(len(texts), timeout=20)
-
-    def work(text: Tensor) -> None:
-        barrier.wait()
-        with torch.no_grad():
-            model(text)
-
-    assert transformers
-    with watching as heads, ThreadPoolExecutor(len(texts)) as pool:
-        list(pool.map(work, texts))
-    found = {tuple(call.marks.ids[0].tolist()) for call in heads[0].calls if call.marks is not None}
-    assert found == {tuple(text[0].tolist()) for text in texts}
-
-
 def test_a_bypassed_layer_is_told_of_in_the_thread_where_it_ran(x: Tensor) -> None:
     """All threads wrote into one list of layers that were not heard, and the first to come back took all."""
 
@@ -207,18 +186,18 @@ def test_one_that_refuses_a_forward_keeps_nobody_else_in_it(x: Tensor) -> None:
 def test_what_raises_on_the_way_into_a_module_leaves_nobody_in_it(x: Tensor) -> None:
     model = nn.Sequential(Fused(), Fused())
     with hw.watch(model) as heads:
-        enter = active[0].posts[model[1]].mode.enter
+        enter = active[0].hooks[model[1]].mode.enter
 
         def raising(*_: object) -> None:
             raise OverflowError
 
-        active[0].posts[model[1]].mode.enter = raising
+        active[0].hooks[model[1]].mode.enter = raising
         with pytest.raises(OverflowError):
             model(x)
         with pytest.raises(OverflowError):
             model[1](x)
         assert active[0].run is None
-        active[0].posts[model[1]].mode.enter = enter
+        active[0].hooks[model[1]].mode.enter = enter
         model(x)
     assert [len(layer.calls) for layer in heads.values()] == [1, 1]
 
@@ -288,14 +267,13 @@ def test_one_watch_begun_and_ended_in_many_threads_ends() -> None:
 def test_a_forward_in_another_thread_while_watching_begins_is_not_refused(
     kind: str, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It met a post before anybody could tell its model of a call, which looked as if there had been none."""
+    """It met a hook before anybody could tell its model of a call, which looked as if there had been none."""
     model = MODELS[kind]()
     expected, found = model(x), []
 
-    def meanwhile(_: object) -> Callable[[], None]:
+    def meanwhile(_: object) -> None:
         with ThreadPoolExecutor(1) as pool, torch.no_grad():
             found.append(pool.submit(torch.no_grad()(model), x).result(20))
-        return lambda: None
 
     whole = model_door.CHANGES
     for done in range(len(whole) + 1):
@@ -470,14 +448,14 @@ def test_a_watch_that_was_kept_or_stopped_goes_without_a_word(x: Tensor) -> None
 
 def test_what_is_dropped_while_another_begins_waits_its_turn() -> None:
     """Garbage is collected at any moment, also in the middle of a change that counts who needs what."""
-    from headwise.listeners.shared_patches import turns
+    from headwise.listeners.module_overrides import changing
 
     model, said = nn.Sequential(Fused()), []
     watching = hw.watch(model)
     watching.start()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with turns:
+        with changing:
             del watching
             gc.collect()
             said.append((len(active), len(warned)))

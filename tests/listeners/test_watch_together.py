@@ -58,14 +58,6 @@ def test_layers_measured_together_are_as_measured_alone(family: Family, side: st
 
 
 @torch.no_grad()
-def test_layers_of_one_kind_are_one_map(sizes: list[int]) -> None:
-    model = small_models.llama(num_hidden_layers=5)
-    with hw.watch(model):
-        model(small_models.tokens())
-    assert sizes == [5]
-
-
-@torch.no_grad()
 def test_padded_layers_are_one_map(sizes: list[int]) -> None:
     model, ids = small_models.bert(num_hidden_layers=5), small_models.tokens()
     real = torch.ones_like(ids)
@@ -97,15 +89,6 @@ def test_as_many_wait_as_there_is_room_for(sizes: list[int], monkeypatch: pytest
         model(ids)
     assert sizes[0] == 5 and len(sizes) > 2 and sum(sizes[1:]) == 5
     assert_same(fewer, heads)
-
-
-@torch.no_grad()
-def test_long_calls_do_not_wait(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "SHORT_ON_CPU", 1)
-    model = small_models.llama()
-    with hw.watch(model) as heads:
-        model(small_models.tokens())
-    assert not sizes and len(heads) == 2
 
 
 @torch.no_grad()
@@ -292,33 +275,6 @@ def test_a_block_that_ends_inside_a_forward_has_what_was_heard() -> None:
 # Several at once
 
 
-@torch.no_grad()
-def test_threads_each_measure_their_own_forward() -> None:
-    model = small_models.llama(num_hidden_layers=3)
-    texts = [small_models.tokens(seed=seed) for seed in range(4)]
-    with hw.watch(model) as alone:
-        for ids in texts:
-            model(ids)
-    ready = threading.Barrier(len(texts))
-
-    def run(ids: Tensor) -> None:
-        ready.wait()
-        with torch.no_grad():
-            model(ids)
-
-    with hw.watch(model) as heads:
-        threads = [threading.Thread(target=run, args=(ids,)) for ids in texts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for layer in range(3):
-        found = sorted(heads[layer].calls, key=lambda call: float(call.rows["entropy"].sum()))
-        truth = sorted(alone[layer].calls, key=lambda call: float(call.rows["entropy"].sum()))
-        for call, other in zip(found, truth, strict=True):
-            torch.testing.assert_close(call.rows, other.rows)
-
-
 def test_what_is_checkpointed_counts_once() -> None:
     model = small_models.torch_encoder().train()
     for module in model.modules():
@@ -340,23 +296,6 @@ def test_what_is_checkpointed_counts_once() -> None:
     heads, alone = both(lambda: outer(x).sum().backward(), outer)
     assert [len(layer.calls) for layer in heads.values()] == [1] * len(heads)
     assert_same(heads, alone)
-
-
-@torch.no_grad()
-def test_a_model_inside_a_model_is_heard_by_both() -> None:
-    model, ids = small_models.llama(num_hidden_layers=3), small_models.tokens()
-    with hw.watch(model) as outer, hw.watch(model.model.layers[1]) as inner:
-        model(ids)
-    torch.testing.assert_close(inner[0].entropy, outer[1].entropy)
-
-
-@torch.no_grad()
-def test_a_layer_called_directly_is_measured() -> None:
-    layer = hw.MultiHeadAttention(6, 2)
-    with hw.watch(layer) as heads:
-        layer.forward(torch.randn(2, 5, 6))
-        layer.forward(torch.randn(2, 5, 6))
-    assert len(heads[0].calls) == 2
 
 
 def test_who_looks_from_another_thread_never_finds_a_group_without_calls(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
-from headwise.errors import ArgumentError, AttentionBypassed, AttentionUnheard
+from headwise.errors import AttentionBypassed, AttentionUnheard
 from model_families import GROUPED, SEEING, _draw_wide, not_before, text_and_answer
 
 pytestmark = [
@@ -226,22 +226,6 @@ def test_a_mask_is_not_taken_for_the_positions_of_a_layer() -> None:
     ):
         model(input_ids=torch.randint(3, 61, (B, 11)), decoder_input_ids=torch.randint(3, 61, (B, 5)))
     assert not any("LocalSelfAttention" in path for path in heads.paths)
-
-
-def moe() -> tuple[nn.Module, dict[str, Any]]:
-    import transformers
-
-    config = transformers.MixtralConfig(
-        **GROUPED, num_local_experts=3, num_experts_per_tok=2, experts_implementation="eager"
-    )
-    return transformers.MixtralForCausalLM(config), {"input_ids": torch.randint(3, 61, (B, 11))}
-
-
-def test_a_router_of_experts_is_no_attention() -> None:
-    model, given = moe()
-    with torch.no_grad(), hw.watch(model.eval()) as heads:
-        model(**given)
-    assert len(heads) == 2 and not heads.unheard
 
 
 class Quantised(nn.Module):
@@ -469,12 +453,3 @@ def test_a_lookup_that_finds_nothing_leaves_a_layer_to_be_read() -> None:
     with torch.no_grad(), hw.watch(model, fallback="eager") as heads:
         model(**given)
     assert len(heads) == 5 and not heads.unheard
-
-
-def test_written_norms_say_what_to_do_where_only_weights_are_read() -> None:
-    model = nn.Sequential(SelfAttention(lambda q, k, v: scores(q, k).softmax(-1) @ v))
-    with (
-        pytest.raises(ArgumentError, match=r"written must have values in hand: of 0"),
-        hw.watch(model, fallback="eager", written=True),
-    ):
-        model(x())

@@ -39,16 +39,17 @@ __all__ = [
     "Run",
     "active",
     "announce",
-    "asked_of_all",
-    "beside",
     "in_backward",
     "innermost",
     "is_quiet",
-    "nothing_to_hear",
+    "note_empty_call",
+    "note_query_padding",
+    "noted_query_padding",
     "padding_now",
     "path_of",
     "quietly",
     "silence",
+    "statistics_asked_for",
 ]
 
 
@@ -186,7 +187,7 @@ class Entered:
         return {name: value for name, value in what.items() if (name in OF_DECODER) == decodes}
 
     def may_read(self, text: Tensor) -> bool:
-        """Whether it was given nothing, or something that can have been made of [B, T] tokens."""
+        """Return True if it was given nothing, or something that can have been made of [B, T] tokens."""
         B, T = text.shape
         return not self.shapes or any(
             tuple(shape[:2]) in ((B, T), (T, B)) or shape[0] == B * T for shape in self.shapes
@@ -196,12 +197,12 @@ class Entered:
 class Run:
     """One forward at work, in one thread: from the first of its model's modules to that module's return."""
 
-    __slots__ = ("alike", "beside", "bypassed", "entered", "forward", "told")
+    __slots__ = ("alike", "bypassed", "entered", "forward", "query_padding", "told")
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.entered: list[Entered] = []  # the modules that run now, the innermost last
-        self.beside: dict[str, Tensor | None] = {}  # parent -> which queries of its self-attention are real
+        self.query_padding: dict[str, Tensor | None] = {}  # of self-attention, by its parent: what is real
         self.told: dict[str, int] = {}  # how many calls of a path were told of
         self.alike: list[Any] = []  # how layers were answered, for those like them; see layers_alike.py
         self.bypassed: dict[str, Bypassed] = {}
@@ -356,7 +357,7 @@ def announce(
     return output
 
 
-def asked_of_all(shape: tuple[int, ...], on_cpu: bool) -> tuple[tuple[str, ...], bool]:
+def statistics_asked_for(shape: tuple[int, ...], on_cpu: bool) -> tuple[tuple[str, ...], bool]:
     """(row statistics that someone will ask of a call [B, H, T, S], no picture, which takes a walk anyway;
     whether everybody waits for the forward to be over)."""
     if math.prod(shape) <= (SHORT_ON_CPU if on_cpu else SHORT):
@@ -406,27 +407,25 @@ def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
     return None
 
 
-def beside(module: nn.Module, queries: Tensor | None, sizes: tuple[int, ...] | None = None) -> Tensor | None:
-    """Which queries are real, from self-attention to the cross-attention beside it in the same layer.
-
-    Args:
-        queries: what self-attention knows; noted if no sizes are given.
-        sizes: [B, T] of the cross-attention that asks.
-    """
+def note_query_padding(module: nn.Module, queries: Tensor | None) -> None:
+    """Remember which queries of a self-attention are real, for the cross-attention beside it in the layer."""
     for attachment, run in running():
         path = attachment.path_of(module)
         if path is not None:
-            parent = path.rpartition(".")[0]
-            if sizes is None:
-                run.beside[parent] = queries
-            else:
-                real = run.beside.get(parent)
-                if real is not None and tuple(real.shape) == sizes:
-                    return real
+            run.query_padding[path.rpartition(".")[0]] = queries
+
+
+def noted_query_padding(module: nn.Module, batch: int, length: int) -> Tensor | None:
+    """Return which queries of a cross-attention are real, bool [batch, length], as self-attention noted."""
+    for attachment, run in running():
+        path = attachment.path_of(module)
+        real = None if path is None else run.query_padding.get(path.rpartition(".")[0])
+        if real is not None and tuple(real.shape) == (batch, length):
+            return real
     return None
 
 
-def nothing_to_hear() -> None:
+def note_empty_call() -> None:
     """A layer ran on nothing: there is no attention to tell of, and none was missed."""
     for attachment, run in running():
         attachment.elsewhere = True

@@ -36,17 +36,17 @@ from .active import (
     quietly,
 )
 from .model_structure import modules_at, structure_and_modules
-from .shared_patches import Undo, turns
+from .module_overrides import changing
 from .split_calls import SplitCall, local_heads_of
 
-__all__ = ["Attachment", "Change", "Post"]
+__all__ = ["Attachment", "LayerHook"]
 
 NOTHING_SEEN = "no softmax was seen"  # reasons read on after "where"
 REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"
 
 
-class Post:
-    """One attachment at one module."""
+class LayerHook:
+    """Tells one attachment of every run of one module."""
 
     __slots__ = ("attachment", "is_place", "mode", "notes", "path")
 
@@ -85,7 +85,7 @@ class Post:
             if came_back and bypassed is not None and not self.attachment.is_over:
                 self.attachment.bypass(bypassed._replace(sizes=_sizes(args, kwargs)))
             if came_back and len(run.entered) == 1:
-                self.attachment.came_back(run)
+                self.attachment.check_forward(run)
         finally:
             self._leave(run, here)
 
@@ -94,9 +94,6 @@ class Post:
             run.entered.pop()
         if not run.entered:
             self.attachment.left(run)
-
-
-Change = Callable[["Attachment"], Undo]
 
 
 class _Running(threading.local):
@@ -113,10 +110,10 @@ class Attachment:
         self.paths, self.places = self.structure.paths, self.structure.places
         self.names = self.structure.once("names", lambda: names_of(self.places))
         self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
-        self.round = 0  # how often they have changed
+        self.listeners_version = 0  # how often they have changed
         self.asks_if_long: tuple[str, ...] = ()  # what any of them will ask of a long call
         self.waits = False  # whether none of them looks at a short one before its forward is over
-        named = self.structure.once("two texts", lambda: _name_two_texts(self.places))
+        named = self.structure.once("two texts", lambda: _names_suggest_two_texts(self.places))
         self.two_texts = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True or named
         # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
         config = getattr(model, "config", None)
@@ -128,26 +125,28 @@ class Attachment:
         self.elsewhere = (
             False  # whether another model's attention was heard inside, or a layer ran on nothing
         )
-        self.has_company = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.is_over = False  # what runs on in other threads is heard no more, and has bypassed nobody
         hooked, suspects = self.structure.hooked.items(), self.structure.suspects.items()
-        self.posts = {module: Post(self, path, is_place, not is_place) for module, (path, is_place) in hooked}
-        self.posts |= {module: Post(self, path, False, False) for module, path in suspects}
+        self.hooks = {
+            module: LayerHook(self, path, is_place, not is_place) for module, (path, is_place) in hooked
+        }
+        self.hooks |= {module: LayerHook(self, path, False, False) for module, path in suspects}
         self._running = _Running()
         self._telling = threading.RLock()
-        self._undo = ExitStack()
+        self.undo = ExitStack()  # all that was changed for this attachment
 
     # Coming and going
 
-    def begin(self, changes: Iterable[Change]) -> None:
-        """Make the changes by which the model is heard, one after another; `end` undoes them.
+    def begin(self, changes: Iterable[Callable[[Attachment], None]]) -> None:
+        """Make the changes by which the model is heard; `undo` collects how to undo each, and `end` does.
 
         Other threads may run the model meanwhile: whoever meets a change finds this among those who listen.
         """
         active.append(self)
         try:
             for change in changes:
-                self._undo.callback(change(self))
+                change(self)
         except BaseException:
             self.listeners.clear()  # nobody has to end what did not begin
             self.end()
@@ -157,30 +156,30 @@ class Attachment:
         self.is_over = True
         if self in active:
             active.remove(self)
-        self._undo.close()
-        self.posts.clear()
+        self.undo.close()
+        self.hooks.clear()
 
     def add(self, listener: Listener, fallback: str | None) -> ref[Listener]:
         """Someone who is told for as long as they live, and are not taken away."""
-        place = ref(listener, lambda gone: turns.later(partial(self._drop, gone)))
+        place = ref(listener, lambda gone: changing.later(partial(self._remove_dropped, gone)))
         self.listeners[place] = fallback
-        self._ask_around()
+        self._update_wishes()
         return place
 
     def remove(self, listener: ref[Listener]) -> None:
         self.listeners.pop(listener, None)
-        self._ask_around()
+        self._update_wishes()
         if not self.listeners:
             self.end()
 
-    def _ask_around(self) -> None:
-        self.round += 1
+    def _update_wishes(self) -> None:
+        self.listeners_version += 1
         there = [listener for listener, _ in self.heard_by()]
         asks = [name for listener in there for name in getattr(listener, "asks_if_long", ())]
         self.asks_if_long = tuple(dict.fromkeys(asks))
         self.waits = all(getattr(listener, "waits", False) for listener in there)
 
-    def _drop(self, listener: ref[Listener]) -> None:
+    def _remove_dropped(self, listener: ref[Listener]) -> None:
         """A listener that nobody can ask any more: nobody could have ended this, either."""
         if listener not in self.listeners:
             return
@@ -244,10 +243,10 @@ class Attachment:
         """The outermost module has ended, whichever way."""
         self._running.run = None
         if run.bypassed:
-            self._miss(run.bypassed)
-        self._over(run.forward)
+            self._report_missed(run.bypassed)
+        self._report_end(run.forward)
 
-    def _miss(self, bypassed: dict[str, Bypassed]) -> None:
+    def _report_missed(self, bypassed: dict[str, Bypassed]) -> None:
         """Tell listeners that ask for it what was not heard in a forward."""
         kinds = self.kinds_at(bypassed)
         with self._telling:
@@ -265,7 +264,7 @@ class Attachment:
         known = {path: type(module).__name__ for module, path in self.paths.items()}
         return {path: known.get(path, "module") for path in paths}
 
-    def _over(self, forward: Forward) -> None:
+    def _report_end(self, forward: Forward) -> None:
         """Tell listeners that wait for it that a forward has ended."""
         with self._telling, quietly():
             for listener, _ in self.heard_by():
@@ -273,13 +272,13 @@ class Attachment:
                 if after is not None:
                     after(forward)
 
-    def came_back(self, run: Run) -> None:
+    def check_forward(self, run: Run) -> None:
         """The outermost module did.
 
         Raises:
             AttentionBypassed: attention ran that nobody could hear, unless that was allowed.
         """
-        paths = self.paths  # a layer that its model has put in another's place has no post
+        paths = self.paths  # a layer that its model has put in another's place has no hook
         for path, now in zip(self.places, modules_at(self.model, self.places), strict=True):
             if now is not None and now not in paths:  # None: taken out, which is its owner's right
                 run.bypassed.setdefault(path, Bypassed(0, REPLACED))
@@ -352,7 +351,7 @@ class Attachment:
         run.told[path] = before + 1
         named = path if not before else f"{path}#{before}"
         tokens = run.tokens(self.decodes(path))
-        here = local_heads_of(module, path, weights, value) if self.has_company else None
+        here = local_heads_of(module, path, weights, value) if self.is_distributed else None
         said: Tensor | None = None  # of all heads, by somebody who changed it
         with self._telling:
             for place in list(self.listeners):
@@ -373,17 +372,17 @@ class Attachment:
         if said is not None and here is not None:
             output = here.own(said)
         if alone:
-            self._over(run.forward)
+            self._report_end(run.forward)
         return output
 
     def decodes(self, path: str) -> bool:
-        """Whether a layer is of a decoder beside an encoder."""
+        """Return True if a layer is of a decoder beside an encoder."""
         return self.is_encoder_decoder and "decoder" in path.split(".")
 
     def noted(self, run: Run) -> Noted | None:
         """How the last call was put aside by the only one who listens; None: somebody looks at each."""
         listening = list(self.listeners)  # as they are now: other threads come and go
-        if not self.waits or len(listening) != 1 or self.has_company:
+        if not self.waits or len(listening) != 1 or self.is_distributed:
             return None
         noted: Noted | None = getattr(listening[0](), "noted", None)
         return noted if noted is not None and noted.forward is run.forward else None  # else another thread's
@@ -480,7 +479,7 @@ def _memory(sizes: tuple[int, ...]) -> str:
     return f"B x H x T x S, {size}, made by the model anyway"
 
 
-def _name_two_texts(places: list[str]) -> bool:
-    """Whether decoder and encoder, by their names, each have a text of their own."""
+def _names_suggest_two_texts(places: list[str]) -> bool:
+    """Return True if decoder and encoder, by their names, each have a text of their own."""
     parts = [set(path.split(".")) for path in places]
     return any("encoder" in names for names in parts) and any("decoder" in names for names in parts)

@@ -129,17 +129,17 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                     f"statistics must be known names: got {name!r}; {nearest(name, STATISTICS)}"
                 )
         self.model, self.fallback = model, fallback
-        self._ear = _Ear(
+        self._listener = _Listener(
             keep=keep, names=self.names, pooled=pooled, patterns=bool(patterns), reach=reach,
             between=("attention", "outputs", "values") if diversity else (),
             tokens=Tokens(model, tokenizer), writer=model if written else None,
         )  # fmt: skip
-        self.heads = self._ear.heads
+        self.heads = self._listener.heads
         self._attached = ExitStack()
         self._attachment: Attachment | None = None
         self._depth = self._before = 0
         self._lock = threading.Lock()
-        attach(model, self._ear, fallback)  # says at once what is wrong with these
+        attach(model, self._listener, fallback)  # says at once what is wrong with these
 
     if not TYPE_CHECKING:  # to those who ask the block instead of what it gives
 
@@ -166,13 +166,13 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             self._depth += 1
             if self._depth == 1:
                 try:
-                    attached = attach(self.model, self._ear, self.fallback)
+                    attached = attach(self.model, self._listener, self.fallback)
                     self._attachment = self._attached.enter_context(attached)
                 except BaseException:
                     self._depth = 0
                     raise
                 self._before = self._attachment.forward.number
-                self._ear.layers = self._attachment.names
+                self._listener.layers = self._attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -210,7 +210,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
 
 
-class _Ear:
+class _Listener:
     """What listens: apart from `watch`, which ends it when nobody has it any more."""
 
     hears_shards = True
@@ -303,7 +303,7 @@ class _Ear:
         waiting.put(call.path, record, layer)
 
     def _measures_here(self, call: SplitCall) -> bool:
-        """Whether each rank measures its own heads, and numbers are gathered; not to compare heads."""
+        """Return True if each rank measures its own heads, and numbers are gathered; not to compare heads."""
         shape, on_cpu = call.own.weights.shape, call.own.weights.device.type == "cpu"
         return self.writer is None and not self.between and not is_short(shape, on_cpu)
 
@@ -435,6 +435,6 @@ def _roles(told: object) -> set[int]:
 
 
 def is_punctuation(token: str) -> bool:
-    """Whether a token, as a tokenizer names it, is nothing but marks such as full stops and commas."""
+    """Return True if a token, as a tokenizer names it, is nothing but marks such as full stops and commas."""
     bare = token.strip("ĠĊ▁# \t\n")
     return bool(bare) and all(unicodedata.category(letter)[0] == "P" for letter in bare)

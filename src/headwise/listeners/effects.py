@@ -37,9 +37,8 @@ from ..models.pretrained import Tokenizer, token_name
 from .ablation import Switches
 from .chosen_heads import base_of, check_any, check_count, check_head
 from .importance import HeadScores, Ranked, ranked
-from .model_answers import MASKED, NEXT, OUTPUT, look_at
+from .model_answers import MASKED, METHOD, NEXT, OUTPUT, Asked, Speaker, look_at
 from .model_door import attach
-from .prompts import METHOD, Asked, Speaker
 
 __all__ = ["Effects", "Words", "effects", "role_effects"]
 

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ShapeError, nearest
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer
 from ..models.batches import Loss, as_batches, checked_loss, tracked
-from .ablation import Switches
+from .ablation import Switches, count_examples, entering
 from .active import Call, in_backward
 from .chosen_heads import base_of, by_path, check_count, layer_names, outputs_of
-from .example_counts import count_examples, entering
 from .model_door import attach
 
 if TYPE_CHECKING:

@@ -1,23 +1,38 @@
-"""What a model answers, and how far two answers are apart: probabilities of a token, or an output.
+"""What a model answers: how far two answers are apart, and how likely it thinks the answers to prompts.
+
+Prompts of one length go together, so that nothing is padded. An answer of several tokens is judged whole: the
+sum of their log-probabilities.
 
 Letters: B batch, T length, V vocab_size, E width.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..heads.behaviours import Behaviour, Pair, Place
+from ..heads.layer_names import ByLayer, Layer
 from ..models.pretrained import Tokenizer
 from ..models.transformer import Transformer
+from .ablation import ablate, head_means
+from .model_door import attach
+from .role_measurement import Ahead
 
-__all__ = ["MASKED", "NEXT", "OUTPUT", "Look", "Seen", "look_at"]
+__all__ = ["MASKED", "METHOD", "NEXT", "OUTPUT", "Asked", "Look", "Seen", "Speaker", "look_at"]
 
 NEXT, MASKED, OUTPUT = "next token", "masked token", "output"
+METHOD = "mean"  # of `headwise.ablate`
+ROWS = 32  # prompts in one run of the model
 
 Seen = tuple[str, int, int, Tensor | None]  # of a call of attention: kind, B, T, which positions are real
 
@@ -164,7 +179,7 @@ def _ids_of(inputs: object) -> Tensor | None:
 def _is_vocabulary(
     model: nn.Module, answer: object, V: int, ids: Tensor | None, tokenizer: Tokenizer | None
 ) -> bool:
-    """Whether an answer's channels are the words of a vocabulary."""
+    """Return True if an answer's channels are the words of a vocabulary."""
     if isinstance(model, Transformer):
         return model.config.output is not None
     if isinstance(getattr(answer, "logits", None), Tensor):
@@ -181,5 +196,203 @@ def _is_vocabulary(
 
 
 def _fills_gaps(model: nn.Module) -> bool:
-    """Whether it tells what stands at a position, not what comes after it."""
+    """Return True if it tells what stands at a position, not what comes after it."""
     return type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
+
+
+# Prompts as tokens
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One run of tokens, and what is asked of its last ones: one answer, or both where each is a token."""
+
+    ids: tuple[int, ...]
+    wanted: tuple[tuple[int, ...], ...]  # for each of the last positions, which tokens
+    where: tuple[tuple[int, int, int], ...]  # for each column of wanted: pair, prompt, answer
+
+
+def _tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """No special tokens at its end, and one in front, where there is one, as in `headwise.roles`."""
+    ids = list(map(int, tokenizer(text)["input_ids"]))
+    special = set(tokenizer.all_special_ids)
+    start = getattr(tokenizer, "bos_token_id", None)
+    if ids and ids[0] not in special and start is not None:
+        ids.insert(0, start)
+    while len(ids) > 1 and ids[-1] in special:
+        ids.pop()
+    return ids
+
+
+def _answers(tokenizer: Tokenizer, pair: Pair) -> list[tuple[list[int], list[list[int]]]] | None:
+    """For each prompt its tokens and those of both answers; None where they do not compare."""
+    found = []
+    for prompt in pair.prompts:
+        start = _tokens(tokenizer, prompt)
+        whole = [_tokens(tokenizer, prompt + answer) for answer in pair.answers]
+        ends = [ids[len(start) :] for ids in whole]
+        if any(ids[: len(start)] != start for ids in whole) or len(ends[0]) != len(ends[1]) or not ends[0]:
+            return None
+        found.append((start, ends))
+    return found
+
+
+class Asked:
+    """A behaviour's prompts as tokens of one model, and the answers to them."""
+
+    def __init__(self, speaker: Speaker, tokenizer: Tokenizer, behaviour: Behaviour) -> None:
+        self.speaker, self.behaviour = speaker, behaviour
+        pairs = behaviour.pairs()
+        kept = [answers for pair in pairs if (answers := _answers(tokenizer, pair)) is not None]
+        self.pairs, self.dropped = len(kept), len(pairs) - len(kept)
+        rows: list[_Row] = []
+        for at, prompts in enumerate(kept):
+            for which, (start, ends) in enumerate(prompts):
+                if len(ends[0]) == 1:  # one run says both
+                    both = ((ends[0][0], ends[1][0]),)
+                    rows.append(_Row(tuple(start), both, ((at, which, 0), (at, which, 1))))
+                    continue
+                for answer, end in enumerate(ends):
+                    each = tuple((token,) for token in end)
+                    rows.append(_Row((*start, *end[:-1]), each, ((at, which, answer),)))
+        self.batches = list(_batches(rows))
+        self._means: ByLayer[Tensor] | None = None
+        self._whole: Tensor | None = None
+        if rows:
+            most = max(token for row in rows for token in (*row.ids, *itertools.chain(*row.wanted)))
+            speaker.check(self.batches[-1][0].ids, most)
+
+    @property
+    def num_heads(self) -> dict[Layer, int]:
+        """By layer; of no layer where there are no prompts."""
+        return {layer: len(mean) for layer, mean in self.means.items()} if self.batches else {}
+
+    @property
+    def means(self) -> ByLayer[Tensor]:
+        """What each head says on average over all these prompts."""
+        if self._means is None:
+            batches = [self.speaker.batch(_ids(batch)) for batch in self.batches]
+            self._means = head_means(self.speaker.model, batches)
+        return self._means
+
+    def margins(self, off: Sequence[Place] = ()) -> Tensor:
+        """log P(right) - log P(wrong), [pairs, 2], without these heads."""
+        if not off and self._whole is not None:
+            return self._whole
+        said = torch.zeros(self.pairs, 2, 2, dtype=torch.float64)  # pair, prompt, answer
+        if self.batches:
+            without = ablate(self.speaker.model, off, METHOD, means=self.means) if off else nullcontext()
+            with without:
+                for batch in self.batches:
+                    self._ask(batch, said)
+        margins = said[:, :, 0] - said[:, :, 1]
+        margins[:, 1] *= -1  # after the second prompt the second answer is right
+        if not off:
+            self._whole = margins
+        return margins
+
+    def _ask(self, batch: Sequence[_Row], said: Tensor) -> None:
+        """Add up the log-probabilities of a batch's answers."""
+        last = len(batch[0].wanted)
+        logits = self.speaker.logits(_ids(batch), last)  # [B, last, V]
+        chances = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        wanted = torch.tensor([row.wanted for row in batch], device=chances.device)  # [B, last, columns]
+        sums = chances.gather(-1, wanted).double().sum(1).cpu()  # [B, columns]
+        for row, values in zip(batch, sums, strict=True):
+            for (pair, prompt, answer), value in zip(row.where, values, strict=True):
+                said[pair, prompt, answer] = value
+
+
+def _ids(batch: Sequence[_Row]) -> Tensor:
+    return torch.tensor([row.ids for row in batch])
+
+
+def _batches(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+    """Rows of one length each, so that nothing is padded."""
+
+    def size(row: _Row) -> tuple[int, int]:
+        return len(row.ids), len(row.wanted)
+
+    for _, alike in itertools.groupby(sorted(rows, key=size), key=size):
+        same = list(alike)
+        yield from (same[start : start + ROWS] for start in range(0, len(same), ROWS))
+
+
+# Models that say what comes next
+
+
+class Speaker:
+    """A causal language model, whichever way it is called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.taken = inspect.signature(model.forward).parameters
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._checked = False
+
+    def batch(self, ids: Tensor) -> Any:
+        """As `headwise.head_means` runs it."""
+        ids = ids.to(self.device)
+        if isinstance(self.model, Transformer) or "input_ids" not in self.taken:
+            return ids
+        return {"input_ids": ids, **({"use_cache": False} if "use_cache" in self.taken else {})}
+
+    def logits(self, ids: Tensor, last: int) -> Tensor:
+        """Of the next token after each of the last positions, [B, last, V]."""
+        batch = self.batch(ids)
+        if isinstance(batch, Mapping):
+            few = {"logits_to_keep": last} if "logits_to_keep" in self.taken else {}
+            answer: Any = self.model(**batch, **few)
+        elif isinstance(self.model, Transformer) and last == 1:
+            answer = self.model(batch, last=True)
+        else:
+            answer = self.model(batch)
+        logits = getattr(answer, "logits", answer)
+        if not isinstance(logits, Tensor) or logits.ndim != 3:
+            what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+            raise ArgumentError(
+                f"model must say what comes next, as logits [B, T, V]: got {what} of "
+                f"{type(self.model).__name__}; use a causal language model"
+            )
+        return logits[:, -last:]
+
+    def check(self, ids: Sequence[int], most: int) -> None:
+        """Raise `ArgumentError` unless what is said after a token is the same whatever follows it.
+
+        Args:
+            most: the largest token of all prompts.
+        """
+        self._check_vocabulary(most)
+        if self._checked:
+            return
+        config = self.model.config if isinstance(self.model, Transformer) else None
+        if config is not None and (config.kind != "decoder" or config.output is None):
+            raise ArgumentError(
+                f"model must say what comes next: kind={config.kind!r}, output={config.output!r}; use "
+                "a decoder"
+            )
+        text = torch.tensor([list(ids)])
+        length = text.shape[1]
+        other = text.clone()
+        other[0, -1] = text[0, 0]
+        one, two = (self.logits(given, length)[0, :-1].double() for given in (text, other))
+        rounding = torch.finfo(next(self.model.parameters()).dtype).eps ** 0.5 * float(one.abs().max())
+        ahead = Ahead()  # in few bits, what rounds away may be more than what a token changes
+        with attach(self.model, ahead):
+            self.logits(text, 1)
+        if any(ahead.heard) or float((one - two).abs().max()) > rounding:
+            raise ArgumentError(
+                f"model must be causal: what {type(self.model).__name__} says after {length - 1} tokens "
+                "changes with the token after them; use a causal language model"
+            )
+        self._checked = True
+
+    def _check_vocabulary(self, most: int) -> None:
+        embedded = getattr(self.model, "get_input_embeddings", lambda: None)()
+        size = getattr(embedded, "num_embeddings", None)
+        if isinstance(self.model, Transformer):
+            size = self.model.config.vocab_size
+        if size is not None and most >= size:
+            raise ArgumentError(
+                f"tokenizer must fit the model: token {most} for a vocabulary of {size}; are they a pair?"
+            )

@@ -1,28 +1,31 @@
 """The door to a model: `attach` lets somebody hear its attention, for a while.
 
-    model ── posts: which module runs now ──┐
-          └─ adapters: q, k, v, mask ───────┴─> announce(module, ...) ──> every listener's hear(call)
+    attach(model, listener)
+      1. uncompile        compiled modules run as they were written
+      2. every adapter    q, k, v and mask of each layer go through `announce`: by an overridden forward,
+                          another answer to a lookup of functions, or a mode that sees torch's functions
+      3. add_hooks        modules tell when they run: which one attends, which tokens and padding it was given
+    model(...) ──> announce(module, map, values, outputs) ──> every listener's hear(call)
+    at the end `attachment.undo`, an ExitStack, puts everything back, the last change first
 
-While somebody listens, attention runs on headwise's engines (short plain calls on a GPU on torch's own
-function): the second pass needs the log-sum-exp that they give. Nothing else in the model changes; outside of
-it only the lookup methods of Transformers' registries do. All of it is undone at the end.
+Of a Hugging Face layer, q, k and v are those with which it calls the attention function that it has looked
+up (adapters/huggingface.py). While somebody listens, attention runs on headwise's engines (short plain calls
+on a GPU on torch's own function): the second pass needs the log-sum-exp that they give. Nothing else in the
+model changes; outside of it only the lookup methods of Transformers' registries do.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import NamedTuple
-from weakref import ref
 
 from torch import nn
 
 from ..errors import ArgumentError
 from .active import Listener, active
 from .adapters import ADAPTERS
-from .adapters.loans import station, uncompile
-from .attachment import Attachment, Change
-from .shared_patches import Undo, turns
+from .attachment import Attachment
+from .module_overrides import add_hooks, changing, uncompile
 
 __all__ = ["FALLBACKS", "attach"]
 
@@ -53,24 +56,18 @@ def attach(
     return _Attached(model, listener, fallback)
 
 
-class _Block(NamedTuple):
-    """One time that an attachment was entered."""
-
-    attachment: Attachment
-    place: ref[Listener]
-
-
 class _Attached(AbstractContextManager[Attachment]):
-    """Keeps the listener: an attachment itself does not."""
+    """Keeps the listener: an attachment itself does not, so that one that was dropped can be told of."""
 
     def __init__(self, model: nn.Module, listener: Listener, fallback: str | None) -> None:
         self.model, self.listener, self.fallback = model, listener, fallback
 
     def __enter__(self) -> Attachment:
-        with turns:
+        with changing:
             known = next((attachment for attachment in active if attachment.model is self.model), None)
             attachment = Attachment(self.model) if known is None else known
-            self._block = _Block(attachment, attachment.add(self.listener, self.fallback))
+            self._attachment = attachment
+            self._place = attachment.add(self.listener, self.fallback)
             if known is None:
                 attachment.begin(CHANGES)
         return attachment
@@ -78,22 +75,22 @@ class _Attached(AbstractContextManager[Attachment]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        attachment, place = self._block
+        attachment = self._attachment
         try:
             if kind is None and attachment.run is None:
                 attachment.check()
         finally:
-            with turns:
-                attachment.remove(place)
+            with changing:
+                attachment.remove(self._place)
 
 
-def _post(attachment: Attachment) -> Undo:
-    """Every module that may attend, or around one that does, tells when it runs."""
-    return station(attachment.posts.items())
+def _uncompile(attachment: Attachment) -> None:
+    uncompile(attachment.undo, attachment.modules)
 
 
-def _uncompile(attachment: Attachment) -> Undo:
-    return uncompile(attachment.modules)
+def _add_hooks(attachment: Attachment) -> None:
+    """Let every module that may attend, or around one that does, tell when it runs."""
+    add_hooks(attachment.undo, attachment.hooks.items())
 
 
-CHANGES: tuple[Change, ...] = (_uncompile, *ADAPTERS, _post)  # a post finds all that it needs in place
+CHANGES = (_uncompile, *ADAPTERS, _add_hooks)  # a hook finds all that it needs in place

@@ -247,7 +247,7 @@ class _Seen:
         self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules]
 
     def are_still(self, modules: list[nn.Module]) -> bool:
-        """Whether these are the very modules: never by id, which a new one may have of a dead one."""
+        """Return True if these are the very modules: never by id, which a new one may have of a dead one."""
         if len(modules) != len(self.modules):
             return False
         for module, (seen, kind, config) in zip(modules, self.modules, strict=True):

@@ -12,7 +12,7 @@ What is watched for, and who saw it go wrong first:
     first       rises as a head comes to rest on the first key  Xiao 2024
     output      falls to 0 as a head says less and less: dead   Sandoval-Segura 2025
 
-`measured_step.py` measures a step, `alarms.py` tells what went too far. `trainer_callback` is a monitor in
+`measured_step.py` measures a step and tells what went too far. `trainer_callback` is a monitor in
 the training loop of Hugging Face Transformers.
 """
 
@@ -31,9 +31,23 @@ from torch import nn
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest, needed
 from ..heads.layer_names import Layer
-from .alarms import Alarm, Alarms, Bells, OnAlarm, tell
 from .chosen_heads import check_any
-from .measured_step import ENTROPY_SHARE, Measuring, Row, Step, Values, loudest, middle, numbers_of, share
+from .measured_step import (
+    ENTROPY_SHARE,
+    Alarm,
+    Alarms,
+    AlarmState,
+    Measuring,
+    OnAlarm,
+    Row,
+    Step,
+    Values,
+    divide_by_layer_mean,
+    largest_norms,
+    layer_medians,
+    logged_numbers,
+    warn_of,
+)
 from .model_door import attach
 
 if TYPE_CHECKING:
@@ -159,7 +173,7 @@ class Monitor:
         if alarms is None and on_alarm is not None:
             alarms = Alarms(dead=dead is not None)
         self.alarms, self.on_alarm = alarms, on_alarm
-        self._bells = None if alarms is None else Bells(alarms, dead)
+        self._alarm_state = None if alarms is None else AlarmState(alarms, dead)
         if alarms is not None:
             self.statistics = tuple(dict.fromkeys((*self.statistics, *alarms.statistics)))
         self.number = 0
@@ -213,12 +227,12 @@ class Monitor:
             yield self
             ran = attachment.forward.number - before
         if not ran:
-            self._miss()
+            self._model_did_not_run()
             return
         self._missed = 0
         check_any(self.model, ran, measuring.layers, self.fallback, attachment.elsewhere)
-        raised = self._take(number, measuring.read(), attachment.name_of)
-        tell(raised, stacklevel=4)  # past Step and contextlib, where the block ends
+        raised = self._record(number, measuring.read(), attachment.name_of)
+        warn_of(raised, stacklevel=4)  # past Step and contextlib, where the block ends
         if self.on_alarm is not None:
             for alarm in raised:
                 self.on_alarm(alarm)
@@ -228,7 +242,7 @@ class Monitor:
         last = self._last
         return last is None or number <= last or number // self.every > last // self.every
 
-    def _miss(self) -> None:
+    def _model_did_not_run(self) -> None:
         if self._last is None:
             raise ArgumentError(
                 f"step must have the model run in it: {type(self.model).__name__} ran 0 times; put its "
@@ -244,18 +258,18 @@ class Monitor:
                 stacklevel=5,  # past Step and contextlib, where the block ends
             )
 
-    def _take(
+    def _record(
         self, number: int, measured: dict[str, list[Values]], name_of: Callable[[str], Layer]
     ) -> list[Alarm]:
         """Keep the numbers of a step; the alarms that they raise."""
         for heads in measured.values():
-            share(heads)
-        said = {} if self.dead is None else loudest(measured, name_of)
+            divide_by_layer_mean(heads)
+        said = {} if self.dead is None else largest_norms(measured, name_of)
         self._dead_heads = [at for at, most in said.items() if self.dead is not None and most <= self.dead]
         layers = {name_of(path): heads for path, heads in measured.items()}
-        raised = self._raise(number, layers, said)
-        ringing = None if self._bells is None else len(self._bells.ringing)
-        numbers = numbers_of(layers, self.statistics, self.dead, len(self._dead_heads), ringing)
+        raised = self._update_alarms(number, layers, said)
+        active = None if self._alarm_state is None else len(self._alarm_state.active)
+        numbers = logged_numbers(layers, self.statistics, self.dead, len(self._dead_heads), active)
         before = self._history[-1].keys if self._history else ()
         kept = tuple(numbers)
         row = Row(number, before if before == kept else kept, array("d", numbers.values()))
@@ -264,17 +278,19 @@ class Monitor:
         self._last, self.measured = number, True
         return raised
 
-    def _raise(
+    def _update_alarms(
         self, number: int, layers: dict[Layer, list[Values]], said: dict[tuple[Layer, int], float]
     ) -> list[Alarm]:
-        if self._bells is None:
+        if self._alarm_state is None:
             return []
         if self._last is not None and number <= self._last:
-            self._bells.ringing.clear()  # another training
-        return self._bells.hear(
+            self._alarm_state.active.clear()  # another training
+        return self._alarm_state.hear(
             number,
             {
-                "entropy": [(layer, None, value) for layer, value in middle(layers, ENTROPY_SHARE).items()],
+                "entropy": [
+                    (layer, None, value) for layer, value in layer_medians(layers, ENTROPY_SHARE).items()
+                ],
                 "max_logit": [
                     (layer, head, values["max_logit"])
                     for layer, heads in layers.items()
@@ -331,7 +347,7 @@ class Monitor:
             >>> str(monitor.raised[0]).split(": ")[0]
             'head 1 of layer 0 must say something'
         """
-        return [] if self._bells is None else list(self._bells.raised)
+        return [] if self._alarm_state is None else list(self._alarm_state.raised)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row per head and measured step: step, layer, head, and its numbers.

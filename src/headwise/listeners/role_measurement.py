@@ -411,7 +411,7 @@ class _Measurement:
         ]  # fmt: skip
 
     def agrees(self, weights: list[list[list[float]]]) -> bool:
-        """Whether the model looks as it did when these weights were kept."""
+        """Return True if the model looks as it did when these weights were kept."""
         try:
             return all(
                 abs(a - b) < SAME

@@ -1,20 +1,22 @@
 """How attention is heard, by family; a model gets all that fit it.
 
-An adapter takes an `Attachment`, changes the model so that its attention is announced, and returns how to
-undo that. To add a family, add its function and an entry here.
+An adapter takes an `Attachment` and changes the model so that its attention is announced; how to undo that
+goes into `attachment.undo`. To add a family, add its function and an entry here.
 """
 
 from __future__ import annotations
 
-from ..attachment import Change
-from . import functions, huggingface, modules
+from collections.abc import Callable
+
+from ..attachment import Attachment
+from . import huggingface, modules, torch_functions
 
 __all__ = ["ADAPTERS"]
 
-ADAPTERS: tuple[Change, ...] = (
+ADAPTERS: tuple[Callable[[Attachment], None], ...] = (
     huggingface.hear_huggingface,
     modules.hear_torch,
     modules.hear_headwise,
     modules.hear_timm,
-    functions.hear_functions,  # the last resort: whatever calls torch's fused function
+    torch_functions.hear_functions,  # the last resort: whatever calls torch's fused function
 )

@@ -21,7 +21,7 @@ from ...map import AttentionMap, make
 from ...mask_rules import can_read
 from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ...scoring import Scoring
-from ..active import announce, asked_of_all, quietly
+from ..active import announce, quietly, statistics_asked_for
 
 __all__ = ["attended", "for_each", "with_padding"]
 
@@ -43,7 +43,7 @@ def attended(
     dropout: float = 0.0,
 ) -> tuple[Tensor, AttentionMap]:
     """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
-    asked, waited = asked_of_all((*q.shape[:3], k.shape[2]), q.is_cpu)
+    asked, waited = statistics_asked_for((*q.shape[:3], k.shape[2]), q.is_cpu)
     with quietly():
         alone = None
         plain = not (asked or dropout) and bias is None and softcap is None and sinks is None

@@ -191,7 +191,7 @@ def _made(given: Any) -> Any:
 
 
 def _stays(mask: Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Whether `mask.to(...)` is the mask itself."""
+    """Return True if `mask.to(...)` is the mask itself."""
     if kwargs.get("copy") or "memory_format" in kwargs:
         return False
     try:

@@ -29,7 +29,7 @@ from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .huggingface_masks import CompactMask, Standing
 
-__all__ = ["answered_alike", "leave"]
+__all__ = ["answered_alike", "remember_answer"]
 
 NUMBERS = ("scaling", "softcap", "is_causal", "dropout")
 CAUSAL, CROSS = "is_causal", "is_cross_attention"  # what a layer says of itself
@@ -62,7 +62,7 @@ class Alike(NamedTuple):
     inference: bool  # mode: what is made in it cannot be written to outside
 
 
-def leave(
+def remember_answer(
     run: Run,
     function: Any,
     module: nn.Module,
@@ -104,7 +104,8 @@ def leave(
         path = attachment.paths[module]
         run.alike.append(
             Alike(
-                attachment, attachment.round, noted, run.tokens(attachment.decodes(path)), function,
+                attachment, attachment.listeners_version, noted,
+                run.tokens(attachment.decodes(path)), function,
                 function.__code__, kind, getattr(module, CAUSAL, MISSING), getattr(module, CROSS, MISSING),
                 module.training, mask, meaning, dict(given), by, how, held, same, lse is None,
                 torch.is_inference_mode_enabled(),
@@ -130,7 +131,7 @@ def answered_alike(
     attachment, mask, noted, before = alike.attachment, alike.mask, alike.noted, alike.given
     if function is not alike.function or function.__code__ is not alike.code:
         return None
-    if active != [attachment] or attachment.round != alike.listening:
+    if active != [attachment] or attachment.listeners_version != alike.listening:
         return None
     if len(noted.group.notes) >= noted.group.room or in_backward():
         return None

@@ -1,10 +1,10 @@
-"""Modules that are lent another forward: headwise's own, torch's class and encoder, timm's fused way.
+"""Modules whose forward is overridden: headwise's own, torch's class and encoder; and timm's fused way.
 
 `torch.nn.MultiheadAttention`, adopted or not, hides q, k and v inside one function, and torch's encoder layer
 skips the class altogether on its native path. The hooks that every watched module carries turn that path off,
 the encoder's nested tensors are turned off beside it (the 0 they leave at padding stays), and the class gets
 a forward that announces its heads. timm's attention layers have two ways through one forward: the fused one
-is taken and heard (`functions.py`).
+is taken and heard (`torch_functions.py`).
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
@@ -33,11 +33,10 @@ from ...nn.as_torch.torch_arguments import content_of
 from ...nn.as_torch.torch_call import TorchCall
 from ...nn.options import Inputs, Positions
 from ...scoring import Bias
-from ..active import announce, asked_of_all, beside, nothing_to_hear
+from ..active import announce, note_empty_call, note_query_padding, noted_query_padding, statistics_asked_for
 from ..attachment import Attachment
-from ..shared_patches import Undo, undo_all
+from ..module_overrides import original_attribute, override_attribute, override_forward
 from .attended import attended
-from .loans import lend, override, without_loan
 
 __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 
@@ -45,9 +44,10 @@ __all__ = ["hear_headwise", "hear_timm", "hear_torch"]
 # Ours
 
 
-def hear_headwise(attachment: Attachment) -> Undo:
+def hear_headwise(attachment: Attachment) -> None:
     """Let every module of ours tell of its calls."""
-    return override(attachment.structure.of_kind((MultiHeadAttention,)), headwise_forward)
+    modules = attachment.structure.of_kind((MultiHeadAttention,))
+    override_forward(attachment.undo, modules, headwise_forward)
 
 
 def headwise_forward(
@@ -82,7 +82,7 @@ def headwise_forward(
     with wanted(_asked_of(module, query, key)):
         heads, weights, v = module._attend(inputs)
     if not heads.shape[0]:
-        nothing_to_hear()
+        note_empty_call()
         return module._handed_on(module._finish(heads, query, lengths)), weights if need_weights else None
     itself = (key is None or key is query) and not isinstance(cache, Memory)
     heard = announce(module, "self" if itself else "cross", weights, v, heads)
@@ -108,7 +108,7 @@ def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> 
     if not isinstance(query, Tensor) or not isinstance(keys, Tensor) or query.ndim < 2 or keys.ndim < 2:
         return ()  # refused where it is looked at
     shape = (query.shape[:-2].numel(), module.num_heads, query.shape[-2], keys.shape[-2])
-    return asked_of_all(shape, query.is_cpu)[0]
+    return statistics_asked_for(shape, query.is_cpu)[0]
 
 
 # torch's
@@ -119,15 +119,16 @@ ENCODERS = (nn.TransformerEncoder, TransformerEncoder)
 NESTS = "use_nested_tensor"  # for torch's native path alone
 
 
-def hear_torch(attachment: Attachment) -> Undo:
+def hear_torch(attachment: Attachment) -> None:
     """Let every module of torch's class tell of its calls."""
     nesting = attachment.structure.of_kind((nn.TransformerEncoder,))
     modules = attachment.structure.of_kind(KNOWN)
-    undos = [lend(module, NESTS, False) for module in nesting if NESTS in module.__dict__]
-    undos.append(override((module for module in nesting if type(module) in ENCODERS), encode))
-    return undo_all(
-        [*undos, override((module for module in modules if type(module) in KNOWN), torch_forward)]
-    )
+    undo = attachment.undo
+    for module in nesting:
+        if NESTS in module.__dict__:
+            override_attribute(undo, module, NESTS, False)
+    override_forward(undo, [module for module in nesting if type(module) in ENCODERS], encode)
+    override_forward(undo, [module for module in modules if type(module) in KNOWN], torch_forward)
 
 
 def encode(
@@ -154,7 +155,7 @@ def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> 
         isinstance(x, TransformerEncoderLayer) for x in module.layers
     ):
         return False
-    if not without_loan(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
+    if not original_attribute(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
         return False
     first = module.layers[0]
     if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
@@ -182,7 +183,7 @@ def torch_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """As torch's, with the heads' output announced on its way."""
     if not query.numel() or not key.numel():
-        nothing_to_hear()
+        note_empty_call()
         return type(module).forward(module, query, key, value, *args, **named)
     call = TorchCall(module, query, key, value, *args, **named)
     q, k, v = call.heads()
@@ -191,9 +192,9 @@ def torch_forward(
     if itself and mask.keys is not None:
         mask = replace(mask, queries=mask.keys[:, :T])
     if itself:
-        beside(module, mask.queries)
+        note_query_padding(module, mask.queries)
     else:
-        mask = replace(mask, queries=beside(module, None, (B, T)))
+        mask = replace(mask, queries=noted_query_padding(module, B, T))
     kind = "self" if itself else "cross"
     heads, seen = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=call.dropout)
     weights = None
@@ -232,7 +233,8 @@ def _as_bool(padding: Tensor) -> Tensor | None:
 FLAG = "fused_attn"
 
 
-def hear_timm(attachment: Attachment) -> Undo:
+def hear_timm(attachment: Attachment) -> None:
     """Turn the flag on wherever there is one."""
-    modules = [module for module in attachment.modules if FLAG in module.__dict__]
-    return undo_all([lend(module, FLAG, True) for module in modules])
+    for module in attachment.modules:
+        if FLAG in module.__dict__:
+            override_attribute(attachment.undo, module, FLAG, True)

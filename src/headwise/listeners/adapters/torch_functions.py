@@ -3,7 +3,7 @@
 A torch-function mode sees every call made while a watched module runs. The fused function is answered by
 ours, with all it was given. A softmax inside an attention layer is only looked at; its result, the weights,
 which the model has made anyway, is read with fallback="eager" alone. It must be the only such softmax in the
-layer and have the rows of what the layer is given or returns (`weights_shape.py`), or the layer counts as
+layer and have the rows of what the layer is given or returns (`weights_shape`), or the layer counts as
 not heard. So does a module of any other name in which a softmax runs over positions, or a function that
 attends.
 
@@ -13,14 +13,15 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -28,15 +29,13 @@ from ...facts import fact
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
-from ..active import Bypassed, is_quiet, nothing_to_hear, padding_now, quietly
+from ..active import Bypassed, is_quiet, note_empty_call, padding_now, quietly
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
-from ..shared_patches import Undo
+from ..module_overrides import hidden_from_compilers
 from .attended import attended, with_padding
-from .loans import unseen
-from .weights_shape import is_elementwise, weights_shape
 
-__all__ = ["hear_functions"]
+__all__ = ["hear_functions", "weights_shape"]
 
 Function = Callable[..., Any]
 
@@ -78,18 +77,17 @@ OUTSIDE_LAYERS = "a softmax runs in the model's own forward, outside its layers"
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num_head", "heads", "nb_heads")
 
 
-def hear_functions(attachment: Attachment) -> Undo:
+def hear_functions(attachment: Attachment) -> None:
     """Listen to torch's functions while a module runs that none of the other adapters serves."""
     mode = _Functions(attachment)
-    for module, post in attachment.posts.items():
-        if mode.may_call(module, post.path):
-            post.mode = mode
-    return lambda: None
+    for module, hook in attachment.hooks.items():
+        if mode.may_call(module, hook.path):
+            hook.mode = mode
 
 
 def _opaque_calls(attachment: Attachment) -> dict[str, str]:
     """path -> the function by which a module attends unheard, of those whose code says so."""
-    called = {post.path: opaque_call(module) for module, post in attachment.posts.items()}
+    called = {hook.path: opaque_call(module) for module, hook in attachment.hooks.items()}
     return {path: function for path, function in called.items() if function is not None}
 
 
@@ -97,10 +95,10 @@ def _opaque_calls(attachment: Attachment) -> dict[str, str]:
 class _Running:
     """A module that runs now, and what it has done that may be attention."""
 
-    inputs: list[torch.Size]
+    inputs: list[Size]
     softmaxes: int = 0  # over the last dimension
     over_others: int = 0  # over another one
-    shape: torch.Size | None = None  # of the last of them
+    shape: Size | None = None  # of the last of them
     weights: Tensor | None = None  # its result, copied, where it is the only one and somebody reads it
     is_certain: bool = False  # a module of another name attends all the same
     is_readable: bool = False  # by asking a function for the weights that it makes
@@ -155,7 +153,7 @@ class _Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return self._hear(func, args, kwargs or {})
 
-    @unseen
+    @hidden_from_compilers
     def _hear(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if is_quiet():
             return func(*args, **kwargs)
@@ -202,7 +200,7 @@ class _Functions(TorchFunctionMode):
             here.weights = weights.exp() if is_log else weights.clone()
 
     def _over_positions(self, result: Tensor, dim: int) -> bool:
-        """Whether a softmax may be over positions: as many as there are queries, or as some input has.
+        """Return True if a softmax may be over positions: as many as there are queries, or as some input has.
 
         Class probabilities and gates are softmaxes, too.
         """
@@ -291,7 +289,7 @@ class _Functions(TorchFunctionMode):
             self._leave_alone("a nested tensor" if query.is_nested else f"{list(query.shape)}")
             return None
         if not query.numel() or not key.numel() or not value.numel():
-            nothing_to_hear()
+            note_empty_call()
             return None
         if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
             query, key, value = _side_by_side(query, key, value)
@@ -356,7 +354,7 @@ def _parts(output: object) -> tuple[object, ...]:
     return tuple(output) if isinstance(output, tuple | list) else (output,)
 
 
-def _shapes(values: tuple[object, ...], least: int) -> list[torch.Size]:
+def _shapes(values: tuple[object, ...], least: int) -> list[Size]:
     """The shapes of tensors of at least so many dimensions."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     return [x.shape for x in tensors if x.ndim >= least and not x.is_nested]
@@ -370,12 +368,12 @@ def _parted(given: Tensor, spread: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _adds(mask: Tensor) -> bool:
-    """Whether there is more in a float mask than 0 and what hides."""
+    """Return True if there is more in a float mask than 0 and what hides."""
     return bool(((mask != 0) & ~(mask <= torch.finfo(mask.dtype).min / 2)).any())  # a NaN adds, too
 
 
 def _hides(mask: Tensor) -> bool:
-    """Whether a mask, bool or float, hides anything."""
+    """Return True if a mask, bool or float, hides anything."""
     hidden = ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
     return bool(hidden.any())
 
@@ -413,3 +411,84 @@ def _four(x: Tensor, H: int | None) -> Tensor:
         folded = H is not None and H > 0 and x.shape[0] % H == 0
         return x.unflatten(0, (-1, H)) if folded and H is not None else x[:, None]
     return x.flatten(0, -4) if x.ndim > 4 else x
+
+
+# Whether the result of a softmax is all of a layer's attention weights, told from shapes alone
+
+
+def weights_shape(
+    shape: Size, num_heads: int | None, given: list[Size], returned: list[Size]
+) -> tuple[int, int, int, int] | str:
+    """[B, H, T, S] of a softmax over the last dimension, or why it cannot be all of a layer's weights.
+
+    It is if there is a row for every position of what the layer was given, or of what it returns: some layers
+    have fewer queries than keys. Layers that attend inside windows have the windows among their sequences.
+
+    Args:
+        shape: of the softmax, at least 3 dimensions.
+        num_heads: as the layer says; None: it does not.
+        given: shapes of the tensors that the layer was given.
+        returned: shapes of those that it returned.
+
+    Example:
+        >>> weights_shape(Size([8, 3, 49, 49]), 3, [Size([2, 14, 14, 32])], [Size([2, 14, 14, 32])])
+        (8, 3, 49, 49)
+    """
+    if is_elementwise(shape, given, returned):
+        return f"the softmax gave {list(shape)}, the shape of the layer's input or output: it may be a gate"
+    *lead, T, S = shape
+    folded = _by_head(lead, num_heads, given)
+    if folded is None:
+        heads = "H" if num_heads is None else num_heads
+        return f"the softmax gave {list(shape)}, which is not [B, {heads}, T, S]"
+    B, H = folded
+    if any(_has_rows(tensor, B, T) for tensor in given):
+        return B, H, T, S
+    if any(_has_rows(tensor, B, T) or tuple(tensor[:3]) == (B, H, T) for tensor in returned):
+        return B, H, T, S
+    windows = {B // tensor[0] for tensor in (*given, *returned) if _has_windows(tensor, B, T)}
+    if not windows:
+        seen = f"it was given {_shown(given)} and returned {_shown(returned)}"
+        return f"the softmax gave {list(shape)}, whose {T} queries are not all positions: {seen}"
+    if H in windows - {1} and len(lead) == 2:
+        return f"the softmax gave {list(shape)}, in which windows and heads cannot be told apart"
+    return B, H, T, S
+
+
+def is_elementwise(shape: Size, given: list[Size], returned: list[Size]) -> bool:
+    """Return True if a softmax has the shape of a layer's first input or output: a gate, or probabilities."""
+    return shape in (*given[:1], *returned[:1])
+
+
+def _by_head(lead: list[int], H: int | None, given: list[Size]) -> tuple[int, int] | None:
+    """(sequences, heads) of the leading dimensions of a softmax; None: they are something else."""
+    if len(lead) == 2:
+        return (lead[0], lead[1]) if H is None or lead[1] == H else None
+    if len(lead) == 1 and H is None:  # one head, if there are as many as there are sequences
+        return (lead[0], 1) if any(tensor[0] == lead[0] for tensor in given) else None
+    if len(lead) == 1:
+        return (lead[0] // H, H) if H and lead[0] % H == 0 else None
+    return (math.prod(lead[:-1]), H) if H is not None and lead[-1] == H else None
+
+
+def _positions(tensor: Size) -> list[Size]:
+    """What a tensor [B, .., C] or [B, C, ..] may have of positions."""
+    return [tensor[1:-1], tensor[2:]]
+
+
+def _has_rows(tensor: Size, B: int, T: int) -> bool:
+    """Return True if a tensor has B sequences of T positions."""
+    if tuple(tensor[:2]) == (T, B):
+        return True
+    return tensor[0] == B and any(sides.numel() == T for sides in _positions(tensor))
+
+
+def _has_windows(tensor: Size, B: int, T: int) -> bool:
+    """Whether a tensor has as many positions as B windows of T hold; none is filled up with padding."""
+    if not tensor[0] or B % tensor[0]:
+        return False
+    return any(B // tensor[0] * T == sides.numel() for sides in _positions(tensor))
+
+
+def _shown(shapes: Iterable[Size]) -> str:
+    return ", ".join(str(list(shape)) for shape in shapes) or "no tensor"
