@@ -21,7 +21,7 @@ from headwise.errors import ArgumentError, BudgetExceeded
 from headwise.heads import jensen_shannon, locality, one_number, similarity, spread
 from headwise.heads.collection import load_heads as load
 from headwise.heads.head_distances import attention_between
-from headwise.heads.record import OFFSETS, Marks, _counts, _having_a_key, reduce
+from headwise.heads.record import OFFSETS, Marks, _counts, reduce
 from headwise.scoring import Relative, alibi
 
 B, H, HK, T, D = 2, 4, 2, 11, 8
@@ -68,17 +68,6 @@ def test_queries_are_counted_without_a_tensor_as_with_one(query_len: int, key_le
     for offset, name in OFFSETS.items():
         expected = counted(name, weights._scores, weights.lse).sum(-1)
         assert torch.equal(found[offset], expected), (offset, found[offset], expected)
-    for offset in range(-11, 12):
-        at = torch.arange(key_len - query_len, key_len) + offset
-        has_key = (at >= 0) & (at < key_len)
-        assert has_key[_having_a_key(query_len, key_len, offset)].sum() == has_key.sum()
-        assert has_key[_having_a_key(query_len, key_len, offset)].all()
-
-
-def test_ten_queries_over_four_keys() -> None:
-    """The numbers of the case in which it was found."""
-    having = [_having_a_key(10, 4, offset) for offset in (None, -1, 0, 1)]
-    assert [len(range(10)[queries]) for queries in having] == [10, 3, 4, 4]
 
 
 L = 17
@@ -158,13 +147,9 @@ def test_values_of_padding_are_not_compared() -> None:
     torch.testing.assert_close(record.pairs["values"], expected)
     assert record.pairs["values"].shape == (B, HK, HK) and record.pairs["outputs"].shape == (B, H, H)
     assert record.counts["values"].tolist() == [[T] * HK, [5] * HK]
-    found = hw.diversity(one_layer(reduce_more(weights, record))).values[0]
-    torch.testing.assert_close(found, (expected * torch.tensor([T, 5])[:, None, None]).sum(0) / (T + 5))
-
-
-def reduce_more(weights: AttentionMap, record: Any) -> Any:
     record.map = weights
-    return record
+    found = hw.diversity(one_layer(record)).values[0]
+    torch.testing.assert_close(found, (expected * torch.tensor([T, 5])[:, None, None]).sum(0) / (T + 5))
 
 
 # Comparing
@@ -205,11 +190,16 @@ def test_no_call_is_left_out_of_a_comparison_unsaid() -> None:
 
 def test_all_queries_of_a_short_text_were_compared_already() -> None:
     """What was measured on all of 11 queries is what any larger number, or None, asks for."""
-    weights = a_map()
-    heads = one_layer(reduce(weights, names=ROWS, between=("attention",)))
+    heads = one_layer(reduce(a_map(), names=ROWS, between=("attention",)))
     expected = hw.diversity(heads).attention[0]
     for queries in (None, T, 1000):
         assert torch.equal(hw.diversity(heads, queries=queries).attention[0], expected)
+
+
+def test_a_sequence_of_padding_alone_does_not_count() -> None:
+    real = torch.stack([torch.ones(T, dtype=torch.bool), torch.zeros(T, dtype=torch.bool)])
+    weights = a_map(mask=Mask.padding(real, real))
+    torch.testing.assert_close(hw.diversity(weights).attention[0], jensen_shannon(weights)[0])
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -226,13 +216,6 @@ def test_heads_are_compared_by_queries_not_by_sequences(measured: bool) -> None:
     heads.add("layers.0.attn", reduce(again, names=ROWS, keep=True))
     both = (expected * (T + 5) + jensen_shannon(again).sum(0) * T) / (3 * T + 5)
     torch.testing.assert_close(hw.diversity(heads).attention[0], both)
-
-
-def test_a_sequence_of_padding_alone_does_not_count() -> None:
-    """Its divergence is NaN, and its number of queries is 0."""
-    real = torch.stack([torch.ones(T, dtype=torch.bool), torch.zeros(T, dtype=torch.bool)])
-    weights = a_map(mask=Mask.padding(real, real))
-    torch.testing.assert_close(hw.diversity(weights).attention[0], jensen_shannon(weights)[0])
 
 
 @pytest.mark.parametrize("smooth", [0.0, 0.2])

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ..heads.collection import Heads
     from ..models.pretrained import Reading
 
-__all__ = ["DOCUMENT", "HEAD", "PLACE", "STATISTICS", "Measure", "Options", "Rows", "fingerprint"]
-
 # Columns of the two tables, and their types as pyarrow calls them.
 DOCUMENT = {
     "document": "string", "path": "string", "number": "int64", "position": "int64", "characters": "int64",

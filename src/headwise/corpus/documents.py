@@ -31,22 +31,6 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = [
-    "ENDINGS",
-    "FILE",
-    "FOLDER",
-    "FOR_GOOD",
-    "RETRY",
-    "Document",
-    "LeftOut",
-    "Plan",
-    "Texts",
-    "arrow",
-    "first_line",
-    "shown",
-    "table_of",
-]
-
 ENDINGS = {
     ".txt": "text", ".text": "text", ".md": "text", ".jsonl": "json", ".ndjson": "json",
     ".parquet": "parquet",

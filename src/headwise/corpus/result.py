@@ -29,18 +29,6 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-__all__ = [
-    "OTHERS",
-    "PLAN",
-    "ROLES",
-    "SURVEY",
-    "Survey",
-    "check_sort",
-    "load_survey",
-    "losses_table",
-    "sentences",
-]
-
 SURVEY, PLAN, ROLES = "survey.json", "corpus.parquet", "roles.json"
 OTHERS = "files of other kinds"
 # The columns of each summary beside layer and head, and their types as pyarrow calls them.

@@ -46,20 +46,6 @@ if TYPE_CHECKING:
     import pyarrow
     from torch.distributed.distributed_c10d import Store
 
-__all__ = [
-    "DOCUMENTS",
-    "MEASURES",
-    "Group",
-    "Shards",
-    "Worker",
-    "blocks",
-    "bytes_of",
-    "check_folder",
-    "group_here",
-    "measured_by_ray",
-    "write_whole",
-]
-
 DOCUMENTS, MEASURES = "documents", "measures"
 FULL = {errno.ENOSPC, errno.EDQUOT}
 ENDING = ".part"

@@ -34,19 +34,6 @@ from .document_rows import PLACE, STATISTICS
 from .documents import FILE, FOLDER, FOR_GOOD, RETRY, arrow
 from .shards import DOCUMENTS, MEASURES, Shards
 
-__all__ = [
-    "CHARACTER",
-    "SHARES",
-    "HeadSummary",
-    "Loss",
-    "Moments",
-    "Mover",
-    "Numbers",
-    "Totals",
-    "quantiles",
-    "summed",
-]
-
 CHARACTER = (  # shares, so that heads and texts of any length can be compared
     "confidence", "first", "previous", "itself", "next", "induction", "duplicate_token", "punctuation",
     "spread",

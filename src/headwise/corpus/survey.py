@@ -42,8 +42,6 @@ from .shards import (
     write_whole,
 )
 
-__all__ = ["survey"]
-
 FORMAT = "headwise survey 1"
 ENGINES = ("here", "ray")
 PROBE = "The cat sat on the mat."

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .roles import Roles
     from .text_changes import Changes
 
-__all__ = ["Heads", "HeadsInTraining", "ShownTable", "ToldToPages", "load_heads"]
-
 
 class ShownTable(Protocol):
     """A table that shows itself wherever it is: printed, in a terminal, in a notebook."""

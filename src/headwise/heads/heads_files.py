@@ -28,9 +28,6 @@ from .record import Marks, Record
 if TYPE_CHECKING:
     from .collection import Heads
 
-__all__ = ["fill", "pack", "save", "unpack"]
-
-
 Told = dict[str, Any]  # what JSON holds
 Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they lie in memory
 

@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LABELS", "MIXED", "NOTHING_CLEAR", "Entry", "Label", "label", "of_too_few"]
-
 MIXED = "mixed"
 NOTHING_CLEAR = "does several things, none of them above the threshold of its label"
 ROUNDING = 1e-3  # two scores of the same keys, measured in two ways: of models in float16 they differ by 1e-5

@@ -15,8 +15,6 @@ from .labels import LABELS, Label, label, of_too_few
 from .layer_names import Layer
 from .record import PATTERNS, WRITTEN, Record
 
-__all__ = ["POSITIONS", "Head", "LayerHeads", "Unheard"]
-
 POSITIONS = ("distance", "previous", "itself", "next", "local")  # say nothing where keys are of another text
 
 

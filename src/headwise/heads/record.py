@@ -32,22 +32,6 @@ from .measures import (
     weights_in_blocks,
 )
 
-__all__ = [
-    "EVERYONE",
-    "IN_ROWS",
-    "PATTERNS",
-    "WRITTEN",
-    "Marks",
-    "Numbers",
-    "Record",
-    "fetched",
-    "measure_patterns",
-    "numbers_of",
-    "reduce",
-    "settle",
-]
-
-
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
 WRITTEN = {"written_first": "first", "written_special": "special"}  # beside the weight that falls there
 NORMS = "written_norms"
@@ -182,8 +166,7 @@ class Record:
     def measure_patterns(self) -> None:
         """Add the patterns, once, from the map; nothing where none was kept."""
         if self.map is not None and not self._has_patterns:
-            self._has_patterns = True
-            self._add(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
+            self.take_patterns(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
     def take_patterns(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         """Patterns that were measured elsewhere, [B, H] each; counts: as of `measure_patterns`."""
@@ -261,8 +244,7 @@ def reduce(
     record.counts = {name: numbers.counts[ROW_STATISTICS[name].offset] for name in record.rows}
     record.counts.setdefault(EVERYONE, numbers.counts[None])
     if with_patterns:
-        record._has_patterns = True
-        record._add(*measure_patterns(weights, kind, marks, record.rows, reach))
+        record.take_patterns(*measure_patterns(weights, kind, marks, record.rows, reach))
     for name in between:
         pairs = _pairs(name, weights, outputs, values)
         if pairs is not None:
@@ -368,10 +350,7 @@ def measure_patterns(
         return scores, counts
     marks = marks.to(weights.device)
     words = marks.words
-    on = {
-        "induction": copies(weights, words, after=1),
-        "duplicate_token": copies(weights, words, after=0),
-    }
+    on = {"induction": copies(weights, words, after=1), "duplicate_token": copies(weights, words, after=0)}
     for name, which in (("special", marks.special), ("punctuation", marks.punctuation)):
         if which is not None:
             on[name] = Mask.padding(which)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["MARGIN", "Role", "Roles", "judge"]
-
 MARGIN = 0.15  # by which every rule must be beaten
 ENOUGH = 20  # cases in each half, or nothing is said
 MOST = 8  # heads named for one relation
@@ -41,7 +39,7 @@ FORMAT = "headwise roles 1"
 
 OFFSET = " words"  # how the rules end that are offsets
 
-Share = tuple[float, int]
+
 Default = TypeVar("Default")
 
 
@@ -68,7 +66,7 @@ class Role:
     high: float
     cases: int
     rules: dict[str, float]
-    by_distance: dict[int, Share]
+    by_distance: dict[int, tuple[float, int]]
     moves: float | None = None
     heads: list[tuple[Layer, int, float]] = field(default_factory=list)
 

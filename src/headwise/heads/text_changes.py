@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from .layer import LayerHeads
     from .record import Record
 
-__all__ = ["Alignment", "Change", "Changes", "Compared", "Text", "align", "changes"]
-
-
 # Which tokens are partners
 
 
@@ -161,17 +158,8 @@ def _quoted(text: Text) -> str:
 # Which text a layer reads
 
 
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """One layer on one text: its map, [1, H, T, S], and what its queries and its keys are."""
-
-    map: AttentionMap
-    queries: Text
-    keys: Text
-
-
 class _Watched:
-    """What one run was to every layer. A text is one object, however many layers read it."""
+    """What every layer read in one run. A text is one object, however many layers read it."""
 
     def __init__(self, heads: Heads, batch: int) -> None:
         self.batch = batch
@@ -185,13 +173,13 @@ class _Watched:
         self.words = {path: heads.words(call, batch) for path, (call, _) in self.calls.items()}
         self._texts: dict[Hashable, Text] = {}
 
-    def reading(self, path: str) -> Reading:
-        """What a layer read."""
-        map, (call, _) = self.maps[path], self.calls[path]
-        T, S = map.shape[2:]
+    def texts(self, path: str) -> tuple[Text, Text]:
+        """The texts that the queries and the keys of a layer are."""
+        call = self.calls[path][0]
+        T, S = self.maps[path].shape[2:]
         if call.kind == "self":
             keys = self._text(S, path, path if path in self.ids else None)
-            return Reading(map, keys if T == S else _last(keys, T), keys)
+            return keys if T == S else _last(keys, T), keys
         near = max(
             (other for other, ids in self.ids.items() if len(ids) == T),
             key=lambda other: _in_common(other, path),
@@ -199,8 +187,8 @@ class _Watched:
         )
         own = None if near is None else self.ids[near]
         far = next((other for other, ids in self.ids.items() if len(ids) == S and ids != own), None)
-        queries = _unknown(tuple(range(T))) if near is None else self._text(T, near, near)
-        return Reading(map, queries, _unknown(self._real(path)) if far is None else self._text(S, far, far))
+        queries = Text((), None, tuple(range(T))) if near is None else self._text(T, near, near)
+        return queries, Text((), None, self._real(path)) if far is None else self._text(S, far, far)
 
     def _real(self, path: str) -> tuple[int, ...]:
         return tuple(self.maps[path].real_keys[0].nonzero().flatten().tolist())
@@ -228,10 +216,6 @@ def _in_common(path: str, other: str) -> int:
     """How many names of modules two paths begin with alike."""
     pairs = zip(path.split("."), other.split("."), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-
-def _unknown(real: tuple[int, ...]) -> Text:
-    return Text((), None, real)
 
 
 def _last(text: Text, length: int) -> Text:
@@ -393,9 +377,9 @@ def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
     layers: dict[str, Compared] = {}
     looking_ahead: list[Alignment] = []
     for path in before.paths:
-        first, second = (run.reading(path) for run in watched)
-        queries, keys = aligned(first.queries, second.queries), aligned(first.keys, second.keys)
-        maps = first.map, second.map
+        (old_queries, old_keys), (new_queries, new_keys) = (run.texts(path) for run in watched)
+        queries, keys = aligned(old_queries, new_queries), aligned(old_keys, new_keys)
+        maps = watched[0].maps[path], watched[1].maps[path]
         rows, looks_ahead = _divergence(maps, queries, keys)
         if looks_ahead and watched[0].calls[path][0].kind == "self":
             looking_ahead.append(queries)

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import torch
@@ -42,7 +42,8 @@ from ..scoring import Scoring
 from .layer_names import Layer
 from .record import EVERYONE, Numbers, Record, fetched, measure_patterns, numbers_of
 
-__all__ = ["SHORT", "SHORT_ON_CPU", "Group", "Waiting", "Whole", "is_short", "whole_maps"]
+if TYPE_CHECKING:
+    from .collection import Heads
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
@@ -114,12 +115,6 @@ class Measured(NamedTuple):
     counts: Tensor | None  # all counts where they had to be counted, [calls, ways, B, H]
 
 
-class Takes(Protocol):
-    """Who takes calls in."""
-
-    def take(self, path: str, record: Record, layer: Layer | None = None) -> None: ...
-
-
 class _Ahead:
     """What waits of one forward."""
 
@@ -158,7 +153,7 @@ class Waiting:
         heads: what takes them in the end, in the order in which they were heard; not kept alive by this.
     """
 
-    def __init__(self, heads: Takes) -> None:
+    def __init__(self, heads: Heads) -> None:
         self._heads = ref(heads)
         self._heard: list[tuple[str, Record, Layer]] = []
         self._ahead: dict[object, _Ahead] = {}  # by forward
