@@ -19,7 +19,7 @@ SCORES = [entry.score for entry in LABELS]
 
 
 @pytest.mark.parametrize("entry", LABELS, ids=BY_NAME)
-def test_a_score_at_its_threshold_earns_its_label(entry: heads.labels.Entry) -> None:
+def test_a_score_at_its_threshold_earns_its_label(entry: heads.layer.Entry) -> None:
     assert label({entry.score: entry.threshold}) == Label(entry.name, entry.threshold)
     assert label({entry.score: entry.threshold - 1e-9}) == Label("mixed")
 

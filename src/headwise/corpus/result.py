@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, nearest, needed
 from ..heads.collection import Heads, ShownTable
-from ..heads.labels import MIXED
+from ..heads.layer import MIXED
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..models.pretrained import MOST_TOKENS, Pretrained, read

@@ -28,7 +28,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, needed
-from ..heads.labels import LABELS, MIXED
+from ..heads.layer import LABELS, MIXED
 from ..heads.layer_names import Layer
 from .document_rows import PLACE, STATISTICS
 from .documents import FILE, FOLDER, FOR_GOOD, RETRY, arrow

@@ -13,8 +13,7 @@ import torch
 
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
-from .labels import LABELS
-from .layer import POSITIONS, Head, LayerHeads, Unheard
+from .layer import LABELS, POSITIONS, Head, LayerHeads, Unheard
 from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
 from .together import Waiting

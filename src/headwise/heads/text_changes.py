@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..map import AttentionMap
-from .labels import Label
+from .layer import Label
 from .layer_names import Layer
 
 if TYPE_CHECKING:
