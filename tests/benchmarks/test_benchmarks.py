@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,11 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.cases import choose, drop_in, every, second_pass
-from benchmarks.cases.modules import BY_HAND
-from benchmarks.cases.watched_families import EAGER
 from benchmarks.registry import Apart, Case, Prepared
 from benchmarks.runner import (
     compare,
     median_interval,
     run_case,
-    settle,
 )
 from benchmarks.verdicts import check
 from torch import Tensor
@@ -133,20 +129,6 @@ def test_the_truth_agrees_with_the_paper(rule: str, sinks: Tensor | None, softca
     torch.testing.assert_close(problem.weights(rows, head=3)[1], weights[:, 3:, rows])
 
 
-@pytest.mark.parametrize("cells", [1, 4, 7, 23])
-def test_the_truth_about_some_cells_is_a_part_of_the_whole_truth(cells: int) -> None:
-    sizes = {"B": 2, "H": 3, "L": 23, "D": 5}
-    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
-    whole = truths.pooled(problem, cells)
-    p = problem.weights(torch.arange(23))[1]
-    cell = torch.arange(23) * cells // 23
-    for row in range(cells):
-        expected = torch.stack([p[:, :, cell == row][..., cell == c].sum((2, 3)) for c in range(cells)], -1)
-        torch.testing.assert_close(whole[:, :, row], expected)
-        some = truths.pooled(problem, cells, [2, 0], rows_of_cells=range(row, row + 1))
-        torch.testing.assert_close(some, whole[:, [2, 0], row : row + 1])
-
-
 def test_the_truth_about_entropys_gradients_is_what_autograd_finds() -> None:
     sizes = {"B": 2, "H": 3, "L": 13, "D": 5}
     problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
@@ -230,19 +212,6 @@ def test_the_median_lies_between_order_statistics(count: int, left_out: int) -> 
     """Known table: of 30 values the tenth and the twenty-first hold the median with 95% confidence."""
     numbers = [float(i) for i in range(count)]
     assert median_interval(numbers[::-1]) == (left_out, count - 1 - left_out)
-
-
-def test_a_first_call_that_compiles_does_not_shorten_the_samples() -> None:
-    """It did once: whatever took long at first was then timed one call at a time, waiting for its launch."""
-    asked: list[int] = []
-
-    def timer(arm: Any, loops: int) -> float:
-        asked.append(loops)
-        return 0.0005 if loops > 1 else 0.001  # alone, a call seems to take twice as long
-
-    assert settle(lambda: None, timer) == 10
-    assert asked == [1, 1, 1, 5]
-    assert settle(lambda: None, lambda arm, loops: 3.0) == 1
 
 
 def test_a_wrong_arm_is_refused_and_never_timed() -> None:
@@ -375,16 +344,6 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["cpu_202601.json"]
 
 
-def test_a_case_is_one_line_of_the_file(tmp_path: Path) -> None:
-    """A file of 109 cases had 20,291 lines, one for each number and bracket."""
-    path = tmp_path / "cpu_202601.json"
-    for name in ("a", "b", "c"):
-        report.add(path, run_of(), record_of(name))
-    lines = path.read_text("utf-8").splitlines()
-    starts = " ".join(line.split(":")[0].strip() for line in lines)
-    assert starts == '{ "schema" "device" "runs" "2026-01-31T12 }, "cases" "a" "b" "c" } }'
-
-
 def test_a_run_of_some_cases_leaves_the_others() -> None:
     first, second = run_of(), run_of("2026-01-31T13:00:00Z")
     whole = report.merge(None, first, record_of("a"))
@@ -465,21 +424,6 @@ def test_what_is_stored_of_this_commit_is_not_measured_again(
     assert command.main([*asked, "--commit", "1234567", "--seconds", "0"]) == 0
     assert len(done) == len(names) + 1
     assert f"out of time, skipped: {', '.join(names)}" in capsys.readouterr().err
-
-
-def test_no_row_stands_twice_and_every_case_has_the_peers_people_ask_about() -> None:
-    for device in ("cpu", "cuda"):
-        rows = Counter(
-            (case.description, tuple(sorted(case.sizes_on(device).items()))) for case in choose(device=device)
-        )
-        assert [row for row, count in rows.items() if count > 1] == []
-
-    def arms(pattern: str) -> list[set[str]]:
-        return [set(case.prepare("cpu", tiny=True).arms) for case in choose(pattern)]
-
-    assert all(BY_HAND in found for found in arms("module_*") + arms("ragged*"))
-    assert all(BY_HAND in found for found in arms("drop_in_*_float_*") + arms("drop_in_*_plain_*"))
-    assert all(EAGER in found for found in arms("watch_*"))
 
 
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

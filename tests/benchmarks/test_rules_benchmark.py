@@ -37,13 +37,6 @@ def test_every_rule_is_right_and_agrees_with_its_peer(rule: str, way: str) -> No
     assert record["backend"] in ("flash", "tiles", "plain")
 
 
-@pytest.mark.parametrize("rule", ["full", "softcap"])
-def test_one_query_over_grouped_heads_is_a_cell(rule: str) -> None:
-    sizes = {"H": 4, "Hk": 2, "D": 16, "T": 1, "S": 40}
-    record = rule_cell.measure(Cell("decode", rule, sizes), "cpu", turns=1)
-    assert record["status"] == "ok", record["reason"]
-
-
 def test_a_forward_with_statistics_is_checked_against_their_formulas() -> None:
     record = rule_cell.measure(Cell("statistics", "causal", SMALL), "cpu", turns=1)
     if record["status"] == "failed":  # until attention has the keyword
@@ -118,16 +111,6 @@ def test_a_mask_that_changes_with_the_batch_is_charged(rule: str, monkeypatch: p
 
 
 # What is stored
-
-
-def test_cells_are_stored_one_by_one_beside_those_of_other_runs(tmp_path: Path) -> None:
-    first, second = (Cell("forward", rule, SMALL) for rule in ("alibi", "causal"))
-    rules.run([first], "cpu", tmp_path, 1, commit="abc")
-    rules.run([second], "cpu", tmp_path, 1, commit="abc")
-    stored = report.load(rule_table.file_in(tmp_path, "cpu"))
-    assert stored is not None and set(stored["cases"]) == {first.name, second.name}
-    assert set(stored["means"]) == {"forward_alibi", "forward_causal"}
-    assert stored["means"]["forward_alibi"]["cells"] == 1
 
 
 def test_a_cell_that_breaks_is_recorded_and_the_others_go_on(

@@ -14,7 +14,6 @@ from benchmarks.registry import OURS
 
 import headwise as hw
 from benchmarks import lengths, peers, readme, report, runner, sweep, verdicts
-from benchmarks import problem as problems
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"B": 1, "H": 3, "D": 8, "cells": 4}
@@ -118,16 +117,6 @@ def test_what_dies_when_tried_is_out_of_memory_too(monkeypatch: pytest.MonkeyPat
     assert set(record["median_ms"]) == {OURS, CUDNN}
 
 
-def test_the_eager_routes_draw_the_picture_from_the_same_matrix() -> None:
-    problem = problems.make({**SMALL, "L": 16}, torch.device("cpu"), torch.float64, problems.causal)
-    q, k, _ = problem.qkv
-    hidden = ~problem.mask()
-    expected = hw.AttentionMap(q, k, causal=True).pooled(4)
-    for route in (peers.dense_statistics, peers.head_by_head):
-        torch.testing.assert_close(route(q, k, hidden, 4)["pooled"], expected)
-        assert "pooled" not in route(q, k, hidden)
-
-
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, complaint in (
         (["--longest", "1000"], "got 1000"),
@@ -136,14 +125,6 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         with pytest.raises(SystemExit, match="2"):
             sweep.main(given)
         assert complaint in capsys.readouterr().err
-
-
-def test_the_command_tells_of_a_length_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweep, "run", lambda *_: {"records": [{"name": "length_8", "status": "failed"}]})
-    assert sweep.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
-    assert "length_8" in capsys.readouterr().err
 
 
 # Table and picture

@@ -114,18 +114,6 @@ def test_what_was_collected_of_a_model_is_known_in_the_model_around_it() -> None
     assert all(torch.equal(again[layer], outputs[layer]) for layer in (0, 1))
 
 
-def test_every_visit_of_a_shared_layer_is_patched_with_its_own() -> None:
-    model = albert()
-    with torch.no_grad(), hw.collect(model) as outputs:
-        model(tokens(seed=1))
-        path = outputs.paths[0]
-        one_visit = {f"{path}#0": outputs[0], f"{path}#1": outputs[1], f"{path}#2": outputs[2]}
-    for given in (outputs, one_visit):
-        with torch.no_grad(), hw.patch(model, [(0, None)], given), hw.collect(model) as again:
-            model(tokens(seed=2))
-        assert all(torch.equal(again[layer], outputs[layer]) for layer in outputs)
-
-
 def test_layers_that_are_given_wrongly_are_named() -> None:
     model = ours()
     mean = torch.zeros(4, 7)
@@ -146,15 +134,16 @@ def test_a_plain_dict_of_a_looped_layers_visits_goes_back_in() -> None:
         model(tokens())
     means = hw.head_means(model, [{"input_ids": tokens()}])
     assert len(outputs) > 1 and list(outputs) == list(range(len(outputs)))
+    path = outputs.paths[0]
+    for given in (outputs, dict(outputs), {f"{path}#{visit}": outputs[visit] for visit in outputs}):
+        with torch.no_grad(), hw.patch(model, [(0, None)], given), hw.collect(model) as again:
+            model(tokens(seed=4))
+        assert all(torch.equal(again[layer], outputs[layer]) for layer in outputs)
     runs = []
-    for given in (outputs, dict(outputs)):
-        with hw.patch(model, [(0, 1)], given):
-            runs.append(model(tokens(seed=4))[0])
     for given in (means, dict(means)):
         with hw.ablate(model, [(0, 1)], "mean", means=given):
             runs.append(model(tokens(seed=4))[0])
-    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[2], runs[3])
-    assert not torch.equal(runs[0], runs[2])
+    assert torch.equal(runs[0], runs[1])
 
 
 def test_results_by_layer_travel_in_safe_files(tmp_path: Path) -> None:

@@ -29,12 +29,6 @@ def test_a_label_reads_as_name_and_score() -> None:
     assert str(label({"previous": 0.2})) == str(Label("mixed")) == "mixed"
 
 
-def test_the_largest_relative_margin_wins() -> None:
-    # 0.4 of the way from 0.6 to 1 against 0.5 of the way from 0.4
-    assert label({"first": 0.76, "induction": 0.7}).name == "induction"
-    assert label({"first": 0.84, "induction": 0.7}).name == "sink"
-
-
 def test_rounding_does_not_decide_between_two_names_of_one_thing() -> None:
     """Heads whose only special token is the first were now one, now the other: by 6e-8, in float16 1.2e-5."""
     for score in (0.6, 0.717424, 0.999):

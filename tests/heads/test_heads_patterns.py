@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +24,6 @@ import headwise as hw
 from headwise import Mask, heads, reference
 from headwise.engines.second_pass import visible
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.heads import measures
 from judge import error, masks
 
 B, H, HK, L, D = 2, 6, 3, 23, 11
@@ -191,14 +189,6 @@ def test_a_head_without_a_counted_query_has_no_mean_mass() -> None:
     assert found[0].isnan().all() and not found[1].isnan().any()
 
 
-def test_mass_carries_no_gradient_and_writes_to_nothing() -> None:
-    q, k = (normal(i, 1, 2, 5, 3).requires_grad_() for i in range(2))
-    before = q.detach().clone()
-    w = hw.AttentionMap(q, k)
-    assert not w.mass(Mask.window(2)).requires_grad
-    assert torch.equal(q.detach(), before) and q._version == 0
-
-
 def test_mass_takes_a_mask_given_as_a_tensor() -> None:
     case = CASES["causal"]()
     allowed = normal(8, B, 1, L, L) > 0
@@ -227,21 +217,6 @@ def test_labels_of_queries_outside_the_keys_must_be_given() -> None:
     with pytest.raises(MaskError, match=re.escape(says)):
         w.mass(Mask.documents(torch.arange(5)))
     assert w.mass(Mask.documents(torch.arange(5), torch.tensor([1, 3]))).shape == (1, 2)
-
-
-def test_kernels_give_the_same_mass(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="by design: triton is made for Linux alone")
-    if torch.cuda.is_available():
-        pytest.skip("by design: the interpreter is decided for before triton is imported")
-    from headwise.engines.gpu import launches
-
-    monkeypatch.setattr(launches, "INTERPRET", True)
-    case = CASES["float32"]()
-    w, truth = case.map.select(heads=[2]), case.p[:, 2:3]
-    for name in ("previous", "ahead", "labels of queries"):
-        with np.errstate(all="ignore"):  # the interpreter warns of log(0), which is thrown away
-            found = w.mass(ON[name], per="query")
-        assert error(found, (truth * ON[name].full(L, L, B)).sum(-1)) < 3 * TIGHT[torch.float32], name
 
 
 @settings(max_examples=25)
@@ -437,11 +412,6 @@ def test_a_sink_is_what_later_queries_put_on_it(case: Self, key: int) -> None:
     assert_close(heads.sink(case.map, key), case, truth)
 
 
-def test_a_sequence_too_short_for_the_key_has_no_sink_there() -> None:
-    found = heads.sink(CASES["right padding"]().map, key=17)
-    assert found[0].isnan().all() and not found[1].isnan().any()
-
-
 def test_the_sink_rate_counts_heads_above_epsilon() -> None:
     alpha = torch.tensor([[0.31, 0.3, 0.9], [0.1, math.nan, 0.7]])
     assert heads.sink_rate(alpha) == 3 / 5
@@ -512,15 +482,6 @@ def test_grid_distance_is_euclidean_between_patches() -> None:
     chosen = case.map.select(queries=[0, 6, 11])  # the first of them is no patch
     truth = case.expected(lambda p, _: (p[2:, 2:] * away)[[4, 9]].sum(-1).mean())
     assert error(heads.grid_distance(chosen, 3, 7, 16, prefix=2), truth) < 1e-11
-
-
-def test_grid_distance_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = CASES["bidirectional"]().map
-    whole = heads.grid_distance(w, 2, 11)
-    monkeypatch.setattr(measures, "BLOCK", 3 * B * H * L * 8)  # three rows
-    assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12
-    with hw.budget.limit(2 * B * H * L * 8):
-        assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12
 
 
 def test_retrieval_counts_copied_tokens_of_the_needle() -> None:

@@ -77,10 +77,6 @@ def test_verses_are_chapters_without_marks(tmp_path: Path) -> None:
     ]
 
 
-def test_text_is_plain_letters_with_one_empty_line_at_most() -> None:
-    assert corpus.clean("“a”—b\t  \r\n\n\n\nc\n=========================\né") == '"a" - b\n\nc\n========\n'
-
-
 def test_a_document_is_held_out_by_its_name_alone() -> None:
     held = [corpus.is_held_out(f"document {number}") for number in range(20_000)]
     assert 150 < sum(held) < 250

@@ -210,16 +210,3 @@ def test_sentences_follow_the_numbers_either_way() -> None:
     said = "\n".join(shown.sentences(better))
     assert "Beside 8 heads it is clearly lower with 16." in said
     assert "look at" not in said
-
-
-def test_the_picture_has_four_panels_and_every_seed() -> None:
-    pytest.importorskip("matplotlib")
-    axes = shown.picture(three_seeds()).axes
-    assert len(axes) == 4
-    dots = [line for line in axes[0].lines if line.get_linestyle() == "None"]
-    assert sorted(y for line in dots for y in line.get_ydata()) == sorted(
-        each["validation_loss"] for each in three_seeds()["models"]
-    )
-    assert axes[1].get_yscale() == "log"
-    falls = made([model(8, 0, costs=-0.25), model(4, 0)])
-    assert shown.picture(falls).axes[1].get_yscale() == "linear"

@@ -13,7 +13,7 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models import Transformer
-from planted_circuit import HEADS, INDUCTION, LENGTH, PREVIOUS, VOCABULARY, Letters, planted, small_config
+from planted_circuit import HEADS, INDUCTION, PREVIOUS, Letters, planted, small_config
 from studies import probe_texts, probes, switched_off, trained_models
 
 SMALL = {"periods": (11, 19), "piece": 23, "sequences": 2}
@@ -59,15 +59,6 @@ def test_random_weights_pass_nothing() -> None:
     assert [kind for kind, each in told["kinds"].items() if each["found"]] == []
     assert all(len(each["heads"]) == 1 for each in told["kinds"].values())  # the best, which is switched off
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-def test_everything_is_said_twice_after_a_start_and_random_tokens_are_none_of_the_special() -> None:
-    model = Transformer(small_config(num_layers=1, num_heads=1))
-    for probe in probes.probes_of(model, Letters(), **SMALL):
-        for ids in probe.batches:
-            P = probe.period(ids)
-            assert (ids[:, 0] == 0).all() and torch.equal(ids[:, 1 : P + 1], ids[:, P + 1 :])
-            assert ids[:, 1:].min() > 0 and ids.max() < VOCABULARY and 1 + 2 * P <= LENGTH
 
 
 def test_a_period_that_does_not_fit_is_refused() -> None:
