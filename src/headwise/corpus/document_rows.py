@@ -65,7 +65,7 @@ WRONG_FOR_ALL = (AttentionBypassed, PackageMissing, VersionUnsupported)  # whate
 
 @dataclass(frozen=True)
 class Options:
-    """All that decides numbers, beside the model and the corpus."""
+    """The options that change the numbers of a survey."""
 
     field: str
     max_tokens: int | None
@@ -74,7 +74,7 @@ class Options:
 
 @dataclass
 class Rows:
-    """Rows of two tables, as columns."""
+    """Rows of the two tables of a block, as dictionaries."""
 
     documents: list[dict[str, Any]] = field(default_factory=list)
     heads: list[dict[str, Any]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Measure:
         self.device = torch.device("cpu") if first is None else first.device
 
     def add(self, document: Document, rows: Rows) -> None:
-        """Measure one more; whatever is wrong with it becomes its error.
+        """Measure a document and add its rows; an error with it is recorded in its row.
 
         A failure that may pass is tried a second time, with memory freed and one layer at a time, which
         changes no number. If it fails again, its row says so (`failure`).
@@ -151,7 +151,7 @@ class Measure:
             self._free_memory(row)
 
     def _free_memory(self, row: Mapping[str, Any]) -> None:
-        """Make room on the device, if it still answers."""
+        """Free memory on the device, and check that it still works."""
         gc.collect()
         if self.device.type == "cpu":
             return
@@ -167,7 +167,7 @@ class Measure:
             ) from error
 
     def watched(self, reading: Reading, **options: Any) -> Heads:
-        """Every head on one document."""
+        """Run the model on a document and return what its heads did."""
         inputs = {name: value.to(self.device) for name, value in reading.inputs.items()}
         long = len(reading.tokens) > SHORT
         usual: dict[str, Any] = {"keep": not long, "pooled": None, "patterns": long}
@@ -205,12 +205,12 @@ class Measure:
 
 
 def _number(value: float | None) -> float | None:
-    """None is what every reader of Parquet leaves out of a mean; NaN is not."""
+    """Return None for NaN: readers of Parquet leave None out of means, but not NaN."""
     return None if value is None or not math.isfinite(value) else value
 
 
 def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
-    """The place of every head of these calls, by the call's id; nothing where one text reads another."""
+    """Return the place of every head of these calls, by the call's id; {} for cross-attention."""
     first = whole.records[0]
     assert first.map is not None
     _, H, T, S = whole.weights.shape
@@ -238,7 +238,7 @@ def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]
 
 
 def _moved(weights: Tensor, rows: Tensor) -> Tensor:
-    """How differently each of these queries looks from the mean over them, [H, t]."""
+    """Return how much the weights of each query differ from the mean over these queries, [H, t]."""
     after = torch.cat([weights.diagonal(1, 1, 2), weights.new_zeros(len(weights), 1)], 1)
     before = torch.cat([weights.new_zeros(len(weights), 1), weights.diagonal(-1, 1, 2)], 1)
     kinds = torch.stack([weights[:, :, 0], before, weights.diagonal(0, 1, 2), after], -1)  # [H, T, C]
@@ -248,7 +248,7 @@ def _moved(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def failure_of(error: Exception) -> str:
-    """Return what a document's failure is: one that may pass where memory, a device or a disk failed."""
+    """Return RETRY for a failure of memory, a device or a disk, which may pass; else FOR_GOOD."""
     passes = isinstance(error, MemoryError | OSError) or (
         isinstance(error, RuntimeError) and PASSING.search(str(error)) is not None
     )
@@ -265,7 +265,7 @@ def _said(error: str) -> str:
 
 
 def fingerprint(model: nn.Module, tokenizer: Any) -> str:
-    """A hash of a model's class, config, weights and buffers, and of its tokenizer."""
+    """Return a hash of a model's class, config, weights and buffers, and of its tokenizer."""
     hashed = hashlib.blake2b(digest_size=16)
     hashed.update(f"{type(model).__module__}.{type(model).__qualname__} {_settings(model)}".encode())
     tensors: Iterable[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
@@ -278,7 +278,7 @@ def fingerprint(model: nn.Module, tokenizer: Any) -> str:
 
 
 def _settings(model: nn.Module) -> str:
-    """What of a config decides results: not folders, names and versions."""
+    """Return the settings of a config that change results: not folders, names and versions."""
     config = getattr(model, "config", None)
     if config is None:
         return ""
@@ -291,7 +291,7 @@ def _settings(model: nn.Module) -> str:
 
 
 def _vocabulary(tokenizer: Any) -> str:
-    """All of a tokenizer, where it is of the library tokenizers; else what it makes of some words."""
+    """Return a tokenizer as JSON if it is of the library tokenizers; else its ids of a test sentence."""
     if hasattr(tokenizer, "to_json"):
         return str(tokenizer.to_json())
     backend = getattr(tokenizer, "backend_tokenizer", None)

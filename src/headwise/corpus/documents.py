@@ -73,7 +73,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents that lie beside each other in one file.
+    """Consecutive documents of one file.
 
     first: the number of the first line, from 1, or row, from 0.
     start, stop: in bytes; of Parquet, the whole file.
@@ -106,7 +106,7 @@ NOTHING = LeftOut()
 
 
 class Plan:
-    """Where the documents of a corpus lie: pieces, and blocks of them, which are worked on as one.
+    """Where the documents of a corpus are: pieces of files, grouped into blocks that are measured as one.
 
     Args:
         root: the folder that paths are below.
@@ -139,20 +139,20 @@ class Plan:
             before += count
 
     def __len__(self) -> int:
-        """How many blocks there are."""
+        """Return the number of blocks."""
         return len(self._starts)
 
     def in_block(self, number: int) -> int:
-        """How many documents it has."""
+        """Return the number of documents in a block."""
         end = self._before[self._starts[number + 1]] if number + 1 < len(self) else self.documents
         return end - self._before[self._starts[number]]
 
     def block_of(self, position: int) -> int:
-        """The number of the block that a document is in."""
+        """Return the number of the block that contains a document."""
         return bisect_right(self._starts, position, key=self._before.__getitem__) - 1
 
     def pieces_of(self, number: int) -> Iterator[tuple[int, Piece]]:
-        """The pieces of a block, and how many documents come before each."""
+        """Yield each piece of a block with the number of documents before it."""
         start = self._starts[number]
         stop = self._starts[number + 1] if number + 1 < len(self) else len(self._before)
         rows = self.pieces.slice(start, stop - start).to_pylist()
@@ -161,14 +161,14 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Of all documents: names, places and bytes."""
+        """A hash of the names, places and bytes of all documents."""
         hashed = hashlib.blake2b(digest_size=16)
         for batch in self.pieces.to_batches(max_chunksize=2**14):
             hashed.update(json.dumps(batch.to_pylist(), sort_keys=True).encode())
         return hashed.hexdigest()
 
     def difference(self, other: Plan) -> str | None:
-        """The first file that is not the same in another plan, in words; None if there is none.
+        """Describe the first file that differs in another plan; None if none does.
 
         What could not be read in this plan may be anything in the other.
         """
@@ -190,7 +190,7 @@ class Plan:
         return None
 
     def changed_blocks(self, other: Plan) -> Iterator[int]:
-        """The blocks that do not hold the same documents in another plan."""
+        """Yield the numbers of the blocks whose documents differ in another plan."""
         for number in range(len(self)):
             if number >= len(other) or list(self.pieces_of(number)) != list(other.pieces_of(number)):
                 yield number
@@ -266,19 +266,19 @@ class Plan:
 
     @classmethod
     def read(cls, file: Path, root: Path, block: int) -> Plan:
-        """As it was kept; blocks are those of then."""
+        """Read a plan that was saved, with the block size it was made with."""
         return cls(root, arrow().parquet.read_table(file), block=block)
 
 
 def table_of(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> pyarrow.Table:
-    """Rows as a table; columns: their types, as pyarrow calls them."""
+    """Return rows as a pyarrow table. columns: name -> type, as pyarrow calls it."""
     pyarrow = arrow()
     fields = [(name, pyarrow.type_for_alias(kind)) for name, kind in columns.items()]
     return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields))
 
 
 def shown(path: str) -> str:
-    """A path or a word as UTF-8 can hold it: what is no letter is written as its number."""
+    """Return a path or a word with the characters that UTF-8 cannot hold written as escapes."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
@@ -324,7 +324,7 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
 
 
 def _no_file(path: Path) -> str | None:
-    """Why a path is no file that can be opened: a link to nothing, a pipe; None if it is one."""
+    """Return why a path cannot be opened (a broken link, a pipe), or None if it can."""
     try:
         return None if stat.S_ISREG(path.stat().st_mode) else "it is no regular file"
     except OSError as error:
@@ -339,11 +339,11 @@ def _reason(error: Exception) -> str:
 
 
 class _Unreadable(Exception):
-    """Why a file has no documents."""
+    """A file has no documents; the message says why."""
 
 
 def _pieces_of(root: Path, file: Path, reason: str | None, field: str, most: int) -> Iterator[Piece]:
-    """The pieces of a file; one with an error for what cannot be read of it, or a reason that is known."""
+    """Yield the pieces of a file. If it cannot be read, or a `reason` is given, one piece holds the error."""
     kind = ENDINGS.get(file.suffix.lower(), "")
     path = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "surrogateescape")
     try:
@@ -365,7 +365,7 @@ MARK = "\x01"
 
 
 def _kept(path: str) -> str:
-    """A path as a table holds it; odd bytes as two letters of Latin-1 behind a mark, and so back again."""
+    """Encode a path for the table: one with undecodable bytes as Latin-1 behind MARK."""
     is_plain = path.isprintable() and path == shown(path)
     return path if is_plain else MARK + os.fsencode(path).decode("latin-1")
 
@@ -384,7 +384,7 @@ def _digest(file: Path) -> str:
 
 
 def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
-    """Pieces of a file of lines; one that is too long is a piece by itself, and is never held whole."""
+    """Yield the pieces of a file of lines. A line that is too long is a piece of its own, not read whole."""
     first = number = 1
     count = start = at = 0
     hashed = hashlib.blake2b(digest_size=16)
@@ -435,7 +435,7 @@ Read = tuple[int | None, str | None, str | None]  # number of its line or row, i
 
 
 class Texts:
-    """The texts of a plan, a block at a time; a row group of Parquet stays until another is needed."""
+    """Reads the texts of a plan, a block at a time; the last row group of Parquet stays in memory."""
 
     def __init__(self, plan: Plan, field: str = "text") -> None:
         self.plan, self.field = plan, field
@@ -526,7 +526,7 @@ class Texts:
 
 
 def _unread(before: int, piece: Piece, reason: str) -> list[Document]:
-    """The documents of a piece that could not be read now. Lines of JSON are counted without blank ones."""
+    """Return the documents of a piece that cannot be read now, each with an error that may pass."""
     path = _called(piece.path)
     numbers = [None] if piece.kind == "text" else range(piece.first, piece.first + piece.count)
     return [
@@ -574,7 +574,7 @@ def _string(line: bytes, field: str) -> str:
 
 
 def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any]:
-    """The rows that a piece is among: which file, from where to where, and the texts."""
+    """Read the row group that holds a piece: its file, its first and last row, and the column of texts."""
     with arrow().parquet.ParquetFile(file) as opened:
         begin = 0
         for group in range(opened.num_row_groups):

@@ -89,7 +89,7 @@ class Survey:
 
     @property
     def documents(self) -> int:
-        """How many were read; `totals.failed` could not be."""
+        """The number of documents that were read; `totals.failed` could not be."""
         return self.totals.documents
 
     @property
@@ -119,7 +119,7 @@ class Survey:
 
     @property
     def title(self) -> str:
-        """The model's."""
+        """The model's title."""
         return str(self.about["model"]["title"])
 
     def __getitem__(self, place: tuple[Layer, int]) -> HeadSummary:
@@ -402,7 +402,7 @@ def _kind(loss: Loss) -> str:
 
 
 def check_sort(sort: str) -> None:
-    """Whether a table can be sorted so.
+    """Check that a table can be sorted by this name.
 
     Raises:
         ArgumentError: it cannot.
@@ -424,7 +424,7 @@ def _sorted(heads: list[HeadSummary], sort: str, descending: bool) -> list[HeadS
 
 
 def _spread(head: HeadSummary, name: str) -> str:
-    """Mean and spread."""
+    """Return mean and spread of a statistic as text, or "-"."""
     there = head.statistics.get(name)
     if there is None:
         return "-"
@@ -433,7 +433,7 @@ def _spread(head: HeadSummary, name: str) -> str:
 
 
 def sentences(survey: Survey) -> list[str]:
-    """What was read, and what came of it, in words."""
+    """Return sentences on what was read and what was found."""
     totals = survey.totals
     said = [
         f"{survey.title} read {_counted(totals.documents, 'document')}, {_counted(totals.tokens, 'token')}."
@@ -484,7 +484,7 @@ WORDS = {
 
 
 def _page(survey: Survey, heads: Heads) -> dict[str, Any]:
-    """`CorpusData` of page_data.ts, for these heads."""
+    """Return `CorpusData` of page_data.ts for these heads."""
     places = {layer.name: number for number, layer in enumerate(heads.values())}
     sizes = [len(layer) for layer in heads.values()]
     for head in survey.heads:
@@ -538,7 +538,7 @@ def _measures(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
 
 
 def _in_words(statistic: str) -> tuple[str, str]:
-    """What a statistic is called on a page, and what it says."""
+    """Return the title of a statistic on a page, and a sentence on what it means."""
     return IN_WORDS.get(statistic, (statistic.replace("_", " "), statistic))
 
 

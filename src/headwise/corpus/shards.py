@@ -68,19 +68,19 @@ class Shards:
         self.folder, self.by_number = folder, by_number
 
     def place(self, table: str, number: int, *, retry: bool = False) -> Path:
-        """Where a block's rows of a table are; `retry`: of one with failures that may pass."""
+        """Return the file of a block's table; `retry`: of a block with failures that may pass."""
         return self.folder / f"{table}-{number:06}{'.retry' if retry else ''}.parquet"
 
     def has(self, number: int) -> bool:
-        """Whether a block was measured, with or without failures that may pass."""
+        """Return True if a block was measured, even with failures that may pass."""
         return any(self.place(DOCUMENTS, number, retry=retry).exists() for retry in (False, True))
 
     def finished(self) -> set[int]:
-        """The numbers of all blocks that were measured."""
+        """Return the numbers of all blocks that were measured."""
         return self._numbers(".parquet") | self._numbers(".retry.parquet")
 
     def to_retry(self) -> set[int]:
-        """The numbers of those with failures that may pass."""
+        """Return the numbers of the blocks with failures that may pass."""
         return self._numbers(".retry.parquet") - self._numbers(".parquet")
 
     def _numbers(self, ending: str) -> set[int]:
@@ -92,7 +92,7 @@ class Shards:
         return {int(number) for number in numbers if number.isdecimal()}
 
     def write(self, number: int, rows: Rows) -> None:
-        """A block that was measured. With failures that may pass it never takes the place of one without.
+        """Write a block. One with failures that may pass never replaces one without.
 
         Raises:
             ArgumentError: it cannot be written; what was finished before stays.
@@ -110,7 +110,7 @@ class Shards:
             self._forget(number, retry=True)
 
     def drop(self, number: int) -> None:
-        """Take a block back: it has to be measured again."""
+        """Delete the files of a block, so that it is measured again."""
         self._forget(number, retry=False)
         self._forget(number, retry=True)
 
@@ -119,7 +119,7 @@ class Shards:
             self.place(table, number, retry=retry).unlink(missing_ok=True)
 
     def read(self, table: str, number: int, columns: list[str] | None = None) -> pyarrow.Table:
-        """The rows of a finished block.
+        """Return the rows of a finished block.
 
         Raises:
             ArgumentError: a file that cannot be read.
@@ -134,11 +134,11 @@ class Shards:
             ) from error
 
     def rows(self, number: int) -> Rows:
-        """A block that was measured, as it was written."""
+        """Return the rows of both tables of a finished block."""
         return Rows(*(self.read(table, number).to_pylist() for table in (DOCUMENTS, MEASURES)))
 
     def sweep(self) -> None:
-        """Let go of halves of files whose process is no more, and of failures that passed."""
+        """Delete unfinished files of processes that ended, and retry files of blocks that succeeded since."""
         for passed in self._numbers(".retry.parquet") - self.to_retry():
             self._forget(passed, retry=True)
         for half in self.folder.glob(f".*{ENDING}"):
@@ -167,7 +167,7 @@ def _is_alive(process: int) -> bool:
 
 
 def bytes_of(table: pyarrow.Table) -> bytes:
-    """A Parquet file, as bytes: the same for the same table."""
+    """Return a table as the bytes of a Parquet file, the same bytes for the same table."""
     pa = arrow()
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(table, sink, compression="zstd", compression_level=3)
@@ -218,7 +218,7 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
 
 
 def _settle(folder: Path) -> None:
-    """See to it that a new name is on the disk, too, where a system can."""
+    """Sync a folder, so that a new name is on the disk, too, where the system can."""
     with suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -228,7 +228,7 @@ def _settle(folder: Path) -> None:
 
 
 def check_folder(out: str | os.PathLike[str]) -> Path:
-    """The folder, made if need be.
+    """Return the folder of a survey; make it if needed.
 
     Raises:
         ArgumentError: a file of that name; a folder that cannot be made or written to.
@@ -251,19 +251,19 @@ def check_folder(out: str | os.PathLike[str]) -> Path:
 
 
 class Group:
-    """Processes of one survey, on one or many machines."""
+    """The processes of one survey, on one or several machines."""
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self.store: Store | None = store
         self.rank, self.world = rank, world
 
     def tell(self, said: str) -> None:
-        """The first one has begun, or says why not."""
+        """Tell the others that the survey has begun, or why it could not (rank 0)."""
         assert self.store is not None
         self.store.set(READY, said)
 
     def hear(self) -> None:
-        """Wait until the first one has begun.
+        """Wait until rank 0 has begun the survey.
 
         Raises:
             ArgumentError: it could not, or nothing was heard of it.
@@ -281,7 +281,7 @@ class Group:
             raise ArgumentError(f"rank 0 must begin a survey: it could not: {said}")
 
     def next(self) -> int | None:
-        """The number of a block that nobody has taken; None: the store is lost."""
+        """Return the next block that no process has taken; None if the store is lost."""
         if self.store is None:
             return None
         try:
@@ -294,7 +294,7 @@ class Group:
 
 
 def group_here(timeout: float = 60.0) -> Group | None:
-    """The processes that torchrun started with this one; None: it is alone.
+    """Return the processes that torchrun started with this one; None if it is alone.
 
     Raises:
         ArgumentError: the store that they share cannot be reached.
@@ -317,7 +317,7 @@ def group_here(timeout: float = 60.0) -> Group | None:
 
 
 def blocks(count: int, shards: Shards, group: Group | None, patience: float = PATIENCE) -> Iterator[int]:
-    """The blocks that this process is to measure, each when it is asked for; ends when all are finished.
+    """Yield the blocks that this process is to measure; end when all are finished.
 
     Args:
         count: how many there are.
@@ -353,14 +353,14 @@ def blocks(count: int, shards: Shards, group: Group | None, patience: float = PA
 
 
 class Worker:
-    """Measures one block after another, and writes it."""
+    """Measures blocks and writes them."""
 
     def __init__(self, trained: Pretrained, plan: Plan, shards: Shards, options: Options) -> None:
         self.measure, self.shards = Measure(trained, max_tokens=options.max_tokens), shards
         self.texts = Texts(plan, options.field)
 
     def block(self, number: int, tell: Callable[[int], object] = lambda count: None) -> None:
-        """Measure all documents of a block; tell: told how many are done."""
+        """Measure all documents of a block; `tell` is called with the number that is done."""
         rows = Rows()
         for document in self.texts.block(number):
             self.measure.add(document, rows)
@@ -368,7 +368,7 @@ class Worker:
         self.shards.write(number, rows)
 
     def retry(self, number: int) -> None:
-        """Measure once more the documents of a block whose failure may have passed."""
+        """Measure again the documents of a block whose failure may have passed."""
         before = self.shards.rows(number)
         passed = {row["position"]: row for row in before.documents if row["failure"] != RETRY}
         rows = Rows()
@@ -393,7 +393,7 @@ class _Actor(Worker):
         super().__init__(trained, plan, shards, options)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Of each block, how many documents it has."""
+        """Measure the blocks of a batch; return how many documents each has."""
         numbers = [int(number) for number in batch["block"]]
         for number in numbers:
             if not self.shards.has(number):

@@ -59,7 +59,7 @@ Key = tuple[Layer, int]
 
 
 class Numbers(NamedTuple):
-    """One number of one head over documents."""
+    """One statistic of one head over all documents."""
 
     documents: int  # that have it
     mean: float
@@ -70,7 +70,7 @@ class Numbers(NamedTuple):
 
 
 class Mover(NamedTuple):
-    """A document that moves a head, and where in it the head looks elsewhere.
+    """A document in which a head does something unusual, and the place where it does.
 
     statistic: the number that is farthest from the head's mean, by so many spreads; None: it is listed for
         its place.
@@ -103,17 +103,17 @@ class HeadSummary:
 
     @property
     def label(self) -> str:
-        """The one it earns most often."""
+        """The label that the head earns most often."""
         return next(iter(self.labels), MIXED)
 
     @property
     def share(self) -> float:
-        """Of the documents, in which it does."""
+        """The share of documents in which the head earns that label."""
         return self.labels.get(self.label, 0.0)
 
     @property
     def dependence(self) -> float:
-        """How much it depends on the text, 0 to 1: the mean over `CHARACTER`."""
+        """How much the head depends on the text, 0 to 1: the mean over `CHARACTER`."""
         known = [self.statistics[name].dependence for name in CHARACTER if name in self.statistics]
         there = [value for value in known if not math.isnan(value)]
         return sum(there) / len(there) if there else math.nan
@@ -130,7 +130,7 @@ class HeadSummary:
 
 @dataclass
 class Loss:
-    """What is not in the numbers of a survey, of one kind."""
+    """One kind of documents or files that are not in the numbers of a survey."""
 
     kind: str  # "documents", "documents to try again", "files", "folders", "files of other kinds"
     count: int = 0
@@ -139,7 +139,7 @@ class Loss:
 
 @dataclass
 class Totals:
-    """What a survey comes to."""
+    """The summary of a survey."""
 
     heads: list[HeadSummary]
     documents: int  # that were read
@@ -164,13 +164,13 @@ class _Batch(NamedTuple):
 
 
 class _Walks:
-    """Over all documents that were read, in the order of blocks, some documents at a time."""
+    """Goes through all documents that were read, in the order of blocks, in batches."""
 
     def __init__(self, shards: Shards, heads: Sequence[Key]) -> None:
         self.shards, self.heads = shards, {key: at for at, key in enumerate(heads)}
 
     def batches(self, names: Sequence[str], extra: Sequence[str] = ()) -> Iterator[_Batch]:
-        """With these statistics as numbers, and other columns in the table alone."""
+        """Yield batches with these statistics as an array; extra columns only in the table."""
         of_documents = ["document", "digest", "position", "tokens", "error"]
         of_measures = ["position", "layer", "head", *names, *extra]
         documents: list[dict[str, Any]] = []
@@ -254,22 +254,22 @@ class Moments:
 
     @property
     def count(self) -> list[int]:
-        """How many numbers each column has."""
+        """The number of values in each column."""
         return [int(n) for n in self._sums[0]]
 
     @property
     def mean(self) -> list[float]:
-        """NaN where there is no number."""
+        """The mean of each column; NaN if it has no values."""
         return [math.nan if column is None else float(column[0]) for column in self._means()]
 
     @property
     def variance(self) -> list[float]:
-        """Over all that there are, divided by their number; NaN where there is none."""
+        """The population variance of each column; NaN if it has no values."""
         return [math.nan if column is None else float(column[1] - column[0] ** 2) for column in self._means()]
 
     @property
     def correlation(self) -> list[float]:
-        """Pearson's, with the whole numbers; NaN where either is always the same."""
+        """Pearson's correlation with t; NaN if either is constant."""
         found = []
         for column in self._means():
             x, x2, xt, t, t2 = column or (Fraction(0),) * 5
@@ -279,7 +279,7 @@ class Moments:
         return found
 
     def _means(self) -> Iterator[tuple[Fraction, ...] | None]:
-        """Of x, x^2, x t, t and t^2, of each column; None where there is no number."""
+        """Yield the means of x, x^2, x t, t and t^2 of each column; None if it has no values."""
         for n, x, x2, xt, t, t2 in self._sums.T.tolist():
             sums = ((x, UNIT), (x2, 2 * UNIT), (xt, UNIT), (t, 0), (t2, 0))
             yield tuple(Fraction(sum_, n << unit) for sum_, unit in sums) if n else None
@@ -328,7 +328,7 @@ def quantiles(walk: Callable[[], Iterator[Any]], columns: int, shares: Sequence[
 
 
 def _ordered(values: Any) -> Any:
-    """float32 as whole numbers in the same order, 0 to 2^32 - 1; -1 where there is no number."""
+    """Map float32 to whole numbers in the same order, 0 to 2^32 - 1; NaN and infinities to -1."""
     numpy = _numpy()
     bits = numpy.ascontiguousarray(values + numpy.float32(0)).view("uint32").astype("int64")  # -0 is 0
     ordered = numpy.where(bits >> 31, 0xFFFFFFFF - bits, bits | 0x80000000)
@@ -339,7 +339,7 @@ def _ordered(values: Any) -> Any:
 
 
 def summed(shards: Shards) -> Totals:
-    """What all finished blocks come to.
+    """Summarise all finished blocks.
 
     Raises:
         ArgumentError: no document was read; a file that cannot be read.
@@ -362,7 +362,7 @@ def summed(shards: Shards) -> Totals:
 
 
 def _first_look(shards: Shards) -> tuple[list[Key], Totals]:
-    """Which heads there are, in order, and how many documents."""
+    """Return the heads in order, and the counts of documents."""
     heads: dict[Key, None] = {}
     totals = Totals([], 0, 0, 0, 0, [])
     lost = {failure: Loss(kind) for failure, kind in FAILURES.items()}
@@ -423,7 +423,7 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def _dependence(within: float, between: float) -> float:
-    """NaN where all is rounding."""
+    """Return W / (W + B); NaN if both are rounding errors."""
     return within / (within + between) if within + between > STILL**2 else math.nan
 
 
@@ -475,14 +475,14 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
 
 
 class _Best:
-    """The largest few, each text once; of equals the first in the corpus."""
+    """Keeps the few largest entries, each text once; of equals the first in the corpus."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, int, Mover]] = {}  # by digest
 
     @property
     def least(self) -> float:
-        """What has to be reached to be among them: equals may come first."""
+        """The size that a new entry must exceed to be kept."""
         full = len(self._held) >= LISTED
         return math.nextafter(min(each[0] for each in self._held.values()), -1) if full else 0.0
 

@@ -213,7 +213,7 @@ def _trained(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
 
 @contextmanager
 def _as_measured(model: nn.Module, threads: int) -> Iterator[None]:
-    """In eval mode, with so many threads; afterwards as before."""
+    """Put a model into eval mode and set the number of threads; restore both at the end."""
     before = torch.get_num_threads()
     modes = [module for module in model.modules() if module.training]
     torch.set_num_threads(threads)
@@ -232,7 +232,7 @@ def _as_measured(model: nn.Module, threads: int) -> Iterator[None]:
 def _begun(
     folder: Path, corpus: str | os.PathLike[str], options: Options, trained: Pretrained, block: int | None
 ) -> Plan:
-    """The plan of the survey in a folder: a new one, or the one that is there, if all is the same.
+    """Begin a survey in a folder, or go on with the one that is there; return its plan.
 
     Raises:
         ArgumentError: another model, other options, another corpus.
@@ -362,7 +362,7 @@ def _take_up(folder: Path, kept: dict[str, Any], corpus: dict[str, Any], plan: P
 
 
 def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained) -> Plan:
-    """The plan that the first process left; the model is the same here."""
+    """Read the plan that rank 0 wrote, and check that the model is the same here."""
     kept = _kept(folder / SURVEY)
     if kept is None:
         raise ArgumentError(
@@ -391,7 +391,7 @@ def _measured(worker: Worker, plan: Plan, group: Group | None, tell: Progress) -
 
 
 class _Done:
-    """How many documents are done: here and, where others are at work, in the folder."""
+    """Counts the documents that are done, those of other processes by looking into the folder."""
 
     def __init__(self, plan: Plan, shards: Shards, tell: Progress, *, alone: bool) -> None:
         self.plan, self.shards, self._tell, self.alone = plan, shards, tell, alone
@@ -400,13 +400,13 @@ class _Done:
         self.tell(at_once=True)
 
     def finish(self, *numbers: int) -> None:
-        """Count these blocks, each once."""
+        """Count the documents of these blocks, each block once."""
         for number in {*numbers} - self._finished:
             self._finished.add(number)
             self._count += self.plan.in_block(number)
 
     def tell(self, more: int = 0, *, at_once: bool = False) -> None:
-        """Tell how many are done, with so many more of a block that is not finished."""
+        """Report how many documents are done; `more`: of a block that is not finished."""
         if at_once or (not self.alone and monotonic() - self._looked > 1):
             self._looked = monotonic()
             self.finish(*(number for number in self.shards.finished() if number < len(self.plan)))
@@ -415,7 +415,7 @@ class _Done:
 
 @contextmanager
 def _telling(progress: bool | Progress, group: Group | None) -> Iterator[Progress]:
-    """Whom to tell; of many processes the first alone."""
+    """Yield the function to report progress to; of several processes only the first reports."""
     if callable(progress):
         yield progress
     elif progress and (group is None or group.rank == 0):

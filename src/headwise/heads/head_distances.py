@@ -199,7 +199,7 @@ def _sums_over_pairs(map: AttentionMap, what: str) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """(sequence, queries [t], their weights [H, t, S], whether each counts [H, t]), block by block."""
+    """Yield (sequence, queries [t], their weights [H, t, S], whether each counts [H, t]) in blocks."""
     if queries is not None and queries < 1:
         raise ArgumentError(f"queries must be at least 1: got {queries}; None takes all")
     counts = map.counted_queries()
@@ -213,7 +213,7 @@ def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tenso
 
 
 def _pairs(counts: Tensor, dtype: torch.dtype) -> Tensor:
-    """How many of these queries count for both heads of a pair, [H, H]."""
+    """Return how many of these queries count for both heads of a pair, [H, H]."""
     numbers = counts.to(dtype)
     return numbers @ numbers.T
 
@@ -315,7 +315,7 @@ def clusters(distances: Tensor, count: int | None = None, threshold: float | Non
 
 
 def _checked(distances: Tensor) -> Tensor:
-    """A copy in float64, its two sides made one."""
+    """Check distances; return a copy in float64, made exactly symmetric."""
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
         raise ShapeError(
             f"distances must be square [N, N]: got {list(distances.shape)}; one sequence's is matrix[b]"

@@ -179,7 +179,7 @@ def label(scores: Mapping[str, float]) -> Label:
 
 
 def of_too_few(queries: Mapping[str, float]) -> frozenset[str]:
-    """The scores that are the mean of fewer queries than a label takes.
+    """Return the names of scores that are the mean of fewer queries than their label requires.
 
     Args:
         queries: of how many queries each score is the mean; one that is not there is the mean of enough.
@@ -254,7 +254,7 @@ class LayerHeads:
         self.__dict__["calls"] = calls
 
     def take(self, record: Record) -> None:
-        """One more call, where none waits before it."""
+        """Add a call without settling those that wait."""
         self.__dict__["calls"].append(record)
 
     def __getstate__(self) -> dict[str, object]:
@@ -306,7 +306,7 @@ class LayerHeads:
         return torch.where(counts > 0, values * counts, 0.0).sum(0) / counts.sum(0)
 
     def _with_counts(self, name: str) -> tuple[Tensor, Tensor]:
-        """A number of all sequences, and of how many queries it is the mean in each: [sequences, H] each."""
+        """Return a statistic per sequence, and of how many queries it is the mean: [sequences, H] each."""
         measured = [call for call in self.calls if name in call.rows]
         values = torch.cat([call.rows[name].cpu().double() for call in measured])
         counts = torch.cat([call.counts[name].cpu().double() for call in measured])
@@ -350,7 +350,7 @@ class LayerHeads:
         return self.num_heads
 
     def __getitem__(self, head: int) -> Head:
-        """One head.
+        """Return one head.
 
         Raises:
             IndexError: no such head.

@@ -86,14 +86,14 @@ class Alignment:
         return [at for at, place in enumerate(self.places) if None not in place]
 
     def own(self, side: int, at: Sequence[int] | None = None) -> list[int]:
-        """Positions in the first text (0) or the second (1): of these places, or of those it has alone."""
+        """Positions in the first text (0) or the second (1): of these places, or those without a partner."""
         if at is not None:
             return [own for number in at if (own := self.places[number][side]) is not None]
         return [own for place in self.places if (own := place[side]) is not None and place[1 - side] is None]
 
     @property
     def words(self) -> tuple[str, str]:
-        """What only the first text says, and only the second: runs of tokens, the same change once."""
+        """The words that only the first text has, and only the second; each change once."""
         runs: dict[tuple[str, str], None] = {}  # in order, each once
         for differs, run in groupby(zip(self.tokens, self.changed, strict=True), key=itemgetter(1)):
             if differs:
@@ -104,7 +104,7 @@ class Alignment:
 
 
 def align(before: Text, after: Text) -> Alignment:
-    """Which positions are partners; the same pairs, whichever text comes first.
+    """Find the positions that are partners; the pairs do not depend on which text comes first.
 
     Raises:
         ArgumentError: no token in common but special ones; unknown tokens, not equally many.
@@ -194,7 +194,7 @@ class _Watched:
         return tuple(self.maps[path].real_keys[0].nonzero().flatten().tolist())
 
     def _text(self, length: int, path: str, known: str | None) -> Text:
-        """The keys of a layer; known: one whose tokens these are."""
+        """Return the text of the keys of a layer; known: the layer whose tokens these are."""
         special: frozenset[int] = frozenset()
         real = self._real(path)
         words = self.words[path if known is None else known]
@@ -213,13 +213,13 @@ class _Watched:
 
 
 def _in_common(path: str, other: str) -> int:
-    """How many names of modules two paths begin with alike."""
+    """Return how many leading module names two paths have in common."""
     pairs = zip(path.split("."), other.split("."), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _last(text: Text, length: int) -> Text:
-    """The queries of a self-attention layer that are fewer than its keys: the last ones."""
+    """Return the last `length` positions of a text: the queries where they are fewer than the keys."""
     before = len(text.names) - length
     return Text(
         text.names[before:],
@@ -230,7 +230,7 @@ def _last(text: Text, length: int) -> Text:
 
 
 def _call(layer: LayerHeads) -> tuple[Record, AttentionMap]:
-    """The last call that kept its map; of one whose tokens are known, where there is one."""
+    """Return the last call that kept its map, if possible one whose tokens are known."""
     kept = [(call, call.map) for call in layer.calls if call.map is not None]
     if not kept:
         raise ArgumentError(
@@ -410,7 +410,7 @@ def _check_one_model(before: Heads, after: Heads) -> None:
 
 
 def _since_the_difference(layer: Compared, text: Alignment) -> Compared:
-    """Without the queries that a model that looks back reads before anything is new to it."""
+    """Leave out the queries before the first difference, which a causal model reads alike."""
     if layer.queries is not text:
         return layer
     first = text.changed.index(True)
@@ -442,7 +442,7 @@ BLOCK = 2**21  # numbers of one block of rows: 16 MiB, a few times
 def _divergence(
     maps: tuple[AttentionMap, AttentionMap], queries: Alignment, keys: Alignment
 ) -> tuple[Tensor, bool]:
-    """[H, N] in float64; and whether a query before the first difference looks at a key behind itself."""
+    """Return the divergence, [H, N] in float64; and if a query before the first difference looks ahead."""
     shared = queries.shared
     H = maps[0].shape[1]
     rows = torch.full((H, len(shared)), math.nan, dtype=torch.float64)
@@ -468,7 +468,7 @@ def _divergence(
 
 
 def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
-    """Shares of a row's weight, [H, t, bins]: of each key with a partner, of all others, of a sink.
+    """Return the shares of each row's weight, [H, t, bins]: each key with a partner, all others, a sink.
 
     p: weights, [H, t, S], which are ours to write to.
     """
@@ -483,14 +483,14 @@ def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """[H, t] of [H, t, bins]."""
+    """Return the divergence of each row, [H, t], of shares [H, t, bins]."""
     apart = torch.special.entr((p + q).div_(2))
     apart.sub_(torch.special.entr(p).add_(torch.special.entr(q)).div_(2))
     return apart.sum(-1).clamp(0, math.log(2))
 
 
 def _on_places(layer: Compared, head: int, side: int) -> Tensor:
-    """One head's weights at every place that this text has, NaN elsewhere."""
+    """Return one head's weights at the places that this text has, NaN elsewhere."""
     rows, columns = (
         [(at, own) for at, place in enumerate(each.places) if (own := place[side]) is not None]
         for each in (layer.queries, layer.keys)

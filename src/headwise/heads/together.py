@@ -54,12 +54,12 @@ MOST_WEIGHTS = 2**24  # of whole maps: 64 MiB in float32
 
 
 def is_short(shape: tuple[int, ...], on_cpu: bool) -> bool:
-    """Whether a call [B, H, T, S] is better measured together with others."""
+    """Return True if a call [B, H, T, S] is better measured together with others."""
     return math.prod(shape) <= (SHORT_ON_CPU if on_cpu else SHORT)
 
 
 class Note(NamedTuple):
-    """A call that is still to be measured."""
+    """A call that waits to be measured."""
 
     record: Record
     scoring: Scoring  # with tensors of its own
@@ -87,13 +87,13 @@ class Group:
         self.notes: list[Note] = []
 
     def take(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the q and k of one more call."""
+        """Copy the q and k of one more call into the group; return the copies."""
         place = self.places[len(self.notes)]
         torch._foreach_copy_(place, (q, k))
         return place
 
     def whole(self, notes: slice = slice(None)) -> AttentionMap:
-        """One map [B, calls * H, T, S]."""
+        """Return one map of these calls, [B, calls * H, T, S]."""
         chosen = self.notes[notes]
         scoring = chosen[0].scoring
         if scoring.has_tensors:
@@ -107,7 +107,7 @@ class Group:
 
 
 class Measured(NamedTuple):
-    """The numbers of calls that were measured together."""
+    """What was measured of several calls together."""
 
     records: list[Record]
     numbers: Numbers
@@ -116,7 +116,7 @@ class Measured(NamedTuple):
 
 
 class _Ahead:
-    """What waits of one forward."""
+    """The groups of calls of one forward that wait to be measured."""
 
     __slots__ = ("groups", "size")
 
@@ -125,7 +125,7 @@ class _Ahead:
         self.size = 0  # bytes
 
     def group(self, kind: Hashable, scores: Scores) -> Group | None:
-        """One with room for a call."""
+        """Return a group with room for a call; None if there is none."""
         for group in self.groups.get(kind, ()):
             if len(group.notes) < group.room and (
                 group.mask is scores.mask or _same_rules(group.mask, scores.mask, scores.q.is_cpu)
@@ -136,7 +136,7 @@ class _Ahead:
     def new(
         self, kind: Hashable, scores: Scores, names: tuple[str, ...], pooled: int | None, calls: int
     ) -> Group:
-        """One for as many calls as may come, while there is room."""
+        """Add a group for as many calls as may come, within the memory that may wait."""
         q, k = scores.q, scores.k
         each = q.nbytes + k.nbytes
         most = min(calls, (_room(q.device) - self.size) // each, MOST_HEADS // (q.shape[0] * q.shape[1]))
@@ -161,7 +161,7 @@ class Waiting:
         self._lock = threading.RLock()
 
     def put(self, path: str, record: Record, layer: Layer) -> None:
-        """Take in a call that was measured."""
+        """Add a call that was measured already."""
         with self._lock:
             self._heard.append((path, record, layer))
 
@@ -177,7 +177,7 @@ class Waiting:
         keep: bool,
         calls: int = 1,
     ) -> Group | None:
-        """Leave a call for later, with copies of its q and k: where; None: it has to be measured now.
+        """Copy a call, to be measured later; return its group, or None if it must be measured now.
 
         Args:
             forward: what the call is part of; `measure` ends it.
@@ -234,7 +234,7 @@ class Waiting:
         scores: Scores,
         lse: Tensor | None,
     ) -> bool:
-        """One more call like the last of a group, without gradients; False: the group takes no more.
+        """Copy one more call like the last of a group, without gradients; return False if the group is full.
 
         Args:
             like: the record of that one.
@@ -254,7 +254,7 @@ class Waiting:
         return True
 
     def measure(self, forward: object) -> None:
-        """Measure what was noted of a forward; no device is waited for."""
+        """Measure the calls of a forward that wait, without waiting for a device."""
         with self._lock:
             ahead = self._ahead.pop(forward, None)
             if ahead is not None:
@@ -264,7 +264,7 @@ class Waiting:
                         self._measured += _measured(group)
 
     def settle(self) -> None:
-        """Measure all that was noted, fill in the numbers, and hand over every call that was heard."""
+        """Measure all calls that wait, fill in their numbers, and add every call to the heads."""
         if not self._heard:
             return
         with self._lock:
@@ -290,12 +290,12 @@ def _of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scor
 
 
 def _room(device: torch.device) -> int:
-    """Bytes of q and k that may wait."""
+    """Return how many bytes of q and k may wait."""
     return int(budget.gpu_bytes(device) * SHARE) if device.type == "cuda" else ROOM_ON_CPU
 
 
 def _same_rules(a: Mask, b: Mask, on_cpu: bool) -> bool:
-    """Whether two masks are surely the same; on a GPU no values are read.
+    """Return True if two masks are known to be equal; on a GPU no values are read.
 
     Those of a call hold copies of their own, which nobody writes to.
     """
@@ -304,7 +304,7 @@ def _same_rules(a: Mask, b: Mask, on_cpu: bool) -> bool:
 
 @torch.no_grad()
 def _measured(group: Group) -> list[Measured]:
-    """The calls of a group together, or, where there is not enough memory for that, one by one."""
+    """Measure the calls of a group together, or one by one if memory is short."""
     count = len(group.notes)
     try:
         return [_some_measured(group, slice(0, count))]
@@ -324,7 +324,7 @@ def _some_measured(group: Group, notes: slice) -> Measured:
 
 
 def _fill(measured: list[Measured]) -> None:
-    """Cut numbers apart, each layer's into its record; a GPU is waited for once."""
+    """Put each layer's numbers into its record; a GPU is waited for once."""
     small = [x for group in measured for x in (group.rows, group.counts) if x is not None]
     here = iter(fetched(small))
     for group in measured:
@@ -346,7 +346,7 @@ def _fill(measured: list[Measured]) -> None:
 
 
 def _apart(together: list[Tensor], calls: int) -> Tensor:
-    """[B, calls * H] of n numbers as [calls, n, B, H]; where they were made, which may be quicker at it."""
+    """Return n tensors [B, calls * H] as one [calls, n, B, H], on the device where they were made."""
     stacked = torch.stack(together)  # [n, B, calls * H]
     return stacked.unflatten(2, (calls, -1)).permute(2, 0, 1, 3).contiguous()
 
@@ -356,7 +356,7 @@ def _apart(together: list[Tensor], calls: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Alike calls of one sequence: of the same sizes, rules and tokens.
+    """Calls of one sequence with the same sizes, rules and tokens.
 
     weights: [1, H, T, S], those of the first call first.
     """
@@ -365,7 +365,7 @@ class Whole:
     weights: Tensor
 
     def measure_patterns(self) -> None:
-        """Add the patterns to each of the records."""
+        """Measure the patterns of all calls at once, and add them to their records."""
         first = self.records[0]
         assert first.map is not None
         given = AttentionMap.from_weights(self.weights, first.map.mask)
