@@ -333,10 +333,20 @@ PASSING = {
 
 
 @pytest.mark.parametrize("error", PASSING.values(), ids=PASSING)
+def test_a_failure_of_memory_a_device_or_a_disk_is_tried_at_once_and_may_pass(
+    error: Exception, small: Pretrained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, said = failing(monkeypatch, error, 9), Rows()
+    Measure(small).add(Document("d", "d", None, 0, "the zebra ran"), said)
+    assert len(asked) == 2 and said.documents[0]["failure"] == documents.RETRY and not said.heads
+    assert type(error).__name__ in said.documents[0]["error"]
+
+
 def test_a_failure_that_passes_leaves_no_trace(
-    error: Exception, small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was recorded for good. It is tried at once, at the end of the run, and in the next run."""
+    error = PASSING["GPU memory"]
     corpus = lines(tmp_path / "a.jsonl", ["no one ran", "the zebra ran", "I saw", "who ran", "he saw it"])
     whole = run(small, corpus, tmp_path / "whole", block=2)
     for times, left in ((1, 0), (3, 0), (4, 1)):
@@ -351,7 +361,6 @@ def test_a_failure_that_passes_leaves_no_trace(
         assert told.documents == 4 and len(told.heads) == 6
         (loss,) = told.lost
         assert (loss.kind, loss.count, loss.first[0][0]) == ("documents to try again", 1, "a.jsonl:2")
-        assert type(error).__name__ in loss.first[0][1]
         assert "documents-000000.retry.parquet" in files(out)
         with monkeypatch.context() as patch:
             asked = failing(patch, error, 0)
@@ -362,25 +371,18 @@ def test_a_failure_that_passes_leaves_no_trace(
 
 
 def test_a_failure_of_the_document_itself_is_recorded_once(
-    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Pretrained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = lines(tmp_path / "a.jsonl", ["no one ran", "the zebra ran"])
-    asked = failing(monkeypatch, RuntimeError("size 3\nmore"), 9)
-    told = run(small, corpus, tmp_path / "out")
-    assert sum("zebra" in text for text in asked) == 1
-    assert [(loss.kind, loss.first) for loss in told.lost] == [
-        ("documents", [("a.jsonl:2", "RuntimeError: size 3")])
-    ]
-    assert told.is_complete
+    asked, said = failing(monkeypatch, RuntimeError("size 3\nmore"), 9), Rows()
+    Measure(small).add(Document("d", "d", None, 0, "the zebra ran"), said)
+    (row,) = said.documents
+    assert len(asked) == 1 and row["error"] == "RuntimeError: size 3" and row["failure"] == documents.FOR_GOOD
 
 
-def test_a_disk_that_fails_for_a_while_is_read_again(
-    small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_for_a_while_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("I saw the cat.")
     lines(tmp_path / "corpus" / "b.jsonl", texts(3))
-    run(small, tmp_path / "corpus", tmp_path / "whole")
     usual = documents._checked
 
     def broken(file: Path, path: str, piece: Any) -> bytes:
@@ -388,14 +390,16 @@ def test_a_disk_that_fails_for_a_while_is_read_again(
             raise OSError(5, "Input/output error")
         return usual(file, path, piece)
 
+    plan = Plan.of(tmp_path / "corpus")
+    whole = list(Texts(plan).block(0))
     with monkeypatch.context() as patch:
         patch.setattr(documents, "_checked", broken)
-        told = run(small, tmp_path / "corpus", tmp_path / "out")
-    (loss,) = told.lost
-    assert (loss.kind, loss.count, told.documents) == ("documents to try again", 3, 1)
-    assert loss.first == [(f"b.jsonl:{line}", "Input/output error") for line in (1, 2, 3)]
-    assert run(small, tmp_path / "corpus", tmp_path / "out").documents == 4
-    assert files(tmp_path / "out") == files(tmp_path / "whole")
+        first, *lost = Texts(plan).block(0)
+    assert first == whole[0] and len(lost) == 3
+    for line, (document, there) in enumerate(zip(lost, whole[1:], strict=True), 1):
+        assert document.name == there.name == f"b.jsonl:{line}" and document.position == there.position
+        assert document.error == "Input/output error" and document.failure == documents.RETRY
+    assert list(Texts(plan).block(0)) == whole
 
 
 def test_a_block_with_failures_never_takes_the_place_of_one_without(tmp_path: Path) -> None:
