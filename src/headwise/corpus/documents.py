@@ -38,7 +38,7 @@ ENDINGS = {
 PIECE = 16  # documents
 PIECE_BYTES = 2**23
 LONGEST = 2**26  # bytes of a document
-READ = 2**20
+PIECES = 2**14  # that become one batch of the table
 BLOCKS = 64  # that a corpus is cut into at least, so that processes end together
 LARGEST_BLOCK = 256  # documents
 NAMED = 5  # files of other kinds
@@ -48,11 +48,7 @@ FOR_GOOD, RETRY, FILE, FOLDER = "document", "retry", "file", "folder"
 
 
 def arrow() -> Any:
-    """pyarrow.
-
-    Raises:
-        PackageMissing: it is not installed.
-    """
+    """Import pyarrow, with its module for Parquet, and return it."""
     with needed("pyarrow", "a survey needs pyarrow"):
         import pyarrow
         import pyarrow.parquet
@@ -247,7 +243,7 @@ class Plan:
                     count += piece.count
                 else:
                     lost = lost or [piece]
-                if len(rows) == READ // 64:
+                if len(rows) == PIECES:
                     batches.append(table_of(rows, COLUMNS))
                     rows = []
         if not count and lost:

@@ -564,6 +564,7 @@ class Heads(ByLayer[LayerHeads]):
 
         Raises:
             ArgumentError: nothing was watched; a place that cannot be written to.
+            BudgetExceeded: maps of given weights, which are saved as weights, that would not fit.
             PackageMissing: safetensors is not installed.
         """
         if not self:

@@ -38,19 +38,7 @@ NUMBERS = ("rows", "counts", "pairs", "large")  # of a record, by name
 
 
 def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
-    """Write heads: all of it or, where anything goes wrong, nothing.
-
-    Maps are saved as q, k and their rules, which grow with the length alone; what layers share, once. Only
-    maps of weights that someone else computed are saved as weights.
-
-    Args:
-        maps: also the maps that were kept; without them numbers and pictures remain.
-
-    Raises:
-        ArgumentError: a place that cannot be written to.
-        BudgetExceeded: maps of given weights that would not fit.
-        PackageMissing: safetensors is not installed.
-    """
+    """Write heads to a file, whole or not at all; see `Heads.save`."""
     with needed("safetensors", "saving heads needs safetensors"):
         import safetensors.torch
     with needed("safetensors", "saving heads needs safetensors"):
@@ -81,12 +69,7 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
 
 
 def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
-    """Fill empty heads from a file that `save` wrote, in main memory.
-
-    Raises:
-        ArgumentError: no such file, or not one of ours.
-        PackageMissing: safetensors is not installed.
-    """
+    """Fill empty heads from a file that `save` wrote, in main memory; see `load_heads`."""
     with needed("safetensors", "saving heads needs safetensors"):
         import safetensors
     place = Path(path)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # Which tokens are partners
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Text:
     """One sequence of positions, padding included.
 
@@ -159,7 +159,7 @@ def _quoted(text: Text) -> str:
 
 
 class _Watched:
-    """What every layer read in one run. A text is one object, however many layers read it."""
+    """What every layer read in one run."""
 
     def __init__(self, heads: Heads, batch: int) -> None:
         self.batch = batch
@@ -171,7 +171,6 @@ class _Watched:
             if call.marks is not None
         }
         self.words = {path: heads.words(call, batch) for path, (call, _) in self.calls.items()}
-        self._texts: dict[Hashable, Text] = {}
 
     def texts(self, path: str) -> tuple[Text, Text]:
         """The texts that the queries and the keys of a layer are."""
@@ -196,7 +195,6 @@ class _Watched:
     def _text(self, length: int, path: str, known: str | None) -> Text:
         """Return the text of the keys of a layer; known: the layer whose tokens these are."""
         special: frozenset[int] = frozenset()
-        real = self._real(path)
         words = self.words[path if known is None else known]
         names = None if words is None else tuple(words)
         ids: tuple[Hashable, ...] | None = names
@@ -205,11 +203,8 @@ class _Watched:
             marks = self.calls[known][0].marks
             if marks is not None and marks.special is not None:
                 special = frozenset(marks.special[self.batch].nonzero().flatten().tolist())
-        key = (ids, real, length)
-        if key not in self._texts:
-            shown = names or tuple(map(str, range(length) if ids is None else ids))
-            self._texts[key] = Text(shown, ids, real, special)
-        return self._texts[key]
+        shown = names or tuple(map(str, range(length) if ids is None else ids))
+        return Text(shown, ids, self._real(path), special)
 
 
 def _in_common(path: str, other: str) -> int:
@@ -373,7 +368,7 @@ def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
     """How much every head changed between two texts: see `headwise.Heads.changes`."""
     _check_one_model(before, after)
     watched = _Watched(before, batch), _Watched(after, batch)
-    aligned = functools.cache(align)  # a text is one object, and so are the partners of two
+    aligned = functools.cache(align)  # two texts have one alignment, however many layers read them
     layers: dict[str, Compared] = {}
     looking_ahead: list[Alignment] = []
     for path in before.paths:
