@@ -263,8 +263,8 @@ def test_what_cannot_be_read_is_counted_named_and_read_by_a_later_run(
     with monkeypatch.context() as patch:
         told = run(small, a_broken_corpus(corpus, patch), tmp_path / "out", block=2)
         assert "survey: 'bad.parquet' cannot be read, and 5 more: " in capsys.readouterr().err
-        usual = documents._no_file
-        patch.setattr(documents, "_no_file", lambda at: "denied" if at.name == "a.txt" else usual(at))
+        usual = documents._why_no_file
+        patch.setattr(documents, "_why_no_file", lambda at: "denied" if at.name == "a.txt" else usual(at))
         with pytest.raises(ArgumentError, match=r"'a.txt' cannot be read any more \(denied\)"):
             run(small, corpus, tmp_path / "out")
     assert told.documents == 3 and told.totals.failed == 6
@@ -383,7 +383,7 @@ def test_a_disk_that_fails_for_a_while_is_read_again(tmp_path: Path, monkeypatch
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("I saw the cat.")
     lines(tmp_path / "corpus" / "b.jsonl", texts(3))
-    usual = documents._checked
+    usual = documents._read_bytes
 
     def broken(file: Path, path: str, piece: Any) -> bytes:
         if path == "b.jsonl":
@@ -393,7 +393,7 @@ def test_a_disk_that_fails_for_a_while_is_read_again(tmp_path: Path, monkeypatch
     plan = Plan.of(tmp_path / "corpus")
     whole = list(Texts(plan).block(0))
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "_checked", broken)
+        patch.setattr(documents, "_read_bytes", broken)
         first, *lost = Texts(plan).block(0)
     assert first == whole[0] and len(lost) == 3
     for line, (document, there) in enumerate(zip(lost, whole[1:], strict=True), 1):
@@ -613,7 +613,7 @@ def test_movers_are_the_documents_farthest_from_the_mean(surveyed: Any) -> None:
         away = [
             abs(row[name] - head.statistics[name].mean) / head.statistics[name].spread
             for name in summary.CHARACTER
-            if row[name] is not None and head.statistics[name].spread > summary.STILL
+            if row[name] is not None and head.statistics[name].spread > summary.LEAST_SPREAD
         ]
         far[row["document"]] = max(away)
     best = sorted(far, key=lambda name: -far[name])[: summary.LISTED]
@@ -989,7 +989,7 @@ def test_who_joins_waits_until_the_first_has_begun(monkeypatch: pytest.MonkeyPat
     group.tell("corpus must be there: no; check it")
     with pytest.raises(ArgumentError, match=r"begin a survey: it could not: corpus must be there"):
         group.hear()
-    monkeypatch.setattr(shards, "BEGIN", 0.0)
+    monkeypatch.setattr(shards, "BEGIN_TIMEOUT", 0.0)
     with pytest.raises(ArgumentError, match=r"rank 0 must begin a survey: nothing was heard of it in 0 s"):
         shards.Group(Counter(), 1, 2).hear()
 

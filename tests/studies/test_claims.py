@@ -186,21 +186,6 @@ def test_random_weights_are_drawn_without_touching_the_process() -> None:
     assert one.state_dict()[weight].dtype == torch.float64 and not one.training
 
 
-def test_a_model_is_measured_and_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(claims, "PARTS", claims.PARTS[-1:])
-    monkeypatch.setattr(claims, "load", lambda *name: (tiny(), Letters(), f"tiny {name}"))
-    roles = tmp_path / "roles.json"
-    roles.write_text(some_roles(a_role("verb > subject", 0, found=True)).to_json())
-    assert (
-        claims.main(["--model", "tiny", "file", "--out", str(tmp_path / "new"), "--roles", str(roles)]) == 0
-    )
-    stored = json.loads((tmp_path / "new" / "claims_tiny.json").read_text())
-    assert stored["title"] == "tiny ('tiny', 'file')"
-    assert "4 of 36 presets have 8 heads" in capsys.readouterr().out
-
-
 # Effects, as a study
 
 

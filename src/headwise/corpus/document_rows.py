@@ -81,7 +81,7 @@ class Rows:
 
 
 @contextmanager
-def _as_in_a_new_process() -> Iterator[None]:
+def _with_onednn() -> Iterator[None]:
     """With oneDNN, whatever came before: once a product in half precision is beyond it, torch does without it
     for the rest of a process, and all products are rounded otherwise from then on."""
     one_dnn: Any = torch.backends.mkldnn
@@ -127,20 +127,20 @@ class Measure:
         }
         rows.documents.append(row)
         if document.text is None:
-            row |= {"error": _said(document.error or "it has no text"), "failure": document.failure}
+            row |= {"error": _shortened(document.error or "it has no text"), "failure": document.failure}
             return
         raw = document.text.encode("utf-8", "surrogatepass")
         row["characters"] = len(document.text)
         row["digest"] = hashlib.blake2b(raw, digest_size=16).hexdigest()
         for sparing in (False, True):
             try:
-                with _as_in_a_new_process():
+                with _with_onednn():
                     reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
                     mine = self._heads(row, reading, self.watched(reading), sparing=sparing)
             except WRONG_FOR_ALL:
                 raise
             except Exception as error:
-                row |= {"error": _said(_words(error)), "failure": failure_of(error)}
+                row |= {"error": _shortened(_describe(error)), "failure": failure_of(error)}
             else:
                 row |= {"tokens": len(reading.tokens), "found": reading.found, "error": None, "failure": None}
                 rows.heads += mine
@@ -163,7 +163,7 @@ class Measure:
         except RuntimeError as error:
             raise ArgumentError(
                 f"device must stay usable: {self.device} is lost since {row['document']!r} "
-                f"({_words(error)}); what is finished stays: run the same again"
+                f"({_describe(error)}); what is finished stays: run the same again"
             ) from error
 
     def watched(self, reading: Reading, **options: Any) -> Heads:
@@ -193,18 +193,18 @@ class Measure:
         for layer in heads.values():
             there = places.get(id(layer.calls[-1])) if len(layer.calls) == 1 else None
             for head in layer:
-                numbers = {each: _number(head.values.get(each)) for each in STATISTICS}
+                numbers = {each: finite_or_none(head.values.get(each)) for each in STATISTICS}
                 mine = there[head.head] if there is not None else dict.fromkeys(PLACE)
                 told.append(
                     {"document": row["document"], "position": row["position"], "layer": head.layer}
-                    | {"head": head.head, "label": head.label.name, "score": _number(head.label.score)}
+                    | {"head": head.head, "label": head.label.name, "score": finite_or_none(head.label.score)}
                     | numbers
                     | mine
                 )
         return told
 
 
-def _number(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """Return None for NaN: readers of Parquet leave None out of means, but not NaN."""
     return None if value is None or not math.isfinite(value) else value
 
@@ -255,12 +255,12 @@ def failure_of(error: Exception) -> str:
     return RETRY if passes else FOR_GOOD
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     line = first_line(error)
     return line if isinstance(error, ArgumentError) else f"{type(error).__name__}: {line}"
 
 
-def _said(error: str) -> str:
+def _shortened(error: str) -> str:
     return shown(error)[:LONGEST_ERROR]
 
 

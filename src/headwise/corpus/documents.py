@@ -180,7 +180,9 @@ class Plan:
             if theirs[path] != digest:
                 return f"{path!r} has changed"
         for path in theirs:
-            inside = any(_called(path).startswith(_called(folder)) for folder in lost if folder[-1] == "/")
+            inside = any(
+                _shown_path(path).startswith(_shown_path(folder)) for folder in lost if folder[-1] == "/"
+            )
             if path not in mine and not inside:
                 return f"{path!r} is new"
         return None
@@ -248,8 +250,8 @@ class Plan:
                     rows = []
         if not count and lost:
             raise ArgumentError(
-                f"corpus must hold a document that can be read: {_called(lost[0].path)!r}: {lost[0].error}; "
-                "check what it is"
+                f"corpus must hold a document that can be read: {_shown_path(lost[0].path)!r}: "
+                f"{lost[0].error}; check what it is"
             )
         if not count:
             kinds, there = ", ".join(ENDINGS), others.count + len(files)
@@ -311,7 +313,7 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
             if name.startswith("."):
                 continue
             if os.path.splitext(name)[1].lower() in ENDINGS:
-                files.append((here / name, _no_file(here / name)))
+                files.append((here / name, _why_no_file(here / name)))
             else:
                 count += 1
                 others = sorted([*others, shown((here / name).relative_to(place).as_posix())])[:NAMED]
@@ -319,7 +321,7 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
     return in_order, LeftOut(count, others)
 
 
-def _no_file(path: Path) -> str | None:
+def _why_no_file(path: Path) -> str | None:
     """Return why a path cannot be opened (a broken link, a pipe), or None if it can."""
     try:
         return None if stat.S_ISREG(path.stat().st_mode) else "it is no regular file"
@@ -346,32 +348,32 @@ def _pieces_of(root: Path, file: Path, reason: str | None, field: str, most: int
         if reason is not None:
             raise _Unreadable(reason)
         if kind == "json":
-            yield from _lines(file, path, most)
+            yield from _pieces_of_lines(file, path, most)
         elif kind == "text":
-            yield Piece(_kept(path), kind, 0, 1, 0, file.stat().st_size, _digest(file))
+            yield Piece(_encoded(path), kind, 0, 1, 0, file.stat().st_size, _digest(file))
         else:
-            yield from _row_groups(file, path, field, most)
+            yield from _pieces_of_row_groups(file, path, field, most)
     except (OSError, _Unreadable) as error:
         is_folder = reason is not None and os.path.isdir(file)
         path, kind = (f"{path}/", FOLDER) if is_folder else (path, FILE)
-        yield Piece(_kept(path), kind, 0, 1, 0, 0, "", shown(_reason(error)))
+        yield Piece(_encoded(path), kind, 0, 1, 0, 0, "", shown(_reason(error)))
 
 
 MARK = "\x01"
 
 
-def _kept(path: str) -> str:
+def _encoded(path: str) -> str:
     """Encode a path for the table: one with undecodable bytes as Latin-1 behind MARK."""
     is_plain = path.isprintable() and path == shown(path)
     return path if is_plain else MARK + os.fsencode(path).decode("latin-1")
 
 
-def _as_given(path: str) -> str:
+def _decoded(path: str) -> str:
     return os.fsdecode(path[1:].encode("latin-1")) if path.startswith(MARK) else path
 
 
-def _called(path: str) -> str:
-    return shown(_as_given(path))
+def _shown_path(path: str) -> str:
+    return shown(_decoded(path))
 
 
 def _digest(file: Path) -> str:
@@ -379,7 +381,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
+def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
     """Yield the pieces of a file of lines. A line that is too long is a piece of its own, not read whole."""
     first = number = 1
     count = start = at = 0
@@ -388,7 +390,7 @@ def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
         while line := lines.readline(LONGEST):
             is_long = len(line) == LONGEST and not line.endswith(b"\n")
             if is_long and count:  # what came before goes by itself
-                yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
+                yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
             count += is_long or not line.isspace()
             while True:
@@ -400,13 +402,13 @@ def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
             number += 1
             if count == most or at - start >= PIECE_BYTES or is_long:
                 if count:
-                    yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
+                    yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
     if count:
-        yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
+        yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
 
 
-def _row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:
+def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:
     size, digest = file.stat().st_size, _digest(file)
     try:
         with arrow().parquet.ParquetFile(file) as opened:
@@ -420,7 +422,7 @@ def _row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]
     for rows in counts:
         for first in range(0, rows, most):
             count = min(most, rows - first)
-            yield Piece(_kept(path), "parquet", before + first, count, 0, size, digest)
+            yield Piece(_encoded(path), "parquet", before + first, count, 0, size, digest)
         before += rows
 
 
@@ -445,7 +447,7 @@ class Texts:
         """
         for before, piece in self.plan.pieces_of(number):
             if piece.error is not None:
-                path = _called(piece.path)
+                path = _shown_path(piece.path)
                 yield Document(path, path, None, before, None, piece.error, piece.kind)
                 continue
             for _ in range(2):
@@ -453,15 +455,15 @@ class Texts:
                     documents = self._read(before, piece)
                     break
                 except OSError as error:
-                    documents = _unread(before, piece, _reason(error))
+                    documents = _unread_documents(before, piece, _reason(error))
             yield from documents
 
     def _read(self, before: int, piece: Piece) -> list[Document]:
-        file, path = self.plan.root / _as_given(piece.path), _called(piece.path)
+        file, path = self.plan.root / _decoded(piece.path), _shown_path(piece.path)
         read = {"text": self._text, "json": self._json, "parquet": self._parquet}[piece.kind]
         try:
             return [
-                Document(_name(path, number), path, number, position, text, error)
+                Document(_document_name(path, number), path, number, position, text, error)
                 for position, (number, text, error) in enumerate(read(file, path, piece), before)
             ]
         except FileNotFoundError as error:
@@ -472,11 +474,11 @@ class Texts:
 
     def _text(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
         if piece.stop > LONGEST:
-            yield None, None, _too_long(piece.stop)
+            yield None, None, _too_long_message(piece.stop)
             return
-        data = _checked(file, path, piece)
+        data = _read_bytes(file, path, piece)
         if file.stat().st_size != piece.stop:
-            raise _changed(path)
+            raise _changed_error(path)
         try:
             yield None, data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"), None
         except UnicodeDecodeError as error:
@@ -485,13 +487,13 @@ class Texts:
     def _json(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
         size = piece.stop - piece.start
         if size > LONGEST + PIECE_BYTES:
-            yield piece.first, None, _too_long(size)
+            yield piece.first, None, _too_long_message(size)
             return
-        for number, line in enumerate(_checked(file, path, piece).split(b"\n"), piece.first):
+        for number, line in enumerate(_read_bytes(file, path, piece).split(b"\n"), piece.first):
             if not line or line.isspace():
                 continue
             try:
-                yield number, _string(line, self.field), None
+                yield number, _text_of_line(line, self.field), None
             except ValueError as error:  # of the JSON, or of the letters it is in
                 yield number, None, str(error)
             except RecursionError:
@@ -502,11 +504,11 @@ class Texts:
         now = (file, status.st_size, status.st_mtime_ns)
         if held.get("checked") != now:  # all of it, once
             if status.st_size != piece.stop or _digest(file) != piece.digest:
-                raise _changed(path)
+                raise _changed_error(path)
             held["checked"] = now
         if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
             try:
-                held.update(_row_group(file, path, piece, self.field))
+                held.update(_read_row_group(file, path, piece, self.field))
             except (OSError, arrow().lib.ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's; Arrow's own have no number: these very bytes are wrong
@@ -518,40 +520,40 @@ class Texts:
             if isinstance(value, str):
                 yield number, value, None
             else:
-                yield number, None, f"field {self.field!r} must be a string: got {_kind(value)}"
+                yield number, None, f"field {self.field!r} must be a string: got {_type_name(value)}"
 
 
-def _unread(before: int, piece: Piece, reason: str) -> list[Document]:
+def _unread_documents(before: int, piece: Piece, reason: str) -> list[Document]:
     """Return the documents of a piece that cannot be read now, each with an error that may pass."""
-    path = _called(piece.path)
+    path = _shown_path(piece.path)
     numbers = [None] if piece.kind == "text" else range(piece.first, piece.first + piece.count)
     return [
-        Document(_name(path, number), path, None, position, None, reason, RETRY)
+        Document(_document_name(path, number), path, None, position, None, reason, RETRY)
         for position, number in enumerate(numbers, before)
     ]
 
 
-def _name(path: str, number: int | None) -> str:
+def _document_name(path: str, number: int | None) -> str:
     return path if number is None else f"{path}:{number}"
 
 
-def _changed(path: str) -> ArgumentError:
+def _changed_error(path: str) -> ArgumentError:
     return ArgumentError(
         f"corpus must stay as it is during a survey: {path!r} has changed; put it back, or begin anew with "
         "another folder"
     )
 
 
-def _checked(file: Path, path: str, piece: Piece) -> bytes:
+def _read_bytes(file: Path, path: str, piece: Piece) -> bytes:
     with file.open("rb") as opened:
         opened.seek(piece.start)
         data = opened.read(piece.stop - piece.start)
     if hashlib.blake2b(data, digest_size=16).hexdigest() != piece.digest:
-        raise _changed(path)
+        raise _changed_error(path)
     return data
 
 
-def _string(line: bytes, field: str) -> str:
+def _text_of_line(line: bytes, field: str) -> str:
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -559,17 +561,17 @@ def _string(line: bytes, field: str) -> str:
     except json.JSONDecodeError as error:
         raise ValueError(f"line must be JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"line must be an object with a field {field!r}: got {_kind(value)}")
+        raise ValueError(f"line must be an object with a field {field!r}: got {_type_name(value)}")
     if field not in value:
         there = ", ".join(map(repr, list(value)[:8]))
         raise ValueError(f"field {field!r} must be there: got {there or 'none'}"[:300])
     if not isinstance(value[field], str):
-        raise ValueError(f"field {field!r} must be a string: got {_kind(value[field])}")
+        raise ValueError(f"field {field!r} must be a string: got {_type_name(value[field])}")
     text: str = value[field]
     return text
 
 
-def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any]:
+def _read_row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any]:
     """Read the row group that holds a piece: its file, its first and last row, and the column of texts."""
     with arrow().parquet.ParquetFile(file) as opened:
         begin = 0
@@ -579,14 +581,14 @@ def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any
                 column = opened.read_row_group(group, columns=[field]).column(0)
                 return {"file": file, "from": begin, "to": begin + rows, "column": column}
             begin += rows
-    raise _changed(path)
+    raise _changed_error(path)
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-def _too_long(size: int) -> str:
+def _too_long_message(size: int) -> str:
     return f"document must be at most {LONGEST} bytes: it has {size}"
 
 

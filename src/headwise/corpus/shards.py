@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 DOCUMENTS, MEASURES = "documents", "measures"
-FULL = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 ENDING = ".part"
 
 PATIENCE = 10.0  # seconds without a new block, at least, until a worker is thought lost
 TIMES = 3  # as long as this worker's own longest block
-ASKS = 0.1  # seconds
-BEGIN = 3600.0  # seconds for who begins: a large corpus is looked through
+POLL = 0.1  # seconds
+BEGIN_TIMEOUT = 3600.0  # seconds for who begins: a large corpus is looked through
 READY, NEXT = "headwise survey begun", "headwise survey next"
 
 
@@ -107,14 +107,14 @@ class Shards:
         write_whole(self.place(MEASURES, number, retry=retry), bytes_of(measures))
         write_whole(self.place(DOCUMENTS, number, retry=retry), bytes_of(table_of(rows.documents, DOCUMENT)))
         if not retry:
-            self._forget(number, retry=True)
+            self._delete(number, retry=True)
 
     def drop(self, number: int) -> None:
         """Delete the files of a block, so that it is measured again."""
-        self._forget(number, retry=False)
-        self._forget(number, retry=True)
+        self._delete(number, retry=False)
+        self._delete(number, retry=True)
 
-    def _forget(self, number: int, *, retry: bool) -> None:
+    def _delete(self, number: int, *, retry: bool) -> None:
         for table in (DOCUMENTS, MEASURES):  # in this order: what has no documents is not finished
             self.place(table, number, retry=retry).unlink(missing_ok=True)
 
@@ -140,7 +140,7 @@ class Shards:
     def sweep(self) -> None:
         """Delete unfinished files of processes that ended, and retry files of blocks that succeeded since."""
         for passed in self._numbers(".retry.parquet") - self.to_retry():
-            self._forget(passed, retry=True)
+            self._delete(passed, retry=True)
         for half in self.folder.glob(f".*{ENDING}"):
             host, _, process = half.name.removesuffix(ENDING).rpartition("@")[2].partition("+")
             number = process.partition("-")[0]
@@ -202,11 +202,11 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
                 half.replace(place)
         else:
             half.replace(place)
-        _settle(place.parent)
+        _sync_folder(place.parent)
         return True
     except OSError as error:
         rule, remedy = f"out must be writable: {str(place)!r}", "see to it"
-        if error.errno in FULL:
+        if error.errno in DISK_FULL:
             rule, remedy = f"out must have room: {str(place.parent)!r}", "make room"
         raise ArgumentError(
             f"{rule}: {error.strerror or error}; what is finished stays: {remedy}, and run the same again"
@@ -217,7 +217,7 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
         half_written.discard(half)
 
 
-def _settle(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Sync a folder, so that a new name is on the disk, too, where the system can."""
     with suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
@@ -269,13 +269,14 @@ class Group:
             ArgumentError: it could not, or nothing was heard of it.
         """
         assert self.store is not None
-        end = monotonic() + BEGIN
+        end = monotonic() + BEGIN_TIMEOUT
         while not self.store.check([READY]):
             if monotonic() > end:
                 raise ArgumentError(
-                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN:.0f} s; see what it says"
+                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN_TIMEOUT:.0f} s; "
+                    "see what it says"
                 )
-            sleep(ASKS)
+            sleep(POLL)
         said = self.store.get(READY).decode()
         if said:
             raise ArgumentError(f"rank 0 must begin a survey: it could not: {said}")
@@ -349,7 +350,7 @@ def blocks(count: int, shards: Shards, group: Group | None, patience: float = PA
             since = monotonic()
         else:
             with suppress(InterruptedError):
-                sleep(ASKS)
+                sleep(POLL)
 
 
 class Worker:

@@ -41,7 +41,7 @@ CHARACTER = (  # shares, so that heads and texts of any length can be compared
 SHARES = {"least": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "most": 1.0}
 STABLE, OF_TEXT, FAITHFUL = 0.15, 0.2, 0.9
 FEWEST = 10  # documents, or nothing is said of what heads depend on
-STILL = 1e-3  # a spread below is rounding, and no document moves it
+LEAST_SPREAD = 1e-3  # a spread below is rounding, and no document moves it
 READABLE = (24, 96)  # tokens of a document that is shown as typical, if there is such a one
 LISTED = 5  # documents, and places, of each head
 BATCH = 4096  # documents in memory, of COLUMNS numbers each
@@ -180,12 +180,12 @@ class _Walks:
             documents += [row for row in rows if row["error"] is None]
             tables.append(self.shards.read(MEASURES, number, of_measures))
             if len(documents) >= BATCH:
-                yield self._batch(documents, arrow().concat_tables(tables), names)
+                yield self._make_batch(documents, arrow().concat_tables(tables), names)
                 documents, tables = [], []
         if documents:
-            yield self._batch(documents, arrow().concat_tables(tables), names)
+            yield self._make_batch(documents, arrow().concat_tables(tables), names)
 
-    def _batch(self, documents: list[dict[str, Any]], table: Any, names: Sequence[str]) -> _Batch:
+    def _make_batch(self, documents: list[dict[str, Any]], table: Any, names: Sequence[str]) -> _Batch:
         numpy = _numpy()
         known = {row["position"]: at for at, row in enumerate(documents)}
         row_documents = [known[position] for position in table.column("position").to_pylist()]
@@ -344,7 +344,7 @@ def summed(shards: Shards) -> Totals:
     Raises:
         ArgumentError: no document was read; a file that cannot be read.
     """
-    heads, totals = _first_look(shards)
+    heads, totals = _count_documents(shards)
     if not heads:
         why = f"; the first says: {totals.errors[0][1]}" if totals.errors else "; run the survey first"
         raise ArgumentError(f"survey must have read a document: 0 of {totals.failed}{why}")
@@ -361,7 +361,7 @@ def summed(shards: Shards) -> Totals:
     return totals
 
 
-def _first_look(shards: Shards) -> tuple[list[Key], Totals]:
+def _count_documents(shards: Shards) -> tuple[list[Key], Totals]:
     """Return the heads in order, and the counts of documents."""
     heads: dict[Key, None] = {}
     totals = Totals([], 0, 0, 0, 0, [])
@@ -424,7 +424,7 @@ def _variance(values: Sequence[float]) -> float:
 
 def _dependence(within: float, between: float) -> float:
     """Return W / (W + B); NaN if both are rounding errors."""
-    return within / (within + between) if within + between > STILL**2 else math.nan
+    return within / (within + between) if within + between > LEAST_SPREAD**2 else math.nan
 
 
 def _labels(walks: _Walks) -> list[Counter[str]]:
@@ -444,10 +444,10 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
     for at, head in enumerate(heads):
         for s, name in enumerate(CHARACTER):
             numbers = head.statistics.get(name)
-            if numbers is not None and numbers.spread > STILL:
+            if numbers is not None and numbers.spread > LEAST_SPREAD:
                 mean[at, s], spread[at, s] = numbers.mean, numbers.spread
-    far: list[_Best] = [_Best() for _ in heads]
-    odd: list[_Best] = [_Best() for _ in heads]
+    far: list[_Largest] = [_Largest() for _ in heads]
+    odd: list[_Largest] = [_Largest() for _ in heads]
     nearest: list[tuple[bool, float, int]] = []  # of each batch
     for batch in walks.batches(CHARACTER, list(PLACE)):
         away = numpy.abs((batch.values.astype("float64") - mean) / spread)  # [N, K, S]
@@ -474,7 +474,7 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
     return min(nearest)[2] if nearest else None
 
 
-class _Best:
+class _Largest:
     """Keeps the few largest entries, each text once; of equals the first in the corpus."""
 
     def __init__(self) -> None:

@@ -115,7 +115,7 @@ class Measured(NamedTuple):
     counts: Tensor | None  # all counts where they had to be counted, [calls, ways, B, H]
 
 
-class _Ahead:
+class _WaitingGroups:
     """The groups of calls of one forward that wait to be measured."""
 
     __slots__ = ("groups", "size")
@@ -139,7 +139,9 @@ class _Ahead:
         """Add a group for as many calls as may come, within the memory that may wait."""
         q, k = scores.q, scores.k
         each = q.nbytes + k.nbytes
-        most = min(calls, (_room(q.device) - self.size) // each, MOST_HEADS // (q.shape[0] * q.shape[1]))
+        most = min(
+            calls, (_bytes_for_copies(q.device) - self.size) // each, MOST_HEADS // (q.shape[0] * q.shape[1])
+        )
         group = Group(scores, max(1, most), names, pooled)
         self.size += each * group.room
         self.groups.setdefault(kind, []).append(group)
@@ -156,7 +158,7 @@ class Waiting:
     def __init__(self, heads: Heads) -> None:
         self._heads = ref(heads)
         self._heard: list[tuple[str, Record, Layer]] = []
-        self._ahead: dict[object, _Ahead] = {}  # by forward
+        self._ahead: dict[object, _WaitingGroups] = {}  # by forward
         self._measured: list[Measured] = []
         self._lock = threading.RLock()
 
@@ -209,7 +211,7 @@ class Waiting:
                     scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
                 ahead = self._ahead.get(forward)
                 if ahead is None:
-                    ahead = self._ahead[forward] = _Ahead()
+                    ahead = self._ahead[forward] = _WaitingGroups()
                 group = ahead.group(kind, scores) or ahead.new(kind, scores, names, pooled, calls)
             except torch.OutOfMemoryError:
                 return None
@@ -217,10 +219,10 @@ class Waiting:
             group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layer))
             if keep and lse is None:
-                record.map = later(partial(_of_copies, *place, scores.mask, scoring))
+                record.map = later(partial(_scores_of_copies, *place, scores.mask, scoring))
             elif keep:
                 record.map = weights if loose else weights.detach()
-            if len(group.notes) == group.room and ahead.size > _room(q.device):
+            if len(group.notes) == group.room and ahead.size > _bytes_for_copies(q.device):
                 self.measure(forward)
         return group
 
@@ -248,7 +250,7 @@ class Waiting:
             group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layers.get(path, path)))
             if keep and lse is None:
-                record.map = later(partial(_of_copies, *place, scores.mask, scoring))
+                record.map = later(partial(_scores_of_copies, *place, scores.mask, scoring))
             elif keep:
                 record.map = make(scores, lse)
         return True
@@ -281,7 +283,7 @@ class Waiting:
                         heads.take(path, record, layer)
 
 
-def _of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scores, None]:
+def _scores_of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scores, None]:
     """What a kept map is of where nobody could tell what is written to a model's own q and k.
 
     By .data: what is written for other calls beside them is not counted as written to these.
@@ -289,7 +291,7 @@ def _of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scor
     return Scores(q.data, k.data, mask, scoring), None
 
 
-def _room(device: torch.device) -> int:
+def _bytes_for_copies(device: torch.device) -> int:
     """Return how many bytes of q and k may wait."""
     return int(budget.gpu_bytes(device) * SHARE) if device.type == "cuda" else ROOM_ON_CPU
 
@@ -318,8 +320,8 @@ def _some_measured(group: Group, notes: slice) -> Measured:
     records = [note.record for note in group.notes[notes]]
     numbers = numbers_of(group.whole(notes), group.names, group.pooled, records[0].reach, len(records))
     calls = len(records)
-    rows = _apart(list(numbers.rows.values()), calls) if numbers.rows else None
-    counts = None if numbers.every else _apart(list(numbers.counts.values()), calls)
+    rows = _split_calls(list(numbers.rows.values()), calls) if numbers.rows else None
+    counts = None if numbers.every else _split_calls(list(numbers.counts.values()), calls)
     return Measured(records, numbers, rows, counts)
 
 
@@ -345,7 +347,7 @@ def _fill(measured: list[Measured]) -> None:
             record._is_here = here_now
 
 
-def _apart(together: list[Tensor], calls: int) -> Tensor:
+def _split_calls(together: list[Tensor], calls: int) -> Tensor:
     """Return n tensors [B, calls * H] as one [calls, n, B, H], on the device where they were made."""
     stacked = torch.stack(together)  # [n, B, calls * H]
     return stacked.unflatten(2, (calls, -1)).permute(2, 0, 1, 3).contiguous()
