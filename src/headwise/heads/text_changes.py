@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import groupby, takewhile
 from operator import itemgetter
@@ -50,10 +50,10 @@ class Text:
     special: those of tokens such as [CLS].
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(compare=False)  # two layers may know one text by other names
     ids: tuple[Hashable, ...] | None
     real: tuple[int, ...]
-    special: frozenset[int] = frozenset()
+    special: frozenset[int] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, eq=False)
