@@ -439,7 +439,7 @@ def diversity(
     if isinstance(what, AttentionMap):
         counts = what.counted_queries().sum(-1)
         matrix = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
-        return _of_one_layer({0: matrix})
+        return _of_one_layer({0: matrix}, {}, {})
     layers = list(what.values()) if isinstance(what, Mapping) else [what]
     if not all(hasattr(layer, "calls") for layer in layers):
         raise ArgumentError(
@@ -459,10 +459,12 @@ def diversity(
     return Diversity(attention, outputs, values, heads, distances)
 
 
-def _of_one_layer(attention: dict[Layer, Tensor], *cosines: dict[Layer, Tensor]) -> Diversity:
+def _of_one_layer(
+    attention: dict[Layer, Tensor], outputs: dict[Layer, Tensor], values: dict[Layer, Tensor]
+) -> Diversity:
     ((layer, matrix),) = attention.items()
     heads = tuple((layer, head) for head in range(len(matrix)))
-    return Diversity(attention, *cosines, heads=heads, distances=matrix.clamp(min=0).sqrt())
+    return Diversity(attention, outputs, values, heads, matrix.clamp(min=0).sqrt())
 
 
 def _over_sequences(measured: list[tuple[Tensor, Tensor]]) -> Tensor:
