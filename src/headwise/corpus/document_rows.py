@@ -1,13 +1,13 @@
 """One document through the model: a row for the document, and a row for each of its heads.
 
-A document is read by itself, from its beginning, as far as the model and `max_tokens` allow. What is said of
-it depends on nothing else: not on the documents before it, not on who else is at work.
+A document is read by itself, from its beginning, as far as the model and `max_tokens` allow. Its rows depend
+on nothing else: not on the documents before it, not on other processes.
 
-    place     the query that looks elsewhere than the head does in the rest of the document: of the shares
-              that a query gives to the first key, to the one before it, to itself, to the next and to all
-              others, half the sum of what they differ by from the head's mean over the document is `moved`,
-              from 0 to 1; the place is where that is largest. Asked are queries that see at least 8 keys.
-    key       what most of that query's weight goes to; `weight`: how much
+    moved     how differently a query looks from the head's mean over the document, 0 to 1: half the summed
+              differences of five shares of weight, which go to the first key, to the key before the query, to
+              the query itself, to the next key, and to all others
+    place     the query with the largest `moved`, of those that see at least 8 keys
+    key       the key that gets most of that query's weight; `weight`: how much
 
 Letters: H heads, T query_len, S key_len, C kinds of keys.
 """

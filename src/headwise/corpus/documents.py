@@ -1,17 +1,17 @@
-"""The documents of a corpus: where each one lies, found once; and their texts, read as they are needed.
+"""The documents of a corpus: where each one is, which is found once, and their texts, read when needed.
 
     a text file (.txt, .text, .md)        one document          "notes/a.txt"
     a line of JSON (.jsonl, .ndjson)      the string in a field "mail.jsonl:17", lines as editors count them
     a row of Parquet (.parquet)           the string in a field "books.parquet:0", rows as data frames do
 
-A folder's files are taken in the order of their paths, those of folders inside it, too. Hidden ones are left
-out; those of other kinds are left out and counted. Blank lines of JSON are no documents. What is no document,
-a line that is not JSON, bytes that are not UTF-8, is one with an error; so is a file or folder that cannot be
-read, as one document, since nobody knows how many are in it.
+The files of a folder and its subfolders are taken in the order of their paths. Hidden files are left out;
+files of other kinds are left out and counted. Blank lines of JSON are skipped. A line that is not JSON, or
+bytes that are not UTF-8, make a document with an error. A file or folder that cannot be read is one document
+with an error, since the number of documents in it is unknown.
 
-The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they lie, and a hash of
-their bytes. Nobody holds more texts than those of a piece, or of a row group. A piece that has changed since
-is refused: a survey is of one corpus.
+The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they are, and a hash of
+their bytes. Only the texts of one piece, or of one row group, are in memory at a time. A piece that has
+changed since is refused: a survey is of one corpus.
 """
 
 from __future__ import annotations

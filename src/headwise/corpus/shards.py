@@ -1,23 +1,22 @@
-"""Blocks of documents: the files of those that are finished, and who measures which.
+"""The files of measured blocks, and which process measures which block.
 
-The files of a block, whole or not there, and the same whoever writes them:
+A block of documents has two files, each written whole or not at all:
 
     measures-000012.parquet      a row per document, layer and head
-    documents-000012.parquet     a row per document; it comes last: where it is, the block is finished
+    documents-000012.parquet     a row per document; written last: if it is there, the block is finished
 
-A block with failures that may pass (memory, a disk) has other names until it is measured without one:
-measures-000012.retry.parquet and documents-000012.retry.parquet.
+A block with failures that may pass (memory, a disk) is named measures-000012.retry.parquet and
+documents-000012.retry.parquet until it is measured without one.
 
-A file is written beside its place under a hidden name, put on the disk, and then takes its name. What is in
-it follows from the corpus, the model and the options alone: a block that is measured twice, by a worker that
-was thought lost or in another run, is the same file once more. So nothing has to be agreed on or cleaned up.
+A file is written under a hidden name, synced to the disk, and renamed. Its bytes follow from the corpus, the
+model and the options alone. So a block that is measured twice, by a worker that was thought lost or in
+another run, gives the same file again, and nothing has to be agreed on or cleaned up.
 
-Alone, a process measures one block after another. Under torchrun whoever is free takes the next: processes
-share one counter, torch.distributed's store, and no other word. When the counter has reached the end, those
-who are done wait for the others; where for a while nothing more is finished, a worker was lost, and its
-blocks are measured by who waits. Where the store is lost, each goes on by what is in the folder. As a job of
-Ray Data every block is a row, every worker an actor; Ray hands a block that was lost to another one. All
-machines must see the corpus and the folder.
+A single process measures the blocks in order. Under torchrun the processes share a counter in the store of
+torch.distributed, and a free process takes the next block. At the end each waits for the others; if no block
+is finished for a while, a worker was lost, and those that wait measure its blocks. If the store is lost, each
+process goes on by looking into the folder. With Ray Data every block is a row and every worker an actor; Ray
+gives a lost block to another worker. All machines must see the corpus and the folder.
 """
 
 from __future__ import annotations
