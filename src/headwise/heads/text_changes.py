@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import groupby, takewhile
@@ -85,11 +85,13 @@ class Alignment:
         """The places where both texts have a token."""
         return [at for at, place in enumerate(self.places) if None not in place]
 
-    def own(self, side: int, at: Sequence[int] | None = None) -> list[int]:
-        """Positions in the first text (0) or the second (1): of these places, or those without a partner."""
-        if at is not None:
-            return [own for number in at if (own := self.places[number][side]) is not None]
-        return [own for place in self.places if (own := place[side]) is not None and place[1 - side] is None]
+    def positions(self, side: int, places: Iterable[int]) -> list[int]:
+        """The positions of some places in the first text (0) or the second (1)."""
+        return [at for place in places if (at := self.places[place][side]) is not None]
+
+    def without_partner(self, side: int) -> list[int]:
+        """The positions in the first text (0) or the second (1) that have no partner in the other."""
+        return self.positions(side, (at for at, place in enumerate(self.places) if place[1 - side] is None))
 
     @property
     def words(self) -> tuple[str, str]:
@@ -421,7 +423,7 @@ def _of_layer(before: Heads, after: Heads, path: str, layer: Compared) -> Iterat
         if bool(row.isfinite().any()):
             most = int(row.nan_to_num(-1.0).argmax())
             place, largest = shared[layer.since + most], float(row[most])
-            pair = layer.queries.own(0, [place])[0], layer.queries.own(1, [place])[0]
+            pair = layer.queries.positions(0, [place])[0], layer.queries.positions(1, [place])[0]
         yield Change(
             mine.layer, mine.head, path, float(row.nanmean()), mine.label, theirs.label, largest,
             "" if place is None else names[place], pair,
@@ -448,7 +450,7 @@ def _divergence(
         some = shared[start : start + step]
         bins, counts = [], []
         for side, map in enumerate(maps):
-            numbers = torch.tensor(queries.own(side, some))
+            numbers = torch.tensor(queries.positions(side, some))
             block = map.select(queries=numbers)
             p = block.dense()[0].detach().to("cpu", torch.float64, copy=True)  # [H, t, S]
             counts.append(block.counted_queries()[0].cpu())
@@ -467,10 +469,10 @@ def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
 
     p: weights, [H, t, S], which are ours to write to.
     """
-    own = keys.own(side, keys.shared)
+    own = keys.positions(side, keys.shared)
     parts = [p if own == list(range(p.shape[-1])) else p[..., own]]
     if len(keys.shared) < len(keys.places):
-        parts.append(p[..., keys.own(side)].sum(-1, keepdim=True))
+        parts.append(p[..., keys.without_partner(side)].sum(-1, keepdim=True))
     if block.sinks is not None:
         parts.append((block.sinks.detach()[:, None] - block.lse[0]).exp().cpu().double()[..., None])
     together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
