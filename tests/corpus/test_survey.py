@@ -1048,7 +1048,7 @@ class Shared:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     place = tmp_path_factory.mktemp("shared")
     model = str(an_own_folder(place / "model", title="small"))
-    corpus = lines(place / "a.jsonl", [*texts(140), 5])
+    corpus = lines(place / "a.jsonl", texts(140))
     return Shared(model, corpus, run(model, corpus, place / "whole", block=16))
 
 
