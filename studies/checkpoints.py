@@ -26,7 +26,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.errors import ArgumentError
-from headwise.heads.labels import MIXED
+from headwise.heads.layer import MIXED
 from headwise.models import Specialisation, Transformer, TransformerConfig
 
 from .probe_texts import CODE, PROSE

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from headwise.heads.labels import MIXED
+from headwise.heads.layer import MIXED
 
 __all__ = [
     "AFTER", "BEFORE", "FRACTIONS", "LOSS", "at", "by_heads", "counts_of", "difference", "further_table",

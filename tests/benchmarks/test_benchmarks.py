@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,13 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.cases import choose, drop_in, every, second_pass
-from benchmarks.cases.modules import BY_HAND
-from benchmarks.cases.watched_families import EAGER
-from benchmarks.registry import Apart, Case, Pinned, Prepared
+from benchmarks.registry import Apart, Case, Prepared
 from benchmarks.runner import (
-    alternate,
-    calls_in_a_sample,
     compare,
     median_interval,
-    order,
-    quantile,
     run_case,
-    settle,
 )
-from benchmarks.verdicts import Checked, check, closest
+from benchmarks.verdicts import check
 from torch import Tensor
 
 import headwise as hw
@@ -43,7 +35,6 @@ from benchmarks import (
     grid,
     machine,
     memory,
-    progress,
     readme,
     registry,
     report,
@@ -65,13 +56,6 @@ def test_names_are_unique() -> None:
         registry.register(CASES[0])
 
 
-def test_cases_are_chosen_by_pattern_and_device() -> None:
-    found = {case.name for case in choose("window2")}
-    assert found == {case.name for case in choose("*window2*")} == {"window256_L8192"}
-    assert choose("window2") and not choose("window?")
-    assert all("cpu" in case.devices for case in choose(device="cpu"))
-
-
 @pytest.mark.thinned
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
@@ -81,15 +65,6 @@ def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     assert record["status"] == "ok", record.get("reason")
     assert set(record["check"]) >= {case.ours} | ({case.peer} - {None})
     assert len(timed) > 0
-
-
-@pytest.mark.parametrize("case", choose("second_pass"), ids=lambda case: case.name)
-def test_where_all_heads_would_take_too_long_the_last_is_judged(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(second_pass, "MOST_JUDGED", 1)
-    record = run_case(replace(case, memory=False), "cpu", 2, tiny=True, timer=told([]))
-    assert record["status"] == "ok", record.get("reason")
 
 
 @pytest.mark.parametrize("spoilt", ["pooled", "received"])
@@ -154,41 +129,6 @@ def test_the_truth_agrees_with_the_paper(rule: str, sinks: Tensor | None, softca
     torch.testing.assert_close(problem.weights(rows, head=3)[1], weights[:, 3:, rows])
 
 
-def test_the_truth_about_statistics_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"B": 2, "H": 3, "L": 23, "D": 5}
-    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
-    whole, picture = truths.statistics(problem), truths.pooled(problem, 4)
-    monkeypatch.setattr(problems, "BLOCK", 7)
-    for name, values in truths.statistics(problem).items():
-        torch.testing.assert_close(values, whole[name])
-    torch.testing.assert_close(truths.pooled(problem, 4), picture)
-    torch.testing.assert_close(picture.sum((2, 3)), torch.full((2, 3), 23.0, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("cells", [1, 4, 7, 23])
-def test_the_truth_about_some_cells_is_a_part_of_the_whole_truth(cells: int) -> None:
-    sizes = {"B": 2, "H": 3, "L": 23, "D": 5}
-    problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
-    whole = truths.pooled(problem, cells)
-    p = problem.weights(torch.arange(23))[1]
-    cell = torch.arange(23) * cells // 23
-    for row in range(cells):
-        expected = torch.stack([p[:, :, cell == row][..., cell == c].sum((2, 3)) for c in range(cells)], -1)
-        torch.testing.assert_close(whole[:, :, row], expected)
-        some = truths.pooled(problem, cells, [2, 0], rows_of_cells=range(row, row + 1))
-        torch.testing.assert_close(some, whole[:, [2, 0], row : row + 1])
-
-
-def test_long_rows_are_taken_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = problems.make({"B": 2, "H": 1, "L": 23, "D": 5}, torch.device("cpu"), torch.float64)
-    assert [len(rows) for rows in problem.blocks()] == [23]
-    monkeypatch.setattr(problems, "MOST", 2 * 23 * 10)
-    assert [len(rows) for rows in problem.blocks()] == [10, 10, 3]
-    assert torch.cat(list(problem.blocks_within(3, 20))).tolist() == list(range(3, 20))
-    monkeypatch.setattr(problems, "MOST", 1)
-    assert [len(rows) for rows in problem.blocks()] == [1] * 23
-
-
 def test_the_truth_about_entropys_gradients_is_what_autograd_finds() -> None:
     sizes = {"B": 2, "H": 3, "L": 13, "D": 5}
     problem = problems.make(sizes, torch.device("cpu"), torch.float64, problems.causal)
@@ -202,18 +142,6 @@ def test_the_truth_about_entropys_gradients_is_what_autograd_finds() -> None:
         torch.testing.assert_close(found["entropy"], entropy[:, heads])
         torch.testing.assert_close(found["dq"], dq[:, heads])
         torch.testing.assert_close(found["dk"], dk[:, heads])
-
-
-def test_a_map_keeps_nothing_it_has_measured() -> None:
-    """Else "the second pass alone", one map looked at many times, would time the looking up."""
-    weights = hw.attention(*torch.randn(3, 1, 2, 13, 8), causal=True)[1]
-    before = dict(vars(weights)), dict(vars(weights._scores))
-    weights.statistics(pooled=4)
-    weights.top(3)
-    weights.mean_heads()
-    for kept, now in zip(before, (vars(weights), vars(weights._scores)), strict=True):
-        assert kept.keys() == now.keys()
-        assert all(kept[name] is now[name] for name in kept)
 
 
 def values(*numbers: float) -> dict[str, Tensor]:
@@ -270,32 +198,6 @@ def made_up(arms: dict[str, Any], truth: float = 1.0, **changes: Any) -> Case:
     return Case("made_up", "made up", setup, {"L": 8}, tiny={}, **options)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_every_arm_stands_in_every_place_equally_often(count: int) -> None:
-    names = [f"arm {i}" for i in range(count)]
-    turns = [order(names, turn) for turn in range(2 * count)]
-    assert all(sorted(turn) == names for turn in turns)
-    for place in range(count):
-        assert set(Counter(turn[place] for turn in turns).values()) == {2}
-    assert turns[0] != turns[1]
-
-
-def test_each_turn_takes_one_sample_of_every_arm() -> None:
-    called: list[str] = []
-    arms = {name: lambda name=name: called.append(name) for name in ("a", "b", "c")}
-    loops = {"a": 1, "b": 2, "c": 3}
-
-    def timer(arm: Any, calls: int) -> float:
-        arm()
-        return float(calls)
-
-    turns: list[tuple[int, int]] = []
-    samples = alternate(arms, loops, timer, 5, lambda done, of: turns.append((done, of)))
-    assert samples == {"a": [1.0] * 5, "b": [2.0] * 5, "c": [3.0] * 5}
-    assert called == [name for turn in range(5) for name in order(["a", "b", "c"], turn)]
-    assert turns == [(i, 5) for i in range(1, 6)]
-
-
 def test_a_ratio_is_the_median_within_a_turn_with_its_spread() -> None:
     below = [1.0, 1.0, 2.0, 1.0, 1.0]
     ratio = compare([2.0, 2.0, 4.0, 2.0, 9.0], below)
@@ -305,48 +207,11 @@ def test_a_ratio_is_the_median_within_a_turn_with_its_spread() -> None:
     assert (same.median, same.middle_90, same.median_95) == (1.0, (1.0, 1.0), (1.0, 1.0))
 
 
-def test_quantiles_are_interpolated() -> None:
-    assert [quantile([4.0, 1.0, 3.0, 2.0], share) for share in (0, 0.5, 1)] == [1.0, 2.5, 4.0]
-
-
 @pytest.mark.parametrize(("count", "left_out"), [(1, 0), (5, 0), (9, 1), (30, 9), (101, 40)])
 def test_the_median_lies_between_order_statistics(count: int, left_out: int) -> None:
     """Known table: of 30 values the tenth and the twenty-first hold the median with 95% confidence."""
     numbers = [float(i) for i in range(count)]
     assert median_interval(numbers[::-1]) == (left_out, count - 1 - left_out)
-
-
-def test_of_a_check_the_value_closest_to_its_limit_is_stored() -> None:
-    found = [
-        Checked("ours", "exact", 0.0, 0.0, 0.0),
-        Checked("ours", "close", 0.3, 0.2, 0.4),
-        Checked("ours", "far", 0.5, 0.2, 5.0),
-        Checked("peer", "exact", 0.0, 0.0, 0.0),
-    ]
-    exact = {"value": "exact", "error": 0.0, "allowed": 0.0}
-    assert closest(found) == {"ours": {"value": "close", "error": 0.3, "allowed": 0.4}, "peer": exact}
-    for error, allowed in ((math.nan, 1.0), (0.5, 0.4), (0.1, 0.0), (math.inf, 1.0)):
-        failed = closest([*found, Checked("ours", "wrong", error, 0.0, allowed)])
-        assert failed["ours"]["value"] == "wrong"
-
-
-def test_a_sample_is_long_enough() -> None:
-    assert calls_in_a_sample(1.0) == 1
-    assert calls_in_a_sample(0.001) == 5
-    assert 1 < calls_in_a_sample(0.0) <= 2000
-
-
-def test_a_first_call_that_compiles_does_not_shorten_the_samples() -> None:
-    """It did once: whatever took long at first was then timed one call at a time, waiting for its launch."""
-    asked: list[int] = []
-
-    def timer(arm: Any, loops: int) -> float:
-        asked.append(loops)
-        return 0.0005 if loops > 1 else 0.001  # alone, a call seems to take twice as long
-
-    assert settle(lambda: None, timer) == 10
-    assert asked == [1, 1, 1, 5]
-    assert settle(lambda: None, lambda arm, loops: 3.0) == 1
 
 
 def test_a_wrong_arm_is_refused_and_never_timed() -> None:
@@ -410,39 +275,6 @@ def test_an_arm_beside_the_two_may_be_missing_with_a_reason() -> None:
     assert "third: left out" in report.line(record)
 
 
-def test_the_peer_takes_part_twice() -> None:
-    called: Counter[str] = Counter()
-
-    def arm(name: str) -> Any:
-        return lambda: called.update([name]) or 1.0
-
-    def timer(timed: Any, loops: int) -> float:
-        timed()
-        return 0.25
-
-    run_case(made_up({"ours": arm("ours"), "peer": arm("peer")}), "cpu", 10, timer=timer)
-    assert called["peer"] - called["ours"] == 10
-
-
-def test_a_pinned_arm_runs_inside_its_context() -> None:
-    class Inside:
-        depth = 0
-
-        def __enter__(self) -> None:
-            Inside.depth += 1
-
-        def __exit__(self, *_: object) -> None:
-            Inside.depth -= 1
-
-    def call() -> float:
-        assert Inside.depth == 1
-        return 1.0
-
-    arms = {"ours": lambda: 1.0, "peer": Pinned(call, Inside)}
-    assert run_case(made_up(arms), "cpu", 2)["status"] == "ok"
-    assert Inside.depth == 0
-
-
 # Memory
 
 
@@ -468,18 +300,6 @@ def test_extra_memory_is_seen_in_every_call_and_without_a_thread() -> None:
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     for measured in json.loads(done.stdout):
         assert 0.9 * 2**26 < measured["extra_bytes"] < 1.5 * 2**26, done.stdout
-
-
-def test_memory_that_cannot_be_measured_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_gives_back", lambda: False)
-    measured = memory.peak_of(lambda: None)
-    assert measured["extra_bytes"] is None and "MIMALLOC_PURGE_DELAY=0" in measured["how"]
-    monkeypatch.setattr(memory, "_gives_back", lambda: True)
-    monkeypatch.setattr(memory, "_reset_mark", lambda: False)
-    monkeypatch.setattr(memory, "_ballast", lambda: None)
-    monkeypatch.setattr(memory, "_mark", lambda: 2**40)
-    measured = memory.peak_of(lambda: None)
-    assert measured["extra_bytes"] is None and "does not follow" in measured["how"]
 
 
 @pytest.mark.slow
@@ -522,30 +342,6 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
     assert report.load(path) == json.loads(json.dumps(stored))
     assert report.load_all(path.parent) == [report.load(path)]
     assert [each.name for each in path.parent.iterdir()] == ["cpu_202601.json"]
-
-
-def test_a_case_is_one_line_of_the_file(tmp_path: Path) -> None:
-    """A file of 109 cases had 20,291 lines, one for each number and bracket."""
-    path = tmp_path / "cpu_202601.json"
-    for name in ("a", "b", "c"):
-        report.add(path, run_of(), record_of(name))
-    lines = path.read_text("utf-8").splitlines()
-    starts = " ".join(line.split(":")[0].strip() for line in lines)
-    assert starts == '{ "schema" "device" "runs" "2026-01-31T12 }, "cases" "a" "b" "c" } }'
-
-
-def test_a_record_is_one_line_of_the_file_and_so_is_a_plain_value(tmp_path: Path) -> None:
-    path = tmp_path / "sweep_cpu.json"
-    report.write(path, {"run": {"cpu": "é", "cores": 2}, "records": [{"L": 7}, {"L": 11}], "means": {}})
-    lines = ["{", '"run": {"cpu": "é", "cores": 2},', '"records": [', ' {"L": 7},', ' {"L": 11}', "],"]
-    assert path.read_text("utf-8").splitlines() == [*lines, '"means": {}', "}"]
-
-
-def test_a_stored_case_has_medians_with_their_spread_and_the_peer_against_itself(tmp_path: Path) -> None:
-    stored = report.add(tmp_path / "cpu_202601.json", run_of(), record_of("a"))["cases"]["a"]
-    same = {"median": 1.0, "middle_90": (1.0, 1.0), "median_95": (1.0, 1.0)}
-    assert stored["repeats"] == 6 and stored["median_ms"] == {"ours": 250.0, "peer": 250.0}
-    assert stored["ratio"] == stored["peer_against_itself"] == same
 
 
 def test_a_run_of_some_cases_leaves_the_others() -> None:
@@ -630,36 +426,12 @@ def test_what_is_stored_of_this_commit_is_not_measured_again(
     assert f"out of time, skipped: {', '.join(names)}" in capsys.readouterr().err
 
 
-def test_no_row_stands_twice_and_every_case_has_the_peers_people_ask_about() -> None:
-    for device in ("cpu", "cuda"):
-        rows = Counter(
-            (case.description, tuple(sorted(case.sizes_on(device).items()))) for case in choose(device=device)
-        )
-        assert [row for row, count in rows.items() if count > 1] == []
-
-    def arms(pattern: str) -> list[set[str]]:
-        return [set(case.prepare("cpu", tiny=True).arms) for case in choose(pattern)]
-
-    assert all(BY_HAND in found for found in arms("module_*") + arms("ragged*"))
-    assert all(BY_HAND in found for found in arms("drop_in_*_float_*") + arms("drop_in_*_plain_*"))
-    assert all(EAGER in found for found in arms("watch_*"))
-
-
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(["--only", "no_such_case"])
     assert "no_such_case" in capsys.readouterr().err
     assert command.main(["--list"]) == 0
     assert set(capsys.readouterr().out.split()) >= {case.name for case in CASES}
-
-
-def test_progress_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.best() as shown:
-        shown.case("a case", 1, 2)
-        shown.turn(1, 30)
-        shown.say("a result")
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("a result\n", "[1/2] a case\n")
 
 
 # README and docs/benchmarks.md

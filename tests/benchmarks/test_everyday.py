@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.cases import watched_families
 from benchmarks.cases.modules import BY_HAND, TORCH
 from benchmarks.cases.watched_families import EAGER
 from benchmarks.cases.watched_models import UNWATCHED
@@ -28,19 +27,6 @@ def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 # The cases
 
 
-def test_every_mask_and_every_way_to_ask_is_a_cell_at_every_length() -> None:
-    names = [case.name for case in everyday_cases.grid()]
-    assert len(set(names)) == len(names) == 7 * 6 * 3
-    assert {case.sizes["L"] for case in everyday_cases.grid()} == {16, 64, 128, 256, 512, 1024, 2048}
-
-
-def test_names_are_unique_and_tell_the_group() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-    by_group = {group: {case.name for case in made()} for group, made in everyday_cases.GROUPS.items()}
-    for case in CASES:
-        assert case.name in by_group[everyday_cases.group_of(case.name)]
-
-
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "case", [case for case in CASES if not case.name.startswith("everyday")], ids=lambda case: case.name
@@ -54,34 +40,6 @@ def test_every_case_passes_its_check_at_a_tiny_size(case: Case) -> None:
     assert arms >= {OURS, case.peer}
     assert group not in ("modules", "class") or arms == {OURS, BY_HAND, TORCH}
     assert group != "watch" or arms == {OURS, UNWATCHED, EAGER}
-
-
-def test_where_memory_does_not_allow_it_the_eager_route_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    (case,) = everyday.choose("watch_llama_L512", "cpu")
-    assert watched_families.eager_bytes({"B": 1, "H": 32, "L": 131072, "N": 8}, case.dtype_on("cuda")) > 2**40
-    monkeypatch.setattr(watched_families, "ON_A_CPU", 0)
-    (record,) = everyday.run([case], "cpu", 1, tiny=True)
-    assert set(record["median_ms"]) == {OURS, UNWATCHED}
-
-
-def test_statistics_that_are_wrong_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    (case,) = everyday.choose("watch_gpt2_B8_L1024", "cpu")
-    right = watched_families.hw.watch
-
-    def uncausal(model: Any, **options: Any) -> Any:
-        model.config.n_head, model.h[0].attn.scaling = model.config.n_head, 3.0
-        return right(model, **options)
-
-    monkeypatch.setattr(watched_families.hw, "watch", uncausal)
-    (record,) = everyday.run([case], "cpu", 1, tiny=True)
-    assert record["status"] == "failed" and "entropy is off by" in record["reason"]
-
-
-def test_the_grid_ends_where_it_is_told_and_patterns_are_parted_by_commas() -> None:
-    names = {case.name for case in everyday.choose("everyday_*_none_plain,call_full", "cpu", 64)}
-    assert names == {"everyday_L16_none_plain", "everyday_L64_none_plain", "call_full"}
-    assert "watch_llama_L131072" in {case.name for case in everyday.choose(None, "cuda")}
-    assert "watch_llama_L131072" not in {case.name for case in everyday.choose(None, "cpu")}
 
 
 def test_a_tiny_call_is_timed_until_it_returns_and_others_until_the_result_is_there() -> None:
@@ -222,12 +180,3 @@ def test_wrong_use_is_answered(
         everyday.main([word.format(tmp_path) for word in given])
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
-
-
-def test_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert everyday.main(["--list", "--device", "cuda"]) == 0
-    assert {case.name for case in CASES} <= set(capsys.readouterr().out.split())
-
-
-def test_nothing_measured_is_said() -> None:
-    assert "python -m benchmarks.everyday" in everyday_table.summary([])

@@ -7,10 +7,8 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import browser
 from benchmarks import machine, pages, readme, report
@@ -78,17 +76,6 @@ def test_without_the_other_or_a_browser_it_says_what_to_do(
         with pytest.raises(SystemExit):
             pages.main([*given, "--out", str(tmp_path)])
         assert told in capsys.readouterr().err
-
-
-def test_a_head_of_a_long_text_keeps_all_of_every_querys_weight() -> None:
-    heads = pages.long_heads(1024, 1, 3, 128)
-    call = heads[0].calls[0]
-    assert call.shape == (1, 3, 1024, 1024) and call.pooled is not None
-    assert torch.allclose(call.pooled.sum(-1), torch.tensor(1024 / 128))
-    ((path, head),) = pages.zoomed(heads, 1024, count=1)
-    assert (path, head) == ("layers.0.attention", 0)
-    kept: Any = heads[0].calls[0].map
-    assert torch.allclose(kept.pooled((512, 512)).sum(-1), torch.tensor(2.0))
 
 
 def test_the_page_shows_what_is_stored_of_pages() -> None:

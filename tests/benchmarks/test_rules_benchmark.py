@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,6 @@ def _near(monkeypatch: pytest.MonkeyPatch) -> None:
 # Cells
 
 
-def test_the_usual_sizes_come_first_and_long_dense_masks_never() -> None:
-    chosen = rules.cells()
-    names = [cell.name for cell in chosen]
-    assert len(set(names)) == len(names)
-    assert names[0] == "forward_softcap_D128_L4096"
-    assert not {
-        "forward_dense_D128_L32768",
-        "backward_alibi_D64_L32768",
-        "forward_bias_gradient_D64_L4096",
-    } & {*names}
-    assert {cell.rule for cell in chosen} == set(flex.RULES)
-    assert [cell.name for cell in rules.choose("first_*", False)] == [f"first_{rule}" for rule in rules.FIRST]
-
-
 @pytest.mark.parametrize("way", ["forward", "backward"])
 @pytest.mark.parametrize("rule", flex.RULES)
 def test_every_rule_is_right_and_agrees_with_its_peer(rule: str, way: str) -> None:
@@ -50,13 +35,6 @@ def test_every_rule_is_right_and_agrees_with_its_peer(rule: str, way: str) -> No
     assert set(record["median_us"]) == set(record["felt_us"]) == {OURS, record["peer"]}
     assert set(record["peer_against_itself"]) == {"median", "middle_90", "median_95"}
     assert record["backend"] in ("flash", "tiles", "plain")
-
-
-@pytest.mark.parametrize("rule", ["full", "softcap"])
-def test_one_query_over_grouped_heads_is_a_cell(rule: str) -> None:
-    sizes = {"H": 4, "Hk": 2, "D": 16, "T": 1, "S": 40}
-    record = rule_cell.measure(Cell("decode", rule, sizes), "cpu", turns=1)
-    assert record["status"] == "ok", record["reason"]
 
 
 def test_a_forward_with_statistics_is_checked_against_their_formulas() -> None:
@@ -132,56 +110,7 @@ def test_a_mask_that_changes_with_the_batch_is_charged(rule: str, monkeypatch: p
     assert set(record["block_mask_seconds"]) == {"first", "second"}
 
 
-def test_the_operator_for_the_gpus_tanh_has_a_gradient() -> None:
-    tanh = flex.tanh_of_the_gpu()
-    x = torch.randn(7, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(tanh(x), x.tanh()) and torch.autograd.gradcheck(tanh, x)
-
-
 # What is stored
-
-
-def test_cells_are_stored_one_by_one_beside_those_of_other_runs(tmp_path: Path) -> None:
-    first, second = (Cell("forward", rule, SMALL) for rule in ("alibi", "causal"))
-    rules.run([first], "cpu", tmp_path, 1, commit="abc")
-    rules.run([second], "cpu", tmp_path, 1, commit="abc")
-    stored = report.load(rule_table.file_in(tmp_path, "cpu"))
-    assert stored is not None and set(stored["cases"]) == {first.name, second.name}
-    assert set(stored["means"]) == {"forward_alibi", "forward_causal"}
-    assert stored["means"]["forward_alibi"]["cells"] == 1
-
-
-def test_what_time_does_not_allow_is_said_and_what_is_stored_of_it_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 2.0])
-    both = [Cell("forward", rule, SMALL) for rule in ("alibi", "causal")]
-    made = {cell.name: made_up(cell) for cell in both}
-    monkeypatch.setattr(rules, "measure", lambda cell, device, turns: made[cell.name])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    assert len(rules.run(both, "cpu", tmp_path, 1, until=1.0)) == 1
-    stored = report.load(rule_table.file_in(tmp_path, "cpu"))
-    assert stored is not None and list(stored["cases"]) == [both[0].name]
-    (about,) = stored["runs"].values()
-    assert about["skipped"] == [both[1].name] and both[1].name in capsys.readouterr().err
-
-
-def test_cells_that_are_stored_of_this_commit_are_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = [Cell("forward", rule, SMALL) for rule in ("alibi", "causal")]
-    done: list[str] = []
-
-    def made(cell: Cell, device: str, turns: int) -> dict[str, Any]:
-        done.append(cell.name)
-        return made_up(cell)
-
-    monkeypatch.setattr(rules, "choose", lambda only, quick: both)
-    monkeypatch.setattr(rules, "measure", made)
-    rules.run(both[:1], "cpu", tmp_path, 1, commit="abcdefabcdef")
-    asked = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--missing"]
-    assert rules.main([*asked, "--commit", "abcdefa"]) == 0
-    assert done == [cell.name for cell in both]
 
 
 def test_a_cell_that_breaks_is_recorded_and_the_others_go_on(
@@ -200,14 +129,6 @@ def test_a_cell_that_breaks_is_recorded_and_the_others_go_on(
     assert list(stored["means"]) == ["forward_full"]
     said = capsys.readouterr()
     assert "FAILED  RuntimeError: out of luck" in said.out and "1 of 2 failed" in said.err
-
-
-def test_a_first_call_is_told_by_a_child(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rules, "first_calls", lambda rule, device: rule_cell.first_calls(rule, device, SMALL))
-    assert rules.main(["--device", "cpu", "--first", "bias"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"forward_seconds", "backward_seconds"}
 
 
 # What is said
@@ -279,17 +200,6 @@ def test_the_table_has_a_row_for_each_rule_and_a_column_for_each_length() -> Non
     row = f"| ALiBi, causal, D128 | {beside} | **0.50** (50 µs) | failed | 0.50 | 0.75 | – |"
     assert row in lines
     assert "First calls, nothing compiled before: bias 1.5 s, back 2.2 s." in lines
-
-
-def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
-    page = tmp_path / "benchmarks.md"
-    page.write_text(f"before\n{rule_table.MARKERS[0]}\nstale\n{rule_table.MARKERS[1]}\nafter\n")
-    rule_table.put(tmp_path, page)
-    assert readme.table_in(page.read_text("utf-8"), *rule_table.MARKERS) == rule_table.NOTHING
-    stored = stored_up([made_up(Cell("forward", "alibi", {"H": 16, "D": 128, "L": 1024}))])
-    report.write(rule_table.file_in(tmp_path, "cuda"), stored)
-    rule_table.put(tmp_path, page)
-    assert readme.table_in(page.read_text("utf-8"), *rule_table.MARKERS) == rule_table.table(stored)
 
 
 def test_the_table_shown_is_that_of_the_stored_cells() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from benchmarks.registry import OURS
 
 import headwise as hw
 from benchmarks import lengths, peers, readme, report, runner, sweep, verdicts
-from benchmarks import problem as problems
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"B": 1, "H": 3, "D": 8, "cells": 4}
@@ -119,43 +117,6 @@ def test_what_dies_when_tried_is_out_of_memory_too(monkeypatch: pytest.MonkeyPat
     assert set(record["median_ms"]) == {OURS, CUDNN}
 
 
-@pytest.mark.parametrize(("dtype", "bytes_each"), [(torch.bfloat16, 10), (torch.float32, 8)])
-def test_the_arithmetic_is_that_of_scores_and_weights(dtype: torch.dtype, bytes_each: int) -> None:
-    """80 GiB were measured for 32 heads of 16,384 tokens in bfloat16: ten bytes a weight."""
-    assert peers.bytes_of_statistics(32, 16384, dtype) == bytes_each * 32 * 16384**2
-
-
-def test_the_eager_routes_draw_the_picture_from_the_same_matrix() -> None:
-    problem = problems.make({**SMALL, "L": 16}, torch.device("cpu"), torch.float64, problems.causal)
-    q, k, _ = problem.qkv
-    hidden = ~problem.mask()
-    expected = hw.AttentionMap(q, k, causal=True).pooled(4)
-    for route in (peers.dense_statistics, peers.head_by_head):
-        torch.testing.assert_close(route(q, k, hidden, 4)["pooled"], expected)
-        assert "pooled" not in route(q, k, hidden)
-
-
-def test_longer_sequences_get_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "TURNS", 10)
-    turns = [sweep.case_of(length, sweep.SIZES, "cuda").most_repeats for length in sweep.LENGTHS]
-    assert turns == [10] * 8 + [5, 2, 1]
-    assert (sweep.LENGTHS[0], sweep.LENGTHS[-1]) == (1024, 1048576)
-
-
-def test_the_first_call_finds_nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", "before")
-    with sweep._nothing_compiled_yet():
-        folder = Path(os.environ["TRITON_CACHE_DIR"])
-        assert folder.is_dir() and not any(folder.iterdir())
-    assert os.environ["TRITON_CACHE_DIR"] == "before" and not folder.exists()
-    monkeypatch.delenv("TRITON_CACHE_DIR")
-    with sweep._nothing_compiled_yet():
-        pass
-    assert "TRITON_CACHE_DIR" not in os.environ
-    found = sweep.first_calls("cpu", {**SMALL, "L": 16}, torch.float32)
-    assert found["first_seconds"] > 0 and found["second_seconds"] > 0 and found["sizes"]["L"] == 16
-
-
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, complaint in (
         (["--longest", "1000"], "got 1000"),
@@ -164,14 +125,6 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         with pytest.raises(SystemExit, match="2"):
             sweep.main(given)
         assert complaint in capsys.readouterr().err
-
-
-def test_the_command_tells_of_a_length_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweep, "run", lambda *_: {"records": [{"name": "length_8", "status": "failed"}]})
-    assert sweep.main(["--device", "cpu", "--out", str(tmp_path)]) == 1
-    assert "length_8" in capsys.readouterr().err
 
 
 # Table and picture
@@ -249,17 +202,6 @@ def test_the_picture_names_each_curve_once_and_marks_where_memory_ended() -> Non
         assert sorted(names) == sorted([*lengths.SHORT.values(), "\u2716 longer: out of memory"])
         crosses = [line for line in axes.lines if line.get_marker() == "X"]
         assert sorted(line.get_xdata()[0] for line in crosses) == [1024, 4096]
-
-
-def test_a_picture_can_be_drawn_of_whatever_was_done(tmp_path: Path) -> None:
-    some = made_up()
-    for record in some["records"]:
-        record["memory"] = {}  # as on a CPU
-    lengths.picture(some).savefig(tmp_path / "no_memory.png")
-    some["records"] = some["records"][:1]
-    lengths.picture(some).savefig(tmp_path / "one_length.png")
-    some["records"] = []
-    lengths.picture(some).savefig(tmp_path / "nothing.png")
 
 
 def test_the_table_shown_is_that_of_the_stored_lengths() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import headwise as hw
 from headwise.heads import grammar
-from headwise.heads.grammar import CLOSED, MOVING, PAIRS, PARTS, RELATIONS, SHAPES, WORDS, Sentence, sentences
+from headwise.heads.grammar import CLOSED, MOVING, PAIRS, RELATIONS, SHAPES, WORDS, Sentence, sentences
 
 
 @cache
@@ -26,13 +26,6 @@ def half(drawn: list[Sentence], number: int) -> list[Sentence]:
     return [sentence for sentence in drawn if sentence.half == number]
 
 
-def test_no_word_of_an_open_class_is_in_both_halves() -> None:
-    lists = [words for name, words in WORDS.items() if name not in CLOSED]
-    lists.append((PAIRS[0].replace(",", ""), PAIRS[1].replace(",", "")))
-    first, second = ({word for words in lists for word in words[number].split()} for number in (0, 1))
-    assert first & second == set()
-
-
 def test_words_that_are_drawn_stay_in_their_half(drawn: list[Sentence]) -> None:
     words = [{word for sentence in half(drawn, n) for word in sentence.words} for n in (0, 1)]
     for name, (first, second) in WORDS.items():
@@ -47,14 +40,6 @@ def test_no_shape_is_in_both_halves(drawn: list[Sentence]) -> None:
     assert min(len(first), len(second)) > 100
 
 
-def test_every_slot_is_a_list_a_part_or_a_word() -> None:
-    rules = [rule for halves in SHAPES.values() for some in halves for rule in some]
-    rules += [rule for some in PARTS.values() for rule in some]
-    for slot in (slot for rule in rules for slot in rule.split()):
-        what = slot.lstrip("*").rpartition("=")[2].removesuffix("?") or "?"
-        assert what in WORDS or what in PARTS or what == what.lower(), slot
-
-
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_fixed_offset_is_right_in_more_than_half_of_the_cases(seed: int, number: int) -> None:
@@ -67,18 +52,6 @@ def test_no_fixed_offset_is_right_in_more_than_half_of_the_cases(seed: int, numb
     assert set(offsets) == names
     for name, counts in offsets.items():
         assert counts.total() >= 20 and max(counts.values()) <= counts.total() / 2, (name, counts)
-
-
-def test_both_directions_of_a_relation_are_relations_of_their_own(drawn: list[Sentence]) -> None:
-    for sentence in drawn:
-        told = set(sentence.relations)
-        for name, source, target in sentence.relations:
-            one, _, other = name.partition(" > ")
-            back = (f"{other} > {one}", target, source)
-            if name in grammar.RELATED:
-                back = ({*grammar.RELATED} - {name}).pop(), target, source
-            # a noun with two adjectives cannot be asked for one
-            assert back in told or name == "adjective > noun", name
 
 
 def test_a_word_has_one_answer_per_relation(drawn: list[Sentence]) -> None:

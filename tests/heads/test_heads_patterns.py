@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +24,6 @@ import headwise as hw
 from headwise import Mask, heads, reference
 from headwise.engines.second_pass import visible
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.heads import measures
 from judge import error, masks
 
 B, H, HK, L, D = 2, 6, 3, 23, 11
@@ -157,12 +155,6 @@ def test_mass_of_given_weights_is_the_same(case: Self, on: Mask) -> None:
     assert error(w.mass(on), (truth * counts).sum(-1) / counts.sum(-1)) < 1e-12
 
 
-def test_mass_of_given_weights_counts_them_in_float32_at_least() -> None:
-    p = torch.full((1, 1, 3, 2000), 1 / 2048, dtype=torch.bfloat16)
-    found = hw.AttentionMap.from_weights(p).mass(Mask.padding([1000]))
-    assert found.dtype == torch.float32 and found.item() == 1000 / 2048
-
-
 @pytest.mark.thinned
 @pytest.mark.parametrize("queries", [slice(2, 19, 3), [11], [7, 0, 7, 22]], ids=str)
 @pytest.mark.parametrize("lse_known", [True, False], ids=["with lse", "without lse"])
@@ -190,26 +182,11 @@ def test_a_sink_has_no_part_in_the_mass() -> None:
     assert case.map.mass(Mask.padding(torch.zeros(B, L, dtype=torch.bool))).eq(0).all()
 
 
-def test_queries_that_the_rule_calls_padding_are_left_out_of_the_mean() -> None:
-    w = CASES["causal"]().map
-    found = w.mass(Mask.window(2) & Mask(queries=LEFT))
-    each = w.mass(Mask.window(2), per="query")
-    assert error(found, (each * LEFT[:, None]).sum(-1) / LEFT.sum(-1)[:, None]) < 1e-13
-
-
 def test_a_head_without_a_counted_query_has_no_mean_mass() -> None:
     w = hw.AttentionMap(normal(0, B, H, 5, D), normal(1, B, H, 7, D), mask=Mask.padding([0, 7]))
     assert w.mass(Mask.window(3), per="query")[0].eq(0).all()
     found = w.mass(Mask.window(3))
     assert found[0].isnan().all() and not found[1].isnan().any()
-
-
-def test_mass_carries_no_gradient_and_writes_to_nothing() -> None:
-    q, k = (normal(i, 1, 2, 5, 3).requires_grad_() for i in range(2))
-    before = q.detach().clone()
-    w = hw.AttentionMap(q, k)
-    assert not w.mass(Mask.window(2)).requires_grad
-    assert torch.equal(q.detach(), before) and q._version == 0
 
 
 def test_mass_takes_a_mask_given_as_a_tensor() -> None:
@@ -222,17 +199,9 @@ def test_mass_takes_a_mask_given_as_a_tensor() -> None:
     ("ask", "kind", "says"),
     [
         (lambda w: w.mass(Mask(), per="row"), ArgumentError, 'per must be "head" or "query": got \'row\''),
-        (
-            lambda w: w.select(keys=[1, 4]).mass(Mask()),
-            ArgumentError,
-            "mass must see whole rows: this map hol",
-        ),
+        (lambda w: w.select(keys=[1, 4]).mass(Mask()), ArgumentError, "mass must see whole rows"),
         (lambda w: w.select(heads=[]).mass(Mask()), ShapeError, "mass must have something to look at"),
-        (
-            lambda w: w.mass(Mask.padding([3, 4, 5])),
-            MaskError,
-            "lengths must fit batch and length: [3] for [2]",
-        ),
+        (lambda w: w.mass(Mask.padding([3, 4, 5])), MaskError, "must fit batch and length: [3] for [2]"),
         (lambda w: w.mass(Mask.documents(torch.arange(7))), MaskError, "[1, 7] for batch 2, length 23"),
         (lambda w: w.mass("window"), MaskError, "mask must be a Mask or a tensor: got 'window'"),
     ],
@@ -248,21 +217,6 @@ def test_labels_of_queries_outside_the_keys_must_be_given() -> None:
     with pytest.raises(MaskError, match=re.escape(says)):
         w.mass(Mask.documents(torch.arange(5)))
     assert w.mass(Mask.documents(torch.arange(5), torch.tensor([1, 3]))).shape == (1, 2)
-
-
-def test_kernels_give_the_same_mass(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="by design: triton is made for Linux alone")
-    if torch.cuda.is_available():
-        pytest.skip("by design: the interpreter is decided for before triton is imported")
-    from headwise.engines.gpu import launches
-
-    monkeypatch.setattr(launches, "INTERPRET", True)
-    case = CASES["float32"]()
-    w, truth = case.map.select(heads=[2]), case.p[:, 2:3]
-    for name in ("previous", "ahead", "labels of queries"):
-        with np.errstate(all="ignore"):  # the interpreter warns of log(0), which is thrown away
-            found = w.mass(ON[name], per="query")
-        assert error(found, (truth * ON[name].full(L, L, B)).sum(-1)) < 3 * TIGHT[torch.float32], name
 
 
 @settings(max_examples=25)
@@ -357,21 +311,6 @@ def test_where_no_token_is_said_twice_there_is_nothing_to_score(name: str) -> No
     assert measured(near, name, SPOTS % 7).isnan().all()  # the copy is out of sight
 
 
-@pytest.mark.parametrize("name", ["previous_token", "duplicate_token", "induction"])
-def test_detection_in_given_weights_is_the_same(name: str) -> None:
-    case = CASES["left padding"]()
-    w = hw.AttentionMap.from_weights(case.p, Mask.padding(LEFT, LEFT))
-    for how in (
-        ("mean", True, True),
-        ("mean", False, False),
-        ("mul", True, True),
-        ("abs", False, True),
-        ("abs", True, False),
-    ):
-        found = measured(w, name, case.tokens, *how)
-        assert error(found, measured(case.map, name, case.tokens, *how)) < 1e-12
-
-
 @pytest.mark.parametrize("name", ["duplicate_token", "induction"])
 def test_tokens_are_those_of_the_queries_positions(name: str) -> None:
     """With a cache, queries are the last of the keys; chosen ones stand where they stood."""
@@ -387,12 +326,6 @@ def test_tokens_are_those_of_the_queries_positions(name: str) -> None:
         assert error(measured(case.map.select(queries=chosen), name, case.tokens, measure), truth) < 1e-12
         late = hw.AttentionMap(case.q[:, :, -5:], case.k, causal=True)
         assert error(measured(late, name, case.tokens, measure), of(slice(-5, None))) < 1e-12
-
-
-def test_one_list_of_tokens_is_for_all_sequences() -> None:
-    case = CASES["causal"]()
-    tokens = case.tokens[0]
-    assert torch.equal(heads.induction(case.map, tokens), heads.induction(case.map, tokens.expand(B, L)))
 
 
 def test_a_padding_token_matches_nobody() -> None:
@@ -422,17 +355,8 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
 @pytest.mark.parametrize(
     ("ask", "kind", "says"),
     [
-        (
-            lambda w: heads.previous_token(w, "sum"),
-            ArgumentError,
-            'method must be "mean", "mul" or "abs": got \'sum\'',
-        ),
-        (lambda w: heads.induction(w, SPOTS, "max"), ArgumentError, "got 'max'"),
-        (
-            lambda w: heads.induction(w, SPOTS / 2),
-            ArgumentError,
-            "tokens must be integers: got torch.float32",
-        ),
+        (lambda w: heads.previous_token(w, "sum"), ArgumentError, '"mul" or "abs": got \'sum\''),
+        (lambda w: heads.induction(w, SPOTS / 2), ArgumentError, "must be integers: got torch.float32"),
         (lambda w: heads.duplicate_token(w, SPOTS > 2), ArgumentError, "integers: got torch.bool"),
         (lambda w: heads.induction(w, SPOTS[:7]), ShapeError, "one id a key: [7] for [B, S] = [2, 23]"),
         (lambda w: heads.previous_token(w.select(keys=[2])), ArgumentError, "holds 1 chosen of 23 keys"),
@@ -442,27 +366,14 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
         (lambda w: heads.token_mass(w, SPOTS[:7] > 2), ShapeError, "a key: [7] for [B, S] = [2, 23]"),
         (lambda w: heads.sink(w, 23), ArgumentError, "key must lie inside the sequence: got 23 of 23"),
         (lambda w: heads.sink(w, -1), ArgumentError, "key must lie inside the sequence: got -1 of 23"),
-        (
-            lambda w: heads.streaming_mass(w, -2),
-            ArgumentError,
-            "sink must be at least 0 and recent at least 1: g",
-        ),
-        (lambda w: heads.streaming_mass(w, -2), ArgumentError, "got -2 and 256"),
+        (lambda w: heads.streaming_mass(w, -2), ArgumentError, "recent at least 1: got -2 and 256"),
         (lambda w: heads.streaming_mass(w, 2, 0), ArgumentError, "recent at least 1: got 2 and 0"),
         (lambda w: heads.locality(w, -3), ArgumentError, "reach must not be negative: got -3"),
         (lambda w: heads.grid_distance(w, 4, 5), ShapeError, "must cover the keys: 1 + 4 * 5 = 21 for 23"),
-        (
-            lambda w: heads.grid_distance(w, 0, 5),
-            ArgumentError,
-            "prefix at least 0, patch above 0: got 0, 5, 1, 1",
-        ),
+        (lambda w: heads.grid_distance(w, 0, 5), ArgumentError, "patch above 0: got 0, 5, 1, 1"),
         (lambda w: heads.grid_distance(w, 2, 11, patch=-16), ArgumentError, "got 2, 11, 1, -16"),
         (lambda w: heads.grid_distance(w, 2, 11, prefix=-1), ArgumentError, "got 2, 11, -1, 1"),
-        (
-            lambda w: heads.grid_distance(w.select(keys=[1]), 2, 11),
-            ArgumentError,
-            "grid_distance must see whole",
-        ),
+        (lambda w: heads.grid_distance(w.select(keys=[1]), 2, 11), ArgumentError, "must see whole rows"),
     ],
 )
 def test_patterns_refuse(ask: Callable[[Any], Any], kind: type[Exception], says: str) -> None:
@@ -486,19 +397,6 @@ def test_the_stripe_is_the_mean_of_one_diagonal(case: Self, period: int) -> None
     assert_close(heads.induction_stripe(case.map, period), case, truth)
 
 
-def test_an_induction_head_fills_the_stripe() -> None:
-    period = 7
-    i, j = rows(2 * period)
-    p = torch.where(i < period, j == 0, j == i + 1 - period).double()
-    w = hw.AttentionMap.from_weights(p[None, None])
-    tokens = torch.arange(period).repeat(2)
-    assert heads.induction_stripe(w, period).item() == pytest.approx(1)  # from the token before the copy on
-    assert heads.induction(w, tokens).item() == pytest.approx(1)
-    assert heads.induction(w, tokens, "mul").item() == pytest.approx(
-        0.5
-    )  # half of all have something to copy
-
-
 def test_token_mass_is_the_mean_weight_of_chosen_tokens(case: Self) -> None:
     truth = case.expected(lambda p, tokens: where_seen(p, (tokens == 2).expand(p.shape)))
     assert_close(heads.token_mass(case.map, case.tokens == 2), case, truth)
@@ -512,11 +410,6 @@ def test_token_mass_is_the_mean_weight_of_chosen_tokens(case: Self) -> None:
 def test_a_sink_is_what_later_queries_put_on_it(case: Self, key: int) -> None:
     truth = case.expected(lambda p, _: p[key:, key].sum() / (len(p) - key))
     assert_close(heads.sink(case.map, key), case, truth)
-
-
-def test_a_sequence_too_short_for_the_key_has_no_sink_there() -> None:
-    found = heads.sink(CASES["right padding"]().map, key=17)
-    assert found[0].isnan().all() and not found[1].isnan().any()
 
 
 def test_the_sink_rate_counts_heads_above_epsilon() -> None:
@@ -577,40 +470,18 @@ def test_in_a_short_text_nothing_is_far_and_locality_is_not_measured() -> None:
     assert heads.locality(with_sinks).isnan().all()
 
 
-def test_an_even_head_is_spread_and_not_local() -> None:
-    zeros = torch.zeros(1, 1, 31, 3)
-    w = hw.AttentionMap(zeros, zeros, causal=True)
-    assert heads.spread(w).item() == pytest.approx(1, abs=1e-6)
-    assert heads.locality(w).item() == pytest.approx(0, abs=1e-6)
-
-
 # Grids and needles
 
 
 def test_grid_distance_is_euclidean_between_patches() -> None:
-    case, height, width = CASES["bidirectional"](), 3, 7
-    places = torch.tensor([[r, c] for r in range(height) for c in range(width)]).double()
-    away = 16 * torch.cdist(places, places)
-    for prefix in (2,):  # the class token and a register
-        truth = case.expected(lambda p, _, n=prefix: (p[n:, n:] * away).sum(-1).mean())
-        assert error(heads.grid_distance(case.map, height, width, 16, prefix), truth) < 1e-11
-
-
-def test_grid_distance_of_chosen_queries_is_theirs() -> None:
     case = CASES["bidirectional"]()
-    places = torch.tensor([[r, c] for r in range(2) for c in range(11)]).double()
-    away = torch.cdist(places, places)
-    truth = case.expected(lambda p, _: (p[1:, 1:] * away)[[4, 9]].sum(-1).mean())
-    assert error(heads.grid_distance(case.map.select(queries=[0, 5, 10]), 2, 11), truth) < 1e-12
-
-
-def test_grid_distance_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = CASES["bidirectional"]().map
-    whole = heads.grid_distance(w, 2, 11)
-    monkeypatch.setattr(measures, "BLOCK", 3 * B * H * L * 8)  # three rows
-    assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12
-    with hw.budget.limit(2 * B * H * L * 8):
-        assert error(heads.grid_distance(w, 2, 11), whole) < 1e-12
+    places = torch.tensor([[r, c] for r in range(3) for c in range(7)]).double()
+    away = 16 * torch.cdist(places, places)
+    truth = case.expected(lambda p, _: (p[2:, 2:] * away).sum(-1).mean())
+    assert error(heads.grid_distance(case.map, 3, 7, 16, prefix=2), truth) < 1e-11
+    chosen = case.map.select(queries=[0, 6, 11])  # the first of them is no patch
+    truth = case.expected(lambda p, _: (p[2:, 2:] * away)[[4, 9]].sum(-1).mean())
+    assert error(heads.grid_distance(chosen, 3, 7, 16, prefix=2), truth) < 1e-11
 
 
 def test_retrieval_counts_copied_tokens_of_the_needle() -> None:
@@ -619,14 +490,6 @@ def test_retrieval_counts_copied_tokens_of_the_needle() -> None:
     top = torch.tensor([[1, 1, -1], [2, 4, 2], [3, 3, 0]])  # [steps, heads]
     found = heads.retrieval(top, context, said, needle=(1, 4))
     assert found.tolist() == pytest.approx([1, 2 / 3, 1 / 3])
-
-
-def test_the_heaviest_keys_of_a_map_are_what_retrieval_takes() -> None:
-    w = CASES["causal"]().map
-    top = w.top(1).indices[0, :, -1, 0][None]  # one step
-    assert heads.retrieval(top, SPOTS, SPOTS[-1:], (0, L)).tolist() == pytest.approx(
-        [(key == L - 1) / L for key in top[0].tolist()]
-    )
 
 
 @pytest.mark.parametrize(

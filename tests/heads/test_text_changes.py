@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, load_heads, watch
+from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, watch
 from headwise.errors import ArgumentError
 from headwise.heads.record import Marks, reduce
 from headwise.heads.text_changes import Changes, Text, align
@@ -24,7 +25,6 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-TOKENS = 29
 HE = "[CLS] the doctor said that he was tired [SEP]".split()
 SHE = "[CLS] the doctor said that she was tired [SEP]".split()
 
@@ -73,13 +73,7 @@ def plain_distance(a: Tensor, b: Tensor, pairs: Sequence[tuple[int, int]]) -> li
 
 def model(kind: str = "decoder", **settings: object) -> Transformer:
     torch.manual_seed(3)
-    sizes: dict[str, object] = {
-        "vocab_size": TOKENS,
-        "d_model": 33,
-        "num_heads": 3,
-        "num_layers": 2,
-        "d_ff": 37,
-    }
+    sizes: dict[str, Any] = {"vocab_size": 29, "d_model": 33, "num_heads": 3, "num_layers": 2, "d_ff": 37}
     made = Transformer(TransformerConfig(kind=kind, max_length=23, **(sizes | settings)))  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in made.parameters():
@@ -97,6 +91,12 @@ def watched(model: torch.nn.Module, *given: Tensor, **more: object) -> Heads:
     with watch(model) as heads:
         model(*given, **more)
     return heads
+
+
+def changed_at_random(heads: int, after: Sequence[str] = SHE) -> Changes:
+    """Random weights on one text and on another."""
+    other = heads_of(random_weights(heads, len(after), 1), words=after)
+    return heads_of(random_weights(heads, 9, 0), words=HE).changes(other)
 
 
 # Partners
@@ -119,11 +119,10 @@ def test_tokens_are_partners_where_they_are_the_same_or_replaced_by_as_many(
 ) -> None:
     aligned = align(text(before.split()), text(after.split()))
     assert aligned.names == names.split()
-    whole = (
-        [at for at, _ in aligned.places if at is not None],
-        [at for _, at in aligned.places if at is not None],
-    )
-    assert whole == (list(range(len(before.split()))), list(range(len(after.split()))))
+    for side, said in enumerate((before, after)):
+        assert [place[side] for place in aligned.places if place[side] is not None] == list(
+            range(len(said.split()))
+        )
 
 
 @given(
@@ -152,12 +151,9 @@ def test_texts_without_a_common_token_are_refused() -> None:
 
 
 def test_unknown_tokens_are_partners_by_position_and_must_be_equally_many() -> None:
-    torch.manual_seed(0)
-    mha = MultiHeadAttention(12, 3)
-    x = torch.randn(2, 7, 12)
+    mha, x = MultiHeadAttention(12, 3), torch.randn(2, 7, 12)
     same = watched(mha, x).changes(watched(mha, x))
     assert same.text.by_position and all(change.distance == 0 for change in same)
-    assert watched(mha, x).changes(watched(mha, 2 * x)).all[0].distance > 0
     with pytest.raises(ArgumentError, match="tokens must be known, or equally many: 7 and 5 positions"):
         watched(mha, x).changes(watched(mha, x[:, :5]))
 
@@ -190,10 +186,8 @@ def test_rows_that_share_no_key_are_log_2_apart_and_the_same_text_is_0_apart() -
     ahead, behind = torch.eye(9).roll(1, 1)[None], torch.eye(9)[None]
     (apart,) = heads_of(ahead, words=HE).changes(heads_of(behind, words=SHE))
     assert apart.distance == math.log(2)
-    weights = random_weights(5, 9, 0)
-    assert [each.distance for each in heads_of(weights, words=HE).changes(heads_of(weights, words=HE))] == [
-        0
-    ] * 5
+    heads = heads_of(random_weights(5, 9, 0), words=HE)
+    assert [each.distance for each in heads.changes(heads)] == [0] * 5
 
 
 def test_a_causal_models_rows_before_the_first_difference_are_the_same_and_not_in_the_mean() -> None:
@@ -217,30 +211,19 @@ def test_a_model_that_looks_ahead_has_all_queries_in_the_mean() -> None:
     assert float(changed.layers[changed.all[0].path].rows[:, :3].max()) > 1e-6
 
 
-def test_a_text_that_only_goes_on_changes_nothing_in_a_model_that_looks_back() -> None:
-    decoder = model()
-    changed = watched(decoder, ids(3, 5, 7)).changes(watched(decoder, ids(3, 5, 7, 11)))
-    assert max(change.largest for change in changed) < 1e-9
-
-
 def test_padding_in_a_batch_changes_no_distance() -> None:
     encoder = model("encoder").double()
     a, b = ids(3, 5, 7, 11, 13), ids(3, 5, 2, 4, 7, 13)
     alone = watched(encoder, a).changes(watched(encoder, b))
-    longer = ids(*range(1, 9))
-    padded = [
-        watched(
-            encoder,
-            torch.cat([longer, torch.cat([x, x.new_full((1, 8 - x.shape[1]), 23)], 1)]),
-            lengths=[8, x.shape[1]],
-        )
-        for x in (a, b)
-    ]
+    padded = []
+    for x in (a, b):
+        length = x.shape[1]
+        batch = torch.cat([ids(*range(1, 9)), torch.nn.functional.pad(x, (0, 8 - length), value=23)])
+        padded.append(watched(encoder, batch, lengths=[8, length]))
     together = padded[0].changes(padded[1], batch=1)
     assert together.text.names == alone.text.names
-    assert {tuple(x): x.distance for x in together} == pytest.approx(
-        {tuple(x): x.distance for x in alone}, rel=1e-9
-    )
+    distances = [{tuple(x): x.distance for x in changed} for changed in (together, alone)]
+    assert distances[0] == pytest.approx(distances[1], rel=1e-9)
 
 
 def test_a_query_that_sees_nothing_in_one_text_is_left_out() -> None:
@@ -294,35 +277,12 @@ def test_cross_attention_pairs_queries_with_the_decoders_text_and_keys_with_the_
     assert len(later.plot(top=1).axes) == 5
 
 
-@pytest.mark.slow
-def test_a_models_own_encoder_and_decoder_are_compared() -> None:
-    both = model("encoder-decoder")
-    source, other, target = ids(3, 5, 7, 11, 13), ids(3, 5, 2, 11, 13), ids(1, 4, 6)
-    changed = watched(both, source, target).changes(watched(both, other, target))
-    assert len(changed) == 3 * 2 * 3 and changed.all[0].distance > 1e-6
-    same = watched(both, source, target).changes(watched(both, source, target))
-    assert {change.distance for change in same} == {0.0}
-
-
-@pytest.mark.slow
-def test_heads_from_files_change_as_those_they_were_saved_from(tmp_path: object) -> None:
-    pytest.importorskip("safetensors")
-    decoder = model()
-    runs = [watched(decoder, ids(3, 5, 7, 11)), watched(decoder, ids(3, 2, 7, 11))]
-    for number, heads in enumerate(runs):
-        heads.save(f"{tmp_path}/{number}.safetensors")
-    again = [load_heads(f"{tmp_path}/{number}.safetensors") for number in range(2)]
-    assert [x.distance for x in again[0].changes(again[1])] == [x.distance for x in runs[0].changes(runs[1])]
-
-
 # What is refused
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
     one, other = heads_of(random_weights(2, 9, 0), words=HE), heads_of(random_weights(3, 9, 0), words=SHE)
-    with pytest.raises(
-        ArgumentError, match=r"other must be of the same model: layers.0.attention has 2 heads here and 3"
-    ):
+    with pytest.raises(ArgumentError, match=r"of the same model: layers.0.attention has 2 heads here and 3"):
         one.changes(other)
     deeper = heads_of(*[random_weights(2, 9, 0)] * 2, words=SHE)
     with pytest.raises(ArgumentError, match=r"layers.1.attention has 0 heads here and 2 there"):
@@ -333,9 +293,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         one.changes(one, batch=1)
     for layer in other.values():
         layer.calls[0].map = None
-    with pytest.raises(
-        ArgumentError, match=r"heads must have maps: layers.0.attention was called with \[1, 3, 9, 9\]"
-    ):
+    with pytest.raises(ArgumentError, match=r"must have maps: layers.0.attention .* \[1, 3, 9, 9\]"):
         other.changes(other)
     changed = one.changes(heads_of(random_weights(2, 9, 1), words=SHE))
     for show in (changed.plot, changed.table):
@@ -359,9 +317,7 @@ def shown(table: object, width: int) -> str:
 
 @pytest.mark.parametrize("width", [40, 100])
 def test_a_table_cuts_no_number_and_names_the_token(width: int) -> None:
-    changed = heads_of(random_weights(5, 9, 0), words=HE).changes(
-        heads_of(random_weights(5, 9, 1), words=SHE)
-    )
+    changed = changed_at_random(5)
     lines = shown(changed.table(top=3), width)
     for change in changed.all[:3]:
         assert (
@@ -382,9 +338,7 @@ def test_what_differs_is_told_run_by_run_and_the_same_change_once() -> None:
 
 def test_markup_and_escape_codes_in_tokens_are_text() -> None:
     evil = [*HE[:5], "[red]\x1b[31m$x^", *HE[6:]]
-    changed = heads_of(random_weights(1, 9, 0), words=HE).changes(
-        heads_of(random_weights(1, 9, 1), words=evil)
-    )
+    changed = changed_at_random(1, evil)
     assert "\x1b" not in shown(changed.table(), 100) and "[red]" in shown(changed.table(), 100)
     changed.plot(top=1).canvas.draw()  # type: ignore[attr-defined]
 
@@ -404,10 +358,7 @@ def test_a_picture_lays_both_texts_on_each_other_with_the_difference_beside_them
 
 
 def test_a_token_that_a_text_does_not_have_is_hatched() -> None:
-    longer = [*SHE[:5], "nobody", "else", *SHE[6:]]
-    changed = heads_of(random_weights(1, 9, 0), words=HE).changes(
-        heads_of(random_weights(1, 10, 1), words=longer)
-    )
+    changed = changed_at_random(1, [*SHE[:5], "nobody", "else", *SHE[6:]])
     figure = changed.plot()
     hatched = [sum(bool(patch.get_hatch()) for patch in ax.patches) for ax in figure.axes[:3]]
     assert hatched == [4, 2, 6]  # rows and columns of two, one and three tokens

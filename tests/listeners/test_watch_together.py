@@ -302,7 +302,7 @@ def test_who_looks_from_another_thread_never_finds_a_group_without_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, ids = small_models.llama(), small_models.tokens()
-    new, looks = together._Ahead.new, []
+    new, looks = together._WaitingGroups.new, []
 
     def interrupted(self: Any, *args: Any) -> together.Group:
         group = new(self, *args)
@@ -311,7 +311,7 @@ def test_who_looks_from_another_thread_never_finds_a_group_without_calls(
         looks[-1].join(0.1)  # it has to wait for the call that the group is made for
         return group
 
-    monkeypatch.setattr(together._Ahead, "new", interrupted)
+    monkeypatch.setattr(together._WaitingGroups, "new", interrupted)
     with torch.no_grad(), hw.watch(model) as heads:
         model(ids)
         model(ids)

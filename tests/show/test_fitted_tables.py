@@ -14,8 +14,7 @@ import torch
 
 from headwise import Heads
 from headwise.errors import ArgumentError
-from headwise.heads.labels import LABELS, MIXED, NOTHING_CLEAR, Label
-from headwise.heads.layer import Head
+from headwise.heads.layer import LABELS, MIXED, NOTHING_CLEAR, Head, Label
 from headwise.heads.record import Record
 from headwise.heads.roles import Role, Roles
 from headwise.nn.presets import PRESETS

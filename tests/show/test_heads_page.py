@@ -21,7 +21,7 @@ import headwise as hw
 from browser import Browser
 from headwise import AttentionMap, Heads, Mask
 from headwise.errors import ArgumentError, ShapeError
-from headwise.heads.labels import LABELS, MIXED
+from headwise.heads.layer import LABELS, MIXED
 from headwise.heads.record import Marks, Record, reduce
 from headwise.heads.roles import Role, Roles
 from headwise.models import load

@@ -13,7 +13,7 @@ import torch
 from headwise import AttentionMap, Heads, Mask, MultiHeadAttention, watch
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError, ShapeError
-from headwise.heads.labels import LABELS
+from headwise.heads.layer import LABELS
 from headwise.heads.record import reduce
 
 pytest.importorskip("matplotlib")

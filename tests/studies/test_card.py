@@ -75,16 +75,6 @@ def test_the_card_says_what_was_read_how_it_was_trained_and_what_heads_do() -> N
     assert "| verb > subject | 0.1 | 0.91 (0.88 to 0.94) | 0.90, -1 words | not found | 311 |" in told
 
 
-def test_every_table_of_the_card_is_whole() -> None:
-    widths: list[set[int]] = [set()]
-    for line in made().splitlines():
-        if line.startswith("|"):
-            widths[-1].add(line.count("|"))
-        elif widths[-1]:
-            widths.append(set())
-    assert [len(each) for each in widths if each] == [1] * (len(widths) - 1)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

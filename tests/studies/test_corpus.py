@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import lzma
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -56,36 +55,10 @@ def test_an_archive_that_is_not_the_one_pinned_is_refused_with_both_hashes(tmp_p
         corpus.fetch(a_source(archive, sha256="0" * 64), tmp_path)
 
 
-def test_files_are_read_by_folder_and_ending(tmp_path: Path) -> None:
-    there = {"docs__a_dot_txt": "one", "docs__old__b_dot_txt": "two", "docs__c_dot_py": "3", "d_dot_txt": "4"}
-    archive = a_tar(tmp_path / "t.tar.gz", **there)
-    assert list(a_source(archive).read(archive)) == [("thing-1.0/docs/a.txt", "one")]
-
-
-def test_glosses_come_out_of_a_debian_package(tmp_path: Path) -> None:
-    line = '00001740 03 n 02 true_cat 0 dog(a) 1 001 ~ 00001930 n 0000 | a feline; "the cat sat"  '
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w") as tar:
-        for part in ("noun", "verb", "adj", "adv"):
-            data = f"  1 a licence\n{line}\n".encode()
-            info = tarfile.TarInfo(f"./usr/share/wordnet/data.{part}")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    body = lzma.compress(inner.getvalue())
-
-    def member(name: str, data: bytes) -> bytes:
-        return (
-            f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n".encode()
-            + data
-            + b"\n" * (len(data) % 2)
-        )
-
+def test_a_package_without_its_data_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "w.deb"
-    place.write_bytes(b"!<arch>\n" + member("debian-binary", b"2.0\n1") + member("data.tar.xz", body))
-    found = list(sources.glosses(place))
-    assert [name for name, _ in found] == ["noun 0", "verb 0", "adj 0", "adv 0"]
-    assert found[0][1] == 'true cat, dog: a feline; "the cat sat"'
-    place.write_bytes(b"!<arch>\n" + member("debian-binary", b"2.0\n"))
+    header = f"{'debian-binary':<16}{0:<12}{0:<6}{0:<6}{100644:<8}{4:<10}`\n"
+    place.write_bytes(b"!<arch>\n" + header.encode() + b"2.0\n")
     with pytest.raises(ValueError, match=r"must hold data.tar.xz: w.deb does not"):
         list(sources.glosses(place))
 
@@ -102,10 +75,6 @@ def test_verses_are_chapters_without_marks(tmp_path: Path) -> None:
         ("Ruth 1", "Ruth 1\n\nNow it came\nAnd was good"),
         ("2 John 1", "2 John 1\n\nThe elder"),
     ]
-
-
-def test_text_is_plain_letters_with_one_empty_line_at_most() -> None:
-    assert corpus.clean("“a”—b\t  \r\n\n\n\nc\n=========================\né") == '"a" - b\n\nc\n========\n'
 
 
 def test_a_document_is_held_out_by_its_name_alone() -> None:
@@ -137,11 +106,6 @@ def test_validation_loss_is_the_mean_over_all_predictions() -> None:
     assert mini.validation_loss(model, ids.to(torch.uint16).to(torch.int32), 13, batch=3) == pytest.approx(
         expected, rel=1e-6
     )
-
-
-def test_checkpoints_begin_before_the_first_step_and_end_after_the_last() -> None:
-    steps = mini.checkpoint_steps(8000)
-    assert len(steps) == 20 and steps[0] == 0 and steps[-1] == 8000 and steps == sorted(set(steps))
 
 
 def test_mini_has_as_many_parameters_with_any_number_of_heads() -> None:

@@ -13,7 +13,7 @@ from studies.film_example import HEADS, WORDS, example
 
 import headwise as hw
 from headwise.errors import ArgumentError, PackageMissing
-from studies import film, film_attention, film_stage, film_training
+from studies import film, film_attention, film_training
 
 DOCS = Path(film.__file__).resolve().parents[1] / "docs"
 CUE = re.compile(r"(\d\d):(\d\d):(\d\d\.\d{3}) --> (\d\d):(\d\d):(\d\d\.\d{3})\n(.+)")
@@ -110,26 +110,6 @@ def test_a_frame_of_every_scene_is_drawn(scene: film.Scene) -> None:
     assert dots[100:460].std() > 5  # something is there
     band = dots[482:535]  # the caption: white on dark, with room on both sides
     assert band.max() > 240 and band[:, :30].max() < 60 and band[:, -30:].max() < 60
-
-
-def test_a_frame_drawn_twice_is_the_same() -> None:
-    scene = next(scene for scene in film.scenes() if scene.name == "induction")
-    assert numpy.array_equal(film.frame(scene, 0.3), film.frame(scene, 0.3))
-
-
-def test_words_stand_where_they_are_put() -> None:
-    stage = film_stage.Stage()
-    stage.text(300, 200, "HEAD", 40, "#000000", at="left")
-    stage.text(600, 300, "HEAD", 40, "#000000", turned=True)
-    dark = stage.dots()[..., 0] < 128
-    rows, columns = numpy.nonzero(dark[:, :500])
-    assert abs((rows.min() + rows.max()) / 2 - 200) <= 2 and abs(columns.min() - 300) <= 6
-    rows, columns = numpy.nonzero(dark[:, 500:])
-    assert (
-        abs((columns.min() + columns.max()) / 2 + 500 - 600) <= 2
-        and abs((rows.min() + rows.max()) / 2 - 300) <= 3
-    )
-    assert rows.max() - rows.min() > columns.max() - columns.min()
 
 
 # Files

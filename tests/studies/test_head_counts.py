@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from studies.head_counts import crew, one_model, taken_over
-from studies.head_counts_measures import TRIAL, Plan, next_token_loss, sets_of, without
+from studies.head_counts_measures import TRIAL, next_token_loss, without
 
 from headwise.models import Transformer
 from studies import corpus, head_counts, mini
@@ -46,14 +46,6 @@ def test_head_counts_share_parameters_first_weights_and_tokens(trained) -> None:
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_equal_models_of_the_real_size_have_equal_parameters() -> None:
-    sizes = set()
-    for heads in Plan().heads:
-        model = Transformer(Plan().config(heads), device="meta")
-        sizes.add(sum(weight.numel() for weight in model.parameters()))
-    assert len(sizes) == 1
-
-
 def test_everything_is_measured_of_every_model(trained) -> None:
     for heads, told in trained.items():
         assert told["problems"] == {}
@@ -65,13 +57,6 @@ def test_everything_is_measured_of_every_model(trained) -> None:
         json.dumps(told, allow_nan=False)
     assert trained[1]["after"]["attention"] is None  # nobody to differ from
     assert trained[2]["after"]["attention"] > 0 and trained[2]["before"]["attention"] > 0
-
-
-def test_fractions_that_are_no_whole_heads_are_left_out(trained) -> None:
-    assert [name for name in trained[1]["without"] if name in tables.FRACTIONS] == ["1/2"]
-    assert [name for name in trained[2]["without"] if name in tables.FRACTIONS] == ["1/4", "1/2"]
-    # half of the two heads is one of them, and there are but two such sets
-    assert trained[1]["without"]["1/2"] == trained[1]["without"]["one"]
 
 
 def test_a_head_that_says_nothing_costs_nothing() -> None:
@@ -86,15 +71,6 @@ def test_a_head_that_says_nothing_costs_nothing() -> None:
         model.embedding.tokens.weight[:] = math.nan
         with pytest.raises(ArithmeticError, match=r"the loss without \[\(1, 0\)\] is nan"):
             without(model, text, [[(1, 0)]])
-
-
-def test_sets_of_heads_are_all_there_are_or_different_draws() -> None:
-    heads = [(layer, head) for layer in range(3) for head in range(7)]
-    assert sorted(sets_of(heads, 1, 21)) == [[head] for head in heads]
-    some = sets_of(heads, 5, 11)
-    assert len({tuple(each) for each in some}) == 11
-    assert all(len(set(each)) == 5 for each in some)
-    assert some == sets_of(heads, 5, 11)
 
 
 def test_a_measurement_that_fails_is_reported_and_costs_no_other(monkeypatch) -> None:
@@ -221,16 +197,6 @@ def test_the_table_gives_mean_spread_and_difference() -> None:
     assert told["best induction"] == "1.00 ± 0.00" and told["best previous-token"] == "0.75 ± 0.00"
 
 
-def test_the_further_table_counts_heads_that_matter_and_labels() -> None:
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in tables.further_table(three_seeds()).split("\n")
-    ]
-    told = dict(zip(rows[0], rows[3], strict=True))
-    assert told["heads that matter"] == "0.50 ± 0.00" and told["labelled heads"] == "0.25 ± 0.00"
-    assert (told["head_dim"], told["pairs RoPE turns"]) == ("8", "4")
-
-
 def test_sentences_follow_the_numbers_either_way() -> None:
     said = "\n".join(shown.sentences(three_seeds()))
     assert "Validation loss: from 3.1250 ± 0.1250 (8 heads) to 3.7500 ± 0.2500 (4 heads)" in said
@@ -244,30 +210,3 @@ def test_sentences_follow_the_numbers_either_way() -> None:
     said = "\n".join(shown.sentences(better))
     assert "Beside 8 heads it is clearly lower with 16." in said
     assert "look at" not in said
-
-
-def test_unequal_models_and_single_seeds_are_told() -> None:
-    said = "\n".join(shown.sentences(made([model(1, 0), model(2, 0, parameters=7)])))
-    assert "Models are not equal" in said and "One seed" in said
-    assert "Beside 2 heads it is not told apart with 1." in said
-    assert "(one seed)" in tables.table(made([model(1, 0), model(2, 0)]))
-
-
-def test_what_is_missing_is_listed() -> None:
-    results = three_seeds() | {"missing": [{"heads": 32, "seed": 2, "why": "out of time while it ran"}]}
-    assert "32 heads, seed 2: out of time while it ran" in shown.markdown(results)
-    assert shown.markdown(results | {"models": []}).startswith("No model was trained.\n")
-    assert json.loads(head_counts.written(results)) == results
-
-
-def test_the_picture_has_four_panels_and_every_seed() -> None:
-    pytest.importorskip("matplotlib")
-    axes = shown.picture(three_seeds()).axes
-    assert len(axes) == 4
-    dots = [line for line in axes[0].lines if line.get_linestyle() == "None"]
-    assert sorted(y for line in dots for y in line.get_ydata()) == sorted(
-        each["validation_loss"] for each in three_seeds()["models"]
-    )
-    assert axes[1].get_yscale() == "log"
-    falls = made([model(8, 0, costs=-0.25), model(4, 0)])
-    assert shown.picture(falls).axes[1].get_yscale() == "linear"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import headwise as hw
-from studies import claims, pages
+from studies import pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -13,13 +13,6 @@ ROOT = Path(__file__).parents[2]
 def test_the_page_is_what_the_results_say() -> None:
     """Red after new results: `python -m studies.pages` writes docs/measured.md."""
     assert (ROOT / "docs" / "measured.md").read_text("utf-8") == pages.page()
-
-
-def test_every_model_that_is_told_of_has_its_results() -> None:
-    for name in pages.TITLES:
-        assert (pages.RESULTS / f"roles_{name}.json").exists()
-        assert (pages.RESULTS / f"claims_{name}.json").exists()
-    assert claims.RESULTS == pages.RESULTS
 
 
 def test_results_are_of_the_model_that_is_shipped() -> None:

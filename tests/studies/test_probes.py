@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models import Transformer
-from planted_circuit import HEADS, INDUCTION, LENGTH, PREVIOUS, VOCABULARY, Letters, planted, small_config
+from planted_circuit import HEADS, INDUCTION, PREVIOUS, Letters, planted, small_config
 from studies import probe_texts, probes, switched_off, trained_models
 
 SMALL = {"periods": (11, 19), "piece": 23, "sequences": 2}
@@ -63,32 +61,6 @@ def test_random_weights_pass_nothing() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_the_results_are_json_and_a_table(found: Any) -> None:
-    assert json.loads(json.dumps(found)) == found
-    shown = probes.markdown(found)
-    assert (
-        "| induction | induction stripe | 0.4 | 1.1 |" in shown and "| previous-token (0.2) | zero |" in shown
-    )
-    widths = [line.count("|") for line in shown.splitlines() if line.startswith("|")]
-    assert len(set(widths)) == 2  # two tables
-
-
-def test_everything_is_said_twice_after_a_start_and_random_tokens_are_none_of_the_special() -> None:
-    model = Transformer(small_config(num_layers=1, num_heads=1))
-    for probe in probes.probes_of(model, Letters(), **SMALL):
-        for ids in probe.batches:
-            P = probe.period(ids)
-            assert (ids[:, 0] == 0).all() and torch.equal(ids[:, 1 : P + 1], ids[:, P + 1 :])
-            assert ids[:, 1:].min() > 0 and ids.max() < VOCABULARY and 1 + 2 * P <= LENGTH
-
-
-def test_a_tokenizer_without_a_start_gets_none() -> None:
-    tokenizer = Letters()
-    tokenizer.bos_token_id = None
-    random, *_ = probes.probes_of(Transformer(small_config(num_layers=1)), tokenizer, **SMALL)
-    assert random.start == 0 and [ids.shape[1] for ids in random.batches] == [22, 38]
-
-
 def test_a_period_that_does_not_fit_is_refused() -> None:
     with pytest.raises(
         ShapeError, match=r"periods must be said twice .*: 1 \+ 2 x 31 > 47; 23 is the longest"
@@ -124,16 +96,6 @@ def test_draws_are_other_heads_of_the_same_layers_and_no_two_alike() -> None:
     )  # one other, two wanted
 
 
-def test_a_local_head_is_one_that_is_nothing_more_special() -> None:
-    near = dict.fromkeys(
-        ("previous", "itself", "first", "spread", "duplicate_token", "induction_stripe"), 0.1
-    )
-    rows = {name: torch.full((1, 2), value) for name, value in near.items()}
-    rows["locality"], rows["previous"] = torch.tensor([[0.9, 0.9]]), torch.tensor([[0.2, 0.9]])
-    assert probes.passing("local", rows).tolist() == [[True, False]]
-    assert probes.passing("previous-token", rows).tolist() == [[False, True]]
-
-
 @pytest.mark.parametrize("name", ["PROSE", "CODE"])
 def test_a_text_for_the_probes_says_nothing_twice_by_itself(name: str) -> None:
     """Else a head that copies would have found its place before the text is said again."""
@@ -142,20 +104,6 @@ def test_a_text_for_the_probes_says_nothing_twice_by_itself(name: str) -> None:
     words = text.split()
     runs = [tuple(words[i : i + 5]) for i in range(len(words) - 4)]
     assert [run for run, same in itertools.groupby(sorted(runs)) if len(list(same)) > 1] == []
-
-
-def test_the_command_writes_what_it_prints(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(probes, "load", lambda name: (planted(), Letters(), f"a model called {name}"))
-    monkeypatch.setattr(probes, "measured", lambda model, tokenizer, title, **_: found_of(title))
-
-    def found_of(title: str) -> dict[str, Any]:
-        return {"model": title, "probes": [], "kinds": {}, "ablations": []}
-
-    probes.main(["small", "--out", str(tmp_path / "probes.json")])
-    assert json.loads((tmp_path / "probes.json").read_text("utf-8"))["model"] == "a model called small"
-    assert capsys.readouterr().out.startswith("Every head of a model called small")
 
 
 def test_a_model_that_is_not_installed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,13 @@
 """One document through the model: a row for the document, and a row for each of its heads.
 
-A document is read by itself, from its beginning, as far as the model and `max_tokens` allow. What is said of
-it depends on nothing else: not on the documents before it, not on who else is at work.
+A document is read by itself, from its beginning, as far as the model and `max_tokens` allow. Its rows depend
+on nothing else: not on the documents before it, not on other processes.
 
-    place     the query that looks elsewhere than the head does in the rest of the document: of the shares
-              that a query gives to the first key, to the one before it, to itself, to the next and to all
-              others, half the sum of what they differ by from the head's mean over the document is `moved`,
-              from 0 to 1; the place is where that is largest. Asked are queries that see at least 8 keys.
-    key       what most of that query's weight goes to; `weight`: how much
+    moved     how differently a query looks from the head's mean over the document, 0 to 1: half the summed
+              differences of five shares of weight, which go to the first key, to the key before the query, to
+              the query itself, to the next key, and to all others
+    place     the query with the largest `moved`, of those that see at least 8 keys
+    key       the key that gets most of that query's weight; `weight`: how much
 
 Letters: H heads, T query_len, S key_len, C kinds of keys.
 """
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ..heads.collection import Heads
     from ..models.pretrained import Reading
 
-__all__ = ["DOCUMENT", "HEAD", "PLACE", "STATISTICS", "Measure", "Options", "Rows", "fingerprint"]
-
 # Columns of the two tables, and their types as pyarrow calls them.
 DOCUMENT = {
     "document": "string", "path": "string", "number": "int64", "position": "int64", "characters": "int64",
@@ -67,7 +65,7 @@ WRONG_FOR_ALL = (AttentionBypassed, PackageMissing, VersionUnsupported)  # whate
 
 @dataclass(frozen=True)
 class Options:
-    """All that decides numbers, beside the model and the corpus."""
+    """The options that change the numbers of a survey."""
 
     field: str
     max_tokens: int | None
@@ -76,14 +74,14 @@ class Options:
 
 @dataclass
 class Rows:
-    """Rows of two tables, as columns."""
+    """Rows of the two tables of a block, as dictionaries."""
 
     documents: list[dict[str, Any]] = field(default_factory=list)
     heads: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextmanager
-def _as_in_a_new_process() -> Iterator[None]:
+def _with_onednn() -> Iterator[None]:
     """With oneDNN, whatever came before: once a product in half precision is beyond it, torch does without it
     for the rest of a process, and all products are rounded otherwise from then on."""
     one_dnn: Any = torch.backends.mkldnn
@@ -111,7 +109,7 @@ class Measure:
         self.device = torch.device("cpu") if first is None else first.device
 
     def add(self, document: Document, rows: Rows) -> None:
-        """Measure one more; whatever is wrong with it becomes its error.
+        """Measure a document and add its rows; an error with it is recorded in its row.
 
         A failure that may pass is tried a second time, with memory freed and one layer at a time, which
         changes no number. If it fails again, its row says so (`failure`).
@@ -129,20 +127,20 @@ class Measure:
         }
         rows.documents.append(row)
         if document.text is None:
-            row |= {"error": _said(document.error or "it has no text"), "failure": document.failure}
+            row |= {"error": _shortened(document.error or "it has no text"), "failure": document.failure}
             return
         raw = document.text.encode("utf-8", "surrogatepass")
         row["characters"] = len(document.text)
         row["digest"] = hashlib.blake2b(raw, digest_size=16).hexdigest()
         for sparing in (False, True):
             try:
-                with _as_in_a_new_process():
+                with _with_onednn():
                     reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
                     mine = self._heads(row, reading, self.watched(reading), sparing=sparing)
             except WRONG_FOR_ALL:
                 raise
             except Exception as error:
-                row |= {"error": _said(_words(error)), "failure": failure_of(error)}
+                row |= {"error": _shortened(_describe(error)), "failure": failure_of(error)}
             else:
                 row |= {"tokens": len(reading.tokens), "found": reading.found, "error": None, "failure": None}
                 rows.heads += mine
@@ -153,7 +151,7 @@ class Measure:
             self._free_memory(row)
 
     def _free_memory(self, row: Mapping[str, Any]) -> None:
-        """Make room on the device, if it still answers."""
+        """Free memory on the device, and check that it still works."""
         gc.collect()
         if self.device.type == "cpu":
             return
@@ -165,11 +163,11 @@ class Measure:
         except RuntimeError as error:
             raise ArgumentError(
                 f"device must stay usable: {self.device} is lost since {row['document']!r} "
-                f"({_words(error)}); what is finished stays: run the same again"
+                f"({_describe(error)}); what is finished stays: run the same again"
             ) from error
 
     def watched(self, reading: Reading, **options: Any) -> Heads:
-        """Every head on one document."""
+        """Run the model on a document and return what its heads did."""
         inputs = {name: value.to(self.device) for name, value in reading.inputs.items()}
         long = len(reading.tokens) > SHORT
         usual: dict[str, Any] = {"keep": not long, "pooled": None, "patterns": long}
@@ -195,24 +193,24 @@ class Measure:
         for layer in heads.values():
             there = places.get(id(layer.calls[-1])) if len(layer.calls) == 1 else None
             for head in layer:
-                numbers = {each: _number(head.values.get(each)) for each in STATISTICS}
+                numbers = {each: finite_or_none(head.values.get(each)) for each in STATISTICS}
                 mine = there[head.head] if there is not None else dict.fromkeys(PLACE)
                 told.append(
                     {"document": row["document"], "position": row["position"], "layer": head.layer}
-                    | {"head": head.head, "label": head.label.name, "score": _number(head.label.score)}
+                    | {"head": head.head, "label": head.label.name, "score": finite_or_none(head.label.score)}
                     | numbers
                     | mine
                 )
         return told
 
 
-def _number(value: float | None) -> float | None:
-    """None is what every reader of Parquet leaves out of a mean; NaN is not."""
+def finite_or_none(value: float | None) -> float | None:
+    """Return None for NaN: readers of Parquet leave None out of means, but not NaN."""
     return None if value is None or not math.isfinite(value) else value
 
 
 def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
-    """The place of every head of these calls, by the call's id; nothing where one text reads another."""
+    """Return the place of every head of these calls, by the call's id; {} for cross-attention."""
     first = whole.records[0]
     assert first.map is not None
     _, H, T, S = whole.weights.shape
@@ -240,7 +238,7 @@ def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]
 
 
 def _moved(weights: Tensor, rows: Tensor) -> Tensor:
-    """How differently each of these queries looks from the mean over them, [H, t]."""
+    """Return how much the weights of each query differ from the mean over these queries, [H, t]."""
     after = torch.cat([weights.diagonal(1, 1, 2), weights.new_zeros(len(weights), 1)], 1)
     before = torch.cat([weights.new_zeros(len(weights), 1), weights.diagonal(-1, 1, 2)], 1)
     kinds = torch.stack([weights[:, :, 0], before, weights.diagonal(0, 1, 2), after], -1)  # [H, T, C]
@@ -250,24 +248,24 @@ def _moved(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def failure_of(error: Exception) -> str:
-    """Return what a document's failure is: one that may pass where memory, a device or a disk failed."""
+    """Return RETRY for a failure of memory, a device or a disk, which may pass; else FOR_GOOD."""
     passes = isinstance(error, MemoryError | OSError) or (
         isinstance(error, RuntimeError) and PASSING.search(str(error)) is not None
     )
     return RETRY if passes else FOR_GOOD
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     line = first_line(error)
     return line if isinstance(error, ArgumentError) else f"{type(error).__name__}: {line}"
 
 
-def _said(error: str) -> str:
+def _shortened(error: str) -> str:
     return shown(error)[:LONGEST_ERROR]
 
 
 def fingerprint(model: nn.Module, tokenizer: Any) -> str:
-    """A hash of a model's class, config, weights and buffers, and of its tokenizer."""
+    """Return a hash of a model's class, config, weights and buffers, and of its tokenizer."""
     hashed = hashlib.blake2b(digest_size=16)
     hashed.update(f"{type(model).__module__}.{type(model).__qualname__} {_settings(model)}".encode())
     tensors: Iterable[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
@@ -280,7 +278,7 @@ def fingerprint(model: nn.Module, tokenizer: Any) -> str:
 
 
 def _settings(model: nn.Module) -> str:
-    """What of a config decides results: not folders, names and versions."""
+    """Return the settings of a config that change results: not folders, names and versions."""
     config = getattr(model, "config", None)
     if config is None:
         return ""
@@ -293,7 +291,7 @@ def _settings(model: nn.Module) -> str:
 
 
 def _vocabulary(tokenizer: Any) -> str:
-    """All of a tokenizer, where it is of the library tokenizers; else what it makes of some words."""
+    """Return a tokenizer as JSON if it is of the library tokenizers; else its ids of a test sentence."""
     if hasattr(tokenizer, "to_json"):
         return str(tokenizer.to_json())
     backend = getattr(tokenizer, "backend_tokenizer", None)

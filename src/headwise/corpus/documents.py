@@ -1,17 +1,17 @@
-"""The documents of a corpus: where each one lies, found once; and their texts, read as they are needed.
+"""The documents of a corpus: where each one is, which is found once, and their texts, read when needed.
 
     a text file (.txt, .text, .md)        one document          "notes/a.txt"
     a line of JSON (.jsonl, .ndjson)      the string in a field "mail.jsonl:17", lines as editors count them
     a row of Parquet (.parquet)           the string in a field "books.parquet:0", rows as data frames do
 
-A folder's files are taken in the order of their paths, those of folders inside it, too. Hidden ones are left
-out; those of other kinds are left out and counted. Blank lines of JSON are no documents. What is no document,
-a line that is not JSON, bytes that are not UTF-8, is one with an error; so is a file or folder that cannot be
-read, as one document, since nobody knows how many are in it.
+The files of a folder and its subfolders are taken in the order of their paths. Hidden files are left out;
+files of other kinds are left out and counted. Blank lines of JSON are skipped. A line that is not JSON, or
+bytes that are not UTF-8, make a document with an error. A file or folder that cannot be read is one document
+with an error, since the number of documents in it is unknown.
 
-The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they lie, and a hash of
-their bytes. Nobody holds more texts than those of a piece, or of a row group. A piece that has changed since
-is refused: a survey is of one corpus.
+The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they are, and a hash of
+their bytes. Only the texts of one piece, or of one row group, are in memory at a time. A piece that has
+changed since is refused: a survey is of one corpus.
 """
 
 from __future__ import annotations
@@ -31,22 +31,6 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = [
-    "ENDINGS",
-    "FILE",
-    "FOLDER",
-    "FOR_GOOD",
-    "RETRY",
-    "Document",
-    "LeftOut",
-    "Plan",
-    "Texts",
-    "arrow",
-    "first_line",
-    "shown",
-    "table_of",
-]
-
 ENDINGS = {
     ".txt": "text", ".text": "text", ".md": "text", ".jsonl": "json", ".ndjson": "json",
     ".parquet": "parquet",
@@ -54,7 +38,7 @@ ENDINGS = {
 PIECE = 16  # documents
 PIECE_BYTES = 2**23
 LONGEST = 2**26  # bytes of a document
-READ = 2**20
+PIECES = 2**14  # that become one batch of the table
 BLOCKS = 64  # that a corpus is cut into at least, so that processes end together
 LARGEST_BLOCK = 256  # documents
 NAMED = 5  # files of other kinds
@@ -64,11 +48,7 @@ FOR_GOOD, RETRY, FILE, FOLDER = "document", "retry", "file", "folder"
 
 
 def arrow() -> Any:
-    """pyarrow.
-
-    Raises:
-        PackageMissing: it is not installed.
-    """
+    """Import pyarrow, with its module for Parquet, and return it."""
     with needed("pyarrow", "a survey needs pyarrow"):
         import pyarrow
         import pyarrow.parquet
@@ -89,7 +69,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents that lie beside each other in one file.
+    """Consecutive documents of one file.
 
     first: the number of the first line, from 1, or row, from 0.
     start, stop: in bytes; of Parquet, the whole file.
@@ -122,7 +102,7 @@ NOTHING = LeftOut()
 
 
 class Plan:
-    """Where the documents of a corpus lie: pieces, and blocks of them, which are worked on as one.
+    """Where the documents of a corpus are: pieces of files, grouped into blocks that are measured as one.
 
     Args:
         root: the folder that paths are below.
@@ -155,20 +135,20 @@ class Plan:
             before += count
 
     def __len__(self) -> int:
-        """How many blocks there are."""
+        """Return the number of blocks."""
         return len(self._starts)
 
     def in_block(self, number: int) -> int:
-        """How many documents it has."""
+        """Return the number of documents in a block."""
         end = self._before[self._starts[number + 1]] if number + 1 < len(self) else self.documents
         return end - self._before[self._starts[number]]
 
     def block_of(self, position: int) -> int:
-        """The number of the block that a document is in."""
+        """Return the number of the block that contains a document."""
         return bisect_right(self._starts, position, key=self._before.__getitem__) - 1
 
     def pieces_of(self, number: int) -> Iterator[tuple[int, Piece]]:
-        """The pieces of a block, and how many documents come before each."""
+        """Yield each piece of a block with the number of documents before it."""
         start = self._starts[number]
         stop = self._starts[number + 1] if number + 1 < len(self) else len(self._before)
         rows = self.pieces.slice(start, stop - start).to_pylist()
@@ -177,14 +157,14 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Of all documents: names, places and bytes."""
+        """A hash of the names, places and bytes of all documents."""
         hashed = hashlib.blake2b(digest_size=16)
         for batch in self.pieces.to_batches(max_chunksize=2**14):
             hashed.update(json.dumps(batch.to_pylist(), sort_keys=True).encode())
         return hashed.hexdigest()
 
     def difference(self, other: Plan) -> str | None:
-        """The first file that is not the same in another plan, in words; None if there is none.
+        """Describe the first file that differs in another plan; None if none does.
 
         What could not be read in this plan may be anything in the other.
         """
@@ -200,13 +180,15 @@ class Plan:
             if theirs[path] != digest:
                 return f"{path!r} has changed"
         for path in theirs:
-            inside = any(_called(path).startswith(_called(folder)) for folder in lost if folder[-1] == "/")
+            inside = any(
+                _shown_path(path).startswith(_shown_path(folder)) for folder in lost if folder[-1] == "/"
+            )
             if path not in mine and not inside:
                 return f"{path!r} is new"
         return None
 
     def changed_blocks(self, other: Plan) -> Iterator[int]:
-        """The blocks that do not hold the same documents in another plan."""
+        """Yield the numbers of the blocks whose documents differ in another plan."""
         for number in range(len(self)):
             if number >= len(other) or list(self.pieces_of(number)) != list(other.pieces_of(number)):
                 yield number
@@ -263,13 +245,13 @@ class Plan:
                     count += piece.count
                 else:
                     lost = lost or [piece]
-                if len(rows) == READ // 64:
+                if len(rows) == PIECES:
                     batches.append(table_of(rows, COLUMNS))
                     rows = []
         if not count and lost:
             raise ArgumentError(
-                f"corpus must hold a document that can be read: {_called(lost[0].path)!r}: {lost[0].error}; "
-                "check what it is"
+                f"corpus must hold a document that can be read: {_shown_path(lost[0].path)!r}: "
+                f"{lost[0].error}; check what it is"
             )
         if not count:
             kinds, there = ", ".join(ENDINGS), others.count + len(files)
@@ -282,19 +264,19 @@ class Plan:
 
     @classmethod
     def read(cls, file: Path, root: Path, block: int) -> Plan:
-        """As it was kept; blocks are those of then."""
+        """Read a plan that was saved, with the block size it was made with."""
         return cls(root, arrow().parquet.read_table(file), block=block)
 
 
 def table_of(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> pyarrow.Table:
-    """Rows as a table; columns: their types, as pyarrow calls them."""
+    """Return rows as a pyarrow table. columns: name -> type, as pyarrow calls it."""
     pyarrow = arrow()
     fields = [(name, pyarrow.type_for_alias(kind)) for name, kind in columns.items()]
     return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields))
 
 
 def shown(path: str) -> str:
-    """A path or a word as UTF-8 can hold it: what is no letter is written as its number."""
+    """Return a path or a word with the characters that UTF-8 cannot hold written as escapes."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
@@ -331,7 +313,7 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
             if name.startswith("."):
                 continue
             if os.path.splitext(name)[1].lower() in ENDINGS:
-                files.append((here / name, _no_file(here / name)))
+                files.append((here / name, _why_no_file(here / name)))
             else:
                 count += 1
                 others = sorted([*others, shown((here / name).relative_to(place).as_posix())])[:NAMED]
@@ -339,8 +321,8 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
     return in_order, LeftOut(count, others)
 
 
-def _no_file(path: Path) -> str | None:
-    """Why a path is no file that can be opened: a link to nothing, a pipe; None if it is one."""
+def _why_no_file(path: Path) -> str | None:
+    """Return why a path cannot be opened (a broken link, a pipe), or None if it can."""
     try:
         return None if stat.S_ISREG(path.stat().st_mode) else "it is no regular file"
     except OSError as error:
@@ -355,43 +337,43 @@ def _reason(error: Exception) -> str:
 
 
 class _Unreadable(Exception):
-    """Why a file has no documents."""
+    """A file has no documents; the message says why."""
 
 
 def _pieces_of(root: Path, file: Path, reason: str | None, field: str, most: int) -> Iterator[Piece]:
-    """The pieces of a file; one with an error for what cannot be read of it, or a reason that is known."""
+    """Yield the pieces of a file. If it cannot be read, or a `reason` is given, one piece holds the error."""
     kind = ENDINGS.get(file.suffix.lower(), "")
     path = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "surrogateescape")
     try:
         if reason is not None:
             raise _Unreadable(reason)
         if kind == "json":
-            yield from _lines(file, path, most)
+            yield from _pieces_of_lines(file, path, most)
         elif kind == "text":
-            yield Piece(_kept(path), kind, 0, 1, 0, file.stat().st_size, _digest(file))
+            yield Piece(_encoded(path), kind, 0, 1, 0, file.stat().st_size, _digest(file))
         else:
-            yield from _row_groups(file, path, field, most)
+            yield from _pieces_of_row_groups(file, path, field, most)
     except (OSError, _Unreadable) as error:
         is_folder = reason is not None and os.path.isdir(file)
         path, kind = (f"{path}/", FOLDER) if is_folder else (path, FILE)
-        yield Piece(_kept(path), kind, 0, 1, 0, 0, "", shown(_reason(error)))
+        yield Piece(_encoded(path), kind, 0, 1, 0, 0, "", shown(_reason(error)))
 
 
 MARK = "\x01"
 
 
-def _kept(path: str) -> str:
-    """A path as a table holds it; odd bytes as two letters of Latin-1 behind a mark, and so back again."""
+def _encoded(path: str) -> str:
+    """Encode a path for the table: one with undecodable bytes as Latin-1 behind MARK."""
     is_plain = path.isprintable() and path == shown(path)
     return path if is_plain else MARK + os.fsencode(path).decode("latin-1")
 
 
-def _as_given(path: str) -> str:
+def _decoded(path: str) -> str:
     return os.fsdecode(path[1:].encode("latin-1")) if path.startswith(MARK) else path
 
 
-def _called(path: str) -> str:
-    return shown(_as_given(path))
+def _shown_path(path: str) -> str:
+    return shown(_decoded(path))
 
 
 def _digest(file: Path) -> str:
@@ -399,8 +381,8 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
-    """Pieces of a file of lines; one that is too long is a piece by itself, and is never held whole."""
+def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
+    """Yield the pieces of a file of lines. A line that is too long is a piece of its own, not read whole."""
     first = number = 1
     count = start = at = 0
     hashed = hashlib.blake2b(digest_size=16)
@@ -408,7 +390,7 @@ def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
         while line := lines.readline(LONGEST):
             is_long = len(line) == LONGEST and not line.endswith(b"\n")
             if is_long and count:  # what came before goes by itself
-                yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
+                yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
             count += is_long or not line.isspace()
             while True:
@@ -420,13 +402,13 @@ def _lines(file: Path, path: str, most: int) -> Iterator[Piece]:
             number += 1
             if count == most or at - start >= PIECE_BYTES or is_long:
                 if count:
-                    yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
+                    yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
     if count:
-        yield Piece(_kept(path), "json", first, count, start, at, hashed.hexdigest())
+        yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
 
 
-def _row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:
+def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:
     size, digest = file.stat().st_size, _digest(file)
     try:
         with arrow().parquet.ParquetFile(file) as opened:
@@ -440,7 +422,7 @@ def _row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]
     for rows in counts:
         for first in range(0, rows, most):
             count = min(most, rows - first)
-            yield Piece(_kept(path), "parquet", before + first, count, 0, size, digest)
+            yield Piece(_encoded(path), "parquet", before + first, count, 0, size, digest)
         before += rows
 
 
@@ -451,7 +433,7 @@ Read = tuple[int | None, str | None, str | None]  # number of its line or row, i
 
 
 class Texts:
-    """The texts of a plan, a block at a time; a row group of Parquet stays until another is needed."""
+    """Reads the texts of a plan, a block at a time; the last row group of Parquet stays in memory."""
 
     def __init__(self, plan: Plan, field: str = "text") -> None:
         self.plan, self.field = plan, field
@@ -465,7 +447,7 @@ class Texts:
         """
         for before, piece in self.plan.pieces_of(number):
             if piece.error is not None:
-                path = _called(piece.path)
+                path = _shown_path(piece.path)
                 yield Document(path, path, None, before, None, piece.error, piece.kind)
                 continue
             for _ in range(2):
@@ -473,15 +455,15 @@ class Texts:
                     documents = self._read(before, piece)
                     break
                 except OSError as error:
-                    documents = _unread(before, piece, _reason(error))
+                    documents = _unread_documents(before, piece, _reason(error))
             yield from documents
 
     def _read(self, before: int, piece: Piece) -> list[Document]:
-        file, path = self.plan.root / _as_given(piece.path), _called(piece.path)
+        file, path = self.plan.root / _decoded(piece.path), _shown_path(piece.path)
         read = {"text": self._text, "json": self._json, "parquet": self._parquet}[piece.kind]
         try:
             return [
-                Document(_name(path, number), path, number, position, text, error)
+                Document(_document_name(path, number), path, number, position, text, error)
                 for position, (number, text, error) in enumerate(read(file, path, piece), before)
             ]
         except FileNotFoundError as error:
@@ -492,11 +474,11 @@ class Texts:
 
     def _text(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
         if piece.stop > LONGEST:
-            yield None, None, _too_long(piece.stop)
+            yield None, None, _too_long_message(piece.stop)
             return
-        data = _checked(file, path, piece)
+        data = _read_bytes(file, path, piece)
         if file.stat().st_size != piece.stop:
-            raise _changed(path)
+            raise _changed_error(path)
         try:
             yield None, data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"), None
         except UnicodeDecodeError as error:
@@ -505,13 +487,13 @@ class Texts:
     def _json(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
         size = piece.stop - piece.start
         if size > LONGEST + PIECE_BYTES:
-            yield piece.first, None, _too_long(size)
+            yield piece.first, None, _too_long_message(size)
             return
-        for number, line in enumerate(_checked(file, path, piece).split(b"\n"), piece.first):
+        for number, line in enumerate(_read_bytes(file, path, piece).split(b"\n"), piece.first):
             if not line or line.isspace():
                 continue
             try:
-                yield number, _string(line, self.field), None
+                yield number, _text_of_line(line, self.field), None
             except ValueError as error:  # of the JSON, or of the letters it is in
                 yield number, None, str(error)
             except RecursionError:
@@ -522,11 +504,11 @@ class Texts:
         now = (file, status.st_size, status.st_mtime_ns)
         if held.get("checked") != now:  # all of it, once
             if status.st_size != piece.stop or _digest(file) != piece.digest:
-                raise _changed(path)
+                raise _changed_error(path)
             held["checked"] = now
         if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
             try:
-                held.update(_row_group(file, path, piece, self.field))
+                held.update(_read_row_group(file, path, piece, self.field))
             except (OSError, arrow().lib.ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's; Arrow's own have no number: these very bytes are wrong
@@ -538,40 +520,40 @@ class Texts:
             if isinstance(value, str):
                 yield number, value, None
             else:
-                yield number, None, f"field {self.field!r} must be a string: got {_kind(value)}"
+                yield number, None, f"field {self.field!r} must be a string: got {_type_name(value)}"
 
 
-def _unread(before: int, piece: Piece, reason: str) -> list[Document]:
-    """The documents of a piece that could not be read now. Lines of JSON are counted without blank ones."""
-    path = _called(piece.path)
+def _unread_documents(before: int, piece: Piece, reason: str) -> list[Document]:
+    """Return the documents of a piece that cannot be read now, each with an error that may pass."""
+    path = _shown_path(piece.path)
     numbers = [None] if piece.kind == "text" else range(piece.first, piece.first + piece.count)
     return [
-        Document(_name(path, number), path, None, position, None, reason, RETRY)
+        Document(_document_name(path, number), path, None, position, None, reason, RETRY)
         for position, number in enumerate(numbers, before)
     ]
 
 
-def _name(path: str, number: int | None) -> str:
+def _document_name(path: str, number: int | None) -> str:
     return path if number is None else f"{path}:{number}"
 
 
-def _changed(path: str) -> ArgumentError:
+def _changed_error(path: str) -> ArgumentError:
     return ArgumentError(
         f"corpus must stay as it is during a survey: {path!r} has changed; put it back, or begin anew with "
         "another folder"
     )
 
 
-def _checked(file: Path, path: str, piece: Piece) -> bytes:
+def _read_bytes(file: Path, path: str, piece: Piece) -> bytes:
     with file.open("rb") as opened:
         opened.seek(piece.start)
         data = opened.read(piece.stop - piece.start)
     if hashlib.blake2b(data, digest_size=16).hexdigest() != piece.digest:
-        raise _changed(path)
+        raise _changed_error(path)
     return data
 
 
-def _string(line: bytes, field: str) -> str:
+def _text_of_line(line: bytes, field: str) -> str:
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -579,18 +561,18 @@ def _string(line: bytes, field: str) -> str:
     except json.JSONDecodeError as error:
         raise ValueError(f"line must be JSON: {error.msg} at character {error.pos}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"line must be an object with a field {field!r}: got {_kind(value)}")
+        raise ValueError(f"line must be an object with a field {field!r}: got {_type_name(value)}")
     if field not in value:
         there = ", ".join(map(repr, list(value)[:8]))
         raise ValueError(f"field {field!r} must be there: got {there or 'none'}"[:300])
     if not isinstance(value[field], str):
-        raise ValueError(f"field {field!r} must be a string: got {_kind(value[field])}")
+        raise ValueError(f"field {field!r} must be a string: got {_type_name(value[field])}")
     text: str = value[field]
     return text
 
 
-def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any]:
-    """The rows that a piece is among: which file, from where to where, and the texts."""
+def _read_row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any]:
+    """Read the row group that holds a piece: its file, its first and last row, and the column of texts."""
     with arrow().parquet.ParquetFile(file) as opened:
         begin = 0
         for group in range(opened.num_row_groups):
@@ -599,14 +581,14 @@ def _row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str, Any
                 column = opened.read_row_group(group, columns=[field]).column(0)
                 return {"file": file, "from": begin, "to": begin + rows, "column": column}
             begin += rows
-    raise _changed(path)
+    raise _changed_error(path)
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-def _too_long(size: int) -> str:
+def _too_long_message(size: int) -> str:
     return f"document must be at most {LONGEST} bytes: it has {size}"
 
 

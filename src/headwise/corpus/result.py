@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, nearest, needed
 from ..heads.collection import Heads, ShownTable
-from ..heads.labels import MIXED
+from ..heads.layer import MIXED
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
 from ..show.heads_tables import HeadsTable
 from ..show.tables import HEADERS, IN_WORDS, WEIGHTS, as_number, as_text, empty_table
 from ..show.texts import plain
-from .document_rows import PLACE, STATISTICS, Measure
+from .document_rows import PLACE, STATISTICS, Measure, finite_or_none
 from .documents import ENDINGS, Document, Plan, Texts, arrow, table_of
 from .shards import Shards, bytes_of, write_whole
 from .summary import FEWEST, OF_TEXT, SHARES, STABLE, HeadSummary, Loss, Mover, Totals, summed
@@ -28,18 +28,6 @@ from .summary import FEWEST, OF_TEXT, SHARES, STABLE, HeadSummary, Loss, Mover, 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
-
-__all__ = [
-    "OTHERS",
-    "PLAN",
-    "ROLES",
-    "SURVEY",
-    "Survey",
-    "check_sort",
-    "load_survey",
-    "losses_table",
-    "sentences",
-]
 
 SURVEY, PLAN, ROLES = "survey.json", "corpus.parquet", "roles.json"
 OTHERS = "files of other kinds"
@@ -101,7 +89,7 @@ class Survey:
 
     @property
     def documents(self) -> int:
-        """How many were read; `totals.failed` could not be."""
+        """The number of documents that were read; `totals.failed` could not be."""
         return self.totals.documents
 
     @property
@@ -131,7 +119,7 @@ class Survey:
 
     @property
     def title(self) -> str:
-        """The model's."""
+        """The model's title."""
         return str(self.about["model"]["title"])
 
     def __getitem__(self, place: tuple[Layer, int]) -> HeadSummary:
@@ -222,7 +210,7 @@ class Survey:
             place = {"layer": head.layer if by_number else str(head.layer), "head": head.head}
             rows["heads"].append(
                 place
-                | {"label": head.label, "share": head.share, "dependence": _finite(head.dependence)}
+                | {"label": head.label, "share": head.share, "dependence": finite_or_none(head.dependence)}
                 | {"verdict": head.verdict, "documents": head.documents, "roles": "; ".join(head.roles)}
             )
             rows["labels"] += [
@@ -230,8 +218,8 @@ class Survey:
             ]
             for name, numbers in head.statistics.items():
                 rest = {
-                    "dependence": _finite(numbers.dependence),
-                    "with_length": _finite(numbers.with_length),
+                    "dependence": finite_or_none(numbers.dependence),
+                    "with_length": finite_or_none(numbers.with_length),
                 }
                 row = place | {"statistic": name} | numbers._asdict() | numbers.quantiles | rest
                 rows["statistics"].append(row)
@@ -319,7 +307,7 @@ class Survey:
         Raises:
             ArgumentError: heads of another model.
         """
-        return _page(self, heads)
+        return _corpus_data(self, heads)
 
 
 def load_survey(folder: str | os.PathLike[str]) -> Survey:
@@ -340,10 +328,6 @@ def load_survey(folder: str | os.PathLike[str]) -> Survey:
         raise ArgumentError(
             f"folder must be a survey's: {SURVEY} in {str(folder)!r} cannot be read ({error}); run it again"
         ) from error
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _counted(count: int, what: str) -> str:
@@ -404,17 +388,17 @@ def losses_table(survey: Survey) -> HeadsTable:
         more = loss.count - len(loss.first)
         named = [*loss.first, *([(f"and {more:,} more", "")] if more else [])]
         for at, (name, reason) in enumerate(named):
-            count, kind = ("", "") if at else (f"{loss.count:,}", _kind(loss))
+            count, kind = ("", "") if at else (f"{loss.count:,}", _name_of_loss(loss))
             table.add_row(count, kind, as_text(name), as_text(reason))
     return HeadsTable(table)
 
 
-def _kind(loss: Loss) -> str:
+def _name_of_loss(loss: Loss) -> str:
     return loss.kind if loss.count != 1 else loss.kind.replace("s", "", 1)
 
 
 def check_sort(sort: str) -> None:
-    """Whether a table can be sorted so.
+    """Check that a table can be sorted by this name.
 
     Raises:
         ArgumentError: it cannot.
@@ -429,14 +413,14 @@ def _sorted(heads: list[HeadSummary], sort: str, descending: bool) -> list[HeadS
         return heads if descending else heads[::-1]
 
     def value(head: HeadSummary) -> float:
-        return float(getattr(head, sort)) if sort in ORDERS else _number(sort, "mean", head)
+        return float(getattr(head, sort)) if sort in ORDERS else _statistic(sort, "mean", head)
 
     sign = -1 if descending else 1
     return sorted(heads, key=lambda head: (math.isnan(value(head)), sign * value(head)))
 
 
 def _spread(head: HeadSummary, name: str) -> str:
-    """Mean and spread."""
+    """Return mean and spread of a statistic as text, or "-"."""
     there = head.statistics.get(name)
     if there is None:
         return "-"
@@ -445,7 +429,7 @@ def _spread(head: HeadSummary, name: str) -> str:
 
 
 def sentences(survey: Survey) -> list[str]:
-    """What was read, and what came of it, in words."""
+    """Return sentences on what was read and what was found."""
     totals = survey.totals
     said = [
         f"{survey.title} read {_counted(totals.documents, 'document')}, {_counted(totals.tokens, 'token')}."
@@ -455,7 +439,7 @@ def sentences(survey: Survey) -> list[str]:
             f"Of {_counted(totals.cut, 'document')} the end was left out: more tokens than are read of one."
         )
     if survey.lost:
-        counts = ", ".join(f"{loss.count:,} {_kind(loss)}" for loss in survey.lost)
+        counts = ", ".join(f"{loss.count:,} {_name_of_loss(loss)}" for loss in survey.lost)
         said.append(f"Not in these numbers: {counts}.")
     if totals.documents < FEWEST:
         said.append(
@@ -464,20 +448,20 @@ def sentences(survey: Survey) -> list[str]:
         return said
     stable, of_text = survey.stable, survey.of_text
     said.append(
-        f"Stable, whatever the text: {_are(len(stable))} of {len(survey)} (dependence below {STABLE}, the "
-        f"same label in nine of ten documents){_listed(stable)}."
+        f"Stable, whatever the text: {_count(len(stable))} of {len(survey)} (dependence below {STABLE}, the "
+        f"same label in nine of ten documents){_named(stable)}."
     )
     said.append(
-        f"Depending on the text: {_are(len(of_text))} (dependence {OF_TEXT} or more){_listed(of_text)}."
+        f"Depending on the text: {_count(len(of_text))} (dependence {OF_TEXT} or more){_named(of_text)}."
     )
     return said
 
 
-def _are(count: int) -> str:
+def _count(count: int) -> str:
     return "no head" if not count else "1 head" if count == 1 else f"{count} heads"
 
 
-def _listed(heads: list[HeadSummary]) -> str:
+def _named(heads: list[HeadSummary]) -> str:
     named = ", ".join(f"{head.layer}.{head.head}" for head in heads[:NAMED])
     return f": {named}{', ..' if len(heads) > NAMED else ''}" if heads else ""
 
@@ -495,8 +479,8 @@ WORDS = {
 }
 
 
-def _page(survey: Survey, heads: Heads) -> dict[str, Any]:
-    """`CorpusData` of page_data.ts, for these heads."""
+def _corpus_data(survey: Survey, heads: Heads) -> dict[str, Any]:
+    """Return `CorpusData` of page_data.ts for these heads."""
     places = {layer.name: number for number, layer in enumerate(heads.values())}
     sizes = [len(layer) for layer in heads.values()]
     for head in survey.heads:
@@ -516,12 +500,12 @@ def _page(survey: Survey, heads: Heads) -> dict[str, Any]:
         "from document to document, beside how much heads differ: 0 is the same everywhere."
         + (f" Not in these numbers: {lost}." if lost else ""),
         "start": START,
-        "measures": _measures(known),
-        "heads": [_head(place, head) for place, head in known],
+        "measures": _measure_data(known),
+        "heads": [_head_data(place, head) for place, head in known],
     }
 
 
-def _measures(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
+def _measure_data(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
     def measure(
         name: str, title: str, group: str, sentence: str, share: bool, value: Callable[[HeadSummary], float]
     ) -> dict[str, Any]:
@@ -541,31 +525,31 @@ def _measures(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
     for kind in ("mean", "spread"):
         for name in STATISTICS:
             if any(name in head.statistics for _, head in known):
-                title, sentence = _in_words(name)
+                title, sentence = _title_and_meaning(name)
                 share = kind == "mean" and name in WEIGHTS and name != "locality"  # which may be below 0
                 group = f"{kind.capitalize()} over documents"
-                value = partial(_number, name, kind)
+                value = partial(_statistic, name, kind)
                 measures.append(measure(f"corpus:{kind}:{name}", title, group, sentence, share, value))
     return measures
 
 
-def _in_words(statistic: str) -> tuple[str, str]:
-    """What a statistic is called on a page, and what it says."""
+def _title_and_meaning(statistic: str) -> tuple[str, str]:
+    """Return the title of a statistic on a page, and a sentence on what it means."""
     return IN_WORDS.get(statistic, (statistic.replace("_", " "), statistic))
 
 
-def _number(statistic: str, kind: str, head: HeadSummary) -> float:
+def _statistic(statistic: str, kind: str, head: HeadSummary) -> float:
     numbers = head.statistics.get(statistic)
     return math.nan if numbers is None else float(getattr(numbers, kind))
 
 
-def _head(place: int, head: HeadSummary) -> dict[str, Any]:
+def _head_data(place: int, head: HeadSummary) -> dict[str, Any]:
     numbers: list[dict[str, Any]] = []
     for name, said in head.statistics.items():
         middle = [_rounded(said.quantiles[each]) for each in ("q05", "median", "q95")]
         numbers.append(
             {
-                "title": _in_words(name)[0],
+                "title": _title_and_meaning(name)[0],
                 "mean": _rounded(said.mean),
                 "spread": _rounded(said.spread),
                 "quantiles": middle,
@@ -580,16 +564,16 @@ def _head(place: int, head: HeadSummary) -> dict[str, Any]:
         + (f" Role: {plain('; '.join(head.roles), LONGEST)}." if head.roles else ""),
         "labels": [[label, share] for label, share in head.labels.items()],
         "numbers": numbers,
-        "movers": [_mover(mover, head) for mover in head.movers],
-        "places": [_mover(mover, head) for mover in head.places],
+        "movers": [_mover_data(mover, head) for mover in head.movers],
+        "places": [_mover_data(mover, head) for mover in head.places],
     }
 
 
-def _mover(mover: Mover, head: HeadSummary) -> dict[str, str]:
+def _mover_data(mover: Mover, head: HeadSummary) -> dict[str, str]:
     if mover.statistic is None:
         said = f"looks elsewhere with {mover.moved:.0%} of its weight"
     else:
-        title = _in_words(mover.statistic)[0]
+        title = _title_and_meaning(mover.statistic)[0]
         assert mover.spreads is not None and mover.value is not None
         side = "above" if mover.spreads > 0 else "below"
         mean = head.statistics[mover.statistic].mean

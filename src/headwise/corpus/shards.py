@@ -1,23 +1,22 @@
-"""Blocks of documents: the files of those that are finished, and who measures which.
+"""The files of measured blocks, and which process measures which block.
 
-The files of a block, whole or not there, and the same whoever writes them:
+A block of documents has two files, each written whole or not at all:
 
     measures-000012.parquet      a row per document, layer and head
-    documents-000012.parquet     a row per document; it comes last: where it is, the block is finished
+    documents-000012.parquet     a row per document; written last: if it is there, the block is finished
 
-A block with failures that may pass (memory, a disk) has other names until it is measured without one:
-measures-000012.retry.parquet and documents-000012.retry.parquet.
+A block with failures that may pass (memory, a disk) is named measures-000012.retry.parquet and
+documents-000012.retry.parquet until it is measured without one.
 
-A file is written beside its place under a hidden name, put on the disk, and then takes its name. What is in
-it follows from the corpus, the model and the options alone: a block that is measured twice, by a worker that
-was thought lost or in another run, is the same file once more. So nothing has to be agreed on or cleaned up.
+A file is written under a hidden name, synced to the disk, and renamed. Its bytes follow from the corpus, the
+model and the options alone. So a block that is measured twice, by a worker that was thought lost or in
+another run, gives the same file again, and nothing has to be agreed on or cleaned up.
 
-Alone, a process measures one block after another. Under torchrun whoever is free takes the next: processes
-share one counter, torch.distributed's store, and no other word. When the counter has reached the end, those
-who are done wait for the others; where for a while nothing more is finished, a worker was lost, and its
-blocks are measured by who waits. Where the store is lost, each goes on by what is in the folder. As a job of
-Ray Data every block is a row, every worker an actor; Ray hands a block that was lost to another one. All
-machines must see the corpus and the folder.
+A single process measures the blocks in order. Under torchrun the processes share a counter in the store of
+torch.distributed, and a free process takes the next block. At the end each waits for the others; if no block
+is finished for a while, a worker was lost, and those that wait measure its blocks. If the store is lost, each
+process goes on by looking into the folder. With Ray Data every block is a row and every worker an actor; Ray
+gives a lost block to another worker. All machines must see the corpus and the folder.
 """
 
 from __future__ import annotations
@@ -46,28 +45,14 @@ if TYPE_CHECKING:
     import pyarrow
     from torch.distributed.distributed_c10d import Store
 
-__all__ = [
-    "DOCUMENTS",
-    "MEASURES",
-    "Group",
-    "Shards",
-    "Worker",
-    "blocks",
-    "bytes_of",
-    "check_folder",
-    "group_here",
-    "measured_by_ray",
-    "write_whole",
-]
-
 DOCUMENTS, MEASURES = "documents", "measures"
-FULL = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 ENDING = ".part"
 
 PATIENCE = 10.0  # seconds without a new block, at least, until a worker is thought lost
 TIMES = 3  # as long as this worker's own longest block
-ASKS = 0.1  # seconds
-BEGIN = 3600.0  # seconds for who begins: a large corpus is looked through
+POLL = 0.1  # seconds
+BEGIN_TIMEOUT = 3600.0  # seconds for who begins: a large corpus is looked through
 READY, NEXT = "headwise survey begun", "headwise survey next"
 
 
@@ -82,19 +67,19 @@ class Shards:
         self.folder, self.by_number = folder, by_number
 
     def place(self, table: str, number: int, *, retry: bool = False) -> Path:
-        """Where a block's rows of a table are; `retry`: of one with failures that may pass."""
+        """Return the file of a block's table; `retry`: of a block with failures that may pass."""
         return self.folder / f"{table}-{number:06}{'.retry' if retry else ''}.parquet"
 
     def has(self, number: int) -> bool:
-        """Whether a block was measured, with or without failures that may pass."""
+        """Return True if a block was measured, even with failures that may pass."""
         return any(self.place(DOCUMENTS, number, retry=retry).exists() for retry in (False, True))
 
     def finished(self) -> set[int]:
-        """The numbers of all blocks that were measured."""
+        """Return the numbers of all blocks that were measured."""
         return self._numbers(".parquet") | self._numbers(".retry.parquet")
 
     def to_retry(self) -> set[int]:
-        """The numbers of those with failures that may pass."""
+        """Return the numbers of the blocks with failures that may pass."""
         return self._numbers(".retry.parquet") - self._numbers(".parquet")
 
     def _numbers(self, ending: str) -> set[int]:
@@ -106,7 +91,7 @@ class Shards:
         return {int(number) for number in numbers if number.isdecimal()}
 
     def write(self, number: int, rows: Rows) -> None:
-        """A block that was measured. With failures that may pass it never takes the place of one without.
+        """Write a block. One with failures that may pass never replaces one without.
 
         Raises:
             ArgumentError: it cannot be written; what was finished before stays.
@@ -121,19 +106,19 @@ class Shards:
         write_whole(self.place(MEASURES, number, retry=retry), bytes_of(measures))
         write_whole(self.place(DOCUMENTS, number, retry=retry), bytes_of(table_of(rows.documents, DOCUMENT)))
         if not retry:
-            self._forget(number, retry=True)
+            self._delete(number, retry=True)
 
     def drop(self, number: int) -> None:
-        """Take a block back: it has to be measured again."""
-        self._forget(number, retry=False)
-        self._forget(number, retry=True)
+        """Delete the files of a block, so that it is measured again."""
+        self._delete(number, retry=False)
+        self._delete(number, retry=True)
 
-    def _forget(self, number: int, *, retry: bool) -> None:
+    def _delete(self, number: int, *, retry: bool) -> None:
         for table in (DOCUMENTS, MEASURES):  # in this order: what has no documents is not finished
             self.place(table, number, retry=retry).unlink(missing_ok=True)
 
     def read(self, table: str, number: int, columns: list[str] | None = None) -> pyarrow.Table:
-        """The rows of a finished block.
+        """Return the rows of a finished block.
 
         Raises:
             ArgumentError: a file that cannot be read.
@@ -148,13 +133,13 @@ class Shards:
             ) from error
 
     def rows(self, number: int) -> Rows:
-        """A block that was measured, as it was written."""
+        """Return the rows of both tables of a finished block."""
         return Rows(*(self.read(table, number).to_pylist() for table in (DOCUMENTS, MEASURES)))
 
     def sweep(self) -> None:
-        """Let go of halves of files whose process is no more, and of failures that passed."""
+        """Delete unfinished files of processes that ended, and retry files of blocks that succeeded since."""
         for passed in self._numbers(".retry.parquet") - self.to_retry():
-            self._forget(passed, retry=True)
+            self._delete(passed, retry=True)
         for half in self.folder.glob(f".*{ENDING}"):
             host, _, process = half.name.removesuffix(ENDING).rpartition("@")[2].partition("+")
             number = process.partition("-")[0]
@@ -181,7 +166,7 @@ def _is_alive(process: int) -> bool:
 
 
 def bytes_of(table: pyarrow.Table) -> bytes:
-    """A Parquet file, as bytes: the same for the same table."""
+    """Return a table as the bytes of a Parquet file, the same bytes for the same table."""
     pa = arrow()
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(table, sink, compression="zstd", compression_level=3)
@@ -216,11 +201,11 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
                 half.replace(place)
         else:
             half.replace(place)
-        _settle(place.parent)
+        _sync_folder(place.parent)
         return True
     except OSError as error:
         rule, remedy = f"out must be writable: {str(place)!r}", "see to it"
-        if error.errno in FULL:
+        if error.errno in DISK_FULL:
             rule, remedy = f"out must have room: {str(place.parent)!r}", "make room"
         raise ArgumentError(
             f"{rule}: {error.strerror or error}; what is finished stays: {remedy}, and run the same again"
@@ -231,8 +216,8 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
         half_written.discard(half)
 
 
-def _settle(folder: Path) -> None:
-    """See to it that a new name is on the disk, too, where a system can."""
+def _sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a new name is on the disk, too, where the system can."""
     with suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -242,7 +227,7 @@ def _settle(folder: Path) -> None:
 
 
 def check_folder(out: str | os.PathLike[str]) -> Path:
-    """The folder, made if need be.
+    """Return the folder of a survey; make it if needed.
 
     Raises:
         ArgumentError: a file of that name; a folder that cannot be made or written to.
@@ -265,37 +250,38 @@ def check_folder(out: str | os.PathLike[str]) -> Path:
 
 
 class Group:
-    """Processes of one survey, on one or many machines."""
+    """The processes of one survey, on one or several machines."""
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self.store: Store | None = store
         self.rank, self.world = rank, world
 
     def tell(self, said: str) -> None:
-        """The first one has begun, or says why not."""
+        """Tell the others that the survey has begun, or why it could not (rank 0)."""
         assert self.store is not None
         self.store.set(READY, said)
 
     def hear(self) -> None:
-        """Wait until the first one has begun.
+        """Wait until rank 0 has begun the survey.
 
         Raises:
             ArgumentError: it could not, or nothing was heard of it.
         """
         assert self.store is not None
-        end = monotonic() + BEGIN
+        end = monotonic() + BEGIN_TIMEOUT
         while not self.store.check([READY]):
             if monotonic() > end:
                 raise ArgumentError(
-                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN:.0f} s; see what it says"
+                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN_TIMEOUT:.0f} s; "
+                    "see what it says"
                 )
-            sleep(ASKS)
+            sleep(POLL)
         said = self.store.get(READY).decode()
         if said:
             raise ArgumentError(f"rank 0 must begin a survey: it could not: {said}")
 
     def next(self) -> int | None:
-        """The number of a block that nobody has taken; None: the store is lost."""
+        """Return the next block that no process has taken; None if the store is lost."""
         if self.store is None:
             return None
         try:
@@ -308,7 +294,7 @@ class Group:
 
 
 def group_here(timeout: float = 60.0) -> Group | None:
-    """The processes that torchrun started with this one; None: it is alone.
+    """Return the processes that torchrun started with this one; None if it is alone.
 
     Raises:
         ArgumentError: the store that they share cannot be reached.
@@ -331,7 +317,7 @@ def group_here(timeout: float = 60.0) -> Group | None:
 
 
 def blocks(count: int, shards: Shards, group: Group | None, patience: float = PATIENCE) -> Iterator[int]:
-    """The blocks that this process is to measure, each when it is asked for; ends when all are finished.
+    """Yield the blocks that this process is to measure; end when all are finished.
 
     Args:
         count: how many there are.
@@ -363,18 +349,18 @@ def blocks(count: int, shards: Shards, group: Group | None, patience: float = PA
             since = monotonic()
         else:
             with suppress(InterruptedError):
-                sleep(ASKS)
+                sleep(POLL)
 
 
 class Worker:
-    """Measures one block after another, and writes it."""
+    """Measures blocks and writes them."""
 
     def __init__(self, trained: Pretrained, plan: Plan, shards: Shards, options: Options) -> None:
         self.measure, self.shards = Measure(trained, max_tokens=options.max_tokens), shards
         self.texts = Texts(plan, options.field)
 
     def block(self, number: int, tell: Callable[[int], object] = lambda count: None) -> None:
-        """Measure all documents of a block; tell: told how many are done."""
+        """Measure all documents of a block; `tell` is called with the number that is done."""
         rows = Rows()
         for document in self.texts.block(number):
             self.measure.add(document, rows)
@@ -382,7 +368,7 @@ class Worker:
         self.shards.write(number, rows)
 
     def retry(self, number: int) -> None:
-        """Measure once more the documents of a block whose failure may have passed."""
+        """Measure again the documents of a block whose failure may have passed."""
         before = self.shards.rows(number)
         passed = {row["position"]: row for row in before.documents if row["failure"] != RETRY}
         rows = Rows()
@@ -407,7 +393,7 @@ class _Actor(Worker):
         super().__init__(trained, plan, shards, options)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Of each block, how many documents it has."""
+        """Measure the blocks of a batch; return how many documents each has."""
         numbers = [int(number) for number in batch["block"]]
         for number in numbers:
             if not self.shards.has(number):

@@ -28,24 +28,11 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, needed
-from ..heads.labels import LABELS, MIXED
+from ..heads.layer import LABELS, MIXED
 from ..heads.layer_names import Layer
 from .document_rows import PLACE, STATISTICS
 from .documents import FILE, FOLDER, FOR_GOOD, RETRY, arrow
 from .shards import DOCUMENTS, MEASURES, Shards
-
-__all__ = [
-    "CHARACTER",
-    "SHARES",
-    "HeadSummary",
-    "Loss",
-    "Moments",
-    "Mover",
-    "Numbers",
-    "Totals",
-    "quantiles",
-    "summed",
-]
 
 CHARACTER = (  # shares, so that heads and texts of any length can be compared
     "confidence", "first", "previous", "itself", "next", "induction", "duplicate_token", "punctuation",
@@ -54,7 +41,7 @@ CHARACTER = (  # shares, so that heads and texts of any length can be compared
 SHARES = {"least": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "most": 1.0}
 STABLE, OF_TEXT, FAITHFUL = 0.15, 0.2, 0.9
 FEWEST = 10  # documents, or nothing is said of what heads depend on
-STILL = 1e-3  # a spread below is rounding, and no document moves it
+LEAST_SPREAD = 1e-3  # a spread below is rounding, and no document moves it
 READABLE = (24, 96)  # tokens of a document that is shown as typical, if there is such a one
 LISTED = 5  # documents, and places, of each head
 BATCH = 4096  # documents in memory, of COLUMNS numbers each
@@ -72,7 +59,7 @@ Key = tuple[Layer, int]
 
 
 class Numbers(NamedTuple):
-    """One number of one head over documents."""
+    """One statistic of one head over all documents."""
 
     documents: int  # that have it
     mean: float
@@ -83,7 +70,7 @@ class Numbers(NamedTuple):
 
 
 class Mover(NamedTuple):
-    """A document that moves a head, and where in it the head looks elsewhere.
+    """A document in which a head does something unusual, and the place where it does.
 
     statistic: the number that is farthest from the head's mean, by so many spreads; None: it is listed for
         its place.
@@ -116,17 +103,17 @@ class HeadSummary:
 
     @property
     def label(self) -> str:
-        """The one it earns most often."""
+        """The label that the head earns most often."""
         return next(iter(self.labels), MIXED)
 
     @property
     def share(self) -> float:
-        """Of the documents, in which it does."""
+        """The share of documents in which the head earns that label."""
         return self.labels.get(self.label, 0.0)
 
     @property
     def dependence(self) -> float:
-        """How much it depends on the text, 0 to 1: the mean over `CHARACTER`."""
+        """How much the head depends on the text, 0 to 1: the mean over `CHARACTER`."""
         known = [self.statistics[name].dependence for name in CHARACTER if name in self.statistics]
         there = [value for value in known if not math.isnan(value)]
         return sum(there) / len(there) if there else math.nan
@@ -143,7 +130,7 @@ class HeadSummary:
 
 @dataclass
 class Loss:
-    """What is not in the numbers of a survey, of one kind."""
+    """One kind of documents or files that are not in the numbers of a survey."""
 
     kind: str  # "documents", "documents to try again", "files", "folders", "files of other kinds"
     count: int = 0
@@ -152,7 +139,7 @@ class Loss:
 
 @dataclass
 class Totals:
-    """What a survey comes to."""
+    """The summary of a survey."""
 
     heads: list[HeadSummary]
     documents: int  # that were read
@@ -177,13 +164,13 @@ class _Batch(NamedTuple):
 
 
 class _Walks:
-    """Over all documents that were read, in the order of blocks, some documents at a time."""
+    """Goes through all documents that were read, in the order of blocks, in batches."""
 
     def __init__(self, shards: Shards, heads: Sequence[Key]) -> None:
         self.shards, self.heads = shards, {key: at for at, key in enumerate(heads)}
 
     def batches(self, names: Sequence[str], extra: Sequence[str] = ()) -> Iterator[_Batch]:
-        """With these statistics as numbers, and other columns in the table alone."""
+        """Yield batches with these statistics as an array; extra columns only in the table."""
         of_documents = ["document", "digest", "position", "tokens", "error"]
         of_measures = ["position", "layer", "head", *names, *extra]
         documents: list[dict[str, Any]] = []
@@ -193,12 +180,12 @@ class _Walks:
             documents += [row for row in rows if row["error"] is None]
             tables.append(self.shards.read(MEASURES, number, of_measures))
             if len(documents) >= BATCH:
-                yield self._batch(documents, arrow().concat_tables(tables), names)
+                yield self._make_batch(documents, arrow().concat_tables(tables), names)
                 documents, tables = [], []
         if documents:
-            yield self._batch(documents, arrow().concat_tables(tables), names)
+            yield self._make_batch(documents, arrow().concat_tables(tables), names)
 
-    def _batch(self, documents: list[dict[str, Any]], table: Any, names: Sequence[str]) -> _Batch:
+    def _make_batch(self, documents: list[dict[str, Any]], table: Any, names: Sequence[str]) -> _Batch:
         numpy = _numpy()
         known = {row["position"]: at for at, row in enumerate(documents)}
         row_documents = [known[position] for position in table.column("position").to_pylist()]
@@ -267,22 +254,22 @@ class Moments:
 
     @property
     def count(self) -> list[int]:
-        """How many numbers each column has."""
+        """The number of values in each column."""
         return [int(n) for n in self._sums[0]]
 
     @property
     def mean(self) -> list[float]:
-        """NaN where there is no number."""
+        """The mean of each column; NaN if it has no values."""
         return [math.nan if column is None else float(column[0]) for column in self._means()]
 
     @property
     def variance(self) -> list[float]:
-        """Over all that there are, divided by their number; NaN where there is none."""
+        """The population variance of each column; NaN if it has no values."""
         return [math.nan if column is None else float(column[1] - column[0] ** 2) for column in self._means()]
 
     @property
     def correlation(self) -> list[float]:
-        """Pearson's, with the whole numbers; NaN where either is always the same."""
+        """Pearson's correlation with t; NaN if either is constant."""
         found = []
         for column in self._means():
             x, x2, xt, t, t2 = column or (Fraction(0),) * 5
@@ -292,7 +279,7 @@ class Moments:
         return found
 
     def _means(self) -> Iterator[tuple[Fraction, ...] | None]:
-        """Of x, x^2, x t, t and t^2, of each column; None where there is no number."""
+        """Yield the means of x, x^2, x t, t and t^2 of each column; None if it has no values."""
         for n, x, x2, xt, t, t2 in self._sums.T.tolist():
             sums = ((x, UNIT), (x2, 2 * UNIT), (xt, UNIT), (t, 0), (t2, 0))
             yield tuple(Fraction(sum_, n << unit) for sum_, unit in sums) if n else None
@@ -341,7 +328,7 @@ def quantiles(walk: Callable[[], Iterator[Any]], columns: int, shares: Sequence[
 
 
 def _ordered(values: Any) -> Any:
-    """float32 as whole numbers in the same order, 0 to 2^32 - 1; -1 where there is no number."""
+    """Map float32 to whole numbers in the same order, 0 to 2^32 - 1; NaN and infinities to -1."""
     numpy = _numpy()
     bits = numpy.ascontiguousarray(values + numpy.float32(0)).view("uint32").astype("int64")  # -0 is 0
     ordered = numpy.where(bits >> 31, 0xFFFFFFFF - bits, bits | 0x80000000)
@@ -352,12 +339,12 @@ def _ordered(values: Any) -> Any:
 
 
 def summed(shards: Shards) -> Totals:
-    """What all finished blocks come to.
+    """Summarise all finished blocks.
 
     Raises:
         ArgumentError: no document was read; a file that cannot be read.
     """
-    heads, totals = _first_look(shards)
+    heads, totals = _count_documents(shards)
     if not heads:
         why = f"; the first says: {totals.errors[0][1]}" if totals.errors else "; run the survey first"
         raise ArgumentError(f"survey must have read a document: 0 of {totals.failed}{why}")
@@ -374,8 +361,8 @@ def summed(shards: Shards) -> Totals:
     return totals
 
 
-def _first_look(shards: Shards) -> tuple[list[Key], Totals]:
-    """Which heads there are, in order, and how many documents."""
+def _count_documents(shards: Shards) -> tuple[list[Key], Totals]:
+    """Return the heads in order, and the counts of documents."""
     heads: dict[Key, None] = {}
     totals = Totals([], 0, 0, 0, 0, [])
     lost = {failure: Loss(kind) for failure, kind in FAILURES.items()}
@@ -436,8 +423,8 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def _dependence(within: float, between: float) -> float:
-    """NaN where all is rounding."""
-    return within / (within + between) if within + between > STILL**2 else math.nan
+    """Return W / (W + B); NaN if both are rounding errors."""
+    return within / (within + between) if within + between > LEAST_SPREAD**2 else math.nan
 
 
 def _labels(walks: _Walks) -> list[Counter[str]]:
@@ -457,10 +444,10 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
     for at, head in enumerate(heads):
         for s, name in enumerate(CHARACTER):
             numbers = head.statistics.get(name)
-            if numbers is not None and numbers.spread > STILL:
+            if numbers is not None and numbers.spread > LEAST_SPREAD:
                 mean[at, s], spread[at, s] = numbers.mean, numbers.spread
-    far: list[_Best] = [_Best() for _ in heads]
-    odd: list[_Best] = [_Best() for _ in heads]
+    far: list[_Largest] = [_Largest() for _ in heads]
+    odd: list[_Largest] = [_Largest() for _ in heads]
     nearest: list[tuple[bool, float, int]] = []  # of each batch
     for batch in walks.batches(CHARACTER, list(PLACE)):
         away = numpy.abs((batch.values.astype("float64") - mean) / spread)  # [N, K, S]
@@ -487,15 +474,15 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
     return min(nearest)[2] if nearest else None
 
 
-class _Best:
-    """The largest few, each text once; of equals the first in the corpus."""
+class _Largest:
+    """Keeps the few largest entries, each text once; of equals the first in the corpus."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, int, Mover]] = {}  # by digest
 
     @property
     def least(self) -> float:
-        """What has to be reached to be among them: equals may come first."""
+        """The size that a new entry must exceed to be kept."""
         full = len(self._held) >= LISTED
         return math.nextafter(min(each[0] for each in self._held.values()), -1) if full else 0.0
 

@@ -42,8 +42,6 @@ from .shards import (
     write_whole,
 )
 
-__all__ = ["survey"]
-
 FORMAT = "headwise survey 1"
 ENGINES = ("here", "ray")
 PROBE = "The cat sat on the mat."
@@ -116,27 +114,27 @@ def survey(
         'previous-token'
     """
     arrow()
-    options = _checked(field, max_tokens, threads, block, engine, workers, device, model)
+    options = _check_options(field, max_tokens, threads, block, engine, workers, device, model)
     group = group_here() if engine == "here" else None
     folder = check_folder(out)
     with ExitStack() as stack:
-        tell = stack.enter_context(_telling(progress, group))
-        trained = _trained(model, tokenizer, device)
-        stack.enter_context(_as_measured(trained.model, threads))
+        tell = stack.enter_context(_progress_function(progress, group))
+        trained = _load_model(model, tokenizer, device)
+        stack.enter_context(_ready_to_measure(trained.model, threads))
         is_first = group is None or group.rank == 0
         if group is None:
-            plan = _begun(folder, corpus, options, trained, block)
+            plan = _begin_or_resume(folder, corpus, options, trained, block)
         elif is_first:
             try:
-                plan = _begun(folder, corpus, options, trained, block)
+                plan = _begin_or_resume(folder, corpus, options, trained, block)
             except HeadwiseError as error:
                 group.tell(str(error))
                 raise
             group.tell("")
         else:
             group.hear()
-            plan = _joined_in(folder, corpus, trained)
-        kept = _kept(folder / SURVEY)
+            plan = _join(folder, corpus, trained)
+        kept = _read_about(folder / SURVEY)
         assert kept is not None
         shards = Shards(folder, by_number=kept["layers"] == "numbers")
         worker = Worker(trained, plan, shards, options)
@@ -144,7 +142,7 @@ def survey(
             sent = trained if isinstance(model, nn.Module) else model
             measured_by_ray(plan, shards, sent, options, workers, tell)
         else:
-            _measured(worker, plan, group, tell)
+            _measure_blocks(worker, plan, group, tell)
         result = Survey(folder)
         result.trained = trained
         if is_first:
@@ -152,12 +150,12 @@ def survey(
             for number in sorted(shards.to_retry()):
                 worker.retry(number)
             if roles:
-                result.roles = _roles(folder, trained)
+                result.roles = _measure_roles(folder, trained)
             result.write()
         return result
 
 
-def _checked(
+def _check_options(
     field: str,
     max_tokens: int | None,
     threads: int,
@@ -186,7 +184,7 @@ def _checked(
     return Options(field, max_tokens, threads)
 
 
-def _trained(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
+def _load_model(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
     if isinstance(model, nn.Module):
         if tokenizer is None:
             raise ArgumentError(
@@ -214,8 +212,8 @@ def _trained(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
 
 
 @contextmanager
-def _as_measured(model: nn.Module, threads: int) -> Iterator[None]:
-    """In eval mode, with so many threads; afterwards as before."""
+def _ready_to_measure(model: nn.Module, threads: int) -> Iterator[None]:
+    """Put a model into eval mode and set the number of threads; restore both at the end."""
     before = torch.get_num_threads()
     modes = [module for module in model.modules() if module.training]
     torch.set_num_threads(threads)
@@ -231,18 +229,18 @@ def _as_measured(model: nn.Module, threads: int) -> Iterator[None]:
 # Begun, or gone on with
 
 
-def _begun(
+def _begin_or_resume(
     folder: Path, corpus: str | os.PathLike[str], options: Options, trained: Pretrained, block: int | None
 ) -> Plan:
-    """The plan of the survey in a folder: a new one, or the one that is there, if all is the same.
+    """Begin a survey in a folder, or go on with the one that is there; return its plan.
 
     Raises:
         ArgumentError: another model, other options, another corpus.
     """
     Shards(folder).sweep()
-    layers = _layers(trained, options.max_tokens)
+    layers = _layer_naming(trained, options.max_tokens)
     there = folder / SURVEY
-    kept = _kept(there)
+    kept = _read_about(there)
     if kept is None and Shards(folder).finished():
         raise ArgumentError(
             f"out must be a new folder or a survey's: {str(folder)!r} has its files but no {SURVEY}; choose "
@@ -273,11 +271,11 @@ def _begun(
         },
     }
     if kept is None and not write_whole(there, json.dumps(mine, indent=2).encode(), anew=True):
-        kept = _kept(there)  # somebody else was faster
+        kept = _read_about(there)  # somebody else was faster
         assert kept is not None
     if kept is not None:
         _check_same(folder, kept, mine, plan)
-        _take_up(folder, kept, mine["corpus"], plan)
+        _update_corpus(folder, kept, mine["corpus"], plan)
     if plan.lost:
         path, error = next(iter(plan.lost.items()))
         more = f", and {len(plan.lost) - 1} more" if len(plan.lost) > 1 else ""
@@ -287,7 +285,7 @@ def _begun(
     return plan
 
 
-def _layers(trained: Pretrained, max_tokens: int | None) -> str:
+def _layer_naming(trained: Pretrained, max_tokens: int | None) -> str:
     """Whether layers go by "numbers" or "paths", from one look at every head: a model that cannot be heard is
     known before anything is written.
 
@@ -304,7 +302,7 @@ def _layers(trained: Pretrained, max_tokens: int | None) -> str:
     return "numbers" if all(isinstance(head.layer, int) for head in heads.all()) else "paths"
 
 
-def _kept(file: Path) -> dict[str, Any] | None:
+def _read_about(file: Path) -> dict[str, Any] | None:
     try:
         about: dict[str, Any] = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
@@ -350,7 +348,7 @@ def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: 
             )
 
 
-def _take_up(folder: Path, kept: dict[str, Any], corpus: dict[str, Any], plan: Plan) -> None:
+def _update_corpus(folder: Path, kept: dict[str, Any], corpus: dict[str, Any], plan: Plan) -> None:
     """Let a survey go on with what could not be read before and now can: blocks that hold other documents
     than before are measured again."""
     if kept["corpus"] == corpus:
@@ -363,9 +361,9 @@ def _take_up(folder: Path, kept: dict[str, Any], corpus: dict[str, Any], plan: P
     write_whole(folder / SURVEY, json.dumps(kept | {"corpus": corpus}, indent=2).encode())
 
 
-def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained) -> Plan:
-    """The plan that the first process left; the model is the same here."""
-    kept = _kept(folder / SURVEY)
+def _join(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained) -> Plan:
+    """Read the plan that rank 0 wrote, and check that the model is the same here."""
+    kept = _read_about(folder / SURVEY)
     if kept is None:
         raise ArgumentError(
             f"out must be one folder for all processes: there is no {SURVEY} in {str(folder)!r} here; use a "
@@ -384,16 +382,16 @@ def _joined_in(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained
 # Measured
 
 
-def _measured(worker: Worker, plan: Plan, group: Group | None, tell: Progress) -> None:
-    done = _Done(plan, worker.shards, tell, alone=group is None)
+def _measure_blocks(worker: Worker, plan: Plan, group: Group | None, tell: Progress) -> None:
+    done = _DoneCounter(plan, worker.shards, tell, alone=group is None)
     for number in blocks(len(plan), worker.shards, group):
         worker.block(number, done.tell)
         done.finish(number)
     done.tell(at_once=True)
 
 
-class _Done:
-    """How many documents are done: here and, where others are at work, in the folder."""
+class _DoneCounter:
+    """Counts the documents that are done, those of other processes by looking into the folder."""
 
     def __init__(self, plan: Plan, shards: Shards, tell: Progress, *, alone: bool) -> None:
         self.plan, self.shards, self._tell, self.alone = plan, shards, tell, alone
@@ -402,13 +400,13 @@ class _Done:
         self.tell(at_once=True)
 
     def finish(self, *numbers: int) -> None:
-        """Count these blocks, each once."""
+        """Count the documents of these blocks, each block once."""
         for number in {*numbers} - self._finished:
             self._finished.add(number)
             self._count += self.plan.in_block(number)
 
     def tell(self, more: int = 0, *, at_once: bool = False) -> None:
-        """Tell how many are done, with so many more of a block that is not finished."""
+        """Report how many documents are done; `more`: of a block that is not finished."""
         if at_once or (not self.alone and monotonic() - self._looked > 1):
             self._looked = monotonic()
             self.finish(*(number for number in self.shards.finished() if number < len(self.plan)))
@@ -416,8 +414,8 @@ class _Done:
 
 
 @contextmanager
-def _telling(progress: bool | Progress, group: Group | None) -> Iterator[Progress]:
-    """Whom to tell; of many processes the first alone."""
+def _progress_function(progress: bool | Progress, group: Group | None) -> Iterator[Progress]:
+    """Yield the function to report progress to; of several processes only the first reports."""
     if callable(progress):
         yield progress
     elif progress and (group is None or group.rank == 0):
@@ -429,7 +427,7 @@ def _telling(progress: bool | Progress, group: Group | None) -> Iterator[Progres
         yield lambda done, total: None
 
 
-def _roles(folder: Path, trained: Pretrained) -> Roles | None:
+def _measure_roles(folder: Path, trained: Pretrained) -> Roles | None:
     """Once per model: those that lie in the folder, or measured now; None where a model cannot be asked."""
     place = folder / ROLES
     if not place.exists():

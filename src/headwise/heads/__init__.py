@@ -3,7 +3,6 @@
 One map:
     measures.py         a head by itself: how much it looks as a known kind of head does, how evenly, how near
     head_distances.py   how much heads differ, of a layer and of a model; heads as points and in groups
-    labels.py           a name for what a head does, from scores above stated thresholds
 Sentences:
     grammar.py          sentences in which it is known which word belongs to which
     roles.py            which head looks from a word to that one, beside rules that need no model
@@ -12,7 +11,7 @@ All that was watched:
     layer_names.py      what layers and heads go by; `ByLayer`, results by layer
     record.py           what is kept of one call
     together.py         the short calls of one forward, measured as the heads of one map
-    layer.py            all calls of a layer
+    layer.py            all calls of a layer; labels, names for what heads do, from scores above thresholds
     collection.py       `Heads`, all layers
     text_changes.py     which heads changed from one text to another
     heads_files.py      heads in a file
@@ -47,7 +46,7 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .head_distances import attention_overlap, clusters, jensen_shannon, layout, one_number, similarity
-    from .labels import LABELS, Label, label
+    from .layer import LABELS, Label, label
     from .measures import (
         duplicate_token,
         grid_distance,
@@ -66,6 +65,6 @@ if TYPE_CHECKING:
 _DISTANCES = ("attention_overlap", "clusters", "jensen_shannon", "layout", "one_number", "similarity")
 _HOMES = dict.fromkeys(__all__, ".measures")
 _HOMES |= dict.fromkeys(_DISTANCES, ".head_distances")
-_HOMES |= dict.fromkeys(("LABELS", "Label", "label"), ".labels")
+_HOMES |= dict.fromkeys(("LABELS", "Label", "label"), ".layer")
 
 __getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

@@ -35,19 +35,6 @@ from .layer_names import Layer
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "BEHAVIOURS",
-    "COUNT",
-    "WORDS",
-    "Behaviour",
-    "Change",
-    "Pair",
-    "Place",
-    "RoleEffect",
-    "RoleEffects",
-    "behaviours_of",
-]
-
 COUNT = 32  # pairs per behaviour
 CHANGED = "*"  # where the two prompts of a pair differ, in a frame
 
@@ -178,26 +165,12 @@ def _listed(text: str) -> tuple[Change, ...]:
     return tuple(Change((first, second), (one, other)) for first, second, one, other in rows)
 
 
-# What may rest on the heads of which relation
-
-PRONOUN = ("pronoun > antecedent",)
-REFLEXIVE = ("reflexive > antecedent",)
-POSSESSIVE = ("possessive pronoun > antecedent",)
-POSSESSOR = ("possessed > possessor",)
 SUBJECT = ("verb > subject", "verb > far subject")
-DETERMINER = ("noun > determiner",)
-ADJECTIVE = ("noun > adjective",)
-OBJECT = ("object > verb",)
-PREPOSITION = ("preposition's noun > preposition",)
-RELATIVE = ("relative pronoun > antecedent",)
-AUXILIARY = ("verb > auxiliary",)
-COORDINATION = ("second conjunct > first conjunct",)
-RELATED = ("noun > earlier related noun",)
 
 BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour(
         "whom a pronoun means",
-        PRONOUN,
+        ("pronoun > antecedent",),
         (
             "the {man} {saw} the {woman} {time}, and * said: I am the",
             "the {woman} {saw} the {man} {time}, and * said: I am the",
@@ -208,7 +181,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "pronoun's gender",
-        PRONOUN,
+        ("pronoun > antecedent",),
         (
             "the * lost the {thing} {time} because",
             "the * opened the {thing}, and then",
@@ -218,7 +191,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "whom a reflexive means",
-        REFLEXIVE,
+        ("reflexive > antecedent",),
         (
             "the {man} told the {woman} a story about *. The story was about the",
             "the {woman} told the {man} a story about *. The story was about the",
@@ -229,13 +202,13 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "reflexive's gender",
-        REFLEXIVE,
+        ("reflexive > antecedent",),
         ("the * {time} hurt", "{time} the * killed", "the * who {saw} the {person} only loved"),
         _genders(("himself", "herself")),
     ),
     Behaviour(
         "whom a possessive means",
-        POSSESSIVE,
+        ("possessive pronoun > antecedent",),
         (
             "the {man} {saw} the {woman} behind * {thing}. The {thing} belonged to the",
             "the {woman} {saw} the {man} behind * {thing}. The {thing} belonged to the",
@@ -246,13 +219,13 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "possessive's gender",
-        POSSESSIVE,
+        ("possessive pronoun > antecedent",),
         ("the * {time} sold", "{time} the * lost", "the * who {saw} the {person} came home with"),
         _genders(("his", "her")),
     ),
     Behaviour(
         "whose it is",
-        POSSESSOR,
+        ("possessed > possessor",),
         ("we {found} *. The {noun} belongs to", "{time} we {found} *. The owner of the {noun} is"),
         tuple(
             Change((f"{a}'s {{noun}} and {b}'s {{thing}}", f"{b}'s {{noun}} and {a}'s {{thing}}"), (a, b))
@@ -292,7 +265,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "noun number",
-        DETERMINER,
+        ("noun > determiner",),
         ("we {found} * {adjective}", "{time} we {found} * very {adjective}", "I like *"),
         tuple(
             Change(words, (noun, f"{noun}s"))
@@ -302,7 +275,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "number of a sheep",
-        DETERMINER,
+        ("noun > determiner",),
         ("* {adjective} {same}", "I think that * very {adjective} {same}", "{time} * {same}"),
         tuple(
             Change(words, verbs)
@@ -312,7 +285,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "which adjective",
-        ADJECTIVE,
+        ("noun > adjective",),
         ("the {person} had *. The {noun} was", "{time} we {found} *. The {noun} was"),
         tuple(
             Change((f"a {a} {{noun}} and a {b} {{thing}}", f"a {b} {{noun}} and a {a} {{thing}}"), (a, b))
@@ -321,7 +294,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "object of a verb",
-        OBJECT,
+        ("object > verb",),
         ("the {person} * the", "{time} the {person} * the", "the {adjective} {person} often * the"),
         _listed("""
             drank/read/coffee/book      ate/drove/bread/car         rode/sang/horse/song
@@ -331,7 +304,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "what became of an object",
-        OBJECT,
+        ("object > verb",),
         ("the {person} *. Now it is", "{time} the {adjective} {person} *. Then it was"),
         _listed("""
             opened_the_door/closed_the_door/open/closed       opened_the_box/closed_the_box/open/closed
@@ -343,7 +316,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "object of a preposition",
-        PREPOSITION,
+        ("preposition's noun > preposition",),
         ("the {person} slept *", "{time} the {person} stood *", "the {adjective} {person} {adverb} worked *"),
         _listed("""
             during_the/inside_the/night/house     until_the/behind_the/morning/door
@@ -353,7 +326,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "where a thing is",
-        PREPOSITION,
+        ("preposition's noun > preposition",),
         (
             "the {person} put the {thing} * the {large}. It was",
             "{time} the {thing} lay * the {large}. It is still",
@@ -365,7 +338,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "number after who",
-        RELATIVE,
+        ("relative pronoun > antecedent",),
         (
             "I know the * who",
             "I know the * near the {place} who",
@@ -376,7 +349,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "form after an auxiliary",
-        AUXILIARY,
+        ("verb > auxiliary",),
         (
             "the {person} * {adverb}",
             "the {adjective} {person} * {adverb}",
@@ -390,7 +363,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "number after and",
-        COORDINATION,
+        ("second conjunct > first conjunct",),
         (
             "the {man} * the {woman}",
             "the {adjective} {woman} * the {man}",
@@ -404,7 +377,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     ),
     Behaviour(
         "related noun",
-        RELATED,
+        ("noun > earlier related noun",),
         (
             "the * talked about the",
             "{time} the * came home and thought of the",
@@ -503,25 +476,22 @@ class RoleEffect:
         numbers = f"from {self.margin:.2f} to {self.off:.2f} nats ({accuracy})"
         count = len(self.draws)
         draws = f"the {count} other choices" if self.every_draw else f"{count} draws"
-        if self.kind == "too few prompts":
-            return f"{self.pairs} pairs are left of this tokenizer's, too few to say anything."
-        if self.kind == "not able":
-            return (
-                f"The whole model does not do this ({self.margin:.2f} nats, {self.margin_low:.2f} to "
-                f"{self.margin_high:.2f}; accuracy {self.accuracy:.2f}): there is nothing to lose."
-            )
-        if self.kind == "no effect":
-            interval = f"{self.low:+.2f} to {self.high:+.2f}"
-            return f"No effect: without {heads} it goes {numbers}, a change of {interval}."
-        if self.kind == "raised":
-            return f"Switching off {heads} raises it {numbers}; {self.as_much} of {draws} stay below that."
+        some = f"{self.as_much} of {draws} do as much" if self.as_much else f"so do {draws}, on average"
         lowers = f"Switching off {heads} lowers it {numbers}"
-        if self.kind == "no others":
-            return f"{lowers}; the layer has no others to compare with, so nobody knows whose effect it is."
-        if self.kind == "no more than others":
-            some = f"{self.as_much} of {draws} do as much" if self.as_much else f"so do {draws}, on average"
-            return f"{lowers}; {some}: no effect of its own."
-        return f"{lowers}; none of {draws} does as much."
+        sentences = {
+            "too few prompts": f"{self.pairs} pairs are left of this tokenizer's, too few to say anything.",
+            "not able": f"The whole model does not do this ({self.margin:.2f} nats, {self.margin_low:.2f} to "
+            f"{self.margin_high:.2f}; accuracy {self.accuracy:.2f}): there is nothing to lose.",
+            "no effect": f"No effect: without {heads} it goes {numbers}, a change of "
+            f"{self.low:+.2f} to {self.high:+.2f}.",
+            "raised": f"Switching off {heads} raises it {numbers}; "
+            f"{self.as_much} of {draws} stay below that.",
+            "no others": f"{lowers}; the layer has no others to compare with, "
+            "so nobody knows whose effect it is.",
+            "no more than others": f"{lowers}; {some}: no effect of its own.",
+            "effect": f"{lowers}; none of {draws} does as much.",
+        }
+        return sentences[self.kind]
 
 
 class RoleEffects(Sequence[RoleEffect]):

@@ -13,8 +13,7 @@ import torch
 
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
-from .labels import LABELS
-from .layer import POSITIONS, Head, LayerHeads, Unheard
+from .layer import LABELS, POSITIONS, Head, LayerHeads, Unheard
 from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
 from .together import Waiting
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
     from .roles import Roles
     from .text_changes import Changes
-
-__all__ = ["Heads", "HeadsInTraining", "ShownTable", "ToldToPages", "load_heads"]
 
 
 class ShownTable(Protocol):
@@ -567,6 +564,7 @@ class Heads(ByLayer[LayerHeads]):
 
         Raises:
             ArgumentError: nothing was watched; a place that cannot be written to.
+            BudgetExceeded: maps of given weights, which are saved as weights, that would not fit.
             PackageMissing: safetensors is not installed.
         """
         if not self:

@@ -24,11 +24,6 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import ArgumentError
 
-__all__ = ["CLASSES", "PAIRS", "PARTS", "RELATIONS", "SHAPES", "WORDS", "Relation", "Sentence", "sentences"]
-
-Halves = tuple[str, str]
-
-
 # Words
 
 
@@ -42,7 +37,7 @@ CLOSED = {
     "case": "'s",
     "copula": "was",
 }
-WORDS: dict[str, Halves] = {
+WORDS: dict[str, tuple[str, str]] = {  # of each list the words of either half
     "person": (
         "farmer teacher doctor soldier painter lawyer singer student captain butcher thief guard",
         "sailor driver writer baker judge hunter artist worker tailor priest spy clerk",
@@ -404,12 +399,12 @@ class _Draft:
         return len(self.words) - 1
 
     def relate(self, called: set[str], at: int, others: set[str], other: int) -> None:
-        """Both ways, where the two slots have the names of a relation."""
+        """Add both directions of each relation that two slots have the names of."""
         for one, two in RELATIONS:
             if one in called and two in others:
-                self.relations += [(f"{one} > {two}", at, other), (f"{two} > {one}", other, at)]
+                self.relations += _both_ways(one, at, two, other)
             elif two in called and one in others:
-                self.relations += [(f"{one} > {two}", other, at), (f"{two} > {one}", at, other)]
+                self.relations += _both_ways(one, other, two, at)
 
     def sentence(self, pair: int | None = None) -> Sentence:
         """The words as they are written, with the relations that have one answer each."""
@@ -421,6 +416,10 @@ class _Draft:
         answers = Counter(relation[:2] for relation in self.relations)
         clear = tuple(relation for relation in self.relations if answers[relation[:2]] == 1)
         return Sentence(tuple(words), tuple(self.classes), clear, self.half, pair=pair)
+
+
+def _both_ways(one: str, at: int, two: str, other: int) -> list[Relation]:
+    return [(f"{one} > {two}", at, other), (f"{two} > {one}", other, at)]
 
 
 def _class_of(word: str) -> str:
@@ -488,10 +487,7 @@ def _group(kind: str, rule: str, half: int, draw: random.Random) -> Iterator[Sen
                 theirs = (gender + number) % 2
                 draft.words[at] = MOVING[kind][theirs]
                 antecedent = places[(order + theirs) % 2]
-                draft.relations += [
-                    (f"{kind} > antecedent", at, antecedent),
-                    (f"antecedent > {kind}", antecedent, at),
-                ]
+                draft.relations += _both_ways(kind, at, "antecedent", antecedent)
             yield draft.sentence(pair=order)
 
 

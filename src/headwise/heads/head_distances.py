@@ -31,20 +31,6 @@ if TYPE_CHECKING:
     from .layer import LayerHeads
     from .layer_names import Layer
 
-__all__ = [
-    "QUERIES",
-    "Diversity",
-    "attention_between",
-    "attention_overlap",
-    "clusters",
-    "diversity",
-    "jensen_shannon",
-    "layout",
-    "one_number",
-    "similarity",
-]
-
-
 QUERIES = 256  # of a sequence that heads are compared by, unless told: their mean hardly moves beyond
 ACROSS = 64  # queries at most that heads of different layers are compared by
 
@@ -81,7 +67,7 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
     if not 0 <= smooth < 1:
         raise ArgumentError(f"smooth must be at least 0 and below 1: got {smooth}; Clark 2019 uses 0.001")
     B, H, _, S = map.shape
-    total, number = _room(map, "jensen_shannon"), _room(map, "jensen_shannon")
+    total, number = _sums_over_pairs(map, "jensen_shannon")
     real = map.real_keys.to(total.dtype)
     evenly = real / real.sum(-1, keepdim=True)  # [B, S]
     for b, rows, p, counts in _blocks(map, queries):
@@ -122,7 +108,7 @@ def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tenso
         tensor([[[1.0000, 0.5000],
                  [0.5000, 0.5000]]])
     """
-    total, number = _room(map, "attention_overlap"), _room(map, "attention_overlap")
+    total, number = _sums_over_pairs(map, "attention_overlap")
     with own_precision(map.device):
         for b, _, p, counts in _blocks(map, queries):
             flat = torch.where(counts[..., None], p, 0).flatten(1)  # [H, t * S]
@@ -204,15 +190,16 @@ def one_number(matrix: Tensor) -> Tensor:
     return matrix.masked_fill(same, torch.nan).flatten(-2).nanmean(-1)
 
 
-def _room(map: AttentionMap, what: str) -> Tensor:
-    """A sum for every pair of heads, [B, H, H], of a map that holds whole rows."""
+def _sums_over_pairs(map: AttentionMap, what: str) -> tuple[Tensor, Tensor]:
+    """Two sums of zero for every pair of heads, [B, H, H], of a map that holds whole rows."""
     map.check_whole_rows(what)
     B, H, _, _ = map.shape
-    return torch.zeros(B, H, H, dtype=tile_dtype(map.dtype), device=map.device)
+    total = torch.zeros(B, H, H, dtype=tile_dtype(map.dtype), device=map.device)
+    return total, total.clone()
 
 
 def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """(sequence, queries [t], their weights [H, t, S], whether each counts [H, t]), block by block."""
+    """Yield (sequence, queries [t], their weights [H, t, S], whether each counts [H, t]) in blocks."""
     if queries is not None and queries < 1:
         raise ArgumentError(f"queries must be at least 1: got {queries}; None takes all")
     counts = map.counted_queries()
@@ -226,7 +213,7 @@ def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tenso
 
 
 def _pairs(counts: Tensor, dtype: torch.dtype) -> Tensor:
-    """How many of these queries count for both heads of a pair, [H, H]."""
+    """Return how many of these queries count for both heads of a pair, [H, H]."""
     numbers = counts.to(dtype)
     return numbers @ numbers.T
 
@@ -328,7 +315,7 @@ def clusters(distances: Tensor, count: int | None = None, threshold: float | Non
 
 
 def _checked(distances: Tensor) -> Tensor:
-    """A copy in float64, its two sides made one."""
+    """Check distances; return a copy in float64, made exactly symmetric."""
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
         raise ShapeError(
             f"distances must be square [N, N]: got {list(distances.shape)}; one sequence's is matrix[b]"
@@ -452,7 +439,7 @@ def diversity(
     if isinstance(what, AttentionMap):
         counts = what.counted_queries().sum(-1)
         matrix = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
-        return _one({0: matrix}, {}, {})
+        return _of_one_layer({0: matrix}, {}, {})
     layers = list(what.values()) if isinstance(what, Mapping) else [what]
     if not all(hasattr(layer, "calls") for layer in layers):
         raise ArgumentError(
@@ -466,13 +453,13 @@ def diversity(
         for name in ("outputs", "values")
     )
     if len(layers) == 1:
-        return _one(attention, outputs, values)
+        return _of_one_layer(attention, outputs, values)
     heads = tuple((layer.name, head) for layer in layers for head in range(layer.num_heads))
     distances = _across(layers, smooth) if across else None
     return Diversity(attention, outputs, values, heads, distances)
 
 
-def _one(
+def _of_one_layer(
     attention: dict[Layer, Tensor], outputs: dict[Layer, Tensor], values: dict[Layer, Tensor]
 ) -> Diversity:
     ((layer, matrix),) = attention.items()

@@ -28,9 +28,6 @@ from .record import Marks, Record
 if TYPE_CHECKING:
     from .collection import Heads
 
-__all__ = ["fill", "pack", "save", "unpack"]
-
-
 Told = dict[str, Any]  # what JSON holds
 Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they lie in memory
 
@@ -41,19 +38,7 @@ NUMBERS = ("rows", "counts", "pairs", "large")  # of a record, by name
 
 
 def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
-    """Write heads: all of it or, where anything goes wrong, nothing.
-
-    Maps are saved as q, k and their rules, which grow with the length alone; what layers share, once. Only
-    maps of weights that someone else computed are saved as weights.
-
-    Args:
-        maps: also the maps that were kept; without them numbers and pictures remain.
-
-    Raises:
-        ArgumentError: a place that cannot be written to.
-        BudgetExceeded: maps of given weights that would not fit.
-        PackageMissing: safetensors is not installed.
-    """
+    """Write heads to a file, whole or not at all; see `Heads.save`."""
     with needed("safetensors", "saving heads needs safetensors"):
         import safetensors.torch
     with needed("safetensors", "saving heads needs safetensors"):
@@ -84,12 +69,7 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
 
 
 def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
-    """Put what `save` has written into heads that are empty, in main memory.
-
-    Raises:
-        ArgumentError: no such file, or not one of ours.
-        PackageMissing: safetensors is not installed.
-    """
+    """Fill empty heads from a file that `save` wrote, in main memory; see `load_heads`."""
     with needed("safetensors", "saving heads needs safetensors"):
         import safetensors
     place = Path(path)
@@ -127,14 +107,14 @@ def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
 
 
 class Shelf:
-    """The tensors of maps by name. What several maps share, as layers do a mask, is there once."""
+    """The tensors of maps by name. A tensor that several maps share, such as a mask, is stored once."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
         self._known: dict[tuple[object, ...], tuple[str, Tensor]] = {}  # kept: memory may come again
 
     def put(self, key: str, map: AttentionMap) -> Told:
-        """What to write down to find a map again: its numbers, and where each tensor is and how it lies."""
+        """Store a map's tensors; return its numbers, and the name and memory layout of each tensor."""
         tensors, numbers = pack(map)
         places: dict[str, tuple[str, Layout]] = {}
         for name, value in tensors.items():
@@ -146,7 +126,7 @@ class Shelf:
         return {"numbers": numbers, "tensors": places}
 
     def take(self, told: Told) -> AttentionMap:
-        """The map that was put there."""
+        """Return the map that `put` stored."""
         tensors = {}
         for name, (at, layout) in told["tensors"].items():
             order = layout["order"]
@@ -156,7 +136,7 @@ class Shelf:
 
 
 def _check_budget(calls: list[Record]) -> None:
-    """Maps of given weights are dense: all of them together must fit."""
+    """Check that the dense weights of all given maps fit the memory budget."""
     scores = [call.map.parts()[0] for call in calls if call.map is not None]
     given = [each.weights for each in scores if isinstance(each, GivenWeights)]
     if given:
@@ -193,7 +173,7 @@ def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
 
 
 def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
-    """The tensors of a map and its numbers, by name.
+    """Return the tensors of a map and its numbers, by name.
 
     Raises:
         ArgumentError: q, k or a rule was written to since the map was made.
@@ -208,20 +188,20 @@ def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
 
 
 def unpack(tensors: dict[str, Tensor], numbers: Told) -> AttentionMap:
-    """The map those are of."""
+    """Make a map from its tensors and numbers."""
     parts = {**tensors, **numbers}
     kind = GivenWeights if "weights" in parts else Scores
     return make(kind.from_parts(parts), parts["lse"], parts.get("columns"))
 
 
 def _layout(x: Tensor) -> Layout:
-    """How a tensor lies in memory: products of tensors that lie otherwise are rounded otherwise."""
+    """Return the memory layout of a tensor; products of another layout would be rounded differently."""
     steps = x.stride()
     return {"shape": list(x.shape), "order": sorted(range(x.ndim), key=lambda dim: -steps[dim])}
 
 
 def _packed(x: Tensor) -> Tensor:
-    """The numbers of a tensor as they lie, in main memory; what is expanded (a mask over heads) once."""
+    """Copy a tensor to main memory in its memory order; expanded dimensions have size 1."""
     order = _layout(x)["order"]
     for dim, (size, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
         if size > 1 and step == 0:

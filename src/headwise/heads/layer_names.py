@@ -23,8 +23,6 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .collection import Heads
 
-__all__ = ["ByLayer", "GivenByLayer", "HeadChoice", "Layer", "names_of", "resolve", "stack_of", "stacks"]
-
 Layer = int | str  # how users name a layer
 Value = TypeVar("Value")
 Default = TypeVar("Default")
@@ -159,7 +157,7 @@ class ByLayer(Mapping[Layer, Value]):
             self._put(path, value)
 
     def _put(self, path: str, value: Value) -> None:
-        """Take a value in, while this is being made. Visits of a layer change what all of them go by."""
+        """Add a value while the mapping is being filled. Visits of a layer change the names of all layers."""
         if path not in self._values and "#" in path:
             self._names = names_of(list(dict.fromkeys([*self._names, *self._values, path])))
         self._values[path] = value

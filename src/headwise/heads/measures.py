@@ -30,27 +30,6 @@ from ..errors import ArgumentError, ShapeError
 from ..map import AttentionMap
 from ..masks import Mask
 
-__all__ = [
-    "copies",
-    "duplicate_token",
-    "first_keys",
-    "grid_distance",
-    "induction",
-    "induction_stripe",
-    "locality",
-    "mean_over",
-    "mean_where_seen",
-    "previous_token",
-    "retrieval",
-    "sink",
-    "sink_rate",
-    "spread",
-    "streaming",
-    "streaming_mass",
-    "token_mass",
-    "weights_in_blocks",
-]
-
 METHODS = ("mean", "mul", "abs")
 NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no query
 

@@ -32,22 +32,6 @@ from .measures import (
     weights_in_blocks,
 )
 
-__all__ = [
-    "EVERYONE",
-    "IN_ROWS",
-    "PATTERNS",
-    "WRITTEN",
-    "Marks",
-    "Numbers",
-    "Record",
-    "fetched",
-    "measure_patterns",
-    "numbers_of",
-    "reduce",
-    "settle",
-]
-
-
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
 WRITTEN = {"written_first": "first", "written_special": "special"}  # beside the weight that falls there
 NORMS = "written_norms"
@@ -76,7 +60,7 @@ class Marks:
 
     @property
     def words(self) -> Tensor:
-        """The ids, one of its own for each unknown token: two of them need not be copies. int64 [B, S]"""
+        """The ids, int64 [B, S]. Each unknown token has an id of its own: two of them need not be copies."""
         ids = self.ids.long()
         if self.unknown is None:
             return ids
@@ -168,7 +152,7 @@ class Record:
         return (cells / inside.clamp(min=1)[:, None]).cpu()
 
     def _in_main_memory(self, name: str) -> Tensor | None:
-        """Large numbers are brought over when they are first looked at."""
+        """Return a large tensor; it is moved to main memory when it is first asked for."""
         if name in self.large:
             self.large[name] = self.large[name].cpu()
         return self.large.get(name)
@@ -180,13 +164,12 @@ class Record:
         return Statistics(self.rows | {name: value for name, value in extra.items() if value is not None})
 
     def measure_patterns(self) -> None:
-        """Add the patterns, once, from the map; nothing where none was kept."""
+        """Measure the patterns from the map, once; do nothing if no map was kept."""
         if self.map is not None and not self._has_patterns:
-            self._has_patterns = True
-            self._add(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
+            self.take_patterns(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
     def take_patterns(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        """Patterns that were measured elsewhere, [B, H] each; counts: as of `measure_patterns`."""
+        """Add patterns that were measured, [B, H] each; counts: as `measure_patterns` returns them."""
         if not self._has_patterns:
             self._has_patterns = True
             self._add(values, counts)
@@ -198,7 +181,7 @@ class Record:
 
 
 def settle(records: Iterable[Record]) -> None:
-    """Bring small numbers to main memory in one go."""
+    """Move the small tensors of all records to main memory in one transfer."""
     elsewhere = [record for record in records if not record._is_here]
     small = [numbers for record in elsewhere for numbers in (record.rows, record.counts, record.pairs)]
     slots = [(numbers, name) for numbers in small for name, value in numbers.items() if not value.is_cpu]
@@ -243,7 +226,7 @@ def reduce(
     norms: Tensor | None = None,
     keep: bool = False,
 ) -> Record:
-    """Measure a call.
+    """Measure a call and return its record.
 
     Args:
         names: statistics, as of `AttentionMap.statistics`; none of them: none.
@@ -261,8 +244,7 @@ def reduce(
     record.counts = {name: numbers.counts[ROW_STATISTICS[name].offset] for name in record.rows}
     record.counts.setdefault(EVERYONE, numbers.counts[None])
     if with_patterns:
-        record._has_patterns = True
-        record._add(*measure_patterns(weights, kind, marks, record.rows, reach))
+        record.take_patterns(*measure_patterns(weights, kind, marks, record.rows, reach))
     for name in between:
         pairs = _pairs(name, weights, outputs, values)
         if pairs is not None:
@@ -311,7 +293,7 @@ def numbers_of(
 
 
 def _counts(weights: AttentionMap, calls: int = 1) -> dict[int | None, Tensor]:
-    """How many queries count, by where a statistic looks for a key: [B, H] each; see `Numbers`."""
+    """Count queries, by where a statistic looks for a key: [B, H] each; see `Numbers`."""
     B, H, T, S = weights.shape
     if weights.counts_every_query:
         numbers = {offset: len(range(T)[_having_a_key(T, S, offset)]) for offset in OFFSETS}
@@ -325,7 +307,7 @@ def _counts(weights: AttentionMap, calls: int = 1) -> dict[int | None, Tensor]:
 
 
 def _having_a_key(query_len: int, key_len: int, offset: int | None) -> slice:
-    """Which queries have a key `offset` ahead; None: all of them.
+    """Return the queries that have a key `offset` ahead; None: all of them.
 
     Query i stands at p = i + S - T, so p runs from S - T to S - 1; a key is there where 0 <= p + offset < S.
     """
@@ -338,7 +320,7 @@ def _having_a_key(query_len: int, key_len: int, offset: int | None) -> slice:
 
 
 def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
-    """How many queries that count fall into each row of a picture, [B, rows]; nothing is waited for."""
+    """Return how many counted queries each row of a picture has, [B, rows], without waiting for a GPU."""
     B, T = counted.shape
     row = torch.arange(T, device=counted.device) * rows // T
     counts = torch.zeros(B, rows, device=counted.device)
@@ -348,7 +330,7 @@ def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
 def measure_patterns(
     weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor], reach: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Every pattern that can be told here, [B, H] each; of how many queries it is the mean, if not of all.
+    """Measure every pattern, [B, H] each, and of how many queries it is the mean if not of all.
 
     What needs tokens is told where they are known.
 
@@ -368,10 +350,7 @@ def measure_patterns(
         return scores, counts
     marks = marks.to(weights.device)
     words = marks.words
-    on = {
-        "induction": copies(weights, words, after=1),
-        "duplicate_token": copies(weights, words, after=0),
-    }
+    on = {"induction": copies(weights, words, after=1), "duplicate_token": copies(weights, words, after=0)}
     for name, which in (("special", marks.special), ("punctuation", marks.punctuation)):
         if which is not None:
             on[name] = Mask.padding(which)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["MARGIN", "Role", "Roles", "judge"]
-
 MARGIN = 0.15  # by which every rule must be beaten
 ENOUGH = 20  # cases in each half, or nothing is said
 MOST = 8  # heads named for one relation
@@ -41,7 +39,7 @@ FORMAT = "headwise roles 1"
 
 OFFSET = " words"  # how the rules end that are offsets
 
-Share = tuple[float, int]
+
 Default = TypeVar("Default")
 
 
@@ -68,7 +66,7 @@ class Role:
     high: float
     cases: int
     rules: dict[str, float]
-    by_distance: dict[int, Share]
+    by_distance: dict[int, tuple[float, int]]
     moves: float | None = None
     heads: list[tuple[Layer, int, float]] = field(default_factory=list)
 
@@ -328,7 +326,7 @@ Place = tuple[int, int, int]  # a sentence, a word of it, the word it belongs to
 
 
 def _places(sentences: Sequence[Sentence], causal: bool) -> dict[str, tuple[list[Place], list[Place]]]:
-    """By relation and half, all cases that a model can see."""
+    """Return all cases that a model can see, by relation and half."""
     places: dict[str, tuple[list[Place], list[Place]]] = {}
     for number, sentence in enumerate(sentences):
         for name, source, target in sentence.relations:
@@ -339,7 +337,7 @@ def _places(sentences: Sequence[Sentence], causal: bool) -> dict[str, tuple[list
 
 
 def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor, causal: bool) -> _Cases:
-    """What heads and rules make of these cases.
+    """Judge heads and rules on these cases.
 
     Args:
         hits: bool [L, H, N], of the heads.
@@ -363,7 +361,7 @@ def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor,
 
 
 def _best_offset(rules: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The rules, with one offset among them, the best."""
+    """Return the rules with only the best of the offsets."""
     offsets = {rule: right for rule, right in rules.items() if rule.endswith(OFFSET)}
     best = max(offsets, key=lambda rule: float(offsets[rule].sum()))
     return {best: offsets[best]} | {rule: right for rule, right in rules.items() if rule not in offsets}
@@ -373,7 +371,7 @@ def _best_offset(rules: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _spread(values: Tensor, groups: Tensor) -> float:
-    """The standard error of a mean of cases, where those of one group belong together."""
+    """Return the standard error of the mean of cases that are drawn in groups."""
     N, present = len(values), groups.unique(return_inverse=True)[1]
     count = int(present.max()) + 1
     if count == 1:
@@ -384,7 +382,7 @@ def _spread(values: Tensor, groups: Tensor) -> float:
 
 
 def _interval(hits: Tensor, groups: Tensor) -> tuple[float, float]:
-    """Of a share, 95%: Wilson 1927, for as many cases as those are worth that belong together."""
+    """Return the 95% interval of a share: Wilson 1927, with the effective number of grouped cases."""
     share, error = float(hits.mean()), _spread(hits, groups)
     alone = math.sqrt(share * (1 - share) / len(hits))
     worth = max(1.0, len(hits) * (alone / error) ** 2) if error > alone > 0 else float(len(hits))
@@ -475,14 +473,14 @@ def _judged(name: str, choosing: _Cases, judging: _Cases, layers: Sequence[Layer
 
 
 def _is_beaten(hits: Tensor, right: Tensor, groups: Tensor) -> bool:
-    """Whether a head is right more often than a rule: by the margin, and by more than chance."""
+    """Return True if a head beats a rule by MARGIN and by more than chance."""
     ahead = hits - right
     margin = float(ahead.mean())
     return margin >= MARGIN and margin > SURE * _spread(ahead, groups)
 
 
 def _moves(hits: Tensor, pairs: Sequence[tuple[int | None, int]]) -> float:
-    """The share of pairs, alike but for he and she, in which the head is right both times."""
+    """Return the share of pairs, alike but for he and she, in which the head is right both times."""
     both: dict[tuple[int, int], list[float]] = defaultdict(list)
     for hit, (pair, source) in zip(hits.tolist(), pairs, strict=True):
         if pair is not None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import groupby, takewhile
 from operator import itemgetter
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..map import AttentionMap
-from .labels import Label
+from .layer import Label
 from .layer_names import Layer
 
 if TYPE_CHECKING:
@@ -38,13 +38,10 @@ if TYPE_CHECKING:
     from .layer import LayerHeads
     from .record import Record
 
-__all__ = ["Alignment", "Change", "Changes", "Compared", "Text", "align", "changes"]
-
-
 # Which tokens are partners
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Text:
     """One sequence of positions, padding included.
 
@@ -53,10 +50,10 @@ class Text:
     special: those of tokens such as [CLS].
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(compare=False)  # two layers may know one text by other names
     ids: tuple[Hashable, ...] | None
     real: tuple[int, ...]
-    special: frozenset[int] = frozenset()
+    special: frozenset[int] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +85,17 @@ class Alignment:
         """The places where both texts have a token."""
         return [at for at, place in enumerate(self.places) if None not in place]
 
-    def own(self, side: int, at: Sequence[int] | None = None) -> list[int]:
-        """Positions in the first text (0) or the second (1): of these places, or of those it has alone."""
-        if at is not None:
-            return [own for number in at if (own := self.places[number][side]) is not None]
-        return [own for place in self.places if (own := place[side]) is not None and place[1 - side] is None]
+    def positions(self, side: int, places: Iterable[int]) -> list[int]:
+        """The positions of some places in the first text (0) or the second (1)."""
+        return [at for place in places if (at := self.places[place][side]) is not None]
+
+    def without_partner(self, side: int) -> list[int]:
+        """The positions in the first text (0) or the second (1) that have no partner in the other."""
+        return self.positions(side, (at for at, place in enumerate(self.places) if place[1 - side] is None))
 
     @property
     def words(self) -> tuple[str, str]:
-        """What only the first text says, and only the second: runs of tokens, the same change once."""
+        """The words that only the first text has, and only the second; each change once."""
         runs: dict[tuple[str, str], None] = {}  # in order, each once
         for differs, run in groupby(zip(self.tokens, self.changed, strict=True), key=itemgetter(1)):
             if differs:
@@ -107,7 +106,7 @@ class Alignment:
 
 
 def align(before: Text, after: Text) -> Alignment:
-    """Which positions are partners; the same pairs, whichever text comes first.
+    """Find the positions that are partners; the pairs do not depend on which text comes first.
 
     Raises:
         ArgumentError: no token in common but special ones; unknown tokens, not equally many.
@@ -161,17 +160,8 @@ def _quoted(text: Text) -> str:
 # Which text a layer reads
 
 
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """One layer on one text: its map, [1, H, T, S], and what its queries and its keys are."""
-
-    map: AttentionMap
-    queries: Text
-    keys: Text
-
-
 class _Watched:
-    """What one run was to every layer. A text is one object, however many layers read it."""
+    """What every layer read in one run."""
 
     def __init__(self, heads: Heads, batch: int) -> None:
         self.batch = batch
@@ -183,15 +173,14 @@ class _Watched:
             if call.marks is not None
         }
         self.words = {path: heads.words(call, batch) for path, (call, _) in self.calls.items()}
-        self._texts: dict[Hashable, Text] = {}
 
-    def reading(self, path: str) -> Reading:
-        """What a layer read."""
-        map, (call, _) = self.maps[path], self.calls[path]
-        T, S = map.shape[2:]
+    def texts(self, path: str) -> tuple[Text, Text]:
+        """The texts that the queries and the keys of a layer are."""
+        call = self.calls[path][0]
+        T, S = self.maps[path].shape[2:]
         if call.kind == "self":
             keys = self._text(S, path, path if path in self.ids else None)
-            return Reading(map, keys if T == S else _last(keys, T), keys)
+            return keys if T == S else _last(keys, T), keys
         near = max(
             (other for other, ids in self.ids.items() if len(ids) == T),
             key=lambda other: _in_common(other, path),
@@ -199,16 +188,15 @@ class _Watched:
         )
         own = None if near is None else self.ids[near]
         far = next((other for other, ids in self.ids.items() if len(ids) == S and ids != own), None)
-        queries = _unknown(tuple(range(T))) if near is None else self._text(T, near, near)
-        return Reading(map, queries, _unknown(self._real(path)) if far is None else self._text(S, far, far))
+        queries = Text((), None, tuple(range(T))) if near is None else self._text(T, near, near)
+        return queries, Text((), None, self._real(path)) if far is None else self._text(S, far, far)
 
     def _real(self, path: str) -> tuple[int, ...]:
         return tuple(self.maps[path].real_keys[0].nonzero().flatten().tolist())
 
     def _text(self, length: int, path: str, known: str | None) -> Text:
-        """The keys of a layer; known: one whose tokens these are."""
+        """Return the text of the keys of a layer; known: the layer whose tokens these are."""
         special: frozenset[int] = frozenset()
-        real = self._real(path)
         words = self.words[path if known is None else known]
         names = None if words is None else tuple(words)
         ids: tuple[Hashable, ...] | None = names
@@ -217,25 +205,18 @@ class _Watched:
             marks = self.calls[known][0].marks
             if marks is not None and marks.special is not None:
                 special = frozenset(marks.special[self.batch].nonzero().flatten().tolist())
-        key = (ids, real, length)
-        if key not in self._texts:
-            shown = names or tuple(map(str, range(length) if ids is None else ids))
-            self._texts[key] = Text(shown, ids, real, special)
-        return self._texts[key]
+        shown = names or tuple(map(str, range(length) if ids is None else ids))
+        return Text(shown, ids, self._real(path), special)
 
 
 def _in_common(path: str, other: str) -> int:
-    """How many names of modules two paths begin with alike."""
+    """Return how many leading module names two paths have in common."""
     pairs = zip(path.split("."), other.split("."), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def _unknown(real: tuple[int, ...]) -> Text:
-    return Text((), None, real)
-
-
 def _last(text: Text, length: int) -> Text:
-    """The queries of a self-attention layer that are fewer than its keys: the last ones."""
+    """Return the last `length` positions of a text: the queries where they are fewer than the keys."""
     before = len(text.names) - length
     return Text(
         text.names[before:],
@@ -246,7 +227,7 @@ def _last(text: Text, length: int) -> Text:
 
 
 def _call(layer: LayerHeads) -> tuple[Record, AttentionMap]:
-    """The last call that kept its map; of one whose tokens are known, where there is one."""
+    """Return the last call that kept its map, if possible one whose tokens are known."""
     kept = [(call, call.map) for call in layer.calls if call.map is not None]
     if not kept:
         raise ArgumentError(
@@ -389,13 +370,13 @@ def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
     """How much every head changed between two texts: see `headwise.Heads.changes`."""
     _check_one_model(before, after)
     watched = _Watched(before, batch), _Watched(after, batch)
-    aligned = functools.cache(align)  # a text is one object, and so are the partners of two
+    aligned = functools.cache(align)  # two texts have one alignment, however many layers read them
     layers: dict[str, Compared] = {}
     looking_ahead: list[Alignment] = []
     for path in before.paths:
-        first, second = (run.reading(path) for run in watched)
-        queries, keys = aligned(first.queries, second.queries), aligned(first.keys, second.keys)
-        maps = first.map, second.map
+        (old_queries, old_keys), (new_queries, new_keys) = (run.texts(path) for run in watched)
+        queries, keys = aligned(old_queries, new_queries), aligned(old_keys, new_keys)
+        maps = watched[0].maps[path], watched[1].maps[path]
         rows, looks_ahead = _divergence(maps, queries, keys)
         if looks_ahead and watched[0].calls[path][0].kind == "self":
             looking_ahead.append(queries)
@@ -426,7 +407,7 @@ def _check_one_model(before: Heads, after: Heads) -> None:
 
 
 def _since_the_difference(layer: Compared, text: Alignment) -> Compared:
-    """Without the queries that a model that looks back reads before anything is new to it."""
+    """Leave out the queries before the first difference, which a causal model reads alike."""
     if layer.queries is not text:
         return layer
     first = text.changed.index(True)
@@ -442,7 +423,7 @@ def _of_layer(before: Heads, after: Heads, path: str, layer: Compared) -> Iterat
         if bool(row.isfinite().any()):
             most = int(row.nan_to_num(-1.0).argmax())
             place, largest = shared[layer.since + most], float(row[most])
-            pair = layer.queries.own(0, [place])[0], layer.queries.own(1, [place])[0]
+            pair = layer.queries.positions(0, [place])[0], layer.queries.positions(1, [place])[0]
         yield Change(
             mine.layer, mine.head, path, float(row.nanmean()), mine.label, theirs.label, largest,
             "" if place is None else names[place], pair,
@@ -458,7 +439,7 @@ BLOCK = 2**21  # numbers of one block of rows: 16 MiB, a few times
 def _divergence(
     maps: tuple[AttentionMap, AttentionMap], queries: Alignment, keys: Alignment
 ) -> tuple[Tensor, bool]:
-    """[H, N] in float64; and whether a query before the first difference looks at a key behind itself."""
+    """Return the divergence, [H, N] in float64; and if a query before the first difference looks ahead."""
     shared = queries.shared
     H = maps[0].shape[1]
     rows = torch.full((H, len(shared)), math.nan, dtype=torch.float64)
@@ -469,7 +450,7 @@ def _divergence(
         some = shared[start : start + step]
         bins, counts = [], []
         for side, map in enumerate(maps):
-            numbers = torch.tensor(queries.own(side, some))
+            numbers = torch.tensor(queries.positions(side, some))
             block = map.select(queries=numbers)
             p = block.dense()[0].detach().to("cpu", torch.float64, copy=True)  # [H, t, S]
             counts.append(block.counted_queries()[0].cpu())
@@ -484,14 +465,14 @@ def _divergence(
 
 
 def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
-    """Shares of a row's weight, [H, t, bins]: of each key with a partner, of all others, of a sink.
+    """Return the shares of each row's weight, [H, t, bins]: each key with a partner, all others, a sink.
 
     p: weights, [H, t, S], which are ours to write to.
     """
-    own = keys.own(side, keys.shared)
+    own = keys.positions(side, keys.shared)
     parts = [p if own == list(range(p.shape[-1])) else p[..., own]]
     if len(keys.shared) < len(keys.places):
-        parts.append(p[..., keys.own(side)].sum(-1, keepdim=True))
+        parts.append(p[..., keys.without_partner(side)].sum(-1, keepdim=True))
     if block.sinks is not None:
         parts.append((block.sinks.detach()[:, None] - block.lse[0]).exp().cpu().double()[..., None])
     together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -499,14 +480,14 @@ def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """[H, t] of [H, t, bins]."""
+    """Return the divergence of each row, [H, t], of shares [H, t, bins]."""
     apart = torch.special.entr((p + q).div_(2))
     apart.sub_(torch.special.entr(p).add_(torch.special.entr(q)).div_(2))
     return apart.sum(-1).clamp(0, math.log(2))
 
 
 def _on_places(layer: Compared, head: int, side: int) -> Tensor:
-    """One head's weights at every place that this text has, NaN elsewhere."""
+    """Return one head's weights at the places that this text has, NaN elsewhere."""
     rows, columns = (
         [(at, own) for at, place in enumerate(each.places) if (own := place[side]) is not None]
         for each in (layer.queries, layer.keys)

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import torch
@@ -42,7 +42,8 @@ from ..scoring import Scoring
 from .layer_names import Layer
 from .record import EVERYONE, Numbers, Record, fetched, measure_patterns, numbers_of
 
-__all__ = ["SHORT", "SHORT_ON_CPU", "Group", "Waiting", "Whole", "is_short", "whole_maps"]
+if TYPE_CHECKING:
+    from .collection import Heads
 
 # Weights up to which a call is short. Beyond, the device is busy for longer than it takes to ask.
 SHORT_ON_CPU, SHORT = 2**23, 2**29
@@ -53,12 +54,12 @@ MOST_WEIGHTS = 2**24  # of whole maps: 64 MiB in float32
 
 
 def is_short(shape: tuple[int, ...], on_cpu: bool) -> bool:
-    """Whether a call [B, H, T, S] is better measured together with others."""
+    """Return True if a call [B, H, T, S] is better measured together with others."""
     return math.prod(shape) <= (SHORT_ON_CPU if on_cpu else SHORT)
 
 
 class Note(NamedTuple):
-    """A call that is still to be measured."""
+    """A call that waits to be measured."""
 
     record: Record
     scoring: Scoring  # with tensors of its own
@@ -86,13 +87,13 @@ class Group:
         self.notes: list[Note] = []
 
     def take(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the q and k of one more call."""
+        """Copy the q and k of one more call into the group; return the copies."""
         place = self.places[len(self.notes)]
         torch._foreach_copy_(place, (q, k))
         return place
 
     def whole(self, notes: slice = slice(None)) -> AttentionMap:
-        """One map [B, calls * H, T, S]."""
+        """Return one map of these calls, [B, calls * H, T, S]."""
         chosen = self.notes[notes]
         scoring = chosen[0].scoring
         if scoring.has_tensors:
@@ -106,7 +107,7 @@ class Group:
 
 
 class Measured(NamedTuple):
-    """The numbers of calls that were measured together."""
+    """What was measured of several calls together."""
 
     records: list[Record]
     numbers: Numbers
@@ -114,14 +115,8 @@ class Measured(NamedTuple):
     counts: Tensor | None  # all counts where they had to be counted, [calls, ways, B, H]
 
 
-class Takes(Protocol):
-    """Who takes calls in."""
-
-    def take(self, path: str, record: Record, layer: Layer | None = None) -> None: ...
-
-
-class _Ahead:
-    """What waits of one forward."""
+class _WaitingGroups:
+    """The groups of calls of one forward that wait to be measured."""
 
     __slots__ = ("groups", "size")
 
@@ -130,7 +125,7 @@ class _Ahead:
         self.size = 0  # bytes
 
     def group(self, kind: Hashable, scores: Scores) -> Group | None:
-        """One with room for a call."""
+        """Return a group with room for a call; None if there is none."""
         for group in self.groups.get(kind, ()):
             if len(group.notes) < group.room and (
                 group.mask is scores.mask or _same_rules(group.mask, scores.mask, scores.q.is_cpu)
@@ -141,10 +136,12 @@ class _Ahead:
     def new(
         self, kind: Hashable, scores: Scores, names: tuple[str, ...], pooled: int | None, calls: int
     ) -> Group:
-        """One for as many calls as may come, while there is room."""
+        """Add a group for as many calls as may come, within the memory that may wait."""
         q, k = scores.q, scores.k
         each = q.nbytes + k.nbytes
-        most = min(calls, (_room(q.device) - self.size) // each, MOST_HEADS // (q.shape[0] * q.shape[1]))
+        most = min(
+            calls, (_bytes_for_copies(q.device) - self.size) // each, MOST_HEADS // (q.shape[0] * q.shape[1])
+        )
         group = Group(scores, max(1, most), names, pooled)
         self.size += each * group.room
         self.groups.setdefault(kind, []).append(group)
@@ -158,15 +155,15 @@ class Waiting:
         heads: what takes them in the end, in the order in which they were heard; not kept alive by this.
     """
 
-    def __init__(self, heads: Takes) -> None:
+    def __init__(self, heads: Heads) -> None:
         self._heads = ref(heads)
         self._heard: list[tuple[str, Record, Layer]] = []
-        self._ahead: dict[object, _Ahead] = {}  # by forward
+        self._ahead: dict[object, _WaitingGroups] = {}  # by forward
         self._measured: list[Measured] = []
         self._lock = threading.RLock()
 
     def put(self, path: str, record: Record, layer: Layer) -> None:
-        """Take in a call that was measured."""
+        """Add a call that was measured already."""
         with self._lock:
             self._heard.append((path, record, layer))
 
@@ -182,7 +179,7 @@ class Waiting:
         keep: bool,
         calls: int = 1,
     ) -> Group | None:
-        """Leave a call for later, with copies of its q and k: where; None: it has to be measured now.
+        """Copy a call, to be measured later; return its group, or None if it must be measured now.
 
         Args:
             forward: what the call is part of; `measure` ends it.
@@ -214,7 +211,7 @@ class Waiting:
                     scoring, loose = replace(scoring, **own), False  # type: ignore[arg-type]
                 ahead = self._ahead.get(forward)
                 if ahead is None:
-                    ahead = self._ahead[forward] = _Ahead()
+                    ahead = self._ahead[forward] = _WaitingGroups()
                 group = ahead.group(kind, scores) or ahead.new(kind, scores, names, pooled, calls)
             except torch.OutOfMemoryError:
                 return None
@@ -222,10 +219,10 @@ class Waiting:
             group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layer))
             if keep and lse is None:
-                record.map = later(partial(_of_copies, *place, scores.mask, scoring))
+                record.map = later(partial(_scores_of_copies, *place, scores.mask, scoring))
             elif keep:
                 record.map = weights if loose else weights.detach()
-            if len(group.notes) == group.room and ahead.size > _room(q.device):
+            if len(group.notes) == group.room and ahead.size > _bytes_for_copies(q.device):
                 self.measure(forward)
         return group
 
@@ -239,7 +236,7 @@ class Waiting:
         scores: Scores,
         lse: Tensor | None,
     ) -> bool:
-        """One more call like the last of a group, without gradients; False: the group takes no more.
+        """Copy one more call like the last of a group, without gradients; return False if the group is full.
 
         Args:
             like: the record of that one.
@@ -253,13 +250,13 @@ class Waiting:
             group.notes.append(Note(record, scoring, lse))
             self._heard.append((path, record, layers.get(path, path)))
             if keep and lse is None:
-                record.map = later(partial(_of_copies, *place, scores.mask, scoring))
+                record.map = later(partial(_scores_of_copies, *place, scores.mask, scoring))
             elif keep:
                 record.map = make(scores, lse)
         return True
 
     def measure(self, forward: object) -> None:
-        """Measure what was noted of a forward; no device is waited for."""
+        """Measure the calls of a forward that wait, without waiting for a device."""
         with self._lock:
             ahead = self._ahead.pop(forward, None)
             if ahead is not None:
@@ -269,7 +266,7 @@ class Waiting:
                         self._measured += _measured(group)
 
     def settle(self) -> None:
-        """Measure all that was noted, fill in the numbers, and hand over every call that was heard."""
+        """Measure all calls that wait, fill in their numbers, and add every call to the heads."""
         if not self._heard:
             return
         with self._lock:
@@ -286,7 +283,7 @@ class Waiting:
                         heads.take(path, record, layer)
 
 
-def _of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scores, None]:
+def _scores_of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scores, None]:
     """What a kept map is of where nobody could tell what is written to a model's own q and k.
 
     By .data: what is written for other calls beside them is not counted as written to these.
@@ -294,13 +291,13 @@ def _of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scor
     return Scores(q.data, k.data, mask, scoring), None
 
 
-def _room(device: torch.device) -> int:
-    """Bytes of q and k that may wait."""
+def _bytes_for_copies(device: torch.device) -> int:
+    """Return how many bytes of q and k may wait."""
     return int(budget.gpu_bytes(device) * SHARE) if device.type == "cuda" else ROOM_ON_CPU
 
 
 def _same_rules(a: Mask, b: Mask, on_cpu: bool) -> bool:
-    """Whether two masks are surely the same; on a GPU no values are read.
+    """Return True if two masks are known to be equal; on a GPU no values are read.
 
     Those of a call hold copies of their own, which nobody writes to.
     """
@@ -309,7 +306,7 @@ def _same_rules(a: Mask, b: Mask, on_cpu: bool) -> bool:
 
 @torch.no_grad()
 def _measured(group: Group) -> list[Measured]:
-    """The calls of a group together, or, where there is not enough memory for that, one by one."""
+    """Measure the calls of a group together, or one by one if memory is short."""
     count = len(group.notes)
     try:
         return [_some_measured(group, slice(0, count))]
@@ -323,13 +320,13 @@ def _some_measured(group: Group, notes: slice) -> Measured:
     records = [note.record for note in group.notes[notes]]
     numbers = numbers_of(group.whole(notes), group.names, group.pooled, records[0].reach, len(records))
     calls = len(records)
-    rows = _apart(list(numbers.rows.values()), calls) if numbers.rows else None
-    counts = None if numbers.every else _apart(list(numbers.counts.values()), calls)
+    rows = _split_calls(list(numbers.rows.values()), calls) if numbers.rows else None
+    counts = None if numbers.every else _split_calls(list(numbers.counts.values()), calls)
     return Measured(records, numbers, rows, counts)
 
 
 def _fill(measured: list[Measured]) -> None:
-    """Cut numbers apart, each layer's into its record; a GPU is waited for once."""
+    """Put each layer's numbers into its record; a GPU is waited for once."""
     small = [x for group in measured for x in (group.rows, group.counts) if x is not None]
     here = iter(fetched(small))
     for group in measured:
@@ -350,8 +347,8 @@ def _fill(measured: list[Measured]) -> None:
             record._is_here = here_now
 
 
-def _apart(together: list[Tensor], calls: int) -> Tensor:
-    """[B, calls * H] of n numbers as [calls, n, B, H]; where they were made, which may be quicker at it."""
+def _split_calls(together: list[Tensor], calls: int) -> Tensor:
+    """Return n tensors [B, calls * H] as one [calls, n, B, H], on the device where they were made."""
     stacked = torch.stack(together)  # [n, B, calls * H]
     return stacked.unflatten(2, (calls, -1)).permute(2, 0, 1, 3).contiguous()
 
@@ -361,7 +358,7 @@ def _apart(together: list[Tensor], calls: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Alike calls of one sequence: of the same sizes, rules and tokens.
+    """Calls of one sequence with the same sizes, rules and tokens.
 
     weights: [1, H, T, S], those of the first call first.
     """
@@ -370,7 +367,7 @@ class Whole:
     weights: Tensor
 
     def measure_patterns(self) -> None:
-        """Add the patterns to each of the records."""
+        """Measure the patterns of all calls at once, and add them to their records."""
         first = self.records[0]
         assert first.map is not None
         given = AttentionMap.from_weights(self.weights, first.map.mask)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..heads.labels import MIXED
+from ..heads.layer import MIXED
 from ..heads.text_changes import Alignment, Change, Changes
 from .heads_tables import HeadsTable
 from .sheet import (

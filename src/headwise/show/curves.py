@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from ..heads.labels import LABELS, MIXED
+from ..heads.layer import LABELS, MIXED
 from ..listeners.importance import Robustness
 from ..models.specialised_heads import Specialisation
 from .heads_tables import HeadsTable

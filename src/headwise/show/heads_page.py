@@ -28,8 +28,7 @@ from torch import Tensor
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads, ToldToPages
-from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
-from ..heads.layer import Head
+from ..heads.layer import LABELS, MIXED, NOTHING_CLEAR, Head
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..listeners.capture import Tokens, is_punctuation

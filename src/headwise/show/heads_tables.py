@@ -31,8 +31,7 @@ from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.head_distances import attention_between, one_number
-from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
-from ..heads.layer import Head, LayerHeads
+from ..heads.layer import LABELS, MIXED, NOTHING_CLEAR, Head, LayerHeads
 from ..heads.layer_names import Layer
 from ..heads.record import PATTERNS
 from ..heads.roles import Roles

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
-from ..heads.labels import MIXED
-from ..heads.layer import Head, LayerHeads
+from ..heads.layer import MIXED, Head, LayerHeads
 from ..heads.record import Record
 from ..map import AttentionMap
 from ..whole_files import place_for, whole_file

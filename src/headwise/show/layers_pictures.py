@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
-from ..heads.labels import LABELS, MIXED
-from ..heads.layer import Head
+from ..heads.layer import LABELS, MIXED, Head
 from ..heads.roles import MARGIN, OFFSET, Role, Roles
 from .heads_tables import HeadsTable, add_place
 from .heatmaps import OF_LABEL

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..heads.collection import Heads
-from ..heads.labels import MIXED
-from ..heads.layer import Head, LayerHeads
+from ..heads.layer import MIXED, Head, LayerHeads
 from ..heads.record import Record
 from .heads_tables import Chosen
 from .heatmaps import call_of, counted_queries, names_of, queries_pooled, summed

@@ -1,6 +1,6 @@
 /**
  * The numbers and labels of heads that look back, as Python has them: `engines/statistics.py`, `heads/measures.py`,
- * `heads/measures.py`, `heads/record.py`, `heads/labels.py`, `heads/head_distances.py`.
+ * `heads/measures.py`, `heads/record.py`, `heads/layer.py`, `heads/head_distances.py`.
  *
  * A row of a causal head never changes once it is there, so its numbers are made with it; a head's number is
  * the mean over the queries that count.
