@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from headwise.cli import main
-from headwise.course.exercises import exercise_of
+from headwise.course.exercises import PLANTS, exercise_of, repair_of
 from headwise.course.lesson import lesson
-from headwise.course.plants import PLANTS, repair_of
 
 pytest.importorskip("typer")
 ROOT = Path(__file__).resolve().parents[2]

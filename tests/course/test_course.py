@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 import headwise as hw
-from headwise.course.exercises import exercise_of, laid_out
-from headwise.course.formulas import plain_formulas
+from headwise.course.exercises import PLANTS, Plant, exercise_of, laid_out, repair_of
 from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
-from headwise.course.lesson_notebooks import notebook
-from headwise.course.plants import PLANTS, Plant, repair_of
-from headwise.course.progress import FILE, read_progress
-from headwise.course.running import run_lesson
-from headwise.course.study import Study
-from headwise.course.terms import at_a_glance
+from headwise.course.rendering import notebook, plain_formulas, run_lesson
+from headwise.course.study import FILE, Study, at_a_glance, read_progress
 from headwise.errors import ArgumentError
 from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.desk.template import Template
