@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
     compile: bool
 
 
-class Settings(NamedTuple):
+class Sampling(NamedTuple):
     """The same with their defaults, checked."""
 
     temperature: float = 0.0
@@ -119,7 +119,7 @@ def stream(
     return _tokens(self, ids, max_new_tokens, _checked(self, ids, max_new_tokens, options), 1)
 
 
-def _tokens(model: Transformer, ids: Tensor, count: int, settings: Settings, glance: int) -> Iterator[Tensor]:
+def _tokens(model: Transformer, ids: Tensor, count: int, settings: Sampling, glance: int) -> Iterator[Tensor]:
     temperature, top_k, top_p, stop, *_ = settings
     ended: Tensor | None = None  # bool [B]
     last: Tensor | None = None
@@ -149,9 +149,7 @@ def _local_heads(model: Transformer) -> HeadsOfRank | None:
     return layers[0].attention.local_heads if layers else None
 
 
-_streams: WeakKeyDictionary[nn.Module, list[Any]] = (
-    WeakKeyDictionary()
-)  # how many; modules that were training
+_streams: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # number; modules in training mode
 _lock = threading.Lock()
 
 
@@ -174,7 +172,7 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def _begin(
-    model: Transformer, ids: Tensor, count: int, settings: Settings, contexts: ExitStack
+    model: Transformer, ids: Tensor, count: int, settings: Sampling, contexts: ExitStack
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """Read the prompt. Return a function that reads a token, [B, 1] -> [B, 1, V], and logits, [B, V]."""
     has_source = model.config.kind == "encoder-decoder"
@@ -274,11 +272,11 @@ def filtered(
     return scores
 
 
-def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> Settings:
+def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> Sampling:
     for name in options:
-        if name not in Settings._fields:
+        if name not in Sampling._fields:
             raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
-    config, settings = model.config, Settings(**options)
+    config, settings = model.config, Sampling(**options)
     if config.output is None:
         raise ArgumentError(
             f"generate must be asked of a model with an output: kind={config.kind!r} ends with hidden "
