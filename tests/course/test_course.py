@@ -151,6 +151,11 @@ def test_a_lesson_that_cannot_be_read_says_where(text: str, words: str) -> None:
         read_lesson("01_a.py", text)
 
 
+def test_a_lesson_without_an_exercise_says_so() -> None:
+    with pytest.raises(ArgumentError, match="lesson must have an exercise: 1 has none"):
+        exercise_of(read_lesson("01_a.py", HEAD))
+
+
 def test_what_is_still_to_be_written_is_found() -> None:
     source = (
         "def a():\n    '''Do it.'''\n    raise NotImplementedError\n\nclass B:\n    def c(self): ...\n"
