@@ -21,10 +21,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from headwise.course.formulas import FORMULA  # noqa: E402
+from headwise.course.exercises import PLANTS  # noqa: E402
 from headwise.course.lesson import Lesson, lessons  # noqa: E402
-from headwise.course.plants import PLANTS  # noqa: E402
-from headwise.course.running import Shown  # noqa: E402
+from headwise.course.rendering import FORMULA, Shown  # noqa: E402
 
 
 def on_config(config: Any, **_: Any) -> Any:
@@ -62,7 +61,7 @@ def mathml(found: re.Match[str]) -> str:
 RUN = """
 import pickle, sys
 from headwise.course.lesson import lesson
-from headwise.course.running import run_lesson
+from headwise.course.rendering import run_lesson
 found = {number: run_lesson(lesson(number)) for number in map(int, sys.argv[2:])}
 with open(sys.argv[1], "wb") as file:
     pickle.dump(found, file)

@@ -14,9 +14,8 @@ import pytest
 from command_line import PROGRAM, started
 
 from headwise.cli import main
-from headwise.course.exercises import exercise_of
+from headwise.course.exercises import PLANTS, exercise_of, repair_of
 from headwise.course.lesson import lesson
-from headwise.course.plants import PLANTS, repair_of
 
 pytest.importorskip("typer")
 

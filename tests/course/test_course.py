@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 import headwise as hw
-from headwise.course.exercises import exercise_of, laid_out
-from headwise.course.formulas import plain_formulas
+from headwise.course.exercises import PLANTS, Plant, exercise_of, laid_out, repair_of
 from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
-from headwise.course.lesson_notebooks import notebook
-from headwise.course.plants import PLANTS, Plant, repair_of
-from headwise.course.progress import FILE, read_progress
-from headwise.course.running import run_lesson
-from headwise.course.study import Study
-from headwise.course.terms import at_a_glance
+from headwise.course.rendering import notebook, plain_formulas, run_lesson
+from headwise.course.study import FILE, Study, at_a_glance, read_progress
 from headwise.errors import ArgumentError
 from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.desk.template import Template
@@ -118,17 +113,22 @@ def test_a_notebook_holds_the_lesson_and_its_check(one: Lesson) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@every_lesson
-def test_a_notebook_runs(one: Lesson, tmp_path: Path) -> None:
+@pytest.mark.parametrize("half", [0, 1], ids=["odd", "even"])
+def test_notebooks_run(half: int, tmp_path: Path) -> None:
+    """Half of them, one after another in one kernel, which forgets all names in between."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    book = nbformat.reads(notebook(one), as_version=4)
-    nbformat.validate(book)
+    books = [nbformat.reads(notebook(one), as_version=4) for one in lessons()[half::2]]
+    whole = nbformat.v4.new_notebook()
+    for book in books:
+        nbformat.validate(book)
+        whole.cells += [nbformat.v4.new_code_cell("%reset -f"), *book.cells]
     nbclient.NotebookClient(
-        book, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+        whole, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert any("still to be written" in str(output.get("data", {})) for output in outputs)
+    for book in books:
+        outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+        assert any("image/png" in output.get("data", {}) for output in outputs), book.cells[0].source
+        assert any("still to be written" in str(output.get("data", {})) for output in outputs)
 
 
 # What is read
@@ -151,9 +151,9 @@ def test_a_lesson_that_cannot_be_read_says_where(text: str, words: str) -> None:
         read_lesson("01_a.py", text)
 
 
-def test_there_is_no_lesson_of_another_number() -> None:
-    with pytest.raises(ArgumentError, match="lesson must be 1 to 17: got 18"):
-        lesson(18)
+def test_a_lesson_without_an_exercise_says_so() -> None:
+    with pytest.raises(ArgumentError, match="lesson must have an exercise: 1 has none"):
+        exercise_of(read_lesson("01_a.py", HEAD))
 
 
 def test_what_is_still_to_be_written_is_found() -> None:
@@ -291,7 +291,12 @@ def test_a_file_of_progress_that_is_none_of_ours_is_left_alone(tmp_path: Path, t
 
 @pytest.mark.parametrize(
     ("which", "words"),
-    [(None, "none was begun"), ("x", "got 'x'"), ("99", "got 99"), ("repair 0", "repair must be 1 to")],
+    [
+        (None, "none was begun"),
+        ("x", "got 'x'"),
+        ("99", "lesson must be 1 to 17: got 99"),
+        ("repair 0", "repair must be 1 to"),
+    ],
 )
 def test_what_is_no_exercise_is_said(tmp_path: Path, which: str | None, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):

@@ -53,11 +53,8 @@ def test_it_says_what_transformers_says_of_the_same_file(call: str, ours: BytePa
     texts = [text for text in TEXTS if text or "add_special_tokens" not in options]
     for given in (texts, *texts):
         mine, expected = ours(given, **options), theirs(given, **options)
-        for name in (
-            "input_ids",
-            "attention_mask",
-            *["offset_mapping"] * ("return_offsets_mapping" in options),
-        ):
+        names = ["input_ids", "attention_mask", *["offset_mapping"] * ("return_offsets_mapping" in options)]
+        for name in names:
             same = mine[name], expected[name]
             assert torch.equal(*same) if call == "tensors" else same[0] == same[1], (given, name)
 
@@ -102,12 +99,8 @@ def test_a_text_is_cut_where_the_model_ends_unless_told(ours: BytePairs) -> None
 
 
 def test_roles_of_special_tokens_are_found(ours: BytePairs) -> None:
-    assert (ours.bos_token_id, ours.eos_token_id, ours.pad_token_id, ours.unk_token_id) == (
-        0,
-        None,
-        None,
-        None,
-    )
+    roles = (ours.bos_token_id, ours.eos_token_id, ours.pad_token_id, ours.unk_token_id)
+    assert roles == (0, None, None, None)
     assert ours.all_special_ids == [0] and ours.vocab_size == len(ours) == 283
     assert repr(ours) == "BytePairs(283 tokens, 0='<|start|>')"
 

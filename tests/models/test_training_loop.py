@@ -331,21 +331,17 @@ def test_kill_9_at_any_moment_changes_nothing(tmp_path: Path) -> None:
         command = [sys.executable, "-c", SCRIPT, *arguments]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
-    place, reached = str(tmp_path / "training.pt"), -1
-    for steps in (71,):
-        process = start(place)
-        assert process.stdout is not None
-        first = int(process.stdout.readline())
-        assert first <= reached + 1 and first >= reached - 1  # one step may not have been saved
-        for _ in range(steps):
-            reached = int(process.stdout.readline())
-        process.kill()
-        process.communicate()
+    place = str(tmp_path / "training.pt")
+    process = start(place)
+    assert process.stdout is not None
+    reached = [int(process.stdout.readline()) for _ in range(72)][-1]
+    process.kill()
+    process.communicate()
     process = start(place, "")  # the rest of it, then all of it without a file
     said = process.communicate()[0].splitlines()
     resumed, whole = (line for line in said if line.startswith("losses: "))
     assert process.returncode == 0 and resumed == whole and len(whole.split()) == 132
-    assert said.index(resumed) <= 132 - reached  # it went on from there
+    assert said.index(resumed) <= 132 - reached  # it went on from there; one step may not have been saved
 
 
 # What is refused
@@ -355,35 +351,27 @@ def test_a_checkpoint_of_another_training_is_refused_by_words(tmp_path: Path) ->
     place = tmp_path / "training.pt"
     options: dict[str, Any] = {"checkpoint": place, "steps": 7}
     fit(a_model(), BATCHES, loss, **{**options, "steps": 5})
+    model, wide, other = a_model(), a_model().double(), nn.Linear(5, 1)
+    SGD, AdamW = torch.optim.SGD, torch.optim.AdamW
+    decayed = AdamW(model.parameters(), lr=0.001, weight_decay=0.5)
+    groups = AdamW([{"params": each.parameters()} for each in (model[0], model[3])], lr=0.001)
     cases: list[tuple[nn.Module, dict[str, Any], str]] = [
-        (a_model(), {"lr": 0.5}, r"lr is \[0.5\] here and \[0.001\] in"),
-        (a_model(), {"clip": None}, "clip is None here and 1.0 in"),
-        (a_model(), {"seed": 3}, "seed is 3 here and None in"),
-        (a_model(), {"schedule": "cosine"}, "schedule is cosine here and constant in"),
-        (nn.Linear(5, 1), {}, r"the model's weight is \[1, 5\] torch.float32 here and absent in"),
-        (
-            a_model().double(),
-            {},
-            r"the model's 0.weight is \[7, 5\] torch.float64 here and \[7, 5\] torch.float32",
-        ),
+        (model, {"lr": 0.5}, r"lr is \[0.5\] here and \[0.001\] in"),
+        (model, {"clip": None}, "clip is None here and 1.0 in"),
+        (model, {"seed": 3}, "seed is 3 here and None in"),
+        (model, {"schedule": "cosine"}, "schedule is cosine here and constant in"),
+        (model, {"optimizer": SGD(model.parameters(), lr=0.001)}, "optimizer is SGD here and AdamW in"),
+        (model, {"optimizer": decayed}, r"the optimizer's weight_decay is \[0.5\] here and \[0.01\] in"),
+        (model, {"optimizer": AdamW(model[0].parameters())}, r"parameters is \[2\] here and \[4\] in"),
+        (model, {"optimizer": groups}, r"lr is \[0.001, 0.001\] here"),
+        (other, {}, r"the model's weight is \[1, 5\] torch.float32 here and absent in"),
+        (wide, {}, r"model's 0.weight is \[7, 5\] torch.float64 here and \[7, 5\] torch.float32"),
     ]
     for model, change, said in cases:
         before = [each.clone() for each in model.parameters()]
-        with pytest.raises(ArgumentError, match="checkpoint must be of the same training: " + said):
+        with pytest.raises(ArgumentError, match="checkpoint must be of the same training: .*" + said):
             fit(model, BATCHES, loss, **{**options, **change})
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    model = a_model()
-    with pytest.raises(ArgumentError, match="optimizer is SGD here and AdamW in"):
-        fit(model, BATCHES, loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.001), **options)
-    adam = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.5)
-    with pytest.raises(ArgumentError, match=r"the optimizer's weight_decay is \[0.5\] here and \[0.01\] in"):
-        fit(model, BATCHES, loss, optimizer=adam, **options)
-    adam = torch.optim.AdamW(model[0].parameters(), lr=0.001)
-    with pytest.raises(ArgumentError, match=r"optimizer's parameters is \[2\] here and \[4\] in"):
-        fit(model, BATCHES, loss, optimizer=adam, **options)
-    groups = torch.optim.AdamW([{"params": each.parameters()} for each in (model[0], model[3])], lr=0.001)
-    with pytest.raises(ArgumentError, match=r"lr is \[0.001, 0.001\] here"):
-        fit(model, BATCHES, loss, optimizer=groups, **options)
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -434,25 +422,18 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("batches must hold at least one: got 0", model, iter(BATCHES), loss, epochs=2)
     refused("batches must be an iterable of batches: got int", model, lambda epoch: 3, loss)
     refused("steps must be given without epochs: got 5 and 2", model, BATCHES, loss, steps=5, epochs=2)
-    refused("steps must be a whole number, at least 1: got 0", model, BATCHES, loss, steps=0)
-    refused("epochs must be a whole number, at least 1: got 1.5", model, BATCHES, loss, epochs=1.5)
-    refused("every must be a whole number, at least 1: got -1", model, BATCHES, loss, every=-1)
-    refused("warmup must be a whole number, at least 1: got -3", model, BATCHES, loss, warmup=-3)
+    for name, count in (("steps", 0), ("epochs", 1.5), ("every", -1), ("warmup", -3)):
+        said = f"{name} must be a whole number, at least 1: got {count}"
+        refused(said, model, BATCHES, loss, **{name: count})
     refused("clip must be above 0: got 0", model, BATCHES, loss, clip=0)
-    refused(
-        "autocast must be torch.bfloat16: got torch.float16", model, BATCHES, loss, autocast=torch.float16
-    )
-    refused(
-        "schedule must be known: got 'cosin'; did you mean 'cosine'", model, BATCHES, loss, schedule="cosin"
-    )
+    refused("torch.bfloat16: got torch.float16", model, BATCHES, loss, autocast=torch.float16)
+    refused("known: got 'cosin'; did you mean 'cosine'", model, BATCHES, loss, schedule="cosin")
     refused("schedule must know its end: got 'linear'", model, drawn, loss, schedule="linear")
     sgd = torch.optim.SGD(other.parameters(), lr=0.1)
     refused(r"4 of its own, the first \[7, 5\], are not in Sequential", model, BATCHES, loss, optimizer=sgd)
     refused("lr must be the optimizer's own: got 0.3", other, BATCHES, loss, optimizer=sgd, lr=0.3)
     refused("Sequential has 0 of 4 that require", a_model().requires_grad_(False), BATCHES, loss)
-    refused(
-        r"loss_fn must return one number as a tensor: got shape \[3, 1\]", model, BATCHES, lambda m, x: m(x)
-    )
+    refused(r"return one number as a tensor: got shape \[3, 1\]", model, BATCHES, lambda m, x: m(x))
 
 
 def test_a_long_training_says_a_line_a_minute_where_there_is_no_terminal(

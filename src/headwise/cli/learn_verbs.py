@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..course.lesson import Question
-    from ..course.running import Shown
+    from ..course.rendering import Shown
     from ..course.study import Outcome, Task
     from ..examiner.desk.template import Template
 
@@ -58,7 +58,7 @@ def overview(context: typer.Context, folder: Folder = Path(FOLDER)) -> None:
         return
     from rich.table import Table
 
-    from ..course.plants import PLANTS
+    from ..course.exercises import PLANTS
 
     study = Study(folder)
     console = console_of("learn")
@@ -104,7 +104,7 @@ def read(
     shown = {}
     if run:
         with sign_of_life(f"Running lesson {number}"):
-            from ..course.running import run_lesson
+            from ..course.rendering import run_lesson
 
             shown = run_lesson(chosen)
     console = console_of("learn")
@@ -150,7 +150,7 @@ def notebook(
 
     Example: headwise learn notebook 3
     """
-    from ..course.lesson_notebooks import notebook as written
+    from ..course.rendering import notebook as written
 
     chosen = lesson(number)
     place = folder / f"{chosen.number:02}_{chosen.name}.ipynb"
@@ -391,7 +391,7 @@ def _entered(words: str) -> str | None:
 def _markdown(console: Console, text: str) -> None:
     from rich.markdown import Markdown
 
-    from ..course.formulas import plain_formulas
+    from ..course.rendering import plain_formulas
 
     console.print(Markdown(plain_formulas(text)))
 

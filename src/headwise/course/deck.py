@@ -1,11 +1,11 @@
-"""The deck: interview questions with their answers, and code that computes what the answers state.
+"""Interview questions with their answers, and code that computes what the answers state.
 
     # %% question: [7] Why is ..?         the lesson it belongs to, and the question
     # The answer, in Markdown.
     # %%
     print(..)                             its check, where there is one: runs by itself
 
-interview/easy.py, medium.py and hard.py hold them; the questions of the lessons are in the deck as well.
+They are in interview/easy.py, medium.py and hard.py; the questions of the lessons are asked as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
@@ -45,20 +46,21 @@ def deck(level: str | None = None, lesson: int | None = None) -> tuple[Question,
         raise ArgumentError(
             f"level must be one of {', '.join(LEVELS)}: got {level!r}; or leave it out for all"
         )
-    numbers = sorted({question.lesson for question in _all()})
+    questions = _questions()
+    numbers = sorted({question.lesson for question in questions})
     if lesson is not None and lesson not in numbers:
         raise ArgumentError(
             f"lesson must be {numbers[0]} to {numbers[-1]}: got {lesson!r}; or leave it out for all"
         )
     return tuple(
         question
-        for question in _all()
+        for question in questions
         if level in (None, question.level) and lesson in (None, question.lesson)
     )
 
 
 def computed(question: Question) -> str:
-    """What the check of a question prints; empty where it has none.
+    """Run the check of a question and return what it prints; empty where it has none.
 
     Whatever the check raises is raised: an AssertionError means that the answer is wrong.
     """
@@ -81,28 +83,24 @@ def read_questions(level: Level, text: str) -> tuple[Question, ...]:
     Raises:
         ArgumentError: a question without its lesson or its question mark, code that belongs to no question.
     """
-    found: list[Question] = []
-    checked = True  # nothing stands above the first question that code could belong to
+    questions: list[Question] = []
     for cell in read_cells(f"{level}.py", text)[1]:
         if cell.kind == "question":
             asked = _ASKED.fullmatch(cell.about)
             if asked is None:
                 raise ArgumentError(f"a question must be written [lesson] ..?: {level}.py has {cell.about!r}")
-            found.append(Question(asked[2], cell.text, level, int(asked[1])))
-            checked = False
-        elif cell.kind == "code" and not checked:
-            one = found.pop()
-            found.append(Question(one.asked, one.answer, one.level, one.lesson, cell.text))
-            checked = True
+            questions.append(Question(asked[2], cell.text, level, int(asked[1])))
+        elif cell.kind == "code" and questions and not questions[-1].check:
+            questions[-1] = replace(questions[-1], check=cell.text)
         else:
             raise ArgumentError(
                 f"a cell must be a question or its one check: {level}.py has {cell.text[:40]!r}"
             )
-    return tuple(found)
+    return tuple(questions)
 
 
 @cache
-def _all() -> tuple[Question, ...]:
+def _questions() -> tuple[Question, ...]:
     folder = files(__package__) / "interview"
     found = [
         Question(cell.about, cell.text, _level_of(lesson.number), lesson.number)
@@ -112,7 +110,7 @@ def _all() -> tuple[Question, ...]:
     ]
     for level in LEVELS:
         found += read_questions(level, (folder / f"{level}.py").read_text("utf-8"))
-    return tuple(sorted(found, key=lambda one: (LEVELS.index(one.level), one.lesson)))
+    return tuple(sorted(found, key=lambda question: (LEVELS.index(question.level), question.lesson)))
 
 
 def _level_of(lesson: int) -> Level:

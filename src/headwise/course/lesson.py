@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -34,7 +33,7 @@ from typing import Literal
 
 from ..errors import ArgumentError
 
-__all__ = ["Cell", "Exercise", "Lesson", "Question", "lesson", "lessons", "read_cells", "read_lesson"]
+__all__ = ["Cell", "Lesson", "Question", "lesson", "lessons", "read_cells", "read_lesson"]
 
 Kind = Literal["markdown", "code", "exercise", "solution", "question"]
 _HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (exercise|solution|question)(?:: (.+))?)?$")
@@ -48,18 +47,6 @@ class Cell:
     kind: Kind
     text: str
     about: str = ""
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """What is laid into the learner's folder, and what of it is checked."""
-
-    kind: Literal["write", "repair"]
-    name: str  # of the class or function to check
-    start: str
-    solution: str
-    fault: str = ""  # of a repair: the key of the fault that is in it
-    without: tuple[str, ...] = ()  # functions that it must not call
 
 
 @dataclass(frozen=True)
@@ -92,24 +79,16 @@ class Lesson:
         """Of the exercise in the learner's folder."""
         return f"{self.number:02}_{self.name}.py"
 
-    def text_of(self, kind: Kind) -> str:
-        """The one cell of this kind; empty where there is none."""
-        return next((cell.text for cell in self.cells if cell.kind == kind), "")
-
-    def code(self) -> Iterator[Cell]:
-        """What runs, in order: the learner's part as it is when done."""
-        return (cell for cell in self.cells if cell.kind in ("code", "solution"))
-
 
 def read_lesson(file_name: str, text: str) -> Lesson:
-    """The lesson that a file holds.
+    """Read a lesson from the text of its file.
 
     Raises:
         ArgumentError: a head that is none, a field that lacks, a text that is not a comment.
     """
     number, _, name = file_name.removesuffix(".py").partition("_")
-    told, cells = read_cells(file_name, text)
-    title, _, lines = told.partition("\n")
+    docstring, cells = read_cells(file_name, text)
+    title, _, lines = docstring.partition("\n")
     fields = dict(line.split(": ", 1) for line in lines.strip().splitlines() if ": " in line)
     missing = [field for field in ("idea", "minutes", "level") if field not in fields]
     if missing:
@@ -123,18 +102,18 @@ def read_lesson(file_name: str, text: str) -> Lesson:
         fields["idea"],
         int(fields["minutes"]),
         fields["level"],
-        _listed(fields.get("repairs", "")),
+        _split(fields.get("repairs", "")),
         cells,
-        _listed(fields.get("without", "")),
+        _split(fields.get("without", "")),
     )
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(one.strip() for one in text.split(";") if one.strip())
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
 def read_cells(file_name: str, text: str) -> tuple[str, tuple[Cell, ...]]:
-    """What the docstring at the top of a file says, and the cells below it.
+    """Return the docstring at the top of a file, and the cells below it.
 
     Raises:
         ArgumentError: a head that is none, a text that is not a comment.
@@ -164,10 +143,8 @@ def _cell(file_name: str, text: str) -> Cell:
 def lessons() -> tuple[Lesson, ...]:
     """All lessons, in order."""
     folder = files(__package__) / "lessons"
-    found = [one for one in folder.iterdir() if re.fullmatch(r"\d\d_\w+\.py", one.name)]
-    return tuple(
-        read_lesson(one.name, one.read_text("utf-8")) for one in sorted(found, key=lambda one: one.name)
-    )
+    found = {file.name: file for file in folder.iterdir() if re.fullmatch(r"\d\d_\w+\.py", file.name)}
+    return tuple(read_lesson(name, found[name].read_text("utf-8")) for name in sorted(found))
 
 
 def lesson(number: int) -> Lesson:
@@ -176,7 +153,7 @@ def lesson(number: int) -> Lesson:
     Raises:
         ArgumentError: there is none.
     """
-    found = next((one for one in lessons() if one.number == number), None)
+    found = next((each for each in lessons() if each.number == number), None)
     if found is None:
         last = lessons()[-1].number
         raise ArgumentError(f"lesson must be 1 to {last}: got {number}; headwise learn lists them")

@@ -1,4 +1,4 @@
-"""Batches of examples: run through a model one by one, with their loss and, where it takes long, a bar."""
+"""Batches of examples: how a model is run on one, its loss, and a bar for what takes long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IGNORED = -100  # the label of positions that do not count
 
 
 def as_batches(batches: object) -> Iterator[object]:
-    """Batches one by one; a single one, as a mapping or a tensor, counts as one."""
+    """Yield batches one by one; a mapping or a tensor is a single batch."""
     if isinstance(batches, (Mapping, Tensor)):
         batches = [batches]
     if isinstance(batches, str) or not isinstance(batches, Iterable):
@@ -41,16 +41,16 @@ def as_batches(batches: object) -> Iterator[object]:
 
 
 def run(model: nn.Module, batch: object) -> object:
-    """The model on a batch: a mapping of its arguments, a tuple of them, or the only one."""
+    """Call the model with a batch: a mapping of its arguments, a tuple of them, or the only one."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 def own_loss(model: nn.Module, batch: object) -> Tensor:
-    """The loss a Hugging Face model computes itself; a causal language model predicts its own input.
+    """Return `token_loss` of a `Transformer`, or the loss that a Hugging Face model computes itself.
 
-    Of a `Transformer` of ours it is `token_loss`.
+    Without labels a causal language model of Hugging Face predicts its own input.
     """
     if isinstance(model, Transformer):
         return token_loss(model, batch)
@@ -63,7 +63,8 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
         )
     batch = dict(batch)
     if "labels" not in batch:
-        if "input_ids" not in batch or not _is_causal_language_model(model):
+        is_causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        if "input_ids" not in batch or not is_causal:
             raise ArgumentError(
                 f"batches must hold labels: got {', '.join(map(str, batch)) or 'nothing'} for "
                 f"{type(model).__name__}; add them, or give loss_fn(model, batch)"
@@ -105,12 +106,12 @@ def token_loss(model: Transformer, batch: Any) -> Tensor:
             f"loss_fn must be given for a model without an output: kind={model.config.kind!r} ends with "
             "hidden states; give loss_fn(model, batch)"
         )
-    said = "target_ids" if model.config.kind == "encoder-decoder" else "ids"
-    names = ("ids", "target_ids") if said == "target_ids" else ("ids",)
+    is_decoder = model.config.kind == "decoder"
+    names = ("ids",) if is_decoder else ("ids", "target_ids")
     if not isinstance(batch, Mapping):
         batch = dict(zip(names, batch if isinstance(batch, (tuple, list)) else (batch,), strict=False))
     missing = [name for name in names if name not in batch]
-    if missing or ("mask" in batch and "labels" not in batch and said == "ids"):
+    if missing or ("mask" in batch and "labels" not in batch and is_decoder):
         rule = (
             f"must hold {' and '.join(names)}" if missing else "must tell padding by lengths, not by a mask"
         )
@@ -121,8 +122,7 @@ def token_loss(model: Transformer, batch: Any) -> Tensor:
     arguments = {name: value for name, value in batch.items() if name != "labels"}
     labels = batch.get("labels")
     if labels is None:
-        labels = batch[said]
-        lengths = batch.get("target_lengths" if said == "target_ids" else "lengths")
+        labels, lengths = batch[names[-1]], batch.get("lengths" if is_decoder else "target_lengths")
         if lengths is not None:
             lengths = torch.as_tensor(lengths, device=labels.device)
             at = torch.arange(labels.shape[1], device=labels.device)
@@ -132,23 +132,19 @@ def token_loss(model: Transformer, batch: Any) -> Tensor:
     return cross_entropy(logits.to(wide), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
-def _is_causal_language_model(model: nn.Module) -> bool:
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-
-
 def checked_loss(loss_fn: Loss | None, model: nn.Module, batch: object) -> Tensor:
-    """One number, as a tensor without dimensions."""
-    loss = own_loss(model, batch) if loss_fn is None else _called(loss_fn, model, batch)
+    """Return the loss of a batch as a tensor without dimensions."""
+    loss = own_loss(model, batch) if loss_fn is None else _call(loss_fn, model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ArgumentError(f"loss_fn must return one number as a tensor: got {shown}; use its mean")
     return loss.reshape(())
 
 
-def _called(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
-    theirs = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
-    if getattr(theirs, "__module__", None) in ("torch.nn.modules.loss", "torch.nn.functional"):
-        name = getattr(theirs, "__name__", type(theirs).__name__)
+def _call(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
+    function = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
+    if getattr(function, "__module__", None) in ("torch.nn.modules.loss", "torch.nn.functional"):
+        name = getattr(function, "__name__", type(function).__name__)
         raise ArgumentError(
             f"loss_fn must take the model and a batch: got torch's {name}, of an output and a target; put it "
             "in a function, as lambda model, batch: loss(model(batch[0]), batch[1])"
@@ -159,9 +155,6 @@ def _called(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
         given = f"{type(model).__name__} and {type(batch).__name__}"
         error.add_note(f"loss_fn is called with the model and a batch, loss_fn(model, batch): here {given}")
         raise
-
-
-# The bar
 
 
 AFTER = 2.0  # seconds: what is quicker needs no bar
@@ -195,17 +188,12 @@ def tracked(
 
 
 class Report:
-    """How far a task is: a bar on a terminal, with rich; else, where there is a loss, a line a minute on
-    stderr.
-
-    with Report("training", 0, 1000) as report:
-        report.tell(1, loss)
-    """
+    """Shows how far a task is: a bar on a terminal, with rich; else, of a loss, a line a minute on stderr."""
 
     def __init__(self, words: str, before: int, total: int | None, wanted: bool = True) -> None:
         self.words, self.before, self.total, self.wanted = words, before, total, wanted
         self.bar: Progress | None = None
-        self.has_no_bar = False
+        self.is_slow = False
         self.started = self.told = monotonic()
 
     def tell(self, done: int, loss: float | None = None) -> None:
@@ -213,13 +201,13 @@ class Report:
         if not self.wanted:
             return
         now = monotonic()
-        if self.bar is None and not self.has_no_bar:
+        if not self.is_slow:
             seconds, steps = now - self.started, done - self.before
             expected = 0.0 if self.total is None else seconds / steps * (self.total - self.before)
-            if max(seconds, expected) <= AFTER:
+            self.is_slow = max(seconds, expected) > AFTER
+            if not self.is_slow:
                 return
-            self.bar = _bar(self.words, self.total)
-            self.has_no_bar = self.bar is None
+            self.bar = _start_bar(self.words, self.total)
         if self.bar is not None:
             words = self.words if loss is None else f"{self.words}, loss {loss:.4g}"
             self.bar.update(self.bar.task_ids[0], completed=done, description=words)
@@ -236,8 +224,8 @@ class Report:
             self.bar.stop()
 
 
-def _bar(words: str, total: int | None) -> Progress | None:
-    """Return a bar that has begun; None where there is nobody to see it or nothing to draw it."""
+def _start_bar(words: str, total: int | None) -> Progress | None:
+    """Return a bar that has begun; None without a terminal or without rich."""
     if not sys.stderr.isatty():
         return None
     try:

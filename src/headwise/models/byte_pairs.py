@@ -10,7 +10,8 @@ is put in front of a text, the end the one after it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -27,8 +28,6 @@ __all__ = ["LETTERS", "SPACE", "UNLIMITED", "VOCABULARY", "BytePairs", "check_le
 VOCABULARY = "tokenizer.json"
 UNLIMITED = 1 << 24  # tokens: no limit; other tokenizers say 10^30
 SPACE = "␣"
-
-Offsets = list[tuple[int, int]]
 
 
 class BytePairs:
@@ -67,17 +66,15 @@ class BytePairs:
             if token.special
         }
         self._size = 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
-        self.bos_token_id, self.eos_token_id = self._ends()
+        self.bos_token_id, self.eos_token_id = self._find_ends()
         self.pad_token_id: int | None = padding["pad_id"] if padding else None
         unknown = getattr(self._inner.model, "unk_token", None)
         self.unk_token_id: int | None = None if unknown is None else self._inner.token_to_id(unknown)
-        if isinstance(
-            self._inner.model, library.models.Unigram
-        ):  # which says it by number, in its file alone
+        if isinstance(self._inner.model, library.models.Unigram):  # its file alone says it, by number
             self.unk_token_id = json.loads(self._inner.to_str())["model"]["unk_id"]
 
-    def _ends(self) -> tuple[int | None, int | None]:
-        """The tokens that are put before a text and after it; seen around one that is known."""
+    def _find_ends(self) -> tuple[int | None, int | None]:
+        """Find the tokens that are put before a text and after it, by encoding a text that is known."""
         entries = (self._inner.decode([number]) for number in range(min(self._size, 512)))
         for text in ("a", *entries):
             try:
@@ -121,9 +118,9 @@ class BytePairs:
         try:
             inner = library.Tokenizer.from_str(file.read_text("utf-8"))
         except Exception as error:  # the library raises Exception itself
-            said = str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0]
             raise ArgumentError(
-                f"tokenizer must be one of the library tokenizers: {str(file)!r} cannot be read ({said}); "
+                f"tokenizer must be one of the library tokenizers: {str(file)!r} cannot be read ({reason}); "
                 "save it again"
             ) from error
         return cls(inner, model_max_length=model_max_length)
@@ -170,46 +167,43 @@ class BytePairs:
             raise ArgumentError(f"return_tensors must be 'pt' or None: got {return_tensors!r}; use 'pt'")
         if padding not in (None, True, False, "longest"):
             raise ArgumentError(f"padding must be True, False or 'longest': got {padding!r}; use True")
-        most = self._most(truncation, max_length, add_special_tokens)
-        encoded = [self._encoded(each, add_special_tokens, most) for each in texts]
-        rows: list[list[int]] = [each.ids for each in encoded]
-        places: list[Offsets] = [each.offsets for each in encoded]
-        lengths = [len(row) for row in rows]
+        most = self._text_limit(truncation, max_length, add_special_tokens)
+        encoded = [self._encode(each, add_special_tokens, most) for each in texts]
+        lengths = [len(each.ids) for each in encoded]
         tensors = return_tensors == "pt"
         longest = max(lengths, default=0)
         if tensors and padding is False and lengths.count(longest) < len(lengths):
             raise ArgumentError(
                 f"padding must be True for texts of different lengths as tensors: got {lengths}; leave it out"
             )
-        masks = [[1] * length for length in lengths]
-        if padding or (tensors and padding is None):
-            fill = next((i for i in (self.pad_token_id, self.bos_token_id) if i is not None), 0)
-            rows = [row + [fill] * (longest - len(row)) for row in rows]
-            masks = [mask + [0] * (longest - len(mask)) for mask in masks]
-            places = [[*at, *[(0, 0)] * (longest - len(at))] for at in places]
-        told: dict[str, Any] = {"input_ids": rows, "attention_mask": masks}
+        fill = next((i for i in (self.pad_token_id, self.bos_token_id) if i is not None), 0)
+        columns: dict[str, tuple[list[Any], Any]] = {  # of every text, and what it is filled up with
+            "input_ids": ([each.ids for each in encoded], fill),
+            "attention_mask": ([[1] * length for length in lengths], 0),
+        }
         if return_offsets_mapping:
-            told["offset_mapping"] = places
+            columns["offset_mapping"] = ([each.offsets for each in encoded], (0, 0))
+        is_padded = padding or (tensors and padding is None)
+        result: dict[str, Any] = {
+            name: [row + [end] * (longest - len(row)) for row in rows] if is_padded else rows
+            for name, (rows, end) in columns.items()
+        }
         if tensors:
-            shape = (len(rows), longest)
-            told = {
-                name: torch.tensor(value, dtype=torch.int64).reshape(
-                    *shape, *[2] * (name == "offset_mapping")
-                )
-                for name, value in told.items()
-            }
-            told["lengths"] = torch.tensor(lengths, dtype=torch.int64)
+            for name, rows in result.items():
+                shape = (len(texts), longest, 2) if name == "offset_mapping" else (len(texts), longest)
+                result[name] = torch.tensor(rows, dtype=torch.int64).reshape(shape)
+            result["lengths"] = torch.tensor(lengths, dtype=torch.int64)
         elif isinstance(text, str):
-            told = {name: value[0] for name, value in told.items()}
-        return told
+            result = {name: rows[0] for name, rows in result.items()}
+        return result
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of one text."""
         ids: list[int] = self(text, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
 
-    def _most(self, truncation: bool, max_length: int | None, special: bool) -> int | None:
-        """How many tokens of a text itself there may be; None: all."""
+    def _text_limit(self, truncation: bool, max_length: int | None, special: bool) -> int | None:
+        """Return how many tokens of a text there may be, special ones aside; None: all."""
         if not isinstance(truncation, bool):
             raise ArgumentError(f"truncation must be True or False: got {truncation!r}; True cuts the end")
         if not truncation:
@@ -226,7 +220,7 @@ class BytePairs:
             )
         return most - around
 
-    def _encoded(self, text: str, special: bool, most: int | None) -> tokenizers.Encoding:
+    def _encode(self, text: str, special: bool, most: int | None) -> tokenizers.Encoding:
         check_letters(text)
         try:
             if most is None:
@@ -279,11 +273,10 @@ class BytePairs:
     def _shown(self, token: int) -> str:
         if token in self._special:
             return self._special[token]
-        said: str = self._inner.decode([token], skip_special_tokens=False)
-        if "\N{REPLACEMENT CHARACTER}" in said:
-            entry = self._inner.id_to_token(token) or ""
-            return shown_bytes(entry) or said
-        return said.strip(" ") or SPACE
+        text: str = self._inner.decode([token], skip_special_tokens=False)
+        if "\N{REPLACEMENT CHARACTER}" in text:
+            return shown_bytes(self._inner.id_to_token(token) or "") or text
+        return text.strip(" ") or SPACE
 
     def _ids(self, tokens: int | Iterable[int] | Tensor) -> list[int]:
         if isinstance(tokens, Tensor):
@@ -350,16 +343,11 @@ def _kind(text: object) -> str:
     return type(text).__name__
 
 
-def _alphabet() -> Mapping[str, int]:
-    """The letters that stand for bytes in byte-level vocabularies: themselves where they can be seen, else
-    those from 256 on, in order. Radford 2019."""
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    letters = {chr(byte): byte for byte in seen}
-    hidden = (byte for byte in range(256) if byte not in set(seen))
-    return letters | {chr(256 + at): byte for at, byte in enumerate(hidden)}
-
-
-LETTERS = _alphabet()
+# The letters that stand for bytes in byte-level vocabularies: themselves where they can be seen, else those
+# from 256 on, in order. Radford 2019.
+_SEEN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_HIDDEN = [byte for byte in range(256) if byte not in _SEEN]
+LETTERS = {chr(byte): byte for byte in _SEEN} | {chr(256 + at): byte for at, byte in enumerate(_HIDDEN)}
 
 
 def shown_bytes(entry: str) -> str:
@@ -371,9 +359,5 @@ def shown_bytes(entry: str) -> str:
         ('café', '<C3>')
     """
     data = bytes(LETTERS[letter] for letter in entry if letter in LETTERS)
-    return "".join(map(_whole_or_byte, data.decode("utf-8", "surrogateescape").strip(" ")))
-
-
-def _whole_or_byte(letter: str) -> str:
-    byte = ord(letter) - 0xDC00
-    return f"<{byte:02X}>" if 0x80 <= byte <= 0xFF else letter
+    text = data.decode("utf-8", "surrogateescape").strip(" ")  # a byte that is no letter: 0xDC00 and the byte
+    return re.sub("[\udc80-\udcff]", lambda found: f"<{ord(found[0]) - 0xDC00:02X}>", text)

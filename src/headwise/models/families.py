@@ -1,19 +1,16 @@
 """Families of Transformers that others have trained: their configs, names and weights in our `Transformer`.
 
-A family is one entry of `FAMILIES`: a table of their config's fields with the defaults of its class, which
-hold for every field that a file leaves out; a function for what is not said by one field; and a table of
-their modules' names. `*` stands for the number of a layer. A field of a config that nobody asks for is
-refused by its name: what a model was trained with is never passed over.
-
-Weights are copied. Each of theirs must have its place in our model and each of ours must come from somewhere,
-or the first that does not is named.
+A family is one entry of `FAMILIES`: a table of their config's fields with the defaults of its class; a
+function for what is not said by one field; and a table of their modules' names, where `*` stands for the
+number of a layer. A field that nobody asks for is refused by its name, and so is a weight of theirs without a
+place in our model, or one of ours that does not come from theirs. Weights are copied.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +49,14 @@ WORDS: dict[str, dict[Any, str]] = {  # fields of ours -> their words, and ours
 MAY_BE_NONE = ("n_inner", "num_key_value_heads", "head_dim")  # fields of theirs
 
 
+Values = dict[str, Any]
+
+
 class Settings:
-    """The fields of somebody's config, each asked for once; what is left at the end is refused.
+    """The fields of a config, each asked for once; what is left at the end is refused.
 
     Args:
-        fields: as the file has them. None is a value, as it is for their class: no window, for example.
+        fields: as the file has them. None is a value: no window, for example.
         family: what they belong to, for messages.
         defaults: of fields that are not there.
     """
@@ -86,7 +86,7 @@ class Settings:
         return self._left.pop(name, self._defaults.get(name))
 
     def must(self, **fields: Any) -> None:
-        """Refuse anything but these values, where there is one."""
+        """Refuse fields that are there and have another value."""
         for name, only in fields.items():
             value = self._left.pop(name, None)
             if value is not None and value != only:
@@ -105,29 +105,21 @@ class Settings:
         )
 
 
+Rest = Callable[[Settings, Values], Values]
+
+
 @dataclass(frozen=True)
 class Family:
-    """One family of models: how its config and its modules are named, and what that is here.
+    """One family of models: how its config and its modules are named, and what that is here."""
 
-    Args:
-        fields: our fields -> theirs, and the default of their config class; tests compare it with the class.
-        rest: what it has to be given beside them, as arguments of `TransformerConfig`.
-        others: defaults of the fields that `rest` reads.
-        classes: of transformers that are understood; and whether they end with an output, True, or without.
-        prefix: what stands before names where there is something on top.
-        names: their modules and ours; where one of theirs is several of ours, they lie one after another.
-        transposed: modules whose weight is [in, out].
-        beside: of their tensors, those that are no weights of the model.
-    """
-
-    fields: Mapping[str, tuple[str, Any]]
-    rest: Callable[[Settings, dict[str, Any]], dict[str, Any]]
-    others: Mapping[str, Any]
-    classes: Mapping[str, bool]
-    prefix: str
-    names: Mapping[str, str | tuple[str, ...]]
-    transposed: tuple[str, ...] = ()
-    beside: str = ""
+    fields: Mapping[str, tuple[str, Any]]  # ours -> theirs, and the default of their config class
+    rest: Rest  # what is given beside them, as arguments of `TransformerConfig`
+    others: Mapping[str, Any]  # defaults of the fields that `rest` reads
+    classes: Mapping[str, bool]  # of transformers; whether they end with an output
+    prefix: str  # what stands before names where there is something on top
+    names: Mapping[str, str | tuple[str, ...]]  # their modules -> ours; several lie one after another
+    transposed: tuple[str, ...] = ()  # modules whose weight is [in, out]
+    beside: str = ""  # their tensors that are no weights of the model
 
     def config(self, fields: Mapping[str, Any], with_output: bool) -> TransformerConfig:
         """Our config for theirs."""
@@ -144,10 +136,7 @@ class Family:
         return {**dict(self.fields.values()), **self.others}
 
 
-# GPT-2
-
-
-def _gpt2(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+def _gpt2(s: Settings, read: Values) -> Values:
     s.must(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     return {"positions": "learned", "d_ff": read["d_ff"] or 4 * read["d_model"]}
 
@@ -191,10 +180,8 @@ GPT2 = Family(
     beside=r"h\.\d+\.attn\.(masked_)?bias",  # the causal mask, which old files hold
 )
 
-# BERT
 
-
-def _bert(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+def _bert(s: Settings, read: Values) -> Values:
     s.must(position_embedding_type="absolute", is_decoder=False, tie_word_embeddings=True)
     return {"kind": "encoder", "positions": "learned", "embedding_norm": True, "norm_first": False}
 
@@ -234,32 +221,29 @@ BERT = Family(
     beside=r"pooler\..*|cls\..*|embeddings\.position_ids",  # what stands on top of the encoder
 )
 
-# Llama and its kin
 
-
-def _llama(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+def _llama(s: Settings, read: Values) -> Values:
     s.must(rope_interleaved=False)
     bias = s.take("attention_bias")
     return {**_rotary(s, read), "qkv_bias": bias, "out_bias": bias, "bias": s.take("mlp_bias")}
 
 
-def _mistral(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+def _mistral(s: Settings, read: Values) -> Values:
     return {**_rotary(s, read), "bias": False, "windows": (s.may("sliding_window"),)}
 
 
-def _qwen2(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+def _qwen2(s: Settings, read: Values) -> Values:
     windows = _windows(s, read["num_layers"])
     return {**_rotary(s, read), "bias": False, "qkv_bias": True, "windows": windows}
 
 
-def _qwen3(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
+def _qwen3(s: Settings, read: Values) -> Values:
     bias = s.take("attention_bias")
     norm = QKNorm("rms", eps=read["norm_eps"])
     return {**_qwen2(s, read), "qkv_bias": bias, "out_bias": bias, "qk_norm": norm}
 
 
-def _rotary(s: Settings, read: dict[str, Any]) -> dict[str, Any]:
-    """What Llama and its kin have in common."""
+def _rotary(s: Settings, read: Values) -> Values:
     return {"gated": True, "norm": "rms", "rope": _rope(s, read["max_length"])}
 
 
@@ -284,27 +268,21 @@ def _rope(s: Settings, max_length: int) -> Rope:
     base, given = s.take("rope_theta"), s.may("rope_parameters") or s.may("rope_scaling") or {}
     s.must(rope_scaling=None)
     defaults = {"rope_theta": base, "original_max_position_embeddings": max_length, **ROPE_DEFAULTS}
-    asked = Settings(given, "rope_parameters", defaults)
-    base, kind = asked.take("rope_theta"), asked.may("rope_type") or asked.may("type") or "default"
-    asked.must(type=kind, partial_rotary_factor=1.0)
+    rope = Settings(given, "rope_parameters", defaults)
+    base, kind = rope.take("rope_theta"), rope.may("rope_type") or rope.may("type") or "default"
+    rope.must(type=kind, partial_rotary_factor=1.0)
     scaling: Scaling | None = None
     if kind == "linear":
-        scaling = Linear(asked.take("factor"))
+        scaling = Linear(rope.take("factor"))
     elif kind == "llama3":
-        low, high = asked.take("low_freq_factor"), asked.take("high_freq_factor")
-        scaling = Llama3(asked.take("factor"), low, high, asked.take("original_max_position_embeddings"))
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling = Llama3(*map(rope.take, names))
     elif kind == "yarn":
-        scaling = Yarn(
-            asked.take("factor"),
-            asked.take("original_max_position_embeddings"),
-            asked.take("beta_fast"),
-            asked.take("beta_slow"),
-            asked.take("truncate"),
-            asked.may("attention_factor"),
-        )
+        names = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate")
+        scaling = Yarn(*map(rope.take, names), rope.may("attention_factor"))
     elif kind != "default":
-        raise asked._refusal("rope_type", kind, "known are default, linear, llama3, yarn")
-    asked.finish()
+        raise rope._refusal("rope_type", kind, "known are default, linear, llama3, yarn")
+    rope.finish()
     return Rope(base, scaling=scaling)
 
 
@@ -344,12 +322,7 @@ LLAMA_NAMES = {
 WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 
 
-def _like_llama(
-    name: str,
-    rest: Callable[[Settings, dict[str, Any]], dict[str, Any]],
-    others: Mapping[str, Any],
-    **defaults: Any,
-) -> Family:
+def _like_llama(name: str, rest: Rest, others: Mapping[str, Any], **defaults: Any) -> Family:
     """Llama's fields and names; `defaults`, by our names, where those of its class are others."""
     fields = LLAMA_FIELDS | {ours: (LLAMA_FIELDS[ours][0], value) for ours, value in defaults.items()}
     classes = {f"{name}ForCausalLM": True, f"{name}Model": False}
@@ -371,7 +344,7 @@ FAMILIES: dict[str, Family] = {  # by their config's model_type
 
 
 def family_of(fields: Mapping[str, Any]) -> Family:
-    """The family of a config."""
+    """Return the family of a config."""
     kind = fields.get("model_type")
     if kind not in FAMILIES:
         raise ArgumentError(
@@ -389,7 +362,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def from_transformers(model: nn.Module) -> Transformer:
-    """The same model built of headwise's parts, with copies of the weights; in training mode if it is."""
+    """Return the same model built of headwise's parts, with copies of the weights, in the same mode."""
     config = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
         raise ArgumentError(
@@ -409,7 +382,7 @@ def from_transformers(model: nn.Module) -> Transformer:
 
 
 def from_folder(folder: Path) -> Transformer:
-    """The model in a folder with config.json and safetensors, in eval mode. transformers is not asked."""
+    """Return the model of a folder with config.json and safetensors, in eval mode, without transformers."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
     family = family_of(fields)
     known = [name for name in fields.get("architectures") or () if name in family.classes]
@@ -418,7 +391,7 @@ def from_folder(folder: Path) -> Transformer:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a folder's files: of those the index names, else of model.safetensors, else of all."""
+    """Give every tensor of the files that the index names, else of model.safetensors, else of all files."""
     with needed("safetensors", "weights in files need safetensors"):
         from safetensors import SafetensorError, safe_open
     if (folder / INDEX).is_file():
@@ -440,16 +413,20 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _filled(config: TransformerConfig, family: Family, theirs: Mapping[str, Tensor]) -> Transformer:
-    """Our model with their weights."""
     with Undrawn():
         model = Transformer(config, device="meta")
     state: dict[str, Tensor] = {}
     trained: dict[str, bool] = {}
     for name, tensor in theirs.items():
-        for ours, part in _told(family, name, tensor):
+        for ours, part in _placed(family, name, tensor):
             state[ours], trained[ours] = part, tensor.requires_grad
     if config.output == "tied" and "output.weight" in state:
-        _check_tied(state.pop("output.weight"), state.get("embedding.tokens.weight"))
+        output, tokens = state.pop("output.weight"), state.get("embedding.tokens.weight")
+        if tokens is not None and output is not tokens and not torch.equal(output, tokens):
+            raise ArgumentError(
+                "output must be the embedding where a config ties them: lm_head has other numbers; set "
+                "tie_word_embeddings=False in the config"
+            )
     _check_places(model, state)
     model.load_state_dict({name: x.detach().clone() for name, x in state.items()}, assign=True)
     if any(trained.values()):  # of a model in files none is, and all of ours may be trained
@@ -458,14 +435,14 @@ def _filled(config: TransformerConfig, family: Family, theirs: Mapping[str, Tens
     return model
 
 
-def _told(family: Family, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-    """One tensor of theirs as those of ours that it is; none of what stands beside the model."""
+def _placed(family: Family, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Give each of our weights that one tensor of theirs holds, by its name."""
     bare = name.removeprefix(family.prefix)
     if family.beside and re.fullmatch(family.beside, bare):
         return
     module, _, kind = bare.rpartition(".")
     kind = {"gamma": "weight", "beta": "bias"}.get(kind, kind)  # what the first BERTs called them
-    pattern, numbers = NUMBER.sub("*", module), NUMBER.findall(module)
+    pattern, number = NUMBER.sub("*", module), "".join(NUMBER.findall(module))
     places = family.names.get(pattern)
     if places is None or kind not in ("weight", "bias"):
         raise ArgumentError(
@@ -477,15 +454,7 @@ def _told(family: Family, name: str, tensor: Tensor) -> Iterable[tuple[str, Tens
     places = (places,) if isinstance(places, str) else places
     parts = tensor.chunk(len(places)) if len(places) > 1 else (tensor,)
     for place, part in zip(places, parts, strict=True):
-        yield f"{place.replace('*', ''.join(numbers))}.{kind}", part
-
-
-def _check_tied(output: Tensor, tokens: Tensor | None) -> None:
-    if tokens is not None and output is not tokens and not torch.equal(output, tokens):
-        raise ArgumentError(
-            "output must be the embedding where a config ties them: lm_head has other numbers; set "
-            "tie_word_embeddings=False in the config"
-        )
+        yield f"{place.replace('*', number)}.{kind}", part
 
 
 def _check_places(model: Transformer, state: Mapping[str, Any]) -> None:

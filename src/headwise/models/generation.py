@@ -47,8 +47,8 @@ class Options(TypedDict, total=False):
     compile: bool
 
 
-class _Asked(NamedTuple):
-    """The same, checked, with what they are by default."""
+class Sampling(NamedTuple):
+    """The same with their defaults, checked."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -94,13 +94,13 @@ def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unp
         >>> new.shape, bool((new[:, 0] == model(ids)[:, -1].argmax(-1)).all())
         (torch.Size([3, 5]), True)
     """
-    asked = _checked(self, ids, max_new_tokens, options)
-    new = torch.stack(list(_tokens(self, ids, max_new_tokens, asked, 1 if ids.is_cpu else GLANCE)), 1)
-    if asked.stop is None:
+    settings = _checked(self, ids, max_new_tokens, options)
+    new = torch.stack(list(_tokens(self, ids, max_new_tokens, settings, 1 if ids.is_cpu else GLANCE)), 1)
+    if settings.stop is None:
         return new
-    ended = torch.isin(new, asked.stop).any(1)  # [B]
-    firsts = torch.isin(new, asked.stop).int().argmax(1)  # of each sequence that ended, where
-    return new[:, : int(firsts.max()) + 1] if bool(ended.all()) else new
+    is_stop = torch.isin(new, settings.stop)  # [B, N]
+    ends = is_stop.int().argmax(1)  # of each sequence that ended, where
+    return new[:, : int(ends.max()) + 1] if bool(is_stop.any(1).all()) else new
 
 
 def stream(
@@ -119,82 +119,80 @@ def stream(
     return _tokens(self, ids, max_new_tokens, _checked(self, ids, max_new_tokens, options), 1)
 
 
-def _tokens(model: Transformer, ids: Tensor, count: int, asked: _Asked, glance: int) -> Iterator[Tensor]:
-    ended: Tensor | None = None
+def _tokens(model: Transformer, ids: Tensor, count: int, settings: Sampling, glance: int) -> Iterator[Tensor]:
+    temperature, top_k, top_p, stop, *_ = settings
+    ended: Tensor | None = None  # bool [B]
     last: Tensor | None = None
     here = _local_heads(model)
-    with ExitStack() as borrowed:
-        borrowed.enter_context(_without_dropout(model))
-        step, logits = _begin(model, ids, count, asked, borrowed)
-        for number in range(count):
+    with ExitStack() as contexts:
+        contexts.enter_context(_without_dropout(model))
+        step, logits = _begin(model, ids, count, settings, contexts)
+        for number in range(1, count + 1):
             with torch.inference_mode():
-                token = chosen(logits, asked.temperature, asked.top_k, asked.top_p, asked.generator)
+                token = chosen(logits, temperature, top_k, top_p, settings.generator)
                 if here is not None:  # ranks that share heads go on with one and the same token
                     token = here.agree(token)
-                if asked.stop is not None:
+                if stop is not None:
                     if ended is not None and last is not None:
                         token = torch.where(ended, last, token)
-                    last, ended = token, torch.isin(token, asked.stop)
+                    last, ended = token, torch.isin(token, stop)
             yield token.clone()  # not of inference mode: it may go where gradients are wanted
-            looks = (number + 1) % glance == 0
-            if number + 1 == count or (looks and ended is not None and bool(ended.all())):
+            if number == count or (number % glance == 0 and ended is not None and bool(ended.all())):
                 return
             with torch.inference_mode():
                 logits = step(token[:, None])[:, 0]
 
 
 def _local_heads(model: Transformer) -> HeadsOfRank | None:
-    """Which heads are here, where several processes share them."""
+    """Return which heads are here, if several processes share them."""
     layers: Any = () if model.decoder is None else model.decoder.layers
     return layers[0].attention.local_heads if layers else None
 
 
-_speaking: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-_one_by_one = threading.Lock()
+_streams: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # number; modules in training mode
+_lock = threading.Lock()
 
 
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode until the last of those who speak with it has ended; then as it was."""
-    with _one_by_one:
-        known = _speaking.setdefault(model, [0, [module for module in model.modules() if module.training]])
-        known[0] += 1
+    """Keep the model in eval mode until the last of its streams has ended; then it is as before the first."""
+    with _lock:
+        entry = _streams.setdefault(model, [0, [module for module in model.modules() if module.training]])
+        entry[0] += 1
         model.eval()
     try:
         yield
     finally:
-        with _one_by_one:
-            known[0] -= 1
-            if not known[0]:
-                del _speaking[model]
-                for module in known[1]:
+        with _lock:
+            entry[0] -= 1
+            if not entry[0]:
+                del _streams[model]
+                for module in entry[1]:
                     module.training = True
 
 
 def _begin(
-    model: Transformer, ids: Tensor, count: int, asked: _Asked, borrowed: ExitStack
+    model: Transformer, ids: Tensor, count: int, settings: Sampling, contexts: ExitStack
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """How a token is read, [B, 1] -> [B, 1, V], and the first logits, [B, V]."""
-    both = model.config.kind == "encoder-decoder"
-    room = count if both else ids.shape[1] + count - 1
+    """Read the prompt. Return a function that reads a token, [B, 1] -> [B, 1, V], and logits, [B, V]."""
+    has_source = model.config.kind == "encoder-decoder"
+    room = count if has_source else ids.shape[1] + count - 1
     cache, read = model.cache(), _read
-    if asked.compile:
-        cache, read = borrowed.enter_context(_compiled(model, len(ids), -(-room // ROUND) * ROUND))
+    if settings.compile:
+        cache, read = contexts.enter_context(_compiled(model, len(ids), -(-room // ROUND) * ROUND))
     with torch.inference_mode():
-        if both:
-            assert asked.start is not None
-            first = torch.full((len(ids), 1), asked.start, device=ids.device)
-            logits = model(ids, first, lengths=asked.lengths, cache=cache)
+        if has_source:
+            assert settings.start is not None
+            first = torch.full((len(ids), 1), settings.start, device=ids.device)
+            logits = model(ids, first, lengths=settings.lengths, cache=cache)
         else:
-            logits = model(ids, lengths=asked.lengths, cache=cache, last=True)
-
+            logits = model(ids, lengths=settings.lengths, cache=cache, last=True)
     return partial(read, model, cache), logits[:, 0]
 
 
 def _read(model: Transformer, cache: ModelCache, token: Tensor) -> Tensor:
-    """[B, 1] -> [B, 1, V]"""
-    both = model.config.kind == "encoder-decoder"
-    return model(None, token, cache=cache) if both else model(token, cache=cache)
+    has_source = model.config.kind == "encoder-decoder"
+    return model(None, token, cache=cache) if has_source else model(token, cache=cache)
 
 
 Step = tuple["ModelCache", Callable[..., Tensor]]
@@ -203,7 +201,7 @@ _steps: WeakKeyDictionary[nn.Module, dict[object, Step]] = WeakKeyDictionary()
 
 @contextmanager
 def _compiled(model: Transformer, batch: int, room: int) -> Iterator[Step]:
-    """A cache and a compiled step over it, nobody else's meanwhile; kept for the next call of their sizes.
+    """Give a cache and a compiled step over it to one caller at a time, and keep them for the next.
 
     A graph of kernels reads and writes where it was recorded: another cache would be another graph.
     """
@@ -213,12 +211,11 @@ def _compiled(model: Transformer, batch: int, room: int) -> Iterator[Step]:
     step = kept.pop(sizes, None)
     if step is None:
         cache = model.cache(batch, room)
-        # code of its own: torch counts how often one code was compiled, whoever's model it was for
+        # code of its own: torch counts how often one code was compiled, for all models together
         own = FunctionType(_read.__code__.replace(), _read.__globals__)
-        mode = None
         if weight.is_cuda:
-            mode = "reduce-overhead"
             _keep_in_place(cache)
+        mode = "reduce-overhead" if weight.is_cuda else None
         step = cache, torch.compile(own, mode=mode, fullgraph=True)
     try:
         yield step
@@ -238,9 +235,6 @@ def _keep_in_place(cache: ModelCache) -> None:
             mark_static_address(held)
 
 
-# One token out of all
-
-
 def chosen(
     logits: Tensor,
     temperature: float = 0.0,
@@ -248,7 +242,7 @@ def chosen(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """logits [B, V] -> tokens int [B]: the likeliest, or drawn."""
+    """Choose the likeliest token, or draw one: logits [B, V] -> int [B]."""
     if temperature == 0:
         return logits.argmax(-1)
     likely = filtered(logits, temperature, top_k, top_p).softmax(-1)
@@ -278,14 +272,11 @@ def filtered(
     return scores
 
 
-# What is asked for
-
-
-def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _Asked:
-    unknown = [name for name in options if name not in Options.__annotations__]
-    if unknown:
-        raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
-    config, asked = model.config, _Asked(**options)
+def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> Sampling:
+    for name in options:
+        if name not in Sampling._fields:
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
+    config, settings = model.config, Sampling(**options)
     if config.output is None:
         raise ArgumentError(
             f"generate must be asked of a model with an output: kind={config.kind!r} ends with hidden "
@@ -302,28 +293,28 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> _
             "another model's tokenizer?"
         )
     here = _local_heads(model)
-    if here is not None and asked.compile:
+    if here is not None and settings.compile:
         raise ArgumentError(
             f"compile must be False where heads lie over several processes: got True for {here}; leave it out"
         )
-    _check_drawing(asked.temperature, asked.top_k, asked.top_p)
+    _check_drawing(settings.temperature, settings.top_k, settings.top_p)
     _check_positions(model, ids, count)
-    if (asked.start is None) == (config.kind == "encoder-decoder"):
+    if (settings.start is None) == (config.kind == "encoder-decoder"):
         raise ArgumentError(
-            f"start must be given to an encoder-decoder, and to no other: got {asked.start!r} for "
+            f"start must be given to an encoder-decoder, and to no other: got {settings.start!r} for "
             f"{config.kind}; it is the token with which what it says begins"
         )
-    stops = _stops(asked.stop)
-    for each in (asked.start, *stops):
-        if each is not None and not 0 <= each < config.vocab_size:
+    stops = _list_stops(settings.stop)
+    for token in (settings.start, *stops):
+        if token is not None and not 0 <= token < config.vocab_size:
             raise ArgumentError(
-                f"stop and start must be tokens: got {each} for a vocabulary of {config.vocab_size}; use the "
-                "tokenizer's eos_token_id"
+                f"stop and start must be tokens: got {token} for a vocabulary of {config.vocab_size}; use "
+                "the tokenizer's eos_token_id"
             )
-    return asked._replace(stop=torch.tensor(stops, device=ids.device) if stops else None)
+    return settings._replace(stop=torch.tensor(stops, device=ids.device) if stops else None)
 
 
-def _stops(stop: int | Sequence[int] | None) -> list[int]:
+def _list_stops(stop: int | Sequence[int] | None) -> list[int]:
     if stop is None:
         return []
     several: Any = stop if isinstance(stop, (list, tuple)) or bool(getattr(stop, "ndim", 0)) else [stop]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -35,24 +35,12 @@ __all__ = ["Undrawn", "config_of", "is_ours", "plain_config", "read", "read_toke
 FORMAT, VERSION = "headwise", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEADER = ("format", "version", "title", "dtype", "stored", "config")
-DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 DRAWS = {"normal_", "uniform_", "kaiming_uniform_", "xavier_uniform_"}  # of tensors, and of torch.nn.init
-RECORDS = {
-    "rope": Rope,
-    "qk_norm": QKNorm,
-    "relative_bias": Buckets,
-}  # fields that hold a record of their own
+RECORDS = {"rope": Rope, "qk_norm": QKNorm, "relative_bias": Buckets}  # fields that hold a record
 SCALINGS = {kind.__name__: kind for kind in (Linear, Ntk, Llama3, Yarn)}
 
 Plain = dict[str, Any]  # what JSON holds
-
-
-# Writing
 
 
 def save(
@@ -89,26 +77,20 @@ def save(
         raise ArgumentError(
             f"title must be words: got {type(title).__name__}; leave it out for the folder's name"
         )
-    written = None if tokenizer is None else BytePairs.of(tokenizer)
-    if written is not None:
-        _check_fit(written, self.config)
+    vocabulary = None if tokenizer is None else BytePairs.of(tokenizer)
+    if vocabulary is not None:
+        _check_fit(vocabulary, self.config)
     own = _own_dtype(self)
     stored = own if dtype is None else dtype
     if stored not in DTYPES.values():
         raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}: got {stored}; try torch.float16")
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "title": title,
-        "dtype": _name_of(own),
-        "stored": _name_of(stored),
-        "config": plain_config(self.config),
-    }
+    header = (FORMAT, VERSION, title, _name_of(own), _name_of(stored), plain_config(self.config))
+    config = json.dumps(dict(zip(HEADER, header, strict=True)), indent=1) + "\n"
     weights = to_bytes(_stored(self, stored), metadata={"format": "pt"})
-    place = _place_for(folder, written is not None)
-    contents = {WEIGHTS: weights, CONFIG: (json.dumps(header, indent=1) + "\n").encode()}
-    if written is not None:
-        contents[VOCABULARY] = written.to_json().encode()
+    place = _place_for(folder, vocabulary is not None)
+    contents = {WEIGHTS: weights, CONFIG: config.encode()}
+    if vocabulary is not None:
+        contents[VOCABULARY] = vocabulary.to_json().encode()
     for name in contents:
         if (place / name).is_dir():  # the others would have taken their names by then
             raise ArgumentError(
@@ -121,7 +103,7 @@ def save(
 
 
 def _place_for(folder: str | os.PathLike[str], with_tokenizer: bool) -> Path:
-    """The folder, made where it is not there."""
+    """Return the folder, and make it where it is not there."""
     try:
         place = Path(folder).expanduser().resolve()
     except (TypeError, ValueError, RuntimeError) as error:  # a number; a null byte; a user without a home
@@ -159,7 +141,7 @@ def _own_dtype(model: Transformer) -> torch.dtype:
 
 
 def _stored(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights by name as they go into the file, each once."""
+    """Return the weights by name as they go into the file, each once."""
     state: dict[str, Tensor] = model.state_dict()
     over = next((name for name, weight in state.items() if type(weight).__name__ == "DTensor"), None)
     if over is not None:
@@ -189,14 +171,11 @@ def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
         )
     with Undrawn():
         made = kind(model.config, device="meta")
-    wanted = made.state_dict()
-    for name in (*wanted, *state):
-        here, there = (_shape(name, weights) for weights in (state, wanted))
-        if here != there:
-            raise ArgumentError(
-                f"model must be as its config says: {name!r} is {here} for {there}; use "
-                "torch.save for a model that was pruned or changed by hand"
-            )
+    for name, here, there in _other_shapes(state, made.state_dict()):
+        raise ArgumentError(
+            f"model must be as its config says: {name!r} is {here} for {there}; use "
+            "torch.save for a model that was pruned or changed by hand"
+        )
     meant = _firsts(made)
     for name, first in _firsts(model).items():
         if first != meant[name]:
@@ -207,14 +186,20 @@ def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
 
 
 def _firsts(model: Transformer) -> dict[str, str]:
-    """Every weight's name -> the first name that it has: layers may share one."""
+    """Map every weight's name to the first name that it has: layers may share one."""
     names: dict[int, str] = {}
     weights = model.named_parameters(remove_duplicate=False)
     return {name: names.setdefault(id(weight), name) for name, weight in weights}
 
 
-def _shape(name: str, weights: Mapping[str, Tensor]) -> str:
-    return str(list(weights[name].shape)) if name in weights else "absent"
+def _other_shapes(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str, str]]:
+    """Give the name and both shapes of each weight that is not alike in both; "absent": it is not there."""
+    for name in dict.fromkeys((*wanted, *found)):
+        here, there = (str(list(x[name].shape)) if name in x else "absent" for x in (found, wanted))
+        if here != there:
+            yield name, here, there
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -224,13 +209,9 @@ def _name_of(dtype: torch.dtype) -> str:
 # A config as JSON
 
 
-def plain_config(config: TransformerConfig) -> Plain:
-    """Return every field of a config as JSON holds it."""
-    return _plain_record("config", config)
-
-
-def _plain_record(name: str, record: Any) -> Plain:
-    values = {each.name: getattr(record, each.name) for each in fields(record)}
+def plain_config(record: Any, name: str = "config") -> Plain:
+    """Return every field of a config, or of a record in it, as JSON holds it."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
     plain = {field: _plain(f"{name}.{field}", value) for field, value in values.items()}
     _check_kinds(name, type(record), values)
     return {"name": type(record).__name__, **plain} if type(record) in SCALINGS.values() else plain
@@ -238,7 +219,7 @@ def _plain_record(name: str, record: Any) -> Plain:
 
 def _plain(name: str, value: object) -> object:
     if isinstance(value, tuple(RECORDS.values())) or type(value) in SCALINGS.values():
-        return _plain_record(name, value)
+        return plain_config(value, name)
     if isinstance(value, tuple):
         return [_plain(name, each) for each in value]
     if value is None or isinstance(value, (bool, int, str)):
@@ -250,27 +231,22 @@ def _plain(name: str, value: object) -> object:
     )
 
 
-def config_of(plain: object) -> TransformerConfig:
-    """Return the config that was written."""
-    config: TransformerConfig = _record("config", TransformerConfig, plain)
-    return config
-
-
-def _record(name: str, kind: Any, plain: object) -> Any:
-    values = dict(_checked(name, plain, [field.name for field in fields(kind)]))
+def config_of(plain: object, name: str = "config", kind: Any = TransformerConfig) -> Any:
+    """Return the config, or the record of a kind in it, that was written."""
+    values = dict(_checked_fields(name, plain, [field.name for field in fields(kind)]))
     for field, value in values.items():
         inner = f"{name}.{field}"
         if isinstance(value, list):
             values[field] = tuple(tuple(each) if isinstance(each, list) else each for each in value)
         elif isinstance(value, dict) and field in RECORDS:
-            values[field] = _record(inner, RECORDS[field], value)
+            values[field] = config_of(value, inner, RECORDS[field])
         elif isinstance(value, dict) and field == "scaling":
-            said = value.pop("name", None)
-            if said not in SCALINGS:
+            scaling = value.pop("name", None)
+            if scaling not in SCALINGS:
                 raise ArgumentError(
-                    f"{inner} must be one of {', '.join(SCALINGS)}: got {said!r}; update headwise"
+                    f"{inner} must be one of {', '.join(SCALINGS)}: got {scaling!r}; update headwise"
                 )
-            values[field] = _record(inner, SCALINGS[said], value)
+            values[field] = config_of(value, inner, SCALINGS[scaling])
     _check_kinds(name, kind, values)
     return kind(**values)
 
@@ -299,7 +275,7 @@ def _fits(value: object, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
-def _checked(name: str, plain: object, known: Sequence[str]) -> Plain:
+def _checked_fields(name: str, plain: object, known: Sequence[str]) -> Plain:
     """Return the fields, or refuse the first that is not known, or not there, by its name."""
     if not isinstance(plain, dict):
         raise ArgumentError(
@@ -318,14 +294,11 @@ def _checked(name: str, plain: object, known: Sequence[str]) -> Plain:
     return plain
 
 
-# Back from a folder
+# Reading
 
 
 class Undrawn(TorchFunctionMode):
-    """While a model is made without memory: nothing is drawn for its weights.
-
-    torch would load its library of such operations, which takes longer than all else.
-    """
+    """Draws no weights on the meta device: torch would load a library for that, which takes long."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Plain | None = None
@@ -338,33 +311,33 @@ class Undrawn(TorchFunctionMode):
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder's config.json is one of `Transformer.save`."""
+    """Return True if a folder's config.json is one of `Transformer.save`."""
     try:
         text = (folder / CONFIG).read_text("utf-8")
-        said = json.loads(text)
+        header = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        return f'"format": "{FORMAT}"' in text  # a damaged one, which its own reader knows best
+        return f'"format": "{FORMAT}"' in text  # a damaged one: its own reader says what is wrong
     except (OSError, ValueError):
         return False
-    return isinstance(said, dict) and said.get("format") == FORMAT
+    return isinstance(header, dict) and header.get("format") == FORMAT
 
 
 def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None]:
-    """The model that `save` has put there, in eval mode and main memory, and its title.
+    """Return the model that `save` has put there, in eval mode and main memory, and its title.
 
     Args:
-        kind: `Transformer`, to be made by its config.
+        kind: `Transformer`, which imports this file.
     """
-    header, there = _header(folder), _stored_weights(folder)
+    header, there = _read_header(folder), _read_tensors(folder)
     try:
-        config = config_of(header["config"])
+        config: TransformerConfig = config_of(header["config"])
         too_deep = config.num_layers > len(there)  # then so many layers are not made
         with Undrawn():
             model = None if too_deep else kind(config, device="meta")
     except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes beyond what torch counts
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise ArgumentError(
-            f"model must have a config that can be: that of {str(folder)!r} cannot ({said}); save it again"
+            f"model must have a config that can be: that of {str(folder)!r} cannot ({reason}); save it again"
         ) from error
     if model is None:
         raise ArgumentError(
@@ -376,7 +349,7 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
 
 
 def read_tokenizer(folder: Path, config: TransformerConfig) -> BytePairs | None:
-    """The tokenizer that was saved with a model of this config; None: there is none."""
+    """Return the tokenizer that was saved with a model of this config, or None."""
     if not (folder / VOCABULARY).is_file():
         return None
     tokenizer = BytePairs.from_file(folder / VOCABULARY, model_max_length=config.max_length)
@@ -384,21 +357,21 @@ def read_tokenizer(folder: Path, config: TransformerConfig) -> BytePairs | None:
     return tokenizer
 
 
-def _header(folder: Path) -> Plain:
+def _read_header(folder: Path) -> Plain:
     try:
-        said = json.loads((folder / CONFIG).read_text("utf-8"))
+        plain = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ArgumentError(
             f"model must have a {CONFIG} that can be read: {str(folder)!r} has none ({error}); save it again"
         ) from error
-    if not isinstance(said, dict) or said.get("format") != FORMAT or said.get("version") != VERSION:
-        is_object = isinstance(said, dict)
-        told = [said.get("format"), said.get("version")] if is_object else type(said).__name__
+    is_object = isinstance(plain, dict)
+    found = [plain.get("format"), plain.get("version")] if is_object else type(plain).__name__
+    if found != [FORMAT, VERSION]:
         raise ArgumentError(
-            f"model must be saved as format {FORMAT!r}, version {VERSION}: {str(folder)!r} is {told}; update "
-            "headwise"
+            f"model must be saved as format {FORMAT!r}, version {VERSION}: {str(folder)!r} is {found}; "
+            "update headwise"
         )
-    header = _checked(CONFIG, said, HEADER)
+    header = _checked_fields(CONFIG, plain, HEADER)
     for name in ("dtype", "stored"):
         if not isinstance(header[name], str) or header[name] not in DTYPES:
             raise ArgumentError(
@@ -409,8 +382,7 @@ def _header(folder: Path) -> Plain:
     return header
 
 
-def _stored_weights(folder: Path) -> dict[str, Tensor]:
-    """What the file holds."""
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
     with needed("safetensors", "weights in files need safetensors", REMEDIES["tokenizers"]):
         from safetensors import SafetensorError, safe_open
     try:
@@ -426,19 +398,18 @@ def _stored_weights(folder: Path) -> dict[str, Tensor]:
 def _weights(
     folder: Path, model: Transformer, header: Plain, there: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Every weight of the model by its name, in its dtype."""
-    stored, own, firsts = DTYPES[header["stored"]], DTYPES[header["dtype"]], _firsts(model)
+    """Return every weight of the model by its name, in its dtype."""
+    own, firsts = DTYPES[header["dtype"]], _firsts(model)
     wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
-    for name in (*wanted, *there):
-        shapes = [_shape(name, weights) for weights in (there, wanted)]
-        if shapes[0] != shapes[1]:
+    for name, shape, expected in _other_shapes(there, wanted):
+        raise ArgumentError(
+            f"weights must be those of the config: {name!r} is {shape} for {expected} in "
+            f"{str(folder)!r}; are they of another model?"
+        )
+    for name, weight in there.items():
+        if _name_of(weight.dtype) != header["stored"]:
             raise ArgumentError(
-                f"weights must be those of the config: {name!r} is {shapes[0]} for {shapes[1]} in "
-                f"{str(folder)!r}; are they of another model?"
-            )
-        if there[name].dtype != stored:
-            raise ArgumentError(
-                f"weights must be stored as {CONFIG} says: {name!r} is {_name_of(there[name].dtype)} for "
+                f"weights must be stored as {CONFIG} says: {name!r} is {_name_of(weight.dtype)} for "
                 f"{header['stored']}; are they of another model?"
             )
     weights = {name: weight.to(own, copy=True) for name, weight in there.items()}

@@ -126,17 +126,18 @@ def load(
             raise ArgumentError(
                 f"ours must not be False for a model of headwise: {title!r} is one; leave it out"
             )
-        return _own(folder, title)
+        return _load_ours(folder, title)
+    if not ours:
+        with needed("transformers", "trained models need transformers"):
+            import transformers  # noqa: F401
+    _check_files(folder)
     if ours:
-        _check(folder)
-        return Pretrained(from_folder(folder), _tokenizer(folder, title), title)
-    with needed("transformers", "trained models need transformers"):
-        import transformers  # noqa: F401
-    return _from_folder(folder, title)
+        return Pretrained(from_folder(folder), _load_tokenizer(folder, title), title)
+    return _load_theirs(folder, title)
 
 
 def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
-    """The folder of a model, and what to call it."""
+    """Return the folder of a model, and what to call it."""
     if name_or_path in (None, MINI):
         return built_in(), MINI
     if name_or_path == MINILM:
@@ -160,7 +161,7 @@ def _place_of(name_or_path: str | os.PathLike[str] | None) -> tuple[Path, str]:
 
 
 def built_in() -> Path:
-    """The folder with the built-in model, inside headwise."""
+    """Return the folder with the built-in model, inside headwise."""
     folder = Path(__file__).with_name(MINI)
     missing = [name for name in BUILT_IN if not (folder / name).is_file()]
     if missing:
@@ -173,11 +174,11 @@ def built_in() -> Path:
 
 
 def minilm_folder() -> Path:
-    """The folder with MiniLM-L6, inside a Python package that is found but not imported."""
+    """Return the folder with MiniLM-L6, inside a Python package that is found but not imported."""
     module = PACKAGE.replace("-", "_")
     spec = importlib.util.find_spec(module)
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        folder = Path(place) / "model"
+    for package in (spec and spec.submodule_search_locations) or ():
+        folder = Path(package) / "model"
         if folder.is_dir():
             return folder
     raise PackageMissing(
@@ -187,30 +188,24 @@ def minilm_folder() -> Path:
     )
 
 
-def _own(folder: Path, title: str) -> Pretrained:
-    """What `Transformer.save` wrote."""
-    model, said = own_files.read(folder, Transformer)
-    title = said or title
-    tokenizer: Tokenizer | None
+def _load_ours(folder: Path, title: str) -> Pretrained:
+    """Load what `Transformer.save` wrote."""
+    model, saved_title = own_files.read(folder, Transformer)
+    title = saved_title or title
     try:
-        tokenizer = own_files.read_tokenizer(folder, model.config)
+        tokenizer: Tokenizer | None = own_files.read_tokenizer(folder, model.config)
     except PackageMissing as error:
         tokenizer = NoTokenizer(error)
     if tokenizer is None:
-        tokenizer = NoTokenizer(
-            ArgumentError(
-                f"tokenizer must be in the model's folder: {title!r} was saved without one; give "
-                "the model ids"
-            )
-        )
+        wanted = f"tokenizer must be in the model's folder: {title!r} was saved without one"
+        tokenizer = NoTokenizer(ArgumentError(f"{wanted}; give the model ids"))
     return Pretrained(model, tokenizer, title)
 
 
-def _from_folder(folder: Path, title: str) -> Pretrained:
-    """Load what lies in a folder, from nowhere else."""
+def _load_theirs(folder: Path, title: str) -> Pretrained:
+    """Load a model of transformers from a folder, and from nowhere else."""
     from transformers import AutoModel, AutoTokenizer
 
-    _check(folder)
     options = {"local_files_only": True, "trust_remote_code": False}
     with quietly():
         try:
@@ -218,10 +213,9 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
             model, info = AutoModel.from_pretrained(
                 folder, use_safetensors=True, output_loading_info=True, **options
             )
-        except Exception as error:  # whatever is wrong with somebody's files, in transformers' own words
-            said = str(error).strip().partition("\n")[0]
+        except Exception as error:  # of any class: whatever is wrong with the files
             raise ArgumentError(
-                f"model must load with transformers: {title!r} does not ({type(error).__name__}: {said}); "
+                f"model must load with transformers: {title!r} does not ({_in_one_line(error)}); "
                 "look for a missing or damaged file"
             ) from error
     missing = sorted(key for key in info["missing_keys"] if NOT_NEEDED not in key)
@@ -235,38 +229,33 @@ def _from_folder(folder: Path, title: str) -> Pretrained:
     return Pretrained(model.eval(), tokenizer, title)
 
 
-def _tokenizer(folder: Path, title: str) -> Tokenizer:
-    """A folder's tokenizer, or what says why there is none as soon as it is used."""
+def _load_tokenizer(folder: Path, title: str) -> Tokenizer:
+    """Load a folder's tokenizer with transformers, or return a `NoTokenizer`."""
     if importlib.util.find_spec("transformers") is None:
         wanted = f"the tokenizer of {title!r} needs transformers; install with: {REMEDIES['transformers']}"
         return NoTokenizer(PackageMissing(wanted, name="transformers"))
     if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
-        return NoTokenizer(
-            ArgumentError(
-                f"tokenizer must be in the model's folder: {title!r} has none of {', '.join(VOCABULARIES)}; "
-                "give the model ids"
-            )
-        )
+        wanted = f"tokenizer must be in the model's folder: {title!r} has none of {', '.join(VOCABULARIES)}"
+        return NoTokenizer(ArgumentError(f"{wanted}; give the model ids"))
     from transformers import AutoTokenizer
 
+    options = {"local_files_only": True, "trust_remote_code": False}
     with quietly():
         try:
-            found: Tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            return found
+            tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         except Exception as error:
-            said = str(error).strip().partition("\n")[0]
-            return NoTokenizer(
-                ArgumentError(
-                    f"tokenizer must load with transformers: that of {title!r} does not "
-                    f"({type(error).__name__}: {said}); give the model ids"
-                )
-            )
+            reason = f"that of {title!r} does not ({_in_one_line(error)})"
+            refusal = f"tokenizer must load with transformers: {reason}; give the model ids"
+            return NoTokenizer(ArgumentError(refusal))
+    return tokenizer
+
+
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 class NoTokenizer:
-    """In the place of a tokenizer that could not be had: whoever uses it hears why."""
+    """Stands in for a tokenizer that could not be loaded, and raises the reason when it is used."""
 
     def __init__(self, reason: HeadwiseError) -> None:
         self.reason = reason
@@ -276,16 +265,13 @@ class NoTokenizer:
 
     __call__ = convert_ids_to_tokens = decode = encode = _refuse
 
-    @property
-    def all_special_ids(self) -> list[int]:
-        """None are known."""
-        raise self.reason
+    all_special_ids = property(_refuse)
 
     def __repr__(self) -> str:
         return f"NoTokenizer({self.reason})"
 
 
-def _check(folder: Path) -> None:
+def _check_files(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ArgumentError(
             f"model must be a folder with config.json: there is none in {str(folder)!r}; "
@@ -300,7 +286,6 @@ def _check(folder: Path) -> None:
 
 # Files on the Hugging Face hub
 
-
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 WANTED = ("*.json", "model*.safetensors", "*.txt", "*.model")  # of a model on the hub: not ten formats of it
 
@@ -308,7 +293,7 @@ _loading = threading.RLock()
 
 
 def from_hub(name: str) -> Path:
-    """The folder of a model on the hub, fetched unless it is in the cache."""
+    """Return the folder of a model on the hub, fetched unless it is in the cache."""
     if not HUB_NAME.fullmatch(name):
         raise ArgumentError(
             f"model must be a folder or a name on the Hugging Face hub: got {name!r}; "
@@ -317,6 +302,7 @@ def from_hub(name: str) -> Path:
     with needed("transformers", "trained models need transformers"):
         import transformers  # noqa: F401 - and with it the library of the hub
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
@@ -335,24 +321,14 @@ def from_hub(name: str) -> Path:
             "private; check the name"
         ) from error
     except Exception as error:  # of several network libraries, by version of the hub's
-        reason = error.__cause__ or error
-        said = str(reason).strip().partition("\n")[0]
+        folder = name.rpartition("/")[2]
+        first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the name and the network"
         raise ArgumentError(
             f"model must be here or on a hub that can be reached: there is no folder {name!r}, and asking "
-            f"the hub failed ({type(reason).__name__}: {said}); {_remedy(name)}"
+            f"the hub failed ({_in_one_line(error.__cause__ or error)}); {first}, or where there is a "
+            f"network: hf download {name} --local-dir {folder}, and copy that folder here: it is the model "
+            f"./{folder}"
         ) from error
-
-
-def _remedy(name: str) -> str:
-    """How to come by a model without the hub."""
-    from huggingface_hub import constants
-
-    folder = name.rpartition("/")[2]
-    first = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the name and the network"
-    return (
-        f"{first}, or where there is a network: hf download {name} --local-dir {folder}, and copy that "
-        f"folder here: it is the model ./{folder}"
-    )
 
 
 @contextmanager
@@ -391,7 +367,6 @@ def quietly() -> Iterator[None]:
 
 # A text as input
 
-
 MOST_TOKENS = 4096  # without being asked for more: a look should take seconds
 
 
@@ -411,7 +386,7 @@ class Reading:
 
 
 def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_TOKENS) -> Reading:
-    """Turn a text into tokens: as many, from its beginning, as the model takes and `most` allows."""
+    """Turn a text into tokens: as many, from the beginning, as the model takes and `most` allows."""
     check_letters(text)
     limit = most_tokens(model, tokenizer)
     room = most if limit is None else min(most, limit)
@@ -437,10 +412,12 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
 
 
 def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
-    """How many tokens the model reads at once; None where nobody says."""
-    limits = [getattr(tokenizer, "model_max_length", UNLIMITED)]
-    said = "max_length" if isinstance(model, Transformer) else "max_position_embeddings"
-    limits.append(getattr(model.config, said, None) or UNLIMITED)
+    """Return how many tokens the model reads at once; None if neither model nor tokenizer says."""
+    field = "max_length" if isinstance(model, Transformer) else "max_position_embeddings"
+    limits = [
+        getattr(tokenizer, "model_max_length", UNLIMITED),
+        getattr(model.config, field, None) or UNLIMITED,
+    ]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             before = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
@@ -450,14 +427,14 @@ def most_tokens(model: nn.Module, tokenizer: Tokenizer) -> int | None:
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """A token as people write it: without the marks of its alphabet of bytes, Ġ for a space."""
+    """Return a token as people write it: without the marks of its alphabet of bytes, Ġ for a space."""
     if isinstance(tokenizer, BytePairs):
         return tokenizer.convert_ids_to_tokens(token)
-    said = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
-    if "\N{REPLACEMENT CHARACTER}" in said:  # part of a letter: by its bytes
+    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    if "\N{REPLACEMENT CHARACTER}" in text:  # part of a letter: by its bytes
         entry = str(tokenizer.convert_ids_to_tokens(token))
         if BYTE.fullmatch(entry):
             return entry.replace("0x", "")
         if set(entry) <= LETTERS.keys():
-            return shown_bytes(entry) or said
-    return said.strip(" ") or SPACE
+            return shown_bytes(entry) or text
+    return text.strip(" ") or SPACE

@@ -107,8 +107,6 @@ class Specialisation:
 
     __str__ = __repr__
 
-    # Asking
-
     def scores(self, name: str) -> Tensor:
         """A statistic or a role by its name, [C, L, H].
 
@@ -146,12 +144,10 @@ class Specialisation:
         if isinstance(at_least, bool) or not isinstance(at_least, int | float) or math.isnan(at_least):
             raise ArgumentError(f"at_least must be a number: got {at_least!r}; for example 0.4")
         scores = self.scores(name)
-        _, _, H = self.shape
-        for number, each in enumerate(scores.nan_to_num(-math.inf)):
+        for step, tokens, each in zip(self.steps, self.tokens, scores.nan_to_num(-math.inf), strict=True):
             if float(each.max()) >= at_least:
-                layer, head = divmod(int(each.argmax()), H)
-                score = float(each[layer, head])
-                return Moment(int(self.steps[number]), int(self.tokens[number]), layer, head, score)
+                layer, head = divmod(int(each.argmax()), each.shape[1])
+                return Moment(int(step), int(tokens), layer, head, float(each[layer, head]))
         return None
 
     def best(self, name: str) -> tuple[int, int]:
@@ -189,8 +185,6 @@ class Specialisation:
             for number in range(len(self.steps))
         ]
 
-    # Showing
-
     def table(self) -> ShownTable:
         """A row per checkpoint: losses, the best head of each kind, how many heads have which label.
 
@@ -211,8 +205,6 @@ class Specialisation:
 
         return specialisation_picture(self)
 
-    # Files
-
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write it into a folder, where `specialisation(folder)` finds it.
 
@@ -229,12 +221,18 @@ class Specialisation:
         tensors = {name: getattr(self, name) for name in NUMBERS}
         for kind, values in (("statistics", self.statistics), ("roles", self.roles)):
             tensors |= {f"{kind}/{name}": value.float() for name, value in values.items()}
-        told: dict[str, Any] = {"format": FORMAT, "title": self.title, "fingerprint": self.fingerprint}
-        told |= {"labels": self.labels, "found": self.found}
-        names = {"statistics": list(self.statistics), "roles": list(self.roles)}  # in their order
+        header = {
+            "format": FORMAT,
+            "title": self.title,
+            "fingerprint": self.fingerprint,
+            "labels": self.labels,
+            "found": self.found,
+            "statistics": list(self.statistics),  # in their order
+            "roles": list(self.roles),
+        }
         with whole_file(place, "folder") as half:
-            laid = {name: value.cpu().contiguous() for name, value in tensors.items()}
-            half.write_bytes(save(laid, metadata={"headwise": json.dumps(told | names)}))
+            contiguous = {name: value.cpu().contiguous() for name, value in tensors.items()}
+            half.write_bytes(save(contiguous, metadata={"headwise": json.dumps(header)}))
         return place
 
 
@@ -275,27 +273,27 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
         )
     try:
         with safe_open(place, framework="pt") as file:
-            told = json.loads((file.metadata() or {}).get("headwise", "{}"))
+            header = json.loads((file.metadata() or {}).get("headwise", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except Exception as error:
         raise ArgumentError(
             f"folder must hold a safetensors file: {str(place)!r}: {error}; make it again"
         ) from error
-    said = told.get("format") if isinstance(told, dict) else type(told).__name__
-    if said != FORMAT:
+    found = header.get("format") if isinstance(header, dict) else type(header).__name__
+    if found != FORMAT:
         raise ArgumentError(
-            f"folder must hold what was measured in training: {str(place)!r} is {said!r}, not {FORMAT!r}; "
+            f"folder must hold what was measured in training: {str(place)!r} is {found!r}, not {FORMAT!r}; "
             "make it again with this version"
         )
     try:
         return Specialisation(
             **{name: tensors[name] for name in NUMBERS},
-            statistics={name: tensors[f"statistics/{name}"] for name in told["statistics"]},
-            roles={name: tensors[f"roles/{name}"] for name in told["roles"]},
-            labels=tuple(tuple(tuple(layer) for layer in each) for each in told["labels"]),
-            found={name: tuple(each) for name, each in told["found"].items()},
-            title=told["title"],
-            fingerprint=told["fingerprint"],
+            statistics={name: tensors[f"statistics/{name}"] for name in header["statistics"]},
+            roles={name: tensors[f"roles/{name}"] for name in header["roles"]},
+            labels=tuple(tuple(tuple(layer) for layer in each) for each in header["labels"]),
+            found={name: tuple(each) for name, each in header["found"].items()},
+            title=header["title"],
+            fingerprint=header["fingerprint"],
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(

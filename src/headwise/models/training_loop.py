@@ -1,7 +1,7 @@
-"""`fit`: a training loop, as plain as one writes it oneself, which goes on where it was killed.
+"""`fit`: a plain training loop that goes on where it was killed.
 
-The loop stands in `fit`, to be read and copied. Below it: what is checked beforehand, the checkpoint, and the
-order of the batches.
+The loop is in `fit`, to be read and copied. Below it: the checks, the checkpoint, the order of the batches,
+and clipping.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import io
 import math
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -150,28 +150,16 @@ def fit(
         >>> history.steps, history.losses[-1] < history.losses[0]
         (20, True)
     """
-    if clip is not None and not clip > 0:
-        raise ArgumentError(f"clip must be above 0: got {clip!r}; None clips nothing")
-    if autocast not in (None, torch.bfloat16):
-        raise ArgumentError(
-            f"autocast must be torch.bfloat16: got {autocast}; float16 needs its losses scaled, in a loop of "
-            "your own"
-        )
-    if steps is not None and epochs is not None:
-        raise ArgumentError(
-            f"steps must be given without epochs: got {steps} and {epochs}; steps go through the batches "
-            "as often as they need"
-        )
-    _check_counts(steps=steps, epochs=epochs, every=every, warmup=warmup or None)
+    _check_options(clip, autocast, steps=steps, epochs=epochs, every=every, warmup=warmup or None)
     epochs = 1 if steps is None and epochs is None else epochs
-    total = steps if epochs is None else _total(batches, epochs)
-    optimizer = _optimizer(model, optimizer, lr)
+    total = steps if epochs is None else _count_steps(batches, epochs)
+    optimizer = _checked_optimizer(model, optimizer, lr)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
-    share = _share(schedule, warmup, total)
+    share = _share_of_lr(schedule, warmup, total)
     blocks = [callback for callback in callbacks if hasattr(callback, "step")]
     functions = [callback for callback in callbacks if not hasattr(callback, "step")]
-    place = None if checkpoint is None else _place(checkpoint, model)
+    file = None if checkpoint is None else _checkpoint_file(checkpoint, model)
     settings = {
         "optimizer": type(optimizer).__name__,
         "lr": [float(rate) for rate in rates],
@@ -181,14 +169,18 @@ def fit(
         "schedule's end": total if schedule in ("linear", "cosine") else None,
         "autocast": str(autocast),
         "seed": seed,
-        **({} if place is None else _described(model, optimizer)),
+        **({} if file is None else _describe(model, optimizer)),
     }
     history, position, started = History(), Position(), perf_counter()
-    device, cuda = parameters[0].device, _cuda_generators(model)
-    generators = [torch.default_generator, *_generators_of(batches), *cuda]
+    device, seeded, in_data = parameters[0].device, _torch_generators(model), _data_generators(batches)
+    generators = [
+        seeded[0],
+        *in_data,
+        *seeded[1:],
+    ]  # CUDA's last: a checkpoint may have more or fewer of them
 
     def save() -> None:
-        if place is not None:
+        if file is not None:
             position.now = _states(generators)
             content = {
                 "format": FORMAT,
@@ -198,11 +190,11 @@ def fit(
                 "history": asdict(history) | {"seconds": history.seconds + perf_counter() - started},
                 "position": asdict(position),
             }
-            _write(place, content)
+            _write(file, content)
 
-    with _training_mode(model, optimizer, [torch.default_generator, *cuda], seed):
-        if place is not None and resume and place.exists():
-            saved = _read(place, settings)
+    with _training_mode(model, optimizer, seeded, seed):
+        if file is not None and resume and file.exists():
+            saved = _read(file, settings)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             history, position = History(**saved["history"]), Position(**saved["position"])
@@ -212,9 +204,10 @@ def fit(
 
         before = history.steps
         left = 0 if history.stopped else None if steps is None else max(0, steps - before)
-        ordered = islice(_ordered(batches, epochs, position, generators), left)
-        with Report("training", before, total, progress) as report, _interrupts(place) as interrupted:
-            for batch in ordered:
+        remaining = islice(_remaining(batches, epochs, position, generators), left)
+        interrupts = nullcontext(Event()) if file is None else _interrupts()
+        with Report("training", before, total, progress) as report, interrupts as interrupted:
+            for batch in remaining:
                 step = history.steps
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * share(step)
@@ -232,9 +225,9 @@ def fit(
                 optimizer.step()
 
                 history.losses.append(loss.item())
-                told = TrainingStep(step, position.epoch, loss.item(), norm, model, optimizer, history)
+                taken = TrainingStep(step, position.epoch, loss.item(), norm, model, optimizer, history)
                 for function in functions:
-                    history.stopped |= function(told) is True
+                    history.stopped |= function(taken) is True
                 report.tell(history.steps, loss.item())
                 if history.stopped or interrupted.is_set():
                     break
@@ -248,23 +241,35 @@ def fit(
     return history
 
 
-# What is checked beforehand
+# Checks
 
 
-def _check_counts(**counts: int | None) -> None:
+def _check_options(clip: float | None, autocast: torch.dtype | None, **counts: int | None) -> None:
+    if clip is not None and not clip > 0:
+        raise ArgumentError(f"clip must be above 0: got {clip!r}; None clips nothing")
+    if autocast not in (None, torch.bfloat16):
+        raise ArgumentError(
+            f"autocast must be torch.bfloat16: got {autocast}; float16 needs its losses scaled, in a loop of "
+            "your own"
+        )
+    if counts["steps"] is not None and counts["epochs"] is not None:
+        raise ArgumentError(
+            f"steps must be given without epochs: got {counts['steps']} and {counts['epochs']}; steps go "
+            "through the batches as often as they need"
+        )
     for name, count in counts.items():
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ArgumentError(f"{name} must be a whole number, at least 1: got {count!r}; try 1000")
 
 
-def _total(batches: object, epochs: int) -> int | None:
+def _count_steps(batches: object, epochs: int) -> int | None:
     """Return the number of steps of so many epochs; None if the batches have no length."""
     if isinstance(batches, (Mapping, Tensor)):  # a single batch
         return epochs
     return epochs * len(batches) if isinstance(batches, Sized) else None
 
 
-def _optimizer(model: nn.Module, optimizer: Optimizer | None, lr: float | None) -> Optimizer:
+def _checked_optimizer(model: nn.Module, optimizer: Optimizer | None, lr: float | None) -> Optimizer:
     if optimizer is None:
         wanted = [each for each in model.parameters() if each.requires_grad]
         if not wanted:
@@ -287,7 +292,7 @@ def _optimizer(model: nn.Module, optimizer: Optimizer | None, lr: float | None) 
     return optimizer
 
 
-def _share(schedule: str | Schedule, warmup: int, total: int | None) -> Schedule:
+def _share_of_lr(schedule: str | Schedule, warmup: int, total: int | None) -> Schedule:
     """Return a function of the step that gives the share of lr."""
     if not callable(schedule) and schedule not in SCHEDULES:
         raise ArgumentError(f"schedule must be known: got {schedule!r}; {nearest(str(schedule), SCHEDULES)}")
@@ -309,16 +314,12 @@ def _share(schedule: str | Schedule, warmup: int, total: int | None) -> Schedule
 
 
 def _check_finite(loss: float, norm: float | None, step: int) -> None:
-    """Before the weights are changed."""
     if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
         what = f"loss is {loss:g}" if norm is None else f"loss is {loss:g} and its gradient's norm {norm:g}"
         raise ArgumentError(
             f"loss_fn must give finite losses and gradients: at step {step} the {what}; lower lr, warm up, "
             "or look for NaN in the batch. The weights are those before this step"
         )
-
-
-# What training changes for a while
 
 
 @contextmanager
@@ -346,42 +347,43 @@ def _training_mode(
 
 
 @contextmanager
-def _interrupts(wanted: object) -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C sets, so that the step can end; where Python's own handler is in place."""
-    event, own = threading.Event(), signal.default_int_handler
-    is_main = threading.current_thread() is threading.main_thread()
-    if wanted is None or not is_main or signal.getsignal(signal.SIGINT) is not own:
+def _interrupts() -> Iterator[Event]:
+    """Give an event that Ctrl-C sets instead of raising, so that the step can end.
+
+    A second Ctrl-C raises. Nothing is done in other threads, or where Ctrl-C has a handler already.
+    """
+    event, default = Event(), signal.default_int_handler
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not default:
         yield event
         return
 
-    def hear(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         event.set()
-        signal.signal(signal.SIGINT, own)  # a second one does not wait
+        signal.signal(signal.SIGINT, default)
 
-    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield event
     finally:
-        signal.signal(signal.SIGINT, own)
+        signal.signal(signal.SIGINT, default)
 
 
 # The checkpoint
 
 
-def _place(checkpoint: str | os.PathLike[str], model: nn.Module) -> Path:
-    """Return where the checkpoint goes, or refuse a place or a model that cannot be saved."""
-    place = Path(checkpoint).expanduser()
-    place = place_for(place, (place.suffix.lower(),), "any name", "training.pt", "checkpoint")
+def _checkpoint_file(checkpoint: str | os.PathLike[str], model: nn.Module) -> Path:
+    file = Path(checkpoint).expanduser()
+    file = place_for(file, (file.suffix.lower(),), "any name", "training.pt", "checkpoint")
     for name, parameter in model.named_parameters():
         if type(parameter).__name__ == "DTensor":
             raise ArgumentError(
-                f"checkpoint must be of a model in one process: got {str(place)!r}, and {name} lies over "
+                f"checkpoint must be of a model in one process: got {str(file)!r}, and {name} lies over "
                 "several; save with torch.distributed.checkpoint in a callback"
             )
-    return place
+    return file
 
 
-def _described(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def _describe(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Return the shapes of the model's weights, and what the optimizer was made with."""
     described: dict[str, Any] = {}
     for name, weight in model.state_dict().items():
@@ -394,35 +396,35 @@ def _described(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return described
 
 
-def _write(place: Path, content: dict[str, Any]) -> None:
-    with whole_file(place, "checkpoint") as half, open(half, "wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())  # the name must not be there before the content is
-    for left in place.parent.glob(f".{place.name}.*.part"):  # of a process that was killed as it wrote
+def _write(file: Path, content: dict[str, Any]) -> None:
+    with whole_file(file, "checkpoint") as half, open(half, "wb") as opened:
+        torch.save(content, opened)
+        opened.flush()
+        os.fsync(opened.fileno())  # the name must not be there before the content is
+    for left in file.parent.glob(f".{file.name}.*.part"):  # of a process that was killed while writing
         left.unlink(missing_ok=True)
 
 
-def _read(place: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _read(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Return what was written, if it is of a training with these settings."""
     advice = "give another name, or resume=False to write over it"
     try:
-        saved = torch.load(place, map_location="cpu", weights_only=True)
+        saved = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickle, zip and torch, by what is wrong with the file
         raise ArgumentError(
-            f"checkpoint must be a file that fit wrote: {str(place)!r} cannot be read "
+            f"checkpoint must be a file that fit wrote: {str(file)!r} cannot be read "
             f"({type(error).__name__}); {advice}"
         ) from error
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
         raise ArgumentError(
-            f"checkpoint must be a file that fit wrote: {str(place)!r} holds something else; {advice}"
+            f"checkpoint must be a file that fit wrote: {str(file)!r} holds something else; {advice}"
         )
     for name in (*settings, *saved["settings"]):
         here, there = (each.get(name, "absent") for each in (settings, saved["settings"]))
         if here != there:
             raise ArgumentError(
                 f"checkpoint must be of the same training: {name} is {here} here and {there} in "
-                f"{str(place)!r}; give the same, another name, or resume=False to write over it"
+                f"{str(file)!r}; give the same, another name, or resume=False to write over it"
             )
     return saved
 
@@ -432,7 +434,7 @@ def _read(place: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Position:
-    """Where in the data a training is, and the random numbers that lead there."""
+    """How far a training has come in its data, and the states of the random numbers that lead there."""
 
     epoch: int = 0
     batch: int = 0  # batches of the epoch that were taken
@@ -441,10 +443,10 @@ class Position:
     now: list[Tensor] = field(default_factory=list)  # and after the last batch that was taken
 
 
-def _ordered(
+def _remaining(
     batches: Any, epochs: int | None, position: Position, generators: Sequence[torch.Generator]
 ) -> Iterator[Any]:
-    """Yield batches, epoch by epoch, from a position on, which is kept up to date.
+    """Yield the batches from a position on, epoch by epoch, and keep the position up to date.
 
     An epoch that was begun is replayed: random numbers are set to those at its start, so that a shuffled
     DataLoader draws the same order, and the batches that were taken are skipped.
@@ -482,13 +484,13 @@ def _another_order(what: str) -> ArgumentError:
     )
 
 
-def _cuda_generators(model: nn.Module) -> list[torch.Generator]:
-    """Return torch's generators of the CUDA devices that the model is on."""
+def _torch_generators(model: nn.Module) -> list[torch.Generator]:
+    """Return torch's generator of the CPU, and those of the CUDA devices that the model is on."""
     devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
-    return [torch.cuda.default_generators[index] for index in sorted(devices)]
+    return [torch.default_generator, *(torch.cuda.default_generators[index] for index in sorted(devices))]
 
 
-def _generators_of(batches: object) -> list[torch.Generator]:
+def _data_generators(batches: object) -> list[torch.Generator]:
     """Return the generators that a DataLoader, its sampler or its data set draws from, if they have any."""
     owners = [batches, *(getattr(batches, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
     found = [getattr(owner, "generator", None) for owner in owners]
@@ -500,12 +502,12 @@ def _states(generators: Iterable[torch.Generator]) -> list[Tensor]:
 
 
 def _set_states(generators: Iterable[torch.Generator], states: Iterable[Tensor]) -> None:
-    for generator, state in zip(generators, states, strict=False):  # CUDA's may be there or not, at the end
+    for generator, state in zip(generators, states, strict=False):
         generator.set_state(state)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch with its tensors on a device; other parts of it may have a `to` as well."""
+    """Move a batch to a device: its tensors, and all else in it that has a method `to`."""
     return pytree.tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, batch)
 
 
@@ -518,9 +520,6 @@ def _hash(batch: object) -> str:
         elif isinstance(part, (int, float, str)):
             file.write(repr(part).encode())
     return hashlib.sha256(file.getvalue()).hexdigest()
-
-
-# Gradients
 
 
 @torch.no_grad()

@@ -170,7 +170,9 @@ class Transformer(nn.Module):
             ids, target_ids, reading: as in a call.
         """
         states: list[Tensor] | None = [] if every else None
-        x = self._read(ids, target_ids, states, **reading)
+        both = self.config.kind == "encoder-decoder"
+        read = self._read_source_and_target if both else self._read_text
+        x = read(ids, target_ids, states, **reading)
         return x if states is None else states
 
     def encode(
@@ -215,7 +217,30 @@ class Transformer(nn.Module):
 
     # On the way to hidden states
 
-    def _read(
+    def _read_text(
+        self,
+        ids: Tensor | None,
+        target_ids: Tensor | None,
+        states: list[Tensor] | None,
+        *,
+        target_lengths: Lengths | None = None,
+        **reading: Any,
+    ) -> Tensor:
+        """Hidden states [B, T, E] of a decoder or an encoder."""
+        for name, given in (("target_ids", target_ids), ("target_lengths", target_lengths)):
+            if given is not None:
+                raise ArgumentError(
+                    f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; use ids"
+                )
+        if self.decoder is None and reading.get("cache") is not None:
+            raise ArgumentError(
+                "cache must be of a model with a decoder: got one for an encoder; leave it out"
+            )
+        stack = self.decoder or self.encoder
+        assert stack is not None
+        return self._run(stack, ids, states, **reading)
+
+    def _read_source_and_target(
         self,
         ids: Tensor | None,
         target_ids: Tensor | None,
@@ -228,29 +253,13 @@ class Transformer(nn.Module):
         token_types: Tensor | None = None,
         cache: ModelCache | None = None,
     ) -> Tensor:
-        """Hidden states [B, T, E] by the encoder, the decoder, or both."""
-        if self.encoder is None or self.decoder is None:
-            for name, given in (("target_ids", target_ids), ("target_lengths", target_lengths)):
-                if given is not None:
-                    raise ArgumentError(
-                        f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; "
-                        "use ids"
-                    )
-            if self.decoder is None and cache is not None:
-                raise ArgumentError(
-                    "cache must be of a model with a decoder: got one for an encoder; leave it out"
-                )
-            stack = self.decoder or self.encoder
-            assert stack is not None
-            return self._run(
-                stack, ids, states, mask=mask, lengths=lengths, positions=positions, token_types=token_types,
-                cache=cache,
-            )  # fmt: skip
+        """Hidden states [B, T, E] of an encoder-decoder."""
         if token_types is not None:
             raise ArgumentError(
                 "token_types must be those of one text: got them for an encoder-decoder; leave them"
             )
-        source = {} if ids is None else self._source(ids, mask, lengths, cache)
+        assert self.decoder is not None
+        source = {} if ids is None else self._read_source(ids, mask, lengths, cache)
         if ids is None and (cache is None or cache.memories is None):
             raise ArgumentError("ids must be given until a cache has read them: got None; give the source")
         if cache is not None and cache.memories is not None:
@@ -278,7 +287,7 @@ class Transformer(nn.Module):
         cache: ModelCache | None = None,
         **source: Any,
     ) -> Tensor:
-        """Embedding and layers: [B, T] -> [B, T, E]. Layers are given nothing that says nothing."""
+        """Embedding and layers: [B, T] -> [B, T, E]. Layers get only arguments that are not None."""
         if cache is not None:
             _check_cache(cache, len(stack.layers))
             source["caches"] = cache.layers
@@ -292,10 +301,10 @@ class Transformer(nn.Module):
         hidden: Tensor = stack(x, states, **source)
         return hidden
 
-    def _source(
+    def _read_source(
         self, ids: Tensor, mask: Mask | Tensor | None, lengths: Lengths | None, cache: ModelCache | None
     ) -> dict[str, Any]:
-        """What the decoder's layers are given of the source; kept where there is a cache."""
+        """Run the encoder. Return what the decoder's layers are given of it, or put it into the cache."""
         padding = self._padding(ids, mask, lengths)
         assert self.encoder is not None and self.decoder is not None
         memory = self._run(self.encoder, ids, mask=padding)  # [B, S, E]
@@ -306,7 +315,7 @@ class Transformer(nn.Module):
         return {}
 
     def _padding(self, ids: Tensor, mask: Mask | Tensor | None, lengths: Lengths | None) -> Mask | None:
-        """Which source tokens are real, for both halves; None: all are."""
+        """Return which source tokens are real, for both halves; None: all are."""
         padding = None if lengths is None else Mask.padding(lengths)
         if mask is None:
             return padding
@@ -322,7 +331,6 @@ class Transformer(nn.Module):
     def _embed(
         self, ids: Tensor | None, positions: Tensor | None, types: Tensor | None, cache: ModelCache | None
     ) -> Tensor:
-        """[B, T, E]"""
         if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
             name = "target_ids" if self.config.kind == "encoder-decoder" else "ids"
             what = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
@@ -341,22 +349,20 @@ class Transformer(nn.Module):
         if config.positions is None:
             if positions is not None and config.rope is None:
                 raise ArgumentError("positions must be of a model that has them: got none; leave them out")
-        elif positions is None and self._sharding is not None:
-            positions, length = self._sharding.positions(ids)
-            if config.positions == "learned" and config.max_length and length > config.max_length:
-                raise ShapeError(
-                    f"ids must fit the positions there are: {length} over all ranks > {config.max_length}; "
-                    "cut the text, or make the model with a larger max_length"
-                )
         elif positions is None:
-            before = 0 if cache is None or torch.compiler.is_compiling() else cache.length
-            if config.positions == "learned" and config.max_length and before + T > config.max_length:
+            before, device = 0, ids.device
+            if self._sharding is not None:
+                positions, length = self._sharding.positions(ids)
+            else:
+                before = 0 if cache is None or torch.compiler.is_compiling() else cache.length
+                length = before + T
+                positions = torch.arange(T, device=device) if cache is None else cache.positions(T, device)
+            if config.positions == "learned" and config.max_length and length > config.max_length:
+                asked = f"{before} + {T}" if self._sharding is None else f"{length} over all ranks"
                 raise ShapeError(
-                    f"ids must fit the positions there are: {before} + {T} > {config.max_length}; cut the "
-                    "text, or make the model with a larger max_length"
+                    f"ids must fit the positions there are: {asked} > {config.max_length}; cut the text, or "
+                    "make the model with a larger max_length"
                 )
-            here = ids.device
-            positions = torch.arange(T, device=here) if cache is None else cache.positions(T, here)
         embedded: Tensor = self.embedding(ids, positions, types)
         return embedded
 
@@ -391,7 +397,6 @@ class Transformer(nn.Module):
                     module.down_proj.weight.mul_(branches**-0.5)
 
     def extra_repr(self) -> str:
-        """In one line."""
         config = self.config
         return f"{config.kind} of {config.num_layers} layers, {config.num_heads} heads, {config.d_model} wide"
 
@@ -463,7 +468,7 @@ def _check_cache(cache: object, count: int) -> None:
 
 
 def _last(x: Tensor, lengths: Lengths | None) -> Tensor:
-    """Of each sequence its last real token, [B, 1, E]."""
+    """Return the last real token of each sequence, [B, 1, E]."""
     if lengths is None:
         return x[:, -1:]
     counts = as_lengths(lengths)

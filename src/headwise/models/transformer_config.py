@@ -27,6 +27,14 @@ WORDS = {  # fields -> what they may be; those that may be None as well say so
     "gate": (*GATES, None),
 }
 
+FOLLOWS = {  # fields -> whose value they have by default
+    "final_norm": "norm_first",
+    "qkv_bias": "bias",
+    "out_bias": "bias",
+    "embedding_dropout": "dropout",
+    "attention_dropout": "dropout",
+}
+
 Window = int | tuple[int, int]
 
 
@@ -115,19 +123,21 @@ class TransformerConfig:
     windows: tuple[Window | None, ...] = (None,)
 
     def __post_init__(self) -> None:
-        self._check_words()
+        for name, words in WORDS.items():
+            value = getattr(self, name)
+            if value not in words:
+                choices = nearest(str(value), [word for word in words if word is not None])
+                raise ArgumentError(f"{name} must be one of its words: got {value!r}; {choices}")
         sizes = Sizes.of(self.d_model, self.num_heads, self.num_kv_heads, self.head_dim)
         wide = 4 * sizes.d_model
         if self.gated:
             wide = -(-wide * 2 // 3 // 8) * 8
         self._fill("d_ff", self.d_ff or wide)
-        self._fill("final_norm", self.norm_first if self.final_norm is None else self.final_norm)
-        for name in ("qkv_bias", "out_bias"):
-            self._fill(name, self.bias if getattr(self, name) is None else getattr(self, name))
-        for name in ("embedding_dropout", "attention_dropout"):
-            self._fill(name, self.dropout if getattr(self, name) is None else getattr(self, name))
-            check_dropout(getattr(self, name))
-        check_dropout(self.dropout)
+        for name, like in FOLLOWS.items():
+            if getattr(self, name) is None:
+                self._fill(name, getattr(self, like))
+        for dropout in (self.embedding_dropout, self.attention_dropout, self.dropout):
+            check_dropout(dropout)
         if self.kind == "encoder":
             self._fill("output", None)
         for name in ("vocab_size", "num_layers", "d_ff"):
@@ -141,13 +151,6 @@ class TransformerConfig:
     def _fill(self, name: str, value: object) -> None:
         """Put a default that follows from other fields in its place."""
         object.__setattr__(self, name, value)
-
-    def _check_words(self) -> None:
-        for name, words in WORDS.items():
-            value = getattr(self, name)
-            if value not in words:
-                choices = nearest(str(value), [word for word in words if word is not None])
-                raise ArgumentError(f"{name} must be one of its words: got {value!r}; {choices}")
 
     def _check_windows(self) -> None:
         if not isinstance(self.windows, tuple) or not self.windows:
