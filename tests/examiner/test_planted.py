@@ -1,4 +1,4 @@
-"""The planted modules are complete, and scripts that break are told where; `test_check.py` judges the rest."""
+"""The planted set is complete, and scripts that break are told where; `test_check.py` judges the modules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.examiner.desk.submissions import check_files
+from headwise.examiner.desk.template import Template
 from planted import (
     CRASHES,
     NO_FAULT,
@@ -70,11 +71,11 @@ NOT_JUDGED = {"no forward", "missing package", "returns nothing"}
 
 
 @pytest.mark.slow
-def test_every_broken_script_is_told_the_line_it_breaks_at(tmp_path: Path) -> None:
+def test_every_broken_script_is_told_the_line_it_breaks_at(tmp_path: Path, one_template: Template) -> None:
     files = [tmp_path / f"{number}.py" for number in range(len(SOURCES))]
     for file, source in zip(files, SOURCES.values(), strict=True):
         file.write_text(source, "utf-8")
-    reports = dict(zip(SOURCES, check_files(files), strict=True))
+    reports = dict(zip(SOURCES, check_files(files, template=one_template), strict=True))
     assert {name for name, report in reports.items() if report.verdict == "not judged"} == NOT_JUDGED
     assert not [name for name, report in reports.items() if report.ok]
     for name, (line, error, _) in WHAT.items():
