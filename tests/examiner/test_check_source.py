@@ -174,7 +174,7 @@ DEFINED = {
     "in a comprehension": "def f(x):\n    return [z for z in x]",
     "by a handler": "def f():\n    try:\n        import a\n    except ImportError:\n        a = None\n"
     "    return a",
-    "asked for, and assigned where it is missing": "def f():\n    try:\n        print(z)\n    except NameError:\n        z = 1",
+    "asked for, then assigned": "def f():\n    try:\n        print(z)\n    except NameError:\n        z = 1",
     "nonlocal": "def f():\n    def g():\n        nonlocal z\n        z = 1\n    g()\n    print(z)\n    z = 2",
     "class bodies look outside": "def f(x):\n    class C:\n        x = x\n    return C",
 }
