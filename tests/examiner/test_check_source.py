@@ -477,6 +477,10 @@ BEST = {
     "        self.inner = ScaledDotProductAttention()\n"
     "    def forward(self, x):\n        q, k, v = self.q(x).chunk(3, -1)\n"
     "        return self.o(self.inner(q, k, v)[0])\n|MultiHeadAttention",
+    "weights in a dict": "def init_attention(n_heads):\n    return {k: torch.randn(n_heads, 8, 2) for k in 'qkvo'}\n"
+    "def weighted(s):\n    return s.exp() / s.exp().sum(-1)\n"
+    "def apply_attention(params, x):\n    q, k, v = (x @ params['q'], x @ params['k'], x @ params['v'])\n"
+    "    w = weighted(q @ k.mT)\n    return w @ v @ params['o']\n|apply_attention",
     "mended below": PAGE_ONE + "\nclass MHA(MultiHeadAttention):\n    pass\n|MHA",
     "names in another language": BY_DEEDS.format("注意力") + "class 编码器层(nn.Module):\n"
     "    def __init__(self, d, k):\n        self.a, self.n = 注意力(d, k), nn.LayerNorm(d)\n"
