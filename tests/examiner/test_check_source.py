@@ -477,7 +477,7 @@ BEST = {
     "        self.inner = ScaledDotProductAttention()\n"
     "    def forward(self, x):\n        q, k, v = self.q(x).chunk(3, -1)\n"
     "        return self.o(self.inner(q, k, v)[0])\n|MultiHeadAttention",
-    "weights in a dict": "def init_attention(n_heads):\n    return {k: torch.randn(n_heads, 8, 2) for k in 'qkvo'}\n"
+    "weights in a dict": "def init_attention(heads):\n    return {k: torch.randn(8, 8) for k in 'qkvo'}\n"
     "def weighted(s):\n    return s.exp() / s.exp().sum(-1)\n"
     "def apply_attention(params, x):\n    q, k, v = (x @ params['q'], x @ params['k'], x @ params['v'])\n"
     "    w = weighted(q @ k.mT)\n    return w @ v @ params['o']\n|apply_attention",
