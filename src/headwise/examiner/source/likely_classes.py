@@ -48,7 +48,6 @@ DRAWN = {
 }
 WEIGHT = re.compile(r"(?i)(w|weights?)(_?(q|k|v|o|qkv|kv|in|out|query|key|value|output)(_?proj)?)?")
 ANY_WEIGHT = re.compile(r"(?i)w|weights?")  # of a projection, or of attention
-KEPT = re.compile(r"(?i)(w|weights?)?_?(?P<role>q|query|qkv|o|out|output)(_?proj)?")  # as params["q"]
 HEADS = re.compile(r"(?i)(n|num|number_of|nb|no_of)?_?(attention_?|attn_?)?heads?|nh|n_?h|h")
 CUTS = {"view", "reshape", "unflatten", "rearrange", "chunk", "split", "Rearrange"}
 TURNS = {"transpose", "permute", "swapaxes", "movedim", "rearrange", "einsum", "chunk", "split", "Rearrange"}
@@ -193,17 +192,12 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
     ]
     calls = [aliases.get(one, one) for one in calls]
     called, words = set(calls), loaded | bound | attributes
-    # `weights = softmax(..)`, kept in an attribute or not, are no projection's
+    is_class = isinstance(node, ast.ClassDef)
+    # What a class computes and calls `weights` is a softmax, not a projection's weight. A function that is given its
+    # parameters may have no other name that tells of projections.
     stored = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
     stored |= {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
-    computed = {word for word in stored if ANY_WEIGHT.fullmatch(word)}
-    keys = [
-        one.slice.value
-        for one in nodes
-        if isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Constant)
-    ]
-    roles = {match["role"][0].lower() for key in keys if (match := KEPT.fullmatch(str(key)))}
-    is_class = isinstance(node, ast.ClassDef)
+    computed = {word for word in stored if is_class and ANY_WEIGHT.fullmatch(word)}
     products = sum(one in PRODUCTS for one in calls)
     products += sum(isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult) for one in nodes)
     repeated = [one for one in nodes if isinstance(one, SEVERAL)]
@@ -219,7 +213,6 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
         torch_attention=bool(called & TORCH),
         projections=bool(called & LAYERS or "MultiheadAttention" in called)
         or any(WEIGHT.fullmatch(one) for one in words - computed)
-        or roles == {"q", "o"}
         or (is_class and bool(called & DRAWN)),
         heads=any(HEADS.fullmatch(one) for one in words) or bool(called & CUTS and called & TURNS),
         joins=bool(called & JOINS),
