@@ -16,6 +16,7 @@ import tomllib
 import venv
 from collections.abc import Iterable
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -91,8 +92,8 @@ def make(
     packages = closure(extras) | set(more)
     _put(packages - closure([]), place)
     if wheel is None:
-        hidden = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "src" / "headwise", place / "headwise", ignore=hidden)
+        half_written = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(ROOT / "src" / "headwise", place / "headwise", ignore=half_written)
     else:
         pip = f"-m pip -qq --disable-pip-version-check --python {folder / 'bin' / 'python'} install".split()
         subprocess.run([sys.executable, *pip, "--no-deps", "--no-index", str(wheel)], check=True)
@@ -109,9 +110,20 @@ def _put(packages: Iterable[str], folder: Path) -> None:
 
 @cache
 def _files(package: str) -> list[tuple[Path, Path]]:
-    """A package's files, and their places inside site-packages; no scripts, which name another Python."""
-    files = metadata.files(package) or []
-    return [(Path(each.locate()), Path(each)) for each in files if ".." not in each.parts]
+    """A package's files, and their places inside site-packages; no scripts, which name another Python.
+
+    Bytecode written since the package was installed comes along: torch takes seconds to compile.
+    """
+    found = []
+    for each in metadata.files(package) or []:
+        source, inside = Path(each.locate()), Path(each)
+        if ".." in inside.parts:
+            continue
+        found.append((source, inside))
+        if inside.suffix == ".py":
+            bytecode = Path(cache_from_source(source))
+            found.append((bytecode, inside.parent / "__pycache__" / bytecode.name))
+    return found
 
 
 def _link(source: Path, target: Path) -> None:

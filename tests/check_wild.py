@@ -104,17 +104,16 @@ def expected_in(folder: Path) -> list[Expected]:
     ]
 
 
-def meet(folder: Path, expected: Iterable[Expected]) -> list[Met]:
+def meet(folder: Path, expected: Iterable[Expected], template: Template) -> list[Met]:
     """Check every file, as `headwise check` does; a process with torch in it serves them all."""
     met = []
-    with Template() as template:
-        for one in expected:
-            start = time.perf_counter()
-            try:
-                report: Report | ArgumentError = check_file(folder / one.file, template=template)
-            except ArgumentError as refused:
-                report = refused
-            met.append(verdict_on(one, report, time.perf_counter() - start))
+    for one in expected:
+        start = time.perf_counter()
+        try:
+            report: Report | ArgumentError = check_file(folder / one.file, template=template)
+        except ArgumentError as refused:
+            report = refused
+        met.append(verdict_on(one, report, time.perf_counter() - start))
     return met
 
 
@@ -176,7 +175,8 @@ def main() -> int:
         sys.stderr.write(f"check-wild: {error}\n")
         return 2
     torch.set_num_threads(1)
-    met = meet(asked.folder, expected)
+    with Template() as template:
+        met = meet(asked.folder, expected, template)
     sys.stdout.write("\n".join(score(met)) + "\n")
     if unknown := unknown_keys(expected):
         sys.stdout.write(f"  the table names faults that the catalogue has not: {', '.join(unknown)}\n")

@@ -14,8 +14,12 @@ import headwise as hw
 import planted
 from check_score import judge_pair, judge_right, judge_single, judge_unstyled
 from headwise.errors import ArgumentError
+from headwise.examiner import check_file
+from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Call, Conventions, Evidence, Finding, Problem, Role
 from headwise.examiner.recipe import Given, Weights
+from headwise.examiner.sandbox import run
+from headwise.examiner.sandbox.outcome import Outcome
 from planted import pairs, right, unstyled
 
 
@@ -96,23 +100,9 @@ def test_a_constant_scale_comes_with_its_number() -> None:
 
 
 def test_what_cannot_be_told_is_said() -> None:
-    report = hw.check(
-        next(r for r in right.RIGHT if r.style == "GPT").build() if _has("GPT") else _XOnly(24, 4)
-    )
+    one = next(one for one in right.RIGHT if one.style == "unflatten and move")
+    report = hw.check(one.build())
     assert any("one input" in words for words in report.not_judged)
-
-
-def _has(style: str) -> bool:
-    return any(one.style == style for one in right.RIGHT)
-
-
-class _XOnly(nn.Module):
-    def __init__(self, d_model: int, num_heads: int) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.attention(x, x, x)[0]
 
 
 def test_something_that_is_no_code_is_refused() -> None:
@@ -198,7 +188,7 @@ def test_what_fails_in_half_precision_alone_is_a_remark() -> None:
 
 
 class Careless(nn.Module):
-    """Right, with a layer that is never used; `returned`: what it gives back for weights."""
+    """Right, with a layer that is never used."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -206,9 +196,6 @@ class Careless(nn.Module):
         self.W_q, self.W_k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
         self.W_v, self.W_o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
         self.norm = nn.LayerNorm(d_model)
-
-    def returned(self, scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return weights
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -219,24 +206,13 @@ class Careless(nn.Module):
         )
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         weights = scores.softmax(-1)
-        attn = self.returned(scores, weights)
-        return self.W_o((weights @ v).transpose(1, 2).flatten(2)), attn
-
-
-class Scores(Careless):
-    def returned(self, scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return scores
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2)), weights
 
 
 def test_a_layer_that_is_never_used_is_no_fault() -> None:
     report = hw.check(Careless)
     assert report.ok, str(report)
     assert any("norm" in words for words in report.not_judged)
-
-
-def test_weights_that_are_returned_are_compared() -> None:
-    (named,) = hw.check(Scores).faults
-    assert named.key == "other weights returned"
 
 
 def test_scores_that_are_returned_as_scores_are_a_remark() -> None:
@@ -313,8 +289,6 @@ def written(folder: Path, source: str) -> Path:
 
 
 def test_names_that_nothing_defines_are_found_before_running(tmp_path: Path) -> None:
-    from headwise.examiner import check_file
-
     report = check_file(written(tmp_path, PAGE))
     assert not report.ok
     assert {fault.title.split()[0] for fault in report.faults} >= {"F", "batch_size"}
@@ -323,27 +297,19 @@ def test_names_that_nothing_defines_are_found_before_running(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_mended_page_passes_in_its_sandbox(tmp_path: Path) -> None:
-    from headwise.examiner import check_file
-
-    report = check_file(written(tmp_path, MENDED), trust=True)
+def test_the_mended_page_passes_and_a_wrong_scale_is_named_with_its_line(
+    tmp_path: Path, one_template: Template
+) -> None:
+    report = check_file(written(tmp_path, MENDED), trust=True, template=one_template)
     assert report.ok, str(report)
     assert report.protections
-
-
-@pytest.mark.slow
-def test_a_wrong_file_is_named_with_its_line(tmp_path: Path) -> None:
-    from headwise.examiner import check_file
-
     source = MENDED.replace("self.d_k ** 0.5", "(self.num_heads * self.d_k) ** 0.5")
-    report = check_file(written(tmp_path, source), trust=True)
+    report = check_file(written(tmp_path, source), trust=True, template=one_template)
     assert [fault.key for fault in report.faults] == ["scale by d_model"]
     assert "scores" in report.faults[0].text
 
 
 def test_what_is_no_python_is_said(tmp_path: Path) -> None:
-    from headwise.examiner import check_file
-
     report = check_file(written(tmp_path, "class A(:\n    pass"))
     assert not report.ok
     assert report.problems[0].kind == "SyntaxError"
@@ -351,8 +317,6 @@ def test_what_is_no_python_is_said(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
-    from headwise.examiner import check_file
-
     with pytest.raises(ArgumentError, match=r"file must be readable: .*none\.py"):
         check_file(tmp_path / "none.py")
     with pytest.raises(ArgumentError, match=r"nothing in .* looks like it"):
@@ -363,8 +327,6 @@ def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headwise.examiner import check_file
-    from headwise.examiner.sandbox import run
-    from headwise.examiner.sandbox.outcome import Outcome
 
     lacking = Problem("import", "ArgumentError", "name must be a class or function of mha: 'Nope'")
     monkeypatch.setattr(run, "run_file", lambda *_, **__: Outcome(None, lacking, [], [], ""))
@@ -377,8 +339,6 @@ def test_evidence_that_does_not_fit_together_is_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headwise.examiner import check_file
-    from headwise.examiner.sandbox import run
-    from headwise.examiner.sandbox.outcome import Outcome
 
     given = Given(*(torch.randn(1, 2, 3) for _ in range(3)))
     forged = Evidence(
@@ -391,8 +351,6 @@ def test_evidence_that_does_not_fit_together_is_a_verdict(
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    from headwise.examiner import check_file
-
     path = tmp_path / "mha.py"
     path.write_bytes(b"\xef\xbb\xbf" + PAGE.encode())
     assert "undefined name" in check_file(path).summary

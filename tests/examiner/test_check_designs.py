@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from headwise.examiner import check
-from headwise.examiner.designs import steps_of
-from headwise.examiner.evidence import Design, Evidence
+from headwise.examiner.evidence import Evidence
 from headwise.examiner.inquiry import examine, judge
 
 
@@ -316,18 +314,6 @@ def test_a_wrapper_of_torchs_own_is_told_as_one() -> None:
             return self.inner(x, x, x)[0]
 
     assert [one.key for one in examine(Wrapper).designs] == ["torch inside"]
-
-
-def test_designs_travel_with_the_evidence(tmp_path: Any) -> None:
-    evidence = examine(PreNorm)
-    evidence.save(tmp_path)
-    back = Evidence.load(tmp_path)
-    assert [one.key for one in back.designs] == ["norm before", "residual"]
-    assert judge(back).ok
-
-
-def test_a_design_without_steps_changes_nothing() -> None:
-    assert steps_of([Design("torch inside", "a wrapper")]) == {}
 
 
 class Masked(Plain):

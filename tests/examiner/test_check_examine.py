@@ -9,7 +9,6 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,25 @@ from headwise.examiner import check, recipe
 from headwise.examiner.evidence import Evidence, Finding
 from headwise.examiner.examine.surroundings import by_default, seed, surroundings
 from headwise.examiner.inquiry import examine
+from planted.right import (
+    AdditiveMask,
+    CausalSelfAttention,
+    Config,
+    CrossWithFusedKeysAndValues,
+    FourLinears,
+    FusedInterleaved,
+    Head,
+    HeadAxisParameters,
+    HeadsSideBySide,
+    InOutMatrices,
+    KeyPaddingMask,
+    LazyLayers,
+    SequenceFirst,
+    TorchFunction,
+    UnifiedHeads,
+    ValuesKeysQuery,
+    multi_head_attention,
+)
 
 EXACT = 1e-10
 examined = functools.cache(examine)  # for tests that only read what was found: each class is examined once
@@ -67,175 +85,6 @@ class Fused(nn.Module):
         return self.proj(merge(attend(q, k, v)))
 
 
-class Interleaved(nn.Module):
-    def __init__(self, input_dim, embed_dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv_proj, self.o_proj = nn.Linear(input_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
-
-    def forward(self, x, mask=None, return_attention=False):
-        q, k, v = split(self.qkv_proj(x), self.num_heads).chunk(3, -1)
-        logits = q @ k.mT / math.sqrt(q.size(-1))
-        if mask is not None:
-            logits = logits.masked_fill(mask == 0, -9e15)
-        weights = logits.softmax(-1)
-        out = self.o_proj(merge(weights @ v))
-        return (out, weights) if return_attention else out
-
-
-class HeadAxis(nn.Module):
-    def __init__(self, n_heads, d_model, d_head):
-        super().__init__()
-        for name in "QKV":
-            setattr(self, f"W_{name}", nn.Parameter(torch.randn(n_heads, d_model, d_head)))
-            setattr(self, f"b_{name}", nn.Parameter(torch.zeros(n_heads, d_head)))
-        self.W_O = nn.Parameter(torch.randn(n_heads, d_head, d_model))
-        self.b_O = nn.Parameter(torch.zeros(d_model))
-
-    def forward(self, x):
-        q, k, v = (
-            torch.einsum("bte,hed->bhtd", x, getattr(self, f"W_{n}")) + getattr(self, f"b_{n}")[:, None]
-            for n in "QKV"
-        )
-        future = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
-        return torch.einsum("bhtd,hde->bte", attend(q, k, v, future), self.W_O) + self.b_O
-
-
-class InOut(nn.Module):
-    def __init__(self, d_in, d_out, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.W_query, self.W_key = (
-            nn.Parameter(torch.rand(d_in, d_out)),
-            nn.Parameter(torch.rand(d_in, d_out)),
-        )
-        self.W_value, self.W_out = (
-            nn.Parameter(torch.rand(d_in, d_out)),
-            nn.Parameter(torch.rand(d_out, d_out)),
-        )
-
-    def forward(self, x, context):
-        q = split(x @ self.W_query, self.num_heads)
-        k, v = split(context @ self.W_key, self.num_heads), split(context @ self.W_value, self.num_heads)
-        return merge(attend(q, k, v)) @ self.W_out
-
-
-class OneHead(nn.Module):
-    def __init__(self, n_embd, head_size, block_size, dropout):
-        super().__init__()
-        self.key, self.query = (
-            nn.Linear(n_embd, head_size, bias=False),
-            nn.Linear(n_embd, head_size, bias=False),
-        )
-        self.value = nn.Linear(n_embd, head_size, bias=False)
-        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x):
-        T = x.shape[1]
-        scores = self.query(x) @ self.key(x).mT * self.key.out_features**-0.5
-        scores = scores.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
-        return self.dropout(scores.softmax(-1)) @ self.value(x)
-
-
-class PerHead(nn.Module):
-    def __init__(self, n_embd, num_heads, block_size, dropout=0.2):
-        super().__init__()
-        size = n_embd // num_heads
-        self.heads = nn.ModuleList([OneHead(n_embd, size, block_size, dropout) for _ in range(num_heads)])
-        self.proj = nn.Linear(n_embd, n_embd)
-
-    def forward(self, x):
-        return self.proj(torch.cat([head(x) for head in self.heads], -1))
-
-
-class OrderOnly(nn.Module):
-    def __init__(self, h, d_model, dropout=0.1):
-        super().__init__()
-        assert d_model % h == 0
-        self.h, self.d_k = h, d_model // h
-        self.linears = nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
-        self.dropout = nn.Dropout(p=dropout)
-
-    def forward(self, query, key, value, mask=None):
-        q, k, v = (split(one(x), self.h) for one, x in zip(self.linears, (query, key, value), strict=False))
-        scores = q @ k.mT / math.sqrt(self.d_k)
-        if mask is not None:
-            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e30)
-        return self.linears[-1](merge(self.dropout(scores.softmax(-1)) @ v))
-
-
-class AroundTorchsFunction(nn.Module):
-    def __init__(self, hidden_size, num_attention_heads):
-        super().__init__()
-        self.n = num_attention_heads
-        self.q_proj, self.k_proj = nn.Linear(hidden_size, hidden_size), nn.Linear(hidden_size, hidden_size)
-        self.v_proj, self.o_proj = nn.Linear(hidden_size, hidden_size), nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, hidden_states, key_value_states=None, attention_mask=None, is_causal=False):
-        source = hidden_states if key_value_states is None else key_value_states
-        q, k, v = (
-            split(x, self.n) for x in (self.q_proj(hidden_states), self.k_proj(source), self.v_proj(source))
-        )
-        return self.o_proj(
-            merge(F.scaled_dot_product_attention(q, k, v, attention_mask, is_causal=is_causal))
-        )
-
-
-class ValuesKeysQuery(nn.Module):
-    def __init__(self, embed_size, heads):
-        super().__init__()
-        self.heads = heads
-        self.values, self.keys = nn.Linear(embed_size, embed_size), nn.Linear(embed_size, embed_size)
-        self.queries, self.fc_out = nn.Linear(embed_size, embed_size), nn.Linear(embed_size, embed_size)
-
-    def forward(self, values, keys, query, mask):
-        v, k, q = self.values(values), self.keys(keys), self.queries(query)
-        q, k, v = (split(x, self.heads) for x in (q, k, v))
-        energy = torch.einsum("nhqd,nhkd->nhqk", q, k)
-        if mask is not None:
-            energy = energy.masked_fill(mask == 0, float("-1e20"))
-        return self.fc_out(merge(torch.softmax(energy / q.size(-1) ** 0.5, dim=3) @ v))
-
-
-class FromConfig(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        assert config.n_embd % config.n_head == 0
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.attn_dropout = nn.Dropout(config.attn_pdrop)
-        self.register_buffer("bias", torch.tril(torch.ones(config.block_size, config.block_size))[None, None])
-        self.n_head, self.n_embd = config.n_head, config.n_embd
-
-    def forward(self, x, layer_past=None):
-        T = x.size(1)
-        q, k, v = (split(one, self.n_head) for one in self.c_attn(x).split(self.n_embd, dim=2))
-        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = self.attn_dropout(
-            F.softmax(att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf")), dim=-1)
-        )
-        return self.c_proj(merge(att @ v))
-
-
-class LengthFirst(nn.Module):
-    def __init__(self, heads, d_model):
-        super().__init__()
-        self.heads = heads
-        self.query, self.key = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.value, self.output = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, *, query, key, value, mask=None):
-        seq_len, batch_size, _ = query.shape
-        q, k, v = self.query(query), self.key(key), self.value(value)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)) for x in (q, k, v))
-        scores = torch.einsum("ibhd,jbhd->ijbh", q, k) / q.size(-1) ** 0.5
-        if mask is not None:
-            scores = scores.masked_fill(mask.unsqueeze(-1) == 0, float("-inf"))
-        x = torch.einsum("ijbh,jbhd->ibhd", scores.softmax(1), v)
-        return self.output(x.reshape(seq_len, batch_size, -1))
-
-
 class ReturnsWeights(Four):
     def forward(self, q, k, v, attn_mask=None):
         q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
@@ -246,21 +95,6 @@ class ReturnsWeights(Four):
         return {"context": self.W_o(merge(weights @ v)), "attention": weights}
 
 
-class Added(Four):
-    def forward(self, q, k, v, mask=None):
-        q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
-        scores = q @ k.mT / math.sqrt(q.size(-1))
-        return self.W_o(merge((scores if mask is None else scores + mask).softmax(-1) @ v))
-
-
-class Padded(Four):
-    def forward(self, query, key, value, key_padding_mask=None):
-        inputs = ((self.W_q, query), (self.W_k, key), (self.W_v, value))
-        q, k, v = (split(w(x), self.num_heads) for w, x in inputs)
-        hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
-        return self.W_o(merge(attend(q, k, v, hidden)))
-
-
 class Lengths(Four):
     def forward(self, queries, keys, values, valid_lens):
         inputs = ((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
@@ -269,21 +103,6 @@ class Lengths(Four):
         if valid_lens is not None:
             hidden = (torch.arange(k.size(2)) >= valid_lens[:, None])[:, None, None]
         return self.W_o(merge(attend(q, k, v, hidden)))
-
-
-class Grouped(nn.Module):
-    def __init__(self, dim, n_heads, n_kv_heads=2):
-        super().__init__()
-        self.n_heads, self.n_kv_heads = n_heads, 2
-        self.wq, self.wo = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.wk = nn.Linear(dim, dim // n_heads * 2, bias=False)
-        self.wv = nn.Linear(dim, dim // n_heads * 2, bias=False)
-
-    def forward(self, x):
-        q, k, v = split(self.wq(x), self.n_heads), split(self.wk(x), 2), split(self.wv(x), 2)
-        k, v = (one.repeat_interleave(self.n_heads // 2, 1) for one in (k, v))
-        weights = F.softmax((q @ k.mT / math.sqrt(q.size(-1))).float(), dim=-1).type_as(q)
-        return self.wo(merge(weights @ v))
 
 
 class ChannelByChannel(nn.Module):
@@ -329,42 +148,11 @@ n_embd, block_size = 32, 8
 class FixedSizes(nn.Module):
     def __init__(self, num_heads, head_size):
         super().__init__()
-        self.heads = nn.ModuleList([OneHead(n_embd, head_size, block_size, 0.2) for _ in range(num_heads)])
+        self.heads = nn.ModuleList([Head(n_embd, head_size, block_size) for _ in range(num_heads)])
         self.proj = nn.Linear(head_size * num_heads, n_embd)
 
     def forward(self, x):
         return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
-
-
-class Lazy(Four):
-    def __init__(self, num_hiddens, num_heads):
-        nn.Module.__init__(self)
-        self.num_heads = num_heads
-        self.W_q, self.W_k = nn.LazyLinear(num_hiddens), nn.LazyLinear(num_hiddens)
-        self.W_v, self.W_o = nn.LazyLinear(num_hiddens), nn.LazyLinear(num_hiddens)
-
-
-class NotAModule:
-    def __init__(self, d_model, num_heads):
-        self.num_heads = num_heads
-        self.W_q, self.W_k, self.W_v, self.W_o = (torch.randn(d_model, d_model) for _ in range(4))
-
-    def __call__(self, x):
-        q, k, v = (split(x @ w, self.num_heads) for w in (self.W_q, self.W_k, self.W_v))
-        return merge(attend(q, k, v)) @ self.W_o
-
-
-class CausalSwitch(nn.Module):
-    def __init__(self, emb, heads=8, mask=False):
-        super().__init__()
-        self.heads, self.mask = heads, mask
-        self.tokeys, self.toqueries = nn.Linear(emb, emb, bias=False), nn.Linear(emb, emb, bias=False)
-        self.tovalues, self.unifyheads = nn.Linear(emb, emb, bias=False), nn.Linear(emb, emb)
-
-    def forward(self, x):
-        q, k, v = (split(w(x), self.heads) for w in (self.toqueries, self.tokeys, self.tovalues))
-        hidden = torch.ones(x.size(1), x.size(1)).triu(1).bool() if self.mask else None
-        return self.unifyheads(merge(attend(q, k, v, hidden)))
 
 
 def scaled_dot_product(query, key, value, mask=None, dropout=None):
@@ -375,11 +163,6 @@ def scaled_dot_product(query, key, value, mask=None, dropout=None):
     return weights @ value, weights
 
 
-def with_weights(d_model: int, num_heads: int, q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight, x):
-    q, k, v = (split(x @ w.T, num_heads) for w in (q_proj_weight, k_proj_weight, v_proj_weight))
-    return merge(F.scaled_dot_product_attention(q, k, v, is_causal=True)) @ o_proj_weight.T
-
-
 def in_numpy(Q, K, V):
     scores = Q @ K.T / np.sqrt(Q.shape[1])
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -387,12 +170,12 @@ def in_numpy(Q, K, V):
 
 
 RIGHT: list[Any] = [
-    Four, Fused, Interleaved, HeadAxis, InOut, PerHead, OrderOnly, nn.MultiheadAttention,
-    nn.MultiheadAttention(24, 4), AroundTorchsFunction, ValuesKeysQuery, FromConfig, LengthFirst,
-    ReturnsWeights, Added, Padded, Lengths, Grouped,
-    ChannelByChannel, Nameless, OneSequence, FixedSizes, Lazy, NotAModule,
-    CausalSwitch, CausalSwitch(24, 4, mask=True), scaled_dot_product, with_weights, in_numpy,
-    FromConfig(SimpleNamespace(n_embd=40, n_head=5, block_size=6, attn_pdrop=0.1, bias=False)),
+    Four, Fused, FusedInterleaved, HeadAxisParameters, CrossWithFusedKeysAndValues, InOutMatrices,
+    HeadsSideBySide, FourLinears, nn.MultiheadAttention, nn.MultiheadAttention(24, 4), TorchFunction,
+    ValuesKeysQuery, CausalSelfAttention, SequenceFirst, ReturnsWeights, AdditiveMask, KeyPaddingMask,
+    Lengths, ChannelByChannel, Nameless, OneSequence, FixedSizes, LazyLayers, UnifiedHeads,
+    UnifiedHeads(24, 4, mask=True), CausalSelfAttention(Config(n_embd=40, n_head=5, block_size=6)),
+    scaled_dot_product, multi_head_attention, in_numpy,
 ]  # fmt: skip
 
 
@@ -438,8 +221,7 @@ def test_right_styles_are_proved_on_every_probe(obj: Any) -> None:
         for one in evidence.findings
         if one.verdict != "right" and one.name not in ("float16", "layer_past")
     ]
-    without_registration = isinstance(obj, type) and obj is NotAModule
-    assert not wrong or without_registration, wrong
+    assert not wrong, wrong
 
 
 MASKED = {"causal", "padding", "random mask", "padding causal", "empty row", "scores x1e4 with mask"}
@@ -451,16 +233,16 @@ PAIRS = {"causal", "random mask", "padding causal"}
     ("obj", "argument", "kind", "attends", "shape", "probes"),
     [
         (Four, "mask", "bool", True, "[B, T, S]", MASKED),
-        (Interleaved, "mask", "bool", True, "[B, 1, T, S]", MASKED),
-        (OrderOnly, "mask", "bool", True, "[B, T, S]", MASKED),
+        (FusedInterleaved, "mask", "bool", True, "[B, 1, T, S]", MASKED),
+        (FourLinears, "mask", "bool", True, "[B, T, S]", MASKED),
         (ValuesKeysQuery, "mask", "bool", True, "[B, 1, T, S]", MASKED),
-        (LengthFirst, "mask", "bool", True, "[T, S, B]", MASKED),
+        (SequenceFirst, "mask", "bool", True, "[T, S, B]", MASKED),
         (ReturnsWeights, "attn_mask", "bool", False, "[B, T, S]", MASKED),
-        (Added, "mask", "added", None, "[B, 1, T, S]", MASKED),
-        (Padded, "key_padding_mask", "bool", False, "[B, S]", MASKED - {"causal", "padding causal"}),
+        (AdditiveMask, "bias", "added", None, "[B, 1, T, S]", MASKED),
+        (KeyPaddingMask, "key_padding_mask", "bool", False, "[B, S]", MASKED - {"causal", "padding causal"}),
         (Lengths, "valid_lens", "lengths", None, "[B]", MASKED - PAIRS),
         (nn.MultiheadAttention, "attn_mask", "bool", False, "[B*H, T, S]", MASKED),
-        (AroundTorchsFunction, "attention_mask", "bool", True, "[B, 1, T, S]", MASKED),
+        (TorchFunction, "attn_mask", "bool", True, "[B, 1, T, S]", MASKED),
         (Fused, None, None, None, None, set()),
     ],
     ids=lambda one: name_of(one) if callable(one) else "",
@@ -485,29 +267,31 @@ def test_masks_are_probed(
 
 
 def test_conventions() -> None:
-    assert examined(HeadAxis).conventions.always_causal
-    assert examined(FromConfig).conventions.always_causal
+    assert examined(HeadAxisParameters).conventions.always_causal
+    assert examined(CausalSelfAttention).conventions.always_causal
     assert examined(Fused).conventions.self_only and not examined(Fused).conventions.always_causal
-    assert examined(InOut).conventions.arguments == ("x", "memory")
+    assert examined(CrossWithFusedKeysAndValues).conventions.arguments == ("x", "memory")
     assert examined(ValuesKeysQuery).conventions.arguments == ("value", "key", "query", "mask")
-    assert not examined(LengthFirst).conventions.batch_first
+    assert not examined(SequenceFirst).conventions.batch_first
     assert examined(ReturnsWeights).conventions.returns_weights
-    assert examined(Interleaved).conventions.returns_weights  # asked for with its own switch
-    assert examined(CausalSwitch).call("causal") is not None
+    assert examined(FusedInterleaved).conventions.returns_weights  # asked for with its own switch
+    assert examined(UnifiedHeads).call("causal") is not None
     assert "it takes one sequence at a time, [T, E]" in examined(OneSequence).conventions.words
 
 
 def test_where_the_projections_were_found() -> None:
     assert examined(Four).roles["k_bias"].parameter == "W_k.bias"
-    assert examined(OrderOnly).roles["v"].parameter == "linears.2.weight"
-    assert examined(OrderOnly).roles["v"].how == "gradients"
-    assert examined(PerHead).roles["q"].parameter == "heads.0.query.weight and 3 more"
+    assert examined(FourLinears).roles["v"].parameter == "linears.2.weight"
+    assert examined(FourLinears).roles["v"].how == "gradients"
+    assert examined(HeadsSideBySide).roles["q"].parameter == "heads.0.query.weight and 3 more"
     assert examined(nn.MultiheadAttention).roles["k"].parameter == "in_proj_weight[24:48]"
-    assert examined(InOut).roles["q"].transposed
+    assert examined(InOutMatrices).roles["q"].transposed
     assert examined(Nameless).roles["v"].parameter == "p0[0:24]"
     assert examined(scaled_dot_product).roles == {}
     assert examined(OneSequence).num_heads == 1
-    given = examine(OrderOnly, roles={"q": "linears.0", "k": "linears.1", "v": "linears.2", "o": "linears.3"})
+    given = examine(
+        FourLinears, roles={"q": "linears.0", "k": "linears.1", "v": "linears.2", "o": "linears.3"}
+    )
     assert given.roles["q"].how == "given" and max(off(given).values()) < 1e-7
 
 
@@ -590,41 +374,9 @@ def test_errors_become_problems_at_the_learners_line(
             assert file.read().splitlines()[problem.line - 1].strip() == said
 
 
-class DropsInEval(nn.Module):
-    def __init__(self, d_model, num_heads, dropout=0.1):
-        super().__init__()
-        self.n, self.p = num_heads, dropout
-        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, x):
-        q, k, v = (split(one, self.n) for one in self.qkv(x).chunk(3, -1))
-        return self.out(merge(F.scaled_dot_product_attention(q, k, v, dropout_p=self.p)))
-
-
 class DropsAlways(Fused):
     def forward(self, x):
         return F.dropout(super().forward(x), 0.3)
-
-
-class InPlace(Fused):
-    def forward(self, x):
-        x *= 2
-        return super().forward(x)
-
-
-class MaskInPlace(Four):
-    def forward(self, q, k, v, mask=None):
-        return super().forward(q, k, v, None if mask is None else mask.logical_not_().logical_not())
-
-
-class PythonList(nn.Module):
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.heads = [OneHead(d_model, d_model // num_heads, 16, 0.0) for _ in range(num_heads)]
-        self.proj = nn.Linear(d_model, d_model)
-
-    def forward(self, x):
-        return self.proj(torch.cat([head(x) for head in self.heads], -1))
 
 
 class Forgets(Fused):
@@ -641,63 +393,28 @@ class Detached(Fused):
         return super().forward(x.detach())
 
 
-class SmallFill(Four):
+class Leaks(Four):
+    fill = -1e3
+
     def forward(self, q, k, v, mask=None):
         q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
         scores = q @ k.mT / math.sqrt(q.size(-1))
-        scores = scores if mask is None else scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        scores = scores if mask is None else scores.masked_fill(mask.unsqueeze(1) == 0, self.fill)
         return self.W_o(merge(scores.softmax(-1) @ v))
 
 
-class SmallProjections(nn.Module):
-    def __init__(self, embed_size, heads):
-        super().__init__()
-        self.heads, size = heads, embed_size // heads
-        self.values, self.keys, self.queries = (nn.Linear(size, size, bias=False) for _ in range(3))
-        self.fc_out = nn.Linear(embed_size, embed_size)
-
-    def forward(self, values, keys, query):
-        q, k, v = (split(x, self.heads) for x in (query, keys, values))
-        return self.fc_out(merge(attend(self.queries(q), self.keys(k), self.values(v))))
-
-
-class EightHeads(Fused):
-    def __init__(self, dim, heads):
-        super().__init__(dim, 8)
-
-
-class NoKeyBias(Four):
-    def __init__(self, d_model, num_heads):
-        super().__init__(d_model, num_heads)
-        self.W_k = nn.Linear(d_model, d_model, bias=False)
-
-
-class NoWayOut(nn.Module):
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads, self.qkv = heads, nn.Linear(dim, 3 * dim)
-
-    def forward(self, x):
-        return merge(attend(*(split(one, self.heads) for one in self.qkv(x).chunk(3, -1))))
+class SmallFill(Leaks):
+    fill = -1e9
 
 
 @pytest.mark.parametrize(
     ("obj", "name", "verdict", "fault"),
     [
         (Fused, "deterministic in eval", "right", None),
-        (DropsInEval, "deterministic in eval", "wrong", "dropout in eval"),
         (DropsAlways, "deterministic in eval", "wrong", "dropout in eval"),
-        (InPlace, "input left unmodified", "wrong", "input modified"),
-        (MaskInPlace, "mask left unmodified", "wrong", "mask modified"),
-        (PythonList, "state dict complete", "wrong", "heads in a list"),
         (Forgets, "state dict complete", "wrong", "state dict incomplete"),
         (Detached, "gradients", "wrong", "gradients blocked"),
-        (SmallFill, "float16", "wrong", "overflow in half"),
         (SmallFill, "bfloat16", "right", None),
-        (SmallProjections, "projection size", "wrong", "same projection for every head"),
-        (EightHeads, "number of heads", "wrong", "hard-coded heads"),
-        (NoKeyBias, "key bias", "right", "no key bias"),
-        (NoWayOut, "output projection", "wrong", "no output projection"),
         (Four, "output dtype", "right", None),
         (Four, "train equals eval without dropout", "right", None),
     ],
@@ -742,16 +459,6 @@ def test_plain_tensors_go_along_into_another_precision(build: Any) -> None:
 def test_active_dropout_does_not_hide_the_numbers() -> None:
     errors = off(examined(DropsAlways))
     assert max(errors.values()) < EXACT
-
-
-class Leaks(Four):
-    fill = -1e3
-
-    def forward(self, q, k, v, mask=None):
-        q, k, v = (split(w(x), self.num_heads) for w, x in ((self.W_q, q), (self.W_k, k), (self.W_v, v)))
-        scores = q @ k.mT / math.sqrt(q.size(-1))
-        scores = scores if mask is None else scores.masked_fill(mask.unsqueeze(1) == 0, self.fill)
-        return self.W_o(merge(scores.softmax(-1) @ v))
 
 
 def test_a_fill_of_minus_1e4_is_a_remark() -> None:
@@ -928,20 +635,12 @@ def test_the_verdict_is_the_same_wherever_it_is_asked_for(made: type[nn.Module],
     assert str(found) == str(expected) and found.ok == (made is Four)
 
 
-def test_evidence_travels(tmp_path: Any) -> None:
-    evidence = examine(ReturnsWeights)
-    evidence.save(tmp_path)
-    back = Evidence.load(tmp_path)
-    assert back.roles == evidence.roles and back.conventions == evidence.conventions
-    assert max(error for probe, error in off(back).items() if not probe.startswith("scores")) < EXACT
-
-
 def test_something_that_is_no_attention_is_said_to_be_none() -> None:
     evidence = examine(nn.Linear)
     assert evidence.weights is None and evidence.problems[0].kind == "roles"
 
 
-@pytest.mark.parametrize("made", [Four, AroundTorchsFunction])
+@pytest.mark.parametrize("made", [Four, TorchFunction])
 def test_it_is_quick(made: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long is to run the learner's code: counted, for a clock on a busy machine says little."""
     calls, forward = [0], made.forward

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwise import Mask, reference
 from headwise.examiner import recipe
-from headwise.examiner.diagnose import Made, _Judge, _made, diagnose, difference
+from headwise.examiner.diagnose import diagnose, difference
 from headwise.examiner.evidence import Call, Evidence, Role
 from headwise.examiner.faults import FAULTS, Fault, computed, pairs
 from headwise.examiner.recipe import Given, Weights
@@ -108,9 +108,6 @@ def test_noise_of_float32_is_no_fault() -> None:
     assert diagnose(evidence(rounded)).faults == ()
 
 
-COMMON = [fault for fault in computed() if fault.common]
-
-
 @pytest.mark.thinned(9)
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -139,20 +136,6 @@ def test_rare_faults_are_named_in_pairs_and_nothing_is_found_where_nothing_is_to
     assert diagnose(evidence(noise)).faults is None
 
 
-def test_pairs_that_are_stacked_compute_what_each_computes_alone() -> None:
-    asked = given("random mask")
-    alone = Given(*(x[:1] for x in asked[:3]), asked.mask[:1])  # type: ignore[index]
-    for first, second in (("scale by d_model", "fill with zero"), ("split by view", "relu added")):
-        steps = {**FAULTS[first].ways[0], **FAULTS[second].ways[0]}
-        call = Call("batch of one", alone, recipe.run(alone, weights(), H, steps).output)
-        judge = _Judge(Evidence("L", "class", embed_dim=E, num_heads=H, weights=weights(), calls=[call]), H)
-        others = computed()[::5]
-        tried = dict.fromkeys((FAULTS[first], FAULTS[second], *others))
-        near = judge._near(call, [made for fault in tried for made in _made(fault)])
-        assert (Made(FAULTS[first]), Made(FAULTS[second])) in near
-        assert len(near) < 20
-
-
 def test_of_explanations_alike_one_is_told_and_the_others_are_kept() -> None:
     x = given("plain").query
     output = recipe.run(Given(x, x, x), weights(), H, dict(FAULTS["scores transposed"].ways[0])).output
@@ -166,10 +149,6 @@ def test_of_explanations_alike_one_is_told_and_the_others_are_kept() -> None:
         found = diagnose(seen)
         assert found.faults is not None and [made.fault.key for made in found.faults] == [told]
         assert kept in {made.fault.key for one in found.alike for made in one}
-
-
-def test_ten_are_common() -> None:
-    assert len(COMMON) == 10
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.key)

@@ -11,6 +11,7 @@ import pytest
 
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
+from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Finding, Problem
 from headwise.examiner.report import Named, Report
 from headwise.examiner.sandbox.learner import load
@@ -149,15 +150,15 @@ def test_everything_a_report_says_of_lines_is_told_by_cell() -> None:
 
 
 @pytest.mark.slow
-def test_a_notebook_is_checked_and_its_fault_told_by_cell(tmp_path: Path) -> None:
+def test_a_notebook_is_checked_and_its_fault_told_by_cell(tmp_path: Path, one_template: Template) -> None:
     cells = (
         "%pip install torch\n" + IMPORTS,
         "SCALE = lambda d: d ** 0.5",
         ATTENTION,
         "m = MultiHeadAttention(8, 2)\nfor _ in range(10**12):\n    m(torch.randn(2, 3, 8))",
     )
-    assert check_file(notebook(tmp_path, *cells)).ok
+    assert check_file(notebook(tmp_path, *cells), template=one_template).ok
     wrong = ATTENTION.replace(" / SCALE(q.shape[-1])", " / self.d_k")
-    report = check_file(notebook(tmp_path, cells[0], cells[1], wrong, cells[3]))
+    report = check_file(notebook(tmp_path, cells[0], cells[1], wrong, cells[3]), template=one_template)
     assert [named.key for named in report.faults] == ["scale by d_k"]
     assert (report.faults[0].cell, report.faults[0].line) == (3, 9)

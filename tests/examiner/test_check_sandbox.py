@@ -84,13 +84,6 @@ class Desk:
         return run_file(file, None, seconds=seconds, memory=memory, trust=trust, template=self.template)
 
 
-@pytest.fixture(scope="module")
-def one_template() -> Iterator[Template]:
-    """Torch is imported once for all these tests."""
-    with Template() as one:
-        yield one
-
-
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: Template) -> Iterator[Desk]:
     """Afterwards: nothing outside was touched, no process is left, no folder, and nobody rang."""

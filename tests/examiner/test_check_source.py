@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sysconfig
 import traceback
 from pathlib import Path
@@ -102,6 +101,13 @@ UNDEFINED = {
         "try:\n    import b\nexcept ImportError:\n    b = None\nprint(a)",
         "a",
     ),
+    # used before it is assigned
+    "in a function": ("def f(x):\n    y = x + z\n    z = 1\n    return y", "z"),
+    "counted up from nothing": ("def f(x):\n    total += x\n    return total", "total"),
+    "in a branch": ("def f(x):\n    if x:\n        print(z)\n    z = 1", "z"),
+    "a class used above itself": ("m = C()\nclass C: ...", "C"),
+    "its own value": ("def f():\n    z = z + 1", "z"),
+    "inside a loop, bound after it": ("def f(x):\n    for i in x:\n        print(z)\n    z = 1", "z"),
 }
 
 
@@ -155,28 +161,7 @@ DEFINED = {
     "mangled": "class C:\n    __a = 1\n    def f(self, __b):\n        return __b",
     "no Python at all": "this is (not",
     "a class cut out of a function": "    class C:\n        def f(self):\n            return self\n",
-}
-
-
-@pytest.mark.parametrize("source", DEFINED.values(), ids=DEFINED)
-def test_defined(source: str) -> None:
-    assert undefined_names(source) == []
-
-
-def test_names_that_are_known_from_elsewhere() -> None:
-    assert names("class C(nn.Module): ...") == ["nn"]
-    assert undefined_names("class C(nn.Module): ...", known={"nn"}) == []
-
-
-TOO_EARLY = {
-    "in a function": ("def f(x):\n    y = x + z\n    z = 1\n    return y", "z"),
-    "counted up from nothing": ("def f(x):\n    total += x\n    return total", "total"),
-    "in a branch": ("def f(x):\n    if x:\n        print(z)\n    z = 1", "z"),
-    "a class used above itself": ("m = C()\nclass C: ...", "C"),
-    "its own value": ("def f():\n    z = z + 1", "z"),
-    "inside a loop, bound after it": ("def f(x):\n    for i in x:\n        print(z)\n    z = 1", "z"),
-}
-NOT_TOO_EARLY = {
+    # not certainly used before it is assigned
     "bound by an earlier round": "def f(x):\n    for i in x:\n        if i:\n            print(z)\n"
     "        z = i",
     "round a while": "def f(x):\n    while x:\n        if x > 1:\n            print(z)\n"
@@ -189,20 +174,20 @@ NOT_TOO_EARLY = {
     "in a comprehension": "def f(x):\n    return [z for z in x]",
     "by a handler": "def f():\n    try:\n        import a\n    except ImportError:\n        a = None\n"
     "    return a",
-    "asked for": "def f():\n    try:\n        print(z)\n    except NameError:\n        z = 1",
+    "asked for, then assigned": "def f():\n    try:\n        print(z)\n    except NameError:\n        z = 1",
     "nonlocal": "def f():\n    def g():\n        nonlocal z\n        z = 1\n    g()\n    print(z)\n    z = 2",
     "class bodies look outside": "def f(x):\n    class C:\n        x = x\n    return C",
 }
 
 
-@pytest.mark.parametrize(("source", "name"), TOO_EARLY.values(), ids=TOO_EARLY)
-def test_used_before_it_is_assigned(source: str, name: str) -> None:
-    assert names(source) == [name]
-
-
-@pytest.mark.parametrize("source", NOT_TOO_EARLY.values(), ids=NOT_TOO_EARLY)
-def test_not_certainly_used_before_it_is_assigned(source: str) -> None:
+@pytest.mark.parametrize("source", DEFINED.values(), ids=DEFINED)
+def test_defined(source: str) -> None:
     assert undefined_names(source) == []
+
+
+def test_names_that_are_known_from_elsewhere() -> None:
+    assert names("class C(nn.Module): ...") == ["nn"]
+    assert undefined_names("class C(nn.Module): ...", known={"nn"}) == []
 
 
 def test_the_line_that_assigns_it_is_named() -> None:
@@ -257,7 +242,6 @@ def test_suggestions(source: str, suggestion: str) -> None:
 
 
 TORCH = Path(torch.__file__).parent
-TORCH_FILES = sorted((TORCH / "nn" / "modules").glob("*.py"))
 STANDARD = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
@@ -268,13 +252,6 @@ def reported(files: list[Path]) -> list[tuple[str, list[Undefined]]]:
 
 @pytest.mark.slow
 def test_nothing_is_reported_in_torch_and_the_standard_library() -> None:
-    drawn = random.Random(0)
-    assert reported([TORCH / "nn" / "modules" / "activation.py", *drawn.sample(TORCH_FILES, 12)]) == []
-    assert reported(drawn.sample(STANDARD, 30)) == []
-
-
-@pytest.mark.slow
-def test_nothing_is_reported_in_more_of_both() -> None:
     assert reported([*(TORCH / "nn").rglob("*.py"), *(TORCH / "optim").glob("*.py")]) == []
     assert reported(STANDARD) == []
 
@@ -500,6 +477,10 @@ BEST = {
     "        self.inner = ScaledDotProductAttention()\n"
     "    def forward(self, x):\n        q, k, v = self.q(x).chunk(3, -1)\n"
     "        return self.o(self.inner(q, k, v)[0])\n|MultiHeadAttention",
+    "weights in a dict": "def init_attention(heads):\n    return {k: torch.randn(8, 8) for k in 'qkvo'}\n"
+    "def weighted(s):\n    return s.exp() / s.exp().sum(-1)\n"
+    "def apply_attention(params, x):\n    q, k, v = (x @ params['q'], x @ params['k'], x @ params['v'])\n"
+    "    w = weighted(q @ k.mT)\n    return w @ v @ params['o']\n|apply_attention",
     "mended below": PAGE_ONE + "\nclass MHA(MultiHeadAttention):\n    pass\n|MHA",
     "names in another language": BY_DEEDS.format("注意力") + "class 编码器层(nn.Module):\n"
     "    def __init__(self, d, k):\n        self.a, self.n = 注意力(d, k), nn.LayerNorm(d)\n"

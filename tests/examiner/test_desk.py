@@ -479,7 +479,7 @@ for number in range(3, 64):
 
 
 @pytest.fixture(scope="module")
-def forgeries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+def forgeries(tmp_path_factory: pytest.TempPathFactory, one_template: Template) -> dict[str, Report]:
     """All of them, and a right file among them, in one run of the desk."""
     folder = tmp_path_factory.mktemp("tricks")
     for name, source in TRICKS.items():
@@ -487,7 +487,7 @@ def forgeries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     (folder / "honest.py").write_text(GOOD)
     files = [*sorted(FORGERIES.glob("*.py")), *sorted(folder.glob("*.py"))]
     named = [(each, "MultiHeadAttention") for each in files]  # whatever they seem to be by their source
-    return {Path(one.path or "").stem: one for one in check_files(named, seconds=5)}
+    return {Path(one.path or "").stem: one for one in check_files(named, seconds=5, template=one_template)}
 
 
 @pytest.mark.slow

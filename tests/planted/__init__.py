@@ -1,7 +1,7 @@
 """Learners' modules with planted faults, written by hand and apart from the examiner that must name them.
 
 `PLANTED` holds every fault in every style that can have it; `right.RIGHT` modules without a fault,
-`pairs.PAIRS` two faults at once, `broken.SOURCES` scripts that do not run.
+`pairs.PAIRS` two faults at once, `steps` single steps and blocks, `broken.SOURCES` scripts that do not run.
 """
 
 from collections.abc import Callable
