@@ -275,11 +275,17 @@ def _rope(s: Settings, max_length: int) -> Rope:
     if kind == "linear":
         scaling = Linear(rope.take("factor"))
     elif kind == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = Llama3(*map(rope.take, names))
+        low, high = rope.take("low_freq_factor"), rope.take("high_freq_factor")
+        scaling = Llama3(rope.take("factor"), low, high, rope.take("original_max_position_embeddings"))
     elif kind == "yarn":
-        names = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate")
-        scaling = Yarn(*map(rope.take, names), rope.may("attention_factor"))
+        scaling = Yarn(
+            rope.take("factor"),
+            rope.take("original_max_position_embeddings"),
+            rope.take("beta_fast"),
+            rope.take("beta_slow"),
+            rope.take("truncate"),
+            rope.may("attention_factor"),
+        )
     elif kind != "default":
         raise rope._refusal("rope_type", kind, "known are default, linear, llama3, yarn")
     rope.finish()

@@ -136,8 +136,8 @@ class TransformerConfig:
         for name, like in FOLLOWS.items():
             if getattr(self, name) is None:
                 self._fill(name, getattr(self, like))
-        for dropout in (self.embedding_dropout, self.attention_dropout, self.dropout):
-            check_dropout(dropout)
+        for name in ("embedding_dropout", "attention_dropout", "dropout"):
+            check_dropout(getattr(self, name))
         if self.kind == "encoder":
             self._fill("output", None)
         for name in ("vocab_size", "num_layers", "d_ff"):
