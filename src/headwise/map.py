@@ -9,7 +9,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,14 +21,13 @@ from .arguments import OF_ATTENTION, AttentionOptions, answering, scores_from
 from .engines import first_pass, mass, one_query, packed_sequences, second_pass, statistics, weights
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of a map
 from .engines.given_weights import GivenWeights
-from .engines.scores import Scores, tile_dtype
+from .engines.scores import DIFFERENTIABLE, MASK_NUMBERS, MASK_TENSORS, Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .engines.wanted import Collected
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve
 from .masks import Mask, as_mask
-from .pytrees import flatten, unflatten
 from .scoring import Bias
 from .tensor_stand_in import StandIn, in_reentrant_checkpoint
 
@@ -685,10 +684,55 @@ def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
+# As a pytree: a list of tensors, and a context of plain values that can be compared and stored
+
+# The tensors a map may hold, in order; the context tells which of them are there.
+TENSORS = ("lse", "positions", *MASK_TENSORS, "weights", *DIFFERENTIABLE)
+
+Chosen = tuple[str, Sequence[int | None]] | None  # keys as plain numbers: can be compared and written down
+Context = tuple[Sequence[str], Sequence[float | None] | None, Sequence[int | None], Chosen]
+
+
+def _plain(columns: Index | None) -> Chosen:
+    if columns is None:
+        return None
+    if isinstance(columns, slice):
+        return "slice", (columns.start, columns.stop, columns.step)
+    return "keys", tuple(columns.tolist())
+
+
+def _flatten(
+    scores: Scores | GivenWeights, lse: Tensor | None, columns: Index | None
+) -> tuple[list[Tensor], Context]:
+    """Split a map's parts (`AttentionMap.parts`) into its tensors and what puts them together again."""
+    parts = {"lse": lse, **scores.parts()}
+    there = {name: parts[name] for name in TENSORS if parts.get(name) is not None}
+    numbers = None if "weights" in parts else (parts["scale"], parts["softcap"])
+    rules = tuple([parts[name] for name in MASK_NUMBERS])
+    return list(there.values()), (tuple(there), numbers, rules, _plain(columns))  # type: ignore[arg-type, return-value]
+
+
+def _unflatten(
+    values: Iterable[Tensor], context: Context
+) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
+    """Return the parts that `_flatten` split, with the given tensors in place of theirs."""
+    names, numbers, rules, chosen = context
+    parts: dict[str, Any] = dict(zip(names, values, strict=True))  # anything: trees of sizes, of nothing
+    parts |= zip(MASK_NUMBERS, rules, strict=True)
+    columns: Index | None = None
+    if chosen is not None:
+        kind, plain = chosen
+        columns = slice(*plain) if kind == "slice" else torch.tensor(plain, dtype=torch.int64, device="cpu")
+    if numbers is None:
+        return GivenWeights.from_parts(parts), parts.get("lse"), columns
+    parts |= zip(("scale", "softcap"), numbers, strict=True)
+    return Scores.from_parts(parts), parts.get("lse"), columns
+
+
 torch.serialization.add_safe_globals([AttentionMap, make])
 pytree.register_pytree_node(
     AttentionMap,
-    lambda w: flatten(*w.parts()),
-    lambda values, context: make(*unflatten(values, context)),
+    lambda w: _flatten(*w.parts()),
+    lambda values, context: make(*_unflatten(values, context)),
     serialized_type_name="headwise.AttentionMap",
 )

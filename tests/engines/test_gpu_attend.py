@@ -30,8 +30,8 @@ from headwise.engines.own_kernels import OwnKernels
 from headwise.engines.scores import Scores
 from headwise.engines.wanted import ON_THE_WAY
 from headwise.errors import BackendUnavailable
+from headwise.mask_rules import Documents
 from headwise.scoring import Alibi, Relative
-from headwise.sequence_rules import Documents
 from judge import Case, assert_judged, error, largest, scores_from, sizes, strategies
 from second_pass_cases import expected, normal, relaid, scores_of, strided
 

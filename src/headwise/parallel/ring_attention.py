@@ -35,10 +35,9 @@ from ..engines.second_pass import Frame
 from ..engines.tiles import TILES, unfinished
 from ..engines.walk import REACH, ROUGH, Anchor, is_rough
 from ..indexing import take
-from ..mask_rules import can_read
-from ..masks import BoundMask, Dense, Mask
+from ..mask_rules import Dense, Documents, Padding, can_read
+from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
-from ..sequence_rules import Documents, Padding
 from .sequence import GRADIENTS, Layout, Message, Ring, Run
 
 __all__ = ["Merged", "Part", "Shard", "attend"]
