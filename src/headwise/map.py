@@ -26,7 +26,7 @@ from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .engines.wanted import Collected
 from .errors import ArgumentError, ShapeError
-from .indexing import Choice, Index, as_index, compose, in_order, resolve
+from .indexing import Choice, Index, as_index, compose, in_order, resolve, take
 from .masks import Mask, as_mask
 from .scoring import Bias
 from .tensor_stand_in import StandIn, in_reentrant_checkpoint
@@ -96,9 +96,7 @@ class AttentionMap(StandIn):
         self._columns = None
         self._versions = self._scores.versions()
         if self._versions is None and not torch.compiler.is_compiling():
-            self._lse = first_pass.lse_of(
-                self._scores
-            )  # nobody counts what is written: their rows' lse tells
+            self._lse = first_pass.lse_of(self._scores)  # tells later what nobody counts: what was written
 
     @classmethod
     def from_weights(cls, tensor: Tensor, mask: Mask | Tensor | None = None) -> AttentionMap:
@@ -138,10 +136,6 @@ class AttentionMap(StandIn):
         return torch.Size((B, H, T, S))
 
     @property
-    def ndim(self) -> int:
-        return 4
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of dense weights: that of q and k."""
         return self._scores.given_dtype
@@ -152,32 +146,12 @@ class AttentionMap(StandIn):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients flow through its dense weights."""
+        """True if gradients flow through its dense weights."""
         scores = self._scores
         if isinstance(scores, GivenWeights):
             return scores.weights.requires_grad
         tensors = (scores.q, scores.k, *scores.scoring.tensors.values())
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-    @property
-    def is_cuda(self) -> bool:
-        return self.device.type == "cuda"
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        """As of a tensor."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def is_floating_point(self) -> bool:
-        """As of a tensor: yes."""
-        return True
-
-    def dim(self) -> int:
-        """As of a tensor: 4."""
-        return 4
-
-    def numel(self) -> int:
-        """As of a tensor: B * H * T * S, whether or not that many numbers would fit anywhere."""
-        return self.shape.numel()
 
     @property
     def lse(self) -> Tensor:
@@ -187,7 +161,7 @@ class AttentionMap(StandIn):
         return self._lse_of_checked()
 
     def _lse_of_checked(self) -> Tensor:
-        """The same where q, k and the rules are known to be unchanged."""
+        """Return `lse` of a map that was checked to be unchanged."""
         if self._lse is None:
             assert isinstance(self._scores, Scores)
             self._lse = first_pass.lse_of(self._scores)
@@ -204,7 +178,7 @@ class AttentionMap(StandIn):
 
     @property
     def as_made(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """`parts` of a map that was made this very moment: nothing can have been written to since."""
+        """`parts` without the check, for a map that was made just now."""
         return self._scores, self._lse, self._columns
 
     @property
@@ -267,7 +241,7 @@ class AttentionMap(StandIn):
 
     @property
     def counts_every_query(self) -> bool:
-        """Whether every query surely counts, without looking: none is padding, each sees its own key."""
+        """True if every query is known to count: none is padding, each sees its own key."""
         scores = self._scores
         return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
 
@@ -339,14 +313,8 @@ class AttentionMap(StandIn):
         if all(_is_whole(index) for index in rows):
             return make(self._scores, self._lse, columns, self._known)
 
-        def chosen_rows(values: Tensor) -> Tensor:
-            """Of [.., B, H, T]."""
-            for dim, index in enumerate(rows, values.ndim - 3):
-                if isinstance(index, slice):
-                    values = values[(WHOLE,) * dim + (index,)]
-                else:
-                    values = values.index_select(dim, index.to(values.device))
-            return values
+        def chosen_rows(values: Tensor) -> Tensor:  # [.., B, H, T]
+            return take(values, (None,) * (values.ndim - 3) + rows, ones_stay=False)
 
         lse = None if self._lse is None else chosen_rows(self._lse)
         known = None if self._known is None else self._known.map(chosen_rows)
@@ -388,14 +356,13 @@ class AttentionMap(StandIn):
         return self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()[plan.squeeze]
 
     def _one_query(self, batch: object, head: object, query: object) -> Tensor | None:
-        """w[b, h, i] or w[b, :, i] on the short way; None: on the general one."""
+        """Return w[b, h, i] or w[b, :, i] by the short way; None if only the general way can."""
+        scores = self._scores
         if type(batch) is not int or type(query) is not int or self._columns is not None:
             return None
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or type(scores) is not Scores:
             return None
-        one = type(head) is int
-        scores = self._scores
-        if not (one or (type(head) is slice and head == WHOLE)) or type(scores) is not Scores:
+        if type(head) is not int and not (type(head) is slice and head == WHOLE):
             return None
         self.check_unchanged()
         return one_query.row(scores, self._lse, batch, head if isinstance(head, int) else None, query)
@@ -587,16 +554,12 @@ class AttentionMap(StandIn):
             raise ShapeError(
                 f"{what} must have something to look at: this map is {list(self.shape)}; select more"
             )
-        if self._columns is not None and not self._has_all_keys():
+        columns, keys = self._columns, range(self._scores.shape[3])
+        if columns is not None and not (isinstance(columns, slice) and keys[columns] == keys):
             raise ArgumentError(
                 f"{what} must see whole rows: this map holds {self.shape[3]} chosen of "
-                f"{self._scores.shape[3]} keys; call it before select(keys=...)"
+                f"{len(keys)} keys; call it before select(keys=...)"
             )
-
-    def _has_all_keys(self) -> bool:
-        """Whether the keys chosen are all of them, in order."""
-        S = self._scores.shape[3]
-        return isinstance(self._columns, slice) and range(S)[self._columns] == range(S)
 
     def _check_budget(
         self, shape: Sequence[int], what: str, limit: int | str | None, dtype: torch.dtype | None = None
@@ -693,29 +656,23 @@ Chosen = tuple[str, Sequence[int | None]] | None  # keys as plain numbers: can b
 Context = tuple[Sequence[str], Sequence[float | None] | None, Sequence[int | None], Chosen]
 
 
-def _plain(columns: Index | None) -> Chosen:
-    if columns is None:
-        return None
-    if isinstance(columns, slice):
-        return "slice", (columns.start, columns.stop, columns.step)
-    return "keys", tuple(columns.tolist())
-
-
-def _flatten(
-    scores: Scores | GivenWeights, lse: Tensor | None, columns: Index | None
-) -> tuple[list[Tensor], Context]:
-    """Split a map's parts (`AttentionMap.parts`) into its tensors and what puts them together again."""
+def _flatten(weights: AttentionMap) -> tuple[list[Tensor], Context]:
+    """Split a map into its tensors and what puts them together again."""
+    scores, lse, columns = weights.parts()
     parts = {"lse": lse, **scores.parts()}
     there = {name: parts[name] for name in TENSORS if parts.get(name) is not None}
     numbers = None if "weights" in parts else (parts["scale"], parts["softcap"])
     rules = tuple([parts[name] for name in MASK_NUMBERS])
-    return list(there.values()), (tuple(there), numbers, rules, _plain(columns))  # type: ignore[arg-type, return-value]
+    chosen: Chosen = None
+    if isinstance(columns, slice):
+        chosen = "slice", (columns.start, columns.stop, columns.step)
+    elif columns is not None:
+        chosen = "keys", tuple(columns.tolist())
+    return list(there.values()), (tuple(there), numbers, rules, chosen)  # type: ignore[arg-type, return-value]
 
 
-def _unflatten(
-    values: Iterable[Tensor], context: Context
-) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-    """Return the parts that `_flatten` split, with the given tensors in place of theirs."""
+def _unflatten(values: Iterable[Tensor], context: Context) -> AttentionMap:
+    """Return the map that `_flatten` split, with the given tensors in place of its own."""
     names, numbers, rules, chosen = context
     parts: dict[str, Any] = dict(zip(names, values, strict=True))  # anything: trees of sizes, of nothing
     parts |= zip(MASK_NUMBERS, rules, strict=True)
@@ -724,15 +681,10 @@ def _unflatten(
         kind, plain = chosen
         columns = slice(*plain) if kind == "slice" else torch.tensor(plain, dtype=torch.int64, device="cpu")
     if numbers is None:
-        return GivenWeights.from_parts(parts), parts.get("lse"), columns
+        return make(GivenWeights.from_parts(parts), parts.get("lse"), columns)
     parts |= zip(("scale", "softcap"), numbers, strict=True)
-    return Scores.from_parts(parts), parts.get("lse"), columns
+    return make(Scores.from_parts(parts), parts.get("lse"), columns)
 
 
 torch.serialization.add_safe_globals([AttentionMap, make])
-pytree.register_pytree_node(
-    AttentionMap,
-    lambda w: _flatten(*w.parts()),
-    lambda values, context: make(*_unflatten(values, context)),
-    serialized_type_name="headwise.AttentionMap",
-)
+pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")

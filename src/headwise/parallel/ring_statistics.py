@@ -73,10 +73,6 @@ class Measuring:
         everything = Piece(slice(0, B), slice(0, H), slice(0, H), t, 1)
         return Block(mine, everything, slice(0, t), self.lse, anchor=self.anchor)
 
-    def counted(self, name: str) -> Tensor:
-        """Which of this rank's queries count in a head's statistic, bool [B, H, t]."""
-        return counted(name, self.shard.mine, self.lse)
-
     def over_queries(self, x: Tensor) -> Tensor:
         """Gather [B, H, t, ..] of every rank into [B, H, T, ..]."""
         return joined(x, self.shard.ring, self.shard.queries, 2)
@@ -90,7 +86,7 @@ class Measuring:
         """
         means, largest = {}, {}
         for name, values in rows.items():
-            counts = self.counted(name) if mean_of is None else mean_of[name]
+            counts = counted(name, self.shard.mine, self.lse) if mean_of is None else mean_of[name]
             if name in ROW_STATISTICS and ROW_STATISTICS[name].largest:
                 largest[name] = values.masked_fill(~counts, -torch.inf).amax(-1)
             else:
