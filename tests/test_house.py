@@ -179,25 +179,6 @@ def documented_names(text: str) -> list[str]:
     return names
 
 
-def test_documented_names_are_read_from_bullets_and_tables() -> None:
-    text = """
-    - `before`
-    <!-- public names -->
-    Words, `not_a_name`.
-
-    | floor | names | what |
-    |---|---|---|
-    | map | `AttentionMap`, `attention` | see `softmax` |
-    | `hw.why` | who runs it | `backend` |
-
-    - `Mask`, `errors`: may attend where `True`
-    * `nn`
-    <!-- end -->
-    - `after`
-    """
-    assert documented_names(text) == ["AttentionMap", "attention", "why", "Mask", "errors", "nn"]
-
-
 def test_public_names_are_exactly_those_in_the_design() -> None:
     documented = documented_names((ROOT / "DESIGN.md").read_text("utf-8"))
     assert sorted(documented) == sorted(headwise.__all__)
@@ -350,23 +331,6 @@ def test_no_tracked_file_names_a_machine_or_says_nothing() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["src/headwise/utils.py", "tests/_helpers.py", "src/headwise/common/x.py"])
-def test_a_name_that_says_nothing_is_noticed(name: str) -> None:
-    assert len(complaints(name, "")) == 1
-
-
-@pytest.mark.parametrize("folder", ["work", "root", "home"])
-def test_a_path_of_a_machine_is_noticed(folder: str) -> None:
-    assert len(complaints("README.md", f"see /{folder}/x\n")) == 1
-    assert len(complaints("tests/test_x.py", f"open('/{folder}/x')\n")) == 1
-    assert complaints("README.md", f"see https://example.org/{folder}/x and src/{folder}/x\n") == []
-
-
-def test_a_temporary_path_is_for_tests_only() -> None:
-    assert len(complaints("benchmarks/run.py", "open('/" + "tmp/x')")) == 1
-    assert complaints("tests/test_x.py", "open('/" + "tmp/x')") == []
-
-
 # Paths
 
 
@@ -485,22 +449,3 @@ def test_a_thinned_test_keeps_the_cases_it_names_and_never_loses_all(pytester: p
     both = quick(pytester, "pytest.mark.thinned(4, keep=['padded b'])", WORDS)
     assert both == quick(pytester, "pytest.mark.thinned(4)", WORDS) | {"padded b"}
     assert len(quick(pytester, "pytest.mark.thinned(10**9)", WORDS)) == 1
-
-
-@pytest.mark.usefixtures("_as_here")
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("@thinned\ndef test_it(): pass", "thinned needs cases: *::test_it has none; mark it slow"),
-        ("@thinned\n@cases('x', [[], []])\ndef test_it(x): pass", "*not places: *::test_it has a case 'x0'*"),
-        ("@thinned\n@cases('f', [lambda: 1])\ndef test_it(f): pass", "*not places: *has a case '<lambda>'*"),
-        ("@thinned(keep=['b'])\n@cases('x', ['a'])\ndef test_it(x): pass", "*keep must name cases: *no 'b'"),
-    ],
-    ids=["no cases", "numbered", "lambdas", "no such case"],
-)
-def test_what_cannot_be_thinned_by_name_is_refused(source: str, said: str, pytester: pytest.Pytester) -> None:
-    names = "import pytest\nthinned, cases = pytest.mark.thinned, pytest.mark.parametrize\n"
-    pytester.makepyfile(names + source)
-    result = pytester.runpytest("--collect-only", *ALONE)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {said}"])

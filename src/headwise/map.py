@@ -539,9 +539,12 @@ class AttentionMap(StandIn):
 
         return heatmaps(self, tokens, query_tokens=query_tokens, key_tokens=key_tokens, batch=batch)
 
+    def _versions_now(self) -> tuple[int, ...] | None:
+        return self._scores.versions()
+
     def check_unchanged(self) -> None:
         """Raise `ArgumentError` where q, k, mask or bias was written to: it would be a map of nothing."""
-        if self._versions is not None and self._versions != self._scores.versions():
+        if self._versions is not None and self._versions != self._versions_now():
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "
                 "pass q.clone() and k.clone(), or look before writing"

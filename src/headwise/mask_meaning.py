@@ -1,4 +1,4 @@
-"""What users give as a mask: numbers and tensors read, and held against what they seem to mean.
+"""Read what users give as a mask, and refuse what seems to be meant otherwise.
 
 A tensor may well be a mask the other way round, or padding, or of another shape. Where that can be seen it is
 refused, with every spelling of what may have been meant.
@@ -142,7 +142,7 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
 
 
 def _is_opposite_of_causal(allowed: Tensor) -> bool:
-    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
+    """Return True if a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
     beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
     padded = beside.any(-1)
     if padded.all() or (allowed.shape[1] > 1 and padded.any()):

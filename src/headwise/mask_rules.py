@@ -46,7 +46,7 @@ TRACED = "a tracer (torch.jit.trace, make_fx) records this call, which only plai
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Whether looking at this tensor's values is free: in CPU memory, and real."""
+    """Return True if reading this tensor's values is free: it is in CPU memory, and real."""
     return (
         tensor.is_cpu  # a fifth of the time of asking its device for a type
         and not torch.compiler.is_compiling()
@@ -168,7 +168,7 @@ class Rule:
         return {name: getattr(mask, name) for name in self.fields}
 
     def is_listed(self, mask: Mask) -> bool:
-        """Whether those kernels ask it in every tile, from a list of tiles that show anything."""
+        """Return True if those kernels ask it in every tile, from a list of tiles that show anything."""
         return True
 
 

@@ -526,7 +526,7 @@ class Mask(RuleFacts):
         return [rule.added_shape(self, shape) for rule in self.hiding if not rule.is_band]
 
     def differs(self, letter: str) -> bool:
-        """Whether what it hides differs between sequences ("b") or heads ("h")."""
+        """Return True if what it hides differs between sequences ("b") or heads ("h")."""
         for rule in self.hiding:
             for name, dims in rule.fields.items():
                 value, dim = getattr(self, name), dims.lower().find(letter)
@@ -543,7 +543,7 @@ class Mask(RuleFacts):
 
     @property
     def is_listed(self) -> bool:
-        """Whether those kernels walk a list of tiles: some rule is no matter of positions and lengths."""
+        """True if those kernels walk a list of tiles, since some rule is more than positions and lengths."""
         return any(rule.is_listed(self) for rule in self.hiding)
 
     @property
@@ -584,7 +584,7 @@ class Mask(RuleFacts):
         return torch.arange(query_len, device=self.queries.device) < self.queries[:, None]
 
     def is_padding_at(self, at: Tensor) -> Tensor:
-        """Whether the keys at these positions are padding, bool [B, t]; positions outside are not checked."""
+        """Return which keys at these positions are padding, bool [B, t]; those outside are not checked."""
         assert self.keys is not None
         if self.keys.ndim == 1:
             return at >= self.keys[:, None]
