@@ -48,37 +48,6 @@ def fresh(source: str, *, path: Path = PACKAGE.parent, cwd: Path | None = None) 
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
-def test_the_core_works_with_torch_alone() -> None:
-    entropy, loaded = fresh(
-        """
-        import sys
-
-        OPTIONAL = {"matplotlib", "numpy", "pandas", "rich", "transformers", "triton", "typer"}
-
-        class Absent:
-            def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] in OPTIONAL:
-                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-        sys.meta_path.insert(0, Absent())
-
-        import torch
-        import headwise as hw
-
-        q, k, v = torch.zeros(3, 1, 2, 4, 8)
-        output, weights = hw.attention(q, k, v, causal=True)
-        assert output.shape == (1, 2, 4, 8) and weights.dense().shape == (1, 2, 4, 4)
-        loaded = sorted(OPTIONAL & {name.partition(".")[0] for name in sys.modules})
-        answer([weights.statistics().entropy.exp().tolist(), loaded])
-        """
-    )
-    assert entropy[0] == pytest.approx(
-        [24 ** (1 / 4)] * 2
-    )  # log 1 + log 2 + log 3 + log 4, over four queries
-    assert loaded == []
-
-
 IMPORT = """
     from time import process_time as now  # of this process alone, however busy the machine is
 

@@ -27,6 +27,7 @@ from .engines.statistics import Statistics
 from .engines.wanted import Collected
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve, take
+from .mask_rules import real_positions
 from .masks import Mask, as_mask
 from .scoring import Bias
 from .tensor_stand_in import StandIn, in_reentrant_checkpoint
@@ -214,7 +215,7 @@ class AttentionMap(StandIn):
         if keys is None:
             real = torch.ones(B, S, dtype=torch.bool, device=self.device)
         else:
-            real = keys.clone() if keys.ndim == 2 else torch.arange(S, device=keys.device) < keys[:, None]
+            real = real_positions(keys.clone(), S)
         return real if self._columns is None else real[:, self._columns]
 
     def counted_queries(self, statistic: str = "local") -> Tensor:

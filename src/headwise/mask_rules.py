@@ -38,6 +38,7 @@ __all__ = [
     "is_traced",
     "kind",
     "real_keys",
+    "real_positions",
     "smaller",
 ]
 
@@ -273,9 +274,7 @@ class Counted(Rule):
         check_padding(mask.queries, shape[0], shape[2], "query_lengths")
 
     def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
-        queries = held["queries"]
-        if queries.ndim == 1:
-            held["queries"] = torch.arange(query_len, device=queries.device) < queries[:, None]
+        held["queries"] = real_positions(held["queries"], query_len)
 
 
 def check_padding(value: Tensor, batch: int, length: int, name: str) -> None:
@@ -301,8 +300,15 @@ def join_padding(a: Tensor | None, b: Tensor | None, name: str) -> Tensor | None
         raise cannot_join(name, a.shape, b.shape)
     if a.ndim == b.ndim:
         return torch.minimum(a, b) if a.ndim == 1 else a & b
-    lengths, real = (a, b) if a.ndim == 1 else (b, a)
-    return real & (torch.arange(real.shape[-1], device=real.device) < lengths[:, None])
+    length = a.shape[-1] if a.ndim == 2 else b.shape[-1]
+    return real_positions(a, length) & real_positions(b, length)
+
+
+def real_positions(padding: Tensor, length: int) -> Tensor:
+    """Return which positions are real, bool [B, length], from that itself or from lengths [B]."""
+    if padding.ndim == 2:
+        return padding
+    return torch.arange(length, device=padding.device) < padding[:, None]
 
 
 def real_keys(mask: Mask) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .errors import MaskError
-from .indexing import Index, positions_of
+from .indexing import Index, positions_of, take
 from .mask_meaning import as_allowed, as_ids, as_padding, check_meaning, whole_number
 from .mask_rules import (
     Band,
@@ -42,6 +42,7 @@ from .mask_rules import (
     document_ends,
     kind,
     real_keys,
+    real_positions,
 )
 
 __all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask", "mask_of_call"]
@@ -443,16 +444,13 @@ class Mask(RuleFacts):
         The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
         """
         changed: Changes = {}
+        chosen = {"b": batch, "h": heads, "t": queries, "s": None}  # all keys stay
         for name, value in self.tensors.items():
-            for dim, (letter, size) in enumerate(zip(self.FIELDS[name], value.shape, strict=False)):
-                if letter in "sS" or (size == 1 and letter in "bht"):
-                    continue  # all keys stay; and what is one for all
-                chosen = batch if letter in "bB" else heads if letter in "hH" else queries
-                if isinstance(chosen, slice):
-                    value = value[(slice(None),) * dim + (chosen,)]
-                else:
-                    value = value.index_select(dim, chosen.to(value.device))
-            changed[name] = value
+            index = [
+                None if size == 1 and letter.islower() else chosen[letter.lower()]
+                for letter, size in zip(self.FIELDS[name], value.shape, strict=False)
+            ]
+            changed[name] = take(value, tuple(index), ones_stay=False)
         return replace(self, **changed) if changed else self
 
     def rectangle(self, queries: slice, keys: slice) -> Mask:
@@ -579,9 +577,7 @@ class Mask(RuleFacts):
 
     def counted(self, query_len: int) -> Tensor | None:
         """Which queries count in means, bool [B, T]; None: all of them."""
-        if self.queries is None or self.queries.ndim == 2:
-            return self.queries
-        return torch.arange(query_len, device=self.queries.device) < self.queries[:, None]
+        return None if self.queries is None else real_positions(self.queries, query_len)
 
     def is_padding_at(self, at: Tensor) -> Tensor:
         """Return which keys at these positions are padding, bool [B, t]; those outside are not checked."""
