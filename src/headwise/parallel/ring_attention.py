@@ -333,7 +333,7 @@ def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor
     packed = Travelling(ring, lambda owner: torch.zeros(each * sizes[owner], dtype=dtype, device=v.device))
     for owner, block in ring.blocks(shard.k, v, sizes=sizes):
         _look_back(shard, rows, owner, block[0], block[1], packed.here, room)
-        packed.pass_on(owner)
+        packed.pass_on()
     room["k"], dv = _apart(packed.home(), shard.k, v)
     if scoring.sinks is not None:
         room["sinks"] = _of_sinks(scoring.sinks, rows)

@@ -171,7 +171,7 @@ def _walked(
     shard: Shard,
     look: Callable[[Part, Block, tuple[slice, ...]], None],
     one_by_one: bool = False,
-    done: Callable[[int], None] | None = None,
+    done: Callable[[], None] | None = None,
 ) -> None:
     """Call `look` for every block of every rectangle, and `done` after the keys of each rank."""
 
@@ -184,7 +184,7 @@ def _walked(
         for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
             visit(owner, *block)
             if done is not None:
-                done(owner)
+                done()
 
 
 @torch.no_grad()

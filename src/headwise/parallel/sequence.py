@@ -295,20 +295,28 @@ class Travelling:
 
     def __init__(self, ring: Ring, empty: Callable[[int], Tensor]) -> None:
         self._ring, self._empty = ring, empty
+        self._owner = ring.rank  # of the keys of the current block
+        self._here: Tensor | None = None
         self._mine: Tensor | None = None
         self._message: Message | None = None
-        self.here = empty(ring.rank)
 
-    def pass_on(self, owner: int) -> None:
-        """Send the sums of the keys of `owner` on, and make room for those of the next block."""
-        before = (owner - 1) % self._ring.size  # whose keys come here next; in the last step, one's own
+    @property
+    def here(self) -> Tensor:
+        """The sums of the keys of the current block; zeros to begin with."""
+        if self._here is None:
+            self._here = self._empty(self._owner)
+        return self._here
+
+    def pass_on(self) -> None:
+        """Send the sums of the current block on: this rank has added its share."""
+        here, self._here = self.here, None
+        self._owner = (self._owner - 1) % self._ring.size  # whose keys come next; in the last step, one's own
         if self._mine is None:
-            self._mine = self.here
-        else:
-            if self._message is not None:
-                self.here += self._message.wait()
-            self._message = self._ring.pass_on(self.here, torch.empty_like(self._empty(before)), GRADIENTS)
-        self.here = self._empty(before)
+            self._mine = here
+            return
+        if self._message is not None:
+            here += self._message.wait()
+        self._message = self._ring.pass_on(here, self._empty(self._owner), GRADIENTS)
 
     def home(self) -> Tensor:
         """Return the sums of this rank's keys, over all ranks."""
