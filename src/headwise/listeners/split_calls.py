@@ -25,7 +25,7 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..heads.record import IN_ROWS, Record
 from ..map import AttentionMap
-from ..parallel.sharded_layers import LocalHeads
+from ..parallel.local_heads import LocalHeads
 from .active import Call
 
 if TYPE_CHECKING:

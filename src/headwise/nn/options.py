@@ -480,7 +480,7 @@ def in_use(module: MultiHeadAttention) -> dict[str, str]:
 
 
 class HeadsOfRank(Protocol):
-    """Which heads of a layer are on this rank (`parallel.sharded_layers.LocalHeads`); str() names them."""
+    """Which heads of a layer are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
 
     def agree(self, x: Tensor) -> Tensor:
         """Return the first rank's x, on every rank."""

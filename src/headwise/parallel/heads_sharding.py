@@ -40,19 +40,15 @@ from ..nn.as_torch.torch_masks import content_of
 from ..nn.options import Inputs, Slopes
 from ..nn.packed_weights import OUT_PROJ
 from ..scoring import Bias
+from .local_heads import Group, LocalHeads, copy_to_ranks, gather_from_ranks, reduce_from_ranks
 from .sharded_layers import (
     SHARED_NORMS,
     WHOLE_NORMS,
     ColumnLinear,
-    Group,
-    LocalHeads,
     RowLinear,
     ShardedRelativeBias,
     SharedLinear,
-    copy_to_ranks,
-    gather_from_ranks,
     local_part,
-    reduce_from_ranks,
     shard,
 )
 

@@ -1,23 +1,6 @@
-"""What a module whose heads are sharded is made of: `LocalHeads`, exchanges between ranks, and layers.
+"""The layers inside a module whose heads are sharded: linear layers, norms, a bias by distance.
 
-Heads lie over ranks in order: with 8 heads on 4 ranks, rank 1 holds heads 2 and 3. Where there are fewer key
-and value heads than ranks, ranks that need the same one hold it each.
-
-    8 heads, 2 key heads, 4 ranks      rank     0     1     2     3
-                                       heads   0 1   2 3   4 5   6 7
-                                       keys     0     0     1     1
-
-A call's mask and bias are given for all heads and cut to those of this rank. Each exchange is differentiable;
-its backward is another exchange, so that second derivatives work, too:
-
-    function            forward                                  backward
-    copy_to_ranks       x, which every rank has                  sum of the ranks' gradients
-    reduce_from_ranks   sum over ranks, used by all in one way   the gradient as it is
-    sum_over_ranks      sum over ranks, used by each in its own  sum of the ranks' gradients
-    gather_from_ranks   all ranks' parts, concatenated           this rank's part
-    part_of_rank        this rank's part of the whole            all ranks' parts, concatenated
-
-Parameters of layers are DTensors, so that checkpoints, FSDP2 and optimisers know how they are placed; forward
+Their parameters are DTensors, so that checkpoints, FSDP2 and optimisers know how they are placed; forward
 computes with this rank's part of them, a plain tensor. `shard` places a module's parameters on a mesh and
 makes it one of these classes:
 
@@ -28,14 +11,10 @@ makes it one of these classes:
     SHARED_NORMS         replicated                         norms of each head
     WHOLE_NORMS          sharded by channels                norms over all heads together
     ShardedRelativeBias  [buckets, H] sharded by heads      a bias by distance
-
-Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,241 +23,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from torch.nn import functional
 
-from ..engines.scores import Scores
-from ..errors import ShapeError
-from ..map import AttentionMap, make
-from ..masks import Mask, mask_of_call
 from ..nn import RelativeBias
-from ..scoring import Alibi, Bias, Relative
+from ..scoring import Relative
+from .local_heads import Group, copy_to_ranks, reduce_from_ranks, sum_over_ranks
 
 __all__ = [
     "SHARED_NORMS",
     "WHOLE_NORMS",
     "ColumnLinear",
-    "Group",
-    "LocalHeads",
     "RowLinear",
     "ShardedRelativeBias",
     "SharedLinear",
-    "copy_to_ranks",
-    "gather_from_ranks",
     "local_part",
-    "part_of_rank",
-    "reduce_from_ranks",
     "shard",
-    "sum_over_ranks",
 ]
-
-Group = Any  # a torch.distributed.ProcessGroup, which some builds of torch do not have
-
-
-@dataclass(frozen=True, eq=False)
-class LocalHeads:
-    """The heads `first` to `first + count - 1` of `total`, and the key and value heads they use."""
-
-    first: int
-    count: int
-    total: int
-    kv_count: int
-    kv_total: int
-    group: Group  # of the ranks that share the layer
-
-    def __deepcopy__(self, _: object) -> LocalHeads:
-        return self  # a group of processes has no copy
-
-    def __str__(self) -> str:
-        last = self.first + self.count - 1
-        here = f"head {last}" if self.count == 1 else f"heads {self.first} to {last}"
-        return f"{here} of {self.total}"
-
-    @property
-    def kv_first(self) -> int:
-        """The index of the first key head on this rank."""
-        return self.first * self.kv_total // self.total
-
-    # The arguments of a call
-
-    def mask(self, mask: Mask | Tensor | None, batch: int, query_len: int) -> Mask | Tensor | None:
-        """Cut a mask for all heads to the heads of this rank.
-
-        Raises:
-            ShapeError: one of another number of heads.
-            MaskError: a tensor that is no mask.
-        """
-        if isinstance(mask, Tensor):
-            if mask.ndim not in (3, 4) or mask.shape[-3] == 1:
-                return mask
-            mask = mask_of_call(mask, batch, query_len)  # checked as a whole, so that every rank raises
-        if not isinstance(mask, Mask) or mask.allowed is None or mask.allowed.shape[1] == 1:
-            return mask
-        allowed = self._cut(mask.allowed, "mask")
-        if self.count == 1 and allowed.shape[2] == 1:  # one head's rule reads as padding of all otherwise
-            if query_len > 1:
-                allowed = allowed.expand(-1, -1, query_len, -1)
-            elif mask.keys is None and allowed.shape[3] > 1:
-                mask = replace(mask, keys=allowed.new_ones(batch, allowed.shape[3]))
-        return replace(mask, allowed=allowed)
-
-    def bias(self, bias: Bias | None) -> Bias | None:
-        """Cut a bias for all heads to the heads of this rank; its gradient is that of all ranks.
-
-        Raises:
-            ShapeError: one of another number of heads.
-        """
-        if isinstance(bias, tuple):
-            return tuple(self._one_bias(part) for part in bias)
-        return None if bias is None else self._one_bias(bias)
-
-    def _one_bias(self, bias: Tensor | Alibi | Relative) -> Tensor | Alibi | Relative:
-        if isinstance(bias, Alibi):
-            return Alibi(self._of_heads(bias.slopes, "slopes"))
-        if isinstance(bias, Relative):
-            return Relative(self._of_heads(bias.values, "relative"))
-        return self._cut(bias, "bias") if isinstance(bias, Tensor) else bias
-
-    def _of_heads(self, values: Tensor, name: str) -> Tensor:
-        """Return this rank's part of values [H, ..]."""
-        if not values.ndim or values.shape[0] != self.total:
-            raise ShapeError(
-                f"{name} must be those of all heads: {list(values.shape)} for {self.total} heads; give "
-                f"{self.total}, of which {self} are cut out here"
-            )
-        return part_of_rank(values, 0, self.group)
-
-    def _cut(self, x: Tensor, name: str) -> Tensor:
-        """Return this rank's heads of x, which broadcasts to [B, H, T, S]."""
-        if x.ndim < 3 or x.ndim > 4 or x.shape[-3] == 1:  # the same for all heads, or refused later
-            return copy_to_ranks(x, self.group)
-        if x.shape[-3] != self.total:
-            raise ShapeError(
-                f"{name} must broadcast to [B, H, T, S] of all {self.total} heads: got {list(x.shape)}; of "
-                f"these {self} are cut out here"
-            )
-        return part_of_rank(x, x.ndim - 3, self.group)
-
-    # All heads from those of each rank
-
-    def whole(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Gather a tensor of this rank's heads into one of all heads, on every rank."""
-        return gather_from_ranks(x, dim, self.group)
-
-    def whole_kv(self, x: Tensor) -> Tensor:
-        """Gather keys or values [B, Hk, S, ..]; key heads that several ranks hold are taken once."""
-        every = gather_from_ranks(x, 1, self.group)
-        copies = every.shape[1] // self.kv_total
-        return every if copies == 1 else every[:, ::copies]
-
-    def whole_map(self, weights: AttentionMap) -> AttentionMap:
-        """Gather the map of all heads, [B, H, T, S], on every rank."""
-        scores, lse, columns = weights.as_made
-        assert isinstance(scores, Scores), "weights that a model computed itself are refused before"
-        scoring, mask = scores.scoring, scores.mask
-        own = {
-            name: gather_from_ranks(value, 0, self.group)
-            for name, value in scoring.tensors.items()
-            if name != "bias"
-        }
-        if scoring.bias is not None:
-            own["bias"] = self._spread(scoring.bias)
-        if own:
-            scoring = replace(scoring, **own)  # type: ignore[arg-type]
-        if mask.allowed is not None:
-            mask = replace(mask, allowed=self._spread(mask.allowed))
-        whole = replace(scores, q=self.whole(scores.q), k=self.whole_kv(scores.k), mask=mask, scoring=scoring)
-        return make(whole, None if lse is None else self.whole(lse), columns)
-
-    def _spread(self, x: Tensor) -> Tensor:
-        """Gather x [B or 1, heads or 1, ..]; one that is the same for all heads stays as it is."""
-        return gather_from_ranks(x, 1, self.group) if x.shape[1] == self.count else x
-
-    def own(self, x: Tensor) -> Tensor:
-        """Return this rank's part of the outputs of all heads, [B, H, T, Dv]."""
-        return part_of_rank(x, 1, self.group)
-
-    def agree(self, x: Tensor) -> Tensor:
-        """Return the first rank's x, on every rank."""
-        if self.group.size() > 1:
-            with torch.inference_mode(x.is_inference()):
-                x = x.clone()
-                torch.distributed.broadcast(x, group=self.group, group_src=0)
-        return x
-
-
-# Exchanges between ranks
-
-
-class _Exchange(torch.autograd.Function):
-    """`forth(x)`, whose backward is `back`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        ctx.back = back
-        return forth(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(grad), None, None
-
-
-def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
-    """Return x, which every rank uses for its own heads; the gradient is the sum over ranks."""
-    if not (torch.is_grad_enabled() and x.requires_grad) or group.size() == 1:
-        return x
-    return _Exchange.apply(x, lambda x: x.view_as(x), lambda grad: reduce_from_ranks(grad, group))
-
-
-def reduce_from_ranks(x: Tensor, group: Group) -> Tensor:
-    """Return the sum over ranks; all of them compute the same with it, so gradients are not summed."""
-    if group.size() == 1:
-        return x
-    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: copy_to_ranks(grad, group))
-
-
-def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
-    """Return the sum over ranks; each computes something else with it, so gradients are summed."""
-    if group.size() == 1:
-        return x
-    return _Exchange.apply(x, lambda x: _sum(x, group), lambda grad: sum_over_ranks(grad, group))
-
-
-def gather_from_ranks(x: Tensor, dim: int, group: Group) -> Tensor:
-    """Return the parts of all ranks, concatenated along a dimension."""
-    if group.size() == 1:
-        return x
-    return _Exchange.apply(x, lambda x: _gather(x, dim, group), lambda grad: part_of_rank(grad, dim, group))
-
-
-def part_of_rank(x: Tensor, dim: int, group: Group) -> Tensor:
-    """Return this rank's part of x, which every rank has whole: one of n equal parts along a dimension."""
-    if group.size() == 1:
-        return x
-    return _Exchange.apply(
-        x, lambda x: _part(x, dim, group), lambda grad: gather_from_ranks(grad, dim, group)
-    )
-
-
-def _sum(x: Tensor, group: Group) -> Tensor:
-    total = x.clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(total, group=group)
-    return total
-
-
-def _gather(x: Tensor, dim: int, group: Group) -> Tensor:
-    sent = x.to(torch.uint8) if x.dtype == torch.bool else x
-    first = sent.movedim(dim, 0).contiguous()
-    parts = [torch.empty_like(first) for _ in range(group.size())]
-    torch.distributed.all_gather(parts, first, group=group)
-    return torch.cat(parts).movedim(0, dim).contiguous().to(x.dtype)
-
-
-def _part(x: Tensor, dim: int, group: Group) -> Tensor:
-    count = x.shape[dim] // group.size()
-    return x.narrow(dim, group.rank() * count, count).contiguous()
-
-
-# Layers
 
 
 def shard(
