@@ -13,7 +13,7 @@ from benchmarks.lengths import FAINT, GRID, INK
 
 from headwise.heads import LABELS
 from headwise.nn.presets import PRESETS
-from headwise.show.presets_table import distribution
+from headwise.show.tables import distribution
 
 from .head_counts_table import (
     AFTER,

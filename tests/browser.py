@@ -65,6 +65,7 @@ class Browser:
         os.set_blocking(self._read, False)
         self._pieces, self._number = b"", 0
         self.events: list[dict[str, Any]] = []
+        self.pages: list[Page] = []
         return self
 
     def __exit__(
@@ -107,30 +108,18 @@ class Browser:
         """A file, with the network off; waits until it has loaded."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = Page(self, session)
+        page = Page(self, session, target)
+        self.pages.append(page)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.ask(f"{domain}.enable")
-        page.ask(
-            "Network.emulateNetworkConditions",
-            offline=True,
-            latency=0,
-            downloadThroughput=0,
-            uploadThroughput=0,
-        )
-        page.ask(
-            "Emulation.setDeviceMetricsOverride",
-            width=size[0],
-            height=size[1],
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        off = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        page.ask("Network.emulateNetworkConditions", offline=True, **off)
+        page.resize(*size)
         page.dark(dark)
         page.ask("Page.navigate", url=path.as_uri() + fragment)
         end = time.monotonic() + PATIENCE
-        while (
-            not any(one.get("method") == "Page.loadEventFired" for one in page.events)
-            and time.monotonic() < end
-        ):
+        while not any(one.get("method") == "Page.loadEventFired" for one in page.events):
+            assert time.monotonic() < end, f"{path} was not loaded"
             page.evaluate("1")
         return page
 
@@ -141,14 +130,14 @@ class Browser:
         }
         (target,) = known
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        return Page(self, session)
+        return Page(self, session, target)
 
 
 class Page:
     """One tab."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self._browser, self._session, self._target = browser, session, target
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.ask(method, self._session, **parameters)
@@ -174,8 +163,42 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def wait(self, truth: str, seconds: float = 20.0) -> Any:
+        """Ask until the answer is true, and return it."""
+        end = time.monotonic() + seconds
+        while not (answer := self.evaluate(f"(x => x instanceof Node || x)({truth})")):
+            assert time.monotonic() < end, f"never true: {truth}; {self.complaints}"
+            time.sleep(0.02)
+        return answer
+
+    def close(self) -> None:
+        """Close the tab and forget what happened in it."""
+        self._browser.ask("Target.closeTarget", targetId=self._target)
+        self._browser.events = [one for one in self._browser.events if one.get("sessionId") != self._session]
+        self._browser.pages.remove(self)
+
     def text(self, selector: str) -> str:
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
+
+    def texts(self, selector: str) -> list[str]:
+        """Of all that the selector finds."""
+        return self.evaluate(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.textContent)"
+        )
+
+    def count(self, selector: str) -> int:
+        return self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length")
+
+    def state(self, name: str) -> str | None:
+        """What the address says of it."""
+        return self.evaluate(f"new URLSearchParams(location.hash.slice(1)).get({name!r})")
+
+    def choose(self, menu: str, value: str) -> None:
+        """An entry of a menu."""
+        self.evaluate(
+            f"(() => {{ const menu = document.querySelector({menu!r}); menu.value = {value!r};"
+            "menu.dispatchEvent(new Event('change', {bubbles: true})); })()"
+        )
 
     def click(self, selector: str, dx: float | None = None, dy: float | None = None) -> None:
         """With the mouse, in the middle of what is there, or dx, dy from its corner."""
@@ -192,6 +215,10 @@ class Page:
     def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def resize(self, width: int, height: int, scale: float = 1) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale}
+        self.ask("Emulation.setDeviceMetricsOverride", mobile=False, **size)
 
     def dark(self, on: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}

@@ -34,7 +34,8 @@ __all__ = ["interpreted", "launched", "mended", "poisoned"]
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU tensors go to the kernels."""
+    """CPU tensors go to the kernels; nothing was planned before."""
+    PLANS.clear()
     monkeypatch.setattr(launches, "INTERPRET", True)
 
 

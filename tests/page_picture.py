@@ -24,11 +24,8 @@ def picture(place: Path) -> None:
         page = Path(folder) / "heads.html"
         main(["look", TEXT, "--html", str(page)])
         shown = browser.open(page, fragment=VIEW)
-        shown.ask(
-            "Emulation.setDeviceMetricsOverride", width=1800, height=1125, deviceScaleFactor=0.8, mobile=False
-        )
-        while not shown.evaluate(READ):
-            time.sleep(0.1)
+        shown.resize(1800, 1125, 0.8)
+        shown.wait(READ)
         time.sleep(1)
         shown.screenshot(place)
 

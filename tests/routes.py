@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.engines import one_query, planned
+from headwise.engines import first_pass, one_query
 from headwise.engines.gpu.launches import PLANS
 from headwise.listeners.adapters import attended, huggingface_functions
 from headwise.models import layers
@@ -56,7 +56,7 @@ class Route:
 
 GENERAL = Route("as it comes")
 COMPILED = Route("compiled", compiled=True)
-NO_PLANS = Route("without plans", ((planned, "known", nothing),))
+NO_PLANS = Route("without plans", ((first_pass, "known", nothing),))
 BY_PLAN = Route("by plan", warm_up=2)
 
 ATTENTION = [

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines.gpu.cannot import cannot
+from headwise.engines.gpu.launches import cannot
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, largest, sizes
 
@@ -102,6 +102,25 @@ def strided(x: Tensor) -> Tensor:
     room = torch.empty(B, T, 3, H, D, dtype=x.dtype, device=x.device)
     room[:, :, 1] = x.transpose(1, 2)
     return room[:, :, 1].transpose(1, 2)
+
+
+def turned(x: Tensor) -> Tensor:
+    """The same numbers, channels farthest apart: the last stride is not 1."""
+    return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same numbers, beginning where no descriptor can."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+HIDDEN_TILES: dict[str, tuple[Mask, slice]] = {  # of 16 queries and 48 keys: a mask, keys hidden by tiles
+    "lengths": (Mask.padding([16]), slice(16, 48)),
+    "window": (Mask.window(3), slice(0, 16)),
+    "holes": (Mask.padding((torch.arange(48) // 16 != 1)[None]), slice(16, 32)),
+    "documents": (Mask.documents(torch.arange(48) // 16, torch.full((16,), 2)), slice(0, 32)),
+    "dense": (Mask.dense((torch.arange(48) // 16 != 1).expand(1, 1, 16, 48)), slice(16, 32)),
+}
 
 
 def map_of(case: Case) -> hw.AttentionMap:

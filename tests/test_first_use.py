@@ -26,7 +26,7 @@ LAZY = [hw, hw.nn, hw.parallel, hw.models, hw.heads, examiner]
 WITHOUT_TORCH = [
     "byte_sizes", "cli.terminal", "course.lesson", "course.progress", "course.study", "errors",
     "examiner.desk.template", "examiner.sandbox.confine.fence", "nn.presets",
-    "show.presets_table", "show.tables", "show.texts", "whole_files",
+    "show.tables", "show.texts", "whole_files",
 ]  # fmt: skip
 
 # What torch must know of a map once its class is imported.

@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines import first_pass
 from headwise.scoring import Alibi, Relative, alibi
 from judge import Case, assert_judged, error, scores_from, sizes
 
@@ -418,7 +417,7 @@ def test_the_operator_keeps_torchs_rules(name: str, backend: str) -> None:
     if "slopes" in mode.learned:  # which flash gives no gradient to
         options["bias"] = Alibi(leaves[3].requires_grad_(backend == "tiles"))
     q, k, v = leaves[:3]
-    flat = first_pass._flat(scores_from(q, k, v, **options), v)
+    flat = v, *scores_from(q, k, v, **options).flatten()
     bias_gradient = "slopes" in mode.learned and backend == "tiles"
     torch.library.opcheck(torch.ops.headwise.attend.default, (*flat, bias_gradient, backend))
 

@@ -20,11 +20,11 @@ from .arguments import (
     scores_from,
     under_autocast,
 )
-from .engines import backends, first_pass, plain, planned
-from .engines.gpu.cannot import cannot
-from .engines.gpu.launches import interpreted
-from .engines.statistics import ROW_STATISTICS, check_names, without_kernel
-from .engines.wanted import wanted_now
+from .engines import backends, first_pass, plain
+from .engines.backend import wanted_now
+from .engines.gpu.launches import cannot, interpreted
+from .engines.second_pass import without_kernel
+from .engines.statistics import ROW_STATISTICS, check_names
 from .errors import ArgumentError
 from .map import AttentionMap, make
 from .mask_rules import can_read, smaller
@@ -110,17 +110,17 @@ def attention(
         dropout or backend != "auto" or torch.compiler.is_compiling() or plain.transforms_are_active()
     )
     kind = _kind(q, k, v, options, collect) if ordinary else None
-    plan = None if kind is None else planned.known(kind)
+    plan = None if kind is None else first_pass.known(kind)
     if plan is not None:  # a call like an earlier one: the checks below would find nothing new
         scores = plan.scores(q, k, mask, *_added(bias), sinks)
-        output, lse, known = planned.run(plan.ways, scores, v)
+        output, lse, known = first_pass.run(plan.runner, scores, v)
         return output, make(scores, lse, None, known)
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, options)
     if dropout:
         check_dropout(dropout)
     if ordinary:
-        output, lse, known = planned.answer(scores, v, collect, kind)
+        output, lse, known = first_pass.answer(scores, v, collect, kind)
     else:
         output, lse, known = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
     return output, make(scores, lse, None, known)
@@ -128,7 +128,7 @@ def attention(
 
 def _kind(
     q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, collect: tuple[str, ...]
-) -> planned.Kind | None:
+) -> first_pass.Kind | None:
     """The kind of a call, from its arguments; None: something about it is unusual, or read in every call.
 
     Two calls of one kind are alike in all that `scores_from` looks at.
@@ -141,9 +141,9 @@ def _kind(
         if type(mask) is not Mask:
             return None
         if not mask.is_positional:
-            held, numbers = mask.tensors, planned.further_numbers(mask)
+            held, numbers = mask.tensors, first_pass.further_numbers(mask)
             for x in held.values():
-                if not planned.is_usual(x) or can_read(x):
+                if not first_pass.is_usual(x) or can_read(x):
                     return None  # what can be read is read in every call
         left, right = mask.left, mask.right
     if causal is True:
@@ -163,16 +163,16 @@ def _kind(
     if bias is not None or sinks is not None:
         added, slopes = _added(bias)
         if (bias is not None and added is None and slopes is None) or (
-            sinks is not None and not planned.is_usual(sinks)
+            sinks is not None and not first_pass.is_usual(sinks)
         ):
             return None
         if slopes is not None and slopes.device != q.device:  # `scores_from` takes them there
             return None
-        rules = tuple([planned.added_kind(x) for x in (added, slopes, sinks)])
+        rules = tuple([first_pass.added_kind(x) for x in (added, slopes, sinks)])
         learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
     if held or numbers:
-        rules = (rules, numbers, *held, *[planned.added_kind(x) for x in held.values()])
-    return planned.kind_of(q, k, v, left, right, scale, softcap, rules, collect, learning)
+        rules = (rules, numbers, *held, *[first_pass.added_kind(x) for x in held.values()])
+    return first_pass.kind_of(q, k, v, left, right, scale, softcap, rules, collect, learning)
 
 
 def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
@@ -180,8 +180,8 @@ def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
     if bias is None:
         return None, None
     if type(bias) is Alibi:
-        return None, bias.slopes if planned.is_usual(bias.slopes) else None
-    return bias if planned.is_usual(bias) and bias.ndim == 4 else None, None
+        return None, bias.slopes if first_pass.is_usual(bias.slopes) else None
+    return bias if first_pass.is_usual(bias) and bias.ndim == 4 else None, None
 
 
 def _collected(q: Tensor, statistics: bool | str | Iterable[str] | None) -> tuple[str, ...]:

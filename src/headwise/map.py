@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 
 from . import budget
 from .arguments import OF_ATTENTION, AttentionOptions, answering, scores_from
-from .engines import first_pass, mass, one_query, packed_sequences, second_pass, statistics, weights
+from .engines import first_pass, one_query, packed_sequences, second_pass, statistics, weights
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of a map
+from .engines.backend import Collected
 from .engines.given_weights import GivenWeights
 from .engines.scores import DIFFERENTIABLE, MASK_NUMBERS, MASK_TENSORS, Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
-from .engines.wanted import Collected
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve, take
 from .mask_rules import real_positions
@@ -256,7 +256,7 @@ class AttentionMap(StandIn):
             MaskError: the mask does not fit the map.
         """
         self.check_whole_rows("visible")
-        return mass.visible(self._scores, None if mask is None else as_mask(mask))
+        return second_pass.visible(self._scores, None if mask is None else as_mask(mask))
 
     @property
     def mask(self) -> Mask:
@@ -485,7 +485,7 @@ class AttentionMap(StandIn):
             if directly is not None:
                 return Statistics(directly)
         lse = self._lse_of_checked()
-        return statistics.statistics(self._scores, lse, names, per == "query", reach, cells, known)
+        return second_pass.measure(self._scores, lse, names, per == "query", reach, cells, known)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """The weight each query puts on the keys that `on` allows; no gradient.
@@ -514,7 +514,7 @@ class AttentionMap(StandIn):
                 f'per must be "head" or "query": got {per!r}; "head" is the mean over its queries'
             )
         self.check_whole_rows("mass")
-        return mass.mass(self._scores, self.lse, as_mask(on), per == "query")
+        return second_pass.mass(self._scores, self.lse, as_mask(on), per == "query")
 
     def plot(
         self,

@@ -120,7 +120,7 @@ class Rule:
     is_copied: ClassVar[bool] = True  # its tensors are small: those of a call are the call's own
     is_band: ClassVar[bool] = False  # a band around the query, which kernels draw by themselves
     is_padding: ClassVar[bool] = False  # `Mask.sees_any` knows it, as it knows bands
-    is_countable: ClassVar[bool] = False  # `engines.mass.visible` counts its keys without looking at each
+    is_countable: ClassVar[bool] = False  # `second_pass.visible` counts its keys without looking at each
     is_narrow: ClassVar[bool] = False  # a block of queries sees few keys: worth going by blocks
     is_made: ClassVar[bool] = True  # a tile of it is made anew, one bool a query and key
 

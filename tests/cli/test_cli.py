@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from command_line import PROGRAM, run
 
 import headwise
 from headwise.errors import ArgumentError
@@ -33,39 +33,9 @@ def _model_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.models.pretrained.load", lambda name=None: trained)
 
 
-def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a mistaken command prints; nothing is written, nothing else is said."""
-    before = sorted(os.listdir())
-    assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert sorted(os.listdir()) == before
-    return said.err.strip()
-
-
-def program(*arguments: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "headwise"]
-    root = str(Path(headwise.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": root, "PYTHONIOENCODING": encoding}
-    return subprocess.run(
-        [*command, *arguments], env=env, capture_output=True, encoding=encoding, check=False
-    )
-
-
 def test_the_command_is_a_true_program() -> None:
-    done = program("look", "")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "headwise: text must hold at least one word: found 0; try a sentence\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_the_main_job_is_done_without_a_word_on_stderr(encoding: str) -> None:
-    done = program("look", "a b a b", "--out", "x.png", encoding=encoding)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Wrote x.png" in done.stdout
-    assert os.listdir() == ["x.png"]
+    said = "headwise: text must hold at least one word: found 0; try a sentence\n"
+    assert run(*PROGRAM, "look", "") == (2, "", said)
 
 
 def test_version_and_help(capsys) -> None:
@@ -88,28 +58,6 @@ def test_every_command_has_a_short_option_for_help(verb: list[str], capsys) -> N
     assert main([*verb, "--help"]) == 0
     assert short == capsys.readouterr().out
     assert "-h, --help" in short
-
-
-def test_mistakes_are_one_line(capsys) -> None:
-    assert "at least one word: found 0; " in mistake(capsys, "look", " ")
-    assert "out must end in .png, .svg, .pdf: got 'a.gif'; " in mistake(capsys, "look", "--out", "a.gif")
-    assert "there is no" in mistake(capsys, "look", "--out", "nowhere/a.png")
-    assert "--bogus" in mistake(capsys, "look", "--bogus")
-    assert "lok" in mistake(capsys, "lok")
-    assert 'put quotes around them: headwise look "two texts"' in mistake(capsys, "look", "two", "texts")
-
-
-def test_files_that_hold_no_text_are_refused(capsys) -> None:
-    assert "there is no 'story.txt'; " in mistake(capsys, "look", "story.txt")
-    assert "there is no './story'; " in mistake(capsys, "look", "./story")
-    Path("folder").mkdir()
-    assert "'folder' is a folder" in mistake(capsys, "look", "folder")
-    Path("latin").write_bytes("caf\xe9 au lait".encode("latin-1"))
-    assert "'latin' is not, at byte 3; " in mistake(capsys, "look", "latin")
-    Path("zero").write_bytes(b"a\0b")
-    assert "'zero' has a zero at character 1; " in mistake(capsys, "look", "zero")
-    Path("empty").touch()
-    assert "found 0" in mistake(capsys, "look", "empty")
 
 
 @pytest.mark.parametrize("text", ["Mr. Smith went to ./home.", "3.5", "so.", "a\0b", "x" * 5000, "either/or"])

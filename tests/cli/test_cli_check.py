@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
@@ -21,7 +18,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 from headwise.cli import main
-from headwise.cli.terminal import file_and_name, sign_of_life
+from headwise.cli.terminal import file_and_name
 from headwise.errors import ArgumentError
 from headwise.examiner.report import Named, Report
 
@@ -205,12 +202,6 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     assert one.asked == []
 
 
-def test_our_own_faults_are_not_hidden(examiner) -> None:
-    examiner(RuntimeError("a fault"))
-    with pytest.raises(RuntimeError, match="a fault"):
-        main(["check", "mha.py"])
-
-
 def test_ctrl_c_while_checking_is_quiet(examiner, capsys) -> None:
     examiner(KeyboardInterrupt())
     assert main(["check", "mha.py"]) == 130
@@ -225,14 +216,6 @@ def test_without_rich_it_says_how_to_get_it(examiner, capsys, monkeypatch) -> No
     assert main(["check", "mha.py"]) == 1
     assert 'pip install "headwise[cli]"' in capsys.readouterr().err
     assert one.asked == []
-
-
-def test_help_tells_of_the_exit_codes(capsys) -> None:
-    assert main(["check", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert "FILE[:NAME]" in said and "Exit code 0" in said
-    for option in "hint json csv watch jobs seconds memory trust require heads d-model arg role".split():
-        assert f"--{option}" in said
 
 
 # FILE[:NAME]
@@ -396,59 +379,3 @@ def test_watch_as_json_is_a_line_a_save(examiner, meanwhile, capsys) -> None:
     meanwhile(lambda: write("second"))
     assert main(["check", "mha.py", "--watch", "--json"]) == 130
     assert [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()] == [False, True]
-
-
-def test_watch_needs_a_file_to_begin_with(examiner, capsys) -> None:
-    examiner(RIGHT)
-    assert "there is no 'other.py'" in mistake(capsys, "other.py", "--watch")
-
-
-def test_ctrl_c_in_the_middle_of_a_watched_check_is_quiet(examiner, meanwhile, capsys) -> None:
-    examiner(KeyboardInterrupt())
-    meanwhile()
-    assert main(["check", "mha.py", "--watch"]) == 130
-    assert capsys.readouterr().err.strip() == ""
-
-
-# A sign of life
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def soon(is_so: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return is_so()
-
-
-def test_a_sign_of_life_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with sign_of_life("quick"):
-        pass
-    assert terminal.getvalue() == ""
-    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.01)
-    with sign_of_life("slow [bold]mha.py[/bold]"):
-        assert soon(lambda: "slow [bold]mha.py[/bold]" in terminal.getvalue())
-
-
-def test_no_sign_of_life_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.0)
-    monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
-    with sign_of_life("words"):
-        time.sleep(0.05)
-    assert pipe.getvalue() == ""
-
-
-def test_the_sign_goes_when_something_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.0)
-    before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt), sign_of_life("words"):
-        raise KeyboardInterrupt
-    assert soon(lambda: threading.active_count() == before)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import PROGRAM, started
 
 from headwise.cli import main
 from headwise.course.exercises import exercise_of
@@ -18,59 +19,60 @@ from headwise.course.lesson import lesson
 from headwise.course.plants import PLANTS, repair_of
 
 pytest.importorskip("typer")
-ROOT = Path(__file__).resolve().parents[2]
 
 
-def learn(folder: Path, *words: str, stdin: str = "") -> tuple[int, str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "COLUMNS": "100",
-        "PYTHONIOENCODING": "utf-8",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "headwise", "learn", *words], cwd=folder, env=environment, input=stdin,
-        capture_output=True, encoding="utf-8",
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """`headwise learn` in a folder of its own: exit code, and what is said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def asked(*words: str, stdin: str = "") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(["learn", *words])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return asked
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_way_of_somebody_new(tmp_path: Path) -> None:
-    code, said = learn(tmp_path)
+def test_the_way_of_somebody_new(learn: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    code, said = learn()
     assert code == 0 and "0 of 17 exercises solved" in said and "headwise learn start 1" in said
 
-    code, said = learn(tmp_path, "start", "3")
+    code, said = learn("start", "3")
     file = tmp_path / "headwise-course" / "03_one_head.py"
     assert code == 0 and "Wrote headwise-course/03_one_head.py" in said and file.exists()
-    code, said = learn(tmp_path, "check")
+    code, said = learn("check")
     assert code == 1 and "still to be written" in said and "attend" in said
 
     right = exercise_of(lesson(3)).solution
     file.write_text(right.replace("softmax(dim=-1)", "softmax(dim=-2)"), "utf-8")
-    code, said = learn(tmp_path, "check")
+    code, said = learn("check")
     assert code == 1 and "softmax over queries" not in said and "headwise learn hint 3" in said
     assert "Hint 1" in said and "Hint 2" not in said
-    code, said = learn(tmp_path, "hint")
+    code, said = learn("hint")
     assert code == 0 and "Hint 2" in said and "Hint 3" not in said
-    code, said = learn(tmp_path, "hint")
+    code, said = learn("hint")
     assert code == 0 and "Hint 3" in said and "--answer" in said
-    code, said = learn(tmp_path, "solution")
+    code, said = learn("solution")
     assert code == 2 and "solution must come after success" in said
-    code, said = learn(tmp_path, "check", "--answer")
+    code, said = learn("check", "--answer")
     assert code == 1 and "softmax over queries" in said
 
     file.write_text(right, "utf-8")
-    code, said = learn(tmp_path, "check", "3")
+    code, said = learn("check", "3")
     assert code == 0 and "is solved" in said and "headwise learn start 4" in said
-    code, said = learn(tmp_path, "solution")
+    code, said = learn("solution")
     assert code == 0 and said == right
-    code, said = learn(tmp_path)
+    code, said = learn()
     assert "✓" in said and "1 of 17 exercises solved" in said
 
-    code, said = learn(tmp_path, "quiz", "--lesson", "3", stdin="\ny\n\nn\nq\n")
+    code, said = learn("quiz", "--lesson", "3", stdin="\ny\n\nn\nq\n")
     assert code == 0 and "1 of 2 known" in said
     told = json.loads((tmp_path / "headwise-course" / "progress.json").read_text("utf-8"))
     assert sorted(told["questions"].values()) == [False, True]
@@ -81,37 +83,33 @@ def test_the_way_of_somebody_new(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_repair_from_the_shell(tmp_path: Path) -> None:
-    code, said = learn(tmp_path, "repair")
+def test_a_repair_from_the_shell(learn: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    code, said = learn("repair")
     file = tmp_path / "headwise-course" / "repair_01.py"
     first = next(iter(PLANTS))
     assert code == 0 and file.exists() and first not in said + file.read_text("utf-8")
-    assert learn(tmp_path, "check")[0] == 1
+    assert learn("check")[0] == 1
     file.write_text(repair_of(first).solution, "utf-8")
-    code, said = learn(tmp_path, "check")
+    code, said = learn("check")
     assert code == 0 and "Repair 1 is solved" in said
-    assert "repair_02.py" in learn(tmp_path, "repair")[1]
+    assert "repair_02.py" in learn("repair")[1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_killed_in_the_middle_nothing_is_lost(tmp_path: Path) -> None:
-    learn(tmp_path, "start", "3")
+def test_killed_in_the_middle_nothing_is_lost(learn: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    learn("start", "3")
     folder = tmp_path / "headwise-course"
     file = folder / "03_one_head.py"
     file.write_text(exercise_of(lesson(3)).solution, "utf-8")
     before = {one.name: one.read_bytes() for one in folder.iterdir()}
     for pause in (0.2, 1.0, 3.0):
-        running = subprocess.Popen(
-            [sys.executable, "-m", "headwise", "learn", "check"], cwd=tmp_path, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        )  # fmt: skip
-        time.sleep(pause)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+        with started(*PROGRAM, "learn", "check", cwd=tmp_path) as running:
+            time.sleep(pause)
+            running.send_signal(signal.SIGKILL)
         assert file.read_bytes() == before[file.name]
         json.loads((folder / "progress.json").read_text("utf-8"))
-    assert learn(tmp_path, "check")[0] == 0
+    assert learn("check")[0] == 0
 
 
 def test_what_is_there_stays_and_mistakes_are_one_line(tmp_path: Path, monkeypatch, capsys) -> None:

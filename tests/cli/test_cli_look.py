@@ -9,8 +9,6 @@ import io
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,18 +22,18 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
+from command_line import PROGRAM, run, started
 from matplotlib.text import Text
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-import headwise
 from headwise.cli import application, main
 from headwise.cli.look_verbs import SENTENCE
 from headwise.cli.terminal import SignOfLife, sign_of_life, texts_of
 from headwise.errors import ArgumentError
 from headwise.heads.roles import Role, Roles
 from headwise.models.pretrained import Pretrained, load
-from trained import a_folder, an_own_folder, mini, minilm, needs_minilm
+from trained import a_folder, an_own_folder, mini, minilm
 
 
 def at_hand(name: str) -> Pretrained:
@@ -147,21 +145,6 @@ def test_every_layer_has_a_line_and_every_label_its_meaning(usual: str) -> None:
     assert "A previous-token head looks at the word just before each word." in usual
 
 
-def test_all_fits_80_columns(usual: str) -> None:
-    assert "…" not in usual
-    assert max(map(len, usual.splitlines())) <= 80
-
-
-@pytest.mark.usefixtures("_unwritten")
-@needs_minilm
-def test_a_wide_terminal_gets_all_columns() -> None:
-    output = look("--model", "minilm", "--top", "72", columns=120)
-    assert "…" not in output
-    assert "effective" in output and "induc-" in output
-    assert len(rows(output)) == 72
-    assert "of 72 heads" not in output
-
-
 @pytest.mark.usefixtures("_unwritten")
 def test_heads_are_sorted_by_what_is_asked() -> None:
     output = look("--sort", "special", "--top", "5")
@@ -187,19 +170,6 @@ def test_what_a_terminal_would_obey_is_shown_instead(small: str) -> None:
     assert '"red �[31m and � back"' in said
 
 
-def test_a_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("story.txt").write_bytes("\ufeffto be or $not$ to be 日本".encode())
-    seen: list[str] = []
-
-    def read(text: str, *rest: object, **options: object) -> None:
-        seen.append(text)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("headwise.models.pretrained.read", read)
-    assert main(["look", "story.txt"]) == 130
-    assert seen == ["to be or $not$ to be 日本"]
-
-
 def test_one_layer_and_one_head_are_drawn_large_with_names(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
     monkeypatch.setattr("headwise.show.heatmaps.save", lambda figure, out: figures.append(figure))
@@ -217,26 +187,6 @@ def test_a_long_text_is_cut_and_that_is_said(small: str) -> None:
     lines = look("the cat ran away " * 50, "--model", small).splitlines()
     assert lines[0].startswith('small [red] reads "the cat ran away the cat') and lines[0].endswith("…")
     assert lines[1] == "These are the first 40 of 852 tokens, as many as the model reads."
-
-
-@pytest.mark.usefixtures("_unwritten")
-def test_another_model_is_watched(small: str) -> None:
-    output = look("to be or not", "--model", small)
-    assert len(rows(output)) == 8
-    assert "of 8 heads" not in output
-
-
-@needs_minilm
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "layer must be one of 0 to 3: got 9; " in mistake(capsys, "--layer", "9")
-    assert "layer must be a place of attention: got 'x'; " in mistake(capsys, "--layer", "x")
-    assert "layer must be a place of attention: got '1111" in mistake(capsys, "--layer", "1" * 5000)
-    assert "sort must be a column: got 'entrop'; did you mean 'entropy'?" in mistake(
-        capsys, "--sort", "entrop"
-    )
-    assert "--top" in mistake(capsys, "--top", "0")
-    assert "there is no './no\\x1b[31m'; " in mistake(capsys, "--model", "./no\x1b[31m")
-    assert "at least one word: found 0" in mistake(capsys, "\x01", "--model", "minilm")
 
 
 def test_mistakes_are_found_before_a_model_is_loaded(
@@ -489,15 +439,9 @@ def test_no_number_is_cut_at_any_width(own: str, columns: int) -> None:
     output = look(LETTERS, "--model", own, columns=columns)
     lines = output.splitlines()
     assert lines[0].startswith('small reads "The 🙂 saw שלום and 日本')
-    assert max(map(cells, lines)) <= columns
+    assert max(map(cell_len, lines)) <= columns
     assert "…" not in "".join(lines[1:])
     assert len(rows(output)) == 6
-
-
-def cells(line: str) -> int:
-    from rich.cells import cell_len
-
-    return cell_len(line)
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -670,11 +614,6 @@ def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
     assert lines[-1] == "Wrote heads.png"
 
 
-def test_two_texts_are_drawn(own: str) -> None:
-    look("a cat", "a dog", "--model", own, "--top", "1", "--out", "two.svg")
-    assert b"<svg" in Path("two.svg").read_bytes()
-
-
 @pytest.mark.usefixtures("_unwritten")
 def test_of_the_same_text_twice_it_is_said_that_nothing_differs(own: str) -> None:
     for texts in (["a cat ran", "a cat ran"], ["a cat ran", "a cat slept", "--max-tokens", "3"]):
@@ -719,6 +658,20 @@ def test_a_sign_of_life_says_what_is_done_and_how_much_of_it(monkeypatch: pytest
     assert "".join(terminal.getvalue().split("\r")[-2]).strip() == ""
 
 
+def test_a_sign_of_life_comes_only_where_something_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with sign_of_life("quick"):
+        pass
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.01)
+    end = time.monotonic() + 10
+    with sign_of_life("slow [bold]mha.py[/bold]"):
+        while "slow [bold]mha.py[/bold]" not in terminal.getvalue():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
 def test_a_sign_of_life_makes_room_for_the_answer_and_leaves_the_screen_to_a_pager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -749,60 +702,14 @@ def test_a_sign_of_life_is_only_where_a_line_can_be_rewritten(monkeypatch: pytes
 # As a program
 
 
-def started(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    root = str(Path(headwise.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "headwise", "look", *arguments]
-    return subprocess.Popen(command, env=env, **pipes)
-
-
-def program(*arguments: str, given: bytes | None = None, **env: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error; without a terminal."""
-    with started(
-        *arguments, env=env, stdin=subprocess.DEVNULL if given is None else subprocess.PIPE
-    ) as process:
-        out, err = process.communicate(given, timeout=100)
-    return process.returncode, out.decode(), err.decode()
-
-
 @pytest.mark.slow
 def test_a_pipe_with_emoji_hebrew_and_chinese_on_40_columns() -> None:
-    code, out, err = program(given=LETTERS.encode(), COLUMNS="40")
+    code, out, err = run(*PROGRAM, "look", given=LETTERS, COLUMNS="40")
     assert (code, err) == (0, "")
     assert out.startswith('mini reads "The 🙂 saw שלום and') and out.endswith("\nWrote heads.png\n")
-    assert max(map(cells, out.splitlines())) <= 40
+    assert max(map(cell_len, out.splitlines())) <= 40
     assert "\x1b" not in out and "…" not in out.partition("\n")[2]
     assert os.listdir() == ["heads.png"]
-
-
-@pytest.mark.slow
-def test_a_file_of_4000_words_in_letters_that_the_terminal_lacks() -> None:
-    story = " ".join(f"the 日本 cat number {number} saw a dog" for number in range(500))
-    Path("story.txt").write_text(story, encoding="utf-8")
-    code, out, err = program("story.txt", "--out", "story.svg", PYTHONIOENCODING="ascii", NO_COLOR="1")
-    assert (code, err) == (0, "")
-    assert re.search(r"^These are the first [\d,]+ of [\d,]+ tokens, as many as the model", out, re.M)
-    assert sorted(os.listdir()) == ["story.svg", "story.txt"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "given", "said"),
-    [
-        (["-"], b"", "text must hold at least one word: found 0"),
-        (["stroy.txt"], None, "there is no 'stroy.txt'; did you mean 'story.txt'?"),
-        (["  "], None, "text must hold at least one word: found 0"),
-        (["The", "cat", "sat"], None, 'headwise look "The cat sat"'),
-    ],
-    ids=["nothing", "missing", "spaces", "words"],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], given: bytes | None, said: str) -> None:
-    Path("story.txt").touch()
-    code, out, err = program(*arguments, given=given)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("headwise: ") and said in err
-    assert os.listdir() == ["story.txt"]
 
 
 def on_a_terminal(*arguments: str, **env: str) -> tuple[int, str]:
@@ -810,8 +717,8 @@ def on_a_terminal(*arguments: str, **env: str) -> tuple[int, str]:
     pty = pytest.importorskip("pty", reason="by design: Windows has no pseudo-terminals")
     ours, theirs = pty.openpty()
     sent = b""
-    with started(*arguments, env={"TERM": "xterm", "COLUMNS": "80", **env}, stdin=theirs, stdout=theirs,
-                 stderr=theirs) as process:  # fmt: skip
+    with started(*PROGRAM, "look", *arguments, env={"TERM": "xterm", "COLUMNS": "80", **env}, stdin=theirs,
+                 stdout=theirs, stderr=theirs) as process:  # fmt: skip
         os.close(theirs)
         while True:
             try:
@@ -853,29 +760,15 @@ def test_a_terminal_without_colours_gets_none() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0], ids=str)
-def test_ctrl_c_leaves_no_half_written_file(seconds: float) -> None:
-    with started("the cat ran away " * 200, "--html", "x.html", "--out", "x.pdf") as process:
-        time.sleep(seconds)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=100)
-    # -SIGINT: Python itself had not started yet, and the signal's own action ended it.
-    assert process.returncode in (130, 0, -signal.SIGINT) and b"Traceback" not in err
-    for file in os.listdir():
-        assert file in ("x.pdf", "x.html")
-    assert process.returncode != 0 or sorted(os.listdir()) == ["x.html", "x.pdf"]
-
-
-@pytest.mark.slow
 def test_a_model_of_transformers_ends_without_a_word(small: str) -> None:
     """Its libraries call all a leak that is still there when Python ends."""
-    code, out, err = program("a cat ran", "--model", small, "--terminal")
+    code, out, err = run(*PROGRAM, "look", "a cat ran", "--model", small, "--terminal")
     assert (code, err) == (0, "")
 
 
 @pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    with started("a cat ran", "--terminal") as process:
+    with started(*PROGRAM, "look", "a cat ran", "--terminal") as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0

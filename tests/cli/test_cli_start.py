@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -18,9 +17,9 @@ import pytest
 
 pytest.importorskip("typer")
 
-import headwise
-from headwise.cli import main, terminal
-from headwise.cli.interruption import Interruption, may_just_end
+from command_line import run, started
+
+from headwise.cli import Interruption, main, may_just_end, terminal
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.errors import ArgumentError
 from headwise.heads.record import PATTERNS
@@ -28,11 +27,10 @@ from headwise.nn.presets import PRESETS
 from headwise.show.heads_tables import check_sort
 from headwise.whole_files import half_written, whole_file
 
-ROOT = Path(headwise.__file__).resolve().parents[1]
 HEAVY = ("torch", "numpy", "matplotlib", "transformers")
 
 
-def fresh(source: str, cwd: Path, **environment: str) -> str:
+def fresh(source: str, cwd: Path) -> str:
     """What a process of its own prints, with `run(*arguments)` for the command line."""
     prelude = f"""
 import contextlib, io, json, os, sys
@@ -45,16 +43,10 @@ def run(*arguments):
     assert not loaded, (arguments, loaded)
     return code, out.getvalue()
 """.replace(repr(HEAVY), repr(set(HEAVY)))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", prelude + textwrap.dedent(source)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(cwd), "COLUMNS": "80", **environment},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
+    command = [sys.executable, "-W", "error", "-c", prelude + textwrap.dedent(source)]
+    code, out, err = run(*command, cwd=cwd, HOME=str(cwd), COLUMNS="80")
+    assert (code, err) == (0, ""), err
+    return out
 
 
 # Without torch
@@ -189,16 +181,12 @@ def test_paths_are_completed_as_they_were_begun(tmp_path: Path, monkeypatch: pyt
 def interrupted(after: float, cwd: Path, *arguments: str) -> tuple[int, str]:
     """The command line's end by a Ctrl-C so many seconds after Python is up."""
     code = "print('up', flush=True); import sys; from headwise.cli import program; sys.exit(program())"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stdout.readline() == "up\n"
+    with started(sys.executable, "-c", code, *arguments, cwd=cwd) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
         time.sleep(after)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    return process.returncode, err
+    return process.returncode, err.decode()
 
 
 @pytest.mark.slow
@@ -206,25 +194,22 @@ def interrupted(after: float, cwd: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("after", [0.2, 0.5, 1.0, 3.0])
 def test_ctrl_c_ends_look_at_any_moment_without_a_word(after: float, tmp_path: Path) -> None:
     """It was a traceback during the first seconds, out of an import."""
-    code, err = interrupted(after, tmp_path, "look", "to be or not to be " * 40, "--out", "x.png")
+    files = ["--html", "x.html", "--out", "x.pdf"]
+    code, err = interrupted(after, tmp_path, "look", "to be or not to be " * 40, *files)
     if code == 0:  # a quick machine was done
-        assert os.listdir(tmp_path) == ["x.png"]
+        assert sorted(os.listdir(tmp_path)) == ["x.html", "x.pdf"]
     else:
         assert (code, err.strip()) == (130, "")
-        assert [name for name in os.listdir(tmp_path) if name != "x.png"] == []
+        assert set(os.listdir(tmp_path)) <= {"x.html", "x.pdf"}  # whole files alone
 
 
 def test_ctrl_c_while_the_command_line_itself_is_loaded_is_130(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import time\nprint('in it', flush=True)\ntime.sleep(30)\n")
     code = "import sys; sys.path.insert(0, '.'); from headwise.cli import program; sys.exit(program())"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "look"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stdout.readline() == "in it\n"
+    with started(sys.executable, "-c", code, "look", cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"in it\n"
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "") and process.returncode == 130
+        assert process.communicate(timeout=60) == (b"", b"") and process.returncode == 130
 
 
 def test_it_ends_at_once_in_an_import_alone_and_not_while_a_file_is_half_written(
@@ -281,7 +266,7 @@ def test_what_ends_the_process_takes_half_written_files_along(tmp_path: Path) ->
     code = """
 import os, signal, sys
 from pathlib import Path
-from headwise.cli.interruption import Interruption
+from headwise.cli import Interruption
 from headwise.whole_files import whole_file
 Interruption()
 with whole_file(Path("x.png")) as half:
@@ -289,24 +274,17 @@ with whole_file(Path("x.png")) as half:
     os.kill(os.getpid(), int(sys.argv[1]))
 """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(int(number))],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-        assert (done.returncode, done.stderr, os.listdir(tmp_path)) == (-number, "", [])
+        ended = run(sys.executable, "-c", code, str(int(number)), cwd=tmp_path)
+        assert ended == (-number, "", "") and os.listdir(tmp_path) == []
 
 
 def test_a_torch_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: undefined symbol')\n")
     code = "import sys; sys.path.insert(0, '.'); from headwise.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "look", "a text"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
     said = (
         "headwise: torch must load: libtorch.so: undefined symbol; install it anew, see https://pytorch.org\n"
     )
-    assert (done.returncode, done.stderr) == (1, said)
+    assert run(sys.executable, "-c", code, "look", "a text", cwd=tmp_path) == (1, "", said)
 
 
 def test_garbage_is_looked_for_as_before_and_nothing_is_frozen_in_another_program(

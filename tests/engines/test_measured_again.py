@@ -1,4 +1,4 @@
-"""Measurements of a kind that was made before, in Triton's interpreter: the same bits, by the same kernels.
+"""Measurements of a kind that was made before, in Triton's interpreter: the same bits.
 
 Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_dim.
 """
@@ -21,25 +21,18 @@ from headwise.engines.scores import Scores
 from headwise.engines.statistics import ROW_STATISTICS
 from headwise.map import AttentionMap, make
 from headwise.scoring import Alibi, Relative
-from interpreted_kernels import interpreted, launched, mended, poisoned
+from interpreted_kernels import interpreted, mended, poisoned
 from second_pass_cases import normal
 
 from triton.runtime.interpreter import InterpretedFunction  # isort: skip
-from headwise.engines.gpu import launches  # isort: skip
 from headwise.engines.gpu.launches import PLANS  # isort: skip
-from headwise.engines.gpu import request as request_room  # isort: skip
 
-__all__ = ["interpreted", "launched", "mended", "poisoned"]
+__all__ = ["interpreted", "mended", "poisoned"]
 
 B, H, Hk, T, S, D = 2, 2, 1, 11, 18, 16
 EVERYTHING = tuple(ROW_STATISTICS)
 SEEDS = (0, 20)
 Options = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def nothing_planned() -> None:
-    PLANS.clear()
 
 
 def pair(seed: int, length: int = T, keys: int = S, dim: int = D, dtype: Any = torch.float16) -> list[Tensor]:
@@ -185,25 +178,6 @@ def test_chosen_queries_are_at_their_own_places() -> None:
     assert planned()[1] == 1
 
 
-def test_the_general_way_is_open_to_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = pair(0, 3, 5)
-    with no_kernels():
-        for _ in range(3):
-            weights = AttentionMap(q, k)
-            weights.statistics("entropy", per="query")
-            weights.statistics("entropy", "received")
-            exact = AttentionMap(q.float(), k.float())
-            exact.statistics("entropy", "local")  # whose lse is measured once more
-    assert planned() == (2, 0)
-    PLANS.clear()
-    truth = answers(AttentionMap(q, k))
-    monkeypatch.setattr(request_room, "DEEPEST", 1)  # a launch for each sequence
-    for _ in range(3):
-        found = answers(AttentionMap(q, k))
-    assert all(torch.equal(found[name], truth[name]) for name in truth)
-    assert planned() == (0, 0)
-
-
 def test_a_picture_of_narrow_cells_is_made_beside_a_plan() -> None:
     q, k = pair(0)
     first, *others = [
@@ -214,29 +188,6 @@ def test_a_picture_of_narrow_cells_is_made_beside_a_plan() -> None:
         assert all(torch.equal(found[name], value) for name, value in first.items())
     other = AttentionMap(q, k, causal=True).statistics("entropy", "itself", pooled=4)  # another kind
     assert other.pooled.shape[2:] == (4, 4)
-
-
-def test_the_switch_of_the_interpreter_is_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = pair(0, 3, 5)
-    truth = answers(AttentionMap(q, k))
-    with no_kernels():
-        for _ in range(3):
-            answers(AttentionMap(q, k))
-    monkeypatch.setattr(launches, "INTERPRET", False)  # in tiles, since there is no GPU
-    with no_kernels():
-        found = answers(AttentionMap(q, k))
-    for name, value in found.items():
-        torch.testing.assert_close(value, truth[name], atol=2e-3, rtol=2e-3)
-
-
-def test_the_same_kernels_are_launched(launched: list[str]) -> None:
-    kernels = []
-    with no_kernels():
-        for _ in range(4):
-            launched.clear()
-            answers(AttentionMap(*pair(0, 3, 5)), ("entropy", "first"))
-            kernels.append(launched[:])
-    assert kernels[0] and all(again == kernels[0] for again in kernels)
 
 
 def test_a_plan_keeps_nobodys_tensors() -> None:
@@ -255,12 +206,3 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
     gc.collect()
     assert planned() == (len(RULES), len(RULES))
     assert [name for name, ref in kept if ref() is not None] == []
-
-
-def test_plans_are_forgotten_when_they_become_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PLANS, "most", 6)
-    with no_kernels():
-        for length in range(1, 6):
-            for _ in range(3):
-                answers(AttentionMap(*pair(0, length, 5)), ("entropy",))
-            assert len(PLANS._known) <= 6

@@ -435,13 +435,6 @@ every_tiny = pytest.mark.parametrize("options", TINY.values(), ids=TINY)
 
 
 @every_tiny
-@pytest.mark.parametrize("per", ["query", "head"])
-def test_the_gradient_of_entropy_is_what_differences_say(options: dict[str, Any], per: str) -> None:
-    function, inputs = entropy_of(options, per)
-    assert torch.autograd.gradcheck(function, inputs)
-
-
-@every_tiny
 def test_derivatives_of_entropys_gradient_are_what_differences_say(options: dict[str, Any]) -> None:
     function, inputs = entropy_of(options)
     assert torch.autograd.gradgradcheck(function, inputs)

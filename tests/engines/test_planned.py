@@ -5,9 +5,7 @@ Letters: B batch, H num_heads, Hk num_kv_heads, T query_len, S key_len, D head_d
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 from headwise import Mask
-from headwise.engines import backends, planned
-from headwise.engines.backend import Backend, Call
+from headwise.engines import first_pass
 from headwise.engines.gpu import launches
 from headwise.engines.gpu.launches import PLANS
 from headwise.errors import ArgumentError, MaskError, ShapeError
@@ -42,7 +39,7 @@ def made(seed: int, dtype: torch.dtype = torch.float32, length: int = T) -> list
 
 
 def plans() -> int:
-    return len(PLANS.made_by(planned.OWNER))
+    return len(PLANS.made_by(first_pass.OWNER))
 
 
 def test_a_kind_is_planned_when_it_comes_back() -> None:
@@ -59,7 +56,7 @@ def test_a_plan_is_for_one_kind_alone() -> None:
     for _ in range(3):
         hw.attention(q, k, v, causal=True)
     used: list[object] = []
-    known = planned.known
+    known = first_pass.known
 
     def noted(kind: Any) -> Any:
         used.append(known(kind))
@@ -81,16 +78,16 @@ def test_a_plan_is_for_one_kind_alone() -> None:
         "vmap": lambda: torch.vmap(lambda x: hw.attention(x, k, v, causal=True)[0])(q[None]),
         "alignment": lambda: hw.attention(shifted(q), k, v, causal=True),
     }
-    planned.known = noted
+    first_pass.known = noted
     try:
         hw.attention(q, k, v, causal=True)
-        assert used == [known(planned.kind_of(q, k, v, None, 0, D**-0.5, None))] and used[0] is not None
+        assert used == [known(first_pass.kind_of(q, k, v, None, 0, D**-0.5, None))] and used[0] is not None
         for name, call in others.items():
             used.clear()
             call()
             assert not any(used), name
     finally:
-        planned.known = known
+        first_pass.known = known
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -123,30 +120,6 @@ def test_what_is_wrong_is_refused_every_time(options: Options, kind: type[Except
     assert not plans()
 
 
-def test_a_backend_that_was_added_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Loud(Backend):
-        name = "loud"
-        asked = 0
-
-        def cannot(self, call: Call) -> str | None:
-            Loud.asked += 1
-            return "never"
-
-        def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-            raise AssertionError
-
-        def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Any:
-            raise AssertionError
-
-    for _ in range(3):
-        hw.attention(*made(0), causal=True)
-    assert plans() == 1
-    monkeypatch.setattr(backends, "BACKENDS", (Loud(), *backends.BACKENDS))
-    for number in range(1, 4):
-        hw.attention(*made(0), causal=True)
-        assert Loud.asked >= number
-
-
 def test_a_map_of_a_planned_call_refuses_tensors_that_were_overwritten() -> None:
     for seed in range(3):
         q, k, v = made(seed)
@@ -154,18 +127,6 @@ def test_a_map_of_a_planned_call_refuses_tensors_that_were_overwritten() -> None
     q.mul_(2)
     with pytest.raises(ArgumentError, match="written to in place"):
         weights.dense()
-
-
-def test_second_derivatives_of_a_planned_call() -> None:
-    leaves = [normal(i, 1, h, 3, 4).requires_grad_() for i, h in enumerate((4, 2, 2))]
-
-    def call(*leaves: Tensor) -> Tensor:
-        return hw.attention(*leaves, causal=True)[0]
-
-    for _ in range(3):
-        call(*leaves)
-    assert plans() == 1
-    assert torch.autograd.gradcheck(call, leaves) and torch.autograd.gradgradcheck(call, leaves)
 
 
 def test_a_dense_mask_overwritten_before_the_way_back_is_told() -> None:
@@ -220,34 +181,12 @@ def test_a_checkpoint_may_go_one_way_there_and_another_back(options: Options, kv
         assert torch.equal(mine, theirs)
 
 
-def test_nothing_raises_on_the_way_of_a_call_in_inference_mode() -> None:
-    """What is raised by torch and caught takes as long as a tiny call: 25 microseconds."""
-    raised: list[str] = []
-
-    def trace(frame: FrameType, event: str, given: Any) -> Any:
-        if event == "exception":
-            raised.append(f"{frame.f_code.co_qualname}: {given[1]}")
-        return trace
-
-    with torch.inference_mode():
-        q, k, v = (torch.randn(1, 2, 11, 8) for _ in range(3))
-        for options in ({}, {"causal": True}, {"window": 3}, {"sinks": torch.ones(2)}, {"softcap": 2.0}):
-            before = sys.gettrace()
-            sys.settrace(trace)
-            try:
-                for _ in range(3):  # the first way, the second, and by plan
-                    hw.attention(q, k, v, **options)
-            finally:
-                sys.settrace(before)
-    assert not raised
-
-
 def test_on_the_meta_device_there_are_shapes_and_no_plans() -> None:
     q, k, v = (x.to("meta") for x in made(0))
     for options in ({}, {"mask": Mask.causal()}, {"window": 3}):
         for _ in range(3):
             assert hw.attention(q, k, v, **options)[0].shape == q.shape
-    assert not PLANS.made_by(planned.OWNER)
+    assert not PLANS.made_by(first_pass.OWNER)
     with pytest.raises(ArgumentError, match="device"):
         hw.attention(q, made(0)[1], v)
 
@@ -278,20 +217,3 @@ def test_a_row_of_nan_does_not_hide_one_that_is_too_rough() -> None:
     assert plans() == 1
     for mine, theirs in zip(found[0], found[2], strict=True):
         assert torch.equal(mine, theirs)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_tensors_without_strides_are_of_no_kind() -> None:
-    q, k, v = made(0)
-    assert planned.kind_of(q, k, v, None, None, None, None) is not None
-    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.strided)
-    others = [nested, q.to_sparse(), q.to("meta")]
-    if torch.backends.mkldnn.is_available():
-        others.append(q.to_mkldnn())
-    for other in others:
-        for place in range(3):
-            given = [q, k, v]
-            given[place] = other
-            if place and other.device.type == "meta":
-                continue  # its device is part of the kind
-            assert planned.kind_of(*given, None, None, None, None) is None

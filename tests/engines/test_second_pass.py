@@ -11,8 +11,15 @@ from torch import Tensor
 import headwise as hw
 from headwise import Mask, reference
 from headwise.engines import scores as scores_room
-from headwise.engines.accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, _near
-from headwise.engines.statistics import ROW_STATISTICS, STATISTICS, Statistic
+from headwise.engines.statistics import (
+    ACCUMULATORS,
+    NEAR_ROWS,
+    ROW_STATISTICS,
+    STATISTICS,
+    Accumulator,
+    Statistic,
+    _near,
+)
 from judge import Case, assert_judged, error, sizes, strategies
 
 cases = strategies()

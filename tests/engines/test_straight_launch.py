@@ -256,9 +256,9 @@ class Other(CudaLauncher):
     """A launcher of another class."""
 
 
-def wrapped(launch: Any) -> Any:
-    """Around a launcher, and not known here."""
-    return lambda *args: launch(*args)
+def described(launched: list[Any], meta: Any, name: bytes = b"launch") -> Any:
+    """A launcher that makes descriptors by what it knows of them."""
+    return wrap_handle_tensordesc(in_c(launched, name), SIGNATURE, meta)
 
 
 Changed = Callable[[CompiledKernel, list[Any], pytest.MonkeyPatch], object]
@@ -270,36 +270,29 @@ UNKNOWN: dict[str, Changed] = {
     "scratch": lambda kernel, _, patch: setattr(kernel.run, "global_scratch_size", 64),
     "profile": lambda kernel, _, patch: setattr(kernel.run, "profile_scratch_size", 64),
     "no scratch": lambda kernel, _, patch: patch.delattr(CudaLauncher, "global_scratch_size"),
-    "wrapped": lambda kernel, _, patch: setattr(kernel.run, "launch", wrapped(kernel.run.launch)),
-    "in C": lambda kernel, launched, _: setattr(
-        kernel.run, "launch", wrap_handle_tensordesc(in_c(launched, b"start"), SIGNATURE, META)
-    ),
     "elsewhere": lambda kernel, _, patch: setattr(kernel.run.launch, "__module__", "elsewhere"),
-    "no descriptors": lambda kernel, launched, _: setattr(kernel.run, "launch", in_c(launched)),
-    "nothing known": lambda kernel, launched, _: setattr(
-        kernel.run, "launch", wrap_handle_tensordesc(in_c(launched), SIGNATURE, [None, None])
-    ),
-    "more known": lambda kernel, launched, _: setattr(
-        kernel.run,
-        "launch",
-        wrap_handle_tensordesc(in_c(launched), SIGNATURE, [{**META[0], "more": 1}, META[1]]),
-    ),
-    "four bits": lambda kernel, launched, _: setattr(
-        kernel.run,
-        "launch",
-        wrap_handle_tensordesc(in_c(launched), SIGNATURE, [{**META[0], "fp4_padded": True}, META[1]]),
-    ),
     "signature": lambda kernel, _, patch: kernel.src.signature.pop("Q"),
+}
+LAUNCHERS: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "wrapped": lambda launch, _: lambda *args: launch(*args),
+    "in C": lambda _, launched: described(launched, META, b"start"),
+    "no descriptors": lambda _, launched: in_c(launched),
+    "nothing known": lambda _, launched: described(launched, [None, None]),
+    "more known": lambda _, launched: described(launched, [{**META[0], "more": 1}, META[1]]),
+    "four bits": lambda _, launched: described(launched, [{**META[0], "fp4_padded": True}, META[1]]),
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("name", [*UNKNOWN, *LAUNCHERS])
 def test_a_launcher_that_is_not_known_is_left_alone(
     name: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = compiled(launched)
     assert straight(kernel, GRID, CONSTANTS, DEVICE) is not None
-    UNKNOWN[name](kernel, launched, monkeypatch)
+    if name in UNKNOWN:
+        UNKNOWN[name](kernel, launched, monkeypatch)
+    else:
+        kernel.run.launch = LAUNCHERS[name](kernel.run.launch, launched)
     assert straight(kernel, GRID, CONSTANTS, DEVICE) is None
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise import Mask, heads, reference
-from headwise.engines.mass import visible
+from headwise.engines.second_pass import visible
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.heads import measures
 from judge import error, masks

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 import small_models
-from headwise.engines import planned
+from headwise.engines import first_pass
 from headwise.heads import together
 from headwise.listeners.adapters import attended, huggingface_functions, layers_alike
 from headwise.listeners.capture import Tokens
@@ -328,14 +328,14 @@ def test_a_call_is_answered_as_one_of_its_own_kind(
     mode: Any, written_to: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of a part of a fused projection lies in memory otherwise: another plan is for it."""
-    asked = planned.answer
+    asked = first_pass.answer
     kinds: list[bool] = []
 
     def checking(scores: Any, v: Tensor, collect: tuple[str, ...] = (), kind: Any = None) -> Any:
-        kinds.append(kind is None or kind == planned.kind_of_scores(scores, v, collect))
+        kinds.append(kind is None or kind == first_pass.kind_of_scores(scores, v, collect))
         return asked(scores, v, collect, kind)
 
-    monkeypatch.setattr(planned, "answer", checking)
+    monkeypatch.setattr(first_pass, "answer", checking)
     model, ids = body("gpt2"), small_models.tokens()
     padding = torch.ones_like(ids)
     padding[1, -3:] = 0

@@ -14,7 +14,7 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.nn.presets import PRESETS, Preset, _key, find, matching
-from headwise.show.presets_table import count, distribution, figures
+from headwise.show.tables import count, distribution, figures
 from transformers_layers import (
     PACKED_SIZES,
     SIZES,

@@ -12,7 +12,7 @@ from torch import nn
 from headwise.errors import ArgumentError
 from headwise.models import BytePairs, Pretrained, Transformer, TransformerConfig
 from headwise.nn import Rope
-from headwise.show.alive_model import PATTERN, alive_data
+from headwise.show.heads_page import PATTERN, alive_data
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -115,7 +115,7 @@ def test_what_the_page_cannot_compute_is_refused_by_its_name(changes: dict[str, 
 def test_every_field_of_a_config_is_known_or_refused() -> None:
     from dataclasses import fields
 
-    from headwise.show import alive_model as ours
+    from headwise.show import heads_page as ours
 
     told = {*ours.KNOWN, *ours.BY_ITSELF, *ours.IN_TRAINING}
     assert {each.name for each in fields(TransformerConfig)} == told

@@ -35,8 +35,7 @@ from headwise.show.heads_tables import (
     layers_table,
 )
 from headwise.show.layers_pictures import roles_table
-from headwise.show.presets_table import figures, presets_table
-from headwise.show.tables import WEIGHTS, as_number, empty_table
+from headwise.show.tables import WEIGHTS, as_number, empty_table, figures, presets_table
 
 WIDTHS = (20, 30, 40, 60, 80, 104, 140)
 PATHS = (
@@ -280,6 +279,9 @@ def test_heads_that_are_not_there_cannot_be_chosen() -> None:
         ([3], r"chosen must be pairs of layer and head: got 3; give \[\(0, 3\)\]"),
         ([(0, 1.5)], r"got head 1\.5 of 3"),
         ([(0, "x")], "got head 'x' of 3"),
+        ([(0, True)], "got head True of 3"),
+        ("01", "chosen must be pairs of layer and head: got '01'"),
+        ([(1, 2, 3)], r"got \(1, 2, 3\)"),
     ):
         for table in (heads_table, layers_table, as_sentences):
             with pytest.raises(ArgumentError, match=said):

@@ -8,7 +8,6 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from browser import Browser, found
+from browser import Browser
 from headwise import AttentionMap, Heads, Mask
 from headwise.errors import ArgumentError, ShapeError
 from headwise.heads.labels import LABELS, MIXED
@@ -30,8 +29,9 @@ from headwise.models.specialised_heads import Specialisation
 from headwise.show import heads_page as pages
 from headwise.show.heads_page import page_data
 from headwise.show.heads_tables import FORMAT, as_json
-from headwise.show.offline_pages import Blobs, levels, weights
+from headwise.show.offline_pages import levels
 from headwise.show.tables import IN_WORDS
+from packed_weights import unpacked, weights
 
 ATTACKS = (
     "<script>alert(1)</script>",
@@ -201,7 +201,7 @@ class Opened:
         return weights(self.bytes(call["maps"][head]), call["rows"], call["columns"])
 
     def bytes(self, blob: Any) -> bytes:
-        return Blobs.unpacked(self.blobs, tuple(blob))
+        return unpacked(self.blobs, tuple(blob))
 
     def numbers(self, blob: Any, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.frombuffer(bytearray(self.bytes(blob)), dtype=dtype)
@@ -839,27 +839,7 @@ def test_the_table_is_text_and_can_be_read_aloud() -> None:
 # In a browser
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if found() is None:
-        pytest.skip("no Chromium here: install chromium, or set HEADWISE_BROWSER")
-    with Browser() as running:
-        yield running
-
-
-def quiet(page: Any) -> bool:
-    assert page.complaints == []
-    return all(url.startswith(("file://", "data:", "blob:")) for url in page.requested)
-
-
-def is_ready(page: Any) -> bool:
-    """Once its first picture is drawn."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if page.evaluate("document.documentElement.dataset.ready") == "true":
-            return True
-        time.sleep(0.02)
-    return False
+READY = "document.documentElement.dataset.ready === 'true'"  # once the first picture is drawn
 
 
 @pytest.mark.slow
@@ -885,7 +865,7 @@ def test_the_page_opens_from_disk_without_a_word(kind: str, browser: Browser, tm
     else:
         heads, options = on_text("he left", 0), {"beside": on_text("she left", 1)}
     shown = browser.open(heads.to_html(tmp_path / "heads.html", **options))
-    assert is_ready(shown) and quiet(shown)
+    assert shown.wait(READY)
     assert shown.evaluate("document.querySelectorAll('img[src=x]').length") == 0
     assert "look" in shown.text("#heading")
 
@@ -897,5 +877,5 @@ def test_a_notebooks_frame_is_quiet(browser: Browser, tmp_path: Path) -> None:
     notebook.write_text(f"<!doctype html><meta charset=utf-8><title>n</title>{shown}", "utf-8")
     page = browser.open(notebook)
     inside = browser.inside(page)
-    assert is_ready(inside) and quiet(page)
+    assert inside.wait(READY)
     assert html.unescape(inside.text("#heading")) == "Toy <b>bold</b>: what 2 heads look at"

@@ -87,22 +87,6 @@ def test_every_cell_is_a_whole_number_of_dots_and_nothing_covers_one(kind: str) 
     numpy.testing.assert_allclose(drawn / 255, expected, atol=2 / 255)
 
 
-def test_a_frame_stands_a_point_away_from_the_cells() -> None:
-    for kind, draw in PICTURES.items():
-        figure = draw(sinks(7))
-        ax = figure.axes[1] if kind == "head" else figure.axes[0]
-        left, right, below, above = ax.images[0].get_extent()
-        frame = ax.patches[0]
-        point = figure.dpi / 72
-        inner = ax.transData.transform([(left, below), (right, above)])
-        outer = ax.transData.transform(frame.get_bbox())
-        if outer[0, 1] > outer[1, 1]:  # y grows downwards
-            outer = outer[:, [0, 1]][[0, 1]]
-            outer[:, 1] = outer[::-1, 1]
-        away = numpy.abs(outer - inner) - point * frame.get_linewidth() / 2
-        assert away.min() >= point * 0.99
-
-
 def test_pooled_pictures_are_made_coarser_where_there_is_no_room() -> None:
     """Of many heads, a picture of 128 cells a side that was kept without its map is drawn in 64."""
     heads, length = Heads(), 300
@@ -292,24 +276,6 @@ def test_layers_and_columns_without_a_chosen_head_are_left_out() -> None:
     assert "Toy: what one of its 15 heads looks at" in said(model_picture(heads, chosen=[(1, 1)]))
 
 
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ([(3, 0)], "layer must be one of 0 to 2: got 3"),
-        ([(0, 5)], "chosen must name heads that layers.0.attention has: got head 5 of 5; give 0 to 4"),
-        ([(0, True)], "got head True of 5"),
-        ([(0, "1")], "got head '1' of 5"),
-        ([], r"chosen must be pairs of layer and head: got \[\]; give \[\(0, 3\)\], or None for all"),
-        ("01", "chosen must be pairs of layer and head: got '01'"),
-        ([3], r"chosen must be pairs of layer and head: got 3"),
-        ([(1, 2, 3)], r"got \(1, 2, 3\)"),
-    ],
-)
-def test_heads_that_are_not_there_cannot_be_chosen(chosen: object, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        some(3, 5, 2, 2).plot(chosen=chosen)
-
-
 # What is written
 
 
@@ -372,6 +338,7 @@ VISION = {  # Machado 2009, without one kind of cone
 
 @pytest.mark.parametrize("vision", VISION)
 def test_colours_of_labels_are_told_apart_by_everybody(vision: str) -> None:
+    assert OF_LABEL.keys() == {entry.name for entry in LABELS}
     seen = [lab(numpy.array(VISION[vision]) @ linear(colour)) for colour in OF_LABEL.values()]
     assert min(numpy.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 12
 

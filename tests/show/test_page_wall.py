@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import random
-import time
-import zlib
-from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from browser import Browser, Page, found
-from headwise.show.offline_pages import filled
+from browser import Browser, Page
+from headwise.show.heads_page import page_of
+from headwise.show.offline_pages import Blobs
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(found() is None, reason="no Chromium here: install chromium, or set HEADWISE_BROWSER"),
-]
+pytestmark = pytest.mark.slow
 
 TAB, ENTER, END, ESCAPE = ("Tab", 9), ("Enter", 13), ("End", 35), ("Escape", 27)
 LEFT, UP, RIGHT, DOWN = ("ArrowLeft", 37), ("ArrowUp", 38), ("ArrowRight", 39), ("ArrowDown", 40)
 LAYERS, HEADS, TOKENS = 3, 5, 11
 NASTY = "</script><img src=x onerror=alert(1)>"
 LABELS = {"previous-token": "#19289e", "sink": "#9b6e00", "mixed": "#777777"}
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
 
 
 def previous(tokens: int) -> bytes:
@@ -47,33 +35,18 @@ def head_of(layer: int, head: int, at: random.Random) -> dict[str, Any]:
     return {"layer": layer, "head": head, "label": label, "score": 0.98, "numbers": numbers}
 
 
-def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], str]:
+def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], Blobs]:
     """What `headwise page 1` holds, written by hand."""
-    packed = base64.b64encode(zlib.compress(previous(tokens))).decode()
-    blobs = packed * (layers * heads)
-    places = iter((at, at + len(packed)) for at in range(0, len(blobs), len(packed)))
-    at = random.Random(7)
-    nothing = {
-        "query_tokens": 0,
-        "key_tokens": 0,
-        "left_out": 2,
-        "steps": None,
-        "norms": None,
-        "written": None,
-    }
-    nothing |= {
-        "written_most": None,
-        "finer": {},
-        "pairs": {},
-        "outputs": None,
-        "distances": None,
-        "cosines": None,
-    }
-    sizes = {"queries": tokens, "keys": tokens, "rows": tokens, "columns": tokens}
-    calls = [sizes | nothing | {"maps": [next(places) for _ in range(heads)]} for _ in range(layers)]
+    blobs, at = Blobs(), random.Random(7)
+    every = [(layer, head) for layer in range(layers) for head in range(heads)]
+    unknown = "steps norms written written_most outputs distances cosines".split()
+    sizes = dict.fromkeys(("queries", "keys", "rows", "columns"), tokens)
+    call = sizes | dict.fromkeys(unknown) | {"left_out": 2, "finer": {}, "pairs": {}}
+    call |= {"query_tokens": 0, "key_tokens": 0}
+    calls = [call | {"maps": [blobs.pack(previous(tokens)) for _ in range(heads)]} for _ in range(layers)]
     readings = [
         {"name": f"text {text}", "text": words, "calls": calls, "image": None}
-        | {"heads": [head_of(layer, head, at) for layer in range(layers) for head in range(heads)]}
+        | {"heads": [head_of(layer, head, at) for layer, head in every]}
         for text, words in enumerate((NASTY, "a long text " * 99))
     ]
     role = {"name": "verb > object", "share": 0.8, "low": 0.7, "high": 0.9, "cases": 101}
@@ -85,54 +58,31 @@ def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], str
     flip = {"before": [0, 0], "after": [0, 1], "words": ["he", "she"], "layers": [None] * layers}
     moved = {"largest": None, "token": "", "places": None}
     flip["heads"] = [
-        {"layer": layer, "head": head, "distance": (layer * 7 + head * 3) % 11 / 11} | moved
-        for layer in range(layers)
-        for head in range(heads)
+        moved | {"layer": layer, "head": head, "distance": (layer * 7 + head * 3) % 11 / 11}
+        for layer, head in every
     ]
-    score = {"threshold": 0.5, "queries": 1, "general": False}
+    score = {"score": "", "threshold": 0.5, "queries": 1, "general": False}
+    labels = [
+        score | {"name": name, "colour": colour, "sentence": f"does what {name} says"}
+        for name, colour in LABELS.items()
+    ]
+    entropy = {"name": "entropy", "title": "entropy (nats)", "sentence": "how widely it looks"}
+    first = {"name": "first", "title": "first", "sentence": "how much goes to the first token"}
     data = {
-        "format": "headwise page 1",
-        "version": "0",
+        "format": "headwise page 1", "version": "0",
         "heading": f"{NASTY}: what {layers * heads} heads look at",
         "start": {"layer": 0, "head": 0, "comparison": False},
         "sources": [{"title": "sample", "layers": named, "roles": {"1.3": [role]}, "readings": readings}],
-        "texts": [[f"{NASTY}{n}" for n in range(tokens)]],
-        "labels": [
-            {"name": name, "colour": colour, "score": "", "sentence": f"does what {name} says"} | score
-            for name, colour in LABELS.items()
-        ],
-        "statistics": [
-            {"name": "entropy", "title": "entropy (nats)", "sentence": "how widely it looks", "share": False},
-            {
-                "name": "first",
-                "title": "first",
-                "sentence": "how much goes to the first token",
-                "share": True,
-            },
-        ],
-        "flips": [flip],
-        "effects": None,
-        "training": None,
-        "alive": None,
-    }
+        "texts": [[f"{NASTY}{n}" for n in range(tokens)]], "labels": labels,
+        "statistics": [entropy | {"share": False}, first | {"share": True}], "flips": [flip],
+        "effects": None, "training": None, "alive": None,
+    }  # fmt: skip
     return data, blobs
 
 
 def written(path: Path, layers: int, heads: int, tokens: int) -> Path:
-    data, blobs = page_data(layers, heads, tokens)
-    folder = files("headwise.show") / "page"
-    template, style, script = (
-        (folder / f"heads.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
-    )
-    fill = {"POLICY": POLICY, "TITLE": "sample", "STYLE": style, "BLOBS": blobs, "SCRIPT": script}
-    path.write_text(filled(template, fill | {"DATA": json.dumps(data).replace("<", "\\u003c")}), "utf-8")
+    path.write_text(page_of(*page_data(layers, heads, tokens)), "utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +95,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("wall") / "large.html", 32, 32, 61)
 
 
-def wait(page: Page, condition: str) -> None:
-    end = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, f"waited in vain for {condition}; {page.complaints}"
-        time.sleep(0.02)
-
-
 def opened(browser: Browser, path: Path, fragment: str = "", **how: Any) -> Page:
     page = browser.open(path, fragment=fragment, **how)
-    wait(page, "document.documentElement.dataset.ready === 'true'")
+    page.wait("document.documentElement.dataset.ready === 'true'")
     return page
+
+
+@pytest.fixture
+def page(browser: Browser, small: Path) -> Page:
+    return opened(browser, small)
 
 
 def names(page: Page) -> list[str]:
@@ -166,13 +114,6 @@ def names(page: Page) -> list[str]:
 def chosen(page: Page) -> list[str]:
     return page.evaluate(
         "[...document.querySelectorAll('#wall [aria-selected=true]')].map(e => e.dataset.head)"
-    )
-
-
-def choose(page: Page, menu: str, value: str) -> None:
-    page.evaluate(
-        f"(() => {{ const e = document.querySelector('{menu}'); e.value = '{value}'; "
-        "e.dispatchEvent(new Event('change')); })()"
     )
 
 
@@ -187,11 +128,10 @@ ALL = [f"{layer}.{head}" for layer in range(LAYERS) for head in range(HEADS)]
 def test_every_head_is_drawn_and_nothing_is_loaded(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     assert names(page) == ALL
-    assert page.evaluate("document.querySelectorAll('.thumb[data-drawn=true]').length") == LAYERS * HEADS
+    assert page.count(".thumb[data-drawn=true]") == LAYERS * HEADS
     assert page.evaluate("performance.getEntriesByName('first-picture').length") == 1
     assert page.text("#wall .count") == "15 of 15 heads"
     assert page.text(".sizes") == "3 layers × 5 heads, 11 tokens, 2 padded positions left out"
-    assert all(one.startswith("file:") for one in page.requested) and page.complaints == []
 
 
 def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Path) -> None:
@@ -209,7 +149,8 @@ def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Pa
     assert (longer, rest) == (0, 0)  # a cell is a whole number of dots
     assert all_of_it == [42, 17, 92] and none_of_it == [255, 253, 250] and hidden == [228, 228, 232]
     page.click("#theme")
-    wait(page, f"{dots}.then(said => String(said[2]) === '255,246,220')")  # drawn anew, from dark to light
+    page.wait(f"{dots}.then(said => String(said[2]) === '255,246,220')")  # drawn anew, from dark to light
+    page.close()  # Chromium warns of a canvas that is read back, as this test does
 
 
 def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path) -> None:
@@ -227,34 +168,33 @@ def test_only_thumbnails_near_the_window_are_drawn(browser: Browser, large: Path
     assert page.evaluate(seen)
     for layer in range(0, 32, 3):
         page.evaluate(f'''document.querySelector('[data-head="{layer}.7"]').scrollIntoView()''')
-        wait(page, seen)
+        page.wait(seen)
     line = "document.querySelector('#wall .wall-line')"  # the first one is far away by now, and was released
     assert page.evaluate(f"[{line}.querySelector('canvas').width, {line}.querySelector('[data-drawn]')]") == [
         0,
         None,
     ]
-    assert page.evaluate(f"{drawn}.length") < 24 * 16 + 2 * count and page.complaints == []
+    assert page.evaluate(f"{drawn}.length") < 24 * 16 + 2 * count
 
 
-def test_heads_are_sorted_as_their_numbers_are(browser: Browser, small: Path) -> None:
-    page = opened(browser, small)
+def test_heads_are_sorted_as_their_numbers_are(page: Page) -> None:
     heads = page_data(LAYERS, HEADS, TOKENS)[0]["sources"][0]["readings"][0]["heads"]
     by = {f"{one['layer']}.{one['head']}": one["numbers"] for one in heads}
     most = sorted(ALL, key=lambda name: -by[name]["entropy"])
-    choose(page, "#wall-sort", "entropy")
+    page.choose("#wall-sort", "entropy")
     assert names(page) == most
     assert page.evaluate("document.querySelector('.tile .name').dataset.text") == most[0]
     number = page.evaluate("document.querySelector('.tile .value').dataset.text")
     assert number == f"{by[most[0]]['entropy']:.2f}"
     page.click("#wall-order")
     assert names(page) == most[::-1]
-    choose(page, "#wall-sort", "first")  # where a head has no such number, it comes last both ways
+    page.choose("#wall-sort", "first")  # where a head has no such number, it comes last both ways
     known = [name for name in ALL if by[name]["first"] is not None]
     assert names(page)[: len(known)] == sorted(known, key=lambda name: by[name]["first"])
-    choose(page, "#wall-sort", "moved")
+    page.choose("#wall-sort", "moved")
     page.click("#wall-order")
     assert names(page)[0] == "1.1"
-    choose(page, "#wall-sort", "layer")
+    page.choose("#wall-sort", "layer")
     assert names(page) == ALL
 
 
@@ -264,16 +204,15 @@ def test_colours_stand_for_a_number_that_is_shown(browser: Browser, small: Path)
     shown = page.evaluate("[...document.querySelectorAll('#wall .tint')].map(e => e.dataset.text)")
     assert shown == [f"{one['numbers']['entropy']:.2f}" for one in heads]
     assert "how widely it looks" in page.text(".wall-scale")
-    assert page.evaluate("document.querySelectorAll('.thumb[data-drawn=true]').length") == 0
-    choose(page, "#wall-colour", "role")
+    assert page.count(".thumb[data-drawn=true]") == 0
+    page.choose("#wall-colour", "role")
     shown = page.evaluate("[...document.querySelectorAll('#wall .tint')].map(e => e.dataset.text)")
     assert shown == ["0.80" if name == "1.3" else "–" for name in ALL]
-    choose(page, "#wall-colour", "maps")
-    wait(page, "document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
+    page.choose("#wall-colour", "maps")
+    page.wait("document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
 
 
-def test_labels_and_words_choose_which_heads_are_shown(browser: Browser, small: Path) -> None:
-    page = opened(browser, small)
+def test_labels_and_words_choose_which_heads_are_shown(page: Page) -> None:
     page.click('.chip[data-label="sink"]')
     assert names(page) == [name for name in ALL if (int(name[0]) + int(name[2])) % 3 == 1]
     assert page.text("#wall .count") == "5 of 15 heads" and page.text('.chip[data-label="sink"] .many') == "5"
@@ -299,7 +238,7 @@ def test_what_the_search_suggests_is_found(has_roles: bool, browser: Browser, tm
     """It suggested "pronoun" in every page, most of which have no head with that role."""
     path = written(tmp_path / "page.html", LAYERS, HEADS, TOKENS)
     if not has_roles:
-        path.write_text(path.read_text("utf-8").replace('"1.3": [', '"9.9": ['), "utf-8")
+        path.write_text(path.read_text("utf-8").replace('"1.3":[', '"9.9":['), "utf-8")
     page = opened(browser, path)
     said = page.evaluate("document.querySelector('#wall-search').placeholder")
     name, layer, word = said.removesuffix(" …").split(", ")
@@ -309,8 +248,7 @@ def test_what_the_search_suggests_is_found(has_roles: bool, browser: Browser, tm
         assert name in names(page), asked
 
 
-def test_the_keyboard_alone_is_enough(browser: Browser, small: Path) -> None:
-    page = opened(browser, small)
+def test_the_keyboard_alone_is_enough(page: Page) -> None:
     for _ in range(20):
         page.press(*TAB)
         if page.evaluate("document.activeElement.matches('.tile')"):
@@ -341,30 +279,28 @@ def test_the_keyboard_alone_is_enough(browser: Browser, small: Path) -> None:
 def test_an_address_reopens_the_view(browser: Browser, small: Path) -> None:
     page = opened(browser, small)
     page.click('[data-head="2.1"]')
-    choose(page, "#wall-sort", "entropy")
+    page.choose("#wall-sort", "entropy")
     page.click("#wall-order")
     page.click('.chip[data-label="previous-token"]')
-    choose(page, "#wall-colour", "first")
+    page.choose("#wall-colour", "first")
     before = names(page)
     again = opened(browser, small, page.evaluate("location.hash"))
     assert names(again) == before and chosen(again) == ["2.1"]
     assert again.evaluate("document.querySelector('#wall-colour').value") == "first"
     assert again.evaluate("document.querySelector('#wall-order').textContent") == "least first ↑"
     odd = opened(browser, small, "#layer=99&head=x&sort=nonsense&colour=nonsense&order=up")
-    assert names(odd) == ALL and chosen(odd) == ["0.0"] and odd.complaints == []
+    assert names(odd) == ALL and chosen(odd) == ["0.0"]
 
 
-def test_what_was_read_is_shown_as_text_and_can_be_chosen(browser: Browser, small: Path) -> None:
-    page = opened(browser, small)
+def test_what_was_read_is_shown_as_text_and_can_be_chosen(page: Page) -> None:
     assert page.text("#what blockquote") == NASTY and page.text("h1").startswith(NASTY)
-    assert page.evaluate("document.querySelectorAll('img').length") == 0
-    choose(page, "#choose-text", "1")
+    assert page.count("img") == 0
+    page.choose("#choose-text", "1")
     short = page.text("#what blockquote")
     assert short.endswith(" …") and len(short) < 330
     page.click("#what button")
     assert page.text("#what blockquote") == ("a long text " * 99).strip()
-    wait(page, "document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
-    assert page.complaints == []
+    page.wait("document.querySelectorAll('.thumb[data-drawn=true]').length === 15")
 
 
 def test_heads_that_are_switched_off_say_so(browser: Browser, small: Path) -> None:

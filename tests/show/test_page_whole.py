@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,18 @@ from typer.testing import CliRunner
 
 import axe
 import headwise as hw
-from browser import Browser, Page, found
+from browser import Browser, Page
 from headwise.cli import application
 from headwise.models import Pretrained
 from trained import mini, minilm
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(found() is None, reason="no browser: install Chromium, or set HEADWISE_BROWSER"),
-]
+pytestmark = pytest.mark.slow
 
 HE, SHE = (f"The nurse said that {who} left because {who} was tired" for who in ("he", "she"))
 NASTY = "</script><img src=x onerror=alert(1)>"
 TAB, RIGHT, DOWN = ("Tab", 9), ("ArrowRight", 39), ("ArrowDown", 40)
+PAINTED = "new Promise(go => requestAnimationFrame(() => setTimeout(go, 100)))"  # anew, in other colours
 SIZES = {"laptop": (1440, 900), "phone": (390, 844), "enlarged": (320, 640)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -54,40 +44,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return written
 
 
-def wait(page: Page, truth: str, seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not page.evaluate(f"Boolean({truth})"):
-        assert time.monotonic() < end, f"never true: {truth}"
-        time.sleep(0.02)
-
-
 def opened(browser: Browser, path: Path, fragment: str = "", **how: Any) -> Page:
     page = browser.open(path, fragment=fragment, **how)
-    wait(page, "document.documentElement.dataset.ready === 'true'")
+    page.wait("document.documentElement.dataset.ready === 'true'")
     if path.stem == "mini":
-        wait(page, "document.querySelectorAll('#alive-words button').length === 10")
+        page.wait("document.querySelectorAll('#alive-words button').length === 10")
     return page
-
-
-def is_quiet(page: Page) -> bool:
-    """Nothing complained, and nothing was asked for but what the page makes itself."""
-    assert page.complaints == []
-    return all(url.startswith(("file:", "blob:", "data:")) for url in page.requested)
-
-
-def state(page: Page, name: str) -> str | None:
-    return page.evaluate(f"new URLSearchParams(location.hash.slice(1)).get({name!r})")
 
 
 def names(page: Page) -> list[str]:
     return page.evaluate("[...document.querySelectorAll('#wall .tile')].map(tile => tile.dataset.head)")
-
-
-def choose(page: Page, menu: str, value: str) -> None:
-    page.evaluate(
-        f"(() => {{ const menu = document.querySelector({menu!r}); menu.value = {value!r};"
-        "menu.dispatchEvent(new Event('change', {bubbles: true})); })()"
-    )
 
 
 @torch.no_grad()
@@ -113,7 +79,7 @@ def read_cell(page: Page, row: int, column: int, shape: tuple[int, int]) -> floa
     )
     x, y = box[0] + box[2] * (column + 0.5) / shape[1], box[1] + box[3] * (row + 0.5) / shape[0]
     page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    wait(page, f"document.querySelector('#one-head .cell-line').textContent.includes('({row}) →')")
+    page.wait(f"document.querySelector('#one-head .cell-line').textContent.includes('({row}) →')")
     return float(page.evaluate("[...document.querySelectorAll('#one-head .cell-line b')].at(-1).title"))
 
 
@@ -122,22 +88,24 @@ def check_cell(page: Page, row: int, column: int, exact: Tensor) -> None:
     assert abs(told - float(exact[row, column])) <= max(0.01 * float(exact[row, column]), 1e-4)
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_a_page_of_two_texts_opens_on_their_comparison(
-    size: tuple[int, int], dark: bool, browser: Browser, files: dict[str, Path]
+    size: tuple[int, int], browser: Browser, files: dict[str, Path]
 ) -> None:
     """It opened on head 0.0 of the first text; the second stood in a menu, the comparison below all heads."""
     most = watched(mini(), HE).changes(watched(mini(), SHE)).all[0]
-    page = opened(browser, files["mini"], size=size, dark=dark)
-    wait(page, "document.querySelector('#panel-flip .flip-title')?.textContent")
+    page = opened(browser, files["mini"], size=size)
+    page.wait("document.querySelector('#panel-flip .flip-title')?.textContent")
     assert page.text("#panel-flip .flip-title").startswith(f"Layer {most.layer}, head {most.head}: ")
     assert page.text("#head-title").startswith(f"Layer {most.layer}, head {most.head}")
     places = page.evaluate(
         "['#more', '#wall', '#one-head'].map(one => document.querySelector(one).getBoundingClientRect().top)"
     )
     assert places[0] < places[1] <= places[2]
-    assert axe.findings(page) == [] and is_quiet(page)
+    assert axe.findings(page) == []
+    page.dark(True)
+    page.evaluate(PAINTED)
+    assert axe.findings(page) == []
 
 
 def test_an_address_wins_over_what_a_page_opens_on(browser: Browser, files: dict[str, Path]) -> None:
@@ -156,42 +124,40 @@ def test_from_the_wall_to_one_number_and_through_every_view(
     everything = [f"{number}.{head.head}" for number, layer in enumerate(heads.values()) for head in layer]
     assert names(page) == everything
     page.evaluate("document.querySelector('#wall').scrollIntoView()")
-    wait(page, "document.querySelectorAll('#wall .thumb[data-drawn=true]').length > 8")
+    page.wait("document.querySelectorAll('#wall .thumb[data-drawn=true]').length > 8")
     page.click('[data-head="2.3"]')
-    wait(page, "document.querySelector('#head-title').textContent.includes('Layer 2, head 3')")
+    page.wait("document.querySelector('#head-title').textContent.includes('Layer 2, head 3')")
     check_cell(page, 7, 3, weights(heads, 2, 3))
     page.click('#one-head [data-value="lines"]')
-    wait(page, "document.querySelectorAll('#one-head .lines path').length > 9")
-    choose(page, "#wall-sort", "entropy")
+    page.wait("document.querySelectorAll('#one-head .lines path').length > 9")
+    page.choose("#wall-sort", "entropy")
     by = {at: head.values["entropy"] for at, head in zip(everything, heads.all(), strict=True)}
     told = [by[at] for at in names(page)]
     assert told == sorted(told, reverse=True)
-    choose(page, "#wall-sort", "layer")
+    page.choose("#wall-sort", "layer")
     page.click('#wall .chip[data-label="previous-token"]')
     labels = {at: head.label.name for at, head in zip(everything, heads.all(), strict=True)}
     assert names(page) == [at for at in everything if labels[at] == "previous-token"]
     page.click('#wall .chip[data-label=""]')
     for tab in page.evaluate("[...document.querySelectorAll('[role=tab]')].map(tab => tab.dataset.tab)"):
         page.click(f"#tab-{tab}")
-        wait(page, f"document.querySelector('#panel-{tab}').childElementCount > 0")
-        assert state(page, "tab") == tab
+        page.wait(f"document.querySelector('#panel-{tab}').childElementCount > 0")
+        assert page.state("tab") == tab
         if tab == "flip":
             assert page.text("#panel-flip").count("she") > 1
         if tab == "compare":
-            wait(page, "document.querySelector('#compare-distance')")
+            page.wait("document.querySelector('#compare-distance')")
             assert float(page.text("#compare-distance").split()[0]) > 0
-    assert is_quiet(page)
 
 
 def test_a_live_head_is_not_compared_with_its_own_copy(browser: Browser, files: dict[str, Path]) -> None:
     page = opened(browser, files["mini"], "#layer=2&head=3&tab=compare")
     page.click("#alive-toggle")  # what runs here is looked at from now on
-    wait(page, "document.querySelector('#alive-off button')")
+    page.wait("document.querySelector('#alive-off button')")
     page.click("#alive-on")
-    wait(page, "!document.querySelector('#alive-off button')")
+    page.wait("!document.querySelector('#alive-off button')")
     page.click("#tab-compare")
-    wait(page, "parseFloat(document.querySelector('#compare-distance')?.textContent) > 0")
-    assert is_quiet(page)
+    page.wait("parseFloat(document.querySelector('#compare-distance')?.textContent) > 0")
 
 
 def test_the_keyboard_alone_types_switches_chooses_and_reads_a_row(
@@ -208,28 +174,28 @@ def test_the_keyboard_alone_types_switches_chooses_and_reads_a_row(
 
     tab_to("#alive-text")
     page.ask("Input.insertText", text=", and slept")
-    wait(page, "new URLSearchParams(location.hash.slice(1)).get('typed')?.endsWith(', and slept')")
+    page.wait("new URLSearchParams(location.hash.slice(1)).get('typed')?.endsWith(', and slept')")
     text = page.evaluate("document.querySelector('#alive-text').value")
     before = page.text("#alive-words")
     tab_to("#wall .tile")
     for key in (DOWN, DOWN, RIGHT):
         page.press(*key)
-    assert (state(page, "layer"), state(page, "head")) == ("2", "1")
+    assert (page.state("layer"), page.state("head")) == ("2", "1")
     page.press("o", 79)
-    wait(page, f"document.querySelector('#alive-words').textContent !== {json.dumps(before)}")
-    assert state(page, "off") == "2.1"
+    page.wait(f"document.querySelector('#alive-words').textContent !== {json.dumps(before)}")
+    assert page.state("off") == "2.1"
     page.press("o", 79)
-    wait(page, "!document.querySelector('#alive-off button')")
+    page.wait("!document.querySelector('#alive-off button')")
     tab_to("#one-head .stage [role=application]")
     for _ in range(5):
         page.press(*DOWN)
-    row = int(state(page, "token") or -1)
+    row = int(page.state("token") or -1)
     assert row == 4 and page.text("#said").strip() != ""
     tab_to("#one-head .row-details summary")
     for kind in ("keyDown", "keyUp"):
         more = {"text": "\r"} if kind == "keyDown" else {}
         page.ask("Input.dispatchKeyEvent", type=kind, key="Enter", windowsVirtualKeyCode=13, **more)
-    wait(page, "document.querySelector('.row-table tbody tr')")
+    page.wait("document.querySelector('.row-table tbody tr')")
     exact = weights(watched(mini(), text), 2, 1)[row]
     rows = page.evaluate(
         "[...document.querySelectorAll('.row-table tbody tr')].map(r => "
@@ -240,8 +206,7 @@ def test_the_keyboard_alone_types_switches_chooses_and_reads_a_row(
         assert abs(told - float(exact[position])) <= max(0.01 * float(exact[position]), 1e-4)
     tab_to("#more [role=tab]")
     page.press(*RIGHT)
-    assert state(page, "tab") == "compare"
-    assert is_quiet(page)
+    assert page.state("tab") == "compare"
 
 
 @pytest.mark.parametrize(("name", "size"), [("mini", "laptop"), ("mini", "phone"), ("minilm", "phone")])
@@ -251,23 +216,19 @@ def test_nothing_keeps_anybody_out_in_any_tab(
     page = opened(browser, files[name], "#layer=2&head=3", size=SIZES[size], dark=size == "laptop")
     if name == "mini":
         page.click("#alive-toggle")
-        wait(page, "document.querySelector('#alive-off button') && document.querySelector('.alive-down')")
+        page.wait("document.querySelector('#alive-off button') && document.querySelector('.alive-down')")
     for tab in page.evaluate("[...document.querySelectorAll('[role=tab]')].map(tab => tab.dataset.tab)"):
         page.click(f"#tab-{tab}")
-        wait(page, f"document.querySelector('#panel-{tab}').childElementCount > 0")
+        page.wait(f"document.querySelector('#panel-{tab}').childElementCount > 0")
         assert axe.findings(page, "#more") == [], tab
         for width, height in (SIZES["enlarged"], SIZES[size]):  # 320: a laptop's letters four times as large
-            page.ask(
-                "Emulation.setDeviceMetricsOverride",
-                width=width, height=height, deviceScaleFactor=1, mobile=False,
-            )  # fmt: skip
+            page.resize(width, height)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (tab, width)
     if name == "mini":
         assert axe.findings(page) == []
     page.dark(size != "laptop")
-    page.evaluate("new Promise(go => requestAnimationFrame(() => setTimeout(go, 100)))")  # painted again
+    page.evaluate(PAINTED)
     assert axe.findings(page) == []
-    assert is_quiet(page)
 
 
 HOSTILE = {
@@ -285,12 +246,11 @@ def test_an_address_that_nobody_wrote_breaks_nothing(
 ) -> None:
     page = opened(browser, files["mini"], f"#{address}")
     page.evaluate("document.querySelector('#more').scrollIntoView()")
-    wait(page, "[...document.querySelectorAll('[role=tabpanel]')].some(p => !p.hidden && p.firstChild)")
+    page.wait("[...document.querySelectorAll('[role=tabpanel]')].some(p => !p.hidden && p.firstChild)")
     page.evaluate("document.querySelector('.next-head').click()")
     assert re.search("layer=[0-3]&head=[0-7]", page.evaluate("location.hash"))
     assert "hasOwnProperty" not in page.evaluate("location.hash")
-    assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
-    assert is_quiet(page)
+    assert page.count("img[src=x]") == 0
 
 
 def test_a_link_in_an_open_page_shows_what_it_shows_in_a_new_one(
@@ -299,22 +259,21 @@ def test_a_link_in_an_open_page_shows_what_it_shows_in_a_new_one(
     page = opened(browser, files["mini"])
     for link in ("layer=2&head=1&token=3&sort=entropy", "layer=1&head=0"):
         page.evaluate(f"location.hash = {link!r}")
-        wait(page, f"location.hash === '#{link}'")
+        page.wait(f"location.hash === '#{link}'")
     assert page.evaluate("document.querySelector('#wall-sort').value") == "layer"
     page.evaluate("history.back()")
-    wait(page, "document.querySelector('#wall-sort').value === 'entropy'")
+    page.wait("document.querySelector('#wall-sort').value === 'entropy'")
     page.evaluate("location.hash = 'layer=0&head=0&typed=hello&against=hallo'")
-    wait(page, "document.querySelector('#alive-text').value === 'hello'")
+    page.wait("document.querySelector('#alive-text').value === 'hello'")
     page.evaluate("location.hash = 'layer=0&head=0'")
-    wait(page, f"document.querySelector('#alive-text').value === {HE!r}")
+    page.wait(f"document.querySelector('#alive-text').value === {HE!r}")
     assert page.evaluate("document.querySelector('.alive-compared').hidden")
-    assert is_quiet(page)
     longer = (
         "#layer=3&head=0&token=16&typed=The+cat+sat+on+the+mat.+The+cat+sat+on+the"  # than what was measured
     )
     again = opened(browser, files["mini"], longer)
-    wait(again, "document.querySelector('#one-head .row-line').textContent.includes('(16) looks at: “mat”')")
-    assert state(again, "token") == "16" and is_quiet(again)
+    again.wait("document.querySelector('#one-head .row-line').textContent.includes('(16) looks at: “mat”')")
+    assert again.state("token") == "16"
 
 
 def test_a_text_of_lines_and_markup_is_read_alive_as_it_was_measured(
@@ -326,5 +285,4 @@ def test_a_text_of_lines_and_markup_is_read_alive_as_it_was_measured(
     count = len(mini().tokenizer(text)["input_ids"])
     assert page.text("#alive-read").startswith(f"{count} of 512 tokens")
     assert page.evaluate("document.querySelector('#alive-text').value") == text
-    assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
-    assert is_quiet(page)
+    assert page.count("img[src=x]") == 0

@@ -28,7 +28,6 @@ from headwise.show.terminal_heatmaps import (
     NAMED,
     PLAIN_SHADES,
     SHADES,
-    Pen,
     terminal_heatmaps,
 )
 
@@ -151,20 +150,6 @@ def test_the_shade_of_each_cell_is_that_of_its_weight(shades: str, encoding: str
     assert all(f"{shade} {least:g}" in text for shade, least in zip(shades, (0, *FROM), strict=True))
 
 
-def test_more_weight_is_never_lighter() -> None:
-    pen = Pen.of("utf-8")
-    order = " " + SHADES
-    shown = [order.index(pen.shade(step / 1000)) for step in range(1001)]
-    assert shown == sorted(shown) and set(shown) == set(range(6))
-    assert pen.shade(float("nan")) == " "
-
-
-def test_steps_are_even_by_square_root() -> None:
-    roots = [start**0.5 for start in FROM]
-    steps = [later - earlier for earlier, later in itertools.pairwise(roots)]
-    assert max(steps) - min(steps) < 0.05
-
-
 def test_heads_are_in_order_and_named_with_label_and_score() -> None:
     heads = heads_of(torch.stack([BEFORE] * 2), torch.stack([BEFORE, torch.eye(3)]))
     text = str(terminal_heatmaps(heads, width=140))
@@ -198,15 +183,6 @@ def test_words_stand_beside_their_rows_in_every_script() -> None:
         if token in ("שלום", "日本語", "مرحبا", "नमस्ते", "😀", "é"):
             assert name.strip(MARK) == token
     assert "a�[31m" in rows[5] and "↵" in rows[6] and "xxxxxxxxxxx…" in rows[7] and "�abc" in rows[10]
-
-
-def test_a_name_is_cut_at_its_end_to_so_many_cells() -> None:
-    pen = Pen.of("utf-8")
-    for token, cells in itertools.product(["abcdefg", "日本語文字", "a", "", "नमस्ते"], range(9)):
-        shown = pen.name(token, cells).plain
-        assert cell_len(shown) == cells
-        assert shown.strip() == token or shown.strip() in ("", "…") or shown.strip()[:-1] in token
-    assert pen.name("日本語", 4).plain == "日… " and pen.name("日本語", 4, right=True).plain == " 日…"
 
 
 def test_tokens_of_another_text_are_not_written() -> None:

@@ -177,7 +177,7 @@ def _check_one(
 
 
 def template_of_checks() -> AbstractContextManager[Template | None]:
-    """Started before torch is imported here; none where no file can be run, which its check says."""
+    """Start a template process before torch is imported here; None where files cannot be run."""
     from ..examiner.desk.template import Template
 
     return Template() if os.name == "posix" else nullcontext()
@@ -270,7 +270,7 @@ def _literals(given: list[str] | None) -> dict[str, object] | None:
 
 
 def _show(report: Report, console: Console | None, hint: int | None, on_one_line: bool = False) -> None:
-    """In colour on a console; as JSON without one."""
+    """Print a report in colour on a console, or as JSON without one."""
     from ..examiner.showing import as_json, print_to
 
     if console is None:
@@ -346,15 +346,12 @@ def explain(
     typer.echo(f"Wrote {out}")
 
 
-# Again after every save
-
-
 BETWEEN_LOOKS = 0.3  # seconds
 TO_SETTLE = 0.05  # many editors empty a file before they fill it
 
 
 def saves(path: Path) -> Iterator[None]:
-    """Once at the start, then once after every save, for ever.
+    """Yield once at the start, then after every save, for ever.
 
     A save is another time, size or inode: editors that write a new file and rename it are seen, too, and the
     moment without a file is waited out. What is saved while the caller is busy is seen afterwards.
@@ -372,7 +369,7 @@ def saves(path: Path) -> Iterator[None]:
 
 
 def _looks(path: Path) -> tuple[int, int, int] | None:
-    """What tells two savings apart; None where there is no file at the moment."""
+    """Return time, size and inode of the file, or None if there is none now."""
     try:
         state = path.stat()
     except OSError:

@@ -36,7 +36,7 @@ def presets(
     Example: headwise presets llama3-8b
     """
     from ..nn.presets import PRESETS, matching
-    from ..show.presets_table import described, distribution, figures, presets_table
+    from ..show.tables import described, distribution, figures, presets_table
 
     chosen = list(PRESETS.values()) if name is None else matching(name)
     if as_json:

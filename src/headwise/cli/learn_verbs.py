@@ -126,7 +126,7 @@ def read(
 
 
 def _code(console: Console, code: str, shown: Shown | None) -> None:
-    """Code and what it printed; of what only draws, that it does."""
+    """Print code and what it printed."""
     from rich.syntax import Syntax
 
     draws = shown is not None and shown.pictures and not shown.printed.strip()
@@ -239,7 +239,7 @@ def _last_hint(study: Study, task: Task, outcome: Outcome, answer: bool) -> int 
 
 
 def _tell(console: Console, study: Study, task: Task, outcome: Outcome, hint: int | None) -> None:
-    """What came of a try; `hint`: None for the answer."""
+    """Print the outcome of a check; `hint` is the last hint to show, None for the answer."""
     from ..examiner.showing import print_to
 
     ask = f"{task.which}{_in_folder(study)}"
@@ -269,7 +269,7 @@ def _tell(console: Console, study: Study, task: Task, outcome: Outcome, hint: in
 
 
 def _in_folder(study: Study) -> str:
-    """How a command is told of a folder that is not the usual one."""
+    """Return the --folder option for commands, "" for the usual folder."""
     return "" if study.folder == Path(FOLDER) else f" --folder {study.folder}"
 
 
@@ -379,7 +379,7 @@ def _answer(console: Console, question: Question) -> None:
 
 
 def _entered(words: str) -> str | None:
-    """What was typed, small; None at the end of input."""
+    """Return the line typed, in lower case; None at the end of input."""
     typer.echo(words, nl=False)
     line = sys.stdin.readline()
     if not line:

@@ -48,9 +48,6 @@ SPOKEN = 64  # tokens up to which a page shows what heads say and write
 PLACES = {"written_first": "On the first token:", "written_special": "On special tokens:"}
 
 
-# What is asked for
-
-
 @dataclass(frozen=True)
 class Wanted:
     """What was asked for, as it was given."""
@@ -72,22 +69,22 @@ class Wanted:
 
     @property
     def picture(self) -> Path | None:
-        """Where to draw; None: only something else was asked for."""
+        """Return the file of the picture, or None if none was asked for."""
         elsewhere = self.terminal or self.html is not None or self.as_json is not None
         return PICTURE if self.out is None and not elsewhere else self.out
 
     @property
     def order(self) -> tuple[str, bool]:
-        """What heads are sorted by, and whether the largest comes first."""
+        """Return the column to sort by, and whether the largest comes first."""
         return self.sort or "label", not (self.ascending or self.sort in ("layer", "head"))
 
     @property
     def only_json(self) -> bool:
-        """Whether standard output is for JSON alone."""
+        """Return True if standard output is for JSON alone."""
         return self.as_json == STANDARD_OUTPUT
 
     def check(self, arguments: Sequence[str]) -> None:
-        """All that can be wrong before anything is loaded."""
+        """Raise `ArgumentError` for every mistake that can be found before anything is loaded."""
         given = {
             "--roles": self.roles, "--written": self.written, "--terminal": self.terminal,
             "--html": self.html is not None, "--json": self.as_json is not None,
@@ -124,7 +121,7 @@ class Wanted:
 
 
 def check_packages(wanted: Wanted) -> None:
-    """All that it takes, before anything is loaded."""
+    """Raise `PackageMissing` if a package is not installed, before anything is loaded."""
     from ..models.own_files import is_ours
     from ..models.pretrained import MINI, MINILM, PACKAGE
 
@@ -136,9 +133,6 @@ def check_packages(wanted: Wanted) -> None:
     if wanted.picture is None:
         packages = tuple(package for package in packages if package != "matplotlib")
     are_here(packages, "headwise look needs", remedy)
-
-
-# One text
 
 
 def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
@@ -228,7 +222,6 @@ class _Seen(NamedTuple):
 
 
 def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -> _Seen:
-    """Every head on a text."""
     from ..models.pretrained import MOST_TOKENS, read
 
     count = len(text.split())
@@ -257,7 +250,7 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
 def _run(
     trained: Pretrained, reading: Reading, wanted: Wanted, sign: SignOfLife, *, spoken: bool
 ) -> tuple[Heads, HeadOutputs | None]:
-    """The forward; spoken: with what heads say and write."""
+    """Run the model and watch it; `spoken`: also collect what heads say and write."""
     import torch
 
     from ..listeners.capture import SHORT, watch
@@ -283,7 +276,7 @@ def _run(
 
 
 def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
-    """How many relations are found, and which; of chosen heads, theirs alone."""
+    """Say how many relations are known, and list them; of chosen heads, only theirs."""
     from ..heads.roles import Roles
 
     who, found = "a head", roles
@@ -382,9 +375,6 @@ def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
     return list(said.values())
 
 
-# Two texts
-
-
 def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
     """Two texts: the heads that changed most, at once, then their picture or page."""
     import torch
@@ -421,9 +411,6 @@ def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
         _page(both, trained, chosen, None, wanted, sign)
 
 
-# What is printed
-
-
 def _title(who: str, text: str) -> RenderableType:
     from rich.text import Text
 
@@ -444,7 +431,6 @@ def sentence(words: str) -> RenderableType:
 
 
 def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
-    """What was left out, if anything was."""
     if not reading.cut:
         return []
     here = len(reading.tokens)
@@ -469,7 +455,7 @@ def _console() -> Console:
 
 
 def print_all(answer: Sequence[RenderableType]) -> None:
-    """In the letters and columns that there are; strings are lines that are not to be broken."""
+    """Print all parts in the terminal's encoding and width; strings are not wrapped."""
     from ..examiner.showing.letters import fitting
 
     console = _console()

@@ -172,9 +172,6 @@ def look(
         (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)
 
 
-# A corpus
-
-
 def survey(
     model: Annotated[
         str,

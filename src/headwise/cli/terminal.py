@@ -33,11 +33,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-# What is said aside of the answer
-
-
 def say(words: str) -> None:
-    """A line on stderr; nothing where that is closed, full or gone."""
+    """Print a line on stderr, if it can be written."""
     if sys.stderr is not None:  # or print would take standard output for it
         with suppress(OSError, ValueError):
             print(f"headwise: {words}", file=sys.stderr)
@@ -55,9 +52,6 @@ def console_of(verb: str) -> Console:
     with needed("rich", f"headwise {verb} prints with rich"):
         from rich.console import Console
     return Console(highlight=False)
-
-
-# What waits until the end
 
 
 ends_with_it = False  # whether the process ends with the command line: `program` says so
@@ -78,9 +72,6 @@ def uncollected() -> Iterator[None]:
             if ends_with_it:
                 gc.freeze()
             gc.enable()
-
-
-# FILE[:NAME]
 
 
 def file_and_name(argument: str) -> tuple[Path, str | None]:
@@ -132,15 +123,12 @@ def _missing(file: Path, argument: str) -> ArgumentError:
 
 
 def _close_to(file: Path, pattern: str) -> str | None:
-    """The file beside it whose name is most like its own, if one is."""
+    """Return the file beside it with the most similar name, if any."""
     there: list[str] = []
     with suppress(OSError, ValueError):
         there = [file_there.name for file_there in file.parent.glob(pattern)]
     close = difflib.get_close_matches(file.name, there, n=1)
     return str(file.with_name(close[0])) if close else None
-
-
-# TEXT|FILE|-
 
 
 MOST_BYTES = 1 << 20  # that are read of a file or of standard input
@@ -184,7 +172,7 @@ def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
 
 
 def _is_one_word(argument: str) -> bool:
-    """Whether it seems to be a word of a sentence, rather than a text or a file."""
+    """Return True if it seems to be one word of an unquoted sentence."""
     return (
         argument != STANDARD_INPUT
         and bool(argument.strip())
@@ -273,7 +261,7 @@ def _decoded(data: bytes, what: str, name: str) -> str:
 
 
 def _is_piped() -> bool:
-    """Whether standard input is something that ends: a pipe, a file, a socket; no terminal, no /dev/null."""
+    """Return True if standard input is a pipe, a file or a socket."""
     if sys.stdin is None or sys.stdin.closed:
         return False
     try:
@@ -305,9 +293,6 @@ def _standard_input() -> str | None:
     return _decoded(data, "standard input", "what came")
 
 
-# What shells complete behind Tab: each function gets what was typed so far, and gives all that begin with it
-
-
 MODELS = ("mini", "minilm")
 CORPORA = (".txt", ".text", ".md", ".jsonl", ".ndjson", ".parquet")  # as `headwise.corpus.documents.ENDINGS`
 # As `headwise.show.heads_tables.check_sort` knows them, which needs torch; a test compares the two.
@@ -318,20 +303,20 @@ SORTS = (
 )  # fmt: skip
 
 
+# Shells call these when Tab is pressed: each gets what was typed so far, and returns all that begin with it.
+
+
 def complete_presets(typed: str) -> list[str]:
-    """Names of presets."""
     from ..nn.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(typed)]
 
 
 def complete_sorts(typed: str) -> list[str]:
-    """What heads can be sorted by."""
     return [name for name in SORTS if name.startswith(typed)]
 
 
 def complete_devices(typed: str) -> list[str]:
-    """Where a model may run."""
     return [name for name in ("cpu", "cuda") if name.startswith(typed)]
 
 
@@ -344,34 +329,21 @@ def complete_models(typed: str) -> list[str]:
     return own
 
 
-def complete_folders(typed: str) -> list[str]:
-    """Folders, each with a slash."""
-    return _paths(typed, ())
+def _completing(*endings: str) -> Callable[[str], list[str]]:
+    """Return what completes folders, each with a slash, and files with these endings."""
+
+    def complete(typed: str) -> list[str]:
+        return _paths(typed, endings)
+
+    return complete
 
 
-def complete_python_files(typed: str) -> list[str]:
-    """Python source, notebooks, and folders on the way to them."""
-    return _paths(typed, (".py", ".ipynb"))
-
-
-def complete_pictures(typed: str) -> list[str]:
-    """Pictures that are there, to be written anew, and folders."""
-    return _paths(typed, (".png", ".svg", ".pdf"))
-
-
-def complete_pages(typed: str) -> list[str]:
-    """Pages and data that are there, to be written anew, and folders."""
-    return _paths(typed, (".html", ".htm", ".json"))
-
-
-def complete_texts(typed: str) -> list[str]:
-    """Any file, and folders."""
-    return _paths(typed, ("",))
-
-
-def complete_corpora(typed: str) -> list[str]:
-    """Files that a survey reads, and folders."""
-    return _paths(typed, CORPORA)
+complete_folders = _completing()
+complete_python_files = _completing(".py", ".ipynb")
+complete_pictures = _completing(".png", ".svg", ".pdf")
+complete_pages = _completing(".html", ".htm", ".json")
+complete_texts = _completing("")  # any file
+complete_corpora = _completing(*CORPORA)
 
 
 def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:
@@ -388,9 +360,6 @@ def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:
         for name, is_folder in entries
         if (is_folder or name.lower().endswith(endings)) and (begun or not name.startswith("."))
     ]
-
-
-# A sign of life
 
 
 AFTER = 2.0  # seconds: what is usually quicker needs no sign
@@ -436,7 +405,6 @@ class SignOfLife:
             self._draw()  # what comes next may leave the thread no time
 
     def counts(self, done: int, total: int | None) -> None:
-        """So much is done."""
         self._now = self._now[0], total, lambda: done
 
     @contextmanager
@@ -452,14 +420,12 @@ class SignOfLife:
                 self._over.set()
 
     def begin(self) -> None:
-        """Be there, from the time agreed."""
         if not self._after:
             self._draw()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Leave no trace."""
         if self._thread is None:
             return
         self._over.set()
@@ -510,7 +476,7 @@ def _columns(file: TextIO) -> int:
 
 
 def _cut(line: str, most: int) -> tuple[str, int]:
-    """As much of a line as so many cells hold, and how many it takes: Chinese takes two a letter."""
+    """Cut a line to `most` cells, and return its width: a Chinese character takes two."""
     wide = 0
     for at, char in enumerate(line):
         cells = 2 if unicodedata.east_asian_width(char) in "WF" else 0 if unicodedata.combining(char) else 1

@@ -4,13 +4,19 @@ A new one is a subclass of `Backend` in a file of its own and an entry in the ta
 Nobody asks which one it is talking to: what makes one special is a field here, harmless unless it says so.
 
 Any backend's backward goes with any backend's forward: a softmax's way back needs the output and the lse of
-its rows, no matter who worked them out. One without a way back of its own may hand it on to `tiles.TILES`.
+its rows, no matter who worked them out. One without a way back of its own may hand it on to `plain.TILES`.
+
+Row statistics can be collected on the way. Whoever will ask for some says so for a while (`wanted`), or in
+the call itself (`attention(..., statistics=...)`). What was collected travels with the map, a value per
+query; what was not is measured when it is asked for.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,12 +27,15 @@ from .kernels import Kernel
 from .scores import Scores
 from .walk import Anchor
 
-__all__ = ["NO_BIAS_GRADIENT", "Backend", "Call", "Gradients", "Lasting", "Ways"]
+__all__ = [
+    "NO_BIAS_GRADIENT", "ON_THE_WAY", "Backend", "Call", "Collected", "Gradients", "Holds", "Runner",
+    "wanted", "wanted_now",
+]  # fmt: skip
 
 Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
 
 # Whether an answer to a call is the answer to every call of its kind; or what tells each time
-Lasting = bool | Callable[[], bool]
+Holds = bool | Callable[[], bool]
 
 NO_BIAS_GRADIENT = "it gives no gradient to bias, slopes or relative"
 
@@ -59,7 +68,7 @@ class Call:
         return q.shape, k.shape, v.shape, q.dtype, self.scores.mask.right
 
 
-class Ways(NamedTuple):
+class Runner(NamedTuple):
     """How a backend answers calls of one kind in one stroke, with everything found out beforehand.
 
     forward: (output, lse, row statistics by `names`) of scores and v.
@@ -133,14 +142,14 @@ class Backend(ABC):
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
         """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
 
-    def lasts(self, call: Call) -> Lasting:
-        """Whether its verdict on a call holds for all calls of that kind (`planned.kind_of`).
+    def verdict_holds(self, call: Call) -> Holds:
+        """Whether its verdict on a call holds for all calls of that kind (`first_pass.kind_of`).
 
         False: such calls are never planned. A function: it is asked before each use of a plan, and may count.
         """
         return False
 
-    def ways(self, call: Call) -> Ways | None:
+    def runner(self, call: Call) -> Runner | None:
         """Functions that answer calls of this kind without `Call`, checks or table; None: use `forward`.
 
         Kernels of ours are faster if a call of the kind has been run before.
@@ -160,3 +169,50 @@ class Backend(ABC):
 
     def note(self, call: Call) -> None:  # noqa: B027, most have nothing to count
         """A call is being run, by this backend or another."""
+
+
+# Row statistics collected on the way
+
+
+ON_THE_WAY = ("entropy", "effective_keys", "confidence", "distance", "max_logit")  # what a row's sums tell
+
+
+class _Here(threading.local):
+    names: tuple[str, ...] = ()  # in every thread from the start: torch.compile guards whether it is there
+
+
+_here = _Here()
+
+
+class Collected(NamedTuple):
+    """Row statistics of a call, by name: rows of one tensor [n, B, H, T]."""
+
+    names: tuple[str, ...]
+    rows: Tensor
+
+    def row(self, name: str) -> Tensor:
+        """One of them, [B, H, T]."""
+        return self.rows[self.names.index(name)]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Collected:
+        """The same statistics of other rows: moved, cut, chosen."""
+        return Collected(self.names, change(self.rows))
+
+
+class wanted(AbstractContextManager[None]):  # noqa: N801, reads as a verb
+    """While it lasts, calls in this thread collect these row statistics where they can."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+
+    def __enter__(self) -> None:
+        self.before = wanted_now()
+        _here.names = tuple(dict.fromkeys((*self.before, *self.names)))
+
+    def __exit__(self, *_: object) -> None:
+        _here.names = self.before
+
+
+def wanted_now() -> tuple[str, ...]:
+    """The names that someone has said will be asked for."""
+    return _here.names

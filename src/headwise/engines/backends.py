@@ -9,12 +9,10 @@ from torch import Tensor
 
 from ..errors import ArgumentError, BackendUnavailable, nearest
 from .backend import Backend, Call
-from .decode import Decode
 from .fused import Fused
 from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN, Kernel
-from .own_kernels import OwnKernels
-from .plain import PLAIN
-from .tiles import TILES
+from .own_kernels import Decode, OwnKernels
+from .plain import PLAIN, TILES
 
 __all__ = ["BACKENDS", "backend_named", "bare_kernel", "choose", "note", "takes", "verdicts"]
 

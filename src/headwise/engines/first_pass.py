@@ -1,38 +1,100 @@
-"""The first pass: one door for eager mode, autograd and torch.compile.
+"""The first pass: who runs a call, and how its output and log-sum-exp come with their gradients.
 
-Eager mode calls the backend directly, inside one autograd function where gradients are wanted. torch.compile
-sees one operator, `headwise::attend`, whose backward is a second one: two opaque nodes in a graph (or, for
-the plainest calls, torch's own kernel). Derivatives of derivatives are taken through the plain path. The lse
-is saved, never differentiated: whoever needs gradients through weights goes through the second pass.
+    attention (functional.py)
+      of a kind that came before     `known` has the plan of its kind, and `run` runs it
+      of any other                   `answer`: the table (backends.py) chooses, `run` runs, `_remember` plans
+      by a backend's name, dropout   `attend_and_collect`
+      in a graph of torch.compile    one operator, `headwise::attend` (operators.py), or torch's own kernel
+
+The lse is saved, never differentiated: whoever needs gradients through weights goes through the second pass.
+Derivatives of derivatives are taken through the plain path.
+
+A kind is all that decides how a call is run: shapes, strides, dtypes, devices, alignment, the numbers among
+its options, which tensors there are beside q, k and v, whether gradients are wanted, torch's switches.
+Nothing of what tensors hold is part of it. A backend gives what runs such calls in one stroke
+(`Backend.runner`); they go there without checks, `Call` or table. Where the table's answer may change from
+one call to the next, whoever may change it is asked each time (`Backend.verdict_holds`), or there is no plan;
+nor for what a kind does not cover: a compiler, autocast, a function transform, tensors of other classes.
+
+Plans of every kind, on a CPU as well, are kept in `gpu.launches.PLANS`, which says when they are thrown away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from ..mask_rules import TRACED, is_traced
-from . import backends, plain, tiles
-from .backend import Backend, Call
+from ..masks import Mask
+from ..scoring import Scoring
+from . import backends, plain
+from .backend import Backend, Call, Collected, Gradients, Runner
 from .fused import adds
-from .gpu.cannot import cannot
-from .gradients import Context, save, saved, where_needed
+from .gpu import launches
+from .gpu.launches import PLANS, cannot
+from .gradients import Context, ScoresTemplate
 from .kernels import CAUSAL, FULL, Band
-from .scores import ADDED, DIFFERENTIABLE, FLAT_SCHEMA, Scores, own_precision, tile_dtype, without_graph
-from .wanted import Collected
+from .scores import FURTHER_NUMBERS, Scores, own_precision, without_graph
 
-__all__ = ["ANYWHERE", "attend", "attend_and_collect", "call_of", "lse_of"]
+__all__ = [
+    "UNUSUAL",
+    "CallPlan",
+    "Kind",
+    "added_kind",
+    "answer",
+    "attend",
+    "attend_and_collect",
+    "bias_gradient",
+    "call_of",
+    "further_numbers",
+    "is_usual",
+    "kind_of",
+    "kind_of_scores",
+    "known",
+    "lse_of",
+    "rules_kind",
+    "run",
+]  # fmt: skip
 
-LEAVES = ("v", *DIFFERENTIABLE)
+Kind = tuple[Hashable, ...]
+Answer = tuple[Tensor, Tensor, Collected | None]
+
+OWNER = "attention"  # of these plans in `PLANS`
+UNUSUAL: Hashable = object()  # no kind is made of that
+
+
+# A call
 
 
 def call_of(scores: Scores, v: Tensor, dropout: float = 0.0, collect: tuple[str, ...] = ()) -> Call:
     """A call as the table sees it, with what is going on around it."""
     because = None if torch.compiler.is_compiling() else _plain_because(scores, v)
-    return Call(scores, v, dropout, because, _bias_gradient(scores), collect)
+    return Call(scores, v, dropout, because, bias_gradient(scores), collect)
+
+
+def bias_gradient(scores: Scores) -> bool:
+    """Whether a gradient of bias, slopes or relative is wanted, which fused kernels do not give."""
+    scoring = scores.scoring
+    added = scoring.bias, scoring.slopes, scoring.relative
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in added)
+
+
+def _plain_because(scores: Scores, v: Tensor) -> str | None:
+    if is_traced():
+        return TRACED
+    if torch._C._are_functorch_transforms_active():
+        return "a function transform (torch.func) is active, which only plain operations pass"
+    if torch.autograd.forward_ad._current_level >= 0:
+        tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
+        unpack = torch.autograd.forward_ad.unpack_dual
+        if any(unpack(tensor).tangent is not None for tensor in tensors):
+            return "a forward-mode derivative is wanted, which only plain operations give"
+    return None
 
 
 def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -53,30 +115,15 @@ def attend_and_collect(
         BudgetExceeded: the plain path's matrix is over the memory budget.
     """
     if not scores.q.shape[0]:
-        return *_of_nobody(scores, v, backend), None
+        return *_attend_empty_batch(scores, v, backend), None
     if torch.compiler.is_compiling():
         out, lse = _traced(scores, v, dropout, backend)
         return out, lse.detach(), None
-    call = Call(scores, v, dropout, _plain_because(scores, v), _bias_gradient(scores), collect)
-    chosen = backends.choose(call, backend)
-    names = chosen.collected(call)
-    collected: Collected | None = None
-    if chosen.is_differentiable:
-        out, lse = chosen.forward(call)
-    elif torch.is_grad_enabled() and _needs_grad(scores, v):
-        out, lse, rows = _Attend.apply(*_flat(scores, v), call.bias_gradient, chosen.name, names)
-        collected = Collected(names, rows) if names else None
-    elif names:
-        backends.note(call)
-        with own_precision(v.device):
-            out, lse, rows = chosen.forward_and_collect(call, names)
-        return out, lse, Collected(names, rows)
-    else:
-        return *_run(chosen, call), None
-    return out, lse.detach(), collected
+    call = call_of(scores, v, dropout, collect)
+    return _run_by(backends.choose(call, backend), call)
 
 
-def _of_nobody(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+def _attend_empty_batch(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """What an empty batch comes to, on any device: no numbers, and a way back for the gradients of none."""
     if backend != "auto":
         backends.backend_named(backend)
@@ -95,9 +142,9 @@ def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Te
     band = _plainest(scores, v)
     if band is not None:
         kernel = backends.choose(call, backend).bare(scores.q, v)
-        if kernel is not None and not (kernel.insists and torch.is_grad_enabled() and _needs_grad(scores, v)):
+        if kernel is not None and not (kernel.insists and (scores.wants_gradient or v.requires_grad)):
             return kernel.forward((scores.q, scores.k, v, None, band, scores.scoring.scale))
-    return torch.ops.headwise.attend.default(*_flat(scores, v), _bias_gradient(scores), backend)
+    return torch.ops.headwise.attend.default(v, *scores.flatten(), bias_gradient(scores), backend)
 
 
 def _plainest(scores: Scores, v: Tensor) -> Band | None:
@@ -122,177 +169,282 @@ def lse_of(scores: Scores) -> Tensor:
             return torch.ops.headwise.lse.default(*scores.detach().flatten())
     with without_graph(), own_precision(scores.device):
         if cannot(scores) is None:
-            from .gpu.heaviest import lse_of as on_gpu
+            from .gpu.rows import lse_of as on_gpu
 
             return on_gpu(scores)
-        return tiles.lse_of(scores)  # half the work of a fused forward: no values to mix
+        return plain.lse_of(scores)  # half the work of a fused forward: no values to mix
 
 
-def _run(chosen: Backend, call: Call) -> tuple[Tensor, Tensor]:
-    backends.note(call)
-    with own_precision(call.v.device):
-        return chosen.forward(call)
+# Plans
 
 
-def _bias_gradient(scores: Scores) -> bool:
-    """Whether a gradient of bias, slopes or relative is wanted, which fused kernels do not give."""
-    scoring = scores.scoring
-    bias, slopes, relative = scoring.bias, scoring.slopes, scoring.relative
-    learned = (
-        (bias is not None and bias.requires_grad)
-        or (slopes is not None and slopes.requires_grad)
-        or (relative is not None and relative.requires_grad)
+class CallPlan:
+    """A kind of call: what stands for its options, and who answers it."""
+
+    __slots__ = ("asks", "held", "lengths", "mask", "numbers", "runner", "scoring", "table")
+
+    def __init__(self, scores: Scores, runner: Runner, asks: tuple[Callable[[], bool], ...]) -> None:
+        self.runner, self.asks, self.table = runner, asks, backends.BACKENDS
+        # numbers alone: no tensor of anybody's is kept
+        mask, scoring = scores.mask, scores.scoring
+        self.mask, self.held = Mask(mask.left, mask.right), not mask.is_positional
+        self.numbers = mask.numbers_alone()
+        self.scoring, self.lengths = Scoring(scoring.scale, scoring.softcap), scores.shape[2:]
+
+    def scores(
+        self,
+        q: Tensor,
+        k: Tensor,
+        mask: Mask | Tensor | None,
+        bias: Tensor | None,
+        slopes: Tensor | None,
+        sinks: Tensor | None,
+    ) -> Scores:
+        """Those of another call of this kind, from what may be new in it."""
+        scoring, rules = self.scoring, self.mask
+        if bias is not None or slopes is not None or sinks is not None:
+            scoring = Scoring(scoring.scale, scoring.softcap, bias, slopes, sinks)
+        if self.held:
+            assert isinstance(mask, Mask), "its kind says so"
+            rules = mask.bound_alike(self.numbers, *self.lengths)
+        return Scores(q, k, rules, scoring)
+
+
+def kind_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: int | None,
+    right: int | None,
+    scale: float | None,
+    softcap: float | None,
+    rules: Hashable = None,
+    collect: tuple[str, ...] = (),
+    learning: bool = False,
+) -> Kind | None:
+    """The kind of a call; None: none that is ever planned.
+
+    Args:
+        scale: None for the usual one.
+        rules: all that is to be known of tensors beside q, k and v; see `added_kind`.
+        learning: one of them wants a gradient.
+    """
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+        return None
+    on_gpu = q.is_cuda  # asking a device for its type takes five times as long
+    if not (on_gpu or q.is_cpu) or torch._C._is_any_autocast_enabled():
+        return None
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return None
+    try:
+        q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+        laid = q_shape, q.stride(), k_shape, k.stride(), v_shape, v.stride()
+        places = q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15
+    except RuntimeError:  # of any layout but strides, nested ones among them, one of the three is not there
+        return None
+    if len(q_shape) != 4 or len(k_shape) != 4:
+        return None
+    if 0 in q_shape or 0 in v_shape or q_shape[2] > k_shape[2]:  # nothing there; queries that may see nothing
+        return None
+    scale = q_shape[3] ** -0.5 if scale is None else scale
+    learning = torch.is_grad_enabled() and (learning or q.requires_grad or k.requires_grad or v.requires_grad)
+    switches: Hashable = None
+    if on_gpu:
+        switches = (
+            torch._C._get_cudnn_sdp_enabled(), torch._C._get_flash_sdp_enabled(),
+            torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_deterministic_algorithms(),
+        )  # fmt: skip
+    return (
+        OWNER, laid, places, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, left, right, scale,
+        softcap, rules, collect, learning, switches, launches.INTERPRET,
+    )  # fmt: skip
+
+
+def kind_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Kind | None:
+    """A kind from scores that have been checked, whatever their mask; None likewise.
+
+    It is not the key that `functional` makes of the arguments of the same call.
+    """
+    mask, scoring, rules = scores.mask, scores.scoring, rules_kind(scores)
+    if rules is UNUSUAL:
+        return None
+    learned = scoring.bias, scoring.slopes, scoring.sinks
+    learning = any(x is not None and x.requires_grad for x in learned)
+    return kind_of(
+        scores.q, scores.k, v, mask.left, mask.right, scoring.scale, scoring.softcap, rules, collect, learning
     )
-    return learned and torch.is_grad_enabled()
 
 
-def _needs_grad(scores: Scores, v: Tensor) -> bool:
-    if scores.q.requires_grad or scores.k.requires_grad or v.requires_grad:
-        return True
-    return any(tensor.requires_grad for tensor in scores.scoring.tensors.values())
+def rules_kind(scores: Scores) -> Hashable:
+    """What of the tensors beside q, k and v is part of a kind, None where there are none; or `UNUSUAL`."""
+    scoring = scores.scoring
+    if scoring.relative is not None or scores.positions is not None:
+        return UNUSUAL
+    if scores.mask.is_positional and not scoring.has_tensors:
+        return None
+    learned, held = (scoring.bias, scoring.slopes, scoring.sinks), scores.mask.tensors
+    if not all(x is None or is_usual(x) for x in (*learned, *held.values())):
+        return UNUSUAL
+    return (
+        further_numbers(scores.mask),
+        tuple(held),
+        tuple([added_kind(x) for x in (*learned, *held.values())]),
+    )
 
 
-def _plain_because(scores: Scores, v: Tensor) -> str | None:
-    if is_traced():
-        return TRACED
-    if torch._C._are_functorch_transforms_active():
-        return "a function transform (torch.func) is active, which only plain operations pass"
-    if torch.autograd.forward_ad._current_level >= 0:
-        tensors = (scores.q, scores.k, v, *scores.scoring.tensors.values())
-        unpack = torch.autograd.forward_ad.unpack_dual
-        if any(unpack(tensor).tangent is not None for tensor in tensors):
-            return "a forward-mode derivative is wanted, which only plain operations give"
-    return None
+def further_numbers(mask: Mask) -> tuple[Hashable, ...]:
+    """What a mask's rules hold in numbers beside a band's two."""
+    return tuple([getattr(mask, name) for name in FURTHER_NUMBERS])
 
 
-# The operator. Arguments are flat: what an operator's schema can hold.
+def is_usual(x: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of torch's own class, with strides that lead to numbers."""
+    if type(x) is not Tensor and type(x) is not Parameter:
+        return False
+    return (x.is_cuda or x.is_cpu) and not x.is_nested and x.layout is torch.strided
 
 
-def _flat(scores: Scores, v: Tensor) -> tuple[object, ...]:
-    return v, *scores.flatten()
+def added_kind(x: Tensor | None) -> Hashable:
+    """What of a tensor beside q, k and v is part of a kind."""
+    if x is None:
+        return None
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15, x.requires_grad
 
 
-SCHEMA = f"Tensor v, {FLAT_SCHEMA}, bool bias_gradient, str backend"
-torch.library.define("headwise::attend", f"({SCHEMA}) -> (Tensor, Tensor)")
-torch.library.define(
-    "headwise::attend_backward",
-    f"(Tensor grad, Tensor out, Tensor lse, {SCHEMA}) -> ({', '.join(['Tensor'] * len(LEAVES))})",
-)
+def known(kind: Kind) -> CallPlan | None:
+    """The plan of a kind, where there is one and it may be used now; where shapes are counted, it counts."""
+    plan: CallPlan | None = PLANS.get(kind)
+    if plan is None or plan.table is not backends.BACKENDS:
+        return None
+    for ask in plan.asks:
+        if not ask():
+            return None
+    return plan
 
 
-def _attend(*args: object) -> tuple[Tensor, Tensor]:
-    # in a graph nobody has asked yet: sizes, and what a named backend has to say of them, are known only here
-    call, backend = _call(args)
-    out, lse = _run(backends.choose(call, backend), call)
-    return out.contiguous(), lse.contiguous()
+def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), kind: Kind | None = None) -> Answer:
+    """(output, lse, what was collected) of scores that have been checked, by plan where there is one.
+
+    kind: of the call, where it is known.
+    """
+    kind = kind_of_scores(scores, v, collect) if kind is None else kind
+    if kind is None:
+        return attend_and_collect(scores, v, collect=collect)
+    plan = known(kind)
+    if plan is not None:
+        return run(plan.runner, scores, v)
+    call = call_of(scores, v, collect=collect)
+    backend = backends.choose(call)
+    runner = backend.runner(call)
+    if runner is None:
+        return _run_by(backend, call)
+    backends.note(call)
+    found = run(runner, scores, v)
+    _remember(kind, call)
+    return found
 
 
-def _call(args: Sequence[Any]) -> tuple[Call, str]:
-    """The call those arguments came from, and the name of its backend."""
-    v, *flat, bias_gradient, backend = args
-    return Call(Scores.restore(*flat), v, bias_gradient=bias_gradient), backend
+def _remember(kind: Kind, call: Call) -> None:
+    """A call of this kind has been run; the second time it is planned."""
+    if not PLANS.is_back(kind):
+        return
+    asks = []
+    for backend in backends.BACKENDS:
+        holds = backend.verdict_holds(call)
+        if holds is False:
+            return
+        if holds is not True:
+            asks.append(holds)
+        if backends.takes(backend, call):
+            runner = backend.runner(
+                call
+            )  # once more: kernels of ours can be launched at once only after a run
+            if runner is not None:
+                PLANS.keep(kind, CallPlan(call.scores, runner, tuple(asks)))
+            return
 
 
-def _attend_fake(v: Tensor, q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
-    return out, q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
+# Running it
 
 
-def _attend_backward(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:
-    grads = _gradients(grad, out, lse, args)
-    # an operator's output is always a tensor, laid out as its fake is: an empty one stands for no gradient
-    return tuple(grad.new_empty(0) if g is None else g.contiguous() for g in grads)
+def _run_by(backend: Backend, call: Call) -> Answer:
+    """(output, lse, what was collected of row statistics) of a call that a backend has been chosen for."""
+    if backend.is_differentiable:
+        out, lse = backend.forward(call)
+        return out, lse.detach(), None
+    names, learns = backend.collected(call), call.bias_gradient
+
+    def forward(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        backends.note(call)
+        with own_precision(v.device):
+            if names:
+                return backend.forward_and_collect(call, names)
+            return *backend.forward(call), None
+
+    def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        return backend.backward(Call(scores, v, bias_gradient=learns), out, lse, grad)
+
+    return run(Runner(forward, backward, names), call.scores, call.v)
 
 
-def _gradients(grad: Tensor, out: Tensor, lse: Tensor, args: Sequence[object]) -> tuple[Tensor | None, ...]:
-    call, backend = _call(args)
-    # any backend's backward goes with any forward, so "auto" may well choose another one here
-    chosen = backends.choose(call) if backend == "auto" else backends.backend_named(backend)
-    with own_precision(call.v.device):
-        back, dv, sinks = chosen.backward(call, out, lse, grad)
-    grads = (dv, back.q, back.k, back.bias, back.slopes, sinks, back.relative)
-    typed = zip(grads, args[: len(grads)], strict=True)
-    return tuple([g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in typed])
-
-
-def _attend_backward_fake(grad: Tensor, out: Tensor, lse: Tensor, *args: object) -> tuple[Tensor, ...]:
-    bias_gradient = args[-2]
-    named = zip(LEAVES, args, strict=False)
-    given = [x if bias_gradient or name not in ADDED else None for name, x in named]
-    return tuple(x.new_empty(x.shape) if isinstance(x, Tensor) else grad.new_empty(0) for x in given)
-
-
-def _save(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
-    save(ctx, inputs, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _operator_backward(ctx: Context, grad: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
-    args, (out, lse) = saved(ctx)
-    if grad is None:
-        return (None,) * len(args)
-    return where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
+def run(runner: Runner, scores: Scores, v: Tensor) -> Answer:
+    """(output, lse, what was collected of row statistics) of a call whose runner is known."""
+    scoring = scores.scoring
+    learned = scoring.bias, scoring.slopes, scoring.sinks, scoring.relative
+    if torch.is_grad_enabled() and (
+        scores.q.requires_grad or scores.k.requires_grad or v.requires_grad
+        or (scoring.has_tensors and any(x is not None and x.requires_grad for x in learned))
+    ):  # fmt: skip
+        out, lse, rows = _Attend.apply(runner, scores, v, scores.q, scores.k, *learned)
+        lse = lse.detach()
+    else:
+        out, lse, rows = runner.forward(scores, v)
+    return out, lse, None if rows is None else Collected(runner.names, rows)
 
 
 class _Attend(torch.autograd.Function):
-    """The operator without the operator: what eager mode uses, a fraction of the cost a call."""
+    """A call and its gradients, by plan or not: the second run of a checkpoint may take the other way."""
 
     @staticmethod
-    def forward(ctx: Context, *args: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        *flat, names = args
-        call, backend = _call(flat)
-        chosen, rows = backends.backend_named(backend), None
-        if names:
-            backends.note(call)
-            with own_precision(call.v.device):
-                out, lse, rows = chosen.forward_and_collect(call, names)
-            ctx.mark_non_differentiable(lse, rows)
-        else:
-            out, lse = _run(chosen, call)
+    def forward(
+        ctx: Context, runner: Runner, scores: Scores, v: Tensor, *leaves: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        out, lse, rows = runner.forward(scores, v)
+        mask = scores.mask
+        held = () if mask.is_positional else mask.tensors.values()  # on the way back they must be unchanged
+        ctx.save_for_backward(v, *leaves, *held, out, lse)
+        # no tensor that a gradient flows to: those belong to autograd, which frees them
+        ctx.template, ctx.run_backward = ScoresTemplate(scores), runner.backward
+        if rows is None:
             ctx.mark_non_differentiable(lse)
-        _save(ctx, tuple(flat), (out, lse))
+        else:
+            ctx.mark_non_differentiable(lse, rows)
+        ctx.set_materialize_grads(False)
         return out, lse, rows
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        args, (out, lse) = saved(ctx)
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
-            return (None,) * (len(args) + 1)
+            return (None,) * 9
+        kept = ctx.saved_tensors  # asked for once: under checkpointing there is no second time
+        given, (out, lse) = kept[:7], kept[-2:]
+        needed, scores_of = ctx.needs_input_grad[2:], ctx.template.fill
+        found: tuple[Tensor | None, ...]
         if plain.is_needed_for(grad):
-            return where_needed(ctx, _differentiate_twice(args, ctx.needs_input_grad, grad))
-        return where_needed(ctx, _gradients(grad, out, lse, args))
+
+            def forward(v: Tensor, *leaves: Tensor | None) -> Tensor:
+                return plain.forward(scores_of(*leaves), v)[0]
+
+            return None, None, *plain.gradients(forward, given, needed, grad)
+        v, *leaves = given
+        with own_precision(v.device):
+            back, dv, of_sinks = ctx.run_backward(scores_of(*leaves), v, out, lse, grad)
+        found = (dv, back.q, back.k, back.bias, back.slopes, of_sinks, back.relative)
+        typed = [_as(x, g) if want else None for x, g, want in zip(given, found, needed, strict=True)]
+        return None, None, *typed
 
 
-def _differentiate_twice(
-    args: list[object], needed: tuple[bool, ...], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The same gradients through the plain path, as a graph that can be differentiated again."""
-
-    def forward(*inputs: object) -> Tensor:
-        call, _ = _call([*inputs, *args[len(inputs) :]])
-        return plain.forward(call.scores, call.v)[0]
-
-    return plain.gradients(forward, args[: len(LEAVES)], needed, grad)
-
-
-ANYWHERE = "CompositeExplicitAutograd"
-torch.library.impl("headwise::attend", ANYWHERE, _attend)
-torch.library.impl("headwise::attend_backward", ANYWHERE, _attend_backward)
-torch.library.register_fake("headwise::attend", _attend_fake)
-torch.library.register_fake("headwise::attend_backward", _attend_backward_fake)
-torch.library.register_autograd("headwise::attend", _operator_backward, setup_context=_save)
-
-
-def _lse(*flat: Any) -> Tensor:
-    return lse_of(Scores.restore(*flat)).contiguous()
-
-
-def lse_fake(q: Tensor, *rest: object) -> Tensor:
-    """A number per query, [B, H, T]."""
-    return q.new_empty(q.shape[:3], dtype=tile_dtype(q.dtype))
-
-
-torch.library.define("headwise::lse", f"({FLAT_SCHEMA}) -> Tensor")
-torch.library.impl("headwise::lse", ANYWHERE, _lse)
-torch.library.register_fake("headwise::lse", lse_fake)
+def _as(x: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """A gradient in the dtype of what it belongs to."""
+    return grad if grad is None or x is None or grad.dtype is x.dtype else grad.to(x.dtype)

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from ..mask_rules import can_read
 from ..scoring import HIDDEN
-from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients, Lasting, Ways
+from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients, Holds, Runner
 from .gradients import ScoreGradients
 from .kernels import CAUSAL, FULL, HALF, Answer, Band, Kernel, Three
+from .plain import TILES, sinks_gradient, with_sinks
 from .scores import Scores, blocks, tile_dtype
-from .tiles import TILES, sinks_gradient, with_sinks
 from .walk import REACH, is_rough
 
 __all__ = ["Fused", "Part", "adds", "cut"]
@@ -254,7 +254,7 @@ class Fused(Backend):
         takes = v.shape[-1] % kernel.channels == 0 and (kernel.takes_groups or q.shape[1] == v.shape[1])
         return kernel if takes else None
 
-    def lasts(self, call: Call) -> Lasting:
+    def verdict_holds(self, call: Call) -> Holds:
         """Where shapes are counted, whoever counts is told, and asked, each time."""
         kernel = self.kernels.get(call.v.device.type)
         if kernel is None or kernel.churn is None:
@@ -271,7 +271,7 @@ class Fused(Backend):
 
         return as_before
 
-    def ways(self, call: Call) -> Ways | None:
+    def runner(self, call: Call) -> Runner | None:
         """The kernel itself, where it takes heads as they are and no rule is more than a causal square."""
         scores, v, (_, H, T, S) = call.scores, call.v, call.scores.shape
         mask, scoring, Hk, D = scores.mask, scores.scoring, scores.k.shape[1], v.shape[3]
@@ -311,7 +311,7 @@ class Fused(Backend):
             dq, dk, dv = kernel.backward((q, scores.k, v, None, band, scale), out, lse, grad)
             return ScoreGradients(dq.reshape(scores.q.shape), dk), dv, None
 
-        return Ways(forward, backward)
+        return Runner(forward, backward)
 
     def note(self, call: Call) -> None:
         """Count the shapes a kernel that plans would have to plan for."""

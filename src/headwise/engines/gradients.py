@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from ..indexing import take
-from ..scoring import sums_by_offset
+from ..scoring import Scoring, sums_by_offset
 from .scores import ADDED, DIFFERENTIABLE, Piece, Scores
 
-__all__ = ["Context", "ScoreGradients", "needs_added", "save", "saved", "where_needed"]
+__all__ = ["Context", "ScoreGradients", "ScoresTemplate", "needs_added"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,29 +94,22 @@ class Context(FunctionCtx):
         def __setattr__(self, name: str, value: object) -> None: ...
 
 
-def save(ctx: Context, inputs: tuple[object, ...], *more: Tensor) -> None:
-    """Keep an operator's arguments, and more, for its way back."""
-    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
-    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
-    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)), *more)
+class ScoresTemplate:
+    """Scores without the tensors that gradients flow to: those belong to autograd, which frees them."""
 
+    __slots__ = ("mask", "positions", "scale", "softcap")
 
-def saved(ctx: Context) -> tuple[list[Any], tuple[Tensor, ...]]:
-    """(the arguments, what was kept with them)."""
-    kept, count = ctx.saved_tensors, len(ctx.tensors_at)  # asked for once: under checkpointing no second time
-    args = list(ctx.others)
-    for i, tensor in zip(ctx.tensors_at, kept[:count], strict=True):
-        args[i] = tensor
-    return args, kept[count:]
+    def __init__(self, scores: Scores) -> None:
+        self.mask, self.positions = scores.mask, scores.positions
+        self.scale, self.softcap = scores.scoring.scale, scores.scoring.softcap
+
+    def fill(self, *leaves: Tensor | None) -> Scores:
+        """The scores with these tensors, in the order of `DIFFERENTIABLE`."""
+        q, k, *learned = leaves
+        assert q is not None and k is not None
+        return Scores(q, k, self.mask, Scoring(self.scale, self.softcap, *learned), self.positions)
 
 
 def needs_added(needed: Sequence[bool]) -> bool:
     """Whether a gradient of bias, slopes or relative is wanted; the arguments begin with DIFFERENTIABLE."""
     return any(needed[DIFFERENTIABLE.index(name)] for name in ADDED)
-
-
-def where_needed(ctx: Context, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """One gradient per argument: those that are needed, None for the rest."""
-    needed = ctx.needs_input_grad
-    count = len(grads)  # a list: a generator is entered once for every argument
-    return tuple([grads[i] if i < count and needed[i] else None for i in range(len(needed))])

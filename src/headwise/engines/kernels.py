@@ -24,22 +24,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "CAUSAL",
-    "CPU_FLASH",
-    "CUDA_EFFICIENT",
-    "CUDA_FLASH",
-    "CUDNN",
-    "FULL",
-    "HALF",
-    "KERNELS",
-    "MOST_CHANNELS",
-    "Answer",
-    "Band",
-    "Kernel",
-    "KernelCall",
-    "ShapeChurn",
-    "Three",
-]
+    "CAUSAL", "CPU_FLASH", "CUDA_EFFICIENT", "CUDA_FLASH", "CUDNN", "FULL", "HALF", "KERNELS",
+    "MOST_CHANNELS", "Answer", "Band", "Kernel", "KernelCall", "ShapeChurn", "Three", "window_of",
+]  # fmt: skip
 
 aten = torch.ops.aten
 # Each forward twice: for eager calls and for all others. Where torch has no function of it, one way for both.
@@ -213,7 +200,7 @@ def _flash_forward(call: KernelCall) -> Answer:
         return out, lse
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, T, H, D], as the kernel below wants it
     out, lse, *_ = aten._flash_attention_forward.default(
-        q, k, v, None, None, q.shape[1], k.shape[1], 0.0, False, False, scale=scale, **_window(band)
+        q, k, v, None, None, q.shape[1], k.shape[1], 0.0, False, False, scale=scale, **window_of(band)
     )
     return out.transpose(1, 2), torch.where(torch.isposinf(lse), -torch.inf, lse)
 
@@ -224,12 +211,12 @@ def _flash_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) ->
     grad, q, k, v, out = (x.transpose(1, 2) for x in (grad, q, k, v, out))
     dq, dk, dv = aten._flash_attention_backward.default(
         grad, q, k, v, out, lse, None, None, q.shape[1], k.shape[1], 0.0, False, state, unused,
-        scale=scale, **_window(band),
+        scale=scale, **window_of(band),
     )  # fmt: skip
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
-def _window(band: Band) -> dict[str, int]:
+def window_of(band: Band) -> dict[str, int]:
     """A band as the flash kernel's window: -1 for all; aligned with the last key, as ours is."""
     left, right = (-1 if reach is None else reach for reach in band)
     return {"window_size_left": left, "window_size_right": right}

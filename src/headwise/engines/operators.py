@@ -1,12 +1,14 @@
-"""The second pass as operators: what torch.compile and torch.export see. Importing this registers them.
+"""Both passes as operators: what torch.compile and torch.export see. Importing this registers them.
 
+    headwise::attend     output and lse, with gradients
+    headwise::lse        the log-sum-exp of each query
     headwise::measure    statistics and a picture
     headwise::top        the heaviest keys
     headwise::weights    dense weights, or their mean over heads, with gradients
     headwise::entropy    the entropy of each query, with gradients
 
 Eager mode calls the same functions directly, and each operator runs the engine eager mode would: kernels on a
-GPU, tiles elsewhere. (`headwise::attend` and `headwise::lse` are registered in first_pass.py.)
+GPU, tiles elsewhere. Which backend attends is chosen when the operator runs, with real sizes.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from torch import Tensor
 
 from .. import budget
 from ..indexing import Index
-from . import second_pass, statistics, weights
-from .first_pass import ANYWHERE, lse_of
-from .gradients import Context, needs_added, save, saved, where_needed
-from .scores import ADDED, DIFFERENTIABLE, FLAT, FLAT_SCHEMA, Scores
+from . import backends, second_pass, weights
+from .backend import Call
+from .first_pass import lse_of
+from .gradients import Context, needs_added
+from .scores import ADDED, DIFFERENTIABLE, FLAT, FLAT_SCHEMA, Scores, own_precision
+from .second_pass import Measurement
+from .statistics import RECEIVED
 
+ANYWHERE = "CompositeExplicitAutograd"
 Result = TypeVar("Result")
 Leaves = tuple[Tensor | None, ...]  # in the order of DIFFERENTIABLE
 
@@ -64,7 +70,69 @@ def _real_fake(scores: Scores, bias: bool) -> tuple[Tensor, ...]:
     return tuple(scores.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in there)
 
 
-GRADIENTS = f"({', '.join(['Tensor'] * len(DIFFERENTIABLE))})"
+def _row_fake(scores: Scores, *rest: object) -> Tensor:
+    """A number per query, [B, H, T]."""
+    return scores.q.new_empty(scores.shape[:3], dtype=scores.dtype)
+
+
+def _tensors(count: int) -> str:
+    return f"({', '.join(['Tensor'] * count)})"
+
+
+GRADIENTS = _tensors(len(DIFFERENTIABLE))
+
+
+# attend and lse
+
+
+def _attend(v: Tensor, scores: Scores, bias_gradient: bool, backend: str) -> tuple[Tensor, Tensor]:
+    # nobody has asked yet: sizes, and what a named backend has to say of them, are known only here
+    call = Call(scores, v, bias_gradient=bias_gradient)
+    chosen = backends.choose(call, backend)
+    backends.note(call)
+    with own_precision(v.device):
+        out, lse = chosen.forward(call)
+    return out.contiguous(), lse.contiguous()
+
+
+def _attend_fake(v: Tensor, scores: Scores, bias_gradient: bool, backend: str) -> tuple[Tensor, Tensor]:
+    out = scores.q.new_empty(*scores.shape[:3], v.shape[-1], dtype=v.dtype)
+    return out, _row_fake(scores)
+
+
+def _attend_backward(
+    grad: Tensor, out: Tensor, lse: Tensor, v: Tensor, scores: Scores, bias_gradient: bool, backend: str
+) -> tuple[Tensor, ...]:
+    call = Call(scores, v, bias_gradient=bias_gradient)
+    # any backend's backward goes with any forward, so "auto" may well choose another one here
+    chosen = backends.choose(call) if backend == "auto" else backends.backend_named(backend)
+    with own_precision(v.device):
+        back, dv, sinks = chosen.backward(call, out, lse, grad)
+    grads = back.q, back.k, back.bias, back.slopes, sinks, back.relative
+    return dv.to(v.dtype).contiguous(), *_real(grads, scores)
+
+
+def _attend_backward_fake(
+    grad: Tensor, out: Tensor, lse: Tensor, v: Tensor, scores: Scores, bias_gradient: bool, backend: str
+) -> tuple[Tensor, ...]:
+    return v.new_empty(v.shape), *_real_fake(scores, bias_gradient)
+
+
+def _lse(scores: Scores) -> Tensor:
+    return lse_of(scores).contiguous()
+
+
+BACKEND = ", bool bias_gradient, str backend"
+_register("attend", "Tensor v, ", BACKEND, "(Tensor, Tensor)", _attend, _attend_fake)
+_register(
+    "attend_backward",
+    "Tensor grad, Tensor out, Tensor lse, Tensor v, ",
+    BACKEND,
+    _tensors(1 + len(DIFFERENTIABLE)),
+    _attend_backward,
+    _attend_backward_fake,
+)
+_register("lse", "", "", "Tensor", _lse, _row_fake)
 
 
 # measure
@@ -78,7 +146,7 @@ def _measure(
     scores: Scores, lse: Tensor, names: Names, per_query: bool, reach: int, cells: Cells
 ) -> list[Tensor]:
     chosen = None if cells is None else (int(cells[0]), int(cells[1]))
-    values = statistics.measured(scores, lse, tuple(names), per_query, reach, chosen)
+    values = second_pass.measured(scores, lse, Measurement(tuple(names), per_query, reach, chosen))
     return [_alone(value) for value in values.values()]
 
 
@@ -93,7 +161,7 @@ def _measure_fake(
 ) -> list[Tensor]:
     B, H, T, S = scores.shape
     of_row = (B, H, T) if per_query else (B, H)
-    shapes: list[tuple[int, ...]] = [(B, H, S) if name == statistics.RECEIVED else of_row for name in names]
+    shapes: list[tuple[int, ...]] = [(B, H, S) if name == RECEIVED else of_row for name in names]
     if cells is not None:
         shapes.append((B, H, *cells))
     return [scores.q.new_empty(shape, dtype=scores.dtype) for shape in shapes]
@@ -185,22 +253,20 @@ _register(
 
 
 def _entropy(scores: Scores, lse: Tensor) -> Tensor:
-    return statistics.measured(scores, lse, ("entropy",), True, 0)["entropy"].contiguous()
-
-
-def _entropy_fake(scores: Scores, lse: Tensor) -> Tensor:
-    return scores.q.new_empty(scores.shape[:3], dtype=scores.dtype)
+    return second_pass.measured(scores, lse, Measurement(("entropy",), per_query=True))[
+        "entropy"
+    ].contiguous()
 
 
 def _entropy_backward(grad: Tensor, scores: Scores, lse: Tensor, bias: bool) -> tuple[Tensor, ...]:
-    return _real(second_pass.gradients(scores, lse, grad, bias), scores)
+    return _real(weights.entropy_gradients(scores, lse, grad, bias), scores)
 
 
 def _entropy_backward_fake(grad: Tensor, scores: Scores, lse: Tensor, bias: bool) -> tuple[Tensor, ...]:
     return _real_fake(scores, bias)
 
 
-_register("entropy", "", ", Tensor lse", "Tensor", _entropy, _entropy_fake)
+_register("entropy", "", ", Tensor lse", "Tensor", _entropy, _row_fake)
 _register(
     "entropy_backward",
     "Tensor grad, ",
@@ -211,22 +277,58 @@ _register(
 )
 
 
-# The way back, for those that have one
+# The gradients, of those that have them
+
+
+def _keep(ctx: Context, inputs: tuple[object, ...], *more: Tensor) -> None:
+    """Keep an operator's arguments, and more, for its way back."""
+    ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)), *more)
+
+
+def _kept(ctx: Context) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """(the arguments, what was kept with them)."""
+    kept, count = ctx.saved_tensors, len(ctx.tensors_at)  # asked for once: under checkpointing no second time
+    args = list(ctx.others)
+    for i, tensor in zip(ctx.tensors_at, kept[:count], strict=True):
+        args[i] = tensor
+    return args, kept[count:]
+
+
+def _where_needed(ctx: Context, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """One gradient per argument: those that are needed, None for the rest."""
+    needed = ctx.needs_input_grad
+    count = len(grads)  # a list: a generator is entered once for every argument
+    return tuple([grads[i] if i < count and needed[i] else None for i in range(len(needed))])
 
 
 def _save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
-    save(ctx, inputs)
+    _keep(ctx, inputs)
+
+
+def _save_with_output(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
+    _keep(ctx, inputs, *output)
+    ctx.set_materialize_grads(False)
 
 
 def _back(operator: Callable[..., Leaves]) -> Callable[[Context, Tensor], Leaves]:
     def backward(ctx: Context, grad: Tensor) -> Leaves:
-        args, _ = saved(ctx)
+        args, _ = _kept(ctx)
         needed = ctx.needs_input_grad
-        return where_needed(ctx, operator(grad, *args, needs_added(needed)))
+        return _where_needed(ctx, operator(grad, *args, needs_added(needed)))
 
     return backward
+
+
+def _back_of_attend(ctx: Context, grad: Tensor | None, _: object) -> Leaves:
+    args, (out, lse) = _kept(ctx)
+    if grad is None:
+        return (None,) * len(args)
+    return _where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))
 
 
 for _name in ("weights", "entropy"):
     _backward = _back(getattr(torch.ops.headwise, f"{_name}_backward").default)
     torch.library.register_autograd(f"headwise::{_name}", _backward, setup_context=_save)
+torch.library.register_autograd("headwise::attend", _back_of_attend, setup_context=_save_with_output)

@@ -1,39 +1,103 @@
-"""The first pass in kernels of our own, on a GPU: every rule at the speed of a fused kernel."""
+"""Backends in our own Triton kernels, on a GPU: `decode`, one query over many keys; `triton`, every rule."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .backend import Backend, Call, Gradients, Ways
+from .backend import ON_THE_WAY, Backend, Call, Gradients, Runner
 from .fused import adds, in_one_call
-from .gpu.cannot import LARGEST_HEAD, cannot
-from .gpu.launches import FEW_QUERIES, interpreted
+from .gpu.launches import FEW_QUERIES, LARGEST_HEAD, cannot, interpreted
 from .gradients import ScoreGradients
 from .kernels import HALF
+from .plain import TILES, sinks_gradient
 from .scores import Scores
-from .tiles import sinks_gradient
-from .wanted import ON_THE_WAY
 
-__all__ = ["OwnKernels"]
+__all__ = ["Decode", "OwnKernels"]
+
+WORTH_IT = 2**24  # bytes of keys and values, from which `decode` pays
+MOST_ROWS = 64  # query heads that share a key head
 
 LARGEST_WHOLE = 128  # channels of float32: beyond, registers do not suffice
 
 
-class OwnKernels(Backend):
+class TritonBackend(Backend):
+    """What both share: they run on a GPU (in tests in Triton's interpreter) and go by sizes and rules."""
+
+    devices = ("cuda",)
+
+    def why_not(self, call: Call) -> str | None:
+        return self.cannot(call) if interpreted() else super().why_not(call)
+
+    def verdict_holds(self, call: Call) -> bool:
+        return True
+
+
+class Decode(TritonBackend):
+    """Keys and values read once, for any length, with padding, windows, soft cap, ALiBi and sinks."""
+
+    name = "decode"
+
+    def cannot(self, call: Call) -> str | None:
+        """Rules that are tensors over queries and keys, and what the kernels cannot take."""
+        scores, v = call.scores, call.v
+        mask, scoring = scores.mask, scores.scoring
+        if scores.q.shape[2] != 1:
+            return f"it takes one query, not {scores.q.shape[2]}"
+        if call.dropout or call.plain_because:
+            return call.matrix_because
+        if scoring.bias is not None:
+            return "it takes no bias"
+        if not mask.is_padded_band or min(mask.left or 0, mask.right or 0) < 0:
+            return "it takes no mask beyond padding and a band that holds the query"
+        if v.shape[-1] > LARGEST_HEAD:
+            return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
+        if scores.group > MOST_ROWS:
+            return f"it takes up to {MOST_ROWS} heads that share keys, not {scores.group}"
+        return cannot(scores)
+
+    def reluctance(self, call: Call) -> str | None:
+        """A plain call this small is over before ours is launched: torch's flash kernel takes it as it is."""
+        scores = call.scores
+        mask, scoring = scores.mask, scores.scoring
+        plain = mask.is_band and mask.left is None and scoring.softcap is None and not scoring.has_tensors
+        if not plain or scores.q.dtype not in HALF or interpreted():
+            return None
+        size = scores.k.nbytes + call.v.nbytes
+        if size >= WORTH_IT:
+            return None
+        return f"{size} bytes of keys and values are few, from {WORTH_IT} on it pays"
+
+    def runner(self, call: Call) -> Runner:
+        """Its kernels have plans of their own."""
+        from .gpu.single_query import attend
+
+        def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+            return TILES.backward(Call(scores, v), out, lse, grad)
+
+        return Runner(lambda scores, v: (*attend(scores, v), None), backward)
+
+    def how(self, call: Call) -> str:
+        return "the keys cut into parts, by triton"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        from .gpu.single_query import attend
+
+        return attend(call.scores, call.v)
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """In tiles: who generates asks for none."""
+        return TILES.backward(call, out, lse, grad)
+
+
+class OwnKernels(TritonBackend):
     """Any mask, bias, soft cap and sinks; hidden tiles are never loaded, and nothing T x S is made."""
 
     name = "triton"
-    devices = ("cuda",)
     gives_bias_gradient = True
     collects = ON_THE_WAY
 
-    def why_not(self, call: Call) -> str | None:
-        """As for the others; in tests the kernels run on a CPU, too."""
-        return self.cannot(call) if interpreted() else super().why_not(call)
-
     def cannot(self, call: Call) -> str | None:
-        """What the kernels cannot take."""
         scores, scoring, v = call.scores, call.scores.scoring, call.v
         if call.dropout or call.plain_because:
             return call.matrix_because
@@ -66,11 +130,7 @@ class OwnKernels(Backend):
             return None
         return "torch's kernels are faster where no rule is more than causal"
 
-    def lasts(self, call: Call) -> bool:
-        """It goes by sizes and rules."""
-        return True
-
-    def ways(self, call: Call) -> Ways:
+    def runner(self, call: Call) -> Runner:
         """The launches of such calls, with all they take but tensors."""
         from .gpu import attend, attend_backward
 
@@ -81,14 +141,12 @@ class OwnKernels(Backend):
             back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
             return back, found.v, sinks_gradient(scores, out, lse, grad)
 
-        return Ways(attend.planned(call.scores, call.v, names), backward, names)
+        return Runner(attend.planned(call.scores, call.v, names), backward, names)
 
     def how(self, call: Call) -> str:
-        """In a phrase."""
         return "tile by tile in one kernel"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(output [B, H, T, Dv], lse [B, H, T])."""
         from .gpu.attend import attend
         from .gpu.request import Prepared
 
@@ -100,7 +158,6 @@ class OwnKernels(Backend):
         return call.scores.shape[2] > FEW_QUERIES and any(name in self.collects for name in call.collect)
 
     def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and [len(names), B, H, T] values per query."""
         from .gpu.attend import attend
         from .gpu.request import Prepared
 

@@ -26,7 +26,7 @@ from ..scoring import Scoring
 from . import backends, plain
 from .first_pass import call_of
 from .gradients import Context
-from .kernels import CAUSAL, CUDA_FLASH, Band
+from .kernels import CAUSAL, CUDA_FLASH, Band, window_of
 from .scores import Scores, own_precision
 
 __all__ = [
@@ -219,7 +219,18 @@ def attend_rows(
     longest = _longest(runs)
     # aligned with the last key, as ours are; -1 is no bound
     out, lse, *_ = aten._flash_attention_forward.default(
-        q, k, v, offsets, offsets, longest, longest, 0.0, band == CAUSAL, False, scale=scale, **_window(band)
+        q,
+        k,
+        v,
+        offsets,
+        offsets,
+        longest,
+        longest,
+        0.0,
+        band == CAUSAL,
+        False,
+        scale=scale,
+        **window_of(band),
     )
     return out, lse
 
@@ -278,7 +289,7 @@ class _Packed(torch.autograd.Function):
         state = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, of which there is none
         three = aten._flash_attention_backward.default(
             given.contiguous(), *rows, out, lse, offsets, offsets, longest, longest, 0.0, band == CAUSAL,
-            state, state, scale=scale, **_window(band),
+            state, state, scale=scale, **window_of(band),
         )  # fmt: skip
         return *(_heads(d, x.shape[-1]) for d, x in zip(three, (q, k, v), strict=True)), *rest
 
@@ -299,11 +310,6 @@ def _heads(rows: Tensor, channels: int) -> Tensor:
 def _longest(runs: Runs) -> int:
     # of one query each the kernel swaps heads for queries, and counts on one in every sequence
     return max(2, *runs.counts)
-
-
-def _window(band: Band) -> dict[str, int]:
-    left, right = (-1 if reach is None else reach for reach in band)
-    return {"window_size_left": left, "window_size_right": right}
 
 
 def _one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Runs, band: Band, scale: float) -> Tensor:

@@ -38,28 +38,10 @@ from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring, by_offset, hidden_is_endless
 
 __all__ = [
-    "ADDED",
-    "CPU_TILE",
-    "DIFFERENTIABLE",
-    "FLAT",
-    "FLAT_SCHEMA",
-    "FURTHER_NUMBERS",
-    "HAS_MKL",
-    "MASK_NUMBERS",
-    "MASK_TENSORS",
-    "Flat",
-    "Piece",
-    "Scores",
-    "Tiled",
-    "blocks",
-    "huge_empty",
-    "mask_from",
-    "own_precision",
-    "settle_exponentials",
-    "tile_dtype",
-    "turned",
-    "without_graph",
-]
+    "ADDED", "CPU_TILE", "DIFFERENTIABLE", "FLAT", "FLAT_SCHEMA", "FURTHER_NUMBERS", "HAS_MKL",
+    "MASK_NUMBERS", "MASK_TENSORS", "Flat", "Piece", "Scores", "Tiled", "blocks", "huge_empty", "mask_from",
+    "own_precision", "settle_exponentials", "tile_dtype", "turned", "without_graph",
+]  # fmt: skip
 
 
 # MKL makes the products of all heads in one call; other libraries take a call per head, each with a wait for

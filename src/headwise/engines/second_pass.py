@@ -1,48 +1,241 @@
-"""Read off the tiles of the second pass: pictures, the heaviest keys, and the way back from entropy.
+"""The second pass but for weights themselves: statistics, pictures, heaviest keys, mass on chosen keys.
 
 Everything here reads weights, made from q, k, mask and lse in tiles of plain torch (on a GPU by kernels), and
-keeps something smaller. Gradients flow through the weights themselves (`weights.py`) and through entropy: a
-training loss may use it. With H_i = -sum_j p_ij log p_ij (a sink counts as one more key) and g_i what is
-wanted of it,
+keeps something smaller. Weights themselves, and all that has a gradient, are in weights.py.
 
-    d loss / d s_ij = -g_i p_ij (log p_ij + H_i)
+The mass that a query puts on the keys a mask allows needs no weights at all, only one more light pass:
 
-which is the gradient of weights for the cotangent -g_i log p_ij: the normalisation brings H_i. Memory is
-linear in length; the weights are made again, tile by tile.
+    m_i = sum of p_ij over the keys j that `on` allows = exp(lse of the scores under both masks - lse)
 
 Letters: B batch, H num_heads, T query_len, S key_len.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
+from ..mask_rules import can_read
+from ..masks import Mask
 from ..scoring import HIDDEN
-from . import plain
-from .gpu.cannot import cannot, prepared
-from .gradients import Context, needs_added
-from .scores import Scores, Tiled, own_precision
-from .walk import Block, Tile, check_mass, walk
-from .weights import Rest, score_gradients
+from .backend import Collected
+from .first_pass import lse_of
+from .given_weights import GivenWeights
+from .gpu.launches import cannot
+from .scores import Scores, Tiled, blocks, own_precision, without_graph
+from .statistics import (
+    ACCUMULATORS,
+    NEAR_ROWS,
+    PICTURE,
+    RECEIVED,
+    ROW_STATISTICS,
+    STATISTICS,
+    WITH_GRADIENT,
+    Statistics,
+    check_names,
+    of_heads,
+    sums_of,
+)
+from .walk import FAR, ROUGH, Block, Tile, check_mass, check_some, is_rough, walk
+from .weights import entropy, prepared
 
-__all__ = ["Frame", "Top", "drawing", "gradients", "pooled", "top", "with_gradient"]
-
+__all__ = [
+    "Frame", "Measurement", "Top", "bound_to", "drawing", "mass", "measure", "measured", "pooled", "top",
+    "visible", "without_kernel",
+]  # fmt: skip
 
 MOST = 64  # keys a query that the kernel keeps a list of; more are better sorted
+COUNTED_ROWS = 64  # queries at a time, where a dense mask is counted
+Cells = tuple[int, int] | None  # rows and columns of a picture
 
 
-class Top(NamedTuple):
-    """The heaviest keys of each query, heaviest first."""
-
-    values: Tensor  # [B, H, T, K] weights
-    indices: Tensor  # [B, H, T, K] keys; -1 where fewer than K keys are seen
+# Statistics
 
 
-torch.serialization.add_safe_globals([Top])
+class Measurement(NamedTuple):
+    """What is to be measured: statistics by name, and a picture of so many cells if one is wanted."""
+
+    names: tuple[str, ...]
+    per_query: bool = False  # row statistics [B, H, T] instead of [B, H]
+    reach: int = 8  # how near counts as `local`
+    cells: Cells = None
+
+
+def measure(
+    scores: Tiled,
+    lse: Tensor,
+    names: Iterable[str] = (),
+    per_query: bool = False,
+    reach: int = 8,
+    cells: Cells = None,
+    known: Collected | None = None,
+) -> Statistics:
+    """Measure what is asked for in one walk over the weights; no names: everything.
+
+    Gradients flow through `entropy` and `effective_keys` alone. cells: rows and columns of a picture to be
+    made in the same walk, called "pooled". known: what need not be measured.
+
+    Raises:
+        ArgumentError: an unknown name; reach below 0; `max_logit` of weights without scores.
+    """
+    given = isinstance(scores, GivenWeights)
+    names = tuple(names) or tuple(n for n in STATISTICS if not (given and n == "max_logit"))
+    check_names(names)
+    if given and "max_logit" in names:
+        raise ArgumentError(
+            "max_logit must come from scores: this map was made from weights; build it from q and k"
+        )
+    if reach < 0:
+        raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
+    asked = Measurement(tuple(dict.fromkeys(names)), per_query, reach, cells)
+    differentiable = isinstance(scores, Scores) and scores.wants_gradient
+    if not differentiable or not any(name in WITH_GRADIENT for name in names):
+        return Statistics(_measure(scores, lse, asked, known))
+    assert isinstance(scores, Scores)
+    return Statistics(_measure_with_gradient(scores, lse, asked, known))
+
+
+def _measure_with_gradient(
+    scores: Scores, lse: Tensor, asked: Measurement, known: Collected | None
+) -> dict[str, Tensor]:
+    """The same, a query at a time first: the mean over queries is left to autograd."""
+    names = asked.names
+    wanted = names if "entropy" in names else ("entropy", *names)
+    if torch.compiler.is_compiling():  # entropy is an operator of its own there: it need not be known before
+        wanted = tuple(name for name in names if name not in WITH_GRADIENT)
+    values = _measure(scores, lse, asked._replace(names=wanted, per_query=True), known)
+    value = entropy(scores, lse, values.get("entropy"))
+    values["entropy"] = value
+    if "effective_keys" in names:
+        values["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)
+    if not asked.per_query:
+        rows = {name: value for name, value in values.items() if name in ROW_STATISTICS}
+        values |= of_heads(rows, scores, lse)
+    return {name: values[name] for name in (*names, *([] if asked.cells is None else [PICTURE]))}
+
+
+def _measure(
+    scores: Tiled, lse: Tensor, asked: Measurement, known: Collected | None = None
+) -> dict[str, Tensor]:
+    if torch.compiler.is_compiling() and isinstance(scores, Scores):
+        names, per_query, reach, cells = asked
+        values = torch.ops.headwise.measure.default(
+            *scores.detach().flatten(),
+            lse,
+            list(names),
+            per_query,
+            reach,
+            None if cells is None else list(cells),
+        )
+        return dict(zip((*names, PICTURE), values, strict=False))
+    return measured(scores, lse, asked, known)
+
+
+def measured(
+    scores: Tiled, lse: Tensor, asked: Measurement, known: Collected | None = None
+) -> dict[str, Tensor]:
+    """The values by name, in the order of the names, the picture last: on a GPU by kernels, else in tiles.
+
+    known: values per query that were collected on the way; the others are measured.
+    """
+    names = asked.names
+    given = () if known is None else tuple(name for name in names if name in known.names)
+    fresh = asked._replace(names=tuple(name for name in names if name not in given)) if given else asked
+    values: dict[str, Tensor] = {}
+    with without_graph(), own_precision(scores.device):
+        if cannot(scores) is None:
+            assert isinstance(scores, Scores)
+            if fresh.names or asked.cells is not None:
+                values = _by_kernels(scores, lse, fresh)
+        elif fresh.names or asked.cells is None:
+            values = _in_tiles(scores, lse, fresh)
+        else:
+            values[PICTURE] = pooled(scores, lse, *asked.cells)
+        if known is not None and given:
+            values |= _from_collected(scores, lse, known, given, asked.per_query)
+    return {name: values[name] for name in (*names, PICTURE) if name in values}
+
+
+def _from_collected(
+    scores: Tiled, lse: Tensor, known: Collected, names: tuple[str, ...], per_query: bool
+) -> dict[str, Tensor]:
+    """What was collected, per query or per head."""
+    if per_query:
+        return {name: known.row(name).clone() for name in names}
+    if cannot(scores) is not None:
+        return of_heads({name: known.row(name) for name in names}, scores, lse)
+    from .gpu.measurements import of_heads as on_gpu
+
+    kinds = [(ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in known.names]
+    heads = on_gpu(prepared(scores, lse), known.rows.contiguous(), kinds)  # [n, B, H]
+    return {name: heads[known.names.index(name)] for name in names}
+
+
+def _by_kernels(scores: Scores, lse: Tensor, asked: Measurement) -> dict[str, Tensor]:
+    from .gpu.measurements import NAMES, measure
+
+    names, per_query, reach, cells = asked
+    kinds = {
+        name: (ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in names if name in NAMES
+    }
+    done = measure(prepared(scores, lse), kinds, per_query, reach, RECEIVED in names, cells)
+    values = done.rows
+    if done.received is not None:
+        values[RECEIVED] = done.received
+    if done.picture is not None:
+        values[PICTURE] = done.picture
+    others = tuple(name for name in names if name not in values)  # an entry without a kernel
+    if not others:
+        return values
+    return values | _in_tiles(scores, lse, asked._replace(names=others, cells=None))
+
+
+def without_kernel() -> tuple[str, ...]:
+    """The statistics that have no kernel and run on tiles wherever they are asked for."""
+    from .gpu.measurements import NAMES
+
+    return tuple(name for name in ROW_STATISTICS if name not in NAMES)
+
+
+def _in_tiles(scores: Tiled, lse: Tensor, asked: Measurement) -> dict[str, Tensor]:
+    names, per_query, reach, cells = asked
+    B, H, T, S = scores.shape
+    dtype, device = scores.dtype, scores.device
+    rows = {name: torch.zeros(B, H, T, dtype=dtype, device=device) for name in names if name != RECEIVED}
+    received = torch.zeros(B, H, S, dtype=dtype, device=device) if RECEIVED in names else None
+    picture = None if cells is None else torch.zeros(B, H, *cells, dtype=dtype, device=device)
+    needed = {part for name in rows for part in ROW_STATISTICS[name].needs}
+    everywhere = received is not None or picture is not None
+    everywhere = everywhere or any(ACCUMULATORS[part].where == "all" for part in needed)
+    if everywhere:
+        needed.add("mass")  # always measured where whole rows are walked: a row's mass tells whose it is
+    elif names:
+        check_some(scores, lse)
+    # what is divided by a row's mass need not be exact before; sums over queries must be
+    rough = FAR if everywhere and received is None and picture is None else ROUGH
+    ragged = "first" in needed and scores.mask.keys is not None and scores.mask.keys.ndim == 2
+    if names:
+        for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS, rough):
+            room = None if received is None else received[block.piece.batch, block.piece.heads]
+            draw = None if picture is None else drawing(block, picture)
+            sums = sums_of(block, needed, reach, everywhere, room, draw)
+            if everywhere:
+                check_mass(block.scores, block.rows, block.lse, block.with_sink(sums["mass"]))
+            where = block.where
+            for name, values in rows.items():
+                values[where] = ROW_STATISTICS[name].of(block, sums)
+    if not per_query:
+        rows = of_heads(rows, scores, lse)
+    large = {RECEIVED: received, PICTURE: picture}
+    return rows | {name: value for name, value in large.items() if value is not None}
+
+
+# Pictures
 
 
 class Frame(NamedTuple):
@@ -62,10 +255,9 @@ def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Ten
     count (padding) are left out, so the whole picture sums to the queries that do.
     """
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
-        cells = [row_cells, column_cells]
-        return torch.ops.headwise.measure.default(*scores.detach().flatten(), lse, [], False, 0, cells)[0]
+        return _measure(scores, lse, Measurement((), cells=(row_cells, column_cells)))[PICTURE]
     if cannot(scores) is None:
-        from .gpu.pictures import pooled as on_gpu
+        from .gpu.measurements import pooled as on_gpu
 
         return on_gpu(prepared(scores, lse), (row_cells, column_cells))
     B, H, _, _ = scores.shape
@@ -119,13 +311,26 @@ def _indicator(index: slice, length: int, cells: int, like: Tensor) -> Tensor:
     return (spots[:, None] == wanted).to(like.dtype)
 
 
+# The heaviest keys
+
+
+class Top(NamedTuple):
+    """The heaviest keys of each query, heaviest first."""
+
+    values: Tensor  # [B, H, T, K] weights
+    indices: Tensor  # [B, H, T, K] keys; -1 where fewer than K keys are seen
+
+
+torch.serialization.add_safe_globals([Top])
+
+
 @torch.no_grad()
 def top(scores: Tiled, lse: Tensor, count: int) -> Top:
     """The `count` heaviest keys of every query; of equal weights on a GPU the first key."""
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         return Top(*torch.ops.headwise.top.default(*scores.detach().flatten(), lse, count))
     if cannot(scores) is None and count <= MOST:
-        from .gpu.heaviest import top as on_gpu
+        from .gpu.dense import top as on_gpu
 
         return Top(*on_gpu(prepared(scores, lse), count))
     B, H, T, _ = scores.shape
@@ -151,80 +356,116 @@ def _top_of(block: Block, count: int) -> tuple[Tensor, Tensor]:
     return best.exp(), keys.masked_fill(best <= HIDDEN / 2, -1)
 
 
-# The way back from entropy
+# Mass
 
 
-def with_gradient(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
-    """The entropy of each query, [B, H, T], as a function of q, k, bias, slopes, sinks and relative.
+@torch.no_grad()
+def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool = False) -> Tensor:
+    """The weight on the keys that `on` allows: [B, H], the mean over counted queries, or [B, H, T].
 
-    value: the same number, known already; None only while compiling.
+    A learned sink is no key: it is in lse, never in the mass. No gradient flows.
+
+    Raises:
+        MaskError: `on` does not fit [B, H, T, S].
     """
-    if plain.transforms_are_active():
-        return _plainly(scores)
-    if torch.compiler.is_compiling():
-        return torch.ops.headwise.entropy.default(*scores.flatten(), lse)
-    entropy: Tensor = _Entropy.apply(*scores.leaves, Rest(scores), lse, value)
-    return entropy
-
-
-def gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
-    """d loss / d DIFFERENTIABLE from d loss / d entropy; `bias`: of bias, slopes and relative, too."""
-    with own_precision(grad.device):
-        if not bias and cannot(scores) is None:
-            from .gpu import backward
-
-            q, k, sinks = backward.of_entropy(prepared(scores, lse), grad)
-            return q, k, None, None, sinks, None
-        grad = grad.to(scores.dtype)
-
-        def cotangent(tile: Tile) -> Tensor:
-            # a weight below e^-1000 is 0: its logarithm need not be as low as a hidden key's
-            return -grad[tile.block.where][..., None] * tile.log_p.clamp(min=-1000)
-
-        def of_sink(block: Block, log_sunk: Tensor) -> Tensor:
-            return -grad[block.where] * log_sunk.clamp(min=-1000)
-
-        return score_gradients(scores, lse, cotangent, bias, of_sink)
-
-
-def _plainly(scores: Scores) -> Tensor:
-    """The same from one matrix, for derivatives of derivatives."""
-    weights, lse = plain.weights_of(scores)
-    entropy = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
-    if scores.sinks is not None:
-        log_sunk = scores.sinks.to(lse.dtype)[:, None] - lse
-        empty = torch.isneginf(lse)
-        log_sunk = log_sunk.masked_fill(empty, 0.0)
-        entropy = entropy - (log_sunk.exp() * log_sunk).masked_fill(empty, 0.0)
-    return entropy
-
-
-class _Entropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Context,
-        q: Tensor,
-        k: Tensor,
-        bias: Tensor | None,
-        slopes: Tensor | None,
-        sinks: Tensor | None,
-        relative: Tensor | None,
-        rest: Rest,
-        lse: Tensor,
-        value: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, bias, slopes, sinks, relative, lse)
-        ctx.rest = rest
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        *inputs, lse = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        if plain.is_needed_for(grad):
-            d_inputs = plain.gradients(lambda *given: _plainly(ctx.rest(*given)), inputs, needed, grad)
+    on = bound_to(on, scores)
+    joined = scores.mask & on
+    with own_precision(scores.device):
+        if isinstance(scores, GivenWeights):
+            values = _of_given(scores, on)
+        elif can_read(lse) and is_rough(lse):
+            values = _walked(scores, lse, on)
         else:
-            d_inputs = gradients(ctx.rest(*inputs), lse, grad, needs_added(needed))
-        typed = [None if g is None else g.to(x.dtype) for g, x in zip(d_inputs, inputs, strict=True)]
-        return (*typed, None, None, None)
+            values = _of_scores(scores, lse, on, joined)
+    if per_query:
+        return values
+    # counted as `local` is: every query that is real and sees something, wherever it stands
+    return of_heads({"local": values}, replace(scores, mask=joined), lse)["local"]
+
+
+def bound_to(on: Mask, scores: Tiled) -> Mask:
+    """`on` for these queries: what is kept per query spelled out, for chosen queries by where they stand."""
+    on = on.to(scores.device)
+    if scores.positions is not None:
+        on = on.placed(scores.positions)
+    return on.bind(*scores.shape)
+
+
+def _of_scores(scores: Scores, lse: Tensor, on: Mask, joined: Mask) -> Tensor:
+    sees_nothing = torch.isneginf(lse)
+    if on.hides_nothing and scores.sinks is None:
+        return torch.ones_like(lse).masked_fill(sees_nothing, 0)  # a row's weights sum to 1: no pass needed
+    check_some(scores, lse)
+    bare = replace(scores.scoring, sinks=None)
+    there = lse_of(replace(scores.detach(), mask=joined, scoring=bare))
+    # a row that sees nothing has -inf on both sides; rounding may take a whole row past 1
+    return (there - lse).exp().masked_fill(sees_nothing, 0).clamp(max=1)
+
+
+def _walked(scores: Scores, lse: Tensor, on: Mask) -> Tensor:
+    """The same by the weights themselves, where a difference of two lse would be too rough."""
+    values = torch.zeros_like(lse)
+    for block in walk(scores, lse):
+        mine = on.select(block.piece.batch, block.piece.heads, slice(None))
+        mass = torch.zeros_like(block.lse)
+        for tile in block.tiles():
+            allowed = mine.tile(block.at, block.rows, tile.columns, scores.shape[3])
+            values[block.where] += (tile.p if allowed is None else tile.p * allowed).sum(-1)
+            mass += tile.p.sum(-1)
+        check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
+    return values
+
+
+def _of_given(scores: GivenWeights, on: Mask) -> Tensor:
+    """Their own mask is not asked: what someone gave is there, whatever the mask says."""
+    B, H, T, S = scores.shape
+    values = torch.empty(B, H, T, dtype=scores.dtype, device=scores.device)
+    chosen = replace(scores.detach(), mask=on)
+    for piece in scores.pieces():
+        mine = chosen.piece(piece)
+        for rows in blocks(0, T, max(1, piece.rows * piece.columns // S)):
+            p = mine.weights[:, :, rows].to(scores.dtype)  # [B, H, t, S]
+            allowed = mine.mask.tile(mine.at(rows), rows, slice(0, S), S)
+            kept = p if allowed is None else p.masked_fill(~allowed, 0)
+            values[piece.batch, piece.heads, rows] = kept.sum(-1)
+    return values
+
+
+def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
+    """How many keys a mask shows each query, int [B, 1 or H, T]; by default the scores' own.
+
+    Scores are not asked, so a key hidden by an endless bias counts. Linear in T and S
+    but for dense masks.
+    """
+    mask = scores.mask if mask is None else bound_to(mask, scores)
+    (B, _, T, S), device = scores.shape, scores.device
+    at = scores.at(slice(0, T))
+    if not mask.is_countable:
+        counts = [_counted(mask, at, rows, S) for rows in blocks(0, T, COUNTED_ROWS)]
+        return torch.cat(counts, dim=-1).expand(B, -1, T)
+    keys, queries = (torch.zeros(B, n, dtype=torch.int64, device=device) for n in (S, T))
+    if mask.key_ids is not None and mask.query_ids is not None:
+        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all
+        both = (ids.expand(batch, -1, -1) for ids in (mask.key_ids, mask.query_ids))
+        labels = torch.cat(tuple(both), dim=1)  # [B or 1, S + T, N]
+        ranks = torch.unique(labels.flatten(0, 1), dim=0, return_inverse=True)[1].view(labels.shape[:2])
+        keys, queries = (rank.expand(B, -1) for rank in (ranks[:, :S], ranks[:, S:]))
+    # sorted by label, then by place: a query's keys stand together, in order
+    spots = torch.arange(S, device=device)
+    order = keys * S + spots
+    if mask.keys is not None:
+        real = mask.keys if mask.keys.ndim == 2 else spots < mask.keys[:, None]
+        order = order.masked_fill(~real, -1)
+    order = order.sort(-1).values  # [B, S]
+    first = torch.zeros_like(at) if mask.left is None else (at - mask.left).clamp(0, S)
+    beyond = torch.full_like(at, S) if mask.right is None else (at + mask.right + 1).clamp(0, S)
+    start, stop = (torch.searchsorted(order, queries * S + end) for end in (first, beyond))  # [B, T]
+    return (stop - start).clamp(min=0)[:, None]
+
+
+def _counted(mask: Mask, at: Tensor, rows: slice, S: int) -> Tensor:
+    """The same of a block of queries, [B or 1, H or 1, t], where each key must be looked at."""
+    tile = mask.tile(at[rows], rows, slice(0, S), S)
+    assert tile is not None, "a mask without rules is countable"
+    tile = tile[(None,) * (4 - tile.ndim)]
+    return tile.expand(*tile.shape[:2], rows.stop - rows.start, S).sum(-1)

@@ -6,9 +6,13 @@ over its queries, leaving out padded queries and those that see nothing (`max_lo
 counts for `previous`, `itself` and `next` only if the key at that position exists and is not padding; a key
 that another rule hides (causal, a window, a document) counts with weight 0.
 
-An entry is a function from a block of queries and its sums to a value per query; the sums are collected tile
-by tile by accumulators. To add a statistic, add its function here under `@statistic`, with an accumulator if
-it needs a new sum. Without a kernel in engines/gpu/rows.py it runs on tiles everywhere, and `why` says so.
+An entry is a function from a block of queries and its sums to a value per query. The sums are collected by
+accumulators: a walk passes every tile of a block of queries once, and each accumulator takes its share of it.
+Those that need only the keys near a query, or the first one, look there alone where nothing else needs the
+whole row.
+
+To add a statistic, add its function here under `@statistic`, with an accumulator if it needs a new sum.
+Without a kernel in engines/gpu/rows.py it runs on tiles everywhere, and `why` says so.
 """
 
 from __future__ import annotations
@@ -21,33 +25,165 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, nearest
-from .accumulators import ACCUMULATORS, NEAR_ROWS, Accumulator, Sums, sums_of
+from ..scoring import HIDDEN
 from .given_weights import GivenWeights
-from .gpu.cannot import cannot, prepared
-from .scores import Scores, Tiled, own_precision, without_graph
-from .second_pass import drawing, pooled
-from .walk import FAR, ROUGH, Block, check_mass, check_some, walk
-from .wanted import Collected
+from .scores import Tiled
+from .walk import Block, Tile
 
 __all__ = [
-    "PICTURE",
-    "RECEIVED",
-    "ROW_STATISTICS",
-    "STATISTICS",
-    "WITH_GRADIENT",
-    "Statistic",
-    "Statistics",
-    "check_names",
-    "counted",
-    "measured",
-    "of_head",
-    "statistic",
-    "statistics",
-    "without_kernel",
-]
+    "ACCUMULATORS", "NEAR_ROWS", "PICTURE", "RECEIVED", "ROW_STATISTICS", "STATISTICS", "WITH_GRADIENT",
+    "Accumulator", "Statistic", "Statistics", "Sums", "check_names", "counted", "of_heads", "statistic",
+    "sums_of",
+]  # fmt: skip
+
+NEAR_ROWS = 64  # queries a block when only keys near the diagonal matter
+
+Sums = Mapping[str, Tensor]  # accumulator -> [B, H, t]
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A sum (or maximum) over the keys of each query, collected from tiles.
+
+    where: which keys it needs: "all", "near" the query, or the "first" one.
+    of: a tile's share, [B, H, t], from the tile and the `reach` that was asked for (of `local`).
+    largest: the largest share instead of their sum.
+    away: of "near", how far from the query the farthest key is that it looks at; None: `reach`.
+    """
+
+    where: str
+    of: Callable[[Tile, int], Tensor]
+    largest: bool = False
+    away: int | None = 1
+
+
+def _near(tile: Tile, low: int, high: int) -> Tensor:
+    """The weight of the keys that are `low` to `high` ahead of each query; 0 where there is none."""
+    p, at, count = tile.p, tile.block.at - tile.columns.start, tile.p.shape[-1]
+    if 2 * (high + 1 - low) > count:  # most of the tile
+        offset = torch.arange(count, device=at.device) - at[:, None]  # [t, s]
+        return torch.linalg.vecdot(p, ((offset >= low) & (offset <= high)).to(p.dtype))
+    spots = at[:, None] + torch.arange(low, high + 1, device=at.device)
+    index = spots.clamp(0, count - 1)  # [t, high + 1 - low]
+    picked = p.gather(-1, index.expand(*p.shape[:2], *index.shape))
+    return torch.linalg.vecdot(picked, (index == spots).to(p.dtype))
+
+
+def _distance(tile: Tile, reach: int) -> Tensor:
+    """Of keys behind all queries, or ahead of all: two small products, not one as large as the tile."""
+    p, at, start, stop = tile.p, tile.block.at, tile.columns.start, tile.columns.stop
+    first, last = tile.block.scores.ends(tile.block.rows)
+    keys = torch.arange(start, stop, device=at.device)
+    behind = min(max(first + 1, start), stop) - start
+    ahead = max(min(last, stop) - start, behind)  # of one query the own key is behind: either way 0
+    total = torch.zeros_like(p[..., 0])
+    if behind:
+        part = p[..., :behind]
+        total += part @ (first - keys[:behind]).to(p.dtype) + part.sum(-1) * (at - first)
+    if behind < ahead:
+        away = (at[:, None] - keys[behind:ahead]).abs().to(p.dtype)
+        total += torch.linalg.vecdot(p[..., behind:ahead], away)
+    if ahead < stop - start:
+        part = p[..., ahead:]
+        total += part @ (keys[ahead:] - last).to(p.dtype) + part.sum(-1) * (last - at)
+    return total
+
+
+ACCUMULATORS: dict[str, Accumulator] = {
+    "mass": Accumulator("all", lambda tile, reach: tile.p.sum(-1)),
+    "surprise": Accumulator("all", lambda tile, reach: -torch.linalg.vecdot(tile.p, tile.log_p)),
+    "peak": Accumulator("all", lambda tile, reach: tile.log_p.amax(-1), largest=True),
+    "distance": Accumulator("all", _distance),
+    "first": Accumulator("first", lambda tile, reach: tile.p.sum(-1)),
+    "previous": Accumulator("near", lambda tile, reach: _near(tile, -1, -1)),
+    "itself": Accumulator("near", lambda tile, reach: _near(tile, 0, 0)),
+    "next": Accumulator("near", lambda tile, reach: _near(tile, 1, 1)),
+    "local": Accumulator("near", lambda tile, reach: _near(tile, -reach, reach), away=None),
+}
+
+
+def sums_of(
+    block: Block,
+    needed: set[str],
+    reach: int,
+    everywhere: bool,
+    received: Tensor | None,
+    draw: Callable[[Tile], None] | None = None,
+    first: slice | None = None,
+) -> dict[str, Tensor]:
+    """What a block of queries comes to, by accumulator: [B, H, t] each.
+
+    Args:
+        everywhere: all keys are walked; otherwise only those near the queries and the first.
+        received: where what each key receives is added up, [B, H, S], if anywhere.
+        draw: what else is told of every tile, where all keys are walked.
+        first: where the first real key is, if it is not for the mask to say: these may not be all keys.
+    """
+    sums: dict[str, Tensor] = {}
+    dtype = block.scores.dtype
+    for name in needed:
+        start = HIDDEN if ACCUMULATORS[name].largest else 0.0
+        sums[name] = torch.full_like(block.lse, start, dtype=dtype)
+
+    def gather(tile: Tile, where: str) -> None:
+        for name in needed:
+            accumulator = ACCUMULATORS[name]
+            if accumulator.where == where:
+                share = accumulator.of(tile, reach)
+                combine = torch.maximum if accumulator.largest else torch.add
+                sums[name] = combine(sums[name], share)
+
+    wanted = {ACCUMULATORS[name].where for name in needed}
+    chosen: dict[str, slice] = {}
+    if "near" in wanted:
+        chosen["near"] = _around(block, needed, reach)
+    if "first" in wanted:
+        chosen["first"] = _first_key(block.scores) if first is None else first
+    if everywhere or block.is_rough:
+        # Of rough rows everything is taken from one and the same product, the tiles of the walk; where those
+        # are made anyway, nothing is made twice.
+        counted = block.counted()
+        for tile in block.tiles():
+            gather(tile, "all")
+            if draw is not None:
+                draw(tile)
+            if received is not None:
+                p = tile.p if counted is None else tile.p * counted[..., None]
+                received[..., tile.columns] += p.sum(-2)
+            for where, keys in chosen.items():
+                if tile.columns.start < keys.stop and keys.start < tile.columns.stop:
+                    gather(tile.part(keys), where)
+    else:
+        for where, keys in chosen.items():
+            if keys.start < keys.stop:
+                gather(block.tile(keys), where)
+    return sums
+
+
+def _around(block: Block, needed: set[str], reach: int) -> slice:
+    """The keys that any of these may look for near the queries; none where all queries stand outside."""
+    first_at, last_at = block.scores.ends(block.rows)
+    around = 1
+    for name in needed:
+        away = ACCUMULATORS[name].away
+        around = max(around, reach if away is None else away)
+    start = max(0, first_at - around)
+    return slice(start, max(start, min(block.scores.shape[3], last_at + around + 1)))
+
+
+def _first_key(scores: Tiled) -> slice:
+    """The first real key of a piece: key 0, unless padding says otherwise."""
+    keys = scores.mask.keys
+    if keys is None or keys.ndim == 1:
+        return slice(0, 1)
+    first = int(keys[0].int().argmax())
+    return slice(first, first + 1)
+
+
+# Entries
+
 
 Formula = Callable[[Block, Sums], Tensor]
-Cells = tuple[int, int] | None  # rows and columns of a picture
 
 
 @dataclass(frozen=True)
@@ -246,212 +382,19 @@ def check_names(names: Iterable[str]) -> None:
             raise ArgumentError(f"statistics must be known names: got {name!r}; {hint}")
 
 
-def statistics(
-    scores: Tiled,
-    lse: Tensor,
-    names: Iterable[str] = (),
-    per_query: bool = False,
-    reach: int = 8,
-    cells: Cells = None,
-    known: Collected | None = None,
-) -> Statistics:
-    """Measure what is asked for in one walk over the weights; no names: everything.
-
-    Gradients flow through `entropy` and `effective_keys` alone. cells: rows and columns of a picture to be
-    made in the same walk, called "pooled". known: what need not be measured.
-
-    Raises:
-        ArgumentError: an unknown name; reach below 0; `max_logit` of weights without scores.
-    """
-    given = isinstance(scores, GivenWeights)
-    names = tuple(names) or tuple(n for n in STATISTICS if not (given and n == "max_logit"))
-    check_names(names)
-    if given and "max_logit" in names:
-        raise ArgumentError(
-            "max_logit must come from scores: this map was made from weights; build it from q and k"
-        )
-    if reach < 0:
-        raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
-    names = tuple(dict.fromkeys(names))
-    if not isinstance(scores, Scores) or not scores.wants_gradient or _without_gradient(names):
-        return Statistics(_measure(scores, lse, names, per_query, reach, cells, known))
-    return Statistics(_with_gradient(scores, lse, names, per_query, reach, cells, known))
-
-
-def _without_gradient(names: Iterable[str]) -> bool:
-    return not any(name in WITH_GRADIENT for name in names)
-
-
-def _with_gradient(
-    scores: Scores,
-    lse: Tensor,
-    names: tuple[str, ...],
-    per_query: bool,
-    reach: int,
-    cells: Cells,
-    known: Collected | None,
-) -> dict[str, Tensor]:
-    """The same, a query at a time first: the mean over queries is left to autograd."""
-    from .second_pass import with_gradient
-
-    wanted = names if "entropy" in names else ("entropy", *names)
-    if torch.compiler.is_compiling():  # entropy is an operator of its own there: it need not be known before
-        wanted = tuple(name for name in names if name not in WITH_GRADIENT)
-    values = _measure(scores, lse, wanted, True, reach, cells, known)
-    value = with_gradient(scores, lse, values.get("entropy"))
-    values["entropy"] = value
-    if "effective_keys" in names:
-        values["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)
-    if not per_query:
-        for name in ROW_STATISTICS:
-            if name in values:
-                values[name] = of_head(name, values[name], scores, lse)
-    return {name: values[name] for name in (*names, *([] if cells is None else [PICTURE]))}
-
-
-def _measure(
-    scores: Tiled,
-    lse: Tensor,
-    names: tuple[str, ...],
-    per_query: bool,
-    reach: int,
-    cells: Cells,
-    known: Collected | None = None,
-) -> dict[str, Tensor]:
-    if torch.compiler.is_compiling() and isinstance(scores, Scores):
-        kept = None if cells is None else list(cells)
-        values = torch.ops.headwise.measure.default(
-            *scores.detach().flatten(), lse, list(names), per_query, reach, kept
-        )
-        return dict(zip((*names, PICTURE), values, strict=False))
-    return measured(scores, lse, names, per_query, reach, cells, known)
-
-
-def measured(
-    scores: Tiled,
-    lse: Tensor,
-    names: tuple[str, ...],
-    per_query: bool,
-    reach: int,
-    cells: Cells = None,
-    known: Collected | None = None,
-) -> dict[str, Tensor]:
-    """The values by name, in the order of the names, the picture last: on a GPU by kernels, else in tiles.
-
-    known: values per query that were collected on the way; the others are measured.
-    """
-    given = () if known is None else tuple(name for name in names if name in known.names)
-    fresh = tuple(name for name in names if name not in given) if given else names
-    values: dict[str, Tensor] = {}
-    with without_graph(), own_precision(scores.device):
-        if cannot(scores) is None:
-            assert isinstance(scores, Scores)
-            if fresh or cells is not None:
-                values = _by_kernels(scores, lse, fresh, per_query, reach, cells)
-        elif fresh or cells is None:
-            values = _in_tiles(scores, lse, fresh, per_query, reach, cells)
+def of_heads(rows: Mapping[str, Tensor], scores: Tiled, lse: Tensor) -> dict[str, Tensor]:
+    """[B, H] from values per query, [B, H, T]: their mean over the queries that count, or the largest."""
+    heads, counts = {}, {}
+    for name, values in rows.items():
+        entry = ROW_STATISTICS[name]
+        if entry.offset not in counts:
+            counts[entry.offset] = counted(name, scores, lse)
+        counts_here = counts[entry.offset]
+        if entry.largest:
+            heads[name] = values.masked_fill(~counts_here, -torch.inf).amax(-1)
         else:
-            values[PICTURE] = pooled(scores, lse, *cells)
-        if known is not None and given:
-            values |= _from_rows(scores, lse, known, given, per_query)
-    return {name: values[name] for name in (*names, PICTURE) if name in values}
-
-
-def _from_rows(
-    scores: Tiled, lse: Tensor, known: Collected, names: tuple[str, ...], per_query: bool
-) -> dict[str, Tensor]:
-    """What was collected, per query or per head."""
-    if per_query:
-        return {name: known.row(name).clone() for name in names}
-    if cannot(scores) is not None:
-        return {name: of_head(name, known.row(name), scores, lse) for name in names}
-    from .gpu.neighbours import of_heads
-
-    kinds = [(ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in known.names]
-    heads = of_heads(prepared(scores, lse), known.rows.contiguous(), kinds)  # [n, B, H]
-    return {name: heads[known.names.index(name)] for name in names}
-
-
-def _by_kernels(
-    scores: Scores,
-    lse: Tensor,
-    names: tuple[str, ...],
-    per_query: bool,
-    reach: int,
-    cells: Cells,
-) -> dict[str, Tensor]:
-    from .gpu.pictures import NAMES, measure
-
-    kinds = {
-        name: (ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in names if name in NAMES
-    }
-    done = measure(prepared(scores, lse), kinds, per_query, reach, RECEIVED in names, cells)
-    values = done.rows
-    if done.received is not None:
-        values[RECEIVED] = done.received
-    if done.picture is not None:
-        values[PICTURE] = done.picture
-    others = tuple(name for name in names if name not in values)  # an entry without a kernel
-    return values | _in_tiles(scores, lse, others, per_query, reach) if others else values
-
-
-def without_kernel() -> tuple[str, ...]:
-    """The statistics that have no kernel and run on tiles wherever they are asked for."""
-    from .gpu.pictures import NAMES
-
-    return tuple(name for name in ROW_STATISTICS if name not in NAMES)
-
-
-def _in_tiles(
-    scores: Tiled, lse: Tensor, names: tuple[str, ...], per_query: bool, reach: int, cells: Cells = None
-) -> dict[str, Tensor]:
-    B, H, T, S = scores.shape
-    dtype, device = scores.dtype, scores.device
-    rows = {name: torch.zeros(B, H, T, dtype=dtype, device=device) for name in names if name != RECEIVED}
-    received = torch.zeros(B, H, S, dtype=dtype, device=device) if RECEIVED in names else None
-    picture = None if cells is None else torch.zeros(B, H, *cells, dtype=dtype, device=device)
-    needed = {part for name in rows for part in ROW_STATISTICS[name].needs}
-    everywhere = received is not None or picture is not None
-    everywhere = everywhere or any(ACCUMULATORS[part].where == "all" for part in needed)
-    if everywhere:
-        needed.add("mass")  # always measured where whole rows are walked: a row's mass tells whose it is
-    elif names:
-        check_some(scores, lse)
-    # what is divided by a row's mass need not be exact before; sums over queries must be
-    rough = FAR if everywhere and received is None and picture is None else ROUGH
-    ragged = "first" in needed and scores.mask.keys is not None and scores.mask.keys.ndim == 2
-    if names:
-        for block in walk(scores, lse, ragged, None if everywhere else NEAR_ROWS, rough):
-            room = None if received is None else received[block.piece.batch, block.piece.heads]
-            draw = None if picture is None else drawing(block, picture)
-            sums = sums_of(block, needed, reach, everywhere, room, draw)
-            if everywhere:
-                check_mass(block.scores, block.rows, block.lse, block.with_sink(sums["mass"]))
-            where = block.where
-            for name, values in rows.items():
-                values[where] = ROW_STATISTICS[name].of(block, sums)
-    if not per_query:
-        rows = _of_heads(rows, scores, lse)
-    large = {RECEIVED: received, PICTURE: picture}
-    return rows | {name: value for name, value in large.items() if value is not None}
-
-
-def _of_heads(rows: dict[str, Tensor], scores: Tiled, lse: Tensor) -> dict[str, Tensor]:
-    """`of_head` of each; which queries count is asked once for all that look in one place."""
-    counts = {entry.offset: name for name, entry in ROW_STATISTICS.items() if name in rows}
-    by_offset = {offset: counted(name, scores, lse) for offset, name in counts.items()}
-    return {n: _over_queries(n, values, by_offset[ROW_STATISTICS[n].offset]) for n, values in rows.items()}
-
-
-def of_head(name: str, values: Tensor, scores: Tiled, lse: Tensor) -> Tensor:
-    """[B, H] from [B, H, T]."""
-    return _over_queries(name, values, counted(name, scores, lse))
-
-
-def _over_queries(name: str, values: Tensor, counts: Tensor) -> Tensor:
-    if ROW_STATISTICS[name].largest:
-        return values.masked_fill(~counts, -torch.inf).amax(-1)
-    return values.masked_fill(~counts, 0).sum(-1) / counts.sum(-1)
+            heads[name] = values.masked_fill(~counts_here, 0).sum(-1) / counts_here.sum(-1)
+    return heads
 
 
 def counted(name: str, scores: Tiled, lse: Tensor) -> Tensor:

@@ -26,21 +26,9 @@ from ..scoring import HIDDEN
 from .scores import Piece, Scores, Tiled, blocks
 
 __all__ = [
-    "FAR",
-    "REACH",
-    "ROUGH",
-    "SOME",
-    "Anchor",
-    "Block",
-    "Tile",
-    "check_mass",
-    "check_rows",
-    "check_some",
-    "evenly",
-    "is_rough",
-    "online",
-    "walk",
-]
+    "FAR", "REACH", "ROUGH", "SOME", "Anchor", "Block", "Tile", "check_mass", "check_rows", "check_some",
+    "evenly", "is_rough", "online", "walk",
+]  # fmt: skip
 
 
 ROUGH = 16.0  # from here on half a unit in the last place of a float32 is as much as softmax is off by

@@ -1,4 +1,4 @@
-"""Dense weights of chosen queries and keys, or their mean over heads: one autograd function of q and k.
+"""Weights as numbers, of chosen queries and keys or their mean over heads, and all that has a gradient.
 
 The lse is saved and never differentiated; the row's normalisation comes back through delta instead:
 
@@ -6,27 +6,46 @@ The lse is saved and never differentiated; the row's normalisation comes back th
 
 with dP zero at keys that were not asked for: their scores still shaped the row. Differentiating
 exp(s - lse) with lse held fixed would drop delta, and be wrong without an error.
+
+Entropy, which a training loss may use, has its gradient here, too. With H_i = -sum_j p_ij log p_ij (a sink
+counts as one more key) and g_i what is wanted of it,
+
+    d loss / d s_ij = -g_i p_ij (log p_ij + H_i)
+
+which is the gradient of weights for the cotangent -g_i log p_ij: the normalisation brings H_i.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..indexing import Index, positions_of
-from ..scoring import HIDDEN, Scoring
+from ..scoring import HIDDEN
 from . import plain
 from .first_pass import lse_of
-from .gpu.cannot import cannot, prepared
-from .gradients import Context, ScoreGradients, needs_added
-from .scores import CPU_TILE, Scores, blocks, huge_empty, own_precision, settle_exponentials
+from .gpu.launches import cannot
+from .gradients import Context, ScoreGradients, ScoresTemplate, needs_added
+from .scores import CPU_TILE, Scores, Tiled, blocks, huge_empty, own_precision, settle_exponentials
 from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, walk
 
-__all__ = ["Rest", "dense", "gradients", "score_gradients", "softmax", "weights"]
+if TYPE_CHECKING:
+    from .gpu.request import Prepared
+
+__all__ = ["dense", "entropy", "entropy_gradients", "gradients", "prepared", "softmax", "weights"]
 
 FEW = 2**22  # weights that a GPU makes in one product
+
+
+def prepared(scores: Tiled, lse: Tensor) -> Prepared:
+    """What kernels take; only where `cannot` says nothing."""
+    from .gpu.request import Prepared
+
+    assert isinstance(scores, Scores)
+    return Prepared(scores, lse)
 
 
 def weights(scores: Scores, lse: Tensor | None, columns: Index | None = None, mean: bool = False) -> Tensor:
@@ -42,7 +61,7 @@ def weights(scores: Scores, lse: Tensor | None, columns: Index | None = None, me
     with own_precision(scores.device):
         if not scores.wants_gradient:
             return dense(scores, lse, columns, mean)
-        p: Tensor = _Weights.apply(*scores.leaves, Rest(scores), lse, columns, mean)
+        p: Tensor = _Weights.apply(ScoresTemplate(scores), lse, columns, mean, *scores.leaves)
     return p
 
 
@@ -203,51 +222,38 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Context,
-        q: Tensor,
-        k: Tensor,
-        bias: Tensor | None,
-        slopes: Tensor | None,
-        sinks: Tensor | None,
-        relative: Tensor | None,
-        rest: Rest,
+        template: ScoresTemplate,
         lse: Tensor | None,
         columns: Index | None,
         mean: bool,
+        *leaves: Tensor | None,
     ) -> Tensor:
-        scores = rest(q, k, bias, slopes, sinks, relative)
+        scores = template.fill(*leaves)
         if any(ctx.needs_input_grad) and lse is None:
             lse = lse_of(scores)
-        ctx.save_for_backward(q, k, bias, slopes, sinks, relative, lse)
-        ctx.rest, ctx.columns, ctx.mean = rest, columns, mean
+        ctx.save_for_backward(*leaves, lse)
+        ctx.template, ctx.columns, ctx.mean = template, columns, mean
         return dense(scores, lse, columns, mean)
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        *inputs, lse = ctx.saved_tensors
-        needed, columns, mean = ctx.needs_input_grad, ctx.columns, ctx.mean
+        *leaves, lse = ctx.saved_tensors
+        needed, columns, mean = ctx.needs_input_grad[4:], ctx.columns, ctx.mean
         if plain.is_needed_for(grad):
 
-            def forward(*inputs: Tensor) -> Tensor:
-                return _plainly(ctx.rest(*inputs), columns, mean)
+            def forward(*leaves: Tensor) -> Tensor:
+                return _plainly(ctx.template.fill(*leaves), columns, mean)
 
-            d_inputs = plain.gradients(forward, inputs, needed, grad)
+            d_leaves = plain.gradients(forward, leaves, needed, grad)
         else:
-            d_inputs = gradients(ctx.rest(*inputs), lse, columns, mean, grad, needs_added(needed))
-        typed = [None if g is None else g.to(x.dtype) for g, x in zip(d_inputs, inputs, strict=True)]
-        return (*typed, None, None, None, None)
+            d_leaves = gradients(ctx.template.fill(*leaves), lse, columns, mean, grad, needs_added(needed))
+        return (None,) * 4 + _typed(d_leaves, leaves)
 
 
-class Rest:
-    """Scores without the tensors that gradients flow to: those belong to autograd, which frees them."""
-
-    def __init__(self, scores: Scores) -> None:
-        self.mask, self.positions = scores.mask, scores.positions
-        self.scale, self.softcap = scores.scoring.scale, scores.scoring.softcap
-
-    def __call__(self, q: Tensor, k: Tensor, *scored: Tensor | None) -> Scores:
-        scoring = Scoring(self.scale, self.softcap, *scored)
-        return Scores(q, k, self.mask, scoring, self.positions)
+def _typed(grads: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Gradients in the dtypes of what they belong to."""
+    return tuple([None if g is None else g.to(x.dtype) for g, x in zip(grads, leaves, strict=True)])
 
 
 def gradients(
@@ -332,3 +338,74 @@ def _cotangent(grad: Tensor, block: Block, here: slice, columns: Index | None) -
     inside = ((spots >= here.start) & (spots < here.stop)).nonzero().squeeze(-1)
     tile = mine.new_zeros(*mine.shape[:-1], here.stop - here.start, dtype=block.scores.dtype)
     return tile.index_add_(-1, spots[inside] - here.start, mine[..., inside].to(tile.dtype))
+
+
+# Entropy
+
+
+def entropy(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
+    """The entropy of each query, [B, H, T], as a function of q, k, bias, slopes, sinks and relative.
+
+    value: the same number, known already; None only while compiling.
+    """
+    if plain.transforms_are_active():
+        return _entropy_plainly(scores)
+    if torch.compiler.is_compiling():
+        return torch.ops.headwise.entropy.default(*scores.flatten(), lse)
+    found: Tensor = _Entropy.apply(ScoresTemplate(scores), lse, value, *scores.leaves)
+    return found
+
+
+def entropy_gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
+    """d loss / d DIFFERENTIABLE from d loss / d entropy; `bias`: of bias, slopes and relative, too."""
+    with own_precision(grad.device):
+        if not bias and cannot(scores) is None:
+            from .gpu import backward
+
+            q, k, sinks = backward.of_entropy(prepared(scores, lse), grad)
+            return q, k, None, None, sinks, None
+        grad = grad.to(scores.dtype)
+
+        def cotangent(tile: Tile) -> Tensor:
+            # a weight below e^-1000 is 0: its logarithm need not be as low as a hidden key's
+            return -grad[tile.block.where][..., None] * tile.log_p.clamp(min=-1000)
+
+        def of_sink(block: Block, log_sunk: Tensor) -> Tensor:
+            return -grad[block.where] * log_sunk.clamp(min=-1000)
+
+        return score_gradients(scores, lse, cotangent, bias, of_sink)
+
+
+def _entropy_plainly(scores: Scores) -> Tensor:
+    """The same from one matrix, for derivatives of derivatives."""
+    weights, lse = plain.weights_of(scores)
+    entropy = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
+    if scores.sinks is not None:
+        log_sunk = scores.sinks.to(lse.dtype)[:, None] - lse
+        empty = torch.isneginf(lse)
+        log_sunk = log_sunk.masked_fill(empty, 0.0)
+        entropy = entropy - (log_sunk.exp() * log_sunk).masked_fill(empty, 0.0)
+    return entropy
+
+
+class _Entropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Context, template: ScoresTemplate, lse: Tensor, value: Tensor, *leaves: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(*leaves, lse)
+        ctx.template = template
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        *leaves, lse = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
+        if plain.is_needed_for(grad):
+            d_leaves = plain.gradients(
+                lambda *given: _entropy_plainly(ctx.template.fill(*given)), leaves, needed, grad
+            )
+        else:
+            d_leaves = entropy_gradients(ctx.template.fill(*leaves), lse, grad, needs_added(needed))
+        return (None,) * 3 + _typed(d_leaves, leaves)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import told, under_autocast
-from ..engines import planned
+from ..engines import first_pass
 from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..functional import attention
@@ -225,7 +225,7 @@ def plain_step(
         q, k = turned.split_with_sizes((H, Hk), 1)
     keys, values = cache.add_column(at, k, v)
     scores = Scores(q, keys, NOTHING_HIDDEN, Scoring(D**-0.5 if scale is None else scale))
-    out, lse, _ = planned.answer(scores, values)
+    out, lse, _ = first_pass.answer(scores, values)
     return out, make(scores, lse) if need_weights else None
 
 

@@ -29,12 +29,11 @@ from torch.nn import functional
 
 from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
-from ..engines.gpu.cannot import cannot
-from ..engines.gpu.launches import PLANS
+from ..engines.gpu.launches import PLANS, cannot
 from ..engines.gradients import Context
 from ..engines.kernels import HALF, Kernel, KernelCall, Three
+from ..engines.plain import TILES
 from ..engines.scores import HAS_MKL, Scores, turned
-from ..engines.tiles import TILES
 from ..engines.walk import REACH
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import HIDDEN, Scoring

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from ..arguments import device_type
-from ..engines import planned
+from ..engines import first_pass
 from ..engines.kernels import HALF, MOST_CHANNELS, Kernel
 from ..engines.scores import Scores
 from ..map import AttentionMap, later
@@ -212,7 +212,7 @@ def served(
     if rules is None:
         heads = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=H != Hk)
     else:
-        heads, lse, _ = planned.answer(Scores(q, k, rules, scoring), v)
+        heads, lse, _ = first_pass.answer(Scores(q, k, rules, scoring), v)
     output = linear(heads.transpose(1, 2).flatten(2), weight, bias)
     if not need_weights:
         return output, None

@@ -30,9 +30,9 @@ from ..engines import backends
 from ..engines.backend import Call
 from ..engines.gradients import Context, needs_added
 from ..engines.kernels import HALF
+from ..engines.plain import TILES, unfinished
 from ..engines.scores import ADDED, DIFFERENTIABLE, Scores, Tiled, own_precision, tile_dtype
 from ..engines.second_pass import Frame
-from ..engines.tiles import TILES, unfinished
 from ..engines.walk import REACH, ROUGH, Anchor, is_rough
 from ..indexing import take
 from ..mask_rules import Dense, Documents, Padding, can_read

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..engines.accumulators import ACCUMULATORS, sums_of
 from ..engines.scores import Piece, own_precision
 from ..engines.second_pass import Top, drawing
-from ..engines.statistics import PICTURE, RECEIVED, ROW_STATISTICS, counted
+from ..engines.statistics import ACCUMULATORS, PICTURE, RECEIVED, ROW_STATISTICS, counted, sums_of
 from ..engines.walk import ROUGH, Anchor, Block, walk
 from ..masks import Mask
 from ..scoring import HIDDEN
@@ -112,7 +111,7 @@ class Measuring:
 def measure(
     measuring: Measuring, names: tuple[str, ...], per_query: bool, reach: int, cells: tuple[int, int] | None
 ) -> dict[str, Tensor]:
-    """The statistics by name, as `engines.statistics.measured` gives them; the picture last."""
+    """The statistics by name, as `engines.second_pass.measured` gives them; the picture last."""
     shard, lse = measuring.shard, measuring.lse
     B, H, _, _ = shard.shape
     rows = [name for name in names if name != RECEIVED]

@@ -27,9 +27,8 @@ from ..arguments import (
     under_autocast,
 )
 from ..engines.first_pass import call_of
-from ..engines.mass import bound_to
 from ..engines.scores import Scores
-from ..engines.second_pass import Top
+from ..engines.second_pass import Top, bound_to
 from ..engines.statistics import PICTURE, STATISTICS, WITH_GRADIENT, Statistics, check_names
 from ..errors import ArgumentError, HeadwiseError, ShapeError
 from ..indexing import Choice

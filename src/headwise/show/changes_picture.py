@@ -64,9 +64,6 @@ PART = (
 )
 
 
-# The picture
-
-
 def changes_picture(changes: Changes, top: int = 6) -> Figure:
     """Of each of the most changed heads three maps: on the first text, on the second, and the difference.
 
@@ -139,7 +136,6 @@ class View:
 
     @cached_property
     def names(self) -> tuple[list[str], list[str]]:
-        """Of rows and of columns."""
         return _names(self.queries, self.rows), _names(self.keys, self.columns)
 
 
@@ -155,7 +151,7 @@ def _readable(text: Alignment) -> Alignment:
 
 
 def _token(changes: Changes, change: Change) -> str:
-    """The token that a head changed most at; "" where there is none."""
+    """Return the token at which a head changed most, or ""."""
     if change.places is None:
         return ""
     text = changes.layers[change.path].queries
@@ -163,7 +159,7 @@ def _token(changes: Changes, change: Change) -> str:
 
 
 def _names(text: Alignment, places: Sequence[int]) -> list[str]:
-    """Tokens; where some are left out, with the position."""
+    """Return the names of tokens, with their positions where some tokens are left out."""
     names = text.names
     short = [label(names[at], 2 * LONGEST + 1 if text.changed[at] else LONGEST) for at in places]
     if len(places) == len(names) or text.by_position:
@@ -215,7 +211,7 @@ class Sheet:
         return x, self.top + self.above + row * (self.above + self.side + self.below)
 
     def names_below(self, number: int) -> bool:
-        """Whether columns are named under a head: under every one, or under the last below each other."""
+        """Return True if the names of columns stand below this head."""
         return self.below > 0 or number + self.across >= self.count
 
 
@@ -235,14 +231,14 @@ def _map(ax: Axes, cells: Tensor, colour: Colormap, scale: Normalize) -> None:
 
 
 def _lines(ax: Axes, view: View) -> None:
-    """Between cells, and broader where tokens are left out."""
+    """Draw lines between cells, broader ones where tokens are left out."""
     for places, draw in ((view.columns, ax.axvline), (view.rows, ax.axhline)):
         for at, (before, after) in enumerate(pairwise(places)):
             draw(at + 0.5, color="white", linewidth=0.8 if after == before + 1 else 2.6)
 
 
 def _absent(ax: Axes, view: View, sides: tuple[int, ...]) -> None:
-    """Hatched: rows and columns of tokens that a text does not have."""
+    """Hatch the rows and columns of tokens that a text does not have."""
     from matplotlib.patches import Rectangle
 
     R, C = view.first.shape
@@ -256,7 +252,7 @@ def _absent(ax: Axes, view: View, sides: tuple[int, ...]) -> None:
 
 
 def _mark(ax: Axes, sheet: Sheet, view: View) -> None:
-    """A mark beside each row and under each column that differs, outside the cells."""
+    """Mark each row and column that differs, beside the cells."""
     from matplotlib.patches import Rectangle
 
     thick = 0.05 / sheet.side  # as a share of the map
@@ -298,7 +294,7 @@ def _differing() -> Colormap:
 
 
 def _spread(differences: Sequence[Tensor]) -> Normalize:
-    """One scale for all: by square root on either side, as that of weights is."""
+    """Return one colour scale for all differences, by square root on either side of 0."""
     import numpy
     from matplotlib.colors import FuncNorm
 
@@ -311,11 +307,7 @@ def _spread(differences: Sequence[Tensor]) -> Normalize:
     )
 
 
-# What is said
-
-
 def _said(changes: Changes) -> str:
-    """The title."""
     name = changes.title or "Model"
     before, after = (plain(word, 40) for word in _readable(changes.text).words)
     if before and after:
@@ -364,7 +356,7 @@ def _title(figure: Figure, sheet: Sheet) -> None:
 
 
 def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
-    """The two scales, to the right of everything, one above the other."""
+    """Draw both colour bars at the right, one above the other."""
     x, y = sheet.corner(sheet.across - 1)
     x += 3 * sheet.side + 2 * GAP + 0.14
     rows = math.ceil(sheet.count / sheet.across)
@@ -381,9 +373,6 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
         bar.set_label(meaning, size=7.5, **words(FAINT))
         plain_bar(bar, 6.5)
         bar.ax.minorticks_off()
-
-
-# The table
 
 
 def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["robustness_curve", "specialisation_picture", "specialisation_table"]
 
 
-# Heads in training
-
-
 class Panel(NamedTuple):
     """A panel of one statistic."""
 
@@ -89,7 +86,7 @@ def specialisation_picture(life: Specialisation) -> Figure:
 
 
 def _guide(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> None:
-    """A line where induction forms, and what it is in words; none where it does not."""
+    """Draw a line where induction forms, with a note, if it forms."""
     if GUIDE not in life.statistics:
         return
     layer, head = life.best(GUIDE)
@@ -109,7 +106,7 @@ def _guide(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> N
 
 
 def _places(steps: Tensor) -> list[float]:
-    """Where checkpoints stand on a log axis; step 0 half as far as the first step."""
+    """Return the places of checkpoints on a log axis; step 0 is put at half the first step."""
     numbers: list[float] = [float(step) for step in steps.tolist()]
     first = min((step for step in numbers if step > 0), default=1.0)
     return [max(step, first / 2) for step in numbers]
@@ -128,7 +125,6 @@ def _losses(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
 
 
 def _curves(ax: Axes, scores: Tensor, at: Sequence[float], threshold: float, colour: str) -> None:
-    """A line per head; [C, L, H]"""
     last = scores[-1].nan_to_num(-math.inf)  # [L, H]
     order = last.flatten().argsort(descending=True).tolist()
     H = scores.shape[2]
@@ -160,13 +156,13 @@ def _in_margin(ax: Axes, words: Sequence[tuple[float, str, str]]) -> None:
 
 
 def _roles(life: Specialisation) -> list[str]:
-    """Those found at the last checkpoint, the largest share first; where nothing says which, none."""
+    """Return the roles found at the last checkpoint, those of the largest share first."""
     there = [name for name in life.roles if life.found.get(name, (False,))[-1]]
     return sorted(there, key=lambda name: -float(life.roles[name][-1].nan_to_num(0).max()))[:ROLES]
 
 
 def _role_curves(ax: Axes, life: Specialisation, at: Sequence[float], roles: Sequence[str]) -> None:
-    """Of every role that is found at the end, the head that has it then."""
+    """Draw, for every role found at the end, the curve of the best head."""
     words = []
     for name, colour in zip(roles, OF_ROLE, strict=False):
         layer, head = life.best(name)
@@ -179,7 +175,7 @@ def _role_curves(ax: Axes, life: Specialisation, at: Sequence[float], roles: Seq
 
 
 def _census(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
-    """How many heads have which label, one on top of the other."""
+    """Draw how many heads have each label, as stacked areas."""
     C, L, H = life.shape
     counts = [Counter(name for layer in each for name in layer if name is not None) for each in life.labels]
     known = [entry.name for entry in LABELS]
@@ -217,9 +213,6 @@ def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> 
     last.set_xlabel(f"steps of training, of {per_step:,} tokens each", color=FAINT, fontsize=9)
 
 
-# The table
-
-
 def specialisation_table(life: Specialisation) -> HeadsTable:
     """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label."""
     table = empty_table(life.title)
@@ -245,9 +238,6 @@ def specialisation_table(life: Specialisation) -> HeadsTable:
         row.append(as_text(", ".join(f"{count} {name}" for name, count in order)))
         table.add_row(*row)
     return HeadsTable(table)
-
-
-# Heads removed
 
 
 ORDERED, RANDOM, RANGE = "#ab337c", "#b06a00", "#f8e3c2"
@@ -303,7 +293,7 @@ def _dress(ax: Axes, measured: Robustness) -> None:
 
 
 def _single(ax: Axes, measured: Robustness) -> None:
-    """Each head alone as a dot at 1; the costliest is named."""
+    """Draw each single head as a dot at 1, and name the one that costs most."""
     if not measured.single:
         return
     single = measured.single.items()
@@ -330,7 +320,6 @@ def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:
 
 
 def _ends(ax: Axes, measured: Robustness, curves: Sequence[Curve]) -> None:
-    """The losses with all heads and with none."""
     end, (bottom, top) = measured.removed[-1], ax.get_ylim()
     told = [(measured.baseline, "all heads")]
     if curves and end == measured.num_heads:
@@ -345,7 +334,7 @@ def _ends(ax: Axes, measured: Robustness, curves: Sequence[Curve]) -> None:
 def _say(
     ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], colour: str, **how: Any
 ) -> None:
-    """Words that can be read over lines."""
+    """Write text with a white outline, readable over lines."""
     from matplotlib.patheffects import withStroke
 
     drawn = ax.annotate(

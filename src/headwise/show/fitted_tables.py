@@ -82,8 +82,6 @@ class FittedTable(Table):
         usual = Terms(name, index, None if column.no_wrap else LEAST)
         return self._terms.get(index, usual)
 
-    # Rendering
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.columns or self.width is not None:
             yield from super().__rich_console__(console, options)
@@ -149,10 +147,8 @@ class FittedTable(Table):
         said = f"Left out: {', '.join(out)}. A terminal of {needed} columns has room for all"
         return said + (f"; {self.elsewhere}." if self.elsewhere else ".")
 
-    # Which columns, and how wide
-
     def _widths(self, index: int, cells: list[Text], header: Text) -> tuple[int, int, int]:
-        """What a column needs at least, to read well, and for all of it in one line."""
+        """Return the least width of a column, the width to read it well, and its full width."""
         terms = self._of(index)
         natural = max(map(_wide, [header, *cells] if self.show_header else cells), default=0)
         if terms.least is None:
@@ -163,7 +159,7 @@ class FittedTable(Table):
         return least, max(least, natural if terms.easy is None else min(natural, terms.easy)), natural
 
     def _fit(self, texts: list[list[Text]], headers: list[Text], width: int) -> dict[int, int] | None:
-        """Column -> its width, in order; None where those that must be there do not fit."""
+        """Return {column: width}, or None if the columns of rank 0 do not fit."""
         every = range(len(self.columns))
         sizes = [self._widths(index, texts[index], headers[index]) for index in every]
         rank = {index: self._of(index).rank for index in every}
@@ -173,7 +169,6 @@ class FittedTable(Table):
             return width + 1 - sum(size + 1 for size in chosen.values())
 
         def grow(step: int) -> None:
-            """Room goes to what lacks most, cell by cell."""
             for _ in range(left()):
                 index = max(chosen, key=lambda at: sizes[at][step] - chosen[at])
                 chosen[index] += sizes[index][step] > chosen[index]
@@ -188,11 +183,8 @@ class FittedTable(Table):
         return {index: chosen[index] for index in every if index in chosen}
 
 
-# Texts
-
-
 def _text(cell: object) -> Text:
-    """What stands in a cell: names are data, no markup."""
+    """Return a cell as Text; strings are not markup."""
     return cell if isinstance(cell, Text) else Text(str(cell))
 
 
@@ -201,7 +193,7 @@ def _wide(text: Text) -> int:
 
 
 def in_letters(text: Text, encoding: str) -> Text:
-    """The text in letters that the encoding has, a question mark for each that it has not."""
+    """Replace each character that the encoding lacks by a question mark."""
     try:
         shown = text.plain.encode(encoding, "replace").decode(encoding)
     except LookupError:
@@ -212,7 +204,7 @@ def in_letters(text: Text, encoding: str) -> Text:
 
 
 def joined(parts: Sequence[Text], between: str, width: int) -> list[Text]:
-    """The parts one after another, a new line where the next does not fit; what is too long is wrapped."""
+    """Join the parts into lines of at most `width` cells; parts that are longer are wrapped."""
     lines = [Text()]
     for number, part in enumerate(parts):
         said = part.copy().append(between.rstrip()) if number < len(parts) - 1 else part
@@ -247,7 +239,6 @@ def wrapped(text: Text, width: int) -> list[Text]:
 
 
 def _starts(line: str, width: int) -> list[int]:
-    """Where each line begins."""
     starts, room = [0], width
     for at, part, on_its_own in _parts(line, width):
         if at != starts[-1] and (on_its_own or cell_len(part.rstrip()) > room):

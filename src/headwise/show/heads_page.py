@@ -18,8 +18,12 @@ from __future__ import annotations
 import html
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError, ShapeError
@@ -28,18 +32,35 @@ from ..heads.labels import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer import Head
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
-from .heads_tables import as_data
+from ..listeners.capture import Tokens, is_punctuation
+from ..models.byte_pairs import BytePairs
+from ..models.pretrained import Pretrained
+from ..models.transformer import Transformer
+from ..models.transformer_config import TransformerConfig
+from .heads_tables import table_page
 from .heatmaps import OF_LABEL, layer_name
-from .offline_pages import Blobs, built, filled, framed, image_data, policy
-from .page_calls import Finer, Texts, call_data, check_finer, strongest_of_labels, with_maps
-from .page_readings import EXACT, Reading, flips, readings_of, rounded, row_of, side_within
-from .tables import HEADERS, IN_WORDS, WEIGHTS
+from .offline_pages import Blobs, as_bytes, built, filled, framed, image_data, policy
+from .page_readings import (
+    EXACT,
+    Finer,
+    Reading,
+    Texts,
+    call_data,
+    check_finer,
+    flips,
+    readings_of,
+    rounded,
+    row_of,
+    side_within,
+    strongest_of_labels,
+    with_maps,
+)
+from .tables import IN_WORDS, WEIGHTS
 from .texts import encodable, plain
 
 if TYPE_CHECKING:
     from ..listeners.effects import Effects
     from ..listeners.head_outputs import HeadOutputs
-    from ..models.pretrained import Pretrained
     from ..models.specialised_heads import Specialisation
 
 __all__ = ["EXACT", "EXAMPLE", "FORMAT", "MOST_CELLS", "heads_page", "in_notebook", "page_data", "page_of"]
@@ -52,16 +73,15 @@ OF_NO_LABEL = "#6b6f76"
 NOTEBOOK = 4 * 2**20  # letters of a page that a notebook is given
 COARSER = 64  # cells a side, of one that would be larger
 TALL = 860  # of the frame, in dots of the screen
-NUMBERS = ("entropy", "distance", "first", "previous", "itself", "next", "special", "punctuation")
 
 
 def heads_page(heads: Heads, **options: Any) -> str:
-    """The whole page as text; options as of `page_data`."""
+    """Return the page as text; the options are those of `page_data`."""
     return page_of(*page_data(heads, **options))
 
 
 def page_of(data: dict[str, Any], blobs: Blobs) -> str:
-    """The page of such data."""
+    """Return the page that holds this data."""
     template, style, script = built("heads")
     fill = {
         "POLICY": policy(style=style, script=script, images=True, wasm=True),
@@ -80,7 +100,7 @@ ESCAPED = str.maketrans(
 
 
 def _as_script(data: dict[str, Any]) -> str:
-    """JSON that cannot end the element it stands in; half characters as the sign that stands for them."""
+    """Return JSON that cannot end its script element; lone surrogates are replaced."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return encodable(text).translate(ESCAPED)
 
@@ -185,7 +205,7 @@ def _start(sources: list[list[Reading]], compared: list[dict[str, Any]]) -> dict
 
 
 def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
-    """A page says layer and head by number: those of another model would be taken for these."""
+    """Raise `ArgumentError` unless the counts of heads per layer are those of the watched model."""
     watched = [len(layer) for layer in heads.values()]
     if watched and watched != counts:
         raise ArgumentError(
@@ -196,7 +216,7 @@ def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
 
 
 def _alike(heads: Heads, other: Heads) -> bool:
-    """Whether both have the same heads, as one model has on two texts."""
+    """Return True if both have the same layers with as many heads."""
     mine, theirs = (
         {path: len(layer) for path, layer in zip(each.paths, each.values(), strict=True)}
         for each in (heads, other)
@@ -205,7 +225,7 @@ def _alike(heads: Heads, other: Heads) -> bool:
 
 
 def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str | None]:
-    """What each reading read, as far as it was said."""
+    """Return the text of each reading, None where it is unknown."""
     if text is None or isinstance(text, str):
         given = [] if text is None else [text]
         if given and counts[0] > 1:
@@ -221,9 +241,6 @@ def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str |
             )
     shown: list[str | None] = [plain(" ".join(each.split()), LONGEST_TEXT) for each in given]
     return iter(shown + [None] * (sum(counts) - len(shown)))
-
-
-# One source
 
 
 def _layers(reading: Reading) -> list[dict[str, Any]]:
@@ -280,7 +297,7 @@ def _calls(
 
 
 def _of_shown(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
-    """What effects or a corpus tell of the heads that are shown."""
+    """Keep only the entries of heads that are shown."""
     shown = {(number, head.head) for head, number in _numbered(reading)}
     kept = told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
     if "measures" in told:
@@ -327,9 +344,6 @@ def _sentence(name: str, share: float, cases: int, rule: str, by_rule: float) ->
     )
 
 
-# What is said of all
-
-
 def _labels() -> list[dict[str, Any]]:
     told = [
         {
@@ -364,12 +378,9 @@ def _statistics(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _own_words(name: str) -> tuple[str, str]:
-    """Of a statistic that was added elsewhere: its docstring's first line."""
+    """Return title and sentence of a statistic that is not in IN_WORDS."""
     said = Statistics.formula(name).partition("\n")[0] if name in ROW_STATISTICS else name
     return name.replace("_", " "), said
-
-
-# Training, and a model that runs in the page
 
 
 def _training(training: Specialisation) -> dict[str, Any]:
@@ -388,15 +399,10 @@ def _training(training: Specialisation) -> dict[str, Any]:
 
 
 def _alive(alive: Pretrained, heads: Heads, text: str | Sequence[str] | None, blobs: Blobs) -> dict[str, Any]:
-    from .alive_model import EXAMPLE, alive_data
-
     first = text if text is None or isinstance(text, str) else next(iter(text), None)
-    data = alive_data(alive, blobs.pack, EXAMPLE if first is None else first)
+    data = alive_data(alive, blobs.pack, FIRST_TEXT if first is None else first)
     _check_model("alive", heads, [data["config"]["num_heads"]] * data["config"]["num_layers"])
     return data
-
-
-# In a notebook
 
 
 def in_notebook(heads: Heads) -> str | None:
@@ -415,72 +421,182 @@ def in_notebook(heads: Heads) -> str | None:
     return framed(table_page(heads), "headwise heads", height=720)
 
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 1.2rem; }
-h1 { font-size: 1.3rem; }
-div { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2rem 0.7rem; text-align: left; border-bottom: 1px solid #8884; }
-.number { text-align: right; }
-"""
-TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{{POLICY}}">
-<title>{{HEADING}}</title>
-<style>{{STYLE}}</style>
-</head>
-<body>
-<h1>{{HEADING}}</h1>
-<p>Entropy is in nats, distance in keys, the others are shares of a head's weight. A dash: no label, or no
-query had such a key.</p>
-<div role="region" aria-label="Heads in numbers" tabindex="0">
-<table><thead><tr>{{HEADER}}</tr></thead>
-<tbody>
-{{ROWS}}
-</tbody></table>
-</div>
-</body>
-</html>
-"""
-NUMBER = ' class="number"'
+# A model that the page runs itself: `AliveData` of `page/src/heads/page_data.ts`
+#
+# The forward of the page (`page/src/heads/alive/forward.ts`) is that of one kind of decoder, and its
+# tokenizer byte-level byte pairs. Whatever another model has beside that is refused here by its name: a page
+# that left it out would show another model's heads.
 
 
-def table_page(heads: Heads) -> str:
-    """The heads in numbers, a page without a script."""
-    data = as_data(heads)
-    measured = {name for head in data["heads"] for name in head["numbers"]}
-    shown = [name for name in NUMBERS if name in measured]
-    header = [_column("head"), _column("label"), _column("score", NUMBER)]
-    header += [_column(HEADERS.get(name, name), NUMBER) for name in shown]
-    count = len(data["heads"])
-    fill = {
-        "POLICY": policy(style=STYLE),
-        "STYLE": STYLE,
-        "HEADING": _safe(f"{data['title'] or 'Model'}: {count} head{'' if count == 1 else 's'}", 200),
-        "HEADER": "".join([*header, _column("what it does")]),
-        "ROWS": "\n".join(_row(head, shown) for head in data["heads"]),
+FIRST_TEXT = "The nurse said that he left because he was tired, and the nurse slept"
+PANEL = 8  # channels that the page's kernel makes at a time
+
+# ByteLevel's words (Radford 2019), for JavaScript: \s is another set of letters there.
+PATTERN = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+"
+    r"|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+"
+)
+
+KNOWN: Mapping[str, object] = {  # what the page's forward takes for granted
+    "kind": "decoder", "positions": None, "token_types": 0, "embedding_scale": 1.0, "embedding_norm": False,
+    "activation": "gelu", "gated": False, "norm": "rms", "norm_first": True, "final_norm": True,
+    "output": "tied", "bias": False, "qkv_bias": False, "out_bias": False, "num_kv_heads": None,
+    "head_dim": None, "scale": None, "softcap": None, "sinks": False, "alibi": False, "relative_bias": None,
+    "qk_norm": None, "gate": None, "windows": (None,),
+}  # fmt: skip
+SIZES = ("vocab_size", "d_model", "num_heads", "num_layers", "d_ff", "max_length", "norm_eps")
+BY_ITSELF = ("rope", *SIZES)
+IN_TRAINING = ("dropout", "embedding_dropout", "attention_dropout")
+
+NAMES = {  # of a layer's weights: here, and in the page
+    "attention_norm": "attention_norm", "attention.q_proj": "query", "attention.k_proj": "key",
+    "attention.v_proj": "value", "attention.out_proj": "out", "feed_forward_norm": "feed_forward_norm",
+    "feed_forward.up_proj": "up", "feed_forward.down_proj": "down",
+}  # fmt: skip
+
+Pack = Callable[[bytes], Any]
+
+
+def alive_data(pretrained: Pretrained, pack: Pack, example: str = FIRST_TEXT) -> dict[str, Any]:
+    """What a page needs to run a model, `AliveData`; `ArgumentError` where the page cannot compute it.
+
+    Args:
+        pack: keeps bytes and says where: a `Blob`.
+        example: the text that the page reads first.
+    """
+    model, tokenizer, title = pretrained
+    if not isinstance(model, Transformer):
+        raise ArgumentError(
+            f"alive must be a headwise.models.Transformer: got {type(model).__name__}; the page runs the "
+            'built-in model, load("mini"), and decoders made like it'
+        )
+    config = model.config
+    _check_config(config)
+    rope = config.rope
+    assert rope is not None, "checked"
+    sizes = {name: getattr(config, name) for name in SIZES}
+    turned = {"rope_base": rope.base, "rope_dims": rope.turned(config.d_model // config.num_heads)}
+    words = _vocabulary(tokenizer, config)
+    tensors = {name: {"shape": list(x.shape), "data": pack(_halves(name, x))} for name, x in _tensors(model)}
+    special = Tokens(model, tokenizer).special
+    ordinary = (number for number in range(len(words["tokens"])) if number not in special)
+    marks = [number for number in ordinary if is_punctuation(str(tokenizer.convert_ids_to_tokens(number)))]
+    return {
+        "title": title,
+        "config": sizes | turned,
+        "tensors": tensors,
+        "tokenizer": words | {"pattern": PATTERN, "special": special, "punctuation": marks},
+        "example": example,
     }
-    return filled(TEMPLATE, fill)
 
 
-def _safe(text: str, length: int | None = None) -> str:
-    """Text for a page: nothing in it is markup, turns round what follows, or is half a character."""
-    return html.escape(plain(text, length))
+def _check_config(config: TransformerConfig) -> None:
+    for each in fields(config):
+        if each.name in BY_ITSELF or each.name in IN_TRAINING:
+            continue
+        value, known = getattr(config, each.name), KNOWN[each.name]
+        if each.name == "num_kv_heads" and value == config.num_heads:
+            continue
+        if each.name == "head_dim" and value is not None and value * config.num_heads == config.d_model:
+            continue
+        if value != known:
+            raise _cannot(each.name, value, f"{each.name}={known!r}")
+    rope = config.rope
+    if rope is None or rope.interleaved or rope.scaling is not None:
+        raise _cannot("rope", rope, "Rope(base, dims), neither interleaved nor scaled")
+    heads = config.num_heads
+    if config.d_model % (PANEL * heads):
+        raise _cannot("d_model", config.d_model, f"a multiple of {PANEL} for each of {heads} heads")
+    if config.d_ff % PANEL:
+        raise _cannot("d_ff", config.d_ff, f"a multiple of {PANEL}")
+    if config.max_length is None:
+        raise _cannot("max_length", None, "a number of tokens, such as 512")
 
 
-def _column(name: str, kind: str = "") -> str:
-    said = name.replace("-\n", "").replace("\n", " ").replace("_", " ")
-    return f'<th scope="col"{kind}>{_safe(said)}</th>'
+def _cannot(name: str, value: object, known: str) -> ArgumentError:
+    return ArgumentError(
+        f"alive must be a model that the page can compute: it has {name}={value!r}, and the page knows "
+        f"{known}; leave alive out, and measure beforehand with effects="
+    )
 
 
-def _row(head: dict[str, Any], shown: Sequence[str]) -> str:
-    mixed = head["label"] == MIXED
-    name = f"{head['layer']}.{head['head']}"
-    numbers = [head["score"], *(head["numbers"].get(name) for name in shown)]
-    cells = [f'<th scope="row">{_safe(name)}</th>', f"<td>{_safe(head['label'])}</td>"]
-    cells += [f"<td{NUMBER}>{'–' if x is None else f'{x:.2f}'}</td>" for x in numbers]
-    cells.append(f"<td>{'–' if mixed else _safe(head['sentence'])}</td>")
-    return f"<tr>{''.join(cells)}</tr>"
+def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name in the page, tensor) in the order in which the page unpacks them."""
+    config = model.config
+    E, F = config.d_model, config.d_ff
+    shapes = {"up": [F, E], "down": [E, F], "attention_norm": [E], "feed_forward_norm": [E]}
+    wanted = {
+        f"decoder.layers.{layer}.{ours}.weight": (f"layers.{layer}.{theirs}", shapes.get(theirs, [E, E]))
+        for layer in range(config.num_layers)
+        for ours, theirs in NAMES.items()
+    }
+    wanted |= {
+        "embedding.tokens.weight": ("embedding", [config.vocab_size, E]),
+        "decoder.norm.weight": ("norm", [E]),
+    }
+    held = model.state_dict()
+    for name in [*held, *wanted]:
+        shape = list(held[name].shape) if name in held else None
+        expected = wanted.get(name, (name, None))[1]
+        if shape != expected:
+            raise ArgumentError(
+                f"alive must be a model as its config says: {name} is {shape}, and should be {expected}; "
+                "give the model as it was before anything was pruned or added"
+            )
+    for name, (theirs, _) in wanted.items():
+        yield theirs, held[name]
+
+
+def _halves(name: str, x: Tensor) -> bytes:
+    """Return float16 bytes, all low bytes before all high ones: they compress 7% better."""
+    x = x.detach().cpu()
+    half = x.half()
+    strange = ~(half.to(x.dtype) == x)
+    if bool(strange.any()):
+        raise ArgumentError(
+            f"alive must have weights that float16 holds: {name} has {x[strange][0].item():.9g}, and "
+            f"{int(strange.sum())} more like it; round them first, model.half().float(), and watch that model"
+        )
+    return as_bytes(half.contiguous().flatten().view(torch.uint8).unflatten(0, (-1, 2)).T)
+
+
+def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
+    """Return the tokens by id, the merges in order, and the start token."""
+    if not isinstance(tokenizer, BytePairs):
+        raise ArgumentError(
+            f"alive must have a tokenizer of headwise: got {type(tokenizer).__name__}; see "
+            "headwise.models.BytePairs.of(tokenizer)"
+        )
+    told = json.loads(tokenizer.to_json())
+    model, cut, added = told["model"], told["pre_tokenizer"] or {}, told["added_tokens"]
+    start = tokenizer.bos_token_id
+    facts = {
+        "model": (model["type"], "BPE"),
+        "dropout": (model.get("dropout"), None),
+        "unk_token": (model.get("unk_token"), None),
+        "continuing_subword_prefix": (model.get("continuing_subword_prefix") or None, None),
+        "end_of_word_suffix": (model.get("end_of_word_suffix") or None, None),
+        "byte_fallback": (model.get("byte_fallback", False), False),
+        "ignore_merges": (model.get("ignore_merges", False), False),
+        "normalizer": ((told["normalizer"] or {}).get("type"), None),
+        "pre_tokenizer": (cut.get("type"), "ByteLevel"),
+        "add_prefix_space": (cut.get("add_prefix_space"), False),
+        "use_regex": (cut.get("use_regex", True), True),
+        "start token": (start is not None, True),
+        "end token": (tokenizer.eos_token_id, None),
+        "vocab_size": (len(tokenizer), config.vocab_size),
+    }
+    for token in added:
+        wide = any(token[name] for name in ("single_word", "lstrip", "rstrip")) or not token["special"]
+        facts[f"added token {token['content']!r}"] = ("of another kind" if wide else "special", "special")
+    for name, (value, known) in facts.items():
+        if value != known:
+            raise ArgumentError(
+                f"alive must have a tokenizer that the page can compute: its {name} is {value!r}, and the "
+                f"page knows {known!r}; leave alive out"
+            )
+    entries = model["vocab"] | {token["content"]: token["id"] for token in added}
+    by_number = {number: entry for entry, number in entries.items()}
+    tokens = [by_number.get(number, "") for number in range(len(tokenizer))]
+    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    return {"tokens": tokens, "merges": pairs, "start": start}

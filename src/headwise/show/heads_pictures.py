@@ -79,9 +79,6 @@ LARGE, LEAST, LARGE_PITCH = 5.0, 3.2, 0.15  # inches: without names, the least w
 Segment = tuple[tuple[float, float], tuple[float, float]]  # from here to there, in inches
 
 
-# Every head of every layer, small
-
-
 def model_picture(
     heads: Heads,
     *,
@@ -171,7 +168,7 @@ class Row:
 
     @property
     def pooled(self) -> bool:
-        """Whether positions share cells."""
+        """Return True if positions share cells."""
         return self.picture.shape[1:] != self.lengths
 
 
@@ -234,17 +231,16 @@ class Sheet:
         return sheet
 
     def x(self, head: int) -> float:
-        """Where the heat maps of a head's column begin."""
+        """Return the left edge of a head's column."""
         return self.left + self.columns.index(head) * (self.side + GAP)
 
     @property
     def x_end(self) -> float:
-        """Where the last column ends."""
         return self.left + len(self.columns) * (self.side + GAP)
 
     @property
     def tall(self) -> float:
-        """From the names of the columns to what stands below the last row."""
+        """Return the height of the grid, with names above and below."""
         return 0.2 * self.grown + sum(self.over + row.tall + row.below for row in self.rows)
 
     @property
@@ -265,14 +261,12 @@ def points(side: float, length: int) -> float:
 
 
 def _beside(row: Row, grown: float) -> float:
-    """Inches that names of queries take."""
     if row.names[0]:
         return max(inches(name, points(row.tall, row.lengths[0])) for name in row.names[0])
     return inches(str(row.lengths[0] - 1), 6 * grown)
 
 
 def _below(row: Row, grown: float) -> float:
-    """Inches that names of keys take."""
     if row.names[1]:
         return 0.1 + max(inches(name, points(row.wide, row.lengths[1])) for name in row.names[1])
     return 0.2 * grown
@@ -288,11 +282,8 @@ def _how(rows: Sequence[Row], written: bool) -> str:
     return how
 
 
-# Words of the grid
-
-
 def _frame(ax: Axes, row: Row, head: Head, x: float, y: float) -> None:
-    """A point away from the cells: the first column is where sinks are."""
+    """Draw a frame one point away from the cells, so that it covers none."""
     from matplotlib.patches import Rectangle
 
     colour = tint(head)
@@ -317,7 +308,7 @@ def _name_queries(ax: Axes, sheet: Sheet, row: Row, y: float) -> None:
 
 
 def _name_keys(ax: Axes, sheet: Sheet, row: Row, x: float, y: float) -> None:
-    """Below one heat map; what does not fit there would run into its neighbour's."""
+    """Write the names of keys below one heat map, or its first and last position where they fit."""
     S = row.lengths[1]
     if row.names[1]:
         size = points(row.wide, S)
@@ -352,7 +343,6 @@ Legend = tuple[list[tuple[str, str, list[str]]], float]  # (label, how many have
 
 
 def _headline(heads: Heads, count: int, text: str | None, written: bool, sheet: Sheet) -> list[Line]:
-    """The lines of the title."""
     looks = ("write of each key", "writes of each key") if written else ("look at", "looks at")
     everyone = sum(map(len, heads.values()))
     which = f"its {count} heads" if count == everyone else f"{count} of its {everyone} heads"
@@ -369,7 +359,6 @@ def _headline(heads: Heads, count: int, text: str | None, written: bool, sheet: 
 
 
 def _say(ax: Axes, sheet: Sheet, lines: Sequence[Line]) -> None:
-    """The title, and how to read the picture."""
     y = 0.27 * sheet.grown
     for line, size, bold in lines:
         ax.text(0.12, y, line, size=size, va="center", **words(INK, line if bold else ""))
@@ -380,7 +369,7 @@ def _say(ax: Axes, sheet: Sheet, lines: Sequence[Line]) -> None:
 
 
 def _legend(everyone: Sequence[Head], sheet: Sheet) -> Legend:
-    """What labels mean, and inches from how many heads have one to what it means."""
+    """Return the lines of the legend, and the width of their first column in inches."""
     counted, size = census(everyone), 7.5 * sheet.grown
     beside = 0.2 + max(inches(f"{count} {name}", size, bold=True) for name, count, _ in counted)
     room = max(2.5, sheet.width - sheet.left - beside - 0.15)
@@ -389,7 +378,6 @@ def _legend(everyone: Sequence[Head], sheet: Sheet) -> Legend:
 
 
 def _explain(ax: Axes, sheet: Sheet, legend: Legend, y: float) -> None:
-    """What the labels mean."""
     lines, beside = legend
     size = 7.5 * sheet.grown
     for name, said, meaning in lines:
@@ -397,9 +385,6 @@ def _explain(ax: Axes, sheet: Sheet, legend: Legend, y: float) -> None:
         for line in meaning:
             ax.text(sheet.left + beside, y, line, size=size, va="center", **words(FAINT))
             y += LINE * sheet.grown
-
-
-# One layer
 
 
 def layer_picture(
@@ -439,9 +424,6 @@ def layer_picture(
         columns=2 * max(1, round(len(shown) ** 0.5 * 0.8)),
         meaning="weight; as written: times norm, relative to the layer's largest",
     )
-
-
-# One head, large
 
 
 def head_picture(
@@ -529,7 +511,6 @@ def _how_large(written: bool, names: Sequence[str]) -> str:
 
 
 def _said(heads: Heads, one: Head) -> tuple[str, str]:
-    """The title, and the sentence that explains the label."""
     where = f"{layer_name(heads[one.path])}, head {one.head}"
     title = f"{heads.title}, {where}" if heads.title else where[0].upper() + where[1:]
     ((_, _, sentence),) = census([one])
@@ -539,7 +520,7 @@ def _said(heads: Heads, one: Head) -> tuple[str, str]:
 def _strip(
     page: Page, picture: Cells, queries: numpy.ndarray, x: float, y: float, wide: float, title: str
 ) -> None:
-    """What every key receives, in the mean over queries that see anything, as bars above the map."""
+    """Draw bars above the map: what each key receives, the mean over queries that see any key."""
     filled = picture.filled(0)
     queries = queries * (filled.sum(-1) > 0)
     received = queries @ filled / max(queries.sum(), 1)

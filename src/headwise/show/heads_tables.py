@@ -1,4 +1,4 @@
-"""Heads and layers of a model as tables for the terminal, what their labels mean, and heads as plain data.
+"""Heads and layers of a model as tables, what their labels mean, and heads as plain data.
 
 The keys of the data are a promise, and "format" says which one. All that is not finite is None, numbers have
 six digits.
@@ -17,6 +17,7 @@ six digits.
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
@@ -36,8 +37,9 @@ from ..heads.layer_names import Layer
 from ..heads.record import PATTERNS
 from ..heads.roles import Roles
 from ..whole_files import place_for, whole_file
+from .offline_pages import filled, policy
 from .tables import HEADERS, as_number, as_text, empty_table
-from .texts import encodable
+from .texts import encodable, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT", "Chosen", "HeadsTable", "add_place", "as_data", "as_json", "as_sentences", "census",
     "check_json_path", "check_sort", "heads_table", "layers_table", "places_of", "save_json", "sorted_heads",
+    "table_page",
 ]  # fmt: skip
 
 FORMAT = "headwise heads 1"
@@ -136,7 +139,7 @@ def heads_table(
 
 
 def add_place(table: FittedTable, header: str, layers: Iterable[int | str]) -> None:
-    """A column of layers by number, or of paths, which need room."""
+    """Add a column for layers: numbers, or paths that may wrap."""
     if all(isinstance(layer, int) for layer in layers):
         table.add(header)
     else:
@@ -146,7 +149,7 @@ def add_place(table: FittedTable, header: str, layers: Iterable[int | str]) -> N
 def sorted_heads(
     heads: Heads, sort: str | None = None, *, descending: bool = True, chosen: Chosen | None = None
 ) -> list[Head]:
-    """The heads in the order of a table; those without the number come last."""
+    """Return the heads sorted as in a table; heads without the number come last."""
     everyone = heads.chosen(chosen)
     if sort is None:
         return everyone
@@ -163,7 +166,7 @@ def places_of(heads: Heads) -> dict[str, int]:
 
 
 def check_sort(sort: str) -> None:
-    """Raises `ArgumentError` for what no table can be sorted by, before anything is measured."""
+    """Raise `ArgumentError` if no table can be sorted by this name."""
     known = [*ORDERS, *ROW_STATISTICS, *PATTERNS]
     if sort not in known:
         raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, known)}")
@@ -188,9 +191,6 @@ def _key(
         return last if math.isnan(value) else value
 
     return of
-
-
-# Labels
 
 
 def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
@@ -228,10 +228,7 @@ def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None)
     return said
 
 
-# Layers
-
-
-NUMBERS = ("entropy", "distance", "first")
+OF_LAYER = ("entropy", "distance", "first")
 
 
 def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | None = None) -> HeadsTable:
@@ -251,7 +248,7 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
         wanted.setdefault(head.path, []).append(head)
     add_place(table, "layer", heads)
     table.add("heads")
-    for rank, name in enumerate(NUMBERS):
+    for rank, name in enumerate(OF_LAYER):
         table.add(HEADERS[name], name, rank=2 + rank)
     table.add("diver-\nsity", rank=5)
     table.add("labels", rank=1, least=0, easy=18)
@@ -259,7 +256,7 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
         some = wanted.get(layer.place)
         if some is None:
             continue
-        numbers = [as_number(name, _mean(some, name)) for name in NUMBERS]
+        numbers = [as_number(name, _mean(some, name)) for name in OF_LAYER]
         numbers.append(as_number("entropy", _diversity(layer, [head.head for head in some])))  # nats, too
         said = ", ".join(f"{count} {name}" for name, count, _ in census(some))
         table.add_row(as_text(str(layer.layer)), str(len(some)), *numbers, as_text(said))
@@ -267,7 +264,7 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
 
 
 def _mean(heads: Sequence[Head], name: str) -> float:
-    """Over the heads that have the number."""
+    """Return the mean over the heads that have this number."""
     numbers = [head.values.get(name, math.nan) for head in heads]
     known = [number for number in numbers if not math.isnan(number)]
     return math.fsum(known) / len(known) if known else math.nan
@@ -277,9 +274,6 @@ def _diversity(layer: LayerHeads, some: Sequence[int]) -> float:
     """How much these heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
     matrix = attention_between(layer) if len(some) > 1 else None
     return math.nan if matrix is None else float(one_number(matrix[..., some, :][..., some]))
-
-
-# As data
 
 
 def as_data(
@@ -334,7 +328,7 @@ def _text(text: str | None) -> str | None:
 
 
 def as_json(data: dict[str, Any]) -> str:
-    """The data as strict JSON: no NaN, and a line at the end."""
+    """Return strict JSON, without NaN, with a line break at the end."""
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -349,3 +343,75 @@ def save_json(data: dict[str, Any], out: str | os.PathLike[str]) -> Path:
 def check_json_path(out: str | os.PathLike[str]) -> Path:
     """Where it may be written, links followed; raises `ArgumentError` as `save_json` does."""
     return place_for(out, (".json",), ".json", "heads.json")
+
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.2rem; }
+h1 { font-size: 1.3rem; }
+div { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2rem 0.7rem; text-align: left; border-bottom: 1px solid #8884; }
+.number { text-align: right; }
+"""
+TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{{POLICY}}">
+<title>{{HEADING}}</title>
+<style>{{STYLE}}</style>
+</head>
+<body>
+<h1>{{HEADING}}</h1>
+<p>Entropy is in nats, distance in keys, the others are shares of a head's weight. A dash: no label, or no
+query had such a key.</p>
+<div role="region" aria-label="Heads in numbers" tabindex="0">
+<table><thead><tr>{{HEADER}}</tr></thead>
+<tbody>
+{{ROWS}}
+</tbody></table>
+</div>
+</body>
+</html>
+"""
+NUMBER = ' class="number"'
+IN_PAGE = ("entropy", "distance", "first", "previous", "itself", "next", "special", "punctuation")
+
+
+def table_page(heads: Heads) -> str:
+    """Return the table of heads as a page without a script."""
+    data = as_data(heads)
+    measured = {name for head in data["heads"] for name in head["numbers"]}
+    shown = [name for name in IN_PAGE if name in measured]
+    header = [_column("head"), _column("label"), _column("score", NUMBER)]
+    header += [_column(HEADERS.get(name, name), NUMBER) for name in shown]
+    count = len(data["heads"])
+    fill = {
+        "POLICY": policy(style=STYLE),
+        "STYLE": STYLE,
+        "HEADING": _safe(f"{data['title'] or 'Model'}: {count} head{'' if count == 1 else 's'}", 200),
+        "HEADER": "".join([*header, _column("what it does")]),
+        "ROWS": "\n".join(_row(head, shown) for head in data["heads"]),
+    }
+    return filled(TEMPLATE, fill)
+
+
+def _safe(text: str, length: int | None = None) -> str:
+    """Escape text for a page."""
+    return html.escape(plain(text, length))
+
+
+def _column(name: str, kind: str = "") -> str:
+    said = name.replace("-\n", "").replace("\n", " ").replace("_", " ")
+    return f'<th scope="col"{kind}>{_safe(said)}</th>'
+
+
+def _row(head: dict[str, Any], shown: Sequence[str]) -> str:
+    mixed = head["label"] == MIXED
+    name = f"{head['layer']}.{head['head']}"
+    numbers = [head["score"], *(head["numbers"].get(name) for name in shown)]
+    cells = [f'<th scope="row">{_safe(name)}</th>', f"<td>{_safe(head['label'])}</td>"]
+    cells += [f"<td{NUMBER}>{'–' if x is None else f'{x:.2f}'}</td>" for x in numbers]
+    cells.append(f"<td>{'–' if mixed else _safe(head['sentence'])}</td>")
+    return f"<tr>{''.join(cells)}</tr>"

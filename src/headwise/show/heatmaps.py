@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .sheet import Cells
 
 __all__ = [
-    "CELLS", "OF_LABEL", "Names", "call_of", "cells", "cells_of", "check_path", "check_tokens",
+    "CELLS", "OF_LABEL", "Names", "call_of", "cells", "cells_of", "check_tokens",
     "counted_queries", "draw", "heatmaps", "label_of", "layer_name", "meaning_of", "names_in", "names_of",
     "queries_in", "queries_pooled", "save", "summed", "tint",
 ]  # fmt: skip
@@ -76,11 +76,8 @@ def heatmaps(
     return draw(cells(weights.select(batch=batch)), (T, S), names)
 
 
-# Cells
-
-
 def summed(values: Tensor, dim: int, cells: int) -> Tensor:
-    """Neighbours along a dimension added up, so that at most `cells` numbers are left of it."""
+    """Sum neighbours along a dimension, so that at most `cells` numbers remain."""
     size = values.shape[dim]
     if cells >= size:
         return values
@@ -104,7 +101,7 @@ def _shares(mass: Tensor, queries: Tensor) -> Cells:
 
 
 def _hidden(values: Tensor) -> Cells:
-    """Numbers as cells, hidden where there is nothing."""
+    """Return a masked array that hides every number that is not above 0."""
     import numpy
 
     array = values.cpu().float().numpy()
@@ -112,7 +109,7 @@ def _hidden(values: Tensor) -> Cells:
 
 
 def counted_queries(weights: AttentionMap) -> Tensor:
-    """1 for each query of one sequence, 0 for padding: float [T]."""
+    """Return 1 for each query of one sequence and 0 for padding: float [T]."""
     T = weights.shape[2]
     counted = weights.mask.counted(T)
     return torch.ones(T) if counted is None else counted[0].cpu().float()
@@ -138,7 +135,7 @@ def cells_of(
 
 
 def call_of(layer: LayerHeads) -> Record:
-    """The call that is drawn: the last of which a map or a picture was kept."""
+    """Return the call to draw: the last one that kept a map or a picture."""
     for call in reversed(layer.calls):
         if call.map is not None or call.pooled is not None:
             return call
@@ -174,9 +171,6 @@ def _written(layer: LayerHeads, call: Record, batch: int, most: int) -> Cells:
     largest = float(norms[batch].masked_fill(~real, 0).max())
     values: Tensor = call.written(batch, most)
     return _hidden(values / largest if largest > 0 else values)
-
-
-# Names
 
 
 def check_tokens(
@@ -270,28 +264,23 @@ def names_in(
 
 
 def layer_name(layer: LayerHeads) -> str:
-    """What a layer is called in a picture."""
+    """Return the name of a layer in a picture."""
     return f"layer {layer.layer}" if isinstance(layer.layer, int) else layer.path
 
 
 def label_of(head: Head) -> str:
-    """A head's label and score; "" where it has none."""
+    """Return a head's label and score, or ""."""
     return "" if head.label.name == MIXED else f"{head.label.name} {head.label.score:.2f}"
 
 
 def tint(head: Head) -> str | None:
-    """The colour of a head's label."""
     return OF_LABEL.get(head.label.name)
 
 
 def meaning_of(pooled: bool, written: bool) -> str:
-    """What a colour stands for."""
     if written:
         return WRITTEN + (", mean of a cell's queries" if pooled else "")
     return "mean weight of a query in a cell" if pooled else "weight"
-
-
-# One figure, a heat map per head
 
 
 def draw(
@@ -353,7 +342,7 @@ def draw(
 
 
 def _grid(heads: int) -> tuple[int, int]:
-    """Rows and columns: few holes, a little wider than high."""
+    """Return rows and columns of a grid with few holes, a little wider than high."""
 
     def cost(columns: int) -> float:
         rows = math.ceil(heads / columns)
@@ -363,15 +352,12 @@ def _grid(heads: int) -> tuple[int, int]:
     return math.ceil(heads / columns), columns
 
 
-# Pictures as files
-
-
 FORMATS = (".png", ".svg", ".pdf")
 
 
 def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
     """Write a figure, whole or not at all, and return where; raises `ArgumentError` where that cannot be."""
-    place = check_path(out)
+    place = place_for(out, FORMATS, ", ".join(FORMATS), "heads.png")
     with whole_file(place) as half, half.open("wb") as file:
         kind = place.suffix[1:].lower()
         options: dict[str, Any] = {}
@@ -379,8 +365,3 @@ def save(figure: Figure, out: str | os.PathLike[str]) -> Path:
             options["pil_kwargs"] = {"compress_level": 3}  # half the time, a tenth larger
         in_letters(figure).savefig(file, format=kind, **options)
     return place
-
-
-def check_path(out: str | os.PathLike[str]) -> Path:
-    """Where a picture may be written, links followed; raises `ArgumentError` as `save` does."""
-    return place_for(out, FORMATS, ", ".join(FORMATS), "heads.png")

@@ -157,7 +157,7 @@ def _panel(ax: Axes, name: str, stacks: Stacks) -> None:
 
 
 def _layers(ax: Axes, stacks: Stacks, wide: float, *, bottom: bool) -> None:
-    """The layers below; where there are several stacks, a line between two of them, and their names."""
+    """Write the layers below the axis; separate and name stacks where there are several."""
     numbers = [number for stack in stacks.values() for number in stack]
     ax.set_xlim(-0.6, len(numbers) - 0.4)
     step = math.ceil(len(numbers) / 24)
@@ -185,7 +185,7 @@ def _layers(ax: Axes, stacks: Stacks, wide: float, *, bottom: bool) -> None:
 
 
 def _headline(figure: Figure, heads: Heads, legend: Sequence[Sequence[tuple[str, str]]]) -> None:
-    """What it is, how to read it, and which colour is which label."""
+    """Write the title and the legend."""
     title = f"{heads.title or 'Model'}: its {sum(map(len, heads.values()))} heads, layer by layer"
     shown, size = fitted(label(title, 120), figure.get_figwidth() - 0.4, 12, 8, bold=True)
     write(figure, 0.2, 0.26, shown, size=size, **words(INK, shown))
@@ -197,7 +197,7 @@ def _headline(figure: Figure, heads: Heads, legend: Sequence[Sequence[tuple[str,
 
 
 def _legend(everyone: Sequence[Head], room: float) -> list[list[tuple[str, str]]]:
-    """(text, colour) in lines of so many inches."""
+    """Return lines of (text, colour), each at most `room` inches wide."""
     there = {head.label.name for head in everyone}
     names = [entry.name for entry in LABELS if entry.name in there]
     told = [("A dot is a head, the line their mean.", FAINT)]
@@ -209,9 +209,6 @@ def _legend(everyone: Sequence[Head], room: float) -> list[list[tuple[str, str]]
             lines.append([])
         lines[-1].append(each)
     return lines
-
-
-# Roles as a picture
 
 
 def roles_picture(roles: Roles) -> Figure:
@@ -302,7 +299,7 @@ def _scale_below(figure: Figure, ax: Axes, image: AxesImage) -> None:
 
 
 def _dots(ax: Axes, order: Sequence[Role]) -> None:
-    """A line from the rule to the head; the head's name at its side, the rule in words at the far right."""
+    """Draw a line from rule to head per role, the head's name beside it, the rule at the far right."""
     for row, role in enumerate(order):
         colour, best = FOUND_COLOUR if role.found else MISSED_COLOUR, role.rules[role.rule]
         ax.plot([best, role.share], [row, row], color=colour, linewidth=1.1, alpha=0.6, zorder=1)
@@ -335,9 +332,6 @@ def _dots(ax: Axes, order: Sequence[Role]) -> None:
     ax.set_axisbelow(True)
     open_frame(ax, hidden=("top", "right", "left"))
     ax.set_xlabel("share of cases; bar: 95%", size=8, labelpad=2, **words(FAINT))
-
-
-# Roles as tables
 
 
 def as_lines(roles: Roles) -> Iterator[str]:
@@ -389,7 +383,7 @@ def _role_lines(name: str, role: Role, names: int) -> Iterator[str]:
 
 
 def _by_class(role: Role) -> tuple[str, float]:
-    """The best rule that goes by classes of words, in one word, and its share."""
+    """Return the best rule about classes of words, in one word, and its share."""
     others = {rule: share for rule, share in role.rules.items() if not rule.endswith(OFFSET)}
     best = max(others, key=others.__getitem__)
     short = (word for part, word in RULES.items() if best.startswith(part) or best.endswith(part))

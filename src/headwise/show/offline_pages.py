@@ -31,8 +31,8 @@ from ..errors import ArgumentError, ShapeError
 from ..whole_files import place_for, whole_file
 
 __all__ = [
-    "LEVELS", "VALUES", "Blob", "Blobs", "Built", "as_bytes", "built", "check_page_path", "filled", "framed",
-    "image_data", "levels", "policy", "save_page", "weights",
+    "LEVELS", "Blob", "Blobs", "Built", "as_bytes", "built", "check_page_path", "filled", "framed",
+    "image_data", "levels", "policy", "save_page",
 ]  # fmt: skip
 
 
@@ -108,18 +108,10 @@ def check_page_path(path: str | os.PathLike[str], example: str) -> Path:
     return place_for(path, (".html", ".htm"), ".html", example)
 
 
-# Arrays
-
-
 STEP = 2e-4
 EVEN = 50  # steps up to 0.01
 RATIO = 1.02
 LEVELS = 1 + EVEN + math.ceil(math.log(100) / math.log(RATIO)) + 2
-VALUES = torch.tensor(
-    [math.nan]
-    + [n * STEP for n in range(EVEN + 1)]
-    + [min(1.0, EVEN * STEP * RATIO**n) for n in range(1, LEVELS - 1 - EVEN)]
-)  # what each level stands for
 HIDDEN = 0
 BYTE = 255  # the level from which on it takes two
 ROOM = 1.01  # up to where a weight is 1 but for rounding
@@ -154,19 +146,6 @@ def levels(cells: Tensor) -> bytes:
     return as_bytes(level.clamp(max=BYTE).byte()) + as_bytes(more.byte())
 
 
-def weights(data: bytes, rows: int, columns: int) -> Tensor:
-    """Levels as weights again, [rows, columns]; NaN where they are hidden."""
-    count = rows * columns
-    level = torch.tensor(list(data[:count]), dtype=torch.long)
-    large = level == BYTE
-    if len(level) != count or len(data) != count + int(large.sum()):
-        raise ArgumentError(
-            f"data must be levels of {rows} x {columns} cells: got {len(data)} bytes; unpack a whole map"
-        )
-    level[large] += torch.tensor(list(data[count:]), dtype=torch.long)
-    return VALUES[level].view(rows, columns)
-
-
 def as_bytes(values: Tensor) -> bytes:
     """The numbers of a tensor as they lie in memory, in order; numpy is not asked."""
     there = values.detach().cpu().contiguous()
@@ -180,8 +159,6 @@ class Blobs:
         >>> blobs = Blobs()
         >>> blobs.pack(bytes(100)), blobs.pack(b"abc")
         ((0, 16), (16, 32))
-        >>> Blobs.unpacked(blobs.text, (16, 32))
-        b'abc'
     """
 
     def __init__(self) -> None:
@@ -189,7 +166,7 @@ class Blobs:
         self._length = 0
 
     def pack(self, data: bytes) -> Blob:
-        """Take it in, compressed, and say where it lies: [from, to)."""
+        """Add compressed data, and return where it lies: [from, to)."""
         # only runs of one byte are looked for: weights repeat nothing else; it takes a fiftieth of the time
         deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_RLE)
         part = base64.b64encode(deflate.compress(data) + deflate.flush()).decode("ascii")
@@ -200,16 +177,7 @@ class Blobs:
 
     @property
     def text(self) -> str:
-        """All of them."""
         return "".join(self._parts)
-
-    @staticmethod
-    def unpacked(text: str, blob: Blob) -> bytes:
-        """What was taken in, as the page reads it."""
-        return zlib.decompress(base64.b64decode(text[slice(*blob)]))
-
-
-# An image that was read in patches
 
 
 LEADING = 8  # tokens at most that stand before the patches of an image: [CLS], registers

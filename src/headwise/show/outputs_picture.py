@@ -141,9 +141,6 @@ def _projection(heads: Tensor, projection: nn.Module | OutputProjection) -> Outp
     return OutputProjection(weight, bias, H)
 
 
-# Where it is drawn
-
-
 @dataclass(frozen=True)
 class Sheet:
     """The measures of the picture, in inches."""
@@ -185,7 +182,6 @@ def _colours() -> Colormap:
 
 
 def _scale(values: Tensor) -> Normalize:
-    """As far below 0 as above."""
     from matplotlib.colors import Normalize
 
     sizes = values.flatten().abs().sort().values
@@ -218,9 +214,6 @@ def _strongest(values: Tensor, most: int) -> Any:
     return numpy.where(above >= -below, above, below)
 
 
-# What else is drawn
-
-
 def _heading(ax: Axes, top: float, what: str, how: str) -> None:
     room: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 2}  # over what goes through
     first = ax.text(0.15, top - 0.3, what, size=10.5, bbox=room, **words(INK, what))
@@ -238,7 +231,7 @@ def _rows(ax: Axes, sheet: Sheet, top: float, names: Sequence[str]) -> None:
 
 
 def _lengths(ax: Axes, lengths: Tensor, sheet: Sheet, x: float) -> None:
-    """Bars beside what a head writes: as long as it is, against the longest of all heads and tokens."""
+    """Draw bars of the norm of what a head writes, relative to the largest of all heads and tokens."""
     T = len(lengths)
     room, step = 0.25 * sheet.side, sheet.tall / T
     y = [sheet.tops[2] + (at + 0.5) * step for at in range(T)]
@@ -247,7 +240,7 @@ def _lengths(ax: Axes, lengths: Tensor, sheet: Sheet, x: float) -> None:
 
 
 def _funnel(ax: Axes, sheet: Sheet, head: int) -> None:
-    """Where a head's map goes when they are put side by side."""
+    """Shade the way from a head's map to its part of the concatenation."""
     start, end = sheet.tops[0] + sheet.tall + 0.04, sheet.tops[1] - 0.04
     above, below = sheet.left_of(head), sheet.left + head * sheet.joined
     corners_x = [above, above + sheet.side, below + sheet.joined - 0.02, below + 0.02]
@@ -255,7 +248,7 @@ def _funnel(ax: Axes, sheet: Sheet, head: int) -> None:
 
 
 def _joints(ax: Axes, sheet: Sheet, heads: int) -> None:
-    """Lines between heads that are side by side, a plus between those that are added."""
+    """Draw lines between heads that are concatenated, and a plus between those that are added."""
     for head in range(1, heads):
         x = sheet.left + head * sheet.joined
         ax.plot([x, x], [sheet.tops[1], sheet.tops[1] + sheet.tall], color=INK, linewidth=0.8)

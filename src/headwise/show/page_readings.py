@@ -1,10 +1,10 @@
-"""What each sequence of the last forward was to every layer, for a page: its own numbers, no padding; and two
-sequences compared: which positions are partners, and which heads moved.
+"""What a page holds of every sequence of the last forward: its own numbers without padding, the maps of each
+layer, exact or pooled, and two sequences compared.
 
 Calls of a layer that continue each other, a prompt and then a query a step, are one map. Else the last call
-of which a map or a picture was kept is shown.
+of which a map or a picture was kept is shown. No more weights are in memory than a block of queries has.
 
-Letters: B batch, H num_heads, T query_len, S key_len.
+Letters: B batch, H num_heads, h heads shown, T query_len, S key_len.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..engines.scores import Scores
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads
+from ..heads.head_distances import attention_between, similarity
 from ..heads.layer import Head, LayerHeads
 from ..heads.layer_names import Layer
+from ..heads.measures import weights_in_blocks
 from ..heads.record import Marks, Record
 from ..heads.text_changes import Alignment, Change
+from ..map import AttentionMap
+from ..scoring import HIDDEN, hidden_is_endless
 from .heads_tables import places_of
-from .heatmaps import Names, call_of, names_in
+from .heatmaps import Names, call_of, names_in, queries_pooled, summed
+from .offline_pages import Blob, Blobs, as_bytes, levels
 from .texts import plain, readable
 
 __all__ = ["EXACT", "Reading", "View", "flips", "readings_of", "rounded", "row_of", "side_within"]
@@ -62,23 +66,23 @@ class View:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """How many queries and keys are shown."""
+        """Return the numbers of queries and keys shown."""
         return len(self.queries), len(self.keys)
 
     @property
     def whole(self) -> bool:
-        """Whether it is one call, of which nothing is left out."""
+        """Return True if it is one call and nothing of it is left out."""
         return len(self.calls) == 1 and self.lengths == self.calls[0].shape[2:]
 
     @property
     def picture(self) -> Tensor:
-        """What was kept of a call without a map: pooled mass, [H, rows, columns]."""
+        """Return the pooled mass kept of a call without a map: [H, rows, columns]."""
         made = self.calls[-1].pooled
         assert made is not None, "a call is shown that kept a map or a picture"
         return made[0]
 
     def size(self, side: int) -> tuple[int, int]:
-        """Rows and columns of cells, where maps are exact up to so many positions a side."""
+        """Return rows and columns of cells; maps are exact up to `side` positions a side."""
         T, S = self.lengths
         has_map = self.calls[-1].map is not None
         if max(T, S) <= side and (has_map or self.picture.shape[1:] == (T, S)):
@@ -88,7 +92,7 @@ class View:
         return min(T, pooled, made[0]), min(S, pooled, made[1])
 
     def is_exact(self, side: int) -> bool:
-        """Whether every query and key has its cell."""
+        """Return True if every query and key has a cell of its own."""
         return self.size(side) == self.lengths
 
 
@@ -111,7 +115,7 @@ class Reading:
 
     @property
     def places(self) -> dict[str, int]:
-        """By path and by place, which layer it is."""
+        """Return {path or place: number of the layer}."""
         return places_of(self.heads)
 
 
@@ -159,11 +163,8 @@ def rounded(value: float | None, digits: int = 5) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
-# Which calls
-
-
 def _runs(heads: Heads) -> dict[str, list[Record]]:
-    """By path, the calls that are shown."""
+    """Return {path: the calls that are shown}."""
     kept = {
         path: [call for call in layer.calls if call.map is not None or call.pooled is not None]
         for path, layer in zip(heads.paths, heads.values(), strict=True)
@@ -188,7 +189,7 @@ def _chain(calls: list[Record]) -> list[Record]:
 
 
 def _continues(before: Record, after: Record) -> bool:
-    """Whether a call reads on where one before it ended, with all that was read in its cache."""
+    """Return True if `after` continues `before`, with all that was read in its cache."""
     if before.map is None or after.map is None or not before.kind == after.kind == "self":
         return False
     same = before.shape[:2] == after.shape[:2] and before.forward < after.forward
@@ -199,9 +200,6 @@ def _continues(before: Record, after: Record) -> bool:
     if not (isinstance(known, Scores) and isinstance(kept, Scores)):
         return True
     return torch.equal(known.k, kept.k[:, :, : before.shape[3]].to(known.k))
-
-
-# One sequence
 
 
 def _reading(
@@ -240,7 +238,7 @@ def _reading(
 
 
 def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
-    """A call as one sequence of it."""
+    """Return a call as if it had read this sequence alone."""
     call.measure_patterns()
     _, H, T, S = call.shape
     mine = slice(batch, batch + 1)
@@ -260,7 +258,7 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
 
 
 def _joined(calls: Sequence[Record]) -> Record:
-    """Calls that continue each other as one, but for its weights."""
+    """Return calls that continue each other as one call without a map."""
     last = calls[-1]
     queries = sum(call.shape[2] for call in calls)
     return replace(last, shape=(1, last.shape[1], queries, last.shape[3]), map=None)
@@ -291,16 +289,13 @@ def _view(layer: LayerHeads, heads: list[int], names: Names) -> View:
 
 
 def _real_queries(call: Record, real: Tensor) -> Tensor:
-    """Which queries of a call are no padding, bool [T]; real: the keys that are none, of the whole text."""
+    """Return which queries of a call are no padding, bool [T]; `real`: the same of all keys."""
     T, S = call.shape[2:]
     counted = None if call.map is None else call.map.mask.counted(T)
     mine = torch.ones(T, dtype=torch.bool) if counted is None else counted[0].cpu()
     if call.kind == "self" and T <= S:
         mine = mine & real[S - T : S]
     return mine
-
-
-# Names
 
 
 def _known(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Names:
@@ -323,19 +318,14 @@ def _known(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Nam
     return queries, keys
 
 
-# Two sequences compared
-
-
 def flips(sources: list[list[Reading]], side: int) -> list[dict[str, Any]]:
-    """The first reading and each other that it can be compared with, 8 at most."""
-    return list(islice(_flips(sources, side), MOST_FLIPS))
-
-
-def _flips(sources: list[list[Reading]], side: int) -> Iterator[dict[str, Any]]:
-    """The first reading and each other of the same model that it can be compared with, token by token."""
+    """Compare the first reading token by token with each other of the same model, up to 8 of them."""
     everyone = [((s, r), each) for s, some in enumerate(sources) for r, each in enumerate(some)]
     (first, before), *others = everyone
+    found: list[dict[str, Any]] = []
     for place, after in others:
+        if len(found) == MOST_FLIPS:
+            break
         if not (_comparable(before, side) and _comparable(after, side)):
             continue
         try:
@@ -343,7 +333,8 @@ def _flips(sources: list[list[Reading]], side: int) -> Iterator[dict[str, Any]]:
         except ArgumentError:  # another model, or texts that have nothing in common: there is no flip
             continue
         if flip is not None:
-            yield {"before": first, "after": place} | flip
+            found.append({"before": first, "after": place} | flip)
+    return found
 
 
 def _comparable(reading: Reading, side: int) -> bool:
@@ -392,7 +383,7 @@ def _moved(change: Change, layer: int, before: Reading, after: Reading) -> dict[
 
 
 def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str, Any]]:
-    """Both texts as one; positions are counted without padding."""
+    """Return both texts as one line of tokens; positions are counted without padding."""
     own = [{at: number for number, at in enumerate(real.tolist())} for real in (before, after)]
     return [
         {
@@ -410,3 +401,258 @@ def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str,
 def _at(real: Tensor, place: int) -> int | None:
     found = (real == place).nonzero().flatten().tolist()
     return found[0] if found else None
+
+
+FINER, PAIRS, FINER_HEADS = 512, 64, 8
+LEAST = 1e-30  # a weight that is 0 and not hidden, as the page's smallest level
+BLOCK = 4096  # queries whose heaviest keys are looked for at a time
+
+Finer = list[tuple[str, int]]  # by path and head
+Texts = dict[tuple[str, ...], int]  # lists of tokens, each once, and its number
+
+
+def call_data(
+    view: View,
+    layer: LayerHeads,
+    side: int,
+    blobs: Blobs,
+    texts: Texts,
+    *,
+    finer: Sequence[int] = (),
+    outputs: Tensor | None = None,
+) -> dict[str, Any]:
+    """As `CallData` of page_data.ts says.
+
+    Args:
+        finer: heads to zoom into, where the map is not exact.
+        outputs: of the heads before W_O, [1, H, T, D] of the call.
+    """
+    T, S = view.lengths
+    rows, columns = view.size(side)
+    exact = (rows, columns) == (T, S)
+    H = view.calls[-1].shape[1]
+    maps = _packed(view, _cells(view, view.heads, rows, columns), blobs)
+    norms, written, most = _written(view, rows, columns, exact, blobs)
+    zoomed = {} if exact else {head: _finer(view, layer, head, blobs) for head in finer if head in view.heads}
+    said = None if outputs is None or not exact else _outputs(view, layer, outputs)  # [H, T, D]
+    return {
+        "queries": T,
+        "keys": S,
+        "rows": rows,
+        "columns": columns,
+        "query_tokens": _number(view.names[0], texts),
+        "key_tokens": _number(view.names[1], texts),
+        "left_out": view.left_out,
+        "steps": view.steps,
+        "maps": maps,
+        "norms": norms,
+        "written": written,
+        "written_most": most,
+        "finer": {str(head): cells for head, cells in zoomed.items()},
+        "pairs": {str(head): _pairs(view, head) for head in zoomed},
+        "outputs": None
+        if said is None
+        else {"width": said.shape[2], "data": blobs.pack(as_bytes(said.half()))},
+        "distances": _matrix(attention_between(layer)) if H > 1 else None,
+        "cosines": _cosines(view, said) if H > 1 else None,
+    }
+
+
+def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
+    """Cells of the heads that are shown, [h, rows, columns], by head; None: not shown."""
+    shown = {head: blobs.pack(levels(mine)) for head, mine in zip(view.heads, cells, strict=True)}
+    return [shown.get(head) for head in range(view.calls[-1].shape[1])]
+
+
+def _number(names: list[str] | None, texts: Texts) -> int | None:
+    return None if names is None else texts.setdefault(tuple(names), len(texts))
+
+
+def _cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
+    """[h, rows, columns]: weights, or the share of a query's weight that falls into a cell."""
+    T, S = view.lengths
+    call, made = view.calls[-1], view.calls[-1].pooled
+    if view.whole and (rows, columns) != (T, S):
+        if made is None or (call.map is not None and made.shape[2:] != (rows, columns)):
+            return _from_map(view, heads, rows, columns)
+        mass = summed(summed(made[0][heads].float().cpu(), 1, rows), 2, columns)
+        return mass / summed(queries_pooled(call, 0), 0, rows).clamp(min=1)[:, None]
+    if call.map is None:
+        return view.picture[heads].float().cpu()
+    return _in_blocks(view, heads, rows, columns)
+
+
+def _from_map(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
+    """The same from a map, in fewer cells than it has weights."""
+    if not view.whole:
+        return _in_blocks(view, heads, rows, columns)
+    map = view.calls[0].map
+    assert map is not None
+    mass = map.select(heads=heads).pooled((rows, columns))[0].float().cpu()
+    return mass / summed(torch.ones(view.lengths[0]), 0, rows)[:, None]
+
+
+def _in_blocks(
+    view: View, heads: list[int], rows: int, columns: int, factors: Tensor | None = None
+) -> Tensor:
+    """The same from weights, a block of queries at a time; factors: what they are multiplied by, [h, S]."""
+    T = view.lengths[0]
+    row = torch.arange(T) * rows // T
+    cells = torch.zeros(len(heads), rows, columns)
+    for some, p in _blocks(view, heads):
+        shares = p if factors is None else p * factors[:, None]
+        cells.index_add_(1, row[some], summed(shares, 2, columns))
+    return cells / torch.bincount(row, minlength=rows)[:, None]
+
+
+def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(which queries, counted without padding, int [t]; their weights [h, t, S])."""
+    end = int(view.keys[-1]) + 1 if len(view.keys) else 0
+    for map, queries, done in _steps(view):
+        S = map.shape[3]
+        for some, p in weights_in_blocks(map.select(heads=heads), queries):
+            weights = p[0].float().cpu()
+            nothing = weights == 0
+            if bool(nothing.any()):  # too little for a number, which is not hidden
+                weights = weights.masked_fill(nothing & _seen(map.select(heads=heads, queries=some)), LEAST)
+            if end > S:  # what was not there yet
+                weights = torch.nn.functional.pad(weights, (0, end - S))
+            yield torch.arange(done, done + len(some)), weights[..., view.keys]
+            done += len(some)
+
+
+def _steps(view: View) -> Iterator[tuple[AttentionMap, Tensor, int]]:
+    """Each call's map, which of its queries are no padding, int [t], and how many there were before it."""
+    start = done = 0
+    for call in view.calls:
+        assert call.map is not None, "of a call without a map there is the picture"
+        end = start + call.shape[2]
+        queries = view.queries[(view.queries >= start) & (view.queries < end)] - start
+        yield call.map, queries, done
+        start, done = end, done + len(queries)
+
+
+def _seen(map: AttentionMap) -> Tensor:
+    """Return where the mask hides nothing, bool [h, T, S]; False everywhere for given weights."""
+    scores = map.parts()[0]
+    (_, H, T, S), everyone = map.shape, slice(0, map.shape[2])
+    if not isinstance(scores, Scores):
+        return torch.zeros(H, T, S, dtype=torch.bool)
+    seen = torch.ones(1, H, T, S, dtype=torch.bool, device=map.device)
+    allowed = scores.mask.tile(scores.at(everyone), everyone, slice(0, S), S)
+    if allowed is not None:
+        seen = seen & allowed
+    if map.bias is not None:  # masks that are added
+        seen = seen & (hidden_is_endless(map.bias.detach()) > HIDDEN / 2)
+    return seen[0].cpu()
+
+
+def _written(
+    view: View, rows: int, columns: int, exact: bool, blobs: Blobs
+) -> tuple[Blob | None, list[Blob | None] | None, float | None]:
+    """Norms of what is written; maps of weight times norm, where positions share cells; the largest norm."""
+    call = view.calls[-1]
+    if call.written_norms is None or call.map is None:
+        return None, None, None
+    norms = call.written_norms[0].float()[:, view.keys]  # [H, S]
+    most = float(norms.max())
+    if not math.isfinite(most):
+        return None, None, None
+    if exact:
+        return blobs.pack(as_bytes(norms)), None, rounded(most)
+    factors = norms[view.heads] / (most or 1.0)
+    cells = _in_blocks(view, view.heads, rows, columns, factors)
+    return None, _packed(view, cells, blobs), rounded(most)
+
+
+def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
+    """Heads to zoom into, by path and number; raises `ArgumentError` where there is no such head."""
+    if finer is None:
+        return None
+    if isinstance(finer, Sequence) and not isinstance(finer, str) and not finer:
+        return []
+    try:
+        return [(head.path, head.head) for head in heads.chosen(finer)]
+    except ArgumentError as error:
+        raise ArgumentError(str(error).replace("chosen", "finer", 1)) from None
+
+
+def with_maps(reading: Reading, finer: Finer) -> Finer:
+    """Those of them that another model, or the same on another text, has a map of."""
+    kept = _maps(reading)
+    return [each for each in finer if each[0] in kept]
+
+
+def _maps(reading: Reading) -> dict[str, View]:
+    """By place, the layers whose maps were kept."""
+    return {
+        layer.place: view
+        for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
+        if view is not None and view.calls[-1].map is not None
+    }
+
+
+def strongest_of_labels(reading: Reading, side: int) -> Finer:
+    """Where maps were kept that are not exact: the strongest head of each label, 8 at most."""
+    maps = [place for place, view in _maps(reading).items() if not view.is_exact(side)]
+    by_label: dict[str, Head] = {}
+    for head in sorted(reading.shown, key=lambda head: head.label.strength, reverse=True):
+        if head.path in maps:
+            by_label.setdefault(head.label.name, head)
+    places = [(head.path, head.head) for head in by_label.values()][:FINER_HEADS]
+    return sorted(places, key=lambda each: (maps.index(each[0]), each[1]))
+
+
+def _finer(view: View, layer: LayerHeads, head: int, blobs: Blobs) -> dict[str, Any]:
+    if view.calls[-1].map is None:
+        raise ArgumentError(
+            f"finer must be of heads whose maps were kept: {layer.path} was called with "
+            f"{list(view.calls[-1].shape)} and kept none; use watch(model, keep=True)"
+        )
+    rows, columns = (min(FINER, length) for length in view.lengths)
+    cells = _from_map(view, [head], rows, columns)
+    return {"rows": rows, "columns": columns, "map": blobs.pack(levels(cells))}
+
+
+def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
+    """Return the strongest pairs: (query, key, weight)."""
+    place = torch.full((int(view.keys[-1]) + 1,), -1).index_put((view.keys,), torch.arange(len(view.keys)))
+    best = torch.empty(0), torch.empty(0, 2, dtype=torch.long)
+    for map, mine, done in _steps(view):
+        for some in mine.split(BLOCK):
+            top = map.select(heads=[head], queries=some).top(min(PAIRS, map.shape[3]))
+            values, keys = top[0][0, 0].float().cpu(), top[1][0, 0].cpu()  # [t, n]
+            queries = torch.arange(done, done + len(some))[:, None].expand_as(keys)
+            here = (values > 0) & (keys < len(place))
+            places = torch.stack([queries[here], place[keys[here]]], -1)
+            both = torch.cat([best[0], values[here]]), torch.cat([best[1], places])
+            order = both[0].sort(descending=True, stable=True).indices[:PAIRS]
+            best = both[0][order], both[1][order]
+            done += len(some)
+    rows = zip(best[1].tolist(), best[0].tolist(), strict=True)
+    return [(query, key, rounded(weight)) for (query, key), weight in rows if key >= 0]
+
+
+def _outputs(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:
+    H, T = view.calls[-1].shape[1:3]
+    if len(view.calls) > 1 or tuple(outputs.shape[1:3]) != (H, T):
+        steps = f" in {len(view.calls)} steps" * (len(view.calls) > 1)
+        raise ShapeError(
+            f"outputs must be of the run that was watched: [1, H, T, D] = {list(outputs.shape)} in "
+            f"{layer.path}, where {H} heads read {sum(call.shape[2] for call in view.calls)} queries{steps}; "
+            "collect them in the same block"
+        )
+    return outputs[0].float().cpu()[:, view.queries]
+
+
+def _cosines(view: View, said: Tensor | None) -> list[list[float | None]] | None:
+    measured = view.calls[-1].pairs.get("outputs")
+    if measured is None and said is not None:
+        measured = similarity(said[None])
+    return None if measured is None else _matrix(measured[0])
+
+
+def _matrix(numbers: Tensor | None) -> list[list[float | None]] | None:
+    if numbers is None:
+        return None
+    return [[None if math.isnan(x) else round(x, 4) for x in row] for row in numbers.tolist()]

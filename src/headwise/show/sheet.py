@@ -107,7 +107,7 @@ class Page:
         self.scale = weight_scale()
 
     def even(self, inches: float) -> float:
-        """The nearest whole number of dots, in inches."""
+        """Round inches to a whole number of dots."""
         return round(inches * self.dpi) / self.dpi
 
     def axes(self, x: float, y: float, wide: float, tall: float) -> Axes:
@@ -135,7 +135,6 @@ class Page:
         return ax
 
     def head(self, title: str, size: float, colour: str = INK) -> None:
-        """The title, in the upper left corner."""
         x, y = 0.15 / self.width, 1 - 0.1 / self.height
         self.figure.suptitle(title, x=x, y=y, ha="left", va="top", size=size, **words(colour, title))
 
@@ -160,7 +159,6 @@ class Page:
         self.figure.supylabel(queries, x=0.06 / self.width, y=height, ha="left", size=size, **words(FAINT))
 
     def scale_bar(self, x: float, y: float, tall: float, meaning: str, picture: Cells) -> None:
-        """The scale of colours, beside the heat maps."""
         from matplotlib.cm import ScalarMappable
 
         meaning += " (grey: none)" if picture.mask.any() else ""
@@ -217,7 +215,7 @@ def side_of(length: int, beside: int, with_names: bool) -> float:
 
 
 def _points(pitch: float) -> float:
-    """The size of names that stand so many inches apart."""
+    """Return the font size of names that stand `pitch` inches apart."""
     return min(8.0, 0.82 * 72 * pitch)
 
 
@@ -237,7 +235,7 @@ def colours() -> Colormap:
 
 
 def open_frame(ax: Axes, hidden: Sequence[str] = ("top", "right")) -> None:
-    """Axes with pale lines, and without those that are `hidden`."""
+    """Draw the frame of axes in pale lines, without the `hidden` sides."""
     for side, line in ax.spines.items():
         line.set_visible(side not in hidden)
         line.set_color(PALE)
@@ -250,14 +248,14 @@ def plain_bar(bar: Colorbar, size: float) -> None:
 
 
 def words(colour: str, strong: str = "") -> dict[str, Any]:
-    """How text is set: as written, dollars and all; one given as `strong` in bold, if fonts have it."""
+    """Return options of text: never markup; `strong` text is bold if the fonts have bold letters."""
     bold = bool(strong) and in_bold(strong)
     weight = {"weight": "bold" if bold else "normal"} if strong else {}
     return {"color": colour, "parse_math": False, "usetex": False, "family": families(bold=bold)} | weight
 
 
 def _frame(ax: Axes, lengths: tuple[int, int], size: tuple[float, float], tint: str | None) -> None:
-    """A frame a point away from the cells, which hides none of them."""
+    """Draw a frame one point away from the cells, so that it covers none."""
     from matplotlib.patches import Rectangle
 
     (T, S), (wide, tall) = lengths, size
@@ -309,7 +307,7 @@ def _name_axes(
 
 
 def _marks(length: int, side: float) -> list[int]:
-    """Round positions along so many inches: five at most, and as many as have room."""
+    """Return round positions for labels along an axis: five at most, as many as fit."""
     most = max(1, min(4, int(side / (2.2 * inches(str(length), 7)))))
     steps = (base * 10**power for power in range(12) for base in (1, 2, 5))
     step = next(step for step in steps if (length - 1) / step <= most)
@@ -317,7 +315,7 @@ def _marks(length: int, side: float) -> list[int]:
 
 
 def _side(place: int, length: int, side: float, kinds: tuple[str, str, str]) -> str:
-    """How a number stands at its position: inside the ends of the axis, which belongs to its neighbours."""
+    """Return the alignment of a number, so that it stays within the ends of the axis."""
     half = inches(str(place), 7) / 2 * length / side
     if place + 0.5 - half < 0:
         return kinds[0]

@@ -129,11 +129,8 @@ def terminal_heatmaps(
 
 
 def _alike(drawn: Drawn) -> object:
-    """The same for layers whose boxes may stand side by side: of one size and text, that go by number."""
+    """Return a key that layers share whose boxes may stand side by side."""
     return drawn.lengths, drawn.queries, id(drawn) if drawn.by_path else None
-
-
-# Several heads
 
 
 def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
@@ -180,13 +177,12 @@ def _several(layers: list[Drawn], width: int, pen: Pen) -> list[Text]:
 
 
 def _no_finer(layers: list[Drawn], rows: int, columns: int) -> tuple[int, int]:
-    """At most as many cells as there are: a picture that was kept instead of a map may have fewer."""
+    """Limit the cells to those of a kept picture, which may have fewer."""
     made = [drawn.mass.shape[-2:] for drawn in layers]
     return min(rows, *(down for down, _ in made)), min(columns, *(across for _, across in made))
 
 
 def _fit(box: int, room: int) -> int:
-    """How many boxes fit side by side."""
     return (room + GAP) // (box + GAP)
 
 
@@ -209,7 +205,7 @@ def _names(names: list[str] | None, length: int, rows: int, margin: int, pen: Pe
 
 
 def _ends(length: int, rows: int, margin: int, pen: Pen) -> list[Text]:
-    """What stands beside each row where positions share them: the first and the last."""
+    """Return the labels beside rows that positions share: the first and the last position."""
     ends = {0: "0", rows - 1: str(length - 1)}
     return [pen.text(f"{ends.get(row, ''):>{margin}}", "dim") for row in range(rows)]
 
@@ -232,7 +228,6 @@ def _headline(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
 
 
 def _pooled(drawn: Drawn, rows: int, columns: int, width: int, pen: Pen) -> list[Text]:
-    """What a cell is, where positions share it."""
     T, S = drawn.lengths
     if (rows, columns) == (T, S):
         return []
@@ -246,9 +241,6 @@ def _joined(parts: Sequence[Text], pen: Pen) -> Text:
     joined = pen.text().join(parts)
     joined.rstrip()
     return joined
-
-
-# One head
 
 
 def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
@@ -310,7 +302,7 @@ def _positions(length: int, columns: int, wide: int) -> str:
 
 
 def _heaviest(picture: list[list[float]], drawn: Drawn, pen: Pen) -> list[str]:
-    """The key that each query looks at most, and how much."""
+    """Return, per query, the key with the largest weight, and that weight."""
 
     def of(row: list[float]) -> str:
         at = row.index(weight := max(row))
@@ -320,11 +312,7 @@ def _heaviest(picture: list[list[float]], drawn: Drawn, pen: Pen) -> list[str]:
     return [of(row) for row in picture]
 
 
-# The scale
-
-
 def _scale(width: int, pen: Pen) -> list[Text]:
-    """The weight at which each shade begins."""
     from .fitted_tables import joined
 
     parts = [pen.text("weight from:")]
@@ -332,9 +320,6 @@ def _scale(width: int, pen: Pen) -> list[Text]:
         parts.append(pen.text().append(shade, colours_of(start or FROM[0] / 4)).append(f" {start:g}"))
     parts.append(pen.text("empty: none"))
     return joined(parts, "  ", width)
-
-
-# Cells
 
 
 @dataclass(frozen=True)
@@ -385,9 +370,6 @@ def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
     return mass, summed(counted_queries(weights), 0, mass.shape[1]), call
 
 
-# Characters
-
-
 @dataclass(frozen=True)
 class Pen:
     """The characters that an encoding has."""
@@ -417,13 +399,13 @@ class Pen:
         return Text(self.known(words), style)
 
     def lines(self, words: str, width: int, style: str = "") -> list[Text]:
-        """Words in lines of at most so many cells."""
+        """Wrap words into lines of at most `width` cells."""
         from .fitted_tables import wrapped
 
         return wrapped(self.text(plain(words), style), width)
 
     def name(self, token: str, cells: int, *, right: bool = False) -> Text:
-        """A token in exactly so many cells; what is too long is cut at its end."""
+        """Return a token padded or cut to exactly so many cells."""
         from rich.cells import cell_len
 
         shown = token
@@ -435,14 +417,13 @@ class Pen:
         return self.text(space + shown if right else shown + space)
 
     def cells(self, row: Sequence[float], wide: int) -> Text:
-        """A row of a heat map."""
         shown = self.text()
         for weight in row:
             shown.append(self.shade(weight) * wide, colours_of(weight))
         return shown
 
     def shade(self, weight: float) -> str:
-        """A character for the weight; where there is none, or no number, a space."""
+        """Return the character for a weight; a space for 0 and NaN."""
         if not weight > 0:
             return " "
         return self.shades[sum(weight >= start for start in FROM)]

@@ -35,16 +35,13 @@ def plain(text: str, length: int | None = None) -> str:
 
 
 def encodable(text: str) -> str:
-    """Half characters, which no file in UTF-8 can hold, as the sign that stands for them."""
+    """Replace lone surrogates, which UTF-8 cannot hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _visible(char: str) -> str:
     unsafe = unicodedata.category(char) in UNSAFE and char not in JOINERS
     return SEEN.get(char, "\N{REPLACEMENT CHARACTER}") if unsafe else char
-
-
-# Tokens
 
 
 SPACE, BEGIN, END = "␣", "▁", "</w>"  # a space alone; marks of sentencepiece and of the first byte pairs
@@ -111,9 +108,6 @@ def _in_bytes(tokens: Sequence[str]) -> bool:
         return False
 
 
-# Labels in pictures
-
-
 FIRST = "DejaVu Sans"  # comes with matplotlib
 WIDE_FONTS = (  # asked first for letters that it lacks, where the machine has them; then any other
     "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Hiragino Sans", "Microsoft YaHei",
@@ -142,13 +136,13 @@ def families(*, bold: bool = False) -> list[str]:
 
 
 def in_bold(text: str) -> bool:
-    """Whether all of a label can be drawn in bold."""
+    """Return True if all of a label can be drawn in bold."""
     return all(any(ord(char) in _letters(_file(name)) for name in families(bold=True)) for char in set(text))
 
 
 @lru_cache(4096)
 def _drawable(char: str) -> bool:
-    """Whether a font can draw a character; one that was not needed before joins those that were."""
+    """Return True if a font here can draw a character, and remember that font."""
     if any(ord(char) in _letters(_file(name)) for name in (FIRST, *_more)):
         return True
     for name in _others():
@@ -195,7 +189,7 @@ def _has_bold(family: str) -> bool:
 
 @lru_cache(512)
 def _letters(file: str) -> frozenset[int]:
-    """The characters that a font has."""
+    """Return the code points that a font has."""
     from matplotlib.font_manager import get_font
 
     try:
@@ -205,7 +199,7 @@ def _letters(file: str) -> frozenset[int]:
 
 
 def _has_outline(file: str, char: str) -> bool:
-    """Whether there is something to draw: colour fonts have pictures in place of outlines."""
+    """Return True if the font has an outline for a character: colour fonts have bitmaps."""
     from matplotlib.font_manager import get_font
 
     try:
@@ -231,11 +225,8 @@ def as_outlines(text: str) -> bool:
     return False
 
 
-# Right to left
-
-
 def _lays_out() -> bool:
-    """Whether matplotlib orders and joins letters itself: from 3.11 on, with libraqm."""
+    """Return True if matplotlib lays out right-to-left text itself (3.11 and later)."""
     from matplotlib import ft2font
 
     return hasattr(ft2font, "__libraqm_version__")
@@ -272,7 +263,7 @@ def _direction(char: str) -> str:
 
 
 def _turned(run: str) -> str:
-    """A run turned round, each mark still behind its letter."""
+    """Reverse a run, each combining mark still behind its letter."""
     clusters: list[str] = []
     for char in run:
         if clusters and unicodedata.combining(char):
@@ -284,7 +275,7 @@ def _turned(run: str) -> str:
 
 @lru_cache(1)
 def _forms() -> dict[tuple[str, str], str]:
-    """(letters, where in a word) -> the form of them that Unicode has for it."""
+    """Return {(letters, position in a word): presentation form}."""
     forms: dict[tuple[str, str], str] = {}
     for code in (*range(0xFB50, 0xFBFC), *range(0xFE80, 0xFEFD)):
         kind, *letters = unicodedata.decomposition(chr(code)).split() or [""]
@@ -295,7 +286,7 @@ def _forms() -> dict[tuple[str, str], str]:
 
 
 def joined(run: str) -> str:
-    """Arabic letters in the forms that they have beside each other."""
+    """Replace Arabic letters by the forms they have beside each other."""
     forms = _forms()
     letters: list[str] = []  # each with what is joined to it for good: lam and alef are one
     for char in run:
@@ -318,12 +309,9 @@ def joined(run: str) -> str:
     )
 
 
-# How much room they take
-
-
 @lru_cache(8192)
 def inches(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide a label is when drawn at so many points."""
+    """Return the width in inches of a label of so many points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -334,7 +322,7 @@ def inches(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fitted(text: str, room: float, size: float, least: float, *, bold: bool = False) -> tuple[str, float]:
-    """A label and the points it is set in: smaller, and shorter where the least size is too large still."""
+    """Return a label and its font size that fit into `room` inches: made smaller, then shortened."""
     wide = inches(text, size, bold=bold)
     if wide <= room:
         return text, size
@@ -346,7 +334,7 @@ def fitted(text: str, room: float, size: float, least: float, *, bold: bool = Fa
 
 
 def wrapped(text: str, room: float, size: float, *, bold: bool = False) -> list[str]:
-    """A text in lines of so many inches at most, cut between words."""
+    """Wrap a text between words into lines of at most `room` inches."""
     lines: list[str] = []
     left = text.split()
     while left:

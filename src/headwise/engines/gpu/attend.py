@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..backend import ON_THE_WAY
 from ..scores import Scores
-from ..wanted import ON_THE_WAY
 from .launches import (
     FEW_QUERIES,
     NOT_SPECIAL,

@@ -395,33 +395,19 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     return Found(dq, dk, dv, dbias, None if dslopes is None else dslopes.sum((0, 2)))
 
 
-Way = Callable[[Scores, Tensor, Tensor, Tensor, Tensor], Found]
+GradientsOf = Callable[[Scores, Tensor, Tensor, Tensor, Tensor], Found]
 
 
-def planned(of_bias: bool) -> Way:
+def planned(of_bias: bool) -> GradientsOf:
     """`backward` for calls of one kind: what its launches take but tensors is kept, by the layout of grad."""
     ready = Plans()
 
     def again(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
         scoring, held = scores.scoring, scores.mask.tensors.values()
+        learned = scoring.slopes, scoring.sinks, scoring.bias
+        given = scores.q, scores.k, v, out, lse, grad, *learned, *held
         # what was saved need not come back as it was laid out
-        layout = tuple(
-            [
-                x if x is None else signature_of(x)
-                for x in (
-                    scores.q,
-                    scores.k,
-                    v,
-                    out,
-                    lse,
-                    grad,
-                    scoring.slopes,
-                    scoring.sinks,
-                    scoring.bias,
-                    *held,
-                )
-            ]
-        )
+        layout = tuple([x if x is None else signature_of(x) for x in given])
         way = ready.get(layout)
         if way is not None:
             return way(scores, v, out, lse, grad)
@@ -434,7 +420,7 @@ def planned(of_bias: bool) -> Way:
     return again
 
 
-def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool) -> Way | None:
+def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool) -> GradientsOf | None:
     """The two launches with all they take but tensors; None: there is more to do."""
     scores, (B, H, T, _) = prepared.scores, prepared.shape
     given = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])

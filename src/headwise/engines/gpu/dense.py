@@ -1,8 +1,10 @@
-"""The weights themselves, of chosen keys, and their mean over heads: each number is written once.
+"""The weights themselves: of chosen keys, their mean over heads, and the heaviest keys of each query.
 
 Keys are a run [begin, begin + count) of all keys, or, picked one by one, a copy of theirs with their numbers
 beside it. Where float32 is asked for, each row is divided by its own sum: lse is rounded, and a weight is
 only as exact as that.
+
+The heaviest keys are a running list of the best, entered wherever a tile beats its last.
 """
 
 from __future__ import annotations
@@ -30,10 +32,29 @@ from .launches import (
 )
 from .lists import powers_of, seen_tiles
 from .request import Launch, Prepared, Request
-from .rows import mass_of
-from .tile import Rules, between, ends, in_band, key_stop, load, load_lse, log_weights, long, place, product
+from .rows import mass_of, settled
+from .tile import (
+    BIG,
+    HIDDEN,
+    Rules,
+    between,
+    ends,
+    in_band,
+    key_stop,
+    keys_seen,
+    length_of,
+    list_of,
+    load,
+    load_lse,
+    log_weights,
+    long,
+    my_queries,
+    place,
+    product,
+    tile_of,
+)
 
-__all__ = ["dense", "mean", "plainest"]
+__all__ = ["dense", "mean", "plainest", "top"]
 
 PROGRAMS = 528  # enough to fill any GPU of today a few times over
 PATCH = 16  # blocks of rows that are worked on together, so that keys come from the cache
@@ -305,19 +326,9 @@ def plainest(
     places = q.data_ptr() | k.data_ptr() | lse.data_ptr() | out.data_ptr()
     bias = None if added is None else (added.shape, added.stride(), added.data_ptr() & 15)
     key = (
-        "dense",
-        q.shape,
-        k.shape,
-        q.stride(),
-        k.stride(),
-        q.dtype,
-        q.device,
-        places & 15,
-        bias,
-        causal,
-        scale,
-        average,
-    )
+        "dense", q.shape, k.shape, q.stride(), k.stride(), q.dtype, q.device, places & 15, bias, causal,
+        scale, average,
+    )  # fmt: skip
     plan: _Plan | None = PLANS.get(key)
     lacking = (None,) * 3
     if plan is None:
@@ -376,3 +387,94 @@ def _seen(asked: Asked, tiles: int) -> Tensor | None:
 
 def _mass(prepared: Prepared) -> Tensor | None:
     return mass_of(prepared) if prepared.q.dtype == torch.float32 else None
+
+
+# The heaviest keys
+
+
+@triton.jit
+def insert(x, cols, best, keys, K: tl.constexpr):
+    """Put the tile's scores that beat a row's worst into the row's list, one a round."""
+    highest = tl.max(x, 1)
+    worst = tl.min(best, 1)
+    while tl.max((highest > worst).to(tl.int32), 0) > 0:
+        better = highest > worst
+        # of equal scores the first key enters first, and the last key leaves first
+        key = tl.min(tl.where(x == highest[:, None], cols[None, :], 2147483647), 1)
+        leaves = best == worst[:, None]
+        last = tl.max(tl.where(leaves, keys, -2), 1)
+        slots = tl.arange(0, K)[None, :]
+        slot = tl.min(tl.where(leaves & (keys == last[:, None]), slots, K), 1)
+        here = better[:, None] & (slots == slot[:, None])
+        best = tl.where(here, highest[:, None], best)
+        keys = tl.where(here, key[:, None], keys)
+        x = tl.where(better[:, None] & (cols[None, :] == key[:, None]), HIDDEN, x)
+        highest = tl.max(x, 1)
+        worst = tl.min(best, 1)
+    return best, keys
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIAL, "count"])
+def top_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, LSE, VALUES, INDICES, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, b0, blocks, count, K: tl.constexpr, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
+    base = long(bh) * T
+    lse = load_lse(LSE + base + rows, rows < T)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    slots = tl.arange(0, K)
+    # slots beyond the count are never the worst, so nothing enters them
+    best = tl.where(slots[None, :] < count, HIDDEN, BIG) + tl.zeros([M, 1], tl.float32)
+    keys = tl.full([M, K], -1, tl.int32)
+    if setup.listed:
+        TILES = list_of(TILES, list_strides, b, h, block)
+        i0 = 0
+        i1 = length_of(COUNTS, list_strides, b, h, block)
+        i2 = i1
+        i3 = i1
+    else:
+        i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
+    for phase in tl.static_range(3):
+        lo = i0 if phase == 0 else (i1 if phase == 1 else i2)
+        hi = i1 if phase == 0 else (i2 if phase == 1 else i3)
+        needed = setup.listed if phase == 0 else not setup.listed
+        if needed or (phase == 0 and setup.left):
+            for i in tl.range(lo, hi, num_stages=setup.stages):
+                start = tile_of(TILES, i, setup) * N
+                k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+                cols = start + tl.arange(0, N)
+                x = log_weights(
+                    product(q0, q1, k0, k1, setup), lse[:, None], at[:, None], rows[:, None], cols[None, :],
+                    b, h, stop, rules, T, S, left, right, phase != 1, setup,
+                )  # fmt: skip
+                best, keys = insert(tl.maximum(x, HIDDEN), cols, best, keys, K)
+    best = tl.where(slots[None, :] < count, best, 2 * HIDDEN)
+    here = rows < T
+    for n in range(count):
+        heaviest = tl.max(best, 1)
+        key = tl.min(tl.where(best == heaviest[:, None], keys, 2147483647), 1)
+        slot = tl.min(tl.where((best == heaviest[:, None]) & (keys == key[:, None]), slots[None, :], K), 1)
+        seen = heaviest > 0.5 * HIDDEN
+        there = (base + rows) * count + n
+        value = tl.where(seen, tl.exp2(heaviest), 0.0)
+        tl.store(VALUES + there, tl.where(lse == lse, value, lse), mask=here)  # no maximum knows a NaN
+        tl.store(INDICES + there, long(tl.where(seen, key, -1)), mask=here)
+        best = tl.where(slots[None, :] == slot[:, None], 2 * HIDDEN, best)
+
+
+def top(prepared: Prepared, count: int) -> tuple[Tensor, Tensor]:
+    """(weights, keys), each [B, H, T, count], heaviest first; of equal weights the first key."""
+    prepared = settled(prepared)
+    request = Request(prepared, "top")
+    shape = (request.B, request.H, request.T, count)
+    values = prepared.empty(*shape)
+    indices = torch.empty(shape, dtype=torch.int64, device=prepared.device)
+    request.launch(
+        top_kernel, request.grid, prepared.lse, values, indices, *request.tile_lists,
+        sizes=(request.blocks, count), options=(max(2, triton.next_power_of_2(count)),),
+    )  # fmt: skip
+    return values, indices

@@ -1,4 +1,4 @@
-"""Launching kernels: block sizes, and the way past Triton's own dispatch. Imports no triton.
+"""Whether kernels can take a request, block sizes, plans, and launches. Imports no triton.
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
 capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take the careful column.
@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
+import os
+import shutil
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
@@ -19,29 +22,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...mask_rules import TRACED, is_traced
+from ..scores import Scores, Tiled
+
 __all__ = [
-    "FEW_QUERIES",
-    "FEW_ROWS",
-    "NOT_SPECIAL",
-    "PLANS",
-    "SHORT",
-    "SHORT_ROWS",
-    "Arguments",
-    "Blocks",
-    "Kernel",
-    "Plans",
-    "bind_thread",
-    "blocks_for",
-    "compiled_beside",
-    "interpreted",
-    "kind_of",
-    "launch",
-    "multiprocessors",
-    "number_of",
-    "on_device",
-    "ready",
-    "takes_descriptors",
-]
+    "FEW_QUERIES", "FEW_ROWS", "LARGEST_HEAD", "NOT_SPECIAL", "PLANS", "SHORT", "SHORT_ROWS", "Arguments",
+    "Blocks", "Kernel", "Plans", "blocks_for", "cannot", "compiled_beside", "interpreted", "kind_of",
+    "launch", "multiprocessors", "no_compiler", "number_of", "ready", "takes_descriptors",
+]  # fmt: skip
 
 Kernel = Any  # what triton.jit makes of a function, or the compiled one: called as kernel[grid](...)
 Arguments = tuple[object, ...]  # tensors, descriptors, numbers, tuples of them
@@ -54,6 +42,56 @@ NOT_SPECIAL = ("H", "shift", "left", "right", "b0", "blocks")
 def interpreted() -> bool:
     """Whether Triton runs kernels in Python, on a CPU: how the tests look at them."""
     return INTERPRET
+
+
+# Whether kernels can take a request
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST_HEAD = 256
+FARTHEST = 2**24  # whole numbers that float32 holds
+
+
+def cannot(scores: Tiled) -> str | None:
+    """None if the kernels can take it, else the reason."""
+    if not isinstance(scores, Scores):
+        return "these weights were given, not computed: there is no q and k to go back to"
+    q = scores.q
+    if q.device.type != "cuda" and not interpreted():
+        return f"it runs on cuda, the tensors are on {q.device.type}"
+    if q.dtype not in DTYPES:
+        return f"it takes bfloat16, float16 and float32, not {str(q.dtype).removeprefix('torch.')}"
+    if not q.shape[0]:
+        return "there is nothing in this batch"
+    if q.shape[-1] > LARGEST_HEAD:
+        return f"it takes head_dim up to {LARGEST_HEAD}, not {q.shape[-1]}"
+    if scores.scoring.slopes is not None and scores.shape[3] > FARTHEST:
+        return f"it counts distances up to {FARTHEST} exactly, and there are {scores.shape[3]} keys"
+    if is_traced():
+        return TRACED
+    if torch._C._are_functorch_transforms_active():
+        return "a function transform (torch.func) is active, which only plain operations pass"
+    return _missing(q.device.index) if q.device.type == "cuda" else None
+
+
+@functools.cache
+def _missing(device: int | None) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "it needs triton, which is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"it needs a GPU of compute capability 8.0 or newer, not {capability[0]}.{capability[1]}"
+    return no_compiler()
+
+
+def no_compiler() -> str | None:
+    """Why Triton cannot build what launches its kernels; None: it can."""
+    if os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        return None
+    return "triton needs a C compiler, and there is none: install gcc, or set CC"
+
+
+# Block sizes
 
 
 class Blocks(NamedTuple):

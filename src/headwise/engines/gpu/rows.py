@@ -2,11 +2,13 @@
 
 One program: M queries of one head, longest rows first, so that the tail of the grid is short. Only what is
 asked for is summed. A picture's cell is closed when the walk leaves it; each block of queries writes its own
-share, which `add_up` then adds in order.
+share, which `add_up` then adds in order. The light pass gives the log-sum-exp of each query's scores alone,
+where the first pass did not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launches import NOT_SPECIAL, kind_of, launch
-from .request import Launch, Prepared, Request
+from ..scores import Scores
+from .launches import NOT_SPECIAL, PLANS, kind_of, launch
+from .request import Launch, Prepared, Request, rules_and_lists_by
 from .tile import (
     BIG,
     HIDDEN,
@@ -38,7 +41,9 @@ from .tile import (
     tile_of,
 )
 
-__all__ = ["NAMES", "Picture", "Walked", "added_up", "cell_of", "mass_of", "rows", "settled", "wide"]
+__all__ = [
+    "NAMES", "Picture", "Walked", "added_up", "cell_of", "lse_of", "mass_of", "rows", "settled", "wide",
+]  # fmt: skip
 
 NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit", "mass")
 # A float32 forward may have been told to multiply in TF32, three digits.
@@ -376,3 +381,85 @@ def settled(prepared: Prepared) -> Prepared:
     if prepared.q.dtype != torch.float32:
         return prepared
     return replace(prepared, given_lse=prepared.lse + mass_of(prepared).log())
+
+
+# The light pass
+
+
+@triton.jit(do_not_specialize=NOT_SPECIAL)
+def lse_kernel(
+    Q0, Q1, K0, K1, q_strides, k_strides, OUT, TILES, COUNTS, list_strides, rules,
+    H, T, S, shift, left, right, b0, blocks, setup: tl.constexpr,
+):  # fmt: skip
+    M: tl.constexpr = setup.M
+    N: tl.constexpr = setup.N
+    block, bh, b, h, rows, at, first, last = my_queries(rules, H, T, shift, b0, blocks, setup)
+    q0, q1 = load(Q0, Q1, q_strides, b, h, block * M, T, M, setup)
+    stop = key_stop(rules, b, S)
+    top = tl.full([M, 4], HIDDEN, tl.float32)
+    total = tl.zeros([M, 4], tl.float32)
+    nothing = tl.zeros([M, 1], tl.float32)
+    if setup.listed:
+        TILES = list_of(TILES, list_strides, b, h, block)
+        i0 = 0
+        i1 = length_of(COUNTS, list_strides, b, h, block)
+        i2 = i1
+        i3 = i1
+    else:
+        i0, i1, i2, i3 = keys_seen(first, last, stop, left, right, setup)
+    for phase in tl.static_range(3):
+        lo = i0 if phase == 0 else (i1 if phase == 1 else i2)
+        hi = i1 if phase == 0 else (i2 if phase == 1 else i3)
+        needed = setup.listed if phase == 0 else not setup.listed
+        if needed or (phase == 0 and setup.left):
+            for i in tl.range(lo, hi, num_stages=setup.stages):
+                start = tile_of(TILES, i, setup) * N
+                k0, k1 = load(K0, K1, k_strides, b, h // setup.G, start, S, N, setup)
+                cols = start + tl.arange(0, N)
+                x = log_weights(
+                    product(q0, q1, k0, k1, setup), nothing, at[:, None], rows[:, None], cols[None, :],
+                    b, h, stop, rules, T, S, left, right, phase != 1, setup,
+                )  # fmt: skip
+                higher = tl.maximum(top, largest(x, M, N))
+                p = tl.exp2(fours(x, M, N) - higher[:, None, :, None])
+                total = total * tl.exp2(top - higher) + tl.sum(tl.sum(p, 1), 2)
+                top = higher
+    highest = tl.max(top, 1)
+    empty = highest <= 0.5 * HIDDEN
+    summed = tl.sum(total * tl.exp2(top - highest[:, None]), 1)
+    if rules.sinks is not None:
+        sink = tl.load(rules.sinks + h).to(tl.float32) * LOG2E
+        higher = tl.maximum(highest, sink)
+        summed = summed * tl.exp2(highest - higher) + tl.exp2(sink - higher)
+        highest = higher
+    lse = tl.where(empty, -float("inf"), (highest + tl.log2(summed)) * LN2)
+    tl.store(OUT + long(bh) * T + rows, lse, mask=rows < T)
+
+
+def lse_of(scores: Scores) -> Tensor:
+    """[B, H, T], natural logarithm; -inf for queries that see nothing."""
+    prepared = Prepared(scores)
+    key = ("lse", prepared.signature)
+    plan: Callable[[Prepared], Tensor] | None = PLANS.get(key)
+    if plan is not None:
+        return plan(prepared)
+    request = Request(prepared, "lse")
+    out = prepared.empty(*prepared.shape[:3])
+    launched = request.launch(lse_kernel, request.grid, out, *request.tile_lists, sizes=(request.blocks,))
+    if PLANS.is_back(key):
+        go = launched.again(prepared.q, prepared.k)
+        PLANS.keep(key, None if go is None else _planned(request, go))
+    return out
+
+
+def _planned(request: Request, go: Callable[..., None]) -> Callable[[Prepared], Tensor]:
+    """`lse_of` for all that have the signature of these: room, and a launch at once."""
+    given_by, shape, device = rules_and_lists_by(request), request.prepared.shape[:3], request.prepared.device
+
+    def again(prepared: Prepared) -> Tensor:
+        rules, lists = given_by(prepared)
+        out = torch.empty(shape, dtype=torch.float32, device=device)
+        go(prepared.q, prepared.k, rules, out, *lists)
+        return out
+
+    return again

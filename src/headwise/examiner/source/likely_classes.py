@@ -192,11 +192,12 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
     ]
     calls = [aliases.get(one, one) for one in calls]
     called, words = set(calls), loaded | bound | attributes
-    # `weights = softmax(..)`, kept in an attribute or not, are no projection's
+    is_class = isinstance(node, ast.ClassDef)
+    # What a class computes and calls `weights` is a softmax, not a projection's weight. A function that is given its
+    # parameters may have no other name that tells of projections.
     stored = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
     stored |= {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
-    computed = {word for word in stored if ANY_WEIGHT.fullmatch(word)}
-    is_class = isinstance(node, ast.ClassDef)
+    computed = {word for word in stored if is_class and ANY_WEIGHT.fullmatch(word)}
     products = sum(one in PRODUCTS for one in calls)
     products += sum(isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult) for one in nodes)
     repeated = [one for one in nodes if isinstance(one, SEVERAL)]

@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import AttentionOptions, scores_from, under_autocast
+from ...engines.backend import wanted
 from ...engines.kernels import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ...engines.scores import Scores
-from ...engines.wanted import wanted
 from ...facts import fact
 from ...functional import attention
 from ...map import AttentionMap, make

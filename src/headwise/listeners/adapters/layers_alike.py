@@ -4,7 +4,7 @@ A watched layer costs Python as much as the layer itself does, and everyday mode
 the layer's function is asked, which rules a mask comes to, which kernel runs, who listens and how the call is
 noted: none of it differs from one layer to the next. So a layer leaves behind how it was answered, for as
 long as its forward lasts. A call after it goes that way if all that decided it is the same: the very function
-and mask, equal numbers beside them, the kind of its tensors (`planned.kind_of`: shapes, strides, dtypes,
+and mask, equal numbers beside them, the kind of its tensors (`first_pass.kind_of`: shapes, strides, dtypes,
 whether gradients are wanted, what stands around the call), the listener, and the tokens it is told of.
 Any other call takes the ordinary way.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...engines import planned
+from ...engines import first_pass
 from ...engines.scores import Scores
 from ...map import AttentionMap
 from ...masks import Mask
@@ -57,7 +57,7 @@ class Alike(NamedTuple):
     rules: Mask
     scoring: Scoring
     held: Hashable  # what of the tensors in the rules is part of a kind
-    kind: planned.Kind
+    kind: first_pass.Kind
     lse_later: bool
     inference: bool  # mode: what is made in it cannot be written to outside
 
@@ -96,10 +96,10 @@ def leave(
         return
     if not isinstance(scores, Scores) or scores.scoring.has_tensors or scores.k.shape != k.shape:
         return
-    held, by, how = planned.rules_kind(scores), scores.mask, scores.scoring
-    if held is planned.UNUSUAL or (meaning is not None and not isinstance(meaning, CompactMask)):
+    held, by, how = first_pass.rules_kind(scores), scores.mask, scores.scoring
+    if held is first_pass.UNUSUAL or (meaning is not None and not isinstance(meaning, CompactMask)):
         return
-    same = planned.kind_of(q, k, v, by.left, by.right, how.scale, how.softcap, held)
+    same = first_pass.kind_of(q, k, v, by.left, by.right, how.scale, how.softcap, held)
     if same is not None:
         path = attachment.paths[module]
         run.alike.append(
@@ -156,7 +156,7 @@ def answered_alike(
         return None
     rules, scoring = alike.rules, alike.scoring
     left, right, scale = rules.left, rules.right, scoring.scale
-    if planned.kind_of(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.kind:
+    if first_pass.kind_of(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.kind:
         return None
     lse = None
     silence.depth += 1  # quietly: this is on every layer's way
@@ -170,13 +170,13 @@ def answered_alike(
             if k.is_inference() or k._version > 0:  # a cache, perhaps, which goes on being filled
                 kept = k.clone()
             scores = Scores(q, kept, rules, scoring)
-            plan = planned.known(alike.kind)
+            plan = first_pass.known(alike.kind)
             if kept is not k and (kept.stride() != k.stride() or (kept.data_ptr() | k.data_ptr()) & 15):
-                output, lse, _ = planned.answer(scores, v)  # a copy that lies otherwise is of another kind
+                output, lse, _ = first_pass.answer(scores, v)  # a copy that lies otherwise is of another kind
             elif plan is None:
-                output, lse, _ = planned.answer(scores, v, (), alike.kind)
+                output, lse, _ = first_pass.answer(scores, v, (), alike.kind)
             else:
-                output, lse, _ = plan.ways.forward(scores, v)  # nothing in it learns
+                output, lse, _ = plan.runner.forward(scores, v)  # nothing in it learns
         return output if attachment.note(run, path, noted, scores, lse) else None
     finally:
         silence.depth -= 1

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ...arguments import REQUIRED
-from ...engines.wanted import wanted
+from ...engines.backend import wanted
 from ...facts import fact
 from ...foreign_masks import from_torch
 from ...map import AttentionMap

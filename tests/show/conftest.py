@@ -1,0 +1,31 @@
+"""One browser for all tests of pages. What a test opens is closed behind it, and must not have complained in
+the console, nor asked for anything but what the page makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from browser import Browser, found
+
+
+@pytest.fixture(scope="session")
+def running_browser() -> Iterator[Browser]:
+    """For pages that several tests share."""
+    if found() is None:
+        pytest.skip("no browser: install Chromium, or set HEADWISE_BROWSER")
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture
+def browser(running_browser: Browser) -> Iterator[Browser]:
+    before = len(running_browser.pages)
+    yield running_browser
+    opened = running_browser.pages[before:]
+    loud = [complaint for page in opened for complaint in page.complaints]
+    asked = [url for page in opened for url in page.requested]
+    for page in opened:
+        page.close()
+    assert loud == [] and all(url.startswith(("file:", "blob:", "data:")) for url in asked)
