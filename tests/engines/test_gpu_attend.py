@@ -30,7 +30,6 @@ from headwise.engines.gpu.launches import PLANS
 from headwise.engines.own_kernels import OwnKernels
 from headwise.engines.scores import Scores
 from headwise.errors import BackendUnavailable
-from headwise.mask_rules import Documents
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, largest, scores_from, sizes, strategies
 from second_pass_cases import HIDDEN_TILES, expected, misaligned, normal, relaid, scores_of, strided, turned
