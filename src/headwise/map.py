@@ -558,12 +558,16 @@ class AttentionMap(StandIn):
             raise ShapeError(
                 f"{what} must have something to look at: this map is {list(self.shape)}; select more"
             )
-        columns, keys = self._columns, range(self._scores.shape[3])
-        if columns is not None and not (isinstance(columns, slice) and keys[columns] == keys):
+        if self._columns is not None and not self._has_all_keys():
             raise ArgumentError(
                 f"{what} must see whole rows: this map holds {self.shape[3]} chosen of "
-                f"{len(keys)} keys; call it before select(keys=...)"
+                f"{self._scores.shape[3]} keys; call it before select(keys=...)"
             )
+
+    def _has_all_keys(self) -> bool:
+        """Return True if the keys chosen are all of them, in order."""
+        S = self._scores.shape[3]
+        return isinstance(self._columns, slice) and range(S)[self._columns] == range(S)
 
     def _check_budget(
         self, shape: Sequence[int], what: str, limit: int | str | None, dtype: torch.dtype | None = None
