@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -148,19 +146,3 @@ def test_readme_says_what_look_needs() -> None:
     (extras,) = re.findall(r'pip install "\.\[([a-z,]+)\]"', readme)
     (doors,) = (doors for known, doors in EXPECTED.items() if set(known.split(",")) == set(extras.split(",")))
     assert doors[LOOK] == "works"
-
-
-def test_the_doors_that_are_expected_are_doors() -> None:
-    """A name that is misspelt in one table would be looked for in a bare environment first."""
-    source = DOORS.read_text("utf-8")
-    named = {door for doors in EXPECTED.values() for door in doors}
-    assert [door for door in named if f'"{door}"' not in source] == []
-
-
-def test_a_bare_environment_holds_nothing_of_this_one(tmp_path: Path) -> None:
-    """Without torch, which is not needed to see that."""
-    (tmp_path / "torch").mkdir()
-    environment = make(tmp_path / "bare", tmp_path / "torch", ["cli"])
-    done = environment.run("-I", "-c", "import typer, rich; import pytest", cwd=tmp_path)
-    assert "No module named 'pytest'" in done.stderr
-    assert subprocess.run([sys.executable, "-c", "import pytest"], check=False).returncode == 0

@@ -191,13 +191,6 @@ def test_mass_is_measured_in_its_own_precision_under_autocast(dtype: torch.dtype
         assert torch.equal(seen.mass(Mask.window(2)), wanted)
 
 
-def test_numbers_without_end_are_not_said_to_have_changed() -> None:
-    q, k, v = -torch.ones(1, 1, 3, 4), torch.full((1, 1, 5, 4), torch.inf), normal(0, 1, 1, 5, 4)
-    _, seen = hw.attention(q, k, v)
-    assert seen.dense().shape == (1, 1, 3, 5)
-    assert seen.statistics("entropy").entropy.shape == (1, 1)
-
-
 def test_numpys_bools_pick_and_torchs_unsigned_lengths_count() -> None:
     _, seen = hw.attention(*qkv(1, 3, 7, 8))
     assert torch.equal(seen[:, np.array([True, False, True])], seen.dense()[:, [0, 2]])

@@ -16,36 +16,14 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from habits import B, D, E, H, S, Stack, T, ablated, attend, jagged, mha, x
-from headwise.errors import ArgumentError, ShapeError
+from habits import B, D, E, H, S, Stack, T, ablated, jagged, mha, x
+from headwise.errors import ShapeError
 
 
 @pytest.mark.parametrize("causal", [0, 1, None, np.True_, torch.tensor(True)], ids=repr)
 def test_any_yes_or_no_is_taken_for_causal(causal: Any) -> None:
     q = x(B, H, T, D)
     assert torch.equal(hw.attention(q, q, q, causal=causal)[0], hw.attention(q, q, q, causal=bool(causal))[0])
-
-
-def test_a_mask_is_turned_round_and_joined_to_a_tensor() -> None:
-    causal, allowed = hw.Mask.causal(), torch.rand(T, T) < 0.5
-    seen = torch.ones(T, T, dtype=torch.bool).tril()
-    assert torch.equal((~causal).full(T, T)[0, 0], ~seen)
-    assert torch.equal((causal & allowed).full(T, T)[0, 0], seen & allowed)
-
-
-def test_the_answers_for_masks_are_right() -> None:
-    """What the message tells to write is written here, and is what was meant."""
-    q, long, seen = x(B, H, T, D), x(B, H, S, D), torch.rand(B * H, T, T).tril() > 0.1
-    sdpa = nn.functional.scaled_dot_product_attention
-    torch.testing.assert_close(
-        hw.attention(q, q, q, mask=seen.unflatten(0, (B, H)))[0],
-        sdpa(q, q, q, attn_mask=seen.view(B, H, T, T)).nan_to_num(),
-    )
-    torch.testing.assert_close(
-        hw.attention(long, q, q, mask=torch.ones(S, T).tril())[0], sdpa(long, q, q, is_causal=True)
-    )
-    mask, other = hw.Mask.causal(), hw.Mask.window(2)
-    assert torch.equal(hw.Mask.dense(mask.full(T, S) | other.full(T, S)).full(T, S), mask.full(T, S))
 
 
 def test_the_answers_for_padding_and_nested_batches_are_right() -> None:
@@ -103,11 +81,6 @@ def test_a_module_on_an_empty_batch_does_what_torchs_does(gradients: bool) -> No
     with hw.watch(ours) as heads:
         ours(empty)
     assert not heads
-
-
-def test_an_empty_batch_does_not_take_a_backend_nobody_has() -> None:
-    with pytest.raises(ArgumentError, match="got 'flsh'; did you mean 'flash'"):
-        attend(*(x(0, H, T, D),) * 3, backend="flsh")
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj"])

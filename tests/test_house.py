@@ -48,37 +48,6 @@ def fresh(source: str, *, path: Path = PACKAGE.parent, cwd: Path | None = None) 
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
-def test_the_core_works_with_torch_alone() -> None:
-    entropy, loaded = fresh(
-        """
-        import sys
-
-        OPTIONAL = {"matplotlib", "numpy", "pandas", "rich", "transformers", "triton", "typer"}
-
-        class Absent:
-            def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] in OPTIONAL:
-                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-        sys.meta_path.insert(0, Absent())
-
-        import torch
-        import headwise as hw
-
-        q, k, v = torch.zeros(3, 1, 2, 4, 8)
-        output, weights = hw.attention(q, k, v, causal=True)
-        assert output.shape == (1, 2, 4, 8) and weights.dense().shape == (1, 2, 4, 4)
-        loaded = sorted(OPTIONAL & {name.partition(".")[0] for name in sys.modules})
-        answer([weights.statistics().entropy.exp().tolist(), loaded])
-        """
-    )
-    assert entropy[0] == pytest.approx(
-        [24 ** (1 / 4)] * 2
-    )  # log 1 + log 2 + log 3 + log 4, over four queries
-    assert loaded == []
-
-
 IMPORT = """
     from time import process_time as now  # of this process alone, however busy the machine is
 
@@ -177,25 +146,6 @@ def documented_names(text: str) -> list[str]:
             filter(None, (re.findall(r"`(?:hw\.|headwise\.)?([A-Za-z_]\w*)`", cell) for cell in cells)), []
         )
     return names
-
-
-def test_documented_names_are_read_from_bullets_and_tables() -> None:
-    text = """
-    - `before`
-    <!-- public names -->
-    Words, `not_a_name`.
-
-    | floor | names | what |
-    |---|---|---|
-    | map | `AttentionMap`, `attention` | see `softmax` |
-    | `hw.why` | who runs it | `backend` |
-
-    - `Mask`, `errors`: may attend where `True`
-    * `nn`
-    <!-- end -->
-    - `after`
-    """
-    assert documented_names(text) == ["AttentionMap", "attention", "why", "Mask", "errors", "nn"]
 
 
 def test_public_names_are_exactly_those_in_the_design() -> None:
@@ -350,23 +300,6 @@ def test_no_tracked_file_names_a_machine_or_says_nothing() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["src/headwise/utils.py", "tests/_helpers.py", "src/headwise/common/x.py"])
-def test_a_name_that_says_nothing_is_noticed(name: str) -> None:
-    assert len(complaints(name, "")) == 1
-
-
-@pytest.mark.parametrize("folder", ["work", "root", "home"])
-def test_a_path_of_a_machine_is_noticed(folder: str) -> None:
-    assert len(complaints("README.md", f"see /{folder}/x\n")) == 1
-    assert len(complaints("tests/test_x.py", f"open('/{folder}/x')\n")) == 1
-    assert complaints("README.md", f"see https://example.org/{folder}/x and src/{folder}/x\n") == []
-
-
-def test_a_temporary_path_is_for_tests_only() -> None:
-    assert len(complaints("benchmarks/run.py", "open('/" + "tmp/x')")) == 1
-    assert complaints("tests/test_x.py", "open('/" + "tmp/x')") == []
-
-
 # Paths
 
 
@@ -485,22 +418,3 @@ def test_a_thinned_test_keeps_the_cases_it_names_and_never_loses_all(pytester: p
     both = quick(pytester, "pytest.mark.thinned(4, keep=['padded b'])", WORDS)
     assert both == quick(pytester, "pytest.mark.thinned(4)", WORDS) | {"padded b"}
     assert len(quick(pytester, "pytest.mark.thinned(10**9)", WORDS)) == 1
-
-
-@pytest.mark.usefixtures("_as_here")
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("@thinned\ndef test_it(): pass", "thinned needs cases: *::test_it has none; mark it slow"),
-        ("@thinned\n@cases('x', [[], []])\ndef test_it(x): pass", "*not places: *::test_it has a case 'x0'*"),
-        ("@thinned\n@cases('f', [lambda: 1])\ndef test_it(f): pass", "*not places: *has a case '<lambda>'*"),
-        ("@thinned(keep=['b'])\n@cases('x', ['a'])\ndef test_it(x): pass", "*keep must name cases: *no 'b'"),
-    ],
-    ids=["no cases", "numbered", "lambdas", "no such case"],
-)
-def test_what_cannot_be_thinned_by_name_is_refused(source: str, said: str, pytester: pytest.Pytester) -> None:
-    names = "import pytest\nthinned, cases = pytest.mark.thinned, pytest.mark.parametrize\n"
-    pytester.makepyfile(names + source)
-    result = pytester.runpytest("--collect-only", *ALONE)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {said}"])

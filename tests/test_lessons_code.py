@@ -20,16 +20,6 @@ from judge import error
 
 # page -> what is left of each code block without its classes, and what it prints
 BLOCKS = {
-    "notes: the built-in class": (
-        """
-        embed_dim, num_heads = 512, 8
-        multihead_attn = nn.MultiheadAttention(embed_dim, num_heads, batch_first=True)
-        q = k = v = torch.randn(2, 10, embed_dim)
-        attn_output, attn_weights = multihead_attn(q, k, v)
-        print(attn_output.shape)
-        """,
-        "torch.Size([2, 10, 512])",
-    ),
     "assignment: test": (
         """
         # Test
@@ -50,28 +40,6 @@ BLOCKS = {
         print(f"Weights: {weights.shape}") # (2, 8, 10, 10)
         """,
         "Output: torch.Size([2, 10, 512])\nWeights: torch.Size([2, 8, 10, 10])",
-    ),
-    "ten minutes: the idea": (
-        """
-        # Single-head attention
-        single_head = nn.MultiheadAttention(embed_dim=512, num_heads=1)
-
-        # Multi-head attention (8 heads)
-        multi_head = nn.MultiheadAttention(embed_dim=512, num_heads=8)
-
-        x = torch.randn(10, 32, 512)  # (seq_len, batch, embed_dim)
-        output, attn_weights = multi_head(x, x, x)
-
-        print(output.shape)  # torch.Size([10, 32, 512])
-        """,
-        "torch.Size([10, 32, 512])",
-    ),
-    "ten minutes: implementation": (
-        """
-        output, _ = MultiHeadAttention(512, 8)(torch.randn(2, 10, 512))
-        print(output.shape)
-        """,
-        "torch.Size([2, 10, 512])",
     ),
 }
 
@@ -158,13 +126,3 @@ def test_cross_attention_with_weights_under_the_pages_names(naming: str) -> None
     output, weights = mha(query, memory, memory, mask)
     assert weights is not None and weights.shape == (B, H, T, 7)
     assert error(output, expected) <= 1e-12 and error(weights.dense(), their_weights) <= 1e-12
-
-
-def test_the_steps_of_the_pages_have_the_shapes_they_print() -> None:
-    """Project to (batch, seq, 64) a head, attend, concatenate to (batch, seq, 512), project."""
-    mha, x = hw.MultiHeadAttention(d_model=512, num_heads=8), torch.randn(2, 10, 512)
-    heads = mha.head_outputs(x)
-    assert mha.head_dim == 64 and heads.shape == (2, 8, 10, 64)
-    concatenated = heads.transpose(1, 2).flatten(2)
-    assert concatenated.shape == (2, 10, 512)
-    assert error(mha.out_proj(concatenated), mha(x)[0]) <= 1e-6

@@ -24,7 +24,6 @@ import headwise as hw
 from headwise import Mask, reference
 from headwise.errors import MaskError
 from headwise.masks import mask_of_call
-from judge import scores_from
 
 quick = settings(max_examples=60, deadline=None)
 lengths_of = st.integers(2, 13)
@@ -109,12 +108,6 @@ def test_a_question_about_the_keys_ahead_is_no_mask_of_a_call() -> None:
     assert hw.AttentionMap.from_weights(w.dense(), ahead).shape == (2, 3, 5, 5)
 
 
-def test_a_square_over_a_longer_past_the_other_way_round_is_refused_too() -> None:
-    q, k, v = heads(2, 3, 7)
-    with refused("bool[1, 1, 3, 7]", "pass ~mask"):
-        hw.attention(q, k, v, ~Mask.causal().full(3, 7))
-
-
 def test_one_query_that_sees_nothing_is_taken_at_its_word() -> None:
     """[[False]] is torch's causal mask of one token, and a mask that hides the only key there is."""
     for length in (1, 5):
@@ -169,14 +162,6 @@ def test_both_spellings_of_a_padding_mask_do_what_they_say() -> None:
         assert torch.equal(call(mask[:, None, None])[1].dense() > 0, per_sequence)
 
 
-def test_padding_of_another_batch_is_refused_with_a_spelling_that_works() -> None:
-    (q, k, v), real = heads(2, 3, 5), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    with refused("[1, 1, 2, 5]", "Mask.padding(mask.bool())"):
-        hw.attention(q, k, v, real)
-    seen = hw.attention(q, k, v, Mask.padding(real.bool()))[1].dense() > 0
-    assert torch.equal(seen, real.bool()[:, None, None].expand_as(seen))
-
-
 def test_joined_to_a_mask_rows_of_padding_are_refused_whatever_the_batch() -> None:
     mask = padding(5, 2, 4, length=5)
     for join in (lambda m: Mask.causal() & m, lambda m: m & Mask.causal(), lambda m: Mask.causal() | m):
@@ -229,21 +214,6 @@ def test_masks_that_people_mean_are_never_refused(mask: Tensor) -> None:
         if mask.any() or given_as.dtype == torch.bool:
             assert torch.equal(mask_of_call(given_as, T, T).full(T, S, T).expand(T, 1, T, S)[0, 0], mask)
     assert torch.equal((Mask() & mask).full(T, S)[0, 0], mask)
-
-
-@quick
-@given(st.integers(0, 2**16), st.sampled_from([(3, 5, 7), (5, 7, 7), (7, 5, 11), (5, 5, 7), (7, 7, 7)]))
-def test_random_masks_are_taken_as_they_are(seed: int, shape: tuple[int, int, int]) -> None:
-    B, T, S = shape
-    source = torch.Generator().manual_seed(seed)
-    for size in ((T, S), (B, 1, T, S), (1, 3, T, S)):
-        mask = torch.rand(size, generator=source) < 0.5
-        assert torch.equal(scores_from(*heads(B, T, S), mask).mask.full(T, S, B, 3).view(size), mask)
-
-
-def test_rows_that_are_all_alike_mean_the_same_either_way() -> None:
-    (q, k, v), mask = heads(3, 3, 5), padding(4, 4, 4, length=5)
-    torch.testing.assert_close(hw.attention(q, k, v, mask)[0], hw.attention(q, k, v, Mask.padding(mask))[0])
 
 
 # Where nothing is read
@@ -308,18 +278,6 @@ def test_with_more_queries_than_keys_those_that_see_nothing_are_named(
             call(q, k, v, **options)
     with refused(*words):
         hw.AttentionMap(q, k, **options)
-
-
-def test_a_causal_module_names_the_queries_that_see_nothing() -> None:
-    mha, x = hw.MultiHeadAttention(6, 3, causal=True), torch.randn(2, 7, 6)
-    with refused("causal=True", "query 0 sees none of 6 keys", "last of 7 queries"):
-        mha(x, x[:, 1:], x[:, 1:])
-    assert mha(x[:, 1:], x, x)[0].shape == (2, 6, 6)
-
-
-def test_a_band_that_reaches_far_enough_ahead_is_taken() -> None:
-    q, k, v = heads(2, 7, 3)
-    assert hw.attention(q, k, v, window=(0, 4))[1].visible().amin() == 1
 
 
 def test_both_remedies_for_more_queries_than_keys_do_what_they_say() -> None:
@@ -492,25 +450,6 @@ def test_a_mask_that_does_not_fit_is_told_what_it_may_be(mask: Tensor, words: li
 # Doors through which other people's masks come
 
 
-def test_torchs_class_to_the_letter_takes_torchs_masks() -> None:
-    theirs = torch.nn.MultiheadAttention(6, 3, batch_first=True)
-    ours = hw.nn.MultiheadAttention(6, 3, batch_first=True)
-    ours.load_state_dict(theirs.state_dict())
-    x, memory = torch.randn(5, 5, 6), torch.randn(5, 3, 6)
-    real = padding(5, 2, 4, 1, 3, length=5)
-    for options in ({"attn_mask": hidden(5)}, {"key_padding_mask": ~real}, {"attn_mask": ~real | hidden(5)}):
-        if "attn_mask" in options and options["attn_mask"].all(-1).any():
-            continue
-        for need in (True, False):
-            expected, mine = (m(x, x, x, need_weights=need, **options) for m in (theirs, ours))
-            torch.testing.assert_close(mine[0], expected[0])
-    top = torch.ones(5, 3).tril() == 0  # more queries than keys, counted from the first key
-    for options in ({"attn_mask": top}, {"attn_mask": top, "is_causal": True, "need_weights": False}):
-        torch.testing.assert_close(
-            ours(x, memory, memory, **options)[0], theirs(x, memory, memory, **options)[0]
-        )
-
-
 def test_a_watched_model_may_have_any_mask() -> None:
     """What a model does is what is watched: its strict upper triangles, its rows of padding, its few keys."""
 
@@ -530,7 +469,3 @@ def test_a_watched_model_may_have_any_mask() -> None:
         with hw.watch(model) as watched:
             torch.testing.assert_close(model(q, keys, mask, causal), plain, equal_nan=True)
         assert len(watched) == 1
-
-
-def test_the_examiner_still_understands_our_own_module() -> None:
-    assert hw.check(hw.MultiHeadAttention).faults == []

@@ -162,28 +162,6 @@ def test_vmap_equals_a_loop(mode: Mode) -> None:
         assert error(gradients[i], torch.autograd.grad(out.sin().sum(), alone[0])[0]) < 1e-13
 
 
-@every_mode
-def test_the_directional_derivative_equals_its_transpose(mode: Mode) -> None:
-    """<J x, y> = <x, J^T y>: forward mode against reverse mode."""
-    leaves = mode.inputs()
-    ways = [normal(10 + i, *x.shape) for i, x in enumerate(leaves)]
-    out, along = torch.func.jvp(mode.output, tuple(x.detach() for x in leaves), tuple(ways))
-    pull = normal(8, *out.shape)
-    back = torch.autograd.grad(mode.output(*leaves), leaves, pull)
-    across = sum((way * grad).sum() for way, grad in zip(ways, back, strict=True))
-    assert error((along * pull).sum(), torch.as_tensor(across)) < 1e-12
-
-
-def test_jacobians_and_hessians_agree_in_both_directions() -> None:
-    mode = MODES["everything"]
-    q, *rest = mode.inputs(gradients=False)
-    forward = torch.func.jacfwd(lambda q: mode.output(q, *rest))(q)
-    reverse = torch.func.jacrev(lambda q: mode.output(q, *rest))(q)
-    assert error(forward, reverse) < 1e-12
-    hessian = torch.func.hessian(lambda q: mode.output(q, *rest).sin().sum())(q).view(q.numel(), -1)
-    assert error(hessian, hessian.T) < 1e-12
-
-
 @pytest.mark.parametrize(
     ("make", "stack"),
     [
@@ -222,13 +200,6 @@ def test_weights_are_differentiated_under_transforms_too(mode: Mode) -> None:
     assert along is not None and error(along, (ahead - behind) / 2e-6) < 1e-8
 
 
-def test_a_map_comes_out_of_vmap() -> None:
-    q, k, v = MODES["causal"].inputs(gradients=False)
-    many = torch.stack([q, 2 * q, q - 1])
-    out, _ = torch.func.vmap(lambda q: hw.attention(q, k, v, causal=True))(many)
-    assert out.shape == (3, *q.shape)
-
-
 # torch.compile
 
 
@@ -251,13 +222,6 @@ def assert_compiled_equals_eager(function: Function, inputs: list[Tensor], compi
 def test_compiled_in_one_graph_equals_eager(mode: Mode) -> None:
     compiled = torch.compile(mode.output, fullgraph=True, backend="aot_eager")
     assert_compiled_equals_eager(mode.output, mode.inputs(), compiled)
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["causal", "everything"])
-def test_compiled_without_gradients_equals_eager(name: str) -> None:
-    compiled = torch.compile(MODES[name].output, fullgraph=True, backend="aot_eager")
-    assert_compiled_equals_eager(MODES[name].output, MODES[name].inputs(gradients=False), compiled)
 
 
 def of_length(T: int, S: int) -> list[Tensor]:
@@ -531,15 +495,6 @@ def test_gradients_do_not_change_when_taken_under_autocast(options: dict[str, An
         assert torch.equal(mine, theirs)
 
 
-def test_autocast_switched_off_inside_is_off() -> None:
-    inputs = floats()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert hw.attention(*inputs)[0].dtype == torch.bfloat16
-        with torch.autocast("cpu", enabled=False):
-            out, w = hw.attention(*inputs)
-    assert out.dtype == w.dtype == torch.float32 and torch.equal(out, hw.attention(*inputs)[0])
-
-
 def test_autocast_leaves_float64_alone() -> None:
     inputs = [x.double() for x in floats()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -634,16 +589,6 @@ def test_checkpointing_changes_no_gradient(mode: Mode, dropout: float) -> None:
         found.append(torch.autograd.grad(value, leaves))
     for mine, theirs in zip(*found, strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_a_graph_kept_may_be_walked_twice_and_one_not_kept_says_so() -> None:
-    leaves = MODES["everything"].inputs()
-    out = MODES["everything"].output(*leaves).sum()
-    first = torch.autograd.grad(out, leaves, retain_graph=True)
-    second = torch.autograd.grad(out, leaves)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    with pytest.raises(RuntimeError, match="second time"):
-        torch.autograd.grad(out, leaves)
 
 
 def test_an_input_changed_before_backward_is_noticed() -> None:

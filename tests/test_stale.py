@@ -127,17 +127,6 @@ def test_the_rules_of_a_map_stay_what_they_were(write: Callable[[Tensor, Tensor]
     assert torch.equal(seen.statistics("entropy").entropy, entropy)
 
 
-def test_in_inference_mode_nothing_has_a_version_and_rules_are_right() -> None:
-    with torch.inference_mode():
-        q, k, v = qkv(701)
-        lengths = torch.tensor([3, 5])
-        mask = hw.Mask.padding(lengths) & hw.Mask.window(600)
-        hw.attention(q, k, v, mask)
-        lengths.fill_(701)
-        plain, truth = by_sdpa(q, k, v, hw.Mask.window(600).full(701, 701))
-        assert_judged(hw.attention(q, k, v, mask)[0], plain, truth, dtype=q.dtype)
-
-
 # Masks of torch's class
 
 
@@ -437,16 +426,6 @@ def test_a_row_of_nan_in_torchs_mask_is_nan_as_in_torch(training: bool, need_wei
     assert bool(found[0][:, 7].isnan().all()) and not bool(found[0][:, 8].isnan().any())
 
 
-def test_gradients_of_a_nan_row_are_nan() -> None:
-    q, k, v = (x.requires_grad_() for x in qkv())
-    bias = torch.zeros(L, L)
-    bias[7] = torch.nan
-    out, seen = hw.attention(q, k, v, bias=bias)
-    for loss in (out.sum(), seen.mean_heads().square().sum()):
-        (dq,) = torch.autograd.grad(loss, q, retain_graph=True)
-        assert bool(dq[:, :, 7].isnan().all())
-
-
 # The hint
 
 
@@ -500,20 +479,6 @@ def kept_bytes() -> int:
     return sum(copy.nbytes for copy, *_ in facts._kept.values())
 
 
-def test_copies_are_freed_with_the_memory_that_they_were_made_of() -> None:
-    """A mask that is gone frees its copy at once, but not while a view of it is left."""
-    facts.clear_copies()
-    masks = [torch.full((997,), float(i)) for i in range(9)]
-    for mask in masks:
-        facts.fact(mask.view(997, 1), "first", lambda t: float(t[0]))
-    assert kept_bytes() == 9 * 997 * 4
-    view, masks = masks[4][1:], []
-    del mask
-    assert kept_bytes() == 997 * 4
-    del view
-    assert not facts._kept
-
-
 def test_the_copies_of_a_layers_masks_are_freed_with_them_or_when_asked() -> None:
     """Before, up to 128 MiB of them stayed for good."""
     ours, _ = twins()
@@ -542,19 +507,6 @@ def test_facts_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) 
     before = len(facts._kept)
     assert facts.fact(torch.ones(1009), "first", lambda t: float(t[0])) == 1.0
     assert len(facts._kept) == before, "too large to be kept"
-
-
-def test_a_mask_that_died_is_not_kept_alive() -> None:
-    ours, _ = twins()
-    x, mask = normal(1, B, L, 21), causal()
-    ours(x, x, x, attn_mask=mask)
-    died = threading.Event()
-    import weakref
-
-    weakref.finalize(mask, died.set)
-    del mask
-    gc.collect()
-    assert died.is_set()
 
 
 def test_threads_find_what_belongs_to_their_own_masks() -> None:

@@ -374,7 +374,7 @@ def device_type(x: Tensor) -> str:
 
 
 def autocasting(x: Tensor) -> bool:
-    """Whether autocast is on where x is."""
+    """Return True if autocast is on for the device of x."""
     if not torch._C._is_any_autocast_enabled():
         return False
     kind = device_type(x)

@@ -83,12 +83,12 @@ def bytes_allowed(device: torch.device) -> int:
 
 
 def surely_fits(size: int) -> bool:
-    """Whether `size` bytes are too few to ask about, and nobody has set a limit."""
+    """Return True if `size` bytes are too few to ask about, and nobody has set a limit."""
     return not torch.compiler.is_compiling() and size <= ALWAYS_FINE and _limit.get() is None
 
 
 def _is_little(size: int, device: torch.device) -> bool:
-    """Whether it is too small a part of a GPU's memory to ask it: that takes a millisecond."""
+    """Return True if it is so small a part of a GPU's memory that asking, a millisecond, is not worth it."""
     return device.type == "cuda" and _limit.get() is None and size <= gpu_bytes(device) // LITTLE
 
 

@@ -91,7 +91,7 @@ def _drop(place: Hashable, owner: Owner, drop: Callable[..., object] = _kept.pop
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:
-    """One of each: what was expanded is not there many times."""
+    """Return the tensor without the repeats of expanded dimensions."""
     for dim, stride in enumerate(tensor.stride()):
         if not stride and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -99,7 +99,7 @@ def _without_repeats(tensor: Tensor) -> Tensor:
 
 
 def _same(tensor: Tensor, copy: Tensor) -> bool:
-    """Whether two tensors of one shape hold the same bytes, NaN and all, in little memory of its own."""
+    """Return True if two tensors of one shape hold the same bytes, NaN included; takes little memory."""
     if tensor.is_contiguous():
         tensor, copy = (x.reshape(-1).view(torch.uint8) for x in (tensor, copy))
         whole = len(tensor) // 8 * 8

@@ -272,7 +272,7 @@ def _spread(attn_mask: Tensor, batch: int, num_heads: int, query_len: int, key_l
 
 
 def _is_causal(mask: Mask, key_len: int) -> bool:
-    """Whether the rules of a square mask come to "up to the query's own position", and no more."""
+    """Return True if the rules of a square mask are causal, and no more than that."""
     reaches_back = mask.left is None or mask.left >= key_len - 1
     return mask.right == 0 and reaches_back and mask.is_padded_band
 

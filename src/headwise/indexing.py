@@ -75,11 +75,7 @@ def _as_number(value: object) -> int | None:
     """A whole number as int (also numpy's, also a tensor of one); None if it is something else."""
     if isinstance(value, bool) or (isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool)):
         return None
-    return operator.index(value) if hasattr(value, "__index__") and not _is_many(value) else None
-
-
-def _is_many(value: object) -> bool:
-    return bool(getattr(value, "ndim", 0))
+    return operator.index(value) if hasattr(value, "__index__") and not getattr(value, "ndim", 0) else None
 
 
 def _numbers(spots: Sequence[int]) -> Tensor:
@@ -173,7 +169,7 @@ def positions_of(index: Index, length: int, device: torch.device) -> Tensor:
 
 
 def fits(size: int, wanted: int) -> bool:
-    """Whether a dimension broadcasts to another.
+    """Return True if a dimension broadcasts to another.
 
     Not `size in (1, wanted)`: traced, that says no to a size it knows and one it does not.
     """

@@ -9,7 +9,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +22,13 @@ from .engines import first_pass, one_query, packed_sequences, second_pass, stati
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of a map
 from .engines.backend import Collected
 from .engines.given_weights import GivenWeights
-from .engines.scores import Scores, tile_dtype
+from .engines.scores import DIFFERENTIABLE, MASK_NUMBERS, MASK_TENSORS, Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
 from .errors import ArgumentError, ShapeError
-from .indexing import Choice, Index, as_index, compose, in_order, resolve
+from .indexing import Choice, Index, as_index, compose, in_order, resolve, take
+from .mask_rules import real_positions
 from .masks import Mask, as_mask
-from .pytrees import flatten, unflatten
 from .scoring import Bias
 from .tensor_stand_in import StandIn, in_reentrant_checkpoint
 
@@ -97,9 +97,7 @@ class AttentionMap(StandIn):
         self._columns = None
         self._versions = self._scores.versions()
         if self._versions is None and not torch.compiler.is_compiling():
-            self._lse = first_pass.lse_of(
-                self._scores
-            )  # nobody counts what is written: their rows' lse tells
+            self._lse = first_pass.lse_of(self._scores)  # tells later what nobody counts: what was written
 
     @classmethod
     def from_weights(cls, tensor: Tensor, mask: Mask | Tensor | None = None) -> AttentionMap:
@@ -139,10 +137,6 @@ class AttentionMap(StandIn):
         return torch.Size((B, H, T, S))
 
     @property
-    def ndim(self) -> int:
-        return 4
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of dense weights: that of q and k."""
         return self._scores.given_dtype
@@ -153,32 +147,12 @@ class AttentionMap(StandIn):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients flow through its dense weights."""
+        """True if gradients flow through its dense weights."""
         scores = self._scores
         if isinstance(scores, GivenWeights):
             return scores.weights.requires_grad
         tensors = (scores.q, scores.k, *scores.scoring.tensors.values())
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-    @property
-    def is_cuda(self) -> bool:
-        return self.device.type == "cuda"
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        """As of a tensor."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def is_floating_point(self) -> bool:
-        """As of a tensor: yes."""
-        return True
-
-    def dim(self) -> int:
-        """As of a tensor: 4."""
-        return 4
-
-    def numel(self) -> int:
-        """As of a tensor: B * H * T * S, whether or not that many numbers would fit anywhere."""
-        return self.shape.numel()
 
     @property
     def lse(self) -> Tensor:
@@ -188,7 +162,7 @@ class AttentionMap(StandIn):
         return self._lse_of_checked()
 
     def _lse_of_checked(self) -> Tensor:
-        """The same where q, k and the rules are known to be unchanged."""
+        """Return `lse` of a map that was checked to be unchanged."""
         if self._lse is None:
             assert isinstance(self._scores, Scores)
             self._lse = first_pass.lse_of(self._scores)
@@ -205,7 +179,7 @@ class AttentionMap(StandIn):
 
     @property
     def as_made(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """`parts` of a map that was made this very moment: nothing can have been written to since."""
+        """`parts` without the check, for a map that was made just now."""
         return self._scores, self._lse, self._columns
 
     @property
@@ -241,7 +215,7 @@ class AttentionMap(StandIn):
         if keys is None:
             real = torch.ones(B, S, dtype=torch.bool, device=self.device)
         else:
-            real = keys.clone() if keys.ndim == 2 else torch.arange(S, device=keys.device) < keys[:, None]
+            real = real_positions(keys.clone(), S)
         return real if self._columns is None else real[:, self._columns]
 
     def counted_queries(self, statistic: str = "local") -> Tensor:
@@ -268,7 +242,7 @@ class AttentionMap(StandIn):
 
     @property
     def counts_every_query(self) -> bool:
-        """Whether every query surely counts, without looking: none is padding, each sees its own key."""
+        """True if every query is known to count: none is padding, each sees its own key."""
         scores = self._scores
         return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
 
@@ -340,14 +314,8 @@ class AttentionMap(StandIn):
         if all(_is_whole(index) for index in rows):
             return make(self._scores, self._lse, columns, self._known)
 
-        def chosen_rows(values: Tensor) -> Tensor:
-            """Of [.., B, H, T]."""
-            for dim, index in enumerate(rows, values.ndim - 3):
-                if isinstance(index, slice):
-                    values = values[(WHOLE,) * dim + (index,)]
-                else:
-                    values = values.index_select(dim, index.to(values.device))
-            return values
+        def chosen_rows(values: Tensor) -> Tensor:  # [.., B, H, T]
+            return take(values, (None,) * (values.ndim - 3) + rows, ones_stay=False)
 
         lse = None if self._lse is None else chosen_rows(self._lse)
         known = None if self._known is None else self._known.map(chosen_rows)
@@ -389,14 +357,13 @@ class AttentionMap(StandIn):
         return self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()[plan.squeeze]
 
     def _one_query(self, batch: object, head: object, query: object) -> Tensor | None:
-        """w[b, h, i] or w[b, :, i] on the short way; None: on the general one."""
+        """Return w[b, h, i] or w[b, :, i] by the short way; None if only the general way can."""
+        scores = self._scores
         if type(batch) is not int or type(query) is not int or self._columns is not None:
             return None
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or type(scores) is not Scores:
             return None
-        one = type(head) is int
-        scores = self._scores
-        if not (one or (type(head) is slice and head == WHOLE)) or type(scores) is not Scores:
+        if type(head) is not int and not (type(head) is slice and head == WHOLE):
             return None
         self.check_unchanged()
         return one_query.row(scores, self._lse, batch, head if isinstance(head, int) else None, query)
@@ -573,9 +540,12 @@ class AttentionMap(StandIn):
 
         return heatmaps(self, tokens, query_tokens=query_tokens, key_tokens=key_tokens, batch=batch)
 
+    def _versions_now(self) -> tuple[int, ...] | None:
+        return self._scores.versions()
+
     def check_unchanged(self) -> None:
         """Raise `ArgumentError` where q, k, mask or bias was written to: it would be a map of nothing."""
-        if self._versions is not None and self._versions != self._scores.versions():
+        if self._versions is not None and self._versions != self._versions_now():
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "
                 "pass q.clone() and k.clone(), or look before writing"
@@ -595,7 +565,7 @@ class AttentionMap(StandIn):
             )
 
     def _has_all_keys(self) -> bool:
-        """Whether the keys chosen are all of them, in order."""
+        """Return True if the keys chosen are all of them, in order."""
         S = self._scores.shape[3]
         return isinstance(self._columns, slice) and range(S)[self._columns] == range(S)
 
@@ -685,10 +655,44 @@ def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
+# As a pytree: a list of tensors, and a context of plain values that can be compared and stored
+
+# The tensors a map may hold, in order; the context tells which of them are there.
+TENSORS = ("lse", "positions", *MASK_TENSORS, "weights", *DIFFERENTIABLE)
+
+Chosen = tuple[str, Sequence[int | None]] | None  # keys as plain numbers: can be compared and written down
+Context = tuple[Sequence[str], Sequence[float | None] | None, Sequence[int | None], Chosen]
+
+
+def _flatten(weights: AttentionMap) -> tuple[list[Tensor], Context]:
+    """Split a map into its tensors and what puts them together again."""
+    scores, lse, columns = weights.parts()
+    parts = {"lse": lse, **scores.parts()}
+    there = {name: parts[name] for name in TENSORS if parts.get(name) is not None}
+    numbers = None if "weights" in parts else (parts["scale"], parts["softcap"])
+    rules = tuple([parts[name] for name in MASK_NUMBERS])
+    chosen: Chosen = None
+    if isinstance(columns, slice):
+        chosen = "slice", (columns.start, columns.stop, columns.step)
+    elif columns is not None:
+        chosen = "keys", tuple(columns.tolist())
+    return list(there.values()), (tuple(there), numbers, rules, chosen)  # type: ignore[arg-type, return-value]
+
+
+def _unflatten(values: Iterable[Tensor], context: Context) -> AttentionMap:
+    """Return the map that `_flatten` split, with the given tensors in place of its own."""
+    names, numbers, rules, chosen = context
+    parts: dict[str, Any] = dict(zip(names, values, strict=True))  # anything: trees of sizes, of nothing
+    parts |= zip(MASK_NUMBERS, rules, strict=True)
+    columns: Index | None = None
+    if chosen is not None:
+        kind, plain = chosen
+        columns = slice(*plain) if kind == "slice" else torch.tensor(plain, dtype=torch.int64, device="cpu")
+    if numbers is None:
+        return make(GivenWeights.from_parts(parts), parts.get("lse"), columns)
+    parts |= zip(("scale", "softcap"), numbers, strict=True)
+    return make(Scores.from_parts(parts), parts.get("lse"), columns)
+
+
 torch.serialization.add_safe_globals([AttentionMap, make])
-pytree.register_pytree_node(
-    AttentionMap,
-    lambda w: flatten(*w.parts()),
-    lambda values, context: make(*unflatten(values, context)),
-    serialized_type_name="headwise.AttentionMap",
-)
+pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")

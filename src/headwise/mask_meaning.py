@@ -1,4 +1,4 @@
-"""What users give as a mask: numbers and tensors read, and held against what they seem to mean.
+"""Read what users give as a mask, and refuse what seems to be meant otherwise.
 
 A tensor may well be a mask the other way round, or padding, or of another shape. Where that can be seen it is
 refused, with every spelling of what may have been meant.
@@ -7,15 +7,57 @@ refused, with every spelling of what may have been meant.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
 from .errors import MaskError
-from .mask_rules import Shape, can_read, kind
+from .mask_rules import can_read, kind
 
-__all__ = ["as_allowed", "check_meaning", "instead", "whole_number"]
+__all__ = ["as_allowed", "as_ids", "as_integers", "as_padding", "check_meaning", "whole_number"]
+
+
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
+
+
+def as_integers(value: Tensor | Sequence[int] | None) -> Tensor:
+    """The same as a tensor. A list is on no device: in CPU memory, from where calls take it to their own."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
+    """Lengths int [B], or real positions bool [B, length]."""
+    lengths = as_integers(value)
+    if lengths.dtype == torch.bool and lengths.ndim == 2:
+        return lengths
+    if lengths.dtype in UNSIGNED:
+        lengths = lengths.long()
+    if not (_is_integer(lengths) and lengths.ndim == 1):
+        raise MaskError(
+            f"{name} must be integers [B] or bool [B, length]: got {kind(lengths)}{list(lengths.shape)}; "
+            "a 0/1 mask becomes bool with mask.bool()"
+        )
+    if can_read(lengths) and lengths.numel() and int(lengths.min()) < 0:
+        raise MaskError(f"{name} must not be negative: got {int(lengths.min())}; use 0 for no tokens")
+    return lengths
+
+
+def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
+    """Document ids as labels, int [B or 1, length, 1]."""
+    ids = as_integers(value)
+    if not _is_integer(ids) or ids.ndim not in (1, 2):
+        raise MaskError(
+            f"document {name} must be integers [S] or [B, S]: got {kind(ids)}{list(ids.shape)}; "
+            "number the documents 0, 1, 2, ..."
+        )
+    return ids.unsqueeze(2) if ids.ndim == 2 else ids.view(1, ids.shape[0], 1)  # [B or 1, S, 1]
 
 
 def whole_number(number: object, name: str) -> int:
@@ -100,7 +142,7 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
 
 
 def _is_opposite_of_causal(allowed: Tensor) -> bool:
-    """Whether a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
+    """Return True if a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
     beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
     padded = beside.any(-1)
     if padded.all() or (allowed.shape[1] > 1 and padded.any()):
@@ -126,18 +168,3 @@ def _lengths_in_rows(rows: Tensor) -> list[int] | None:
     if seen != sorted(seen, reverse=True) and torch.equal(rows, spots >= S - counts):
         return lengths
     return None
-
-
-def instead(given: torch.Size, shape: Shape) -> str:
-    """What to write for a mask that does not fit, by its shape."""
-    batch, heads, query_len, key_len = shape
-    *_, some, rows, columns = given
-    if some == batch * heads and (rows, columns) == (query_len, key_len):
-        return f"torch's [B * H, T, S] mask goes in as mask.unflatten(0, ({batch}, {heads}))"
-    if some == batch and (rows, columns) == (query_len, key_len):
-        return "a [B, T, S] mask goes in as mask[:, None]"
-    if (rows, columns) == (key_len, query_len) and query_len != key_len:
-        return "its queries and keys have changed places, use mask.mT"
-    if rows == columns == key_len and query_len < key_len:
-        return f"of a square mask, the rows of the last queries are mask[..., -{query_len}:, :]"
-    return "a [B, S] padding mask goes in as Mask.padding(mask.bool()), a [B, T, S] mask as mask[:, None]"

@@ -1,40 +1,44 @@
-"""What a rule of a `Mask` is, and what is done with a set of them: `~`, `|`, `==`, tiles, the whole matrix.
+"""The rules of a `Mask`: a band around the query, padding, documents, a dense mask.
 
-The rules themselves are entries in masks.py and sequence_rules.py. Engines in plain torch ask any rule by
-what is here, and need no change for a new one; the kernels on a GPU need two lines (CONTRIBUTING.md, "A rule
-of the mask"). Bands, padding and documents are also asked for by name where that is faster; code that does so
-takes the general way for a rule that it does not know.
+Each rule is a class, and an entry of `Mask.RULES`: it says what it holds, how two of its kind are joined, and
+which keys of a tile it allows. Engines in plain torch ask any rule in the same way, and need no change for a
+new one; the kernels on a GPU need two lines (CONTRIBUTING.md, "A rule of the mask").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from .errors import MaskError
-from .indexing import Index, positions_of
+from .indexing import Index, fits, take, within
+
+if TYPE_CHECKING:
+    from .masks import Mask
 
 __all__ = [
     "TRACED",
-    "AnyRule",
+    "Band",
     "Changes",
+    "Counted",
+    "Dense",
+    "Documents",
     "Fields",
-    "Known",
+    "Padding",
     "Rule",
-    "RuleSet",
     "Shape",
     "Span",
     "Value",
     "can_read",
-    "cannot_join",
+    "document_ends",
     "is_traced",
     "kind",
-    "size_of",
+    "real_keys",
+    "real_positions",
     "smaller",
 ]
 
@@ -43,7 +47,7 @@ TRACED = "a tracer (torch.jit.trace, make_fx) records this call, which only plai
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Whether looking at this tensor's values is free: in CPU memory, and real."""
+    """Return True if reading this tensor's values is free: it is in CPU memory, and real."""
     return (
         tensor.is_cpu  # a fifth of the time of asking its device for a type
         and not torch.compiler.is_compiling()
@@ -100,10 +104,9 @@ Value = Tensor | int  # what a field of a mask holds, where it holds anything
 Changes = dict[str, Any]  # fields and what they shall hold, as a constructor takes them
 Shape = tuple[int, int, int, int]  # [B, H, T, S]
 Span = tuple[int, int]  # first and last position; or [start, stop)
-Some = TypeVar("Some", bound="RuleSet")
 
 
-class Rule(Generic[Some]):
+class Rule:
     """One rule about who may attend to whom: what differs from rule to rule, and no more.
 
     A rule says what it holds (`fields`), how two of its kind are joined, and what a tile of it looks like.
@@ -121,29 +124,29 @@ class Rule(Generic[Some]):
     is_narrow: ClassVar[bool] = False  # a block of queries sees few keys: worth going by blocks
     is_made: ClassVar[bool] = True  # a tile of it is made anew, one bool a query and key
 
-    def join(self, a: Some, b: Some) -> Changes:
+    def join(self, a: Mask, b: Mask) -> Changes:
         """Its fields, where both hold."""
         raise NotImplementedError
 
-    def negated(self, mask: Some) -> Changes | None:
+    def negated(self, mask: Mask) -> Changes | None:
         """Its fields where it shows what it hid and hides what it showed; None: no rule does that."""
         return None
 
-    def tile(self, mask: Some, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        """What it allows, bool broadcastable to [B, H, t, s]; spots: the keys; see `RuleSet.tile`."""
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        """What it allows, bool broadcastable to [B, H, t, s]; spots: the keys; see `Mask.tile`."""
         raise NotImplementedError
 
-    def check(self, mask: Some, shape: Shape) -> None:
+    def check(self, mask: Mask, shape: Shape) -> None:
         """Raise `MaskError` where it does not fit [B, H, T, S]."""
 
     def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
         """Put what a call leaves to be understood among the fields that are held."""
 
-    def placed(self, mask: Some, at: Tensor) -> Changes:
+    def placed(self, mask: Mask, at: Tensor) -> Changes:
         """What changes for chosen queries that stand at these positions."""
         return {}
 
-    def cut(self, mask: Some, keys: slice) -> Changes:
+    def cut(self, mask: Mask, keys: slice) -> Changes:
         """What changes where only a run of keys is left, the first of which is key 0 then."""
         run: Changes = {}
         for name, dims in self.fields.items():
@@ -153,334 +156,336 @@ class Rule(Generic[Some]):
                 run[name] = value if value.shape[dim] == 1 else value.narrow(dim, keys.start, size_of(keys))
         return run
 
-    def span(self, mask: Some, ends: Span, rows: Index, keys: Span) -> Span:
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
         """What is left of the keys [start, stop) for queries whose first and last position are `ends`."""
         return keys
 
-    def added_shape(self, mask: Some, shape: Shape) -> tuple[int, ...]:
+    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
         """The shape it has as a tensor that is added to the scores, [B or 1, H or 1, T or 1, S or 1]."""
         return 1, 1, *shape[2:]
 
-    def for_kernels(self, mask: Some) -> dict[str, Value | None]:
+    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
         """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
         return {name: getattr(mask, name) for name in self.fields}
 
-    def is_listed(self, mask: Some) -> bool:
-        """Whether those kernels ask it in every tile, from a list of tiles that show anything."""
+    def is_listed(self, mask: Mask) -> bool:
+        """Return True if those kernels ask it in every tile, from a list of tiles that show anything."""
         return True
 
 
-AnyRule = Rule[Any]
-# The answers of a set of rules that depend on nothing but which rules are there.
-Facts = dict[str, object]
+class Band(Rule):
+    """Keys at most so many places before and after the query."""
 
+    fields: ClassVar[Fields] = {"left": "", "right": ""}
+    is_band = is_countable = True
 
-def facts_of(rules: Sequence[AnyRule]) -> tuple[Facts, ...]:
-    """The facts of every set of these rules; the i-th rule is bit i of the number of a set."""
-    facts = []
-    for bits in range(1 << len(rules)):
-        there = tuple(rule for i, rule in enumerate(rules) if bits >> i & 1)
-        hiding = tuple(rule for rule in there if rule.hides)
-        told: dict[str, object] = {"rules": there, "hiding": hiding, "hides_nothing": not hiding}
-        told["is_positional"] = all(rule.is_band for rule in there)
-        told["is_band"] = all(rule.is_band for rule in hiding)
-        told["is_padded_band"] = all(rule.is_band or rule.is_padding for rule in hiding)
-        told["is_countable"] = all(rule.is_countable for rule in hiding)
-        told["is_narrow"] = any(rule.is_narrow for rule in hiding)
-        told["is_made"] = any(rule.is_made for rule in hiding)
-        own = {name: rule.is_copied for rule in there for name, dims in rule.fields.items() if dims}
-        told["tensor_fields"] = tuple(own)
-        told["copied_fields"] = tuple(name for name, is_copied in own.items() if is_copied)
-        told["spelled_out"] = tuple(rule for rule in there if type(rule).spell_out is not Rule.spell_out)
-        facts.append(told)
-    return tuple(facts)
+    def join(self, a: Mask, b: Mask) -> Changes:
+        return {"left": smaller(a.left, b.left), "right": smaller(a.right, b.right)}
 
+    def negated(self, mask: Mask) -> Changes | None:
+        left, right = mask.left, mask.right
+        if right is None:
+            return None if left is None else {"left": None, "right": -left - 1}
+        return {"left": -right - 1, "right": None} if left is None else None
 
-class Known:
-    """What is found out of its rules when a mask is made, for it is asked in every call."""
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        offset = spots - at[:, None]  # [t, s]: how far ahead of the query the key is
+        if mask.right is None:
+            assert mask.left is not None
+            return offset >= -mask.left
+        seen = offset <= mask.right
+        return seen if mask.left is None else seen & (offset >= -mask.left)
 
-    rules: tuple[AnyRule, ...]  # that are there
-    hiding: tuple[AnyRule, ...]  # of those, the ones that hide keys
-    hides_nothing: bool  # every query may attend to every key
-    is_positional: bool  # no more than a band: no tensor in it
-    is_band: bool  # a band at most hides keys: kernels need no tensor for it
-    is_padded_band: bool  # a band and padding at most
-    is_countable: bool  # the keys a query sees are counted without looking at each
-    is_narrow: bool  # a block of queries sees few of the keys
-    is_made: bool  # a tile of it is made anew, one bool a query and key
-    tensor_fields: tuple[str, ...]  # that may hold a tensor, in order
-    copied_fields: tuple[str, ...]  # of those, the ones whose tensors are a call's own
-    spelled_out: tuple[AnyRule, ...]  # rules with something that a call leaves to be understood
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        start, stop = keys
+        if mask.left is not None:
+            start = max(start, ends[0] - mask.left)
+        if mask.right is not None:
+            stop = min(stop, ends[1] + mask.right + 1)
+        return start, stop
 
+    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
+        return {}  # they have both bounds among their numbers
 
-@dataclass(frozen=True, eq=False, repr=False)
-class RuleSet(Known):
-    """What is done with the rules of a mask, whichever they are. A subclass names them, and their fields."""
-
-    RULES: ClassVar[tuple[AnyRule, ...]] = ()
-    FIELDS: ClassVar[Fields] = {}  # of all rules, in order, and their dimensions: the one list
-    FACTS: ClassVar[tuple[Facts, ...]]  # of every set of rules, by its number
-    BITS: ClassVar[tuple[tuple[str, int], ...]]  # fields, each with the bit of its rule
-
-    def __init_subclass__(cls) -> None:
-        cls.FIELDS = {name: dims for rule in cls.RULES for name, dims in rule.fields.items()}
-        cls.FACTS = facts_of(cls.RULES)
-        cls.BITS = tuple((name, 1 << i) for i, rule in enumerate(cls.RULES) for name in rule.fields)
-
-    def __post_init__(self) -> None:
-        there = 0
-        for name, bit in self.BITS:
-            if getattr(self, name) is not None:
-                there |= bit
-        if torch.compiler.is_compiling():  # which knows the slow way alone
-            for name, value in self.FACTS[there].items():
-                object.__setattr__(self, name, value)
-        else:
-            self.__dict__.update(self.FACTS[there])
-
-    def __repr__(self) -> str:
-        parts = []
-        for name, value in self.held.items():
-            shown = f"{kind(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
-            parts.append(f"{name}={shown}")
-        return f"Mask({', '.join(parts)})"
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Value | None, ...]]:
-        return type(self), tuple([getattr(self, name) for name in self.FIELDS])
-
-    def __eq__(self, other: object) -> bool:
-        """The same rules: equal numbers, and tensors of one shape and device with equal values."""
-        if not isinstance(other, RuleSet):
-            return NotImplemented
-        mine, theirs = self.held, other.held
-        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
-
-    def __hash__(self) -> int:
-        return hash(tuple((n, v.shape if isinstance(v, Tensor) else v) for n, v in self.held.items()))
-
-    def __bool__(self) -> bool:
-        raise MaskError(
-            f"a mask must not stand for true or false: got {self!r}; join masks with & and not with and, ask "
-            "`mask is None`, or mask.hides_nothing"
-        )
-
-    def __and__(self, other: object) -> Self:
-        """Both at once."""
-        raise NotImplementedError
-
-    def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Self:
-        """The rules of one call."""
-        raise NotImplementedError
-
-    def __invert__(self) -> Self:
-        """What was hidden is shown, and what was shown hidden; queries count as they did.
-
-        Raises:
-            MaskError: that is not one rule; the message says what to write.
-        """
-        negated = self._negated
-        if negated is None:
-            raise MaskError(
-                f"~mask must be one rule again: {self!r} is none the other way round; write "
-                f"Mask.dense(~mask.{self._full})"
-            )
-        return negated
-
-    def _either(self, other: Self) -> Self:
-        """What either shows: `|`, of two masks.
-
-        Raises:
-            MaskError: rules of one kind whose sizes differ; that is not one rule.
-        """
-        try:
-            if self.hides_nothing or other.hides_nothing:
-                return self._shown & other._shown
-            mine, theirs = self._negated, other._negated
-            either = None if mine is None or theirs is None else (mine & theirs)._negated
-        except MaskError as error:  # of rules, which know no other sign
-            raise MaskError(str(error).replace("joined with &", "joined with |")) from None
-        if either is None:
-            raise MaskError(
-                f"mask | other must be one rule again: {self!r} or {other!r} is not known as one; write "
-                f"Mask.dense(mask.{self._full} | other.{other._full})"
-            )
-        return either
-
-    @property
-    def _negated(self) -> Self | None:
-        """All of it the other way round; None: that is not one rule."""
-        changes = self.hiding[0].negated(self) if len(self.hiding) == 1 else None
-        return None if changes is None else replace(self, **changes)
-
-    @property
-    def _shown(self) -> Self:
-        """Nothing of it hidden; queries count as they did."""
-        return replace(self, **{name: None for rule in self.hiding for name in rule.fields})
-
-    @property
-    def _full(self) -> str:
-        """How to ask for the matrix, as one writes it."""
-        return "full(T, S, B, H)" if self.tensors else "full(T, S)"
-
-    @property
-    def held(self) -> dict[str, Value]:
-        """The fields that are there, by name."""
-        held = {}
-        for rule in self.rules:
-            for name in rule.fields:
-                value = getattr(self, name)
-                if value is not None:
-                    held[name] = value
-        return held
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors in it by name."""
-        tensors = {}
-        for name in self.tensor_fields:
-            value = getattr(self, name)
-            if isinstance(value, Tensor):
-                tensors[name] = value
-        return tensors
-
-    def copies(self) -> Changes:
-        """The fields that are there; small tensors copied."""
-        fields: Changes = {}
-        for rule in self.rules:
-            for name in rule.fields:
-                value = getattr(self, name)
-                if value is not None:
-                    fields[name] = value.clone() if rule.is_copied and isinstance(value, Tensor) else value
-        return fields
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same rules, with their tensors on another device."""
-        moved: Changes = {name: value.to(device) for name, value in self.tensors.items()}
-        return replace(self, **moved) if moved else self
-
-    def beside(self, device: torch.device) -> Self:
-        """The same rules, with lengths and labels taken from CPU memory to another device.
-
-        They are small and copied in every call anyway; lists become tensors in CPU memory. A dense mask, as
-        large as the weights, stays where it is.
-        """
-        moved: Changes = {}
-        for name, value in self.tensors.items():
-            if value.is_cpu and value.device != device and name in self.copied_fields:
-                moved[name] = value.to(device)
-        return replace(self, **moved) if moved else self
-
-    def select(self, batch: Index, heads: Index, queries: Index) -> Self:
-        """A bound mask's rules for some sequences, heads and queries; each index a slice or an index tensor.
-
-        The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
-        """
-        changed: Changes = {}
-        for name, value in self.tensors.items():
-            for dim, (letter, size) in enumerate(zip(self.FIELDS[name], value.shape, strict=False)):
-                if letter in "sS" or (size == 1 and letter in "bht"):
-                    continue  # all keys stay; and what is one for all
-                chosen = batch if letter in "bB" else heads if letter in "hH" else queries
-                if isinstance(chosen, slice):
-                    value = value[(slice(None),) * dim + (chosen,)]
-                else:
-                    value = value.index_select(dim, chosen.to(value.device))
-            changed[name] = value
-        return replace(self, **changed) if changed else self
-
-    def rectangle(self, queries: slice, keys: slice) -> Self:
-        """A bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
-
-        The rules about positions stay: the caller says where the queries stand among these keys.
-        """
-        everything = slice(None)
-        mine = self.select(everything, everything, queries)
-        changed: Changes = {}
-        for rule in mine.rules:
-            changed |= rule.cut(mine, keys)
-        return replace(mine, **changed) if changed else mine
-
-    def placed(self, at: Tensor) -> Self:
-        """The same rules for chosen queries, which stand at these positions.
-
-        Raises:
-            MaskError: a rule that says nothing of one of them.
-        """
-        changed: Changes = {}
-        for rule in self.rules:
-            changed |= rule.placed(self, at)
-        return replace(self, **changed) if changed else self
-
-    def tile(self, at: Tensor, rows: Index, columns: Index, key_len: int) -> Tensor | None:
-        """One piece of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
-
-        Args:
-            at: int [t], the positions p_i of these queries.
-            rows: which queries they are (slice or index tensor), for rules kept per query.
-            columns: which keys (slice or index tensor).
-            key_len: S.
-        """
-        if self.hides_nothing:
-            return None
-        seen: Tensor | None = None
-        spots = positions_of(columns, key_len, at.device)  # [s]
-        for rule in self.hiding:
-            allowed = rule.tile(self, at, rows, columns, spots)
-            seen = allowed if seen is None else seen & allowed
-        return seen
-
-    def full(self, query_len: int, key_len: int, batch: int = 1, num_heads: int = 1) -> Tensor:
-        """The whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
-
-        `batch` and `num_heads` are only needed where the mask holds tensors with those sizes.
-        """
-        bound = self.bind(batch, num_heads, query_len, key_len)
-        device = next((value.device for value in self.tensors.values()), None)
-        at = torch.arange(key_len - query_len, key_len, device=device)
-        seen = bound.tile(at, slice(0, query_len), slice(0, key_len), key_len)
-        if seen is None:
-            seen = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
-        return seen[(None,) * (4 - seen.ndim)]
-
-    def span(self, first_at: int, last_at: int, rows: Index, key_len: int) -> tuple[int, int]:
-        """Keys outside [start, stop) are hidden from all these queries: the part worth computing.
-
-        Args:
-            first_at, last_at: the smallest and largest position among the queries.
-            rows: which queries they are.
-        """
-        keys = (0, key_len)
-        for rule in self.hiding:
-            keys = rule.span(self, (first_at, last_at), rows, keys)
-        return keys if keys[0] < keys[1] else (0, 0)
-
-    def added_shapes(self, shape: Shape) -> list[tuple[int, ...]]:
-        """The shapes of what must be added to the scores where kernels draw no more than a band."""
-        return [rule.added_shape(self, shape) for rule in self.hiding if not rule.is_band]
-
-    def differs(self, letter: str) -> bool:
-        """Whether what it hides differs between sequences ("b") or heads ("h")."""
-        for rule in self.hiding:
-            for name, dims in rule.fields.items():
-                value, dim = getattr(self, name), dims.lower().find(letter)
-                if dim >= 0 and value is not None and value.shape[dim] > 1:
-                    return True
+    def is_listed(self, mask: Mask) -> bool:
         return False
 
-    def for_kernels(self) -> dict[str, Value | None]:
-        """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
-        taken: dict[str, Value | None] = {}
-        for rule in self.hiding:
-            taken |= rule.for_kernels(self)
-        return taken
 
-    @property
-    def is_listed(self) -> bool:
-        """Whether those kernels walk a list of tiles: some rule is no matter of positions and lengths."""
-        return any(rule.is_listed(self) for rule in self.hiding)
+class Padding(Rule):
+    """Only real keys."""
+
+    fields: ClassVar[Fields] = {"keys": "BS"}
+    is_padding = is_countable = True
+    is_made = False
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        return {"keys": join_padding(a.keys, b.keys, "lengths")}
+
+    def negated(self, mask: Mask) -> Changes | None:
+        assert mask.keys is not None
+        return {"keys": ~mask.keys} if mask.keys.ndim == 2 else None  # where lengths end nobody knows yet
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        assert mask.keys is not None
+        check_padding(mask.keys, shape[0], shape[3], "lengths")
+
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        keys = mask.keys
+        assert keys is not None
+        real = keys[:, columns] if keys.ndim == 2 else spots < keys[:, None]
+        return real[:, None, None, :]  # [B, 1, 1, s]
+
+    def cut(self, mask: Mask, keys: slice) -> Changes:
+        assert mask.keys is not None
+        if mask.keys.ndim == 2:
+            return super().cut(mask, keys)
+        return {"keys": (mask.keys - keys.start).clamp(0, size_of(keys))}
+
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        assert mask.keys is not None
+        return within(mask._real_keys, *keys) if can_read(mask.keys) else keys
+
+    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
+        return shape[0], 1, 1, shape[3]
+
+    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
+        keys = mask.keys
+        assert keys is not None
+        if keys.ndim == 2:
+            return {"keys": keys.contiguous()}
+        known = keys.dtype in (torch.int64, torch.int32)
+        return {"lengths": keys.contiguous() if known else keys.to(torch.int32)}
+
+    def is_listed(self, mask: Mask) -> bool:
+        return mask.keys is not None and mask.keys.ndim == 2  # lengths are where a walk ends
 
 
-def _same(a: Value, b: Value) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and a.device == b.device and bool((a == b).all())
-    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+class Counted(Rule):
+    """Which queries count in means; it hides nothing."""
+
+    fields: ClassVar[Fields] = {"queries": "BT"}
+    hides = False
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        return {"queries": join_padding(a.queries, b.queries, "query_lengths")}
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        assert mask.queries is not None
+        check_padding(mask.queries, shape[0], shape[2], "query_lengths")
+
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
+        held["queries"] = real_positions(held["queries"], query_len)
+
+
+def check_padding(value: Tensor, batch: int, length: int, name: str) -> None:
+    """Raise `MaskError` where padding does not fit batch and length."""
+    want = [batch] if value.ndim == 1 else [batch, length]
+    if list(value.shape) != want:
+        raise MaskError(
+            f"{name} must fit batch and length: {list(value.shape)} for {want}; "
+            "give one length a sequence, or one bool a position"
+        )
+    if value.ndim == 1 and can_read(value) and value.numel() and int(value.max()) > length:
+        raise MaskError(
+            f"{name} must not go beyond the sequence: {int(value.max())} > {length}; cut or pad the input"
+        )
+
+
+def join_padding(a: Tensor | None, b: Tensor | None, name: str) -> Tensor | None:
+    """What is real under both."""
+    if a is None or b is None:
+        return b if a is None else a
+    shared = min(a.ndim, b.ndim)
+    if a.shape[:shared] != b.shape[:shared]:
+        raise cannot_join(name, a.shape, b.shape)
+    if a.ndim == b.ndim:
+        return torch.minimum(a, b) if a.ndim == 1 else a & b
+    length = a.shape[-1] if a.ndim == 2 else b.shape[-1]
+    return real_positions(a, length) & real_positions(b, length)
+
+
+def real_positions(padding: Tensor, length: int) -> Tensor:
+    """Return which positions are real, bool [B, length], from that itself or from lengths [B]."""
+    if padding.ndim == 2:
+        return padding
+    return torch.arange(length, device=padding.device) < padding[:, None]
+
+
+def real_keys(mask: Mask) -> Tensor:
+    """The keys that are real in some sequence, in order."""
+    assert mask.keys is not None
+    if mask.keys.ndim == 1:
+        return torch.arange(int(mask.keys.max()), device="cpu")
+    return mask.keys.any(0).nonzero().squeeze(-1)
+
+
+class Documents(Rule):
+    """Only keys with the query's own labels."""
+
+    fields: ClassVar[Fields] = {"key_ids": "bS", "query_ids": "bT"}
+    is_countable = is_narrow = True
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        keys, queries = join_ids((a.key_ids, a.query_ids), (b.key_ids, b.query_ids))
+        return {"key_ids": keys, "query_ids": queries}
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        batch, _, query_len, key_len = shape
+        for value, length, name in ((mask.key_ids, key_len, "ids"), (mask.query_ids, query_len, "query_ids")):
+            if value is not None and (not fits(value.shape[0], batch) or value.shape[1] != length):
+                raise MaskError(
+                    f"document {name} must cover the sequence: {list(value.shape[:2])} for batch {batch}, "
+                    f"length {length}; give one id a position"
+                )
+        if mask.query_ids is None and query_len > key_len:
+            raise MaskError(
+                f"document query_ids must be given when there are more queries than keys: {query_len} > "
+                f"{key_len}; pass Mask.documents(ids, query_ids)"
+            )
+
+    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
+        if "query_ids" in held:
+            return
+        keys = held["key_ids"]
+        compared = not (torch.compiler.is_compiling() or is_traced())  # a graph may be for other lengths
+        held["query_ids"] = keys if compared and query_len == key_len else keys[:, key_len - query_len :]
+
+    def placed(self, mask: Mask, at: Tensor) -> Changes:
+        assert mask.key_ids is not None
+        if mask.query_ids is not None:
+            return {}
+        first, last, S = int(at.min()), int(at.max()), mask.key_ids.shape[1]
+        if first < 0 or last >= S:
+            raise MaskError(
+                f"document query_ids must be given for queries outside the keys: positions {first} to {last} "
+                f"of {S} keys; pass Mask.documents(ids, query_ids)"
+            )
+        return {"query_ids": mask.key_ids[:, at.to(mask.key_ids.device)]}
+
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+        same = mask.query_ids[:, rows, None] == mask.key_ids[:, None, columns]  # [B|1, t, s, N]
+        return same.all(-1)[:, None]
+
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        assert mask.key_ids is not None
+        if not can_read(mask.key_ids):
+            return keys
+        first, beyond = mask._document_ends
+        return max(keys[0], int(first[rows].min())), min(keys[1], int(beyond[rows].max()))
+
+    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
+        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+        return max(mask.key_ids.shape[0], mask.query_ids.shape[0]), 1, *shape[2:]
+
+    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
+        assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all
+        keys, queries = (
+            ids.to(torch.int64).transpose(1, 2).expand(batch, -1, -1).contiguous()
+            for ids in (mask.key_ids, mask.query_ids)
+        )
+        return {"key_ids": keys, "query_ids": queries, "ids_batch": int(batch > 1)}
+
+
+Labels = tuple[Tensor | None, Tensor | None]  # of keys, of queries
+
+
+def join_ids(a: Labels, b: Labels) -> Labels:
+    """Labels that all must match, side by side."""
+    (a_keys, a_queries), (b_keys, b_queries) = a, b
+    if a_keys is None or b_keys is None:
+        return b if a_keys is None else a
+    if (a_queries is None) != (b_queries is None):
+        raise MaskError(
+            "document masks joined with & must both have query_ids or neither: got one; "
+            "give query_ids to both"
+        )
+    keys = _stack(a_keys, b_keys, "document ids")
+    if a_queries is None or b_queries is None:
+        return keys, None
+    return keys, _stack(a_queries, b_queries, "document query_ids")
+
+
+def _stack(a: Tensor, b: Tensor, name: str) -> Tensor:
+    batch = max(a.shape[0], b.shape[0])
+    if a.shape[1] != b.shape[1] or {a.shape[0], b.shape[0]} - {1, batch}:
+        raise cannot_join(name, a.shape[:2], b.shape[:2])
+    return torch.cat([ids.expand(batch, -1, -1) for ids in (a, b)], dim=-1)
+
+
+def document_ends(mask: Mask) -> tuple[Tensor, Tensor]:
+    """For each query, the first key of its document and the one beyond the last, in any sequence: [T].
+
+    By the first label alone, so it may reach too far, never too short.
+    """
+    assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
+    labels, S = mask.key_ids[..., 0], mask.key_ids.shape[1]
+    names, place = torch.unique(labels, return_inverse=True)
+    spots = torch.arange(S, device="cpu").expand_as(place).flatten()
+    first = torch.full((len(names) + 1,), S, device="cpu")  # the last entry: no such document
+    beyond = torch.zeros(len(names) + 1, dtype=torch.int64, device="cpu")
+    first.scatter_reduce_(0, place.flatten(), spots, "amin")
+    beyond.scatter_reduce_(0, place.flatten(), spots + 1, "amax")
+    mine = mask.query_ids[..., 0].contiguous()  # [B or 1, T]
+    document = torch.searchsorted(names, mine).clamp(max=len(names) - 1)
+    document = torch.where(names[document] == mine, document, len(names))
+    return first[document].amin(0), beyond[document].amax(0)
+
+
+class Dense(Rule):
+    """Whatever mask there is, as someone gave it."""
+
+    fields: ClassVar[Fields] = {"allowed": "bhts"}
+    is_copied = is_made = False  # as large as the weights
+
+    def join(self, a: Mask, b: Mask) -> Changes:
+        mine, theirs = a.allowed, b.allowed
+        if mine is None or theirs is None:
+            return {"allowed": theirs if mine is None else mine}
+        pairs = zip(mine.shape, theirs.shape, strict=True)
+        if any(1 not in pair and pair[0] != pair[1] for pair in pairs):
+            raise cannot_join("dense masks", mine.shape, theirs.shape)
+        return {"allowed": mine & theirs}
+
+    def negated(self, mask: Mask) -> Changes | None:
+        assert mask.allowed is not None
+        return {"allowed": ~mask.allowed}
+
+    def check(self, mask: Mask, shape: Shape) -> None:
+        assert mask.allowed is not None
+        if not all(map(fits, mask.allowed.shape, shape)):
+            raise MaskError(
+                f"mask must broadcast to [B, H, T, S] = {list(shape)}: got {list(mask.allowed.shape)}; "
+                f"{_how_to_fit(mask.allowed.shape, shape)}"
+            )
+
+    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
+        assert mask.allowed is not None
+        return take(mask.allowed, (None, None, rows, columns))
+
+    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
+        assert mask.allowed is not None
+        if mask.allowed.shape[-1] == 1 or not can_read(mask.allowed):
+            return keys
+        seen = take(mask.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
+        return within(seen.nonzero().squeeze(-1), *keys)
+
+    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
+        assert mask.allowed is not None
+        return tuple(mask.allowed.shape)
+
+
+def _how_to_fit(given: torch.Size, shape: Shape) -> str:
+    """Return what to write for a dense mask that does not fit, by its shape."""
+    batch, heads, query_len, key_len = shape
+    *_, some, rows, columns = given
+    if some == batch * heads and (rows, columns) == (query_len, key_len):
+        return f"torch's [B * H, T, S] mask goes in as mask.unflatten(0, ({batch}, {heads}))"
+    if some == batch and (rows, columns) == (query_len, key_len):
+        return "a [B, T, S] mask goes in as mask[:, None]"
+    if (rows, columns) == (key_len, query_len) and query_len != key_len:
+        return "its queries and keys have changed places, use mask.mT"
+    if rows == columns == key_len and query_len < key_len:
+        return f"of a square mask, the rows of the last queries are mask[..., -{query_len}:, :]"
+    return "a [B, S] padding mask goes in as Mask.padding(mask.bool()), a [B, T, S] mask as mask[:, None]"

@@ -9,15 +9,15 @@ queries over S = 5 keys, causal means
             query 0   x x x x .       query 0   . . x x .
             query 1   x x x x x       query 1   . . . x x
 
-The rules are entries: a class each (`Rule` says what it answers), its fields in `Mask`, its place in
-`Mask.RULES`; those of padding and documents are in sequence_rules.py. The kernels on a GPU have a field and a
-line for it in engines/gpu/tile.py, the truth a line in reference.py (CONTRIBUTING.md, "A rule of the mask").
+Each rule is a class of mask_rules.py, an entry of `Mask.RULES` and a field or two of `Mask`. The kernels on a
+GPU have a field and a line for it in engines/gpu/tile.py, the truth a line in reference.py (CONTRIBUTING.md,
+"A rule of the mask").
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -25,110 +25,74 @@ import torch
 from torch import Tensor
 
 from .errors import MaskError
-from .indexing import Index, fits, take, within
-from .mask_meaning import as_allowed, check_meaning, instead, whole_number
+from .indexing import Index, positions_of, take
+from .mask_meaning import as_allowed, as_ids, as_padding, check_meaning, whole_number
 from .mask_rules import (
-    AnyRule,
+    Band,
     Changes,
+    Counted,
+    Dense,
+    Documents,
     Fields,
-    Known,
+    Padding,
     Rule,
-    RuleSet,
     Shape,
-    Span,
     Value,
     can_read,
-    cannot_join,
-    smaller,
+    document_ends,
+    kind,
+    real_keys,
+    real_positions,
 )
-from .sequence_rules import Counted, Documents, Padding, as_ids, as_padding, document_ends, real_keys
 
 __all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask", "mask_of_call"]
 
 
-class Band(Rule["Mask"]):
-    """Keys at most so many places before and after the query."""
+class RuleFacts:
+    """What follows from which rules a mask has. It is set when the mask is made, since every call asks it."""
 
-    fields: ClassVar[Fields] = {"left": "", "right": ""}
-    is_band = is_countable = True
-
-    def join(self, a: Mask, b: Mask) -> Changes:
-        return {"left": smaller(a.left, b.left), "right": smaller(a.right, b.right)}
-
-    def negated(self, mask: Mask) -> Changes | None:
-        left, right = mask.left, mask.right
-        if right is None:
-            return None if left is None else {"left": None, "right": -left - 1}
-        return {"left": -right - 1, "right": None} if left is None else None
-
-    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        offset = spots - at[:, None]  # [t, s]: how far ahead of the query the key is
-        if mask.right is None:
-            assert mask.left is not None
-            return offset >= -mask.left
-        seen = offset <= mask.right
-        return seen if mask.left is None else seen & (offset >= -mask.left)
-
-    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
-        start, stop = keys
-        if mask.left is not None:
-            start = max(start, ends[0] - mask.left)
-        if mask.right is not None:
-            stop = min(stop, ends[1] + mask.right + 1)
-        return start, stop
-
-    def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
-        return {}  # they have both bounds among their numbers
-
-    def is_listed(self, mask: Mask) -> bool:
-        return False
+    rules: tuple[Rule, ...]  # that are there
+    hiding: tuple[Rule, ...]  # of those, the ones that hide keys
+    hides_nothing: bool  # every query may attend to every key
+    is_positional: bool  # no more than a band: no tensor in it
+    is_band: bool  # a band at most hides keys: kernels need no tensor for it
+    is_padded_band: bool  # a band and padding at most
+    is_countable: bool  # the keys a query sees are counted without looking at each
+    is_narrow: bool  # a block of queries sees few of the keys
+    is_made: bool  # a tile of it is made anew, one bool a query and key
+    tensor_fields: tuple[str, ...]  # that may hold a tensor, in order
+    copied_fields: tuple[str, ...]  # of those, the ones whose tensors are a call's own
+    spelled_out: tuple[Rule, ...]  # rules with something that a call leaves to be understood
 
 
-class Dense(Rule["Mask"]):
-    """Whatever mask there is, as someone gave it."""
+def facts_of(there: tuple[Rule, ...]) -> dict[str, object]:
+    """Return the `RuleFacts` of a mask with these rules."""
+    hiding = tuple(rule for rule in there if rule.hides)
+    is_copied = {name: rule.is_copied for rule in there for name, dims in rule.fields.items() if dims}
+    return {
+        "rules": there,
+        "hiding": hiding,
+        "hides_nothing": not hiding,
+        "is_positional": all(rule.is_band for rule in there),
+        "is_band": all(rule.is_band for rule in hiding),
+        "is_padded_band": all(rule.is_band or rule.is_padding for rule in hiding),
+        "is_countable": all(rule.is_countable for rule in hiding),
+        "is_narrow": any(rule.is_narrow for rule in hiding),
+        "is_made": any(rule.is_made for rule in hiding),
+        "tensor_fields": tuple(is_copied),
+        "copied_fields": tuple(name for name in is_copied if is_copied[name]),
+        "spelled_out": tuple(rule for rule in there if type(rule).spell_out is not Rule.spell_out),
+    }
 
-    fields: ClassVar[Fields] = {"allowed": "bhts"}
-    is_copied = is_made = False  # as large as the weights
 
-    def join(self, a: Mask, b: Mask) -> Changes:
-        mine, theirs = a.allowed, b.allowed
-        if mine is None or theirs is None:
-            return {"allowed": theirs if mine is None else mine}
-        pairs = zip(mine.shape, theirs.shape, strict=True)
-        if any(1 not in pair and pair[0] != pair[1] for pair in pairs):
-            raise cannot_join("dense masks", mine.shape, theirs.shape)
-        return {"allowed": mine & theirs}
-
-    def negated(self, mask: Mask) -> Changes | None:
-        assert mask.allowed is not None
-        return {"allowed": ~mask.allowed}
-
-    def check(self, mask: Mask, shape: Shape) -> None:
-        assert mask.allowed is not None
-        if not all(map(fits, mask.allowed.shape, shape)):
-            raise MaskError(
-                f"mask must broadcast to [B, H, T, S] = {list(shape)}: got {list(mask.allowed.shape)}; "
-                f"{instead(mask.allowed.shape, shape)}"
-            )
-
-    def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        assert mask.allowed is not None
-        return take(mask.allowed, (None, None, rows, columns))
-
-    def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
-        assert mask.allowed is not None
-        if mask.allowed.shape[-1] == 1 or not can_read(mask.allowed):
-            return keys
-        seen = take(mask.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
-        return within(seen.nonzero().squeeze(-1), *keys)
-
-    def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
-        assert mask.allowed is not None
-        return tuple(mask.allowed.shape)
+def facts_of_sets(rules: tuple[Rule, ...]) -> tuple[dict[str, object], ...]:
+    """Return the facts of every set of these rules; the i-th rule is bit i of the number of a set."""
+    sets = range(1 << len(rules))
+    return tuple(facts_of(tuple(rule for i, rule in enumerate(rules) if bits >> i & 1)) for bits in sets)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mask(RuleSet):
+class Mask(RuleFacts):
     """A set of rules about which query may attend to which key; join them with `&`, also with a tensor.
 
         Mask.causal()                      keys up to the query's own position
@@ -158,7 +122,7 @@ class Mask(RuleSet):
                   [0, 0, 1, 1]]]], dtype=torch.int32)
     """
 
-    RULES: ClassVar[tuple[AnyRule, ...]] = (
+    RULES: ClassVar[tuple[Rule, ...]] = (
         Band(),
         Padding(),
         Counted(),
@@ -173,6 +137,10 @@ class Mask(RuleSet):
     key_ids: Tensor | None = None  # int [B or 1, S, N]: N labels per key, all of which must match
     query_ids: Tensor | None = None  # int [B or 1, T, N]; None: the last T of key_ids
     allowed: Tensor | None = None  # bool, 4-D, broadcastable to [B, H, T, S]
+
+    FIELDS: ClassVar[Fields] = {name: dims for rule in RULES for name, dims in rule.fields.items()}
+    BITS: ClassVar = tuple((name, 1 << i) for i, rule in enumerate(RULES) for name in rule.fields)
+    FACTS: ClassVar = facts_of_sets(RULES)
 
     @classmethod
     def causal(cls) -> Mask:
@@ -259,6 +227,43 @@ class Mask(RuleSet):
         """
         return cls(allowed=as_allowed(allowed))
 
+    def __post_init__(self) -> None:
+        there = 0
+        for name, bit in self.BITS:
+            if getattr(self, name) is not None:
+                there |= bit
+        if torch.compiler.is_compiling():  # which knows the slow way alone
+            for name, value in self.FACTS[there].items():
+                object.__setattr__(self, name, value)
+        else:
+            self.__dict__.update(self.FACTS[there])
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, value in self.held.items():
+            shown = f"{kind(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
+            parts.append(f"{name}={shown}")
+        return f"Mask({', '.join(parts)})"
+
+    def __reduce__(self) -> tuple[type[Mask], tuple[Value | None, ...]]:
+        return type(self), tuple([getattr(self, name) for name in self.FIELDS])
+
+    def __eq__(self, other: object) -> bool:
+        """The same rules: equal numbers, and tensors of one shape and device with equal values."""
+        if not isinstance(other, Mask):
+            return NotImplemented
+        mine, theirs = self.held, other.held
+        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
+
+    def __hash__(self) -> int:
+        return hash(tuple((n, v.shape if isinstance(v, Tensor) else v) for n, v in self.held.items()))
+
+    def __bool__(self) -> bool:
+        raise MaskError(
+            f"a mask must not stand for true or false: got {self!r}; join masks with & and not with and, ask "
+            "`mask is None`, or mask.hides_nothing"
+        )
+
     __array_ufunc__: ClassVar[None] = None  # numpy must not join a mask to each bool of an array
 
     def __and__(self, other: object) -> Mask:
@@ -291,9 +296,72 @@ class Mask(RuleSet):
             other = _from_tensor(other)
             if other is None:
                 return NotImplemented
-        return self._either(other)
+        try:
+            if self.hides_nothing or other.hides_nothing:
+                return self._shown & other._shown
+            mine, theirs = self._negated, other._negated
+            either = None if mine is None or theirs is None else (mine & theirs)._negated
+        except MaskError as error:  # of rules, which know no other sign
+            raise MaskError(str(error).replace("joined with &", "joined with |")) from None
+        if either is None:
+            raise MaskError(
+                f"mask | other must be one rule again: {self!r} or {other!r} is not known as one; write "
+                f"Mask.dense(mask.{self._full} | other.{other._full})"
+            )
+        return either
 
     __ror__ = __or__
+
+    def __invert__(self) -> Mask:
+        """What was hidden is shown, and what was shown hidden; queries count as they did.
+
+        Raises:
+            MaskError: that is not one rule; the message says what to write.
+        """
+        negated = self._negated
+        if negated is None:
+            raise MaskError(
+                f"~mask must be one rule again: {self!r} is none the other way round; write "
+                f"Mask.dense(~mask.{self._full})"
+            )
+        return negated
+
+    @property
+    def _negated(self) -> Mask | None:
+        """All of it the other way round; None: that is not one rule."""
+        changes = self.hiding[0].negated(self) if len(self.hiding) == 1 else None
+        return None if changes is None else replace(self, **changes)
+
+    @property
+    def _shown(self) -> Mask:
+        """Nothing of it hidden; queries count as they did."""
+        return replace(self, **{name: None for rule in self.hiding for name in rule.fields})
+
+    @property
+    def _full(self) -> str:
+        """How to ask for the matrix, as one writes it."""
+        return "full(T, S, B, H)" if self.tensors else "full(T, S)"
+
+    @property
+    def held(self) -> dict[str, Value]:
+        """The fields that are there, by name."""
+        held = {}
+        for rule in self.rules:
+            for name in rule.fields:
+                value = getattr(self, name)
+                if value is not None:
+                    held[name] = value
+        return held
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors in it by name."""
+        tensors = {}
+        for name in self.tensor_fields:
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                tensors[name] = value
+        return tensors
 
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
         """The same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
@@ -319,7 +387,7 @@ class Mask(RuleSet):
         """All that is known of it but its tensors, which are None; for `bound_alike`."""
         known: Changes = dict.fromkeys(self.FIELDS)
         known |= {name: value for name, value in self.held.items() if name not in self.tensor_fields}
-        return known | {name: getattr(self, name) for name in Known.__annotations__}
+        return known | {name: getattr(self, name) for name in RuleFacts.__annotations__}
 
     def bound_alike(self, numbers: Changes, query_len: int, key_len: int) -> Mask:
         """`bind` of a mask that is in every size like one that was bound before, whose numbers are given.
@@ -342,6 +410,139 @@ class Mask(RuleSet):
     def unbound(self) -> Mask:
         """The same rules with small tensors of their own, to do with as one likes."""
         return Mask(**self.copies())
+
+    def copies(self) -> Changes:
+        """The fields that are there; small tensors copied."""
+        fields: Changes = {}
+        for rule in self.rules:
+            for name in rule.fields:
+                value = getattr(self, name)
+                if value is not None:
+                    fields[name] = value.clone() if rule.is_copied and isinstance(value, Tensor) else value
+        return fields
+
+    def to(self, device: torch.device | str) -> Mask:
+        """The same rules, with their tensors on another device."""
+        moved: Changes = {name: value.to(device) for name, value in self.tensors.items()}
+        return replace(self, **moved) if moved else self
+
+    def beside(self, device: torch.device) -> Mask:
+        """The same rules, with lengths and labels taken from CPU memory to another device.
+
+        They are small and copied in every call anyway; lists become tensors in CPU memory. A dense mask, as
+        large as the weights, stays where it is.
+        """
+        moved: Changes = {}
+        for name, value in self.tensors.items():
+            if value.is_cpu and value.device != device and name in self.copied_fields:
+                moved[name] = value.to(device)
+        return replace(self, **moved) if moved else self
+
+    def select(self, batch: Index, heads: Index, queries: Index) -> Mask:
+        """A bound mask's rules for some sequences, heads and queries; each index a slice or an index tensor.
+
+        The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
+        """
+        changed: Changes = {}
+        chosen = {"b": batch, "h": heads, "t": queries, "s": None}  # all keys stay
+        for name, value in self.tensors.items():
+            index = [
+                None if size == 1 and letter.islower() else chosen[letter.lower()]
+                for letter, size in zip(self.FIELDS[name], value.shape, strict=False)
+            ]
+            changed[name] = take(value, tuple(index), ones_stay=False)
+        return replace(self, **changed) if changed else self
+
+    def rectangle(self, queries: slice, keys: slice) -> Mask:
+        """A bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
+
+        The rules about positions stay: the caller says where the queries stand among these keys.
+        """
+        everything = slice(None)
+        mine = self.select(everything, everything, queries)
+        changed: Changes = {}
+        for rule in mine.rules:
+            changed |= rule.cut(mine, keys)
+        return replace(mine, **changed) if changed else mine
+
+    def placed(self, at: Tensor) -> Mask:
+        """The same rules for chosen queries, which stand at these positions.
+
+        Raises:
+            MaskError: a rule that says nothing of one of them.
+        """
+        changed: Changes = {}
+        for rule in self.rules:
+            changed |= rule.placed(self, at)
+        return replace(self, **changed) if changed else self
+
+    def tile(self, at: Tensor, rows: Index, columns: Index, key_len: int) -> Tensor | None:
+        """One piece of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
+
+        Args:
+            at: int [t], the positions p_i of these queries.
+            rows: which queries they are (slice or index tensor), for rules kept per query.
+            columns: which keys (slice or index tensor).
+            key_len: S.
+        """
+        if self.hides_nothing:
+            return None
+        seen: Tensor | None = None
+        spots = positions_of(columns, key_len, at.device)  # [s]
+        for rule in self.hiding:
+            allowed = rule.tile(self, at, rows, columns, spots)
+            seen = allowed if seen is None else seen & allowed
+        return seen
+
+    def full(self, query_len: int, key_len: int, batch: int = 1, num_heads: int = 1) -> Tensor:
+        """The whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
+
+        `batch` and `num_heads` are only needed where the mask holds tensors with those sizes.
+        """
+        bound = self.bind(batch, num_heads, query_len, key_len)
+        device = next((value.device for value in self.tensors.values()), None)
+        at = torch.arange(key_len - query_len, key_len, device=device)
+        seen = bound.tile(at, slice(0, query_len), slice(0, key_len), key_len)
+        if seen is None:
+            seen = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
+        return seen[(None,) * (4 - seen.ndim)]
+
+    def span(self, first_at: int, last_at: int, rows: Index, key_len: int) -> tuple[int, int]:
+        """Keys outside [start, stop) are hidden from all these queries: the part worth computing.
+
+        Args:
+            first_at, last_at: the smallest and largest position among the queries.
+            rows: which queries they are.
+        """
+        keys = (0, key_len)
+        for rule in self.hiding:
+            keys = rule.span(self, (first_at, last_at), rows, keys)
+        return keys if keys[0] < keys[1] else (0, 0)
+
+    def added_shapes(self, shape: Shape) -> list[tuple[int, ...]]:
+        """The shapes of what must be added to the scores where kernels draw no more than a band."""
+        return [rule.added_shape(self, shape) for rule in self.hiding if not rule.is_band]
+
+    def differs(self, letter: str) -> bool:
+        """Return True if what it hides differs between sequences ("b") or heads ("h")."""
+        for rule in self.hiding:
+            for name, dims in rule.fields.items():
+                value, dim = getattr(self, name), dims.lower().find(letter)
+                if dim >= 0 and value is not None and value.shape[dim] > 1:
+                    return True
+        return False
+
+    def for_kernels(self) -> dict[str, Value | None]:
+        """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
+        taken: dict[str, Value | None] = {}
+        for rule in self.hiding:
+            taken |= rule.for_kernels(self)
+        return taken
+
+    @property
+    def is_listed(self) -> bool:
+        """True if those kernels walk a list of tiles, since some rule is more than positions and lengths."""
+        return any(rule.is_listed(self) for rule in self.hiding)
 
     @property
     def num_labels(self) -> int:
@@ -376,12 +577,10 @@ class Mask(RuleSet):
 
     def counted(self, query_len: int) -> Tensor | None:
         """Which queries count in means, bool [B, T]; None: all of them."""
-        if self.queries is None or self.queries.ndim == 2:
-            return self.queries
-        return torch.arange(query_len, device=self.queries.device) < self.queries[:, None]
+        return None if self.queries is None else real_positions(self.queries, query_len)
 
     def is_padding_at(self, at: Tensor) -> Tensor:
-        """Whether the keys at these positions are padding, bool [B, t]; positions outside are not checked."""
+        """Return which keys at these positions are padding, bool [B, t]; those outside are not checked."""
         assert self.keys is not None
         if self.keys.ndim == 1:
             return at >= self.keys[:, None]
@@ -448,3 +647,9 @@ def _from_tensor(other: object) -> Mask | None:
 
 
 torch.serialization.add_safe_globals([Mask, BoundMask])
+
+
+def _same(a: Value, b: Value) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.device == b.device and bool((a == b).all())
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b

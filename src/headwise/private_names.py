@@ -135,7 +135,7 @@ def check(names: dict[str, str]) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether a dotted name can be reached from its library."""
+    """Return True if a dotted name can be reached from its library."""
     root, *parts = name.split(".")
     here: Any = importlib.import_module(root)
     for at, part in enumerate(parts):

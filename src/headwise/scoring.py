@@ -178,12 +178,12 @@ class Scoring:
 
     @property
     def adds(self) -> bool:
-        """Whether anything is added to the product, by position or by distance."""
+        """True if anything is added to the product, by position or by distance."""
         return self.bias is not None or self.slopes is not None or self.relative is not None
 
     @property
     def has_tensors(self) -> bool:
-        """Whether it is more than numbers."""
+        """True if it holds a tensor."""
         return not (
             self.bias is None and self.slopes is None and self.sinks is None and self.relative is None
         )

@@ -55,6 +55,10 @@ class StandIn:
             )
 
     @property
+    def shape(self) -> torch.Size:
+        raise NotImplementedError
+
+    @property
     def device(self) -> torch.device:
         raise NotImplementedError
 
@@ -65,6 +69,32 @@ class StandIn:
     def dense(self) -> Tensor:
         """The tensor itself."""
         raise NotImplementedError
+
+    # As of a tensor, without making one
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """As of a tensor."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def is_floating_point(self) -> bool:
+        """As of a tensor: yes."""
+        return True
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """As of a tensor, whether or not that many numbers would fit anywhere."""
+        return self.shape.numel()
 
     @classmethod
     def __torch_function__(

@@ -54,12 +54,6 @@ def test_every_token_is_on_one_rank_and_zigzag_shares_causal_work(
         assert max(seen) - min(seen) <= 2 * length  # of length ** 2 / 2 pairs
 
 
-def test_zigzag_takes_a_chunk_from_either_end() -> None:
-    held = [Layout(12, 3).positions(rank).tolist() for rank in range(3)]
-    assert held == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
-    assert len(Layout(12, 3).runs(2)) == 1  # chunks that touch are one run
-
-
 @pytest.mark.parametrize("name", list(masks(2, 3, 11, 13)))
 def test_a_rectangle_of_a_mask_hides_what_the_mask_hides_there(name: str) -> None:
     T, S = 11, 13

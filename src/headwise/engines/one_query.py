@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from .. import budget
-from ..mask_rules import AnyRule
-from ..masks import Band, Dense
+from ..mask_rules import Band, Dense, Documents, Padding, Rule
 from ..scoring import HIDDEN
-from ..sequence_rules import Documents, Padding
 from .plain import transforms_are_active
 from .scores import Scores, own_precision, settle_exponentials, without_graph
 from .walk import SLACK
@@ -165,7 +163,7 @@ def _of_row(name: str, s: Tensor, p: Tensor, reach: int, made: dict[str, Tensor]
 
 
 @functools.cache
-def _knows(rules: tuple[AnyRule, ...]) -> bool:
+def _knows(rules: tuple[Rule, ...]) -> bool:
     return all(type(rule) in KNOWN for rule in rules)
 
 

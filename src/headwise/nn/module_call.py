@@ -32,10 +32,10 @@ from ..arguments import (
 )
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..indexing import fits
+from ..mask_meaning import as_integers
 from ..mask_rules import is_traced, kind
 from ..masks import Mask, mask_of_call
 from ..scoring import Scoring
-from ..sequence_rules import as_integers
 from .packed_weights import PLAIN_TYPES, is_untouched
 
 if TYPE_CHECKING:

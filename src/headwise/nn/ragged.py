@@ -32,10 +32,10 @@ from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..functional import attention
 from ..map import AttentionMap, later
+from ..mask_meaning import as_ids
 from ..mask_rules import is_traced
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import Alibi, Bias, Relative, Scoring
-from ..sequence_rules import as_ids
 from . import module_call, options, self_attention
 from .one_step import Runner
 from .options import Inputs

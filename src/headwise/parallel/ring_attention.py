@@ -35,11 +35,10 @@ from ..engines.scores import ADDED, DIFFERENTIABLE, Scores, Tiled, own_precision
 from ..engines.second_pass import Frame
 from ..engines.walk import REACH, ROUGH, Anchor, is_rough
 from ..indexing import take
-from ..mask_rules import can_read
-from ..masks import BoundMask, Dense, Mask
+from ..mask_rules import Dense, Documents, Padding, can_read
+from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
-from ..sequence_rules import Documents, Padding
-from .sequence import GRADIENTS, Layout, Message, Ring, Run
+from .sequence import Layout, Ring, Run, Travelling
 
 __all__ = ["Merged", "Part", "Shard", "attend"]
 
@@ -329,24 +328,13 @@ def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor
         for name, x in scoring.tensors.items():
             if name in ADDED:
                 room[name] = torch.zeros(x.shape, dtype=dtype, device=x.device)
-    home: Tensor | None = None  # dk and dv of this rank's keys, in one tensor
-    message: Message | None = None  # dk and dv of another rank's keys, by the ranks before
     each = v.shape[0] * v.shape[1] * (shard.k.shape[3] + v.shape[3])  # numbers per key
+    # dk and dv of a rank's keys, in one tensor
+    packed = Travelling(ring, lambda owner: torch.zeros(each * sizes[owner], dtype=dtype, device=v.device))
     for owner, block in ring.blocks(shard.k, v, sizes=sizes):
-        packed = torch.zeros(each * sizes[owner], dtype=dtype, device=v.device)
-        _look_back(shard, rows, owner, block[0], block[1], packed, room)
-        if home is None:
-            home = packed
-            continue
-        if message is not None:
-            packed += message.wait()
-        # the rank before sends gradients of the keys that come here next; in the last step, of our own
-        arriving = packed.new_empty(each * sizes[(owner - 1) % ring.size])
-        message = ring.pass_on(packed, arriving, GRADIENTS)
-    assert home is not None
-    if message is not None:
-        home += message.wait()
-    room["k"], dv = _apart(home, shard.k, v)
+        _look_back(shard, rows, owner, block[0], block[1], packed.here, room)
+        packed.pass_on()
+    room["k"], dv = _apart(packed.home(), shard.k, v)
     if scoring.sinks is not None:
         room["sinks"] = _of_sinks(scoring.sinks, rows)
     return (*[room.get(name) for name in DIFFERENTIABLE], dv)

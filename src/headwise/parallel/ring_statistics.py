@@ -23,7 +23,7 @@ from ..engines.walk import ROUGH, Anchor, Block, walk
 from ..masks import Mask
 from ..scoring import HIDDEN
 from .ring_attention import Merged, Part, Shard
-from .sequence import GRADIENTS, Message, joined
+from .sequence import Travelling, joined
 
 __all__ = ["Measuring", "mass", "measure", "top"]
 
@@ -72,10 +72,6 @@ class Measuring:
         everything = Piece(slice(0, B), slice(0, H), slice(0, H), t, 1)
         return Block(mine, everything, slice(0, t), self.lse, anchor=self.anchor)
 
-    def counted(self, name: str) -> Tensor:
-        """Which of this rank's queries count in a head's statistic, bool [B, H, t]."""
-        return counted(name, self.shard.mine, self.lse)
-
     def over_queries(self, x: Tensor) -> Tensor:
         """Gather [B, H, t, ..] of every rank into [B, H, T, ..]."""
         return joined(x, self.shard.ring, self.shard.queries, 2)
@@ -89,7 +85,7 @@ class Measuring:
         """
         means, largest = {}, {}
         for name, values in rows.items():
-            counts = self.counted(name) if mean_of is None else mean_of[name]
+            counts = counted(name, self.shard.mine, self.lse) if mean_of is None else mean_of[name]
             if name in ROW_STATISTICS and ROW_STATISTICS[name].largest:
                 largest[name] = values.masked_fill(~counts, -torch.inf).amax(-1)
             else:
@@ -124,7 +120,10 @@ def measure(
     picture = None if cells is None else lse.new_zeros(B, H, *cells)
     ragged = "first" in needed and shard.mask.keys is not None and shard.mask.keys.ndim == 2
     firsts = _first_keys(shard.mask, B) if "first" in needed else [0] * B
-    received = _Received(shard, lse) if RECEIVED in names else None
+    received: Travelling | None = None  # the weights that keys receive
+    if RECEIVED in names:
+        sizes = shard.key_sizes
+        received = Travelling(shard.ring, lambda owner: lse.new_zeros(B, H, sizes[owner]))
 
     def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
         room = None
@@ -153,36 +152,6 @@ def measure(
     return {name: values[name] for name in (*names, PICTURE) if name in values}
 
 
-class _Received:
-    """The weights that keys receive: the sums travel with the keys, one step behind, until they are home."""
-
-    def __init__(self, shard: Shard, like: Tensor) -> None:
-        self._ring, self._sizes, self._like = shard.ring, shard.key_sizes, like
-        self._mine: Tensor | None = None  # [B, H, s], by this rank's own queries
-        self._message: Message | None = None
-        self.here = self._room(shard.ring.rank)  # of the keys of the current block
-
-    def _room(self, owner: int) -> Tensor:
-        return self._like.new_zeros(*self._like.shape[:2], self._sizes[owner])
-
-    def pass_on(self, owner: int) -> None:
-        """Send the sums of the keys of `owner` on: this rank's queries have been added."""
-        before = (owner - 1) % self._ring.size  # whose keys come here next; in the last step, one's own
-        if self._mine is None:
-            self._mine = self.here
-        else:
-            if self._message is not None:
-                self.here += self._message.wait()
-            arriving = torch.empty_like(self._room(before))
-            self._message = self._ring.pass_on(self.here, arriving, GRADIENTS)
-        self.here = self._room(before)
-
-    def home(self) -> Tensor:
-        """The sums of this rank's keys, over the queries of all ranks."""
-        assert self._mine is not None
-        return self._mine if self._message is None else self._mine + self._message.wait()
-
-
 def _first_keys(mask: Mask, batch: int) -> list[int]:
     """The first key of each sequence that is not padding."""
     if mask.keys is None or mask.keys.ndim == 1:
@@ -201,7 +170,7 @@ def _walked(
     shard: Shard,
     look: Callable[[Part, Block, tuple[slice, ...]], None],
     one_by_one: bool = False,
-    done: Callable[[int], None] | None = None,
+    done: Callable[[], None] | None = None,
 ) -> None:
     """Call `look` for every block of every rectangle, and `done` after the keys of each rank."""
 
@@ -214,7 +183,7 @@ def _walked(
         for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
             visit(owner, *block)
             if done is not None:
-                done(owner)
+                done()
 
 
 @torch.no_grad()

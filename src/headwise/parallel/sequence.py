@@ -19,7 +19,7 @@ refused before the first message, or every rank is told with it and raises, too 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -33,13 +33,13 @@ from torch.distributed.tensor import DTensor
 from ..errors import ArgumentError, HeadwiseError, ShapeError
 
 __all__ = [
-    "GRADIENTS",
     "KEYS",
     "Layout",
     "Mesh",
     "Message",
     "Ring",
     "Run",
+    "Travelling",
     "check_order",
     "fingerprint",
     "join",
@@ -281,6 +281,47 @@ class Message:
         for work in self._works:
             work.wait()
         return self._arriving
+
+
+class Travelling:
+    """Sums that belong to keys: they go round behind their keys, one step late, until they are home.
+
+    Every rank adds its share to `here`, the sums of the keys of the current block, and calls `pass_on`. What
+    this rank adds for its own keys stays, and meets the rest at the end.
+
+    Args:
+        empty: makes zeros for the keys of a rank.
+    """
+
+    def __init__(self, ring: Ring, empty: Callable[[int], Tensor]) -> None:
+        self._ring, self._empty = ring, empty
+        self._owner = ring.rank  # of the keys of the current block
+        self._here: Tensor | None = None
+        self._mine: Tensor | None = None
+        self._message: Message | None = None
+
+    @property
+    def here(self) -> Tensor:
+        """The sums of the keys of the current block; zeros to begin with."""
+        if self._here is None:
+            self._here = self._empty(self._owner)
+        return self._here
+
+    def pass_on(self) -> None:
+        """Send the sums of the current block on: this rank has added its share."""
+        here, self._here = self.here, None
+        self._owner = (self._owner - 1) % self._ring.size  # whose keys come next; in the last step, one's own
+        if self._mine is None:
+            self._mine = here
+            return
+        if self._message is not None:
+            here += self._message.wait()
+        self._message = self._ring.pass_on(here, self._empty(self._owner), GRADIENTS)
+
+    def home(self) -> Tensor:
+        """Return the sums of this rank's keys, over all ranks."""
+        assert self._mine is not None
+        return self._mine if self._message is None else self._mine + self._message.wait()
 
 
 class Ring:

@@ -61,7 +61,7 @@ class ShardedMap(AttentionMap):
         self._shard, self._own = shard, lse
         self._scores = shard.whole  # type: ignore[assignment]  # sizes and rules only
         self._lse = self._columns = None
-        self._versions = _versions(shard)
+        self._versions = self._versions_now()
 
     def __repr__(self) -> str:
         return f"Sharded{super().__repr__()[:-1]}, rank {self._shard.ring.rank} of {self._shard.ring.size})"
@@ -124,13 +124,9 @@ class ShardedMap(AttentionMap):
     def counts_every_query(self) -> bool:
         return False  # a shortcut that saves nothing here, since ranks communicate anyway
 
-    def check_unchanged(self) -> None:
-        """Raise `ArgumentError` where this rank's q or k, a mask or a bias was written to."""
-        if self._versions is not None and self._versions != _versions(self._shard):
-            raise ArgumentError(
-                "q, k, mask and bias must not change while their map is in use: one was written to in place; "
-                "pass q.clone() and k.clone(), or look before writing"
-            )
+    def _versions_now(self) -> tuple[int, ...] | None:
+        shard = self._shard
+        return Scores(shard.q, shard.k, shard.mask, shard.scoring).versions()
 
     def joined(self, tensor: Tensor, dim: int = 1) -> Tensor:
         """Gather a tensor of this rank's queries into one of all queries, in order."""
@@ -302,14 +298,6 @@ class ShardedMap(AttentionMap):
                 f"{what} must be asked for without gradients over {self._shard.ring.size} ranks: none flows "
                 "through the map of a sharded sequence; use map.detach(), or torch.no_grad()"
             )
-
-
-def _versions(shard: Shard) -> tuple[int, ...] | None:
-    """The version counters of a map's tensors, or None if some have none."""
-    held = (shard.q, shard.k, *shard.scoring.tensors.values(), *shard.mask.tensors.values())
-    if any(not isinstance(x, Tensor) or x.is_inference() for x in held):
-        return None
-    return tuple(x._version for x in held)
 
 
 # One call
