@@ -127,6 +127,17 @@ def test_the_rules_of_a_map_stay_what_they_were(write: Callable[[Tensor, Tensor]
     assert torch.equal(seen.statistics("entropy").entropy, entropy)
 
 
+def test_in_inference_mode_nothing_has_a_version_and_rules_are_right() -> None:
+    with torch.inference_mode():
+        q, k, v = qkv(701)
+        lengths = torch.tensor([3, 5])
+        mask = hw.Mask.padding(lengths) & hw.Mask.window(600)
+        hw.attention(q, k, v, mask)
+        lengths.fill_(701)
+        plain, truth = by_sdpa(q, k, v, hw.Mask.window(600).full(701, 701))
+        assert_judged(hw.attention(q, k, v, mask)[0], plain, truth, dtype=q.dtype)
+
+
 # Masks of torch's class
 
 
@@ -424,6 +435,16 @@ def test_a_row_of_nan_in_torchs_mask_is_nan_as_in_torch(training: bool, need_wei
     found, wanted = (m(x, x, x, attn_mask=mask, need_weights=need_weights) for m in (ours, theirs))
     torch.testing.assert_close(found, wanted, equal_nan=True)
     assert bool(found[0][:, 7].isnan().all()) and not bool(found[0][:, 8].isnan().any())
+
+
+def test_gradients_of_a_nan_row_are_nan() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    bias = torch.zeros(L, L)
+    bias[7] = torch.nan
+    out, seen = hw.attention(q, k, v, bias=bias)
+    for loss in (out.sum(), seen.mean_heads().square().sum()):
+        (dq,) = torch.autograd.grad(loss, q, retain_graph=True)
+        assert bool(dq[:, :, 7].isnan().all())
 
 
 # The hint
