@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import MaskError
-from .mask_rules import can_read, kind
+from .mask_rules import can_read, dtype_name
 
 __all__ = ["as_allowed", "as_ids", "as_integers", "as_padding", "check_meaning", "whole_number"]
 
@@ -41,8 +41,8 @@ def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
         lengths = lengths.long()
     if not (_is_integer(lengths) and lengths.ndim == 1):
         raise MaskError(
-            f"{name} must be integers [B] or bool [B, length]: got {kind(lengths)}{list(lengths.shape)}; "
-            "a 0/1 mask becomes bool with mask.bool()"
+            f"{name} must be integers [B] or bool [B, length]: got {dtype_name(lengths)}"
+            f"{list(lengths.shape)}; a 0/1 mask becomes bool with mask.bool()"
         )
     if can_read(lengths) and lengths.numel() and int(lengths.min()) < 0:
         raise MaskError(f"{name} must not be negative: got {int(lengths.min())}; use 0 for no tokens")
@@ -54,7 +54,7 @@ def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
     ids = as_integers(value)
     if not _is_integer(ids) or ids.ndim not in (1, 2):
         raise MaskError(
-            f"document {name} must be integers [S] or [B, S]: got {kind(ids)}{list(ids.shape)}; "
+            f"document {name} must be integers [S] or [B, S]: got {dtype_name(ids)}{list(ids.shape)}; "
             "number the documents 0, 1, 2, ..."
         )
     return ids.unsqueeze(2) if ids.ndim == 2 else ids.view(1, ids.shape[0], 1)  # [B or 1, S, 1]
@@ -125,7 +125,7 @@ def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
     lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
     if not opposite and lengths is None:
         return
-    given = f"{kind(mask)}{list(mask.shape)}"
+    given = f"{dtype_name(mask)}{list(mask.shape)}"
     real, turned = ("mask", "~mask") if mask.dtype == torch.bool else ("mask.bool()", "~mask.bool()")
     if lengths is None:
         raise MaskError(

@@ -35,8 +35,8 @@ __all__ = [
     "Value",
     "can_read",
     "document_ends",
+    "dtype_name",
     "is_traced",
-    "kind",
     "real_keys",
     "real_positions",
     "smaller",
@@ -87,8 +87,8 @@ def size_of(run: slice) -> int:
     return size
 
 
-def kind(tensor: Tensor) -> str:
-    """A tensor's dtype in one word."""
+def dtype_name(tensor: Tensor) -> str:
+    """Return a tensor's dtype without the leading `torch.`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -103,7 +103,7 @@ Fields = Mapping[str, str]  # names, and the dimensions of each
 Value = Tensor | int  # what a field of a mask holds, where it holds anything
 Changes = dict[str, Any]  # fields and what they shall hold, as a constructor takes them
 Shape = tuple[int, int, int, int]  # [B, H, T, S]
-Span = tuple[int, int]  # first and last position; or [start, stop)
+Span = tuple[int, int]  # positions: first and last; of keys (`Rule.span`): [start, stop)
 
 
 class Rule:
@@ -113,8 +113,8 @@ class Rule:
     All else has an answer that is right for any rule; an entry that knows better says so.
     """
 
-    # Its fields of the mask and the dimensions of each: b, h, t, s; a small letter may be one for all, a
-    # capital never is. Without dimensions it is a number.
+    # The fields of `Mask` that belong to this rule, and the dimensions of each, such as "bhts". A dimension
+    # in lower case may have size 1 for all, one in upper case has its full size. "": the field is a number.
     fields: ClassVar[Fields]
     hides: ClassVar[bool] = True  # False: it only tells which queries count in means
     is_copied: ClassVar[bool] = True  # its tensors are small: those of a call are the call's own
@@ -122,10 +122,10 @@ class Rule:
     is_padding: ClassVar[bool] = False  # `Mask.sees_any` knows it, as it knows bands
     is_countable: ClassVar[bool] = False  # `second_pass.visible` counts its keys without looking at each
     is_narrow: ClassVar[bool] = False  # a block of queries sees few keys: worth going by blocks
-    is_made: ClassVar[bool] = True  # a tile of it is made anew, one bool a query and key
+    allocates_tile: ClassVar[bool] = True  # computing a tile allocates a bool tensor [t, s]
 
     def join(self, a: Mask, b: Mask) -> Changes:
-        """Its fields, where both hold."""
+        """This rule's fields in `a & b`. It is called for every rule, also where neither mask has it."""
         raise NotImplementedError
 
     def negated(self, mask: Mask) -> Changes | None:
@@ -133,14 +133,21 @@ class Rule:
         return None
 
     def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        """What it allows, bool broadcastable to [B, H, t, s]; spots: the keys; see `Mask.tile`."""
+        """Which keys of a tile may be attended to: bool, broadcastable to [B, H, t, s].
+
+        Args:
+            at: int [t], positions of the queries.
+            rows: the queries as an index along T.
+            columns: the keys as an index along S.
+            spots: int [s], positions of the keys.
+        """
         raise NotImplementedError
 
     def check(self, mask: Mask, shape: Shape) -> None:
         """Raise `MaskError` where it does not fit [B, H, T, S]."""
 
     def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
-        """Put what a call leaves to be understood among the fields that are held."""
+        """Add the fields that a call leaves out and that follow from its sizes."""
 
     def placed(self, mask: Mask, at: Tensor) -> Changes:
         """What changes for chosen queries that stand at these positions."""
@@ -216,7 +223,7 @@ class Padding(Rule):
 
     fields: ClassVar[Fields] = {"keys": "BS"}
     is_padding = is_countable = True
-    is_made = False
+    allocates_tile = False
 
     def join(self, a: Mask, b: Mask) -> Changes:
         return {"keys": join_padding(a.keys, b.keys, "lengths")}
@@ -437,7 +444,7 @@ class Dense(Rule):
     """Whatever mask there is, as someone gave it."""
 
     fields: ClassVar[Fields] = {"allowed": "bhts"}
-    is_copied = is_made = False  # as large as the weights
+    is_copied = allocates_tile = False  # as large as the weights
 
     def join(self, a: Mask, b: Mask) -> Changes:
         mine, theirs = a.allowed, b.allowed

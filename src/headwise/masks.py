@@ -9,9 +9,9 @@ queries over S = 5 keys, causal means
             query 0   x x x x .       query 0   . . x x .
             query 1   x x x x x       query 1   . . . x x
 
-Each rule is a class of mask_rules.py, an entry of `Mask.RULES` and a field or two of `Mask`. The kernels on a
-GPU have a field and a line for it in engines/gpu/tile.py, the truth a line in reference.py (CONTRIBUTING.md,
-"A rule of the mask").
+Each rule is a class (mask_rules.py has ours), an entry of `Mask.RULES` and a field or two of `Mask`. The
+kernels on a GPU have a field and a condition for it in engines/gpu/tile.py, the truth a line in
+reference.py (CONTRIBUTING.md, "A rule of the mask").
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .mask_rules import (
     Value,
     can_read,
     document_ends,
-    kind,
+    dtype_name,
     real_keys,
     real_positions,
 )
@@ -59,7 +59,7 @@ class RuleFacts:
     is_padded_band: bool  # a band and padding at most
     is_countable: bool  # the keys a query sees are counted without looking at each
     is_narrow: bool  # a block of queries sees few of the keys
-    is_made: bool  # a tile of it is made anew, one bool a query and key
+    allocates_tile: bool  # computing a tile allocates a bool tensor [t, s]
     tensor_fields: tuple[str, ...]  # that may hold a tensor, in order
     copied_fields: tuple[str, ...]  # of those, the ones whose tensors are a call's own
     spelled_out: tuple[Rule, ...]  # rules with something that a call leaves to be understood
@@ -78,7 +78,7 @@ def facts_of(there: tuple[Rule, ...]) -> dict[str, object]:
         "is_padded_band": all(rule.is_band or rule.is_padding for rule in hiding),
         "is_countable": all(rule.is_countable for rule in hiding),
         "is_narrow": any(rule.is_narrow for rule in hiding),
-        "is_made": any(rule.is_made for rule in hiding),
+        "allocates_tile": any(rule.allocates_tile for rule in hiding),
         "tensor_fields": tuple(is_copied),
         "copied_fields": tuple(name for name in is_copied if is_copied[name]),
         "spelled_out": tuple(rule for rule in there if type(rule).spell_out is not Rule.spell_out),
@@ -241,7 +241,7 @@ class Mask(RuleFacts):
     def __repr__(self) -> str:
         parts = []
         for name, value in self.held.items():
-            shown = f"{kind(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
+            shown = f"{dtype_name(value)}{list(value.shape)}" if isinstance(value, Tensor) else value
             parts.append(f"{name}={shown}")
         return f"Mask({', '.join(parts)})"
 

@@ -468,7 +468,7 @@ def cannot(kernel: kernels.Kernel, call: Call) -> str | None:
 def test_a_function_of_torchs_own_gives_the_bits_of_the_operator(
     dtype: torch.dtype, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert kernels.OF_CPU_SOON is not kernels.OF_CPU
+    assert kernels.CPU_EAGER is not kernels.OF_CPU
     q, k, v = (normal(seed, B, H, T, D, dtype=dtype) for seed in range(3))
     call = (q, k, v, None, kernels.CAUSAL if causal else kernels.FULL, 0.3)
     sooner = kernels.CPU_FLASH.forward(call)
@@ -477,7 +477,7 @@ def test_a_function_of_torchs_own_gives_the_bits_of_the_operator(
 
 
 def test_tensors_of_other_classes_go_to_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "OF_CPU_SOON", None)
+    monkeypatch.setattr(kernels, "CPU_EAGER", None)
     with FakeTensorMode():
         q, k, v = torch.empty(3, B, H, T, D).unbind(0)
         out, lse = kernels.CPU_FLASH.forward((q, k, v, None, kernels.FULL, 0.3))

@@ -1,6 +1,6 @@
 """Engines: from q, k, v and a mask to numbers, as fast as each device allows.
 
-    scores.py              everything that decides one score, any tile of them, their flat form, the way back
+    scores.py              everything that decides one score, any tile of them, their flat form
     given_weights.py       weights someone else computed, seen as scores
     first_pass.py          the first pass: plans of calls that come again, autograd, the log-sum-exp
     backends.py            the table: who is asked to run a call, and in which order

@@ -1,7 +1,8 @@
 """What a backend is: the call it is given, what it is asked, and what it answers.
 
 A new one is a subclass of `Backend` in a file of its own and an entry in the table, `backends.BACKENDS`.
-Nobody asks which one it is talking to: what makes one special is a field here, harmless unless it says so.
+Callers do not ask for its class: what makes a backend special is a field here, which changes nothing unless
+it is set.
 
 Any backend's backward goes with any backend's forward: a softmax's way back needs the output and the lse of
 its rows, no matter who worked them out. One without a way back of its own may hand it on to `plain.TILES`.
@@ -34,7 +35,8 @@ __all__ = [
 
 Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
 
-# Whether an answer to a call is the answer to every call of its kind; or what tells each time
+# True: the verdict holds for every call with the same key. False: it is never kept. A function: it is asked
+# before each reuse.
 Holds = bool | Callable[[], bool]
 
 NO_BIAS_GRADIENT = "it gives no gradient to bias, slopes or relative"
@@ -89,7 +91,7 @@ class Backend(ABC):
         whatever the mode, and dropout can fall on the weights. No other is given dropout.
     gives_bias_gradient: its backward gives gradients of what is added where the call wants them.
     counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
-    undisputed: by kind of device, the kernel that takes every plain call as it is: nobody need be asked.
+    plain_call_kernels: by kind of device, the kernel that takes every call without options.
     collects: row statistics its `forward_and_collect` can give on the way.
     """
 
@@ -98,11 +100,11 @@ class Backend(ABC):
     is_differentiable: bool = False
     gives_bias_gradient: bool = False
     counts_on: tuple[str, ...] = ()
-    undisputed: Mapping[str, Kernel] = {}
+    plain_call_kernels: Mapping[str, Kernel] = {}
     collects: tuple[str, ...] = ()
 
     def why_not(self, call: Call) -> str | None:
-        """None if it can run the call, else the reason in words."""
+        """Return None if it can run the call, else the reason in words."""
         if self.devices and call.v.device.type not in self.devices:
             return f"it runs on {' and '.join(self.devices)}, the tensors are on {call.v.device.type}"
         reason = self.cannot(call)
@@ -117,7 +119,7 @@ class Backend(ABC):
         return None
 
     def reluctance(self, call: Call) -> str | None:
-        """Why it had better not run a call that it can, unless asked by name; None: it may."""
+        """Why `auto` should not choose it although it can run the call; None: no reason. Ignored if named."""
         return None
 
     @abstractmethod
@@ -143,9 +145,10 @@ class Backend(ABC):
         """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
 
     def verdict_holds(self, call: Call) -> Holds:
-        """Whether its verdict on a call holds for all calls of that kind (`first_pass.kind_of`).
+        """Whether its answers to a call hold for every call of that kind (see `first_pass.kind_of`).
 
-        False: such calls are never planned. A function: it is asked before each use of a plan, and may count.
+        False, the default: no call that this backend is asked about is planned, even if another one runs it.
+        A function is called before each use of a plan and returns whether it still holds; it may count calls.
         """
         return False
 

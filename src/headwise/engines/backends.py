@@ -107,7 +107,7 @@ def bare_kernel(call: Call, q: Tensor, v: Tensor) -> Kernel | None:
 
 
 def note(call: Call) -> None:
-    """A call is being run: those who keep count are told, whoever runs it."""
+    """Tell the backends that count calls on this device (`counts_on`), whichever backend runs the call."""
     device = call.v.device.type
     for backend in BACKENDS:
         if device in backend.counts_on:

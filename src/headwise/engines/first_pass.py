@@ -65,7 +65,7 @@ Kind = tuple[Hashable, ...]
 Answer = tuple[Tensor, Tensor, Collected | None]
 
 OWNER = "attention"  # of these plans in `PLANS`
-UNUSUAL: Hashable = object()  # no kind is made of that
+UNUSUAL: Hashable = object()  # in place of a key: no plan is made for such a call
 
 
 # A call
@@ -312,7 +312,10 @@ def added_kind(x: Tensor | None) -> Hashable:
 
 
 def known(kind: Kind) -> CallPlan | None:
-    """The plan of a kind, where there is one and it may be used now; where shapes are counted, it counts."""
+    """Return the plan of a kind, or None if there is none to be used now.
+
+    Backends that count shapes count the call.
+    """
     plan: CallPlan | None = PLANS.get(kind)
     if plan is None or plan.table is not backends.BACKENDS:
         return None
@@ -346,7 +349,7 @@ def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), kind: Kind 
 
 def _remember(kind: Kind, call: Call) -> None:
     """A call of this kind has been run; the second time it is planned."""
-    if not PLANS.is_back(kind):
+    if not PLANS.seen_before(kind):
         return
     asks = []
     for backend in backends.BACKENDS:
@@ -431,7 +434,7 @@ class _Attend(torch.autograd.Function):
         given, (out, lse) = kept[:7], kept[-2:]
         needed, scores_of = ctx.needs_input_grad[2:], ctx.template.fill
         found: tuple[Tensor | None, ...]
-        if plain.is_needed_for(grad):
+        if plain.needs_differentiable_backward(grad):
 
             def forward(v: Tensor, *leaves: Tensor | None) -> Tensor:
                 return plain.forward(scores_of(*leaves), v)[0]

@@ -29,15 +29,16 @@ __all__ = [
 ]  # fmt: skip
 
 aten = torch.ops.aten
-# Each forward twice: for eager calls and for all others. Where torch has no function of it, one way for both.
+# Each forward twice: the operator, and torch's Python function of it, which is faster in eager calls (the
+# operator where there is none).
 OF_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 OF_FLASH = aten._scaled_dot_product_flash_attention.default
 OF_CUDNN = aten._scaled_dot_product_cudnn_attention.default
 OF_EFFICIENT = aten._scaled_dot_product_efficient_attention.default
-OF_CPU_SOON = getattr(torch, "_scaled_dot_product_flash_attention_for_cpu", OF_CPU)
-OF_FLASH_SOON = getattr(torch, "_scaled_dot_product_flash_attention", OF_FLASH)
-OF_CUDNN_SOON = getattr(torch, "_scaled_dot_product_cudnn_attention", OF_CUDNN)
-OF_EFFICIENT_SOON = getattr(torch, "_scaled_dot_product_efficient_attention", OF_EFFICIENT)
+CPU_EAGER = getattr(torch, "_scaled_dot_product_flash_attention_for_cpu", OF_CPU)
+FLASH_EAGER = getattr(torch, "_scaled_dot_product_flash_attention", OF_FLASH)
+CUDNN_EAGER = getattr(torch, "_scaled_dot_product_cudnn_attention", OF_CUDNN)
+EFFICIENT_EAGER = getattr(torch, "_scaled_dot_product_efficient_attention", OF_EFFICIENT)
 
 HALF = (torch.float16, torch.bfloat16)
 FEWEST = 32  # keys; no CPU of today takes more of its narrowest numbers at a time
@@ -139,11 +140,11 @@ class Kernel:
     forward: Forward
     backward: Backward
     takes_parts: bool = True  # a call may be cut for it
-    folds: bool = False  # of one query, heads that share keys are best handed over as rows
+    folds: bool = False  # of one query: heads that share a key head are passed as rows of one head
     takes_one_key: bool = True
     repeats: bool = True  # the same bits every time
     takes_all: bool = False  # every plain call, just as it is
-    insists: bool = False  # on the backward above, where torch would use its own
+    insists: bool = False  # its `backward` above must be used, not torch's own formula
     capability: tuple[int, int] | None = None  # of a CUDA device, at least
     switch: Callable[[], bool] | None = None  # torch's own, by which users turn it off
     churn: ShapeChurn | None = None  # of one that plans: shapes that keep changing are not for it
@@ -167,15 +168,18 @@ def _is_eager(q: Tensor) -> bool:
 def _cpu_forward(call: KernelCall) -> Answer:
     q, k, v, added, band, scale = call
     now = not torch.compiler.is_dynamo_compiling()
-    run = OF_CPU_SOON if now and type(q) is Tensor else OF_CPU  # `_is_eager`, a call less
+    run = CPU_EAGER if now and type(q) is Tensor else OF_CPU  # `_is_eager`, a call less
     out, lse = run(q, k, v, 0.0, band == CAUSAL, attn_mask=added, scale=scale)
     if now and type(lse) is Tensor and k.shape[2] < FEWEST:
-        return _with_nan(q, k, out, lse)
+        return _restore_nan(q, k, out, lse)
     return out, lse
 
 
-def _with_nan(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Over a few keys, fewer than the CPU takes at a time, a row of NaN is answered like one without keys."""
+def _restore_nan(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Put NaN back where torch's CPU kernel lost it.
+
+    Over fewer keys than a vector register holds it answers a row of NaN scores with output 0 and lse 0.
+    """
     if int(lse.count_nonzero()) == lse.numel():  # a fifth of the time of any other look
         return out, lse
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # [B, Hk, G * T, D]
@@ -195,7 +199,7 @@ def _flash_forward(call: KernelCall) -> Answer:
     q, k, v, added, band, scale = call
     assert added is None
     if band == FULL or (band == CAUSAL and q.shape[2] == k.shape[2]):
-        run = OF_FLASH_SOON if _is_eager(q) else OF_FLASH
+        run = FLASH_EAGER if _is_eager(q) else OF_FLASH
         out, lse, *_ = run(q, k, v, 0.0, band == CAUSAL, False, scale=scale)
         return out, lse
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, T, H, D], as the kernel below wants it
@@ -224,7 +228,7 @@ def window_of(band: Band) -> dict[str, int]:
 
 def _cudnn_forward(call: KernelCall) -> Answer:
     q, k, v, added, band, scale = call
-    run = OF_CUDNN_SOON if _is_eager(q) else OF_CUDNN
+    run = CUDNN_EAGER if _is_eager(q) else OF_CUDNN
     out, lse, *_ = run(q, k, v, added, True, 0.0, band == CAUSAL, False, scale=scale)
     return out, lse.squeeze(-1)
 
@@ -243,7 +247,7 @@ def _cudnn_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) ->
 
 def _efficient_forward(call: KernelCall) -> Answer:
     q, k, v, added, band, scale = call
-    run = OF_EFFICIENT_SOON if _is_eager(q) else OF_EFFICIENT
+    run = EFFICIENT_EAGER if _is_eager(q) else OF_EFFICIENT
     out, lse, *_ = run(q, k, v, _aligned(added, q, k), True, 0.0, band == CAUSAL, scale=scale)
     return out, lse[..., : q.shape[2]]  # the kernel rounds the length up to a multiple of 32
 

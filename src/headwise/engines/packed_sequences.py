@@ -277,7 +277,7 @@ class _Packed(torch.autograd.Function):
             return (None,) * 3 + rest
         q, k, v, offsets, out, lse = ctx.saved_tensors
         runs, band, scale = ctx.call
-        if plain.is_needed_for(grad):
+        if plain.needs_differentiable_backward(grad):
 
             def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 return _one_by_one(q, k, v, runs, band, scale)

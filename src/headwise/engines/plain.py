@@ -27,8 +27,17 @@ from .scores import Scores, blocks, own_precision
 from .walk import Tile, online, walk
 
 __all__ = [
-    "PLAIN", "TILES", "forward", "gradients", "is_needed_for", "lse_of", "sinks_gradient",
-    "transforms_are_active", "unfinished", "weights_of", "with_sinks",
+    "PLAIN",
+    "TILES",
+    "forward",
+    "gradients",
+    "lse_of",
+    "needs_differentiable_backward",
+    "sinks_gradient",
+    "transforms_are_active",
+    "unfinished",
+    "weights_of",
+    "with_sinks",
 ]  # fmt: skip
 
 
@@ -209,8 +218,8 @@ def transforms_are_active() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active() or is_traced()
 
 
-def is_needed_for(grad: Tensor) -> bool:
-    """Whether a backward must go this way: a derivative of it may be wanted, or many gradients at once."""
+def needs_differentiable_backward(grad: Tensor) -> bool:
+    """Return True if the backward must be differentiable (create_graph) or batched (is_grads_batched)."""
     if torch.is_grad_enabled():
         return True
     if torch.compiler.is_compiling():  # compiled autograd, which knows no batches of gradients

@@ -12,7 +12,7 @@ Those that need only the keys near a query, or the first one, look there alone w
 whole row.
 
 To add a statistic, add its function here under `@statistic`, with an accumulator if it needs a new sum.
-Without a kernel in engines/gpu/rows.py it runs on tiles everywhere, and `why` says so.
+Unless engines/gpu/measurements.py names it (`NAMES`) it runs on tiles everywhere, and `why` says so.
 """
 
 from __future__ import annotations

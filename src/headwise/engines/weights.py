@@ -161,7 +161,7 @@ def _at_once(scores: Scores) -> bool:
         return False
     if scores.positions is not None and not mask.hides_nothing:
         return False  # chosen queries, which may see far fewer keys than there are
-    if not mask.is_made:
+    if not mask.allocates_tile:
         return True
     return q.shape[2] * scores.k.shape[2] <= CPU_TILE
 
@@ -240,7 +240,7 @@ class _Weights(torch.autograd.Function):
         (grad,) = grads
         *leaves, lse = ctx.saved_tensors
         needed, columns, mean = ctx.needs_input_grad[4:], ctx.columns, ctx.mean
-        if plain.is_needed_for(grad):
+        if plain.needs_differentiable_backward(grad):
 
             def forward(*leaves: Tensor) -> Tensor:
                 return _plainly(ctx.template.fill(*leaves), columns, mean)
@@ -402,7 +402,7 @@ class _Entropy(torch.autograd.Function):
         (grad,) = grads
         *leaves, lse = ctx.saved_tensors
         needed = ctx.needs_input_grad[3:]
-        if plain.is_needed_for(grad):
+        if plain.needs_differentiable_backward(grad):
             d_leaves = plain.gradients(
                 lambda *given: _entropy_plainly(ctx.template.fill(*given)), leaves, needed, grad
             )

@@ -33,10 +33,10 @@ __all__ = [
     "Call",
     "Entered",
     "Forward",
+    "ForwardState",
     "Listener",
     "Mode",
     "Noted",
-    "Run",
     "active",
     "announce",
     "in_backward",
@@ -62,13 +62,16 @@ _order = itertools.count()
 
 @dataclass(eq=False)
 class Forward:
-    """One run of a model, from its first hooked module to that module's return; in one thread."""
+    """Identity of one forward pass of a model, from its first hooked module to that module's return.
+
+    It outlives the pass: what was measured refers to it.
+    """
 
     number: int = 0
-    padding: dict[tuple[str | None, int, int], Tensor | None] = field(
-        default_factory=dict
-    )  # what layers were told, to run again
-    masked: list[object] = field(default_factory=list)  # configs whose models made their masks of the padding
+    # what layers were told of padding, for a checkpoint that runs them again
+    padding: dict[tuple[str | None, int, int], Tensor | None] = field(default_factory=dict)
+    # configs whose mask functions were called with the padding
+    masked: list[object] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +197,8 @@ class Entered:
         )
 
 
-class Run:
-    """One forward at work, in one thread: from the first of its model's modules to that module's return."""
+class ForwardState:
+    """State of the forward pass in progress in one thread."""
 
     __slots__ = ("alike", "bypassed", "entered", "forward", "query_padding", "told")
 
@@ -310,7 +313,7 @@ active: list[Attachment] = []  # in the order in which they were attached
 silence = _Silence()
 
 
-def running() -> list[tuple[Attachment, Run]]:
+def running() -> list[tuple[Attachment, ForwardState]]:
     """The models that run in this thread, the one whose module was entered last first."""
     at_work = [(attachment, run) for attachment in tuple(active) if (run := attachment.run) is not None]
     return at_work if len(at_work) < 2 else sorted(at_work, key=lambda pair: -pair[1].entered[-1].order)

@@ -26,10 +26,10 @@ from .active import (
     Call,
     Entered,
     Forward,
+    ForwardState,
     Listener,
     Mode,
     Noted,
-    Run,
     active,
     in_backward,
     innermost,
@@ -89,7 +89,7 @@ class LayerHook:
         finally:
             self._leave(run, here)
 
-    def _leave(self, run: Run, here: Entered) -> None:
+    def _leave(self, run: ForwardState, here: Entered) -> None:
         if run.entered and run.entered[-1] is here:
             run.entered.pop()
         if not run.entered:
@@ -97,7 +97,7 @@ class LayerHook:
 
 
 class _Running(threading.local):
-    run: Run | None = None
+    run: ForwardState | None = None
     forward: Forward | None = None  # the last, which a part of it may be run again of
 
 
@@ -122,9 +122,9 @@ class Attachment:
         self.bypassed: dict[str, Bypassed] = {}  # in forwards that are over
         self._told_of: set[str] = set()  # the paths of those that somebody was warned of
         self.has_heard = False
-        self.elsewhere = (
-            False  # whether another model's attention was heard inside, or a layer ran on nothing
-        )
+        # True if attention of another model was heard inside, or a layer ran on an empty batch: then it is no
+        # error if nothing was heard here
+        self.elsewhere = False
         self.is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.is_over = False  # what runs on in other threads is heard no more, and has bypassed nobody
         hooked, suspects = self.structure.hooked.items(), self.structure.suspects.items()
@@ -217,7 +217,7 @@ class Attachment:
     # Who runs now, in this thread
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> ForwardState | None:
         """The forward at work."""
         return self._running.run
 
@@ -226,10 +226,10 @@ class Attachment:
         """The forward at work in this thread; if there is none, the last that began in any."""
         return self.forward if self.run is None else self.run.forward
 
-    def run_or_new(self) -> Run:
+    def run_or_new(self) -> ForwardState:
         running = self._running
         if running.run is None:
-            running.run = Run(self._new_forward())
+            running.run = ForwardState(self._new_forward())
         return running.run
 
     def _new_forward(self) -> Forward:
@@ -239,7 +239,7 @@ class Attachment:
             self.forward = self._running.forward = Forward(self.forward.number + 1)
             return self.forward
 
-    def left(self, run: Run) -> None:
+    def left(self, run: ForwardState) -> None:
         """The outermost module has ended, whichever way."""
         self._running.run = None
         if run.bypassed:
@@ -272,7 +272,7 @@ class Attachment:
                 if after is not None:
                     after(forward)
 
-    def check_forward(self, run: Run) -> None:
+    def check_forward(self, run: ForwardState) -> None:
         """The outermost module did.
 
         Raises:
@@ -344,7 +344,9 @@ class Attachment:
             path = run.entered[-1].path
         self.has_heard = True
         alone = run is None
-        run = Run(self._new_forward()) if run is None else run  # of a layer whose forward is called directly
+        run = (
+            ForwardState(self._new_forward()) if run is None else run
+        )  # of a layer whose forward is called directly
         for entered in run.entered:
             entered.heard = True
         before = run.told.get(path, 0)
@@ -379,7 +381,7 @@ class Attachment:
         """Return True if a layer is of a decoder beside an encoder."""
         return self.is_encoder_decoder and "decoder" in path.split(".")
 
-    def noted(self, run: Run) -> Noted | None:
+    def noted(self, run: ForwardState) -> Noted | None:
         """How the last call was put aside by the only one who listens; None: somebody looks at each."""
         listening = list(self.listeners)  # as they are now: other threads come and go
         if not self.waits or len(listening) != 1 or self.is_distributed:
@@ -387,7 +389,7 @@ class Attachment:
         noted: Noted | None = getattr(listening[0](), "noted", None)
         return noted if noted is not None and noted.forward is run.forward else None  # else another thread's
 
-    def note(self, run: Run, path: str, noted: Noted, scores: Scores, lse: Tensor | None) -> bool:
+    def note(self, run: ForwardState, path: str, noted: Noted, scores: Scores, lse: Tensor | None) -> bool:
         """Put aside a call like one that was noted: `tell`, where all that it finds out is known."""
         with self._telling:
             if not noted.again(path, scores, lse):

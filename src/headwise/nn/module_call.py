@@ -33,7 +33,7 @@ from ..arguments import (
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..indexing import fits
 from ..mask_meaning import as_integers
-from ..mask_rules import is_traced, kind
+from ..mask_rules import dtype_name, is_traced
 from ..masks import Mask, mask_of_call
 from ..scoring import Scoring
 from .packed_weights import PLAIN_TYPES, is_untouched
@@ -291,7 +291,7 @@ def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
         return counts.long()
     if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool or counts.ndim != 1:
         raise MaskError(
-            f"lengths must be integers [B]: got {kind(counts)}{list(counts.shape)}; "
+            f"lengths must be integers [B]: got {dtype_name(counts)}{list(counts.shape)}; "
             "give how many tokens of each sequence are real"
         )
     return counts.long()

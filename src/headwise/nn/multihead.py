@@ -39,8 +39,8 @@ class MultiHeadAttention(nn.Module):
                                                                 -- out_proj --> [B, T, E]
 
     The four projections are ordinary `nn.Linear` modules: hook, wrap, prune or replace them. While nobody
-    does, those with the same input run as one matrix product. The initial weights are those that
-    `torch.nn.MultiheadAttention` draws from the same seed.
+    does, those with the same input run as one matrix product in calls without options. The initial weights
+    are those that `torch.nn.MultiheadAttention` draws from the same seed.
 
     Args:
         d_model: E, the width of queries and output.
@@ -63,7 +63,7 @@ class MultiHeadAttention(nn.Module):
             made elsewhere is shared, as all of T5's layers share the first one's.
         qk_norm: queries and keys normalised, "rms" or "layer" for each head, or a `QKNorm`.
         gate: what each head says is multiplied by sigmoid(x W_g): "head", by one number per head, or
-            "channel", by one per channel; see `options`.
+            "channel", by one per channel.
 
     Raises:
         ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
@@ -281,11 +281,13 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and need_weights and torch.compiler.is_compiling():
             cached_call.check_weights(cache)
         if key is value is bias is positions is lengths is None:
-            if cache is None:  # 0.78 to 0.98 of the time of a call
+            # Self-attention without options and one token over a cache have shorter ways (None: they do not
+            # apply here). They take 0.78 to 0.98 of the time of a call, 0.76 to 0.90 of that of a token.
+            if cache is None:
                 answered = plain_self_attention(self, query, mask, need_weights)
                 if answered is not None:
                     return answered
-            elif mask is None:  # 0.76 to 0.90 of the time of a token
+            elif mask is None:
                 step = cached_call.one_token(self, query, cache, need_weights)
                 if step is not None:
                     return self._finish(step[0], query), step[1]

@@ -1,9 +1,10 @@
 """Attention and its projections as one step of autograd: forward, and a way back written out.
 
-A training step of one layer at the size of GPT-2 small keeps a GPU busy for 0.5 ms, and the twenty nodes
-torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node, and none of the copies
-between the nodes: the gradients of q, k and v are laid side by side once, where the products that follow want
-them. Torch's class and `MultiHeadAttention` both go this way, with gradients and without.
+A training step of one layer at the size of GPT-2 small keeps a GPU busy for 0.5 ms, and the eighteen nodes
+torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node (none without
+gradients), and none of the copies between the nodes: the gradients of q, k and v are laid side by side
+once, where the products that follow want them. Torch's class and `MultiHeadAttention` both go this way,
+with gradients and without.
 
 In between is a fused kernel; or, where weights are wanted and few, their matrix itself, since the steps
 around a second pass would take longer than the pass: two products and a softmax, as torch's class does it,
@@ -40,8 +41,8 @@ from ..scoring import HIDDEN, Scoring
 
 __all__ = [
     "SEES_NOTHING",
+    "CustomKernel",
     "Parameters",
-    "Runner",
     "Step",
     "joined",
     "kernel_for",
@@ -55,8 +56,8 @@ Projected = tuple[Tensor, ...]
 Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
 
 aten = torch.ops.aten
-MOST_ADDED = 2**22  # numbers that hide padding, on a CPU; more are handed on
-SEES_NOTHING = -HIDDEN  # the lse of a query that does: all its weights come out as 0
+MOST_ADDED = 2**22  # elements of an additive padding mask on a CPU; of more, the table of backends decides
+SEES_NOTHING = -HIDDEN  # lse of a query that sees no key, so that exp(score - lse) is 0
 
 
 def joined(heads: Tensor, batch_dim: int) -> Tensor:
@@ -101,8 +102,8 @@ class Parameters(NamedTuple):
         return joined if self.out_weight is None else linear(joined, self.out_weight, self.out_bias)
 
 
-class Runner(ABC):
-    """What attends in a kernel's place, where that takes more than the kernel."""
+class CustomKernel(ABC):
+    """Attention in place of a `Kernel` where one call of a kernel is not enough, as for ragged batches."""
 
     @abstractmethod
     def forward(self, call: KernelCall) -> kernels.Answer:
@@ -126,7 +127,7 @@ class Step(NamedTuple):
     batch_dim: int  # which dimension of x is the batch, 0 or 1
     causal: bool
     empty_row_value: float  # the output of a query that sees nothing: 0 or NaN
-    kernel: Kernel | Runner | None  # None: by the matrix of weights
+    kernel: Kernel | CustomKernel | None  # None: by the matrix of weights
     scale: float
     returns_weights: bool = True  # by the matrix: the caller gets the weights, not the output alone
 
@@ -161,7 +162,7 @@ class Step(NamedTuple):
 
     def scores(self, q: Tensor, k: Tensor, added: Tensor | None) -> Scores:
         """Of q and k; added: what hides padding, [N, 1, 1, S]."""
-        if isinstance(self.kernel, Runner):
+        if isinstance(self.kernel, CustomKernel):
             return Scores(q, k, self.kernel.rules(self.causal, q.shape), Scoring(self.scale))
         keys = None if added is None else added[:, 0, 0] == 0
         return Scores(q, k, _mask(self.causal, keys), Scoring(self.scale))
@@ -204,9 +205,9 @@ def kernel_for(
     None: no kernel takes these heads as they are projected, nothing padded or repeated.
     """
     if x.is_cpu and memory is None and (padding is None or padding.numel() <= MOST_ADDED):
-        undisputed = _undisputed()
-        if undisputed is not None and x.dtype in undisputed.dtypes:
-            return undisputed
+        plain_call_kernels = _default_cpu_kernel()
+        if plain_call_kernels is not None and x.dtype in plain_call_kernels.dtypes:
+            return plain_call_kernels
     keys = x if memory is None else memory
     Hk, D = num_kv_heads or num_heads, head_dim or x.shape[2] // num_heads
     padded, table = padding is not None, backends.BACKENDS
@@ -228,17 +229,18 @@ def kernel_for(
     if bare is None:
         return None
     backends.note(call)
-    # One that plans stays the best for shapes it has planned for; of float32 no such one is ever asked.
+    # Kept for cuDNN, which stays the best for shapes it has planned for, and for float32 and float64 on a
+    # GPU, where cuDNN is never asked.
     if bare.churn is not None or (x.is_cuda and x.dtype not in HALF):
         PLANS.keep(key, (bare, call.shape_key))
     return bare
 
 
-def _undisputed() -> Kernel | None:
-    """The kernel that takes every plain call on a CPU, if the first to be asked there has one."""
+def _default_cpu_kernel() -> Kernel | None:
+    """Return the kernel for calls without options on a CPU, if the first backend for a CPU names one."""
     for backend in backends.BACKENDS:
         if not backend.devices or "cpu" in backend.devices:
-            kernel = backend.undisputed.get("cpu")
+            kernel = backend.plain_call_kernels.get("cpu")
             return kernel if kernel is None or (kernel.churn is None and kernel.switch is None) else None
     return None
 
@@ -380,7 +382,7 @@ class _OneStep(torch.autograd.Function):
         grad, d_shown, *back = grads  # of the output, of weights, of what was projected
         again = False
         for given in grads:
-            again = again or (given is not None and plain.is_needed_for(given))
+            again = again or (given is not None and plain.needs_differentiable_backward(given))
         if grad is not None and again and needs.heads:
             heads, _ = _plainly(step, added, projected, state)
         d_out_weight = d_out_bias = None
@@ -597,7 +599,7 @@ class _Weights(torch.autograd.Function):
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (lse, added, *kept) = grads, ctx.saved_tensors
         step, average, projected = ctx.step, ctx.average, tuple(kept)
-        if plain.is_needed_for(grad):
+        if plain.needs_differentiable_backward(grad):
 
             def forward(*projected: Tensor) -> Tensor:
                 q, k, _ = step.heads(projected)

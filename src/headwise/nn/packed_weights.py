@@ -165,7 +165,7 @@ class Packed:
         return (*weights, *biases)
 
     def again(self, layers: Sequence[nn.Module]) -> Packed | None:
-        """The same for these layers if their parameters lie where they did, whatever is hooked to them."""
+        """Return these weights for the given layers if their parameters have not moved; hooks are ignored."""
         if not self._lie_here(layers):
             return None
         return Packed(layers, self.weight, self.bias)  # type: ignore[arg-type]

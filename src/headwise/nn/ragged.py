@@ -37,7 +37,7 @@ from ..mask_rules import is_traced
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import Alibi, Bias, Relative, Scoring
 from . import module_call, options, self_attention
-from .one_step import Runner
+from .one_step import CustomKernel
 from .options import Inputs
 from .packed_weights import is_unobserved
 
@@ -253,7 +253,7 @@ def _attend(
     return options.gated(module, heads, x), weights if need_weights else None
 
 
-class _OverRuns(Runner):
+class _OverRuns(CustomKernel):
     """Packed sequences, each attending to itself: on a GPU in one kernel, on a CPU in a call each."""
 
     __slots__ = ("in_rows", "is_alone", "offsets", "runs")
@@ -326,7 +326,7 @@ def _plainest(
     if layers is None:
         return None
     runner, x = _OverRuns(runs, places.offsets, in_rows, is_alone), runs.pack(query, places)
-    made = self_attention.in_one_step(module, layers, x, None, held["causal"], runner)
+    made = self_attention.run_packed_layers(module, layers, x, None, held["causal"], runner)
     if made is None:
         return None
     output, projected, lse, step = made

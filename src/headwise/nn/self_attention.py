@@ -1,10 +1,11 @@
 """Self-attention of a module without options: projections, attention and out_proj in one step.
 
 `mha(x)` and `mha(x, mask=padding)` come here first (`plain_self_attention`): between two matrix products
-every line of Python starts in a cold cache. With gradients, and on a CPU, the three are one node of autograd
-(`one_step.py`). Without gradients on a GPU they are a product, torch's own attention function and a product
-(`served`); torch's function gives no lse, so a map computes it when it is looked at, from what was projected.
-A call with more to it is answered by `MultiHeadAttention._attend`.
+every line of Python starts in a cold cache. With gradients, and on a CPU, the three are one step
+(`one_step.py`), which is one node of autograd where gradients are wanted. Without gradients on a GPU they are
+a product, torch's own attention function and a product (`served`); torch's function gives no lse, so a map
+computes it when it is looked at, from what was projected. A call with more to it is answered by
+`MultiHeadAttention._attend`.
 
 Letters: B batch, T query_len, E d_model, H num_heads, Hk num_kv_heads, D head_dim.
 """
@@ -25,15 +26,15 @@ from ..engines.scores import Scores
 from ..map import AttentionMap, later
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask
 from ..scoring import Scoring
-from .one_step import SEES_NOTHING, Parameters, Runner, Step, kernel_for, run
+from .one_step import SEES_NOTHING, CustomKernel, Parameters, Step, kernel_for, run
 from .packed_weights import is_plain_call, is_untouched, parameters_of
 
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["in_one_step", "packed_layers", "plain_self_attention", "scores_are_plain"]
+__all__ = ["packed_layers", "plain_self_attention", "run_packed_layers", "scores_are_plain"]
 
-SERVES = ("cuda",)  # devices that wait for Python, so that `served` is worth it
+SERVES = ("cuda",)  # devices on which Python takes longer than the kernels: `served` is for these
 MOST_WITHOUT_LSE = 2**27  # weights of which lse may be left for later: making it takes some 30 microseconds
 
 
@@ -68,7 +69,7 @@ def plain_self_attention(
     kernel = kernel_for(
         x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"]
     )
-    made = None if kernel is None else in_one_step(module, layers, x, padding, causal, kernel)
+    made = None if kernel is None else run_packed_layers(module, layers, x, padding, causal, kernel)
     if made is None:
         return None
     output, projected, lse, step = made
@@ -104,13 +105,13 @@ def packed_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...
     return layers if is_plain_call(x) and packed.holds(layers) else None
 
 
-def in_one_step(
+def run_packed_layers(
     module: MultiHeadAttention,
     layers: tuple[nn.Module, ...],
     x: Tensor,
     padding: Tensor | None,
     causal: bool,
-    kernel: Kernel | Runner,
+    kernel: Kernel | CustomKernel,
 ) -> tuple[Tensor, Tensor, Tensor, Step] | None:
     """(output [B, T, E], projected, lse, step) of a module with such layers; None: out_proj does not fit."""
     held: dict[str, Any] = module.__dict__

@@ -413,7 +413,7 @@ def planned(of_bias: bool) -> GradientsOf:
             return way(scores, v, out, lse, grad)
         prepared = Prepared(scores, lse)
         found = backward(prepared, v, out, grad, of_bias)
-        if not ready.is_back(layout):
+        if not ready.seen_before(layout):
             ready.keep(layout, _at_once(prepared, v, out, grad, of_bias))
         return found
 

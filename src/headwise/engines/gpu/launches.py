@@ -1,7 +1,7 @@
 """Whether kernels can take a request, block sizes, plans, and launches. Imports no triton.
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
-capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take the careful column.
+capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take `CAREFUL`.
 
 A compiled kernel is looked up by us, by what Triton would compile anew for (`kind_of`): its own way there
 looks at every argument each time.
@@ -174,8 +174,8 @@ class Plans:
 
     A key is a tuple: who planned, then all that decides how such a call is run (shapes, strides, dtypes,
     devices, alignment, numbers, switches). Nothing of what tensors hold is part of it, and a plan holds no
-    tensor of a call. Who asks `is_back` plans a kind when it comes the second time: the keys of a generation
-    are one more at every step. When there are `most`, all are thrown away.
+    tensor of a call. A caller that asks `seen_before` stores a plan when a key comes the second time, because
+    most keys of a generation occur once. When there are `most` plans, all are thrown away.
     """
 
     most = 8192
@@ -188,13 +188,13 @@ class Plans:
         return self._known.get(key)
 
     def keep(self, key: tuple[Hashable, ...], plan: object) -> None:
-        """Put a plan there."""
+        """Store a plan under a key. If `most` keys are stored, all are removed first."""
         if len(self._known) >= self.most and key not in self._known:
             self._known.clear()
         self._known[key] = plan
 
-    def is_back(self, key: tuple[Hashable, ...]) -> bool:
-        """Return True if a call of this kind came before; note that one has come now."""
+    def seen_before(self, key: tuple[Hashable, ...]) -> bool:
+        """Return True if the key was seen before, and record that it has been seen now."""
         if key in self._known:
             return True
         self.keep(key, None)

@@ -482,7 +482,7 @@ def measure(
         out = of_heads(prepared, values, chosen)
         # not where an lse was measured in between, or a picture is made in the same walk
         plannable = prepared is given and not fits
-        if signature is not None and plannable and PLANS.is_back(signature):
+        if signature is not None and plannable and PLANS.seen_before(signature):
             fold = of_heads_again(prepared, values, out, chosen)
             PLANS.keep(signature, _planned(request, names, len(walked), walk, glance, fold))
     return Measured(dict(zip(names, out.unbind(), strict=True)), received(prepared) if keys else None, drawn)

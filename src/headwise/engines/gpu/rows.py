@@ -446,7 +446,7 @@ def lse_of(scores: Scores) -> Tensor:
     request = Request(prepared, "lse")
     out = prepared.empty(*prepared.shape[:3])
     launched = request.launch(lse_kernel, request.grid, out, *request.tile_lists, sizes=(request.blocks,))
-    if PLANS.is_back(key):
+    if PLANS.seen_before(key):
         go = launched.again(prepared.q, prepared.k)
         PLANS.keep(key, None if go is None else _planned(request, go))
     return out

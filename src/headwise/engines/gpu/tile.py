@@ -266,7 +266,7 @@ def in_band(at, cols, stop, left, right, setup: tl.constexpr):
 
 @triton.jit
 def listed_rules(at, rows, cols, b, h, rules, T, S, setup: tl.constexpr):
-    """What padding, documents and dense masks allow, broadcastable to a tile; a new rule is a line here.
+    """What all rules but band and lengths allow, broadcastable to a tile; a new rule is added here.
 
     at: the queries' positions, rows: their numbers; cols: the keys.
     """

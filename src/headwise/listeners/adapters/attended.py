@@ -69,7 +69,7 @@ def _output_alone(
     """(output, scores) by torch's own function, which gives no lse; None: it would make the whole matrix, or
     a gradient is wanted.
 
-    Nothing is quicker to ask. Whoever has copies of q and k can compute lse later.
+    It takes the least time in Python. lse can be computed later from copies of q and k.
     """
     causal, T, S = mask.right == 0, q.shape[2], k.shape[2]
     if mask.right not in (None, 0) or (causal and S != T and T != 1) or not _are_plain(q, k, v, scale):

@@ -48,7 +48,7 @@ from .attention_functions import (
     read,
     run,
 )
-from .huggingface_masks import CompactMask, Standing, as_tensor, compact_mask, rules_of
+from .huggingface_masks import CompactMask, LazyMask, as_tensor, compact_mask, rules_of
 from .layers_alike import answered_alike, remember_answer
 
 __all__ = ["hear_huggingface"]
@@ -197,7 +197,7 @@ def _set_method(undo: ExitStack, kind: type, name: str, ours: Function) -> None:
 
 
 def _between(own: Function) -> Function:
-    """The function a model looked up, ours for those who are listened to."""
+    """Wrap an attention function: calls of watched modules go to `answered`, others to the original."""
     if hasattr(own, "__headwise_own__"):
         return own
 
@@ -448,7 +448,7 @@ def _answer(
     mask: CompactMask | Tensor | None = attention_mask
     if attention_mask is not None and not reading.is_fused and not attention_mask.is_floating_point():
         mask = as_tensor(attention_mask)  # what it says is not what is added
-    elif isinstance(attention_mask, Standing):
+    elif isinstance(attention_mask, LazyMask):
         mask = attention_mask.meaning
     cross = _is_cross(module, path, T, S, mask, given.get("is_causal"))
     made = isinstance(mask, Tensor) and not cross and T == S and _is_masked(module)
@@ -478,7 +478,7 @@ def _answer(
     if not reading.gives_weights:
         return (joined, None), weights
     shape = torch.Size((*weights.shape[:3], S))
-    standing = Standing.of(shape, query.dtype, query.device, lambda: _dense(code, weights, S - used))
+    standing = LazyMask.of(shape, query.dtype, query.device, lambda: _dense(code, weights, S - used))
     return (joined, standing), weights
 
 

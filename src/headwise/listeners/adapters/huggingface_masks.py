@@ -22,7 +22,7 @@ from ...foreign_masks import AS_GOOD_AS_HIDDEN, from_huggingface
 from ...masks import Mask
 from .attended import for_each, with_padding
 
-__all__ = ["CompactMask", "Standing", "as_tensor", "compact_mask", "rules_of"]
+__all__ = ["CompactMask", "LazyMask", "as_tensor", "compact_mask", "rules_of"]
 
 Predicate = Callable[..., Any]
 
@@ -118,8 +118,8 @@ class CompactMask:
         return torch.Size((self.batch, 1, self.query_len, self.key_len))
 
 
-class Standing(Tensor):
-    """A tensor whose numbers are made where they are looked at: to a model it is what it stands for.
+class LazyMask(Tensor):
+    """A mask whose values are computed when an operation reads them; to a model it is an ordinary tensor.
 
     Class, shape, dtype and device are there at once. A mask goes unread from a model's mask function to its
     attention function; a model that does something to it on the way gets the numbers, made on the spot.
@@ -138,9 +138,9 @@ class Standing(Tensor):
         device: torch.device,
         make: Callable[[], Tensor],
         compact: CompactMask | None = None,
-    ) -> Standing:
+    ) -> LazyMask:
         new: Any = Tensor._make_wrapper_subclass
-        made: Standing = new(cls, shape, dtype=dtype, device=device)
+        made: LazyMask = new(cls, shape, dtype=dtype, device=device)
         made.make, made.compact, made.numbers, made.version = make, compact, None, None
         return made
 
@@ -203,7 +203,7 @@ def _stays(mask: Tensor, *args: Any, **kwargs: Any) -> bool:
 
 def as_tensor(value: Any) -> Any:
     """An ordinary tensor in place of one that stands for it; anything else as it is."""
-    return value.made() if isinstance(value, Standing) else value
+    return value.made() if isinstance(value, LazyMask) else value
 
 
 class _Asked(Exception):
@@ -246,7 +246,7 @@ def compact_mask(own: Predicate, **call: Any) -> Tensor | None:
         call.get("dtype", torch.float32) if is_added else torch.bool,
         torch.device(call.get("device", "cpu")),
     )
-    return Standing.of(compact.shape, compact.dtype, compact.device, lambda: compact.dense, compact)
+    return LazyMask.of(compact.shape, compact.dtype, compact.device, lambda: compact.dense, compact)
 
 
 ASKED_WITH = {"batch_size", "q_length", "kv_length"}

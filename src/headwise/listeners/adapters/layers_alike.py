@@ -24,10 +24,10 @@ from ...engines.scores import Scores
 from ...map import AttentionMap
 from ...masks import Mask
 from ...scoring import Scoring
-from ..active import Noted, Run, active, in_backward, silence
+from ..active import ForwardState, Noted, active, in_backward, silence
 from ..attachment import Attachment
 from ..model_structure import sounds_cross
-from .huggingface_masks import CompactMask, Standing
+from .huggingface_masks import CompactMask, LazyMask
 
 __all__ = ["answered_alike", "remember_answer"]
 
@@ -63,7 +63,7 @@ class Alike(NamedTuple):
 
 
 def remember_answer(
-    run: Run,
+    run: ForwardState,
     function: Any,
     module: nn.Module,
     args: tuple[Any, ...],
@@ -87,7 +87,7 @@ def remember_answer(
             return
     if given.get("dropout"):
         return
-    meaning = mask.meaning if isinstance(mask, Standing) else mask
+    meaning = mask.meaning if isinstance(mask, LazyMask) else mask
     scores, lse, _ = weights.as_made
     q, k, v = args[:3]
     if q.requires_grad or k.requires_grad or v.requires_grad or torch.compiler.is_compiling():
@@ -115,7 +115,7 @@ def remember_answer(
 
 def answered_alike(
     alike: Alike,
-    run: Run,
+    run: ForwardState,
     function: Any,
     module: nn.Module,
     args: tuple[Any, ...],
@@ -139,7 +139,7 @@ def answered_alike(
         return None
     if getattr(module, CROSS, MISSING) is not alike.is_cross:
         return None
-    if isinstance(mask, Standing) and mask.meaning is not alike.meaning:
+    if isinstance(mask, LazyMask) and mask.meaning is not alike.meaning:
         return None
     if len(given) != len(before):
         return None
