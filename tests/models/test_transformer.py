@@ -527,6 +527,14 @@ def test_dropout_is_for_training() -> None:
     assert ours(dropout=0.5, attention_dropout=0.25, embedding_dropout=0.0).embedding.dropout == 0.0
 
 
+def test_hidden_takes_no_other_words_than_a_call() -> None:
+    """Words that layers know reached them past the model's own checks."""
+    model = ours()
+    for word in ("bias", "documents", "caches", "memories", "memory", "key"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{word}'"):
+            model.hidden(tokens(), **{word: None})
+
+
 def test_first_weights_keep_the_stream_at_its_size() -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 61, "d_model": 64, "num_heads": 4, "num_layers": 11}

@@ -142,7 +142,8 @@ def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Te
     band = _plainest(scores, v)
     if band is not None:
         kernel = backends.choose(call, backend).bare(scores.q, v)
-        if kernel is not None and not (kernel.insists and (scores.wants_gradient or v.requires_grad)):
+        needs_gradient = scores.wants_gradient or (torch.is_grad_enabled() and v.requires_grad)
+        if kernel is not None and not (kernel.insists and needs_gradient):
             return kernel.forward((scores.q, scores.k, v, None, band, scores.scoring.scale))
     return torch.ops.headwise.attend.default(v, *scores.flatten(), bias_gradient(scores), backend)
 

@@ -223,8 +223,12 @@ class Transformer(nn.Module):
         target_ids: Tensor | None,
         states: list[Tensor] | None,
         *,
+        mask: Mask | Tensor | None = None,
+        lengths: Lengths | None = None,
         target_lengths: Lengths | None = None,
-        **reading: Any,
+        positions: Tensor | None = None,
+        token_types: Tensor | None = None,
+        cache: ModelCache | None = None,
     ) -> Tensor:
         """Hidden states [B, T, E] of a decoder or an encoder."""
         for name, given in (("target_ids", target_ids), ("target_lengths", target_lengths)):
@@ -232,13 +236,16 @@ class Transformer(nn.Module):
                 raise ArgumentError(
                     f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; use ids"
                 )
-        if self.decoder is None and reading.get("cache") is not None:
+        if self.decoder is None and cache is not None:
             raise ArgumentError(
                 "cache must be of a model with a decoder: got one for an encoder; leave it out"
             )
         stack = self.decoder or self.encoder
         assert stack is not None
-        return self._run(stack, ids, states, **reading)
+        return self._run(
+            stack, ids, states, mask=mask, lengths=lengths, positions=positions, token_types=token_types,
+            cache=cache,
+        )  # fmt: skip
 
     def _read_source_and_target(
         self,

@@ -432,7 +432,7 @@ class ShardedAttention(MultiHeadAttention):
         query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
         with self._own_numbers(query):
             output, weights = super().forward(query, key, value, mask, bias=bias, **more)
-        return as_dtensor(output, self.mesh, self.layout), weights
+        return self._handed_on(output), weights
 
     def head_outputs(
         self,
@@ -484,6 +484,9 @@ class ShardedAttention(MultiHeadAttention):
 
     def _enter(self, x: Tensor) -> Tensor:
         return copy_to_ranks(full_tensor(x), self.local_heads.group)
+
+    def _handed_on(self, output: Tensor) -> Tensor:
+        return as_dtensor(output, self.mesh, self.layout)
 
     def _attend(self, inputs: Inputs) -> tuple[Tensor, AttentionMap, Tensor]:
         with self._own_numbers(inputs.query):

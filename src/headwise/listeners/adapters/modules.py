@@ -27,7 +27,7 @@ from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
 from ...nn import KVCache, Memory, MultiHeadAttention, ragged
-from ...nn.as_torch.adoption import TransformerEncoder, TransformerEncoderLayer
+from ...nn.as_torch.adoption import TransformerEncoder, writes_zero_at_padding
 from ...nn.as_torch.module import MultiheadAttention
 from ...nn.as_torch.torch_arguments import content_of
 from ...nn.as_torch.torch_call import TorchCall
@@ -140,37 +140,19 @@ def encode(
 ) -> Tensor:
     """As torch's, which leaves 0 at padding where it goes on with a nested tensor; here without one."""
     padding = src_key_padding_mask
-    if padding is None or mask is not None or is_causal or not _would_nest(module, src, padding):
+    nests: bool = original_attribute(module, NESTS)
+    if (
+        padding is None
+        or mask is not None
+        or is_causal
+        or not writes_zero_at_padding(module, src, padding, nests)
+    ):
         return type(module).forward(module, src, mask, padding, is_causal)
     x = src
     for layer in module.layers:
         x = layer(x, src_mask=None, is_causal=False, src_key_padding_mask=padding)
     x = x.masked_fill((padding if padding.dtype == torch.bool else padding != 0).unsqueeze(-1), 0)
     return x if module.norm is None else module.norm(x)
-
-
-def _would_nest(module: nn.TransformerEncoder, src: Tensor, padding: Tensor) -> bool:
-    """Return True if torch's encoder would go on with a nested tensor if nobody listened."""
-    if type(module) is TransformerEncoder and any(
-        isinstance(x, TransformerEncoderLayer) for x in module.layers
-    ):
-        return False
-    if not original_attribute(module, NESTS) or not torch.backends.mha.get_fastpath_enabled():
-        return False
-    first = module.layers[0]
-    if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
-        return False
-    if type(src) not in (Tensor, nn.Parameter) or src.device.type not in ("cpu", "cuda", "xpu"):
-        return False
-    if tuple(padding.shape) != tuple(src.shape[:2]):
-        return False
-    if padding.dtype not in (torch.bool, src.dtype):
-        return False
-    if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters())):
-        return False
-    return not getattr(module, "mask_check", True) or bool(
-        torch._nested_tensor_from_mask_left_aligned(src, padding.logical_not())
-    )
 
 
 def torch_forward(

@@ -28,6 +28,7 @@ from torch.nn import functional
 from torch.nn.modules import transformer as torchs
 from torch.nn.utils.parametrize import is_parametrized
 
+from ...engines.plain import transforms_are_active
 from ...errors import ArgumentError
 from ..module_call import fx_node
 from ..packed_weights import OUT_PROJ, PLAIN_TYPES, is_unobserved, is_untouched, parameters_of
@@ -35,7 +36,14 @@ from .module import MultiheadAttention, leaves_some, scriptable
 from .torch_arguments import check_kinds, content_of
 from .torch_call import FEW
 
-__all__ = ["Adopted", "TransformerEncoder", "TransformerEncoderLayer", "adopt", "restore"]
+__all__ = [
+    "Adopted",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "adopt",
+    "restore",
+    "writes_zero_at_padding",
+]
 
 TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
 
@@ -111,6 +119,10 @@ class TransformerEncoder(nn.TransformerEncoder):
         theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
         for layer, own in zip(self.layers, ours, strict=True):
             x = layer(x, **(asked if own else theirs))
+        padding = src_key_padding_mask
+        nests = mask is None and not is_causal and getattr(self, "use_nested_tensor", False)
+        if padding is not None and writes_zero_at_padding(self, src, padding, nests):
+            x = x.masked_fill(padding.unsqueeze(-1), 0)
         return x if self.norm is None else self.norm(x)
 
     def _as_torch_asks(
@@ -132,6 +144,43 @@ class TransformerEncoder(nn.TransformerEncoder):
 
     def __prepare_scriptable__(self) -> nn.TransformerEncoder:
         return scriptable(self, TORCHS_ENCODER)
+
+
+def writes_zero_at_padding(module: nn.TransformerEncoder, src: Tensor, padding: Tensor, nests: bool) -> bool:
+    """Return True if an encoder's output is 0 at padding, before its last norm.
+
+    Torch's is, in evaluation, where it goes on with a nested tensor of the real tokens; `nests` is its
+    `use_nested_tensor`. Ours is, too, on a CPU, unless its last norm is no LayerNorm over channels alone. On
+    a GPU this would have to wait for what the mask holds, and padding keeps what was computed there.
+    """
+    if not nests or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    ours = isinstance(module, TransformerEncoder) and any(
+        isinstance(layer, TransformerEncoderLayer) for layer in module.layers
+    )
+    if ours and (not src.is_cpu or padding.dtype != torch.bool or transforms_are_active()):
+        return False
+    norm = module.norm
+    if (
+        ours
+        and norm is not None
+        and not (is_untouched(norm, *LAYER_NORM) and norm.normalized_shape == (src.shape[-1],))
+    ):
+        return False
+    first = module.layers[0]
+    if first.training or src.dim() != 3 or src.is_nested or not src.numel() or torch.is_autocast_enabled():
+        return False
+    if type(src) not in PLAIN_TYPES or src.device.type not in ("cpu", "cuda", "xpu"):
+        return False
+    if tuple(padding.shape) != tuple(src.shape[:2]) or padding.dtype not in (torch.bool, src.dtype):
+        return False
+    if torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters())):
+        return False
+    if not getattr(module, "mask_check", True):
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._nested_tensor_from_mask_left_aligned(src, padding.logical_not()))
 
 
 def _is_as_made(layer: nn.Module) -> TypeGuard[TransformerEncoderLayer]:
