@@ -34,7 +34,7 @@ LISTED = TORCH | TRANSFORMERS | OF_OBJECTS | REPLACEABLE
 # Without an underscore, and in nobody's documentation.
 UNDOCUMENTED = ("torch.nn.modules.", "transformers.masking_utils.", "transformers.integrations.")
 NAMED_TUPLES = {"_asdict", "_fields", "_replace"}  # documented, underscore and all
-OURS = {"_adopted_by_headwise", "_convert_", "_initializing", "_layers", "_of", "_DeadlockError"}
+OURS = {"_adopted_by_headwise", "_convert_", "_initializing", "_layers", "_of", "_wrapping", "_DeadlockError"}
 
 
 def is_private(name: str) -> bool:
