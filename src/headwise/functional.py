@@ -129,9 +129,10 @@ def attention(
 def _kind(
     q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, collect: tuple[str, ...]
 ) -> first_pass.Kind | None:
-    """The kind of a call, from its arguments; None: something about it is unusual, or read in every call.
+    """Return the plan key of a call, made from its arguments before any check.
 
-    Two calls of one kind are alike in all that `scores_from` looks at.
+    Two calls of one kind are alike in all that `scores_from` looks at. None: there is no such key;
+    `first_pass.answer` may still make one from the checked scores.
     """
     mask, causal, window, scale, softcap, bias, sinks = options
     left = right = None
@@ -194,7 +195,7 @@ def _names(statistics: bool | str | Iterable[str]) -> tuple[str, ...]:
     """The row statistics meant.
 
     Raises:
-        ArgumentError: an unknown name, or what is none.
+        ArgumentError: an unknown name, or a value that is not a name.
     """
     if isinstance(statistics, bool):
         return tuple(ROW_STATISTICS) if statistics else ()
@@ -212,11 +213,14 @@ def _names(statistics: bool | str | Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Why:
-    """Who would run a call of `attention` and why not the others; print it. Modules may go another way."""
+    """Who would run a call of `attention` and why not the others; print it.
+
+    Shortcuts of modules (`mha(x)` without options, for one) choose a kernel themselves.
+    """
 
     backend: str
     how: str
-    reasons: dict[str, str | None]  # backend -> why not; None: it could
+    reasons: dict[str, str | None]  # backend -> why "auto" does not take it; None: it would
     asked: str = "auto"
     no_kernels: str | None = None  # why the second pass runs on tiles; None: in kernels
 

@@ -2,7 +2,7 @@
 
 Each rule is a class, and an entry of `Mask.RULES`: it says what it holds, how two of its kind are joined, and
 which keys of a tile it allows. Engines in plain torch ask any rule in the same way, and need no change for a
-new one; the kernels on a GPU need two lines (CONTRIBUTING.md, "A rule of the mask").
+new one; the kernels on a GPU need a field and a condition (CONTRIBUTING.md, "A rule of the mask").
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Rule:
     """
 
     # The fields of `Mask` that belong to this rule, and the dimensions of each, such as "bhts". A dimension
-    # in lower case may have size 1 for all, one in upper case has its full size. "": the field is a number.
+    # in lower case may have size 1 for all, one in upper case has its full size. "": the field is an int.
     fields: ClassVar[Fields]
     hides: ClassVar[bool] = True  # False: it only tells which queries count in means
     is_copied: ClassVar[bool] = True  # its tensors are small: those of a call are the call's own
@@ -154,7 +154,11 @@ class Rule:
         return {}
 
     def cut(self, mask: Mask, keys: slice) -> Changes:
-        """What changes where only a run of keys is left, the first of which is key 0 then."""
+        """Return the fields for a run of the keys, counted from 0 again.
+
+        Tensors are cut along S, numbers stay as they are: a rule whose number counts keys from the first one
+        must override this.
+        """
         run: Changes = {}
         for name, dims in self.fields.items():
             value = getattr(mask, name)

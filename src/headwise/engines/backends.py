@@ -94,7 +94,7 @@ def choose(call: Call, name: str = "auto") -> Backend:
 
 
 def bare_kernel(call: Call, q: Tensor, v: Tensor) -> Kernel | None:
-    """The first kernel that would run the call with heads as they are; None: none does.
+    """The kernel of the first backend that takes the call without padding channels or repeating key heads.
 
     Where a step around it takes longer than attention, a kernel without help is worth more than a faster one.
     """

@@ -12,9 +12,9 @@ Derivatives of derivatives are taken through the plain path.
 A kind is all that decides how a call is run: shapes, strides, dtypes, devices, alignment, the numbers among
 its options, which tensors there are beside q, k and v, whether gradients are wanted, torch's switches.
 Nothing of what tensors hold is part of it. A backend gives what runs such calls in one stroke
-(`Backend.runner`); they go there without checks, `Call` or table. Where the table's answer may change from
-one call to the next, whoever may change it is asked each time (`Backend.verdict_holds`), or there is no plan;
-nor for what a kind does not cover: a compiler, autocast, a function transform, tensors of other classes.
+(`Backend.runner`); they go there without checks, `Call` or table. If a backend's verdict can change between
+calls, its `verdict_holds` returns a function that is called before each reuse, or there is no plan. Nor is
+there one for what a kind does not cover: a compiler, autocast, a function transform, tensor subclasses.
 
 Plans of every kind, on a CPU as well, are kept in `gpu.launches.PLANS`, which says when they are thrown away.
 """
@@ -315,7 +315,7 @@ def added_kind(x: Tensor | None) -> Hashable:
 def known(kind: Kind) -> CallPlan | None:
     """Return the plan of a kind, or None if there is none to be used now.
 
-    Backends that count shapes count the call.
+    Side effect: each backend of `plan.asks` is asked, and cuDNN's count of shapes notes the call.
     """
     plan: CallPlan | None = PLANS.get(kind)
     if plan is None or plan.table is not backends.BACKENDS:

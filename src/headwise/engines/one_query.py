@@ -263,14 +263,14 @@ def _scaled_less(lse: Tensor, k: Tensor, q: Tensor, scale: float) -> Tensor:
 
 @functools.cache
 def _multiplies_into_float32(dtype: torch.dtype) -> bool:
-    """Whether torch's products of 16-bit numbers on a GPU come as float32: keys need no copy then."""
+    """Return True if torch can multiply 16-bit numbers on a GPU into float32: keys need no copy then."""
     ones = torch.ones(8, 8, dtype=dtype, device="cuda")
     added = torch.ones(1, dtype=torch.float32, device="cuda")
     try:
         torch.mm(ones, ones[:, :1], out_dtype=torch.float32)
         torch.bmm(ones[None], ones[None], out_dtype=torch.float32)
         torch.addmm(added, ones, ones[:, :1], beta=-1, alpha=0.5, out_dtype=torch.float32)
-    except (TypeError, RuntimeError):  # before torch 2.8
+    except (TypeError, RuntimeError):  # there is no such product on this GPU
         return False
     return True
 

@@ -495,7 +495,8 @@ class Scores(Tiled):
 # The one flat form: for operators, for trees, for files. What gradients flow to comes first.
 Flat = Tensor | float | None  # a part of it
 DIFFERENTIABLE = ("q", "k", "bias", "slopes", "sinks", "relative")
-ADDED = ("bias", "slopes", "relative")  # of those, what only tiles give a gradient
+# Of those, what is added to the scores: only tiles and triton give its gradient
+ADDED = ("bias", "slopes", "relative")
 SCORING = ("softcap", "bias", "slopes", "sinks", "relative")  # what may be None, as `Scoring` takes it
 MASK_TENSORS = tuple(name for name, dims in Mask.FIELDS.items() if dims)
 MASK_NUMBERS = tuple(name for name, dims in Mask.FIELDS.items() if not dims)

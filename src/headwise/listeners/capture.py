@@ -49,18 +49,18 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     What may be attention in a module of any other name, and was not heard beside layers that were, gives a
     warning, `errors.AttentionUnheard`, and is listed in `heads.unheard`.
 
-    Inside the block attention runs on headwise's engines, fused and without the T x S matrix (short calls
-    on a GPU, and calls with dropout, run on torch's own function); results are the same up to rounding. A
-    compiled model runs uncompiled inside it, and everything else as it is: a compiled function that calls
-    the model lets it run by itself, or raises if it was compiled with fullgraph=True. Forwards may run in
-    several threads. What is copied or saved inside the block is the model without all this. Every forward
-    is measured as it happens, long calls one by one, the others together at its end, or as soon as somebody
-    looks at them: what stays are numbers per head, a picture, and for texts of up to 2,048 keys the map
-    itself (q and k). After the block, also after an exception, the model is exactly as it was. Prefill and
-    generation, any number of forwards, may follow each other; means are over all queries of all of them,
-    padding left out. What a checkpointed forward repeats in backward is not counted twice; the backward
-    must then be inside the block, too. A query that sees nothing, as padding may, has output 0 inside the
-    block.
+    Inside the block attention runs on headwise's engines, fused and without the T x S matrix (short
+    calls on a GPU, and calls with dropout but neither soft cap nor sinks, run on torch's own function);
+    results are the same up to rounding. A compiled model runs uncompiled inside it, and everything else
+    as it is: a compiled function that calls the model lets it run by itself, or raises if it was
+    compiled with fullgraph=True. Forwards may run in several threads. What is copied or saved inside
+    the block is the model without all this. Every forward is measured as it happens, long calls one by
+    one, the others together at its end, or as soon as somebody looks at them: what stays are numbers
+    per head, a picture, and for texts of up to 2,048 keys the map itself (q and k). After the block,
+    also after an exception, the model is exactly as it was. Prefill and generation, any number of
+    forwards, may follow each other; means are over all queries of all of them, padding left out. What a
+    checkpointed forward repeats in backward is not counted twice; the backward must then be inside the
+    block, too. A query that sees nothing, as padding may, has output 0 inside the block.
 
     Args:
         model: watched with everything inside it.

@@ -200,7 +200,10 @@ def kernel_for(
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> Kernel | None:
-    """The kernel for heads of x [.., .., E] over those of memory.
+    """Select the fused kernel for one step, over heads of x [.., .., E] and of memory.
+
+    Self-attention on a CPU gets torch's flash kernel without asking the table of backends (up to MOST_ADDED
+    elements of padding); elsewhere the table is asked.
 
     None: no kernel takes these heads as they are projected, nothing padded or repeated.
     """
@@ -257,7 +260,7 @@ def run(
     hidden: Tensor | Masks | None,
     step: Step,
 ) -> tuple[Tensor, Projected, Tensor, Tensor | None]:
-    """(what comes out of the last projection, what came out of the first, lse, what hides padding).
+    """(output, projected, lse, additive padding mask).
 
     By the matrix, weights [N, H, L, S] are in the place of lse.
 
