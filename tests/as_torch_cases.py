@@ -517,14 +517,18 @@ def results(module: nn.MultiheadAttention, case: Case, numbers: Numbers, hint: b
 def _compared(
     case: Case, ours: Results, numbers: Numbers, theirs: nn.MultiheadAttention, hint: bool
 ) -> str | None:
-    # where the mask alone learns, torch's kernel on a GPU keeps no lse, and its way back raises; torch's
-    # kernel on a CPU misreads a float32 mask beside float64 inputs
-    by_formulas = (case.learned and case.frozen == "both") or case.has_other_dtype
+    # torch's kernel on a CPU misreads a float32 mask beside float64 inputs
+    by_formulas = only_masks_learn(case) or case.has_other_dtype
     found = _compared_with(case, ours, numbers, theirs, hint, by_formulas)
     if found is not None and not case.need_weights and case.is_low:
         # torch's kernel is wrong about gradients of rows masked by finite numbers alone; its formulas are not
         found = _compared_with(case, ours, numbers, theirs, hint, by_formulas=True)
     return found
+
+
+def only_masks_learn(case: Case) -> bool:
+    """Return True if only masks require a gradient: on a GPU torch's kernel keeps no lse for backward."""
+    return case.learned and case.frozen == "both"
 
 
 def _compared_with(
@@ -670,7 +674,7 @@ def difference(case: Case, device: torch.device = CPU) -> str | None:
     ):
         found = outcome_of(lambda: results(ours, case, numbers, case.is_causal))
     hint = case.is_causal and not follows_mask(case, numbers.attn_mask)
-    with slow_path():
+    with slow_path(), sdpa_kernel(SDPBackend.MATH) if only_masks_learn(case) else nullcontext():
         wanted = outcome_of(lambda: results(theirs, case, numbers, hint))
     if found.warnings != wanted.warnings and device == CPU:  # kernels of a GPU explain themselves
         return f"warnings are {found.warnings}, not {wanted.warnings}"

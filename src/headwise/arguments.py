@@ -9,6 +9,7 @@ Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
@@ -248,6 +249,8 @@ def rules_and_scoring(
     scoring = Scoring.of(q.shape[3], scale=scale, softcap=softcap, bias=bias, sinks=sinks)
     if bias is not None or sinks is not None:
         scoring.check(B, H, T, S)
+    if scoring.bias is not None and scoring.bias.dtype == torch.float64 and q.dtype != torch.float64:
+        scoring = replace(scoring, bias=scoring.bias.float())  # a kernel has no room for tiles of float64
     if mask is not None or bias is not None or sinks is not None:
         rules, scoring = rules.beside(q.device), scoring.beside(q.device)
         _check_devices(q, rules, scoring)

@@ -182,7 +182,9 @@ def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     if type(bias) is Alibi:
         return None, bias.slopes if first_pass.is_usual(bias.slopes) else None
-    return bias if first_pass.is_usual(bias) and bias.ndim == 4 else None, None
+    if not first_pass.is_usual(bias) or bias.ndim != 4 or bias.dtype == torch.float64:
+        return None, None  # `scores_from` changes its shape or dtype
+    return bias, None
 
 
 def _collected(q: Tensor, statistics: bool | str | Iterable[str] | None) -> tuple[str, ...]:

@@ -143,6 +143,18 @@ def test_one_query_is_as_exact_as_plain_torch(job: str, request: pytest.FixtureR
     judged(request, "queries of a map", 16)
 
 
+def test_a_float64_bias_beside_half_precision_is_read_in_float32() -> None:
+    """Tiles of float64 did not fit into shared memory: a kernel raised OutOfResources."""
+    q, k, v = normal(5, 3, 2, 4, 37, 16).to("cuda", torch.bfloat16)
+    bias = normal(6, 2, 4, 37, 37).float().to("cuda").requires_grad_()
+    found, wanted = (hw.attention(q, k, v, bias=x) for x in (bias.double(), bias.float()))
+    for ours, theirs in ((found[0], wanted[0]), (found[1].dense(), wanted[1].dense())):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(found[1].statistics().entropy, wanted[1].statistics().entropy)
+    grads = [torch.autograd.grad(output.sum(), bias)[0] for output, _ in (found, wanted)]
+    assert torch.equal(*grads)
+
+
 def test_a_map_of_keys_that_were_written_to_refuses() -> None:
     q, k, v = (normal(n, 1, 2, 67, 64).cuda().float() for n in range(3))
     _, w = hw.attention(q, k, v, causal=True)
