@@ -32,8 +32,6 @@ from . import everyday_table, machine, progress, report, runner
 from .everyday_cases import LENGTHS, every, group_of
 from .registry import Case
 
-__all__ = ["choose", "file_in", "load_all", "main", "run"]
-
 TURNS, QUICK_TURNS = 12, 2
 
 Report = dict[str, Any]

@@ -25,8 +25,6 @@ from .cases.watched_families import generating, watched
 from .cases.watched_models import CELLS, UNWATCHED
 from .registry import Case, Prepared, Sizes
 
-__all__ = ["GROUPS", "LENGTHS", "MASKS", "WEIGHTS", "every", "grid", "group_of"]
-
 LENGTHS = (16, 64, 128, 256, 512, 1024, 2048)
 SIZES = {"B": 1, "H": 6, "E": 384}
 MASKS: dict[str, dict[str, Any]] = {

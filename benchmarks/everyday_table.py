@@ -9,8 +9,6 @@ from typing import Any
 from . import readme, report
 from .everyday_cases import GROUPS, LENGTHS, MASKS, WEIGHTS, group_of
 
-__all__ = ["MARKERS", "summary", "table"]
-
 WORST = 5  # cells that are named
 MARKERS = ("<!-- everyday -->", "<!-- end everyday -->")
 NOTHING = "Nothing is measured yet: python -m benchmarks.everyday"

@@ -24,8 +24,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import headwise as hw
 from headwise import reference
 
-__all__ = ["CAP", "FLEX", "RULES", "WINDOW", "Flex", "Options", "Peer", "Said", "peers", "plain", "sequences"]
-
 CAP = 20.0
 WINDOW, REACH = 1024, 512
 DOCUMENTS = 8

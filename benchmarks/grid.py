@@ -10,8 +10,6 @@ from .cases.drop_in import ASKED, MODELS
 from .readme import latest, parted, place, readable_bytes, readable_time
 from .report import ratio
 
-__all__ = ["MARKERS", "SPEED", "speed", "table"]
-
 MARKERS = ("<!-- drop-in -->", "<!-- end drop-in -->")
 SPEED = ("<!-- speed -->", "<!-- end speed -->")
 STATISTICS = "cuda_statistics_L16384"  # the case in README's line

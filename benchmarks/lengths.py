@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["MARKERS", "picture", "table"]
-
 MARKERS = ("<!-- lengths -->", "<!-- end lengths -->")
 HEAD = (
     f"| tokens | headwise | {CUDNN} | headwise / {CUDNN} | {DENSE} | {BY_HEAD} |",

@@ -15,8 +15,6 @@ import torch
 
 import headwise
 
-__all__ = ["describe"]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 

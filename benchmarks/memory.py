@@ -25,8 +25,6 @@ import torch
 from .cases import choose
 from .registry import Arm, around
 
-__all__ = ["GIVES_BACK", "in_fresh_process", "main", "on_cuda", "peak_of"]
-
 HERE = Path(__file__).resolve().parent
 GIVES_BACK = {"MIMALLOC_PURGE_DELAY": "0"}  # torch's allocator on ARM keeps what is freed
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

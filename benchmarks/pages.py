@@ -34,8 +34,6 @@ from headwise.heads.record import Record, reduce
 
 from . import machine, readme, report
 
-__all__ = ["LENGTHS", "MARKERS", "file_in", "load_all", "long_heads", "main", "measured", "run", "table"]
-
 LENGTHS = (64, 128, 256)
 LAYERS, HEADS, WIDTH = 12, 12, 384  # of MiniLM-L12
 SPREAD = 2.05  # entropy over 256 tokens: 3.7 nats, as of MiniLM-L6's heads on README

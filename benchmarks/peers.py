@@ -11,17 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = [
-    "bytes_of_statistics",
-    "dense_statistics",
-    "head_by_head",
-    "mean_weights",
-    "pool",
-    "weights",
-    "with_sinks",
-    "with_softcap",
-]
-
 REACH = 8  # what counts as near, as in `AttentionMap.statistics`
 
 

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from .registry import Sizes
 
-__all__ = ["Problem", "Seen", "all_of", "causal", "documents", "make", "padding", "some_rows", "window"]
-
 Seen = Callable[[Tensor, Tensor], Tensor]  # positions of queries [t, 1], of keys [S] -> bool [.., t, S]
 
 BLOCK = 1024  # rows computed together

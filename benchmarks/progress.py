@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "best"]
-
 
 class Progress(AbstractContextManager["Progress"]):
     """Plain lines on standard error; results go to standard output."""

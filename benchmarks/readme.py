@@ -14,24 +14,6 @@ from typing import Any
 
 from . import report
 
-__all__ = [
-    "BEGIN",
-    "END",
-    "HEAD",
-    "HEADLINES",
-    "latest",
-    "legend",
-    "parted",
-    "place",
-    "put",
-    "readable_bytes",
-    "readable_time",
-    "row",
-    "table",
-    "table_in",
-    "update",
-]
-
 BEGIN, END = "<!-- benchmark table -->", "<!-- end of table -->"
 HEADLINES = ("<!-- headlines -->", "<!-- end headlines -->")
 LETTERS = ("B", "H", "Hk", "T", "S", "L", "D", "E", "N", "W")

@@ -15,19 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "CASES",
-    "Apart",
-    "Arm",
-    "Case",
-    "Pinned",
-    "Prepared",
-    "Sizes",
-    "Values",
-    "around",
-    "register",
-]
-
 Sizes = Mapping[str, int]
 Arm = Callable[[], Any]
 Values = dict[str, Tensor]  # what is compared, by name

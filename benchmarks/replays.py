@@ -16,8 +16,6 @@ import torch
 from .registry import Arm, around
 from .runner import CpuTimer, alternate
 
-__all__ = ["Sample", "felt", "in_turn", "medians", "samples_of"]
-
 Sample = Callable[[], float]  # seconds a call
 
 IN_A_GRAPH = 0.0005  # seconds of calls

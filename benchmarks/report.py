@@ -19,24 +19,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "RESULTS",
-    "add",
-    "file_for",
-    "line",
-    "load",
-    "load_all",
-    "merge",
-    "of_every_cpu",
-    "of_this_cpu",
-    "ratio",
-    "said",
-    "same_source",
-    "source",
-    "stored_of",
-    "write",
-]
-
 RESULTS = Path(__file__).resolve().parent / "results"
 SCHEMA = 1
 

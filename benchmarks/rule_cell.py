@@ -25,8 +25,6 @@ from . import flex, machine, replays, runner, truths
 from . import problem as problems
 from .registry import OURS, Arm, Pinned, Sizes, around
 
-__all__ = ["FIRST_SIZES", "TURNS", "Cell", "again", "first_calls", "make", "measure"]
-
 STATISTICS = (
     "entropy", "distance", "confidence", "max_logit", "effective_keys",
     "first", "previous", "itself", "next", "local",

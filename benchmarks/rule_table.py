@@ -15,8 +15,6 @@ from typing import Any
 from . import readme, report
 from .registry import OURS
 
-__all__ = ["MARKERS", "add", "file_in", "line", "means", "put", "summary", "table"]
-
 MARKERS = ("<!-- rules -->", "<!-- end rules -->")
 NOTHING = "Nothing is measured yet: `python -m benchmarks.rules --device cuda`.\n"
 HEADINGS = {

@@ -32,8 +32,6 @@ import torch
 from . import flex, machine, report, rule_table
 from .rule_cell import FIRST_SIZES, TURNS, Cell, again, first_calls, measure
 
-__all__ = ["cells", "choose", "main", "run", "warm"]
-
 LENGTHS, PLAIN_LENGTHS = (1024, 4096, 8192, 32768), (4096, 8192, 16384, 32768)
 LONGEST_BACK = 8192  # forward and backward
 LONGEST_DENSE = 8192  # whatever holds a number for every query and key

@@ -24,19 +24,6 @@ from . import memory
 from .registry import Arm, Case, Prepared, Values, around
 from .verdicts import Checked, check, closest
 
-__all__ = [
-    "CpuTimer",
-    "CudaTimer",
-    "FeltTimer",
-    "HostTimer",
-    "Ratio",
-    "Timer",
-    "alternate",
-    "compare",
-    "order",
-    "run_case",
-]
-
 AGAIN = "(again)"
 LEAST_SAMPLE = 0.005  # seconds
 BUSY = 4_000_000  # cycles of a GPU, about two milliseconds

@@ -29,8 +29,6 @@ from torch.distributed.device_mesh import init_device_mesh
 import headwise as hw
 from headwise.whole_files import whole_file
 
-__all__ = ["RANKS", "counted", "expected", "main"]
-
 RANKS = (2, 4)
 SIZES = {"B": 2, "T": 48, "E": 32, "H": 8, "N": 2}
 BYTES = 4  # of float32

@@ -34,8 +34,6 @@ from .cases.second_pass import CUDNN, Look, beside_cudnn, statistics_of
 from .problem import Problem
 from .registry import Arm, Case, Prepared, Sizes, Values
 
-__all__ = ["LENGTHS", "at_length", "file_in", "main", "run"]
-
 LENGTHS = tuple(2**power for power in range(10, 21))
 SIZES = {"B": 1, "H": 8, "D": 128, "cells": 128}
 FIRST_LENGTH = 4096  # of the first call in the process

@@ -15,8 +15,6 @@ from torch import Tensor
 from .peers import REACH
 from .problem import Problem
 
-__all__ = ["entropy_gradients", "gradients", "mean_weights", "pooled", "statistics"]
-
 
 def statistics(
     problem: Problem, heads: Sequence[int] | None = None, dtype: torch.dtype = torch.float64

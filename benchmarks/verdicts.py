@@ -20,8 +20,6 @@ from torch import Tensor
 
 from .registry import Values
 
-__all__ = ["Checked", "check", "closest", "error"]
-
 
 @dataclass(frozen=True)
 class Checked:

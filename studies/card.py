@@ -27,8 +27,6 @@ from . import probes
 from .probes import fingerprint
 from .sources import SOURCES, Source
 
-__all__ = ["card", "heads_section", "roles_section", "training_of"]
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 TRAINING, PROBES = RESULTS / "mini.json", RESULTS / "probes.json"

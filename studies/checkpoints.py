@@ -32,8 +32,6 @@ from headwise.models import Specialisation, Transformer, TransformerConfig
 from .probe_texts import CODE, PROSE
 from .probes import Probe, fingerprint, labels_of, probes_of, scores_on
 
-__all__ = ["History", "checkpoints_in", "measured"]
-
 MOST_BYTES = 1_000_000
 POINTS = 200  # of the curve of the loss, at most
 NAME = re.compile(r"step_(\d+)\.safetensors")

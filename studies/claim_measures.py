@@ -20,17 +20,6 @@ from headwise.models import Transformer
 
 from .claimed_sentence import CLAIMED, OFFSETS, SAME, SENTENCE, Drawn, judge, word_weights
 
-__all__ = [
-    "PROSE",
-    "Claim",
-    "Subject",
-    "drawn_anew",
-    "of_difference",
-    "of_positions",
-    "of_roles",
-    "of_the_sentence",
-]
-
 PROSE = (
     "The old farmer walked down to the river before the sun came up. He carried a small lamp and a basket of "
     "bread, because his sister had told him that the boats would be late. When the first boat came, a tall "

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 import headwise as hw
 
-__all__ = ["CLAIMED", "OFFSETS", "SAME", "SENTENCE", "Drawn", "judge", "word_weights"]
-
 SENTENCE = "The cat that I saw yesterday ran away"
 CHANCE = 0.05  # a best head that this share of shuffles reaches is none
 DRAWS = 2000

@@ -19,8 +19,6 @@ from headwise.nn.presets import PRESETS
 from .claim_measures import PROSE, Claim, Subject
 from .claimed_sentence import SENTENCE
 
-__all__ = ["more_heads", "of_failure", "of_structure"]
-
 HEAD_COUNTS = Path(__file__).parent / "results" / "head_counts.json"
 SIZES = {  # what a page's table says: d_model, heads, d_k
     "bert-base": (768, 12, 64),

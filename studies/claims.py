@@ -31,8 +31,6 @@ from .claimed_sentence import SENTENCE
 from .claimed_structure import of_failure, of_structure
 from .trained_models import load
 
-__all__ = ["claims", "markdown"]
-
 RESULTS = Path(__file__).parent / "results"
 PARTS = (of_the_sentence, of_roles, of_positions, of_difference, of_failure, of_structure)
 SENTENCES = 280  # by which roles with random weights are asked for

@@ -33,8 +33,6 @@ from .sources import SOURCES, Source
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["DATA", "START", "Corpus", "fetch", "load", "texts"]
-
 DATA = Path(__file__).parent / "data"
 START = "<|start|>"  # id 0, in front of every document
 VOCABULARY = 3072

@@ -24,8 +24,6 @@ from torch.nn.functional import cross_entropy
 import headwise as hw
 from headwise.models import EncoderLayer, TransformerConfig, fit
 
-__all__ = ["PATCHES", "Digits", "Vision", "accuracy", "data", "main", "page", "trained"]
-
 PATCHES = 4  # a side
 DOTS = 2  # a side of a patch
 CLASSES = 10

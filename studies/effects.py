@@ -28,8 +28,6 @@ from headwise.whole_files import whole_file
 from .claims import RESULTS
 from .trained_models import load
 
-__all__ = ["main", "markdown", "measure"]
-
 NOT_FOUND = " (not found)"  # behind a relation whose best head is no role
 
 

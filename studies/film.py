@@ -31,18 +31,6 @@ from . import film_attention as attention
 from . import film_training as training
 from .film_stage import FAINT, HEIGHT, INK, PALE, PAPER, WIDTH, Stage
 
-__all__ = [
-    "LONGEST",
-    "SHORTEST",
-    "Scene",
-    "captions",
-    "frame",
-    "main",
-    "scenes",
-    "transcript",
-    "with_transcript",
-]
-
 ROOT = Path(__file__).resolve().parents[1]
 SHORTEST, LONGEST = 60, 90  # seconds of the film
 RATE, SLOW = 20, 5  # frames a second, of the film and of the GIF

@@ -14,21 +14,6 @@ from torch import Tensor
 from .film_example import HEADS, WORDS, Example, example
 from .film_stage import FAINT, HEAD, INK, PALE, Place, Stage, between, eased, signed, toned
 
-__all__ = [
-    "by_hand",
-    "concatenate",
-    "mix",
-    "project",
-    "project_back",
-    "read",
-    "scores",
-    "softmax",
-    "split",
-    "three_projections",
-    "title",
-    "words",
-]
-
 LARGE = Place(330, 164, 40)  # the words, alone
 LEFT, MIDDLE, RIGHT = (
     Place(104, 180, 28),

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["CHANNELS", "HEADS", "WORDS", "Example", "example"]
-
 WORDS = ("the", "cat", "chased", "a", "mouse")
 CHANNELS = ("article", "noun", "verb", "which", "cos fast", "sin fast", "cos slow", "sin slow")
 HEADS = 2

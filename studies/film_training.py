@@ -20,8 +20,6 @@ from headwise.models import Specialisation, specialisation
 
 from .film_stage import FAINT, INK, PALE, Stage, eased
 
-__all__ = ["Facts", "along", "appear", "facts", "life", "outcome"]
-
 LEFT, TOP, WIDE, HIGH = 76, 92, 448, 330  # the plane of heads
 MOST_NATS = 5.4
 PANELS_LEFT, PANELS_WIDE = 606, 282

@@ -51,8 +51,6 @@ from .head_counts_measures import (
 )
 from .head_counts_report import report
 
-__all__ = ["assembled", "crew", "main", "one_model", "taken_over", "written"]
-
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "head_counts.json"
 

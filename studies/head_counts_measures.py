@@ -27,11 +27,6 @@ from headwise.nn import Rope
 from . import mini
 from .head_counts_table import FRACTIONS
 
-__all__ = [
-    "TRIAL", "Job", "Plan", "Probes", "Report", "attempted", "diversity_of", "in_words", "measured",
-    "next_token_loss", "sets_of", "without",
-]  # fmt: skip
-
 Job = tuple[int, int]  # heads a layer, seed
 Report = dict[str, Any]
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["markdown", "picture", "report", "sentences"]
-
 THRESHOLDS = {entry.name: entry.threshold for entry in LABELS}
 
 

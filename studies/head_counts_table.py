@@ -13,11 +13,6 @@ from typing import Any
 
 from headwise.heads.layer import MIXED
 
-__all__ = [
-    "AFTER", "BEFORE", "FRACTIONS", "LOSS", "at", "by_heads", "counts_of", "difference", "further_table",
-    "heads_in_words", "labelled", "listed", "reference_of", "rise", "spread", "table",
-]  # fmt: skip
-
 FRACTIONS = {"1/8": 1 / 8, "1/4": 1 / 4, "1/2": 1 / 2}  # of all heads of the model, switched off
 COMMON = 8  # heads that others are compared with, where there are such models
 MATTERS = 0.01  # of the loss: what a head must cost to count as one that matters, as in hw.Robustness

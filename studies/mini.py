@@ -25,17 +25,6 @@ from headwise.whole_files import whole_file
 
 from . import corpus
 
-__all__ = [
-    "checkpoint_steps",
-    "config",
-    "model_at",
-    "optimizer",
-    "ship",
-    "train",
-    "validation_loss",
-    "windows",
-]
-
 LENGTH, BATCH, STEPS, WARMUP, LR, SEED = 512, 64, 8000, 200, 3e-3, 0
 D_MODEL = 256
 CHECKPOINTS = 20

@@ -20,8 +20,6 @@ from . import claims, effects, head_counts_report
 from .card import roles_table
 from .trained_models import load
 
-__all__ = ["page"]
-
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "studies" / "results", ROOT / "docs" / "measured.md"
 TITLES = {"minilm": "MiniLM-L6", "smollm2": "SmolLM2-135M", "mini": "mini"}

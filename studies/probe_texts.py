@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CODE", "PROSE"]
-
 PROSE = """\
 When the ferry to Marrowick was cancelled for the third evening in a row, the harbour clerk opened her \
 ledger, crossed out a line in green ink, and told the waiting families that the lighthouse keeper would \

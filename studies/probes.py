@@ -36,8 +36,6 @@ from .probe_texts import CODE, PROSE
 from .switched_off import DRAWS, Place, Probe, Told, ablations, stripe
 from .trained_models import load
 
-__all__ = ["KINDS", "Probe", "ablations", "fingerprint", "markdown", "measured", "probes_of", "scores_on"]
-
 RESULTS = Path(__file__).parent / "results" / "probes.json"
 PERIODS = (50, 100, 200)  # of random tokens
 PIECE = 120  # tokens of prose or code that are said twice, at most

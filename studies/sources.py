@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SOURCES", "Source"]
-
 Document = tuple[str, str]  # its name in the archive, its text
 Reader = Callable[[Path], Iterator[Document]]
 

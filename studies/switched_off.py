@@ -17,8 +17,6 @@ from torch.nn.functional import cross_entropy
 
 import headwise as hw
 
-__all__ = ["DRAWS", "Place", "Probe", "Told", "ablations", "losses_of", "others", "spread_of", "stripe"]
-
 DRAWS = 20
 METHODS = ("zero", "mean")
 

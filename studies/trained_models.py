@@ -11,8 +11,6 @@ import torch
 import headwise as hw
 from headwise.errors import ArgumentError
 
-__all__ = ["load"]
-
 
 def load(name: str | None = None, place: str | None = None) -> hw.models.Pretrained:
     """A model, its tokenizer and its title.

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from headwise import MultiHeadAttention
 from judge import assert_judged, largest
 
-__all__ = ["PROJECTIONS", "B", "E", "H", "S", "T", "assert_same", "module", "normal", "packed"]
-
 E, H, B, T, S = 30, 5, 3, 7, 11
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 

@@ -11,8 +11,6 @@ import pytest
 
 from browser import Page
 
-__all__ = ["findings"]
-
 SOURCE = Path(__file__).resolve().parents[1] / "page" / "node_modules" / "axe-core" / "axe.min.js"
 GRAVE = ("serious", "critical")
 RUN = """

@@ -22,8 +22,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["BareEnvironment", "closure", "make", "torch_alone"]
-
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -22,8 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Browser", "Page", "found"]
-
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 OPTIONS = (
     "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage",

@@ -19,8 +19,6 @@ from headwise.examiner import check
 from headwise.examiner.report import Report
 from planted import pairs, right, unstyled
 
-__all__ = ["Verdict", "judge_pair", "judge_right", "judge_single", "judge_unstyled"]
-
 # Planted under a name of their own, or with the same numbers as others: numbers cannot tell those apart.
 ALSO_CALLED = {"causal mask forgotten": {"mask ignored"}, "fill too small": {"finite fill"}}
 for _same in planted.SAME_NUMBERS:

@@ -31,8 +31,6 @@ from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.desk.template import Template
 from headwise.examiner.report import Report
 
-__all__ = ["Met", "TableError", "expected_in", "meet", "score", "verdict_on"]
-
 RAISES = "raises"
 
 

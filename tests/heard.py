@@ -14,8 +14,6 @@ import headwise as hw
 from headwise.heads import together
 from headwise.listeners.active import Call
 
-__all__ = ["Heard", "Reused", "assert_same", "both", "one_by_one"]
-
 
 class Heard:
     """Keeps every call."""

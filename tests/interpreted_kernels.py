@@ -29,8 +29,6 @@ from triton.runtime import interpreter
 from headwise.engines.gpu import request as request_room
 from headwise.engines.gpu.launches import PLANS
 
-__all__ = ["interpreted", "launched", "mended", "poisoned"]
-
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["NEEDS_CUDA", "few_are_quick", "judged"]
-
 NEEDS_CUDA = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="by design: these need a CUDA device, which CI has not"
 )

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from headwise.show.offline_pages import BYTE, EVEN, LEVELS, RATIO, STEP, Blob
 
-__all__ = ["VALUES", "unpacked", "weights"]
-
 VALUES = torch.tensor(
     [math.nan]
     + [n * STEP for n in range(EVEN + 1)]

@@ -23,8 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Environment", "environments", "floors", "pythons"]
-
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".venv-versions"
 ENDS = ("torch", "transformers")  # whose versions are at an end; all else is whatever goes with them

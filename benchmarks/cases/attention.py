@@ -16,8 +16,6 @@ from .. import problem as problems
 from ..problem import Problem
 from ..registry import OURS, Arm, Case, Pinned, Prepared, Sizes, Values, register
 
-__all__ = ["SDPA", "on_rows"]
-
 SDPA = "SDPA"
 PINS = {
     "SDPA cudnn": SDPBackend.CUDNN_ATTENTION,

@@ -18,8 +18,6 @@ from ..registry import OURS, Case, Prepared, Sizes, register
 from .modules import BY_HAND, TORCH, ByHand, by_hand_on
 from .self_attention import SelfAttention
 
-__all__ = ["ASKED", "MODELS"]
-
 
 def drop_in(
     sizes: Sizes, device: torch.device, dtype: torch.dtype, by_hand: bool = False, **options: Any

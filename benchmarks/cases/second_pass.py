@@ -29,8 +29,6 @@ from ..problem import Problem
 from ..registry import OURS, Apart, Arm, Case, Pinned, Prepared, Sizes, Values, register
 from .maps import DENSE
 
-__all__ = ["CUDNN", "Look", "beside_cudnn", "statistics_of"]
-
 CUDNN = "cuDNN's forward"
 FUSED = "the fused forward"
 BOTH_WAYS = "cuDNN, forward and backward"

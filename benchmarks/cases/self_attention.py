@@ -16,8 +16,6 @@ from .. import problem as problems
 from ..problem import Problem
 from ..registry import Arm, Pinned, Sizes, Values
 
-__all__ = ["SelfAttention", "merge", "split"]
-
 GRADIENTS = ("dx", "d_in_weight", "d_in_bias", "d_out_weight", "d_out_bias")
 
 

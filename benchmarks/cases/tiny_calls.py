@@ -22,8 +22,6 @@ from .. import problem as problems
 from ..problem import Seen
 from ..registry import OURS, Apart, Arm, Pinned, Prepared, Sizes, Values
 
-__all__ = ["RULES", "SDPA", "called"]
-
 SDPA, SDPA_CAUSAL = "SDPA", "SDPA, causal alone"
 CAP, WINDOW = 20.0, 5
 

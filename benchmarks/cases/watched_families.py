@@ -26,8 +26,6 @@ from ..verdicts import check
 from .generated_tokens import judged_tokens
 from .watched_models import CELLS, CHECKED, LARGE, SMALL, TINY, UNWATCHED, llama_config
 
-__all__ = ["EAGER", "FAMILIES", "Family", "generating", "watched"]
-
 EAGER = "eager, output_attentions"
 ON_A_CPU = 2**31  # bytes the eager route may take there
 SHARE = 0.75  # of a GPU's free memory, likewise

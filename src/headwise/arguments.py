@@ -23,29 +23,6 @@ from .errors import ArgumentError, MaskError, ShapeError, nearest
 from .masks import CAUSAL, Mask, mask_of_call
 from .scoring import Bias, Scoring
 
-__all__ = [
-    "EMBEDDING",
-    "OF_ATTENTION",
-    "REQUIRED",
-    "SAID_EVERYWHERE",
-    "AttentionOptions",
-    "answering",
-    "autocasting",
-    "check_causal",
-    "check_dropout",
-    "check_tensors",
-    "device_type",
-    "nested",
-    "not_a_tensor",
-    "our_words",
-    "refuse",
-    "rules_and_scoring",
-    "scores_from",
-    "told",
-    "under_autocast",
-    "window_rule",
-]
-
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
 REQUIRED: Any = ...  # a default, so that a call by other names gets as far as an answer; never a value
 EMBEDDING = "ids of tokens go through an embedding first, torch.nn.Embedding(num_ids, d_model)"

@@ -6,8 +6,6 @@ import re
 
 from .errors import ArgumentError
 
-__all__ = ["parse", "readable"]
-
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 

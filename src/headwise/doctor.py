@@ -25,8 +25,6 @@ from .errors import REMEDIES
 from .functional import attention, why
 from .nn.multihead import MultiHeadAttention
 
-__all__ = ["EXTRAS", "Line", "examine"]
-
 EXTRAS = {  # library -> what it is for
     "typer": "the headwise command",
     "rich": "tables in the terminal",

@@ -20,8 +20,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["clear_copies", "fact"]
-
 Found = TypeVar("Found")
 Owner = weakref.ref[torch.UntypedStorage]
 Kept = tuple[Tensor, dict[str, Any], Owner]  # bytes, answers by name, and what frees them when it is gone

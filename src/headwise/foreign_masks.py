@@ -23,9 +23,6 @@ from .indexing import fits
 from .mask_rules import can_read
 from .masks import Mask
 
-__all__ = ["AS_GOOD_AS_HIDDEN", "TorchMasks", "from_huggingface", "from_torch", "to_huggingface", "to_torch"]
-
-
 AS_GOOD_AS_HIDDEN = -9000.0  # models that add -10000 mean "hidden": its weight is 0
 
 

@@ -31,8 +31,6 @@ from .mask_rules import can_read, smaller
 from .masks import Mask
 from .scoring import Alibi, Bias
 
-__all__ = ["Why", "attention", "why"]
-
 
 def attention(
     q: Tensor = REQUIRED,

@@ -11,20 +11,6 @@ from torch import Tensor
 
 from . import private_names as _private_names  # noqa: F401, checks that torch has them
 
-__all__ = [
-    "Choice",
-    "Index",
-    "Plan",
-    "as_index",
-    "compose",
-    "fits",
-    "in_order",
-    "positions_of",
-    "resolve",
-    "take",
-    "within",
-]
-
 Choice = int | slice | Sequence[int] | Tensor | None  # what people write for one dimension; None: all
 Index = slice | Tensor  # one dimension's: a run of places, or their numbers
 

@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["lazy_attributes"]
-
 
 def lazy_attributes(
     package: str, homes: Mapping[str, str]

@@ -35,8 +35,6 @@ from .tensor_stand_in import StandIn, in_reentrant_checkpoint
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AttentionMap", "later", "make"]
-
 WHOLE = slice(None)
 LATER = ("_scores", "_lse", "_versions")  # what `later` leaves for the first look
 

@@ -16,9 +16,6 @@ from torch import Tensor
 from .errors import MaskError
 from .mask_rules import can_read, dtype_name
 
-__all__ = ["as_allowed", "as_ids", "as_integers", "as_padding", "check_meaning", "whole_number"]
-
-
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but finds no smallest among them
 
 

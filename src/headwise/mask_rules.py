@@ -20,28 +20,6 @@ from .indexing import Index, fits, take, within
 if TYPE_CHECKING:
     from .masks import Mask
 
-__all__ = [
-    "TRACED",
-    "Band",
-    "Changes",
-    "Counted",
-    "Dense",
-    "Documents",
-    "Fields",
-    "Padding",
-    "Rule",
-    "Shape",
-    "Span",
-    "Value",
-    "can_read",
-    "document_ends",
-    "dtype_name",
-    "is_traced",
-    "real_keys",
-    "real_positions",
-    "smaller",
-]
-
 MODES = torch._C._TorchDispatchModeKey
 TRACED = "a tracer (torch.jit.trace, make_fx) records this call, which only plain operations pass"
 

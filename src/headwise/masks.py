@@ -45,8 +45,6 @@ from .mask_rules import (
     real_positions,
 )
 
-__all__ = ["CAUSAL", "NOTHING_HIDDEN", "BoundMask", "Mask", "as_mask", "mask_of_call"]
-
 
 class RuleFacts:
     """What follows from which rules a mask has. It is set when the mask is made, since every call asks it."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from .errors import VersionUnsupported
 
-__all__ = ["OF_OBJECTS", "REPLACEABLE", "TESTED", "TORCH", "TRANSFORMERS", "check_transformers", "is_there"]
-
 TESTED = {"torch": ("2.11", "2.15"), "transformers": ("5.5", "5.22")}  # from, to; `make test-versions`
 
 TORCH = {  # name -> what it is used for

@@ -19,8 +19,6 @@ from torch import Tensor
 from .masks import Mask
 from .scoring import HIDDEN, Alibi, Bias, Relative
 
-__all__ = ["allowed", "attention", "multi_head", "positions", "scores", "weights_of"]
-
 
 def allowed(mask: Mask, B: int, H: int, T: int, S: int, device: torch.device | None = None) -> Tensor:
     """The mask as a bool matrix [B, H, T, S]; True = may attend."""

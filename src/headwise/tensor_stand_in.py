@@ -15,8 +15,6 @@ from torch.utils.checkpoint import CheckpointFunction
 if TYPE_CHECKING:
     import numpy
 
-__all__ = ["StandIn", "in_reentrant_checkpoint"]
-
 # What would act on, or tell of, a tensor that is thrown away at once.
 NOT_OF_A_MAP = {"backward", "data", "grad", "grad_fn", "is_leaf", "register_hook", "retain_grad", "set_"}
 

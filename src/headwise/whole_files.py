@@ -10,8 +10,6 @@ from threading import get_ident
 
 from .errors import ArgumentError
 
-__all__ = ["half_written", "place_for", "whole_file"]
-
 half_written: set[Path] = set()  # at this moment: who ends the process has to let them go first
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import headwise
 
-__all__ = ["PROGRAM", "environment", "run", "started"]
-
 PROGRAM = [sys.executable, "-W", "error::UserWarning", "-m", "headwise"]
 
 

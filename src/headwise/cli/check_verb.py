@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..examiner.desk.template import Template
     from ..examiner.report import Report
 
-__all__ = ["check", "explain", "saves", "template_of_checks"]
-
 
 def check(
     sources: Annotated[

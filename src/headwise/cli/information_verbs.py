@@ -13,8 +13,6 @@ import typer
 
 from .terminal import complete_presets, console_of
 
-__all__ = ["doctor", "presets", "start"]
-
 
 def presets(
     name: Annotated[

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..course.study import Outcome, Task
     from ..examiner.desk.template import Template
 
-__all__ = ["learn"]
-
 learn = typer.Typer(name="learn", rich_markup_mode=None, invoke_without_command=True)
 
 Folder = Annotated[

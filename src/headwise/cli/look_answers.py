@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..show.heads_tables import Chosen
     from .terminal import SignOfLife
 
-__all__ = ["LISTED", "PICTURE", "Wanted", "check_packages", "compared", "looked", "print_all", "sentence"]
-
 PICTURE = Path("heads.png")
 PICTURES = (".png", ".svg", ".pdf")
 LISTED, CHANGED = 20, 10  # heads in a table: of one text, of two that are compared

@@ -29,8 +29,6 @@ from .terminal import (
     uncollected,
 )
 
-__all__ = ["SENTENCE", "look", "survey"]
-
 SENTENCE = "The cat that I saw yesterday ran away"
 MODEL = "mini|minilm|NAME|PATH"
 MODEL_HELP = (

@@ -25,13 +25,6 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "SignOfLife", "complete_corpora", "complete_devices", "complete_folders", "complete_models",
-    "complete_pages", "complete_pictures", "complete_presets", "complete_python_files", "complete_sorts",
-    "complete_texts", "console_of", "file_and_name", "option", "say", "sign_of_life", "text_or_file",
-    "texts_of", "uncollected",
-]  # fmt: skip
-
 
 def say(words: str) -> None:
     """Print a line on stderr, if it can be written."""

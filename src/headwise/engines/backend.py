@@ -28,11 +28,6 @@ from .kernels import Kernel
 from .scores import Scores
 from .walk import Anchor
 
-__all__ = [
-    "NO_BIAS_GRADIENT", "ON_THE_WAY", "Backend", "Call", "Collected", "Gradients", "Holds", "Runner",
-    "wanted", "wanted_now",
-]  # fmt: skip
-
 Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
 
 # True: the verdict holds for every call with the same key. False: it is never kept. A function: it is asked

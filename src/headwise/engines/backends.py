@@ -14,8 +14,6 @@ from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN, Kernel
 from .own_kernels import Decode, OwnKernels
 from .plain import PLAIN, TILES
 
-__all__ = ["BACKENDS", "backend_named", "bare_kernel", "choose", "note", "takes", "verdicts"]
-
 BACKENDS: tuple[Backend, ...] = (
     Decode(),
     OwnKernels(),

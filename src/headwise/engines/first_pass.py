@@ -41,26 +41,6 @@ from .gradients import Context, ScoresTemplate
 from .kernels import CAUSAL, FULL, Band
 from .scores import FURTHER_NUMBERS, Scores, own_precision, without_graph
 
-__all__ = [
-    "UNUSUAL",
-    "CallPlan",
-    "Kind",
-    "added_kind",
-    "answer",
-    "attend",
-    "attend_and_collect",
-    "bias_gradient",
-    "call_of",
-    "further_numbers",
-    "is_usual",
-    "kind_of",
-    "kind_of_scores",
-    "known",
-    "lse_of",
-    "rules_kind",
-    "run",
-]  # fmt: skip
-
 Kind = tuple[Hashable, ...]
 Answer = tuple[Tensor, Tensor, Collected | None]
 

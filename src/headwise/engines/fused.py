@@ -31,9 +31,6 @@ from .plain import TILES, sinks_gradient, with_sinks
 from .scores import Scores, blocks, tile_dtype
 from .walk import REACH, is_rough
 
-__all__ = ["Fused", "Part", "adds", "cut"]
-
-
 # The parts of a call
 
 

@@ -14,8 +14,6 @@ from ..masks import Mask
 from ..scoring import HIDDEN
 from .scores import Flat, Piece, Tiled, mask_from
 
-__all__ = ["GivenWeights"]
-
 
 @dataclass(frozen=True, eq=False)
 class GivenWeights(Tiled):

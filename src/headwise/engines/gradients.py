@@ -14,8 +14,6 @@ from ..indexing import take
 from ..scoring import Scoring, sums_by_offset
 from .scores import ADDED, DIFFERENTIABLE, Piece, Scores
 
-__all__ = ["Context", "ScoreGradients", "ScoresTemplate", "needs_added"]
-
 
 @dataclass(frozen=True, eq=False)
 class ScoreGradients:

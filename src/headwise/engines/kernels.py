@@ -23,11 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "CAUSAL", "CPU_FLASH", "CUDA_EFFICIENT", "CUDA_FLASH", "CUDNN", "FULL", "HALF", "KERNELS",
-    "MOST_CHANNELS", "Answer", "Band", "Kernel", "KernelCall", "ShapeChurn", "Three", "window_of",
-]  # fmt: skip
-
 aten = torch.ops.aten
 # Each forward twice: the operator, and torch's Python function of it, which is faster in eager calls (the
 # operator where there is none).

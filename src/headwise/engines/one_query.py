@@ -28,8 +28,6 @@ from .plain import transforms_are_active
 from .scores import Scores, own_precision, settle_exponentials, without_graph
 from .walk import SLACK
 
-__all__ = ["KNOWN", "row", "statistics"]
-
 KNOWN = (Band, Padding, Documents, Dense)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 HALF = (torch.bfloat16, torch.float16)

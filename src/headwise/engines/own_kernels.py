@@ -13,8 +13,6 @@ from .kernels import HALF
 from .plain import TILES, sinks_gradient
 from .scores import Scores
 
-__all__ = ["Decode", "OwnKernels"]
-
 WORTH_IT = 2**24  # bytes of keys and values, from which `decode` pays
 MOST_ROWS = 64  # query heads that share a key head
 

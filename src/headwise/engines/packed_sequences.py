@@ -29,11 +29,6 @@ from .gradients import Context
 from .kernels import CAUSAL, CUDA_FLASH, Band, window_of
 from .scores import Scores, own_precision
 
-__all__ = [
-    "Places", "Runs", "attend", "attend_rows", "by_document", "has_kernel", "lse_of_zeros", "takes_rows",
-    "why_not",
-]  # fmt: skip
-
 aten = torch.ops.aten
 
 

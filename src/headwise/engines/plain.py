@@ -26,21 +26,6 @@ from .gradients import ScoreGradients
 from .scores import Scores, blocks, own_precision
 from .walk import Tile, online, walk
 
-__all__ = [
-    "PLAIN",
-    "TILES",
-    "forward",
-    "gradients",
-    "lse_of",
-    "needs_differentiable_backward",
-    "sinks_gradient",
-    "transforms_are_active",
-    "unfinished",
-    "weights_of",
-    "with_sinks",
-]  # fmt: skip
-
-
 # Tile by tile
 
 

@@ -37,13 +37,6 @@ from ..mask_rules import is_traced
 from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring, by_offset, hidden_is_endless
 
-__all__ = [
-    "ADDED", "CPU_TILE", "DIFFERENTIABLE", "FLAT", "FLAT_SCHEMA", "FURTHER_NUMBERS", "HAS_MKL",
-    "MASK_NUMBERS", "MASK_TENSORS", "Flat", "Piece", "Scores", "Tiled", "blocks", "huge_empty", "mask_from",
-    "own_precision", "settle_exponentials", "tile_dtype", "turned", "without_graph",
-]  # fmt: skip
-
-
 # MKL makes the products of all heads in one call; other libraries take a call per head, each with a wait for
 # all threads (75 microseconds of OpenBLAS's).
 HAS_MKL = torch.backends.mkl.is_available()

@@ -44,11 +44,6 @@ from .statistics import (
 from .walk import FAR, ROUGH, Block, Tile, check_mass, check_some, is_rough, walk
 from .weights import entropy, prepared
 
-__all__ = [
-    "Frame", "Measurement", "Top", "bound_to", "drawing", "mass", "measure", "measured", "pooled", "top",
-    "visible", "without_kernel",
-]  # fmt: skip
-
 MOST = 64  # keys a query that the kernel keeps a list of; more are better sorted
 COUNTED_ROWS = 64  # queries at a time, where a dense mask is counted
 Cells = tuple[int, int] | None  # rows and columns of a picture

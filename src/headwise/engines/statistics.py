@@ -30,12 +30,6 @@ from .given_weights import GivenWeights
 from .scores import Tiled
 from .walk import Block, Tile
 
-__all__ = [
-    "ACCUMULATORS", "NEAR_ROWS", "PICTURE", "RECEIVED", "ROW_STATISTICS", "STATISTICS", "WITH_GRADIENT",
-    "Accumulator", "Statistic", "Statistics", "Sums", "check_names", "counted", "of_heads", "statistic",
-    "sums_of",
-]  # fmt: skip
-
 NEAR_ROWS = 64  # queries a block when only keys near the diagonal matter
 
 Sums = Mapping[str, Tensor]  # accumulator -> [B, H, t]

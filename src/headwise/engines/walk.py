@@ -25,12 +25,6 @@ from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .scores import Piece, Scores, Tiled, blocks
 
-__all__ = [
-    "FAR", "REACH", "ROUGH", "SOME", "Anchor", "Block", "Tile", "check_mass", "check_rows", "check_some",
-    "evenly", "is_rough", "online", "walk",
-]  # fmt: skip
-
-
 ROUGH = 16.0  # from here on half a unit in the last place of a float32 is as much as softmax is off by
 REACH = 2.0**8  # from here on, kernels' own ways of merging parts and of going back are too rough as well
 FAR = 2.0**20  # from here on exp(s - lse) may be out of all range: dividing it by its sum comes too late

@@ -35,8 +35,6 @@ from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, wal
 if TYPE_CHECKING:
     from .gpu.request import Prepared
 
-__all__ = ["dense", "entropy", "entropy_gradients", "gradients", "prepared", "softmax", "weights"]
-
 FEW = 2**22  # weights that a GPU makes in one product
 
 

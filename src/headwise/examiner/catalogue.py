@@ -6,8 +6,6 @@ from . import faults
 from .faults.fault import Fault
 from .steps import arrangements, blocks, mask_functions, own_softmax
 
-__all__ = ["FAULTS"]
-
 STEPS = (own_softmax, arrangements, mask_functions, blocks)
 FAULTS: dict[str, Fault] = {**faults.FAULTS, **{fault.key: fault for room in STEPS for fault in room.FAULTS}}
 assert len(FAULTS) == len(faults.FAULTS) + sum(len(room.FAULTS) for room in STEPS), "two faults of one name"

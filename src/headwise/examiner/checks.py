@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .source import Undefined
     from .source.notebooks import Cells
 
-__all__ = ["check", "check_file"]
-
 JUDGE = threading.Lock()  # many files are examined at once, and judged one by one
 
 

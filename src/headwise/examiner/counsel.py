@@ -15,8 +15,6 @@ from .report import Report
 from .source import candidates
 from .source.parsed import Definition, text_of, tree_of
 
-__all__ = ["advise", "is_theirs"]
-
 OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
 THEIRS = {
     "timeout",

@@ -29,8 +29,6 @@ from torch.nn.functional import layer_norm, normalize
 
 from .recipe import RIGHT, State, Step
 
-__all__ = ["EVERY", "NOT_JUDGED", "Design", "normed", "pairs", "steps_of", "turned"]
-
 NOT_JUDGED = "not judged"  # the key of a design that headwise has no equal of
 EVERY = -(10**6)  # no bound to a window
 

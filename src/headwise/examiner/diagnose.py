@@ -29,11 +29,6 @@ from .faults import FAULTS, computed, pairs
 from .faults.fault import Fault, Way
 from .recipe import RIGHT, Given, State, Step, Weights
 
-__all__ = [
-    "INFORMATION", "NEAR", "Diagnosis", "Made", "diagnose", "difference", "first_difference",
-    "one_fault_explains",
-]  # fmt: skip
-
 NEAR = 2e-5  # of the size of the numbers: float32 somewhere inside passes, the nearest fault is off by 1e-2
 INFORMATION = ("empty row",)  # a probe that has three right answers
 STRESS = (

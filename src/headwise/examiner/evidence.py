@@ -18,20 +18,6 @@ from torch import Tensor
 from .designs import Design, steps_of
 from .recipe import Given, State, Weights, run
 
-__all__ = [
-    "Asked",
-    "Call",
-    "Conventions",
-    "Design",
-    "Evidence",
-    "Finding",
-    "Problem",
-    "Role",
-    "line_in_words",
-    "packed",
-    "unpacked",
-]
-
 FACTS, NUMBERS = "evidence.json", "evidence.bin"  # all that is written of it; the second holds bare numbers
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

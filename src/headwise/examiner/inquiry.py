@@ -21,8 +21,6 @@ from .steps import bound, examine_step, judge_step, owner_of, step_of, told_as, 
 if TYPE_CHECKING:
     from .diagnose import Diagnosis
 
-__all__ = ["examine", "judge", "understand"]
-
 
 def examine(
     obj: object,

@@ -30,8 +30,6 @@ from .source.lines import own_code
 from .source.parsed import text_of
 from .source.returned import says_weights
 
-__all__ = ["judge_whole"]
-
 TORCHS = "torch.nn.MultiheadAttention"
 INSIDE = "torch inside"  # the key of the design that is torch's own class
 # what code says that does something beside attention on purpose, and that no number of ours speaks of

@@ -12,8 +12,6 @@ from .diagnose import INFORMATION, NEAR, difference
 from .evidence import Call, Evidence
 from .recipe import State
 
-__all__ = ["beside_truth", "empty_row", "first_by_weights", "where_right"]
-
 
 def beside_truth(evidence: Evidence) -> list[tuple[Call, State]]:
     """Every answered call that has one right answer, with it; none where the recipe cannot be run."""

@@ -26,8 +26,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["RIGHT", "Given", "State", "Step", "Weights", "run"]
-
 
 class Weights(NamedTuple):
     """The four projections as nn.Linear holds them, [out, in]; biases that are absent are zeros."""

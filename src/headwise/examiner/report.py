@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from .evidence import Conventions, Finding, Problem, Role
 from .faults.fault import Fault
 
-__all__ = ["Named", "Report"]
-
 
 @dataclass
 class Named:

@@ -29,17 +29,6 @@ from .active import Call
 from .chosen_heads import Changing, ChosenHeads, Heads, base_of, by_path, check_any, of_visit, outputs_of
 from .model_door import attach
 
-__all__ = [
-    "METHODS",
-    "Switches",
-    "Visit",
-    "ablate",
-    "count_examples",
-    "entering",
-    "even_scores",
-    "head_means",
-]
-
 METHODS = ("zero", "mean", "uniform")
 
 Visit = tuple[str, int, int, Tensor | None]  # a layer's path, B and T in it, its output to follow or None

@@ -28,30 +28,6 @@ from ..map import AttentionMap
 if TYPE_CHECKING:
     from .attachment import Attachment
 
-__all__ = [
-    "Bypassed",
-    "Call",
-    "Entered",
-    "Forward",
-    "ForwardState",
-    "Listener",
-    "Mode",
-    "Noted",
-    "active",
-    "announce",
-    "in_backward",
-    "innermost",
-    "is_quiet",
-    "note_empty_call",
-    "note_query_padding",
-    "noted_query_padding",
-    "padding_now",
-    "path_of",
-    "quietly",
-    "silence",
-    "statistics_asked_for",
-]
-
 
 OF_DECODER = ("decoder_input_ids", "target_ids", "decoder_attention_mask")  # beside those of an encoder
 TOKENS = ("decoder_input_ids", "target_ids", "input_ids", "ids", "input", "tokens", "idx", "x")

@@ -39,8 +39,6 @@ from .model_structure import modules_at, structure_and_modules
 from .module_overrides import changing
 from .split_calls import SplitCall, local_heads_of
 
-__all__ = ["Attachment", "LayerHook"]
-
 NOTHING_SEEN = "no softmax was seen"  # reasons read on after "where"
 REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"
 

@@ -29,9 +29,6 @@ from .head_outputs import written_norms
 from .model_door import attach
 from .split_calls import SplitCall, gathered_record
 
-__all__ = ["SHORT", "Tokens", "is_punctuation", "watch"]
-
-
 SHORT = 2048  # keys up to which maps are kept without being asked for
 
 

@@ -23,22 +23,6 @@ from .active import Call
 from .model_door import attach
 from .model_structure import structure_of
 
-__all__ = [
-    "Change",
-    "Changing",
-    "ChosenHeads",
-    "ChosenListening",
-    "Heads",
-    "base_of",
-    "by_path",
-    "check_any",
-    "check_count",
-    "check_head",
-    "layer_names",
-    "of_visit",
-    "outputs_of",
-]
-
 Value = TypeVar("Value")
 Inside = TypeVar("Inside", covariant=True)  # what a block is given
 

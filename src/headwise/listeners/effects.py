@@ -40,8 +40,6 @@ from .importance import HeadScores, Ranked, ranked
 from .model_answers import MASKED, METHOD, NEXT, OUTPUT, Asked, Speaker, look_at
 from .model_door import attach
 
-__all__ = ["Effects", "Words", "effects", "role_effects"]
-
 Words = list[tuple[str, float]]  # words and their probabilities, the likeliest first
 
 UNITS = {NEXT: "nats", MASKED: "nats", OUTPUT: "of its norm"}

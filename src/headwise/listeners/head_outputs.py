@@ -45,16 +45,6 @@ from .pruning import ALBERT, BART, BERT, DISTILBERT, LLAMA, PHI, is_conv1d
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "HeadOutputs",
-    "OutputProjection",
-    "collect",
-    "output_projection",
-    "patch",
-    "written",
-    "written_norms",
-]
-
 Positions = int | slice | Sequence[int] | Tensor
 
 

@@ -31,8 +31,6 @@ from .model_door import attach
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["HeadScores", "Importance", "Ranked", "Robustness", "importance", "ranked", "robustness"]
-
 METHODS = ("gradient", "leave_one_out")
 REDUCTIONS = ("mean", "sum")
 CURVES = ("importance", "random")

@@ -37,26 +37,6 @@ from .ablation import even_scores
 from .active import Call, in_backward
 from .chosen_heads import base_of
 
-__all__ = [
-    "ENTROPY_SHARE",
-    "OUTPUT",
-    "Alarm",
-    "AlarmState",
-    "Alarms",
-    "Key",
-    "Measuring",
-    "OnAlarm",
-    "Row",
-    "Step",
-    "Values",
-    "divide_by_layer_mean",
-    "largest_norms",
-    "layer_medians",
-    "logged_numbers",
-    "warn_of",
-]
-
-
 OUTPUT = "output"  # the mean norm of a head's output
 ENTROPY_SHARE = "entropy_share"  # of the entropy that even attention to the same keys has
 

@@ -28,8 +28,6 @@ from .ablation import ablate, head_means
 from .model_door import attach
 from .role_measurement import Ahead
 
-__all__ = ["MASKED", "METHOD", "NEXT", "OUTPUT", "Asked", "Look", "Seen", "Speaker", "look_at"]
-
 NEXT, MASKED, OUTPUT = "next token", "masked token", "output"
 METHOD = "mean"  # of `headwise.ablate`
 ROWS = 32  # prompts in one run of the model

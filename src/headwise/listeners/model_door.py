@@ -27,8 +27,6 @@ from .adapters import ADAPTERS
 from .attachment import Attachment
 from .module_overrides import add_hooks, changing, uncompile
 
-__all__ = ["FALLBACKS", "attach"]
-
 FALLBACKS = (None, "eager", "skip")
 
 

@@ -20,24 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import ArgumentError
-from ..heads.layer_names import Layer, resolve, stacks
 from ..nn import MultiHeadAttention
-
-__all__ = [
-    "DISPATCHES",
-    "Layer",
-    "Structure",
-    "likely_places",
-    "modules_at",
-    "names_in",
-    "opaque_call",
-    "resolve",
-    "sounds_cross",
-    "stacks",
-    "structure_and_modules",
-    "structure_of",
-]
-
 
 SOUNDS_LIKE = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
 IS_NOT = re.compile(

@@ -45,17 +45,6 @@ except (
 ):  # a torch that says this in another way: with the whole compiler, which takes seconds to import
     _FrameAction = None  # type: ignore[assignment, misc]
 
-__all__ = [
-    "add_hooks",
-    "changing",
-    "hidden_from_compilers",
-    "original_attribute",
-    "override_attribute",
-    "override_forward",
-    "share",
-    "uncompile",
-]
-
 FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
 WRITTEN = "_torchdynamo_orig_callable"  # where a compiled function has the one it was made of
 REDUCE, DEEPCOPY, HOOKS = "__reduce_ex__", "__deepcopy__", "_forward_pre_hooks"

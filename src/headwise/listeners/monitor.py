@@ -53,8 +53,6 @@ from .model_door import attach
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Monitor", "trainer_callback"]
-
 HISTORY = 1000  # measured steps that are kept
 PATIENCE = 3  # steps to be measured in a row in which the model may do without running
 

@@ -37,9 +37,6 @@ from ..nn import MultiHeadAttention
 from ..nn.options import Slopes
 from .chosen_heads import ChosenHeads, Heads, layer_names
 
-__all__ = ["Names", "Prunable", "Pruned", "is_conv1d", "load_pruned", "prune"]
-
-
 KEY = "headwise_pruned_heads"  # as numbered in the unpruned model; in a config {module path: heads}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

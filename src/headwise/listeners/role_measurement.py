@@ -49,8 +49,6 @@ from .importance import ranked
 from .model_door import attach
 from .model_structure import structure_of
 
-__all__ = ["Ahead", "Retrieval", "retrieval_scores", "roles"]
-
 USUAL = 700  # sentences
 BEGINNING = "Well, "  # before a text, for a causal model without a token to start with
 PROOF = 6  # sentences that are run again before a kept result is believed

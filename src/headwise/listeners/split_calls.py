@@ -31,8 +31,6 @@ from .active import Call
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["SplitCall", "gathered_record", "local_heads_of"]
-
 
 class SplitCall(Call):
     """A call of some heads of a layer, heard as the call of all of them; `own` is what is here."""

@@ -17,8 +17,6 @@ from .transformer import Transformer
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Loss", "Report", "as_batches", "checked_loss", "own_loss", "run", "token_loss", "tracked"]
-
 
 Loss = Callable[[nn.Module, Any], Tensor]  # loss_fn(model, batch) -> one number
 

@@ -23,8 +23,6 @@ from ..errors import ArgumentError, needed
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["LETTERS", "SPACE", "UNLIMITED", "VOCABULARY", "BytePairs", "check_letters", "shown_bytes"]
-
 VOCABULARY = "tokenizer.json"
 UNLIMITED = 1 << 24  # tokens: no limit; other tokenizers say 10^30
 SPACE = "␣"

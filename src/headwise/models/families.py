@@ -25,8 +25,6 @@ from .own_files import Undrawn
 from .transformer import Transformer
 from .transformer_config import TransformerConfig, Window
 
-__all__ = ["FAMILIES", "Family", "Settings", "family_of", "from_folder", "from_transformers"]
-
 # Fields that say nothing about what a model computes: where it came from, tokens, training, other heads.
 BESIDE = re.compile(
     r"_\w+|architectures|model_type|transformers_version|transformers\.js_config|torch_dtype|dtype"

@@ -28,8 +28,6 @@ from ..nn.options import HeadsOfRank
 if TYPE_CHECKING:
     from .transformer import ModelCache, Transformer
 
-__all__ = ["Options", "chosen", "filtered", "generate", "stream"]
-
 ROUND = 128  # a compiled step's room is a multiple of this, so that it serves many lengths
 GLANCE = 16  # steps on a GPU between two looks at whether all have ended: a look waits for it
 

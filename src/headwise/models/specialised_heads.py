@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ..heads.collection import ShownTable
 
-__all__ = ["FILE", "Moment", "Specialisation", "specialisation"]
-
 FILE = "specialisation.safetensors"
 FORMAT = "headwise-specialisation-1"
 MINI = Path(__file__).parent / "mini"

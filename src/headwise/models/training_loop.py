@@ -30,8 +30,6 @@ from ..errors import ArgumentError, nearest
 from ..whole_files import place_for, whole_file
 from .batches import Loss, Report, as_batches, checked_loss
 
-__all__ = ["History", "TrainingStep", "clip_grad_norm_", "fit"]
-
 FORMAT = "headwise-fit-2"
 SCHEDULES = ("constant", "linear", "cosine")
 Schedule = Callable[[int], float]

@@ -29,8 +29,6 @@ from . import generation, own_files
 from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward, Stack
 from .transformer_config import TransformerConfig
 
-__all__ = ["ModelCache", "Transformer"]
-
 Device = torch.device | str | None
 Lengths = Tensor | Sequence[int]
 

@@ -16,8 +16,6 @@ from ..nn.presets import Sizes
 from ..nn.rotary import Rope
 from ..scoring import Scoring
 
-__all__ = ["TransformerConfig"]
-
 WORDS = {  # fields -> what they may be; those that may be None as well say so
     "kind": ("decoder", "encoder", "encoder-decoder"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),

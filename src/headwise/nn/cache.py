@@ -32,8 +32,6 @@ from ..mask_meaning import whole_number
 from ..mask_rules import can_read
 from ..masks import BoundMask, Mask
 
-__all__ = ["KVCache", "Owned", "order_of"]
-
 LEAST = 64  # columns of a growing cache's first block
 
 

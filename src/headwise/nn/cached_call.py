@@ -42,17 +42,6 @@ from .self_attention import scores_are_plain
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = [
-    "Memory",
-    "attend",
-    "check_weights",
-    "make_cache",
-    "one_token",
-    "plain_column",
-    "plain_step",
-    "remember",
-]
-
 # without a number: one that changes from cache to cache cannot be made words of in a graph
 FULL = "max_length must hold all tokens: one more than that came; make the cache larger, or crop it"
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]

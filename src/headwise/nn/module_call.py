@@ -41,23 +41,6 @@ from .packed_weights import PLAIN_TYPES, is_untouched
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = [
-    "OF_THE_CONSTRUCTOR",
-    "ONE_LETTER",
-    "as_lengths",
-    "check",
-    "check_call",
-    "check_lengths",
-    "check_memory",
-    "check_options",
-    "check_projected",
-    "check_query",
-    "fx_node",
-    "lone",
-    "no_use",
-    "rules_of",
-]
-
 TORCHS_CLASS = "torch's class to the letter is headwise.nn.MultiheadAttention"
 ONE_LETTER = (
     "headwise.MultiheadAttention does not exist: one letter parts two classes whose masks mean the opposite; "

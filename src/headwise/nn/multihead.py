@@ -25,8 +25,6 @@ from .presets import Sizes
 from .rotary import Rope
 from .self_attention import plain_self_attention
 
-__all__ = ["MultiHeadAttention"]
-
 
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, .., head_H) W_O,  head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).

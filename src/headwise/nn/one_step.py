@@ -39,19 +39,6 @@ from ..engines.walk import REACH
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ..scoring import HIDDEN, Scoring
 
-__all__ = [
-    "SEES_NOTHING",
-    "CustomKernel",
-    "Parameters",
-    "Step",
-    "joined",
-    "kernel_for",
-    "linear",
-    "run",
-    "step_of",
-    "weights_of_step",
-]
-
 Projected = tuple[Tensor, ...]
 Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
 

@@ -37,30 +37,6 @@ if TYPE_CHECKING:
     from .cached_call import Memory
     from .multihead import MultiHeadAttention
 
-__all__ = [
-    "GATES",
-    "Attended",
-    "Buckets",
-    "HeadsOfRank",
-    "Inputs",
-    "Positions",
-    "QKNorm",
-    "RelativeBias",
-    "Sharding",
-    "Slopes",
-    "add",
-    "added",
-    "attention_options",
-    "check_positions",
-    "draw_weights",
-    "gated",
-    "in_use",
-    "normalised",
-    "rotated",
-    "share",
-    "undrawn",
-]
-
 GATES = ("head", "channel")
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
 

@@ -31,17 +31,6 @@ from torch.nn.modules import module as torch_module
 from ..arguments import autocasting
 from ..engines.plain import transforms_are_active
 
-__all__ = [
-    "OUT_PROJ",
-    "PLAIN_TYPES",
-    "Packed",
-    "is_plain_call",
-    "is_unobserved",
-    "is_untouched",
-    "pack",
-    "parameters_of",
-]
-
 Place = tuple[int, torch.Size, torch.dtype]  # where a parameter is, and what
 
 PLAIN_TYPES = (Tensor, Parameter)

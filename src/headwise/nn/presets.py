@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .options import Buckets, QKNorm
     from .rotary import Rope
 
-__all__ = ["PRESETS", "Preset", "Sizes", "Written", "find", "line", "matching"]
-
 
 @dataclass(frozen=True)
 class Sizes:

@@ -44,8 +44,6 @@ from .packed_weights import is_unobserved
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["as_mask", "check_alone", "forward", "head_outputs", "real_tokens", "without_padding"]
-
 BY_DISTANCE = (Alibi, Relative)  # a bias that is the same in every sequence
 SHORT = 2**17  # n * n * H * D; on a CPU, fewer of these are not worth a call of their own
 

@@ -31,8 +31,6 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 
-__all__ = ["Linear", "Llama3", "Ntk", "Rope", "Scaling", "Settings", "Yarn"]
-
 FEWEST = 64  # positions in a table
 Made = TypeVar("Made")
 

@@ -32,8 +32,6 @@ from .packed_weights import is_plain_call, is_untouched, parameters_of
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["packed_layers", "plain_self_attention", "run_packed_layers", "scores_are_plain"]
-
 SERVES = ("cuda",)  # devices on which Python takes longer than the kernels: `served` is for these
 MOST_WITHOUT_LSE = 2**27  # weights of which lse may be left for later: making it takes some 30 microseconds
 

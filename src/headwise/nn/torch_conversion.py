@@ -36,8 +36,6 @@ from .presets import Sizes
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-__all__ = ["arguments_of", "freeze_alike", "state_of", "to_own_names", "torchs_twin"]
-
 
 # torch's class
 

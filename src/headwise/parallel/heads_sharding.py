@@ -52,8 +52,6 @@ from .sharded_layers import (
     shard,
 )
 
-__all__ = ["ShardedAttention", "ShardedFeedForward", "ShardedTorchAttention", "shard_heads"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 TORCHS = (nn.MultiheadAttention, MultiheadAttention)

@@ -35,16 +35,6 @@ from ..map import AttentionMap, make
 from ..masks import Mask, mask_of_call
 from ..scoring import Alibi, Bias, Relative
 
-__all__ = [
-    "Group",
-    "LocalHeads",
-    "copy_to_ranks",
-    "gather_from_ranks",
-    "part_of_rank",
-    "reduce_from_ranks",
-    "sum_over_ranks",
-]
-
 Group = Any  # a torch.distributed.ProcessGroup, which some builds of torch do not have
 
 

@@ -40,8 +40,6 @@ from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
 from .sequence import Layout, Ring, Run, Travelling
 
-__all__ = ["Merged", "Part", "Shard", "attend"]
-
 ANYWHERE = (Padding, Documents, Dense)  # rules that do not depend on positions
 
 

@@ -25,8 +25,6 @@ from ..scoring import HIDDEN
 from .ring_attention import Merged, Part, Shard
 from .sequence import Travelling, joined
 
-__all__ = ["Measuring", "mass", "measure", "top"]
-
 SLACK = 2.0**-5  # a row whose weights sum to 1 only up to more than this has been changed since
 
 

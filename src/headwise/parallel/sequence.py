@@ -32,23 +32,6 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import ArgumentError, HeadwiseError, ShapeError
 
-__all__ = [
-    "KEYS",
-    "Layout",
-    "Mesh",
-    "Message",
-    "Ring",
-    "Run",
-    "Travelling",
-    "check_order",
-    "fingerprint",
-    "join",
-    "joined",
-    "not_split",
-    "split",
-    "split_error",
-]
-
 Mesh = DeviceMesh | dist.ProcessGroup | None
 
 ORDERS = ("zigzag", "in order")

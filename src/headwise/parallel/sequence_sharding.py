@@ -30,8 +30,6 @@ from .ring_attention import Shard
 from .sequence import Mesh, Ring, check_order, fingerprint, not_split, split_error
 from .sharded_map import agree_on_layouts, attend_shard
 
-__all__ = ["SequenceSharding", "shard_sequence", "sum_gradients"]
-
 Model = TypeVar("Model", bound=nn.Module)
 TOKENS = {MultiHeadAttention: ("query", "key", "value"), Transformer: ("ids", "target_ids")}  # of a call
 WHY = "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"

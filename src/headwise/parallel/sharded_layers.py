@@ -27,17 +27,6 @@ from ..nn import RelativeBias
 from ..scoring import Relative
 from .local_heads import Group, copy_to_ranks, reduce_from_ranks, sum_over_ranks
 
-__all__ = [
-    "SHARED_NORMS",
-    "WHOLE_NORMS",
-    "ColumnLinear",
-    "RowLinear",
-    "ShardedRelativeBias",
-    "SharedLinear",
-    "local_part",
-    "shard",
-]
-
 
 def shard(
     module: nn.Module,

@@ -40,8 +40,6 @@ from .ring_attention import Shard, attend
 from .ring_statistics import Measuring
 from .sequence import Layout, Mesh, Ring, check_order, fingerprint, joined, not_split, split_error
 
-__all__ = ["ShardedMap", "agree_on_layouts", "attend_shard", "attention"]
-
 AGREED = ("batch", "num_heads", "num_kv_heads", "head_dim", "value_dim", "bytes a number")  # by all ranks
 Checked = TypeVar("Checked")
 SHORT = 2048  # keys up to which a map that is kept is put together, as `watch` keeps maps of one process

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
-__all__ = ["changes_picture", "changes_table"]
-
 NAMED = 24  # tokens that can be read along an axis
 FEW = 12  # of a longer text: those that changed most
 LESS_TO_MORE = (

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["robustness_curve", "specialisation_picture", "specialisation_table"]
-
 
 class Panel(NamedTuple):
     """A panel of one statistic."""

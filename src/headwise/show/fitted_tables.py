@@ -16,8 +16,6 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-__all__ = ["FittedTable", "in_letters", "joined", "wrapped"]
-
 LEAST = 8  # cells of words that may be broken anywhere
 NARROW = 60  # columns: below, the blank edges of a table are room for numbers
 WORDS = re.compile(r"(?:\d+ )?\S+\s*")  # a count stays with what it counts

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from ..listeners.head_outputs import HeadOutputs
     from ..models.specialised_heads import Specialisation
 
-__all__ = ["EXACT", "EXAMPLE", "FORMAT", "MOST_CELLS", "heads_page", "in_notebook", "page_data", "page_of"]
-
 EXAMPLE = "heads.html"
 FORMAT = "headwise page 1"
 MOST_CELLS = 2**24

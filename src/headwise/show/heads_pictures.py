@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     from .sheet import Cells
 
-__all__ = ["head_picture", "layer_picture", "model_picture"]
-
 SMALL_CELLS = 128  # a side, in the grid
 MOST_NAMED = 20  # tokens that can be read beside a small heat map
 TITLED = 0.7  # inches: the smallest heat map with words above it

@@ -45,12 +45,6 @@ if TYPE_CHECKING:
 
     from .fitted_tables import FittedTable
 
-__all__ = [
-    "FORMAT", "Chosen", "HeadsTable", "add_place", "as_data", "as_json", "as_sentences", "census",
-    "check_json_path", "check_sort", "heads_table", "layers_table", "places_of", "save_json", "sorted_heads",
-    "table_page",
-]  # fmt: skip
-
 FORMAT = "headwise heads 1"
 DIGITS = 6  # of float32 no more are true
 USUAL = (

@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from ..heads.collection import Heads
     from .sheet import Cells
 
-__all__ = [
-    "CELLS", "OF_LABEL", "Names", "call_of", "cells", "cells_of", "check_tokens",
-    "counted_queries", "draw", "heatmaps", "label_of", "layer_name", "meaning_of", "names_in", "names_of",
-    "queries_in", "queries_pooled", "save", "summed", "tint",
-]  # fmt: skip
-
 CELLS = 256  # the finest picture: beyond it positions share a cell
 OF_LABEL = {  # told apart by every kind of colour vision, and dark enough for small letters on white
     "induction": "#0a883d",

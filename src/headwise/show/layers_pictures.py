@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
     from rich.text import Text
 
-__all__ = ["as_lines", "layers_picture", "roles_picture", "roles_table"]
-
 UNLABELLED = "#a4abb8"
 SMALL, LEADING = 8.5, 0.19  # points of what is said above, inches from line to line
 WIDE = 0.62  # of a layer's room, that its heads share

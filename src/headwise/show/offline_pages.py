@@ -30,11 +30,6 @@ from torch import Tensor
 from ..errors import ArgumentError, ShapeError
 from ..whole_files import place_for, whole_file
 
-__all__ = [
-    "LEVELS", "Blob", "Blobs", "Built", "as_bytes", "built", "check_page_path", "filled", "framed",
-    "image_data", "levels", "policy", "save_page",
-]  # fmt: skip
-
 
 class Built(NamedTuple):
     """A page's three files, as they are put together."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
-__all__ = ["outputs_picture"]
-
 BELOW_AND_ABOVE = ("#12397f", "#5f8fd0", "#c9dcf2", "#fffdfa", "#fbd3b0", "#ee8a4e", "#9c2f17")
 NAMED = 30  # tokens that can be read beside a map
 CLIPPED = 0.995  # of all numbers lie inside the scale; a few large channels would leave the others pale

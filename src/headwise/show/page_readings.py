@@ -33,8 +33,6 @@ from .heatmaps import Names, call_of, names_in, queries_pooled, summed
 from .offline_pages import Blob, Blobs, as_bytes, levels
 from .texts import plain, readable
 
-__all__ = ["EXACT", "Reading", "View", "flips", "readings_of", "rounded", "row_of", "side_within"]
-
 EXACT = 256  # positions a side up to which a cell is a query and a key
 POOLED = 128  # cells a side beyond
 SHORTER = (128, 64, 32)

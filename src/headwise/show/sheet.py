@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
     Cells = numpy.ma.MaskedArray[Any, Any]
 
-__all__ = [
-    "FAINT", "INK", "LIGHT_TO_DARK", "LONGEST", "NAMED", "NOTHING", "PALE", "STEPS", "Page", "axes_at",
-    "colours", "fine_enough", "heat", "in_letters", "named", "need_matplotlib", "new_figure", "open_frame",
-    "plain_bar", "room", "sharpness", "side_of", "weight_scale", "whole", "words", "write",
-]  # fmt: skip
-
 NAMED = 60  # tokens that can still be read along an axis
 LINED = 24  # tokens with lines between their cells
 LONGEST = 12  # characters of a token

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..nn.presets import Preset, Sizes
     from .fitted_tables import FittedTable
 
-__all__ = ["HEADERS", "IN_WORDS", "WEIGHTS", "Bar", "as_number", "as_text", "empty_table", "table_class"]
-
 HEADERS = {  # name -> what stands above its column: the name, and what the numbers are
     "entropy": "entropy\nnats",
     "effective_keys": "effective\nkeys",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.text import Text
 
-__all__ = ["TerminalHeatmaps", "terminal_heatmaps"]
-
 FINEST = 256  # positions a side: beyond, no dense weights are made
 FROM = (0.01, 0.1, 0.25, 0.5)  # the weights at which the next shade begins: even steps of the square root
 SHADES, PLAIN_SHADES = "·░▒▓█", ".:+*#"

@@ -11,11 +11,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-__all__ = [
-    "MISSING", "as_outlines", "encodable", "families", "fitted", "in_bold", "inches", "label", "plain",
-    "quoted", "readable", "wrapped",
-]  # fmt: skip
-
 SEEN = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 JOINERS = "\u200c\u200d"  # invisible, yet part of how Persian, Hindi and emoji are spelled
 UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format, half characters, line separators

@@ -60,8 +60,6 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["attend", "mixed", "planned", "room_by", "room_like"]
-
 LOWEST = tl.constexpr(-1.5e30)  # below every score that is not hidden
 SHORTEST_PART = 512  # keys
 

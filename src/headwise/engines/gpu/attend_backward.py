@@ -54,8 +54,6 @@ from .tile import (
     tile_ranges,
 )
 
-__all__ = ["Found", "backward", "planned"]
-
 # From here on lse, as a power of two, is too rough to make weights of: a query whose keys were all given a
 # bias of -1e9 has one of -1e9, be they one or a thousand. Its weights are divided by what they sum to.
 ROUGH = tl.constexpr(4096.0)

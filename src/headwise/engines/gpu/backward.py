@@ -40,8 +40,6 @@ from .tile import (
     tile_of,
 )
 
-__all__ = ["of_entropy", "of_weights"]
-
 
 class Wanted(NamedTuple):
     """The kind of cotangent: a tile of numbers (of the keys in [begin, begin + count)), or one a query."""

@@ -54,8 +54,6 @@ from .tile import (
     tile_of,
 )
 
-__all__ = ["dense", "mean", "plainest", "top"]
-
 PROGRAMS = 528  # enough to fill any GPU of today a few times over
 PATCH = 16  # blocks of rows that are worked on together, so that keys come from the cache
 

@@ -25,12 +25,6 @@ from torch import Tensor
 from ...mask_rules import TRACED, is_traced
 from ..scores import Scores, Tiled
 
-__all__ = [
-    "FEW_QUERIES", "FEW_ROWS", "LARGEST_HEAD", "NOT_SPECIAL", "PLANS", "SHORT", "SHORT_ROWS", "Arguments",
-    "Blocks", "Kernel", "Plans", "blocks_for", "cannot", "compiled_beside", "interpreted", "kind_of",
-    "launch", "multiprocessors", "no_compiler", "number_of", "ready", "takes_descriptors",
-]  # fmt: skip
-
 Kernel = Any  # what triton.jit makes of a function, or the compiled one: called as kernel[grid](...)
 Arguments = tuple[object, ...]  # tensors, descriptors, numbers, tuples of them
 

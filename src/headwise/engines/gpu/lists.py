@@ -29,11 +29,6 @@ from .tile import BIG, HIDDEN, LOWEST_HALF, Setup, ends, key_stop, listed_rules,
 if TYPE_CHECKING:
     from .request import Request
 
-__all__ = [
-    "ListPlan", "Tables", "chunk_of", "in_order", "list_plan", "lists", "own_list", "powers_of", "seen_tiles",
-    "tables",
-]  # fmt: skip
-
 ROOM = 256  # no tile is larger
 SIZE = 1024
 

@@ -46,9 +46,6 @@ from .tile import (
     tile_of,
 )
 
-__all__ = ["NAMES", "Measured", "measure", "narrow", "near", "of_heads", "pooled", "received"]
-
-
 # Around each query
 
 

@@ -36,11 +36,6 @@ from .launches import (
 from .lists import ListPlan, Tables, chunk_of, list_plan, lists, tables
 from .tile import LOG2E, Channels, Rules, Setup
 
-__all__ = [
-    "Launch", "Prepared", "Request", "as_lists", "channels_of", "described", "describer", "lister",
-    "rules_and_lists_by", "rules_by", "signature_of", "strides_of",
-]  # fmt: skip
-
 DEEPEST = 65535  # what a grid may be in its third direction
 FAR = 2**30  # farther than any two positions
 WORTH_A_LOOK = 2**20  # scores of a head beyond which a mask, or a bias that may be one, is looked at first

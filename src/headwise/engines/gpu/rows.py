@@ -41,10 +41,6 @@ from .tile import (
     tile_of,
 )
 
-__all__ = [
-    "NAMES", "Picture", "Walked", "added_up", "cell_of", "lse_of", "mass_of", "rows", "settled", "wide",
-]  # fmt: skip
-
 NAMES = ("entropy", "effective_keys", "confidence", "distance", "max_logit", "mass")
 # A float32 forward may have been told to multiply in TF32, three digits.
 SLACK = {torch.float32: 2.0**-3, torch.float16: 2.0**-5, torch.bfloat16: 2.0**-5}

@@ -21,8 +21,6 @@ from .launches import interpreted, kind_of, launch, multiprocessors
 from .request import as_loaded, in_float32
 from .tile import BIG, HIDDEN, LN2, LOG2E, finite, long, tanh
 
-__all__ = ["attend"]
-
 # Of the arguments, numbers that a kernel is not compiled anew for.
 CHANGING = ("H", "S", "left", "splits", "part", "reach", "scale", "cap")
 

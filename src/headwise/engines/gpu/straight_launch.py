@@ -25,8 +25,6 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
-__all__ = ["straight"]
-
 VERSION = ["3", "6"]
 # Grid, stream and function; whether the grid is cooperative, whether launches overlap; memory of its own, of
 # the kernel and of a profiler; warps, clusters and shared memory; what hooks are told; the two hooks.

@@ -12,13 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = [
-    "BIG", "HIDDEN", "LN2", "LOG2E", "LOWEST_HALF", "Channels", "Rules", "Setup", "added", "between", "ends",
-    "factor", "finite", "fours", "in_band", "key_stop", "keys_seen", "largest", "length_of", "list_of",
-    "listed_rules", "load", "load_lse", "log_weights", "long", "my_queries", "open_scores", "place",
-    "product", "queries_seeing", "tanh", "tile_of", "tile_ranges",
-]  # fmt: skip
-
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 HIDDEN = tl.constexpr(-1e30)  # as in scoring.py

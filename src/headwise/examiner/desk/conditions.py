@@ -12,8 +12,6 @@ from ..evidence import Evidence
 from ..examine.words import input_word, size_word
 from ..source.parsed import unwarned
 
-__all__ = ["Conditions", "Refusal", "conditions_of"]
-
 MAKERS = frozenset(("Linear", "Parameter", "Conv1d", "LazyLinear", "Embedding"))
 SOFTMAX = frozenset(("softmax", "softmax_", "Softmax", "scaled_dot_product_attention"))
 MULTI_HEAD = re.compile(r"multi_?head|mha", re.IGNORECASE)

@@ -14,8 +14,6 @@ from ..examine.plan import express
 from ..examine.surroundings import CAUGHT, problem_of, surroundings
 from ..steps.questions import Callee
 
-__all__ = ["answers"]
-
 
 def answers(caller: Caller | Callee, asked: Any, numbers: bytearray) -> tuple[object, bytes]:
     """One answer a question: the raw output, or what the code raised; as JSON can hold them, and numbers."""

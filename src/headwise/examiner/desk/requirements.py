@@ -11,8 +11,6 @@ from ..report import Named, Report
 from ..source import source_of
 from .conditions import Conditions, conditions_of
 
-__all__ = ["KEY", "WORDS", "Requirement", "hold_to", "requirements_of"]
-
 KEY = "not as the task says"
 WORDS: dict[str, tuple[str, ...]] = {
     "mask": ("true-attends", "true-hides", "added", "lengths"),

@@ -21,8 +21,6 @@ from ..examine.origins import ONE
 from ..recipe import Given, State, Weights
 from .conditions import Conditions, Refusal
 
-__all__ = ["FORGED", "Secrets"]
-
 FORGED = "what it answered to inputs drawn afterwards is not what it answered before"
 BIASES = 0.5  # their spread; that of weights makes outputs as large as inputs
 PROJECTIONS = ("q", "k", "v", "o")

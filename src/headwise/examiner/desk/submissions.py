@@ -15,8 +15,6 @@ from ..sandbox.run import Unfenced
 from .requirements import Requirement, hold_to
 from .template import Template
 
-__all__ = ["SECONDS", "Submission", "check_files", "collected", "cores", "not_checked"]
-
 SECONDS = 10.0  # the most one of many may take: an endless loop holds up the rest so long
 SUFFIXES = (".py", ".ipynb")
 SKIPPED = frozenset(("__pycache__", "site-packages", "node_modules"))

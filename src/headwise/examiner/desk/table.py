@@ -16,8 +16,6 @@ from ..showing import as_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["COLUMNS", "as_table", "exit_code_of", "in_numbers", "json_line", "write_csv"]
-
 COLUMNS = ("file", "name", "verdict", "exit_code", "faults", "line", "summary", "seconds")
 STYLES = {"right": "green", "wrong": "red", "not judged": "yellow"}
 MARKS = {"right": "✓", "wrong": "✗", "not judged": "?"}

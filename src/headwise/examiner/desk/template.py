@@ -23,8 +23,6 @@ from typing import Any
 
 from ...errors import BackendUnavailable
 
-__all__ = ["Copy", "Template", "import_roots"]
-
 PACKAGE = Path(__file__).resolve().parents[2]
 HOST = PACKAGE / "examiner" / "sandbox" / "host.py"
 PREFIX, LOCK = "headwise-check-", "owner"

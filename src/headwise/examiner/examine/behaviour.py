@@ -24,8 +24,6 @@ from .projections import Found
 from .subject import Subject, cast_loose, clearing, in_precision, settle
 from .surroundings import CAUGHT, by_default, problem_of, seed
 
-__all__ = ["alone", "apart", "biases", "dtype_kept", "findings", "half", "one_length", "projections"]
-
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
 
 

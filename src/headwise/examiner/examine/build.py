@@ -21,7 +21,7 @@ from torch import nn
 
 from ..evidence import Problem
 from .call import Caller
-from .constructor import AnyConfig, Choice, Constructor, parameters_of
+from .constructor import Choice, Constructor, parameters_of
 from .conventions import find_caller
 from .plan import plans
 from .subject import (
@@ -39,8 +39,6 @@ from .subject import (
 )  # fmt: skip
 from .surroundings import CAUGHT, by_default, files_of, problem_of, seed
 from .words import bare, input_word, role_word, size_word
-
-__all__ = ["AnyConfig", "Built", "Recipe", "about_dtype", "as_given", "by_class", "others"]
 
 MANNERS = ("double", "calm", "single")
 MOST_FAILURES = 5

@@ -25,8 +25,6 @@ from .probes import causal_mask, plain, share_off
 from .subject import Subject, signature_of
 from .surroundings import CAUGHT, problem_of
 
-__all__ = ["cached"]
-
 NAME = "cache"
 CACHE = re.compile(
     r"(^|_)(past\w*|kv_?caches?|caches?|(k|v|key|value)s?_caches?|prev_kv|past_kv|layer_past)($|_)"

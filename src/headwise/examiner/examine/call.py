@@ -17,8 +17,6 @@ from .plan import Plan, Way, express
 from .subject import Subject, signature_of
 from .surroundings import Unreadable
 
-__all__ = ["Answer", "Caller", "inputs_for", "moved", "reactions", "read", "shape_text"]
-
 
 class Answer(NamedTuple):
     """What a call gave, batch first."""

@@ -24,8 +24,6 @@ from torch import nn
 from .subject import Sizes
 from .words import size_word
 
-__all__ = ["AnyConfig", "Choice", "Constructor", "annotations_of", "fits", "parameters_of"]
-
 # Left as the author has them: switches, and numbers that are no sizes
 KEPT = frozenset("bias causal layer dtype device epsilon theta batch scale temperature flag".split())
 MOST_FIELDS = 24

@@ -27,8 +27,6 @@ from .subject import Subject
 from .surroundings import CAUGHT, problem_of
 from .words import Said, input_word, said_about
 
-__all__ = ["find_caller", "find_layout", "find_ways", "is_causal", "padding_mask", "random_mask", "sight"]
-
 HEADS_FIRST = FULL[-1]
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ArgumentError
-from ..designs import steps_of
-from ..evidence import Call, Conventions, Design, Evidence, Finding, Problem
+from ..designs import Design, steps_of
+from ..evidence import Call, Conventions, Evidence, Finding, Problem
 from ..recipe import Given, State
 from ..source.parsed import unwarned
 from .behaviour import _right, findings, one_length
@@ -32,8 +32,6 @@ from .surroundings import CAUGHT, files_of, problem_of, surroundings
 from .wiring import explained, rewire
 from .words import bare, meant_causal, size_word, texts_of
 from .wrappers import projected_elsewhere, torch_inside
-
-__all__ = ["asks_for_weights", "begun", "conventions", "known", "understand_whole"]
 
 ASKS = frozenset(
     """needweights outputattention outputattentions returnattention returnattentions returnattentionweights

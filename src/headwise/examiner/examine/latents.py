@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..evidence import Design, Role
+from ..designs import Design
+from ..evidence import Role
 from .call import Caller, inputs_for
 from .pieces import Guess, Piece, path_role, weights_of
 from .projections import Found
 from .surroundings import CAUGHT
 from .watch import Norm, Ran, Three, same
-
-__all__ = ["DECOUPLED", "find_latent"]
 
 DECOUPLED = "latent attention with a decoupled rotary part"
 SLOTS = {"q": "query", "k": "key", "v": "value"}

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from ..recipe import Weights
 
-__all__ = ["ONE", "ZERO", "origin_of"]
-
 ZERO, ONE = -1, -2
 
 

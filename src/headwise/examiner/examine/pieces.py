@@ -30,24 +30,6 @@ from .subject import Subject
 from .surroundings import CAUGHT
 from .words import bare, role_word
 
-__all__ = [
-    "Guess",
-    "Kept",
-    "Piece",
-    "Print",
-    "alike",
-    "fingerprints",
-    "is_small",
-    "join",
-    "out_rows",
-    "path_role",
-    "role_of",
-    "rows_of",
-    "spells",
-    "weights_of",
-    "where_of",
-]
-
 
 @dataclass(eq=False)
 class Print:

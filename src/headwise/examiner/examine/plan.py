@@ -13,8 +13,6 @@ from .constructor import annotations_of, fits
 from .subject import Sizes, Subject, entry_of, signature_of
 from .words import bare, input_word, size_word
 
-__all__ = ["FULL", "LENGTHS", "PADDING", "SAME_FOR_ALL", "Plan", "Way", "encode", "express", "plans"]
-
 FULL = (
     "[B, 1, T, S]",
     "[B, T, S]",

@@ -21,21 +21,6 @@ from .conventions import padding_mask, random_mask
 from .plan import express
 from .surroundings import CAUGHT, problem_of
 
-__all__ = [
-    "LOUD_ALONE",
-    "LOUD_PROBE",
-    "SAME",
-    "SHORT_PROBE",
-    "apart",
-    "cast",
-    "causal_mask",
-    "plain",
-    "probe",
-    "run_body",
-    "share_off",
-    "some_mask",
-]
-
 Three = tuple[Tensor, Tensor, Tensor]
 LOUD = 3e5
 LOUD_PROBE = "scores x1e4 with mask"

@@ -22,8 +22,6 @@ from .pieces import Guess, Print, fingerprints, is_small, role_of, weights_of
 from .proposals import by_calls, by_gradients, by_names, given
 from .subject import cast_loose
 
-__all__ = ["Found", "as_it_is", "error_of", "find_roles", "own_weights"]
-
 PROVEN = 1e-9
 NEARLY = 1e-5  # float32 somewhere inside
 

@@ -16,8 +16,6 @@ from .pieces import Guess, Kept, Piece, Print, alike, path_role, spells, where_o
 from .subject import Subject
 from .surroundings import CAUGHT
 
-__all__ = ["by_calls", "by_gradients", "by_names", "given"]
-
 
 def by_names(
     subject: Subject, prints: dict[str, Print], given_roles: dict[str, str] | None = None

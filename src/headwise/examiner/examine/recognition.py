@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import recipe
-from ..designs import EVERY, normed, pairs, steps_of, turned
-from ..evidence import Design
+from ..designs import EVERY, Design, normed, pairs, steps_of, turned
 from ..recipe import Given, State, Weights
 from .call import Caller, inputs_for
 from .latents import find_latent
@@ -30,8 +29,6 @@ from .projections import NEARLY, Found, error_of, find_roles
 from .subject import attributes_of
 from .surroundings import CAUGHT
 from .watch import Norm, Ran, Three, caught, passed_by, same, watch
-
-__all__ = ["long_window", "recognise"]
 
 FAR = 1e3  # a score this much below the others is hidden
 

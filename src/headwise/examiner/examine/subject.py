@@ -24,25 +24,6 @@ from .surroundings import by_default
 from .surroundings import seed as sow
 from .words import role_word, size_word
 
-__all__ = [
-    "USUAL",
-    "Sizes",
-    "Subject",
-    "apart",
-    "attributes_of",
-    "cast_loose",
-    "clearing",
-    "entry_of",
-    "globals_of",
-    "has_loose",
-    "head_count",
-    "in_precision",
-    "is_array",
-    "settle",
-    "signature_of",
-    "widths_of",
-]
-
 
 @dataclass(frozen=True)
 class Sizes:

@@ -27,18 +27,6 @@ from torch.overrides import TorchFunctionMode
 
 from ..evidence import Problem
 
-__all__ = [
-    "CAUGHT",
-    "Unreadable",
-    "by_default",
-    "files_of",
-    "problem_of",
-    "seed",
-    "silently",
-    "surroundings",
-    "undisturbed",
-]
-
 # Made of nothing, as floats; and of numbers, as floats if those are
 FLOATS = frozenset(
     (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye, torch.linspace, torch.logspace)

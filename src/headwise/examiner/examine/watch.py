@@ -20,8 +20,6 @@ from torch.overrides import TorchFunctionMode
 from .call import Caller
 from .projections import NEARLY
 
-__all__ = ["Norm", "Ran", "Three", "caught", "passed_by", "same", "watch"]
-
 Three = tuple[Tensor, Tensor, Tensor]
 NORMS = frozenset({"layer_norm", "rms_norm"})
 

@@ -19,8 +19,6 @@ from .call import Caller
 from .projections import NEARLY, Found
 from .subject import Subject, attributes_of
 
-__all__ = ["explained", "rewire"]
-
 MOST = 6  # matrices to choose from; with more, chance would have its say and time would pass
 WORDS = {"q": "queries", "k": "keys", "v": "values"}
 

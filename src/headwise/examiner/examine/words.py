@@ -14,17 +14,6 @@ from typing import Any
 
 from ..source.parsed import unwarned
 
-__all__ = [
-    "Said",
-    "bare",
-    "input_word",
-    "meant_causal",
-    "role_word",
-    "said_about",
-    "size_word",
-    "texts_of",
-]
-
 _WIDTH = frozenset(
     """dmodel embeddim embdim emb embed embedsize embedingdim embeddingdim embeddingsize embsize embedding
     hiddensize hiddendim hidden hid hiddim dim nembd nembed din dout d model modeldim modelsize units

@@ -11,11 +11,9 @@ import re
 
 from torch import nn
 
-from ..evidence import Design
+from ..designs import Design
 from ..source.parsed import unwarned
 from .pieces import path_role
-
-__all__ = ["projected_elsewhere", "torch_inside"]
 
 
 def torch_inside(body: object) -> Design | None:

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from ..evidence import Problem
 from ..source.parsed import Definition, Function, bound_in, dotted, text_of, tree_of
 
-__all__ = ["About", "Rule", "Said", "counted"]
-
 
 class Said(NamedTuple):
     """An exception in plain words."""

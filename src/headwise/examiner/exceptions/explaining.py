@@ -8,8 +8,6 @@ from ..evidence import Problem
 from . import of_calls, of_names, of_shape, of_type
 from .about import About, Said
 
-__all__ = ["explain"]
-
 RULES = (*of_shape.RULES, *of_type.RULES, *of_names.RULES, *of_calls.RULES)
 STAGES = {
     "import": "While the file was imported",

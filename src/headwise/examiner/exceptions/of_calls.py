@@ -8,8 +8,6 @@ import re
 from ..source.suggestions import nearest
 from .about import About, Rule, Said
 
-__all__ = ["RULES"]
-
 Match = re.Match[str]
 
 

@@ -11,8 +11,6 @@ from ..source.names import undefined_names
 from ..source.suggestions import attributes_of, import_for, nearest
 from .about import About, Rule, Said
 
-__all__ = ["RULES"]
-
 Match = re.Match[str]
 TENSOR_WORDS = """transpose permute reshape view contiguous softmax masked_fill matmul size shape dim
     unsqueeze squeeze expand repeat flatten unflatten chunk split mean sum sqrt float bool""".split()

@@ -7,8 +7,6 @@ import re
 
 from .about import About, Rule, Said, counted
 
-__all__ = ["RULES"]
-
 Match = re.Match[str]
 
 

@@ -6,8 +6,6 @@ import re
 
 from .about import About, Rule, Said
 
-__all__ = ["RULES"]
-
 Match = re.Match[str]
 PLAIN = {"float": "float32", "double": "float64", "half": "float16", "long int": "int64", "long": "int64"}
 

@@ -24,8 +24,6 @@ from .known import is_known, own_numbers, own_steps, weights_of
 from .page_data import check_size
 from .told_steps import fields_of
 
-__all__ = ["best_call", "explain", "explain_evidence"]
-
 PROBES = ("causal", "random mask", "padding", "plain", "self")  # the likeliest to show all there is, first
 
 

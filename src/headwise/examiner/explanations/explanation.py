@@ -17,8 +17,6 @@ from ..report import Named
 from .mask_sentences import in_words
 from .told_steps import ExplainedStep, fields_of, steps_of
 
-__all__ = ["Explanation", "differing"]
-
 # How far apart numbers may be, as a share of the largest expected one, before they count as different.
 CLOSE = {torch.float64: 1e-7, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 

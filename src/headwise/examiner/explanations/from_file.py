@@ -16,8 +16,6 @@ from .explanation import Explanation
 if TYPE_CHECKING:
     from ..diagnose import Made
 
-__all__ = ["explain_file"]
-
 SECONDS, MEMORY = 60.0, 4 * 2**30  # the most it may take
 
 

@@ -15,8 +15,6 @@ from ...nn import MultiHeadAttention
 from ...nn.options import in_use
 from ..recipe import Given, Step, Weights
 
-__all__ = ["is_known", "own_numbers", "own_steps", "weights_of"]
-
 
 def is_known(module: object) -> bool:
     """Whether `weights_of` knows this class."""

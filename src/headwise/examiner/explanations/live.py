@@ -19,8 +19,6 @@ from ..recipe import Given, Weights
 from .explanation import Explanation
 from .told_steps import fields_of
 
-__all__ = ["Understood", "understood"]
-
 
 class Understood:
     """A module that is neither headwise's nor torch's, and what it computes."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["POLARITY", "MaskWords", "in_words"]
-
 POLARITY = (
     "Here True (or 1) means: may attend. Boolean masks of torch.nn.MultiheadAttention say the opposite, "
     "True = may not attend."

@@ -12,8 +12,6 @@ from .page_data import page_json
 if TYPE_CHECKING:
     from .explanation import Explanation
 
-__all__ = ["EXAMPLE", "page"]
-
 EXAMPLE = "explain.html"
 
 

@@ -17,8 +17,6 @@ from .mask_sentences import POLARITY
 if TYPE_CHECKING:
     from .explanation import Explanation
 
-__all__ = ["LARGEST", "check_size", "page_json"]
-
 LARGEST = 20 * 2**20  # bytes of a page
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 PAIRS = 5  # numbers kept for every pair of query and key: scores, scaled, hidden, weights, your weights

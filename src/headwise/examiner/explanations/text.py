@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .explanation import Explanation
     from .told_steps import ExplainedStep, Map
 
-__all__ = ["as_text", "to_terminal"]
-
 MOST = 12  # rows and columns of a table
 STATUS = {
     "same": "Yours equals the expected numbers here.",

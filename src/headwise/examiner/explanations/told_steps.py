@@ -12,8 +12,6 @@ from torch import Tensor
 from ..recipe import State
 from .mask_sentences import POLARITY, MaskWords
 
-__all__ = ["ExplainedStep", "Flow", "Map", "fields_of", "steps_of"]
-
 PROJECTED = ("projected_q", "projected_k", "projected_v")
 PLAIN = (
     "query",

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..recipe import RIGHT, Step
 
-__all__ = ["Fault", "Way"]
-
 Way = Mapping[str, Step]  # step of the recipe -> what is computed instead
 
 

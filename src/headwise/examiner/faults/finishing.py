@@ -12,8 +12,6 @@ from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State
 from .fault import Fault, Way
 
-__all__ = ["FAULTS"]
-
 RIGHT = "output = W_o concat(heads) + b_o"
 REPAIR = "return self.W_o(out)"
 EINSUM = (r"einsum\(.*(v|V|value)", r"einsum\(")

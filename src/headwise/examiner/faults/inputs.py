@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..recipe import State
 from .fault import Fault, Way
 
-__all__ = ["FAULTS"]
-
 RIGHT = "queries from query, keys from key, values from value"
 REPAIR = "q, k, v = self.W_q(query), self.W_k(key), self.W_v(value)"
 LINES = (r"def forward\(", r"(W_q|w_q|q_proj|query)\w*\(", r"zip\(")

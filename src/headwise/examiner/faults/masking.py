@@ -16,8 +16,6 @@ from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State
 from .fault import Fault, Way
 
-__all__ = ["FAULTS", "filled"]
-
 RIGHT = "scores of hidden keys become -inf before the softmax"
 REPAIR = 'scores = scores.masked_fill(mask == 0, float("-inf"))  # before the softmax'
 FILLS = (r"masked_fill_?\(", r"torch\.where\(", r"attn_mask\s*=", r"\bmask\b")

@@ -10,8 +10,6 @@ from torch import Tensor
 from ..recipe import State
 from .fault import Fault, Way
 
-__all__ = ["FAULTS", "WITHOUT_TRANSPOSE"]
-
 RIGHT = "heads.transpose(1, 2).reshape(B, T, d_model)"
 REPAIR = "out = out.transpose(1, 2).reshape(B, T, self.d_model)"
 LINES = (

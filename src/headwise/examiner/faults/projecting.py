@@ -11,8 +11,6 @@ from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State, Weights
 from .fault import Fault, Way
 
-__all__ = ["FAULTS"]
-
 RIGHT = "q = W_q query + b_q, k = W_k key + b_k, v = W_v value + b_v"
 REPAIR = "q, k, v = self.W_q(query), self.W_k(key), self.W_v(value)"
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from ..recipe import State
 from .fault import Fault, Way
 
-__all__ = ["FAULTS"]
-
 RIGHT = "softmax(q k^T / sqrt(d_k)) v"
 WHY_SMALL = (
     "Scores that are divided by too much are nearly equal: every key gets about the same weight, and a head "

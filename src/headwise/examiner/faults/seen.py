@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .fault import Fault
 
-__all__ = ["FAULTS"]
-
 FAULTS = [
     Fault(
         "undefined name",

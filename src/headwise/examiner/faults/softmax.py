@@ -12,8 +12,6 @@ from ..recipe import State
 from .fault import Fault, Way
 from .masking import filled
 
-__all__ = ["FAULTS"]
-
 RIGHT = "softmax over the keys: every query's weights sum to 1"
 REPAIR = "weights = torch.softmax(scores, dim=-1)"
 

@@ -10,8 +10,6 @@ from ..recipe import State
 from .fault import Fault, Way
 from .merging import WITHOUT_TRANSPOSE
 
-__all__ = ["FAULTS"]
-
 RIGHT = "x.view(B, T, H, d_k).transpose(1, 2)"
 REPAIR = "q = q.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]"
 WHY = (

@@ -13,8 +13,6 @@ from types import ModuleType
 from ...errors import ArgumentError, nearest
 from ..source.notebooks import is_notebook, load_notebook
 
-__all__ = ["choose", "load", "package_root"]
-
 
 def package_root(path: Path, source: str) -> Path | None:
     """The folder the outermost package lies in, if the file imports relative to its package."""

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from ..evidence import Evidence, Problem
 
-__all__ = ["Answer", "Outcome"]
-
 Answer = tuple[Tensor, int] | Problem  # the output, and which of the masks offered it was for
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from ..desk.template import PACKAGE, import_roots
 from .learner import package_root
 
-__all__ = ["listable", "readable"]
-
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
     *(f"/etc/{name}" for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "alternatives")),

@@ -25,8 +25,6 @@ from .reach import listable, readable
 from .verdicts import LONGEST_MESSAGE, hidden, of_kill, of_status
 from .watchdog import HEADER, Watch
 
-__all__ = ["Conversation", "Question", "Unfenced", "protections_here", "run_file"]
-
 Question = dict[str, Any]  # inputs, mask, numbers for parameters: what `desk.replies` reads
 WITHOUT: tuple[str, ...] = ()  # "namespaces", "root", "landlock": how the rest holds up alone, for tests
 

@@ -17,8 +17,6 @@ from types import ModuleType
 
 from ..source.notebooks import is_notebook, load_notebook
 
-__all__ = ["load_all_the_same"]
-
 PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a part of, and how deep in it
 
 

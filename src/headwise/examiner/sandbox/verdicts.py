@@ -11,8 +11,6 @@ from pathlib import Path
 
 from ..evidence import Problem
 
-__all__ = ["LONGEST_MESSAGE", "hidden", "of_exception", "of_kill", "of_status"]
-
 LONGEST_MESSAGE = 2000
 
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}

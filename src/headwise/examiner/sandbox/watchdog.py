@@ -19,8 +19,6 @@ from ..desk.template import Copy
 from .confine.limits import PROCESSES, memory_of, share_of, waited
 from .confine.sweep import descendants_of
 
-__all__ = ["Watch"]
-
 INTERVAL = 0.05
 START_SECONDS = 120.0  # importing torch from a cold disk
 PATIENCE = 3.0  # for a process that was asked where it is

@@ -9,8 +9,6 @@ from typing import Any
 
 from ..report import Report
 
-__all__ = ["SCHEMA", "as_json"]
-
 SCHEMA = 1  # a field may be added under the same number; one that goes or changes its meaning counts it up
 
 

@@ -9,8 +9,6 @@ from .in_words import tell
 from .letters import MARKS
 from .parts import Heading, Listed, Note, Part, Quote, Rows
 
-__all__ = ["as_html"]
-
 # Text has the page's own colour. A notebook's theme need not be the system's, so for the three marks what
 # JupyterLab, VS Code and Colab say of theirs comes last.
 LIGHT = "--good:#116329;--bad:#b3261e;--doubt:#7d4e00"

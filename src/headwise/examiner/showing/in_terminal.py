@@ -12,8 +12,6 @@ from .parts import Heading, Listed, Note, Part, Quote, Rows
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["print_to"]
-
 COLOURS = {"right": "bold green", "wrong": "bold red", "unknown": "bold yellow", "item": "cyan", "": ""}
 
 

@@ -10,8 +10,6 @@ from .in_words import tell
 from .letters import MARKS, fitting
 from .parts import Heading, Listed, Note, Part, Quote, Row, Rows
 
-__all__ = ["as_text"]
-
 WIDTH = 88
 IN = "  "
 

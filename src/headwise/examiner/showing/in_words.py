@@ -27,8 +27,6 @@ from .sentences import (
     what_to_do,
 )
 
-__all__ = ["tell"]
-
 LOOKED_AT = "Looked at beside the numbers"
 RIGHT_ALREADY = "Where it is right already"
 PARTS_AT = "Goes wrong first at"

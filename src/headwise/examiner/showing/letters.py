@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...show.texts import plain
 
-__all__ = ["MARKS", "fitting", "harmless", "one_line"]
-
 MARKS = {"right": "✓", "wrong": "✗", "unknown": "?", "item": "·", "": " "}
 
 PLAINER = {  # for encodings that lack them; whatever else is missing becomes \u....

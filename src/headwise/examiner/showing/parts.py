@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Heading", "Listed", "Note", "Part", "Quote", "Row", "Rows"]
-
 
 @dataclass(frozen=True)
 class Heading:

@@ -14,26 +14,6 @@ from ..report import Named, Report
 from .letters import harmless, one_line
 from .parts import Listed, Part, Quote, Row, Rows
 
-__all__ = [
-    "compared",
-    "fault_in_full",
-    "finding_in_words",
-    "first_sentence",
-    "how_it_is_called",
-    "how_it_ran",
-    "how_it_was_built",
-    "its_weights",
-    "listed",
-    "not_told_apart",
-    "other_findings",
-    "problem_in_words",
-    "remarks",
-    "sentence",
-    "stops",
-    "what_it_is",
-    "what_to_do",
-]
-
 WHILE = {
     "import": "while the file was imported",
     "build": "while it was being built",

@@ -10,8 +10,6 @@ import ast
 import copy
 from collections.abc import Callable
 
-__all__ = ["mended"]
-
 Edit = Callable[[ast.stmt, dict[str, str]], ast.stmt | None]
 TURNS = ("transpose", "permute", "swapaxes", "swapdims")
 JOINS = ("reshape", "view", "flatten")

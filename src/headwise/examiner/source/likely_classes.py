@@ -12,8 +12,6 @@ from typing import NamedTuple
 from ...errors import ArgumentError
 from .parsed import DEFINITIONS, Definition, dotted, tree_of
 
-__all__ = ["Candidate", "candidates", "likeliest"]
-
 ENOUGH = 3.0  # two products and a softmax by themselves
 # What the code does weighs more than what it is called: names are in any language, or "Mixer".
 NAMED = (

@@ -19,8 +19,6 @@ from typing import NamedTuple
 from ..faults.fault import Fault
 from .parsed import DEFINITIONS, Definition, dotted, readable, text_of, tree_of
 
-__all__ = ["CodeLine", "code_lines", "definition_at", "line_of", "own_code", "used_by"]
-
 LONGEST = 110  # characters of a statement that are quoted whole
 # strings that are code: the equations of einsum and einops, "-inf"
 TELLING = re.compile(r"[-+]?inf(inity)?|nan|[^'\"]*->[^'\"]*|ij|xy", re.IGNORECASE)

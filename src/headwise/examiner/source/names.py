@@ -28,8 +28,6 @@ from .parsed import (
 )
 from .suggestions import suggestion_for
 
-__all__ = ["Undefined", "undefined_names"]
-
 # in every module without being assigned; the last line is what notebooks, profilers and gettext add
 GIVEN = frozenset(dir(builtins)) | frozenset(
     """__name__ __file__ __doc__ __spec__ __package__ __loader__ __builtins__ __annotations__ __path__

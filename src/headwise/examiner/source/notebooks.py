@@ -16,8 +16,6 @@ from typing import Any
 from ...errors import ArgumentError
 from .parsed import DEFINITIONS, Function, bound_in, unwarned
 
-__all__ = ["GIVEN", "Cells", "broken_cell", "is_notebook", "load_notebook", "source_of", "told_by_cell"]
-
 GIVEN = ("display", "get_ipython", "In", "Out")  # what a notebook has without defining it
 RUNS_PYTHON = {
     "time",

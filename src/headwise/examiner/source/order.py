@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from .parsed import Function
 
-__all__ = ["catches_names", "may_not_run", "used_too_early"]
-
 CAUGHT = {"NameError", "UnboundLocalError", "Exception", "BaseException"}
 # an `if` on one of these may keep its body from ever running here
 HERE = {"version_info", "platform", "hexversion", "PY2", "PY3", "TYPE_CHECKING", "MYPY"}

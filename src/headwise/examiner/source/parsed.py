@@ -10,19 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-__all__ = [
-    "DEFINITIONS",
-    "Definition",
-    "Function",
-    "bound_in",
-    "dotted",
-    "inner_nodes",
-    "readable",
-    "text_of",
-    "tree_of",
-    "unwarned",
-]
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

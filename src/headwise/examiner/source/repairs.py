@@ -17,8 +17,6 @@ from .edits import called, mended, plain
 from .lines import used_by
 from .parsed import DEFINITIONS, Definition, Function, bound_in, dotted, inner_nodes, tree_of
 
-__all__ = ["in_their_names"]
-
 PRODUCTS = {"matmul", "bmm", "mm", "einsum", "dot"}
 TURNS = {"transpose", "permute", "swapaxes", "swapdims", "contiguous", "t", "movedim"}
 CASTS = {"bool", "to", "logical_not", "eq", "float"}

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from .lines import definition_at
 from .parsed import tree_of
 
-__all__ = ["says_weights"]
-
 SCORES = re.compile(
     r"scores?|logits?|qk\b|sims?\b|similarit|energy|dots?\b|raw|presoftmax|affinit", re.IGNORECASE
 )

@@ -9,8 +9,6 @@ from collections.abc import Collection
 
 from .parsed import Definition, Function, bound_in, dotted
 
-__all__ = ["attributes_of", "import_for", "nearest", "suggestion_for"]
-
 IMPORTS = {
     "F": "import torch.nn.functional as F",
     "functional": "from torch.nn import functional",

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from .parsed import tree_of
 
-__all__ = ["Unwritten", "unwritten"]
-
 
 @dataclass(frozen=True)
 class Unwritten:

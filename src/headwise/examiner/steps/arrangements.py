@@ -19,8 +19,6 @@ from .counterfactuals import Answer, Question, StepFault, Verdict, explanation, 
 if TYPE_CHECKING:
     from .questions import Callee
 
-__all__ = ["FAULTS", "examine", "judge"]
-
 SPLIT, MERGE = "split heads", "merge heads"
 VIEWS = (
     r"\.(view|reshape)\(\s*[\w.\[\]() -]+,\s*(self\.)?(num_heads|n_heads?|heads|h|H|nhead)\s*,",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .counterfactuals import StepFault
 
-__all__ = ["BY_KEY", "FAULTS"]
-
 STEP = "block"
 PRE = "x = x + attention(norm1(x)); x = x + feed_forward(norm2(x))"
 JOINS = (r"\+=|=\s*\w+\s*\+|return\s+\w+\s*\+|return|\+",)

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from ..evidence import Asked, Evidence, Finding
 from .counterfactuals import apart, numbers, words_of
 
-__all__ = ["examine"]
-
 ATTENDS = re.compile(r"att(entio)?n|mha|multi_?head|^sa\d?$|^ca\d?$|^heads?$|^self_?att")
 NORM = re.compile(r"norm|^ln_?\w{0,2}$")
 

@@ -17,13 +17,10 @@ from torch.nn import functional
 
 from ..evidence import Asked, Evidence
 from .block_faults import BY_KEY, FAULTS
-from .block_runs import examine
 from .counterfactuals import apart
 
 if TYPE_CHECKING:
     from ..report import Report
-
-__all__ = ["FAULTS", "examine", "judge"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": functional.relu, "GELU": functional.gelu, "SiLU": functional.silu,

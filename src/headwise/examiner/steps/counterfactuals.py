@@ -19,11 +19,6 @@ from ..faults.fault import Fault
 from ..report import Named
 from ..source import line_of
 
-__all__ = [
-    "NEAR", "Answer", "Question", "StepFault", "Verdict", "apart", "explained", "explanation", "numbers",
-    "own_text", "words_in", "words_of",
-]  # fmt: skip
-
 NEAR = 2e-5  # of the size of the numbers, as in diagnose.py
 Question = Mapping[str, Any]
 Answer = Callable[[Question], Tensor]

@@ -18,8 +18,6 @@ from .counterfactuals import Question, StepFault, Verdict, own_text, words_in, w
 if TYPE_CHECKING:
     from .questions import Callee
 
-__all__ = ["FAULTS", "examine", "judge"]
-
 STEP = "mask"
 SIZE = re.compile(
     r"(?i)n|t|l|s|size|sz|len|length|\w*_?len(gth)?|seq_?size|dim|block_?size|context\w*|num_?tokens|max\w*|seq_?len\w*|steps|timesteps|d|k|q"

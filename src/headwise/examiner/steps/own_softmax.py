@@ -14,8 +14,6 @@ from .counterfactuals import Answer, Question, StepFault, Verdict, explanation, 
 if TYPE_CHECKING:
     from .questions import Callee
 
-__all__ = ["FAULTS", "examine", "judge"]
-
 STEP = "softmax"
 AXES = ("axis", "dim", "d", "dimension", "dims", "axes")
 RIGHT = "exp(x - max(x)) / sum(exp(x - max(x))), over the last axis"

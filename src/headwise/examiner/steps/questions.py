@@ -22,8 +22,6 @@ from ..examine.surroundings import CAUGHT, Unreadable, files_of, problem_of
 from ..examine.surroundings import seed as sow
 from .counterfactuals import Question
 
-__all__ = ["CERTAIN", "Callee", "first_array", "instances"]
-
 CERTAIN = {"NameError", "UnboundLocalError"}  # what no input of ours can be the reason of
 
 

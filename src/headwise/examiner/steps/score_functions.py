@@ -20,8 +20,6 @@ from ..report import Named, Report
 from .counterfactuals import numbers, words_of
 from .questions import Callee, first_array
 
-__all__ = ["examine", "judge", "told_as"]
-
 FUNCTION = "torch.nn.functional.scaled_dot_product_attention"
 HEAD = "one head of torch.nn.MultiheadAttention"
 WHOLE = "torch.nn.MultiheadAttention"

@@ -19,11 +19,9 @@ from ..examine.words import input_word
 from ..exceptions import explain
 from ..report import Named, Report
 from ..source.parsed import text_of, tree_of
-from . import arrangements, blocks, mask_functions, own_softmax, score_functions
+from . import arrangements, block_runs, blocks, mask_functions, own_softmax, score_functions
 from .counterfactuals import Verdict, named, words_of
 from .questions import CERTAIN, Callee, instances
-
-__all__ = ["bound", "examine_step", "judge_step", "named", "step_of", "whole_of"]
 
 SPLITS = re.compile(
     r"(split|separate|divide|unmerge|make|create|to|into)_?(to_|into_|in_)?(the_)?(attention_)?heads?$|heads_?split|transpose_for_scores|transpose_qkv|"
@@ -148,7 +146,7 @@ def examine_step(
     evidence.step = step
     evidence.name = _full_name(obj, evidence.name)
     if step == "block":
-        blocks.examine(obj, evidence, arguments, embed_dim, num_heads)
+        block_runs.examine(obj, evidence, arguments, embed_dim, num_heads)
         return
     callee = _callee(obj, evidence, arguments, embed_dim, num_heads)
     if callee is None:

@@ -23,8 +23,6 @@ from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ...scoring import Scoring
 from ..active import announce, quietly, statistics_asked_for
 
-__all__ = ["attended", "for_each", "with_padding"]
-
 LSE_LATER = ("cuda",)  # devices where lse of all layers together takes less time than asking for each one's
 
 

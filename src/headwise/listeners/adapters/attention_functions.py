@@ -31,8 +31,6 @@ from torch import Tensor, nn
 
 from ..active import quietly
 
-__all__ = ["AttentionCode", "FunctionCall", "Reading", "difference", "draw", "kind_of", "read", "run"]
-
 # The names in the code of functions that compute softmax(scale q k + bias + mask) v, with a soft cap or a
 # sink or without. One that mentions another name may do something that a run on small tensors does not show.
 WORDS = frozenset(

@@ -51,8 +51,6 @@ from .attention_functions import (
 from .huggingface_masks import CompactMask, LazyMask, as_tensor, compact_mask, rules_of
 from .layers_alike import answered_alike, remember_answer
 
-__all__ = ["hear_huggingface"]
-
 NAME = "headwise"
 OWN = "_attn_implementation_internal"
 

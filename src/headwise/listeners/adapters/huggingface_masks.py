@@ -22,8 +22,6 @@ from ...foreign_masks import AS_GOOD_AS_HIDDEN, from_huggingface
 from ...masks import Mask
 from .attended import for_each, with_padding
 
-__all__ = ["CompactMask", "LazyMask", "as_tensor", "compact_mask", "rules_of"]
-
 Predicate = Callable[..., Any]
 
 

@@ -29,8 +29,6 @@ from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .huggingface_masks import CompactMask, LazyMask
 
-__all__ = ["answered_alike", "remember_answer"]
-
 NUMBERS = ("scaling", "softcap", "is_causal", "dropout")
 CAUSAL, CROSS = "is_causal", "is_cross_attention"  # what a layer says of itself
 ITS_OWN = ("position_bias", "s_aux", "output_attentions")  # with one of these a layer goes its own way

@@ -38,9 +38,6 @@ from ..attachment import Attachment
 from ..module_overrides import original_attribute, override_attribute, override_forward
 from .attended import attended
 
-__all__ = ["hear_headwise", "hear_timm", "hear_torch"]
-
-
 # Ours
 
 

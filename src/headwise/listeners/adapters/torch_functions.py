@@ -35,8 +35,6 @@ from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
 from ..module_overrides import hidden_from_compilers
 from .attended import attended, with_padding
 
-__all__ = ["hear_functions", "weights_shape"]
-
 Function = Callable[..., Any]
 
 

@@ -36,15 +36,6 @@ from .module import MultiheadAttention, leaves_some, scriptable
 from .torch_arguments import check_kinds, content_of
 from .torch_call import FEW
 
-__all__ = [
-    "Adopted",
-    "TransformerEncoder",
-    "TransformerEncoderLayer",
-    "adopt",
-    "restore",
-    "writes_zero_at_padding",
-]
-
 TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
 
 

@@ -36,8 +36,6 @@ from ..packed_weights import (
 from .torch_arguments import as_hidden, check_masks
 from .torch_call import FEW, TorchCall, answer, check_budget
 
-__all__ = ["MultiheadAttention", "leaves_some", "scriptable"]
-
 TORCHS = nn.MultiheadAttention  # whatever that name may mean later
 Kind = TypeVar("Kind", bound=nn.Module)
 

@@ -30,21 +30,6 @@ from ...masks import Mask
 if TYPE_CHECKING:
     from .torch_call import TorchCall
 
-__all__ = [
-    "LOW",
-    "LOWEST",
-    "Content",
-    "Rules",
-    "as_hidden",
-    "check_inputs",
-    "check_kinds",
-    "check_masks",
-    "check_widths",
-    "content_of",
-    "read",
-    "rules_of",
-]
-
 LOWEST = -1e29  # finite numbers below this hide a key as well as this one, and no kernel takes it for -inf
 LOW = -32.0  # a row that has nothing above this has a log-sum-exp that is too rough to get weights from
 

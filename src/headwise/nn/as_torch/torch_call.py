@@ -35,8 +35,6 @@ from ...mask_rules import can_read
 from ..one_step import joined
 from .torch_arguments import Rules, check_inputs, check_masks, check_widths, rules_of
 
-__all__ = ["FEW", "TorchCall", "answer", "check_budget"]
-
 FEW = 2**16  # weights: what stands around them takes longer than they do
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from . import landlock, limits, linux, namespaces
 from .sweep import descendants_of, sweep
 
-__all__ = ["Fence", "Standing", "enter"]
-
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 
 Tell = Callable[[dict[str, object]], None]

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from .linux import syscall
 
-__all__ = ["restrict", "version"]
-
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 BENEATH_PATH = 1
 

@@ -6,20 +6,6 @@ import math
 import os
 from contextlib import suppress
 
-__all__ = [
-    "FILE_BYTES",
-    "OPEN_FILES",
-    "PROCESSES",
-    "be_counted",
-    "first_to_go",
-    "limit_memory",
-    "limit_the_rest",
-    "limit_time",
-    "memory_of",
-    "share_of",
-    "waited",
-]
-
 FILE_BYTES = 256 * 2**20
 OPEN_FILES = 256
 PROCESSES = 64  # and threads

@@ -6,17 +6,6 @@ import ctypes
 import os
 from collections.abc import Iterable
 
-__all__ = [
-    "drop_capabilities",
-    "mount",
-    "mount_read_only",
-    "pivot_root",
-    "prctl",
-    "syscall",
-    "unmount",
-    "unshare",
-]
-
 # Numbers that are the same on every architecture Python's torch runs on.
 MOUNT_SETATTR = 442
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}

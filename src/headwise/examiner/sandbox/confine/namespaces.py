@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from . import linux
 
-__all__ = ["Spaces", "build_root", "enter"]
-
 MOUNTS, CGROUPS, HOSTNAME, IPC, USERS, PROCESSES, NETWORK = (
     1 << bit for bit in (17, 25, 26, 27, 28, 29, 30)
 )  # fmt: skip

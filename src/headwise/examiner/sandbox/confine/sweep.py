@@ -9,8 +9,6 @@ import subprocess
 import time
 from contextlib import suppress
 
-__all__ = ["descendants_of", "remove", "sweep"]
-
 
 def descendants_of(*ancestors: int) -> list[int]:
     """Their children, the children of those, and so on; nearest first."""
