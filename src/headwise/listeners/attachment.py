@@ -319,9 +319,7 @@ class Attachment:
         self, module: nn.Module, kind: str, weights: AttentionMap, value: Tensor | None, output: Tensor | None
     ) -> Tensor | None:
         """Tell every listener of a call, if it is one of this model's; the heads' output as they leave it."""
-        run, path = self._running.run, self.paths.get(module)
-        if path is None:
-            path = self.path_of(module)
+        run, path = self._running.run, self.path_of(module)
         if path is None:
             if run is None:
                 return output

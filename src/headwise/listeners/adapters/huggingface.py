@@ -64,8 +64,8 @@ Function = Callable[..., Any]
 def hear_huggingface(attachment: Attachment) -> None:
     """Stand between the model and its own functions."""
     configs = _configs(attachment)
-    if configs:
-        share(attachment.undo, _change_lookup, _change_lookup)
+    if configs:  # the registries are changed once for all attachments
+        share(attachment.undo, owner=_change_lookup, change=_change_lookup)
     for config in configs:
         if _is_a_kernel_of(config):
             share(attachment.undo, config, partial(_name_another, attachment, config))

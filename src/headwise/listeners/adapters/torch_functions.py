@@ -312,7 +312,7 @@ class TorchFunctions(TorchFunctionMode):
                 spread = spread.expand(*lead[:-1], *spread.shape[-3:])
             spread = spread[None] if query.ndim == 3 and spread.shape[0] == 1 else _four(spread, H)
             allowed, bias = (spread, None) if attn_mask.dtype == torch.bool else _parted(attn_mask, spread)
-            mask = mask & _rules(attn_mask, allowed, B, T, S)
+            mask = mask & _rules(attn_mask, allowed, B, S)
         kind = self._kind(T, S, is_causal)
         if kind == "self" and T == S:
             mask = with_padding(mask, B)
@@ -378,7 +378,7 @@ def _hides(mask: Tensor) -> bool:
     return bool(hidden.any())
 
 
-def _rules(given: Tensor, allowed: Tensor, B: int, T: int, S: int) -> Mask:
+def _rules(given: Tensor, allowed: Tensor, B: int, S: int) -> Mask:
     """A bool mask; one that is the same for all heads and queries is padding."""
     if can_read(given) and not fact(given, "hides", _hides):
         return Mask()
