@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.heads import together
-from headwise.listeners.active import Call
+from headwise.listeners.active import Call, Listener
 
 
-class Heard:
+class Heard(Listener):
     """Keeps every call."""
 
     def __init__(self) -> None:

@@ -16,9 +16,10 @@ import headwise as hw
 from headwise.errors import ArgumentError, AttentionBypassed, ShapeError
 from headwise.heads.layer_names import ByLayer
 from headwise.listeners.ablation import ablate, head_means
+from headwise.listeners.active import Listener
+from headwise.listeners.adapters import attach
 from headwise.listeners.head_outputs import collect, patch
 from headwise.listeners.importance import importance
-from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import prune
 from headwise.masks import Mask
 from headwise.nn import MultiHeadAttention
@@ -442,7 +443,7 @@ def test_a_layer_whose_outputs_are_not_in_hand_is_not_passed_over() -> None:
 def test_others_hear_what_is_left() -> None:
     model, heard = ours(), []
 
-    class Ear:
+    class Ear(Listener):
         def hear(self, call: Any) -> None:
             heard.append(call.output)
 

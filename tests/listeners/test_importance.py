@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.listeners.ablation import ablate
-from headwise.listeners.active import Call
+from headwise.listeners.active import Call, Listener
+from headwise.listeners.adapters import attach
 from headwise.listeners.importance import Importance, Robustness, importance, robustness
-from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import prune
 from headwise.models.batches import tracked
 from judge import error
@@ -40,7 +40,7 @@ def surprise(model: nn.Module, ids: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-class Gates:
+class Gates(Listener):
     """One factor for every head of every layer, which the loss is differentiated by."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ import headwise as hw
 import small_models
 from headwise.engines import first_pass
 from headwise.heads import together
-from headwise.listeners.adapters import attended, huggingface, layers_alike
+from headwise.listeners.adapters import attended, huggingface
 from headwise.listeners.capture import Tokens
 
 Forward = Callable[[], object]
@@ -36,7 +36,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The layers that went the way of one before them, by class name; and that were asked and did not."""
     seen: list[str] = []
     asked: list[tuple[object, nn.Module]] = []  # of which forward, and which layer
-    answered = layers_alike.answered_alike
+    answered = attended.answered_alike
 
     def counting(
         alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
@@ -262,7 +262,7 @@ def test_q_and_k_may_be_written_to_afterwards(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attended, "LSE_LATER", ("cpu", "cuda"))
     model, ids = body("llama", num_hidden_layers=3), small_models.tokens()
     expected = watched(model, lambda: model(input_ids=ids))[1]
-    answered = layers_alike.answered_alike
+    answered = attended.answered_alike
 
     def spoiling(
         alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
@@ -373,7 +373,7 @@ def test_special_ids_are_told_in_few_bits(dtype: torch.dtype) -> None:
     tokens = Tokens(nn.Identity())
     tokens.special = [0, 256, 257]
     ids = torch.tensor([[0, 1, 2, 80]], dtype=dtype)
-    assert tokens._specials(ids).tolist() == [[True, False, False, False]]
+    assert tokens._which_are_special(ids).tolist() == [[True, False, False, False]]
 
 
 @torch.no_grad()

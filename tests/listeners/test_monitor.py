@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import ArgumentError, AttentionBypassed, HeadsAlarm
 from headwise.listeners.ablation import ablate
+from headwise.listeners.adapters import attach
 from headwise.listeners.measured_step import Alarms, Measuring
-from headwise.listeners.model_door import attach
 from headwise.listeners.monitor import HISTORY, Monitor, trainer_callback
 from headwise.listeners.pruning import prune
 from headwise.nn import MultiHeadAttention

@@ -28,6 +28,7 @@ def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> 
     random = torch.Generator().manual_seed(0)
     heads = hw.Heads()
     waiting = heads.waiting
+    waiting.layers = {str(number): number for number in range(CALLS)}
     alone = []
     for number in range(CALLS):
         q, k = (torch.randn(B, n, L, D, generator=random) for n, L in ((H, T), (Hk, S)))
@@ -38,9 +39,7 @@ def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> 
             rules["bias"] = hw.scoring.Alibi(torch.rand(H, generator=random))
         weights = hw.attention(q, k, torch.randn_like(k), **rules, backend="tiles")[1]
         record = Record((B, H, T, S))
-        assert waiting.note(
-            "forward", str(number), number, record, weights, tuple(ROW_STATISTICS), 7, False, CALLS
-        )
+        assert waiting.note("forward", str(number), record, weights, tuple(ROW_STATISTICS), 7, False)
         alone.append(reduce(weights, names=ROW_STATISTICS, pooled=7))
         q.zero_(), k.zero_()
     waiting.measure("forward")

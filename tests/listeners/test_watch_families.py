@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from headwise import AttentionMap, Mask, ablate, budget, watch
 from headwise.errors import AttentionBypassed, AttentionUnheard
 from headwise.listeners.active import Call
-from headwise.listeners.model_door import attach
+from headwise.listeners.adapters import attach
 from headwise.listeners.model_structure import DISPATCHES, likely_places, names_in
 from heard import Heard
 from judge import error

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from headwise import watch
 from headwise.errors import AttentionBypassed
-from headwise.listeners.model_door import attach
+from headwise.listeners.adapters import attach
 from heard import Heard
 from judge import error
 from model_families import FAMILIES, LENGTH, Family, text

@@ -13,7 +13,7 @@ from torch.nn import functional
 import headwise as hw
 from headwise.errors import AttentionBypassed
 from headwise.listeners.active import Call
-from headwise.listeners.model_door import attach
+from headwise.listeners.adapters import attach
 from heard import Heard
 from judge import error
 

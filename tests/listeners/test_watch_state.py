@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
 from headwise.errors import ArgumentError
-from headwise.listeners import model_door
+from headwise.listeners import adapters
 from headwise.listeners.active import active
 
 pytestmark = pytest.mark.usefixtures("_small_models_at_rest")
@@ -275,9 +275,9 @@ def test_a_forward_in_another_thread_while_watching_begins_is_not_refused(
         with ThreadPoolExecutor(1) as pool, torch.no_grad():
             found.append(pool.submit(torch.no_grad()(model), x).result(20))
 
-    whole = model_door.CHANGES
+    whole = adapters.CHANGES
     for done in range(len(whole) + 1):
-        monkeypatch.setattr(model_door, "CHANGES", (*whole[:done], meanwhile, *whole[done:]))
+        monkeypatch.setattr(adapters, "CHANGES", (*whole[:done], meanwhile, *whole[done:]))
         with hw.watch(model) as heads:
             model(x)
         assert heads

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.heads.record import Marks, measure_written
-from headwise.listeners.active import Call
+from headwise.listeners.active import Call, Listener
+from headwise.listeners.adapters import attach
 from headwise.listeners.head_outputs import output_projection, written
-from headwise.listeners.model_door import attach
 from headwise.listeners.pruning import is_conv1d
 from judge import assert_judged
 from model_families import FAMILIES, Family
@@ -143,7 +143,7 @@ def test_steps_of_generation_are_left_out_unless_all_is_kept() -> None:
 # Whose projection it is
 
 
-class Proof:
+class Proof(Listener):
     """Holds what each projection is really given against what the heads said."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import headwise as hw
 from headwise.errors import ArgumentError, ShapeError
-from headwise.listeners.split_calls import local_heads_of
+from headwise.listeners.active import local_heads_of
 from headwise.models import Transformer, TransformerConfig
 from headwise.nn import Buckets, QKNorm, Rope
 from judge import assert_judged

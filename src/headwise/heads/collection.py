@@ -13,7 +13,7 @@ import torch
 
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
-from .layer import LABELS, POSITIONS, Head, LayerHeads, Unheard
+from .layer import ENTRIES, POSITIONS, Head, LayerHeads, Unheard
 from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
 from .together import Waiting
@@ -75,18 +75,16 @@ class Heads(ByLayer[LayerHeads]):
     """
 
     def __init__(self) -> None:
+        self.waiting = Waiting(self)
         super().__init__({})
         self.tokens: list[list[str]] | None = None  # of the last forward, where a tokenizer was given
         self.title: str | None = None
         self.unheard: list[Unheard] = []
-        self.waiting = Waiting(self)
 
     @property
     def _values(self) -> dict[str, LayerHeads]:
         """The layers by path; whoever looks at them sees all that was heard until now."""
-        waiting: Waiting | None = self.__dict__.get("waiting")
-        if waiting is not None:
-            waiting.settle()
+        self.waiting.settle()
         values: dict[str, LayerHeads] = self.__dict__["_values"]
         return values
 
@@ -260,24 +258,23 @@ class Heads(ByLayer[LayerHeads]):
             1
         """
         everyone = self.all()
-        known = {entry.name: entry for entry in LABELS}
         measured = dict.fromkeys(name for head in everyone for name in head.values)
-        score, least = what, threshold
-        by_label = what in known and threshold is None
-        if what in known:
-            score = known[what].score
-            least = known[what].threshold if by_label else threshold
+        entry, score = ENTRIES.get(what), what
+        if entry is not None:
+            score = entry.score
         elif what not in measured:
             score = what.replace("-", "_")
+        by_label = entry is not None and threshold is None
+        least = entry.threshold if entry is not None and threshold is None else threshold
         if score not in measured:
-            if what in known:
+            if entry is not None:
                 raise ArgumentError(
                     f"{what!r} must have been measured: {score} was not; patterns of tokens need input_ids, "
                     "and for long texts watch(model, patterns=True)"
                 )
             raise ArgumentError(
                 f"what must be a label or something measured: got {what!r}; "
-                f"{nearest(what, [*known, *measured])}"
+                f"{nearest(what, [*ENTRIES, *measured])}"
             )
         if top is not None and top < 1:
             raise ArgumentError(f"top must be at least 1: got {top}; None gives all")

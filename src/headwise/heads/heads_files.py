@@ -40,9 +40,8 @@ NUMBERS = ("rows", "counts", "pairs", "large")  # of a record, by name
 def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
     """Write heads to a file, whole or not at all; see `Heads.save`."""
     with needed("safetensors", "saving heads needs safetensors"):
-        import safetensors.torch
-    with needed("safetensors", "saving heads needs safetensors"):
         import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
+        import safetensors.torch
     if maps:
         _check_budget([call for layer in heads.values() for call in layer.calls])
     tensors: dict[str, Tensor] = {}
@@ -53,9 +52,7 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
         for call in layer.calls:
             call.measure_patterns()
             key = f"{len(layers)}.{len(calls)}."
-            tensors |= {
-                key + name: value.cpu().contiguous().clone() for name, value in _tensors(call).items()
-            }
+            tensors |= {key + name: x.cpu().contiguous().clone() for name, x in _tensors(call).items()}
             told: Told = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
             told["reach"] = call.reach
             if maps and call.map is not None:
@@ -173,11 +170,7 @@ def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
 
 
 def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
-    """Return the tensors of a map and its numbers, by name.
-
-    Raises:
-        ArgumentError: q, k or a rule was written to since the map was made.
-    """
+    """Return the tensors of a map and its numbers, by name; raises if q, k or a rule was written to since."""
     scores, _, columns = map.parts()
     parts = scores.parts() | {"lse": map.lse}
     if columns is not None:

@@ -179,11 +179,8 @@ def label(scores: Mapping[str, float]) -> Label:
 
 
 def of_too_few(queries: Mapping[str, float]) -> frozenset[str]:
-    """Return the names of scores that are the mean of fewer queries than their label requires.
-
-    Args:
-        queries: of how many queries each score is the mean; one that is not there is the mean of enough.
-    """
+    """Return the names of scores that are the mean of fewer queries than their label requires; a score whose
+    queries are not given is the mean of enough."""
     return frozenset(entry.score for entry in LABELS if queries.get(entry.score, math.inf) < entry.queries)
 
 
@@ -236,7 +233,7 @@ class LayerHeads:
     def __init__(self, path: str, layer: Layer | None = None) -> None:
         self.path = path
         self.layer: Layer = path if layer is None else layer
-        self.calls = []
+        self._calls: list[Record] = []
         self.runs_again = False  # in one forward, as layers with shared weights do
 
     _before_reading: Callable[[], None] | None = None  # lets calls in that wait to be measured
@@ -246,19 +243,14 @@ class LayerHeads:
         """A `Record` per call, with numbers per sequence, [B, H]."""
         if self._before_reading is not None:
             self._before_reading()
-        calls: list[Record] = self.__dict__["calls"]
-        return calls
-
-    @calls.setter
-    def calls(self, calls: list[Record]) -> None:
-        self.__dict__["calls"] = calls
+        return self._calls
 
     def take(self, record: Record) -> None:
         """Add a call without settling those that wait."""
-        self.__dict__["calls"].append(record)
+        self._calls.append(record)
 
     def __getstate__(self) -> dict[str, object]:
-        state = {**self.__dict__, "calls": self.calls}
+        state = {**self.__dict__, "_calls": self.calls}
         state.pop("_before_reading", None)
         return state
 

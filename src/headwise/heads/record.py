@@ -228,14 +228,10 @@ def reduce(
 ) -> Record:
     """Measure a call and return its record.
 
-    Args:
-        names: statistics, as of `AttentionMap.statistics`; none of them: none.
-        pooled: the picture's cells a side; None: no picture.
-        reach: how near counts as `local`, and in `locality`.
-        with_patterns: measure what the tokens tell at once; else it is done later, if the map is kept.
-        between: what to compare heads by: "attention", "outputs", "values".
-        norms: of what is written per key, [B, H, S].
-        keep: keep the map, which holds q and k.
+    names: statistics, as of `AttentionMap.statistics`; none of them: none.
+    with_patterns: measure what the tokens tell at once; else it is done later, if the map is kept.
+    between: what to compare heads by: "attention", "outputs", "values".
+    norms: of what is written per key, [B, H, S].
     """
     weights = weights.detach()
     record = Record(tuple(weights.shape), kind, forward, marks=marks, reach=reach)  # type: ignore[arg-type]
@@ -274,8 +270,7 @@ def numbers_of(
 ) -> Numbers:
     """Measure row statistics, and `received` and a picture where they are asked for.
 
-    Args:
-        calls: how many calls the heads of the map are of.
+    calls: how many calls the heads of the map are of.
     """
     rows: dict[str, Tensor] = {}
     large: dict[str, Tensor] = {}
@@ -330,9 +325,7 @@ def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
 def measure_patterns(
     weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor], reach: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Measure every pattern, [B, H] each, and of how many queries it is the mean if not of all.
-
-    What needs tokens is told where they are known.
+    """Measure every pattern that can be told, [B, H], and of how many queries it is the mean if not of all.
 
     known: what was measured already; its `local` is that of `reach`.
     """

@@ -337,11 +337,7 @@ def _places(sentences: Sequence[Sentence], causal: bool) -> dict[str, tuple[list
 
 
 def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor, causal: bool) -> _Cases:
-    """Judge heads and rules on these cases.
-
-    Args:
-        hits: bool [L, H, N], of the heads.
-    """
+    """Judge heads, by their hits, bool [L, H, N], and rules on these cases."""
     right: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for number, source, target in places:
         for rule, pointed in _rules(sentences[number], source, target, causal).items():
@@ -358,13 +354,6 @@ def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor,
     groups = torch.tensor([-1 - number if group is None else group for group, number in drawn])
     pairs = [(sentences[number].pair, source) for number, source, _ in places]
     return _Cases(hits.permute(2, 0, 1), groups, offsets, rules, pairs)
-
-
-def _best_offset(rules: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the rules with only the best of the offsets."""
-    offsets = {rule: right for rule, right in rules.items() if rule.endswith(OFFSET)}
-    best = max(offsets, key=lambda rule: float(offsets[rule].sum()))
-    return {best: offsets[best]} | {rule: right for rule, right in rules.items() if rule not in offsets}
 
 
 # Intervals
@@ -407,12 +396,10 @@ def judge(
 ) -> Roles:
     """Roles, from the heaviest word of every head.
 
-    Args:
-        heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at
-            most, itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no
-            such head.
-        layers: what the L layers go by.
-        causal: whether words see only what is before them; they are then asked about nothing else.
+    heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at most,
+    itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no such head.
+    layers: what the L layers go by.
+    causal: whether words see only what is before them; they are then asked about nothing else.
     """
     roles, scores, unasked = {}, {}, {}
     words = torch.cat([each.flatten(0, 1) for each in heaviest], -1).unflatten(0, heaviest[0].shape[:2])
@@ -445,7 +432,11 @@ def _judged(name: str, choosing: _Cases, judging: _Cases, layers: Sequence[Layer
     H = choosing.hits.shape[2]
     order = choosing.hits.float().mean(0).flatten().sort(descending=True, stable=True).indices.tolist()
     moving = name.partition(" > ")[0] in MOVING
-    rules = _best_offset(judging.rules)
+    # of the fixed offsets the best alone
+    offsets = [rule for rule in judging.rules if rule.endswith(OFFSET)]
+    offset = max(offsets, key=lambda rule: float(judging.rules[rule].sum()))
+    others = [rule for rule in judging.rules if rule not in offsets]
+    rules = {rule: judging.rules[rule] for rule in (offset, *others)}
 
     def is_found(cases: _Cases, flat: int) -> bool:
         hits = cases.hits[:, flat // H, flat % H].float()

@@ -179,7 +179,7 @@ class _Watched:
         call = self.calls[path][0]
         T, S = self.maps[path].shape[2:]
         if call.kind == "self":
-            keys = self._text(S, path, path if path in self.ids else None)
+            keys = self._text(S, path)
             return keys if T == S else _last(keys, T), keys
         near = max(
             (other for other, ids in self.ids.items() if len(ids) == T),
@@ -188,23 +188,20 @@ class _Watched:
         )
         own = None if near is None else self.ids[near]
         far = next((other for other, ids in self.ids.items() if len(ids) == S and ids != own), None)
-        queries = Text((), None, tuple(range(T))) if near is None else self._text(T, near, near)
-        return queries, Text((), None, self._real(path)) if far is None else self._text(S, far, far)
+        queries = Text((), None, tuple(range(T))) if near is None else self._text(T, near)
+        return queries, Text((), None, self._real(path)) if far is None else self._text(S, far)
 
     def _real(self, path: str) -> tuple[int, ...]:
         return tuple(self.maps[path].real_keys[0].nonzero().flatten().tolist())
 
-    def _text(self, length: int, path: str, known: str | None) -> Text:
-        """Return the text of the keys of a layer; known: the layer whose tokens these are."""
+    def _text(self, length: int, path: str) -> Text:
+        """Return the text of the keys of a layer."""
         special: frozenset[int] = frozenset()
-        words = self.words[path if known is None else known]
+        words, marks = self.words[path], self.calls[path][0].marks
         names = None if words is None else tuple(words)
-        ids: tuple[Hashable, ...] | None = names
-        if known is not None:
-            ids = self.ids[known]
-            marks = self.calls[known][0].marks
-            if marks is not None and marks.special is not None:
-                special = frozenset(marks.special[self.batch].nonzero().flatten().tolist())
+        if marks is not None and marks.special is not None:
+            special = frozenset(marks.special[self.batch].nonzero().flatten().tolist())
+        ids = self.ids.get(path, names)
         shown = names or tuple(map(str, range(length) if ids is None else ids))
         return Text(shown, ids, self._real(path), special)
 

@@ -69,13 +69,8 @@ class Note(NamedTuple):
 class Group:
     """Calls that one map can hold, in the order in which they came, with room for more.
 
-    Args:
-        scores: of the first.
-        room: how many calls.
-        names, pooled: what is to be measured.
+    Made for calls like the first, whose scores are given; `names` and `pooled` are to be measured of each.
     """
-
-    __slots__ = ("k", "mask", "names", "notes", "places", "pooled", "q", "room")
 
     def __init__(self, scores: Scores, room: int, names: tuple[str, ...], pooled: int | None) -> None:
         B, H, T, D = scores.q.shape
@@ -118,8 +113,6 @@ class Measured(NamedTuple):
 class _WaitingGroups:
     """The groups of calls of one forward that wait to be measured."""
 
-    __slots__ = ("groups", "size")
-
     def __init__(self) -> None:
         self.groups: dict[Hashable, list[Group]] = {}  # by what their calls have in common, but for masks
         self.size = 0  # bytes
@@ -149,44 +142,34 @@ class _WaitingGroups:
 
 
 class Waiting:
-    """Calls that were heard and are not among the heads yet.
-
-    Args:
-        heads: what takes them in the end, in the order in which they were heard; not kept alive by this.
-    """
+    """Calls that were heard and are not among the heads yet."""
 
     def __init__(self, heads: Heads) -> None:
-        self._heads = ref(heads)
-        self._heard: list[tuple[str, Record, Layer]] = []
+        self._heads = ref(heads)  # which take them in the end, in the order in which they were heard
+        self.layers: Mapping[str, Layer] = {}  # what paths go by; one that is not there goes by itself
+        self._heard: list[tuple[str, Record]] = []
         self._ahead: dict[object, _WaitingGroups] = {}  # by forward
         self._measured: list[Measured] = []
         self._lock = threading.RLock()
 
-    def put(self, path: str, record: Record, layer: Layer) -> None:
+    def put(self, path: str, record: Record) -> None:
         """Add a call that was measured already."""
         with self._lock:
-            self._heard.append((path, record, layer))
+            self._heard.append((path, record))
 
     def note(
         self,
         forward: object,
         path: str,
-        layer: Layer,
         record: Record,
         weights: AttentionMap,
         names: tuple[str, ...],
         pooled: int | None,
         keep: bool,
-        calls: int = 1,
     ) -> Group | None:
-        """Copy a call, to be measured later; return its group, or None if it must be measured now.
+        """Copy a call of a forward, to be measured later; return its group; None: it must be measured now.
 
-        Args:
-            forward: what the call is part of; `measure` ends it.
-            path, layer: where it is, and what it goes by.
-            record: of the call, without numbers.
-            keep: keep the map in the record.
-            calls: how many a forward may have.
+        record: of the call, without numbers yet; with `keep` its map is kept in it.
         """
         scores, lse, columns = weights.as_made
         if not isinstance(scores, Scores) or columns is not None or scores.positions is not None:
@@ -212,16 +195,14 @@ class Waiting:
                 ahead = self._ahead.get(forward)
                 if ahead is None:
                     ahead = self._ahead[forward] = _WaitingGroups()
-                group = ahead.group(kind, scores) or ahead.new(kind, scores, names, pooled, calls)
+                group = ahead.group(kind, scores)
+                if group is None:
+                    group = ahead.new(kind, scores, names, pooled, len(self.layers))
             except torch.OutOfMemoryError:
                 return None
-            place = group.take(q if loose else q.detach(), k if loose else k.detach())
-            group.notes.append(Note(record, scoring, lse))
-            self._heard.append((path, record, layer))
-            if keep and lse is None:
-                record.map = later(partial(_scores_of_copies, *place, scores.mask, scoring))
-            elif keep:
-                record.map = weights if loose else weights.detach()
+            kept = (weights if loose else weights.detach()) if keep else None
+            note = Note(record, scoring, lse)
+            self._take(group, path, note, q if loose else q.detach(), k if loose else k.detach(), kept)
             if len(group.notes) == group.room and ahead.size > _bytes_for_copies(q.device):
                 self.measure(forward)
         return group
@@ -231,29 +212,30 @@ class Waiting:
         group: Group,
         like: Record,
         keep: bool,
-        layers: Mapping[str, Layer],
         path: str,
         scores: Scores,
         lse: Tensor | None,
     ) -> bool:
-        """Copy one more call like the last of a group, without gradients; return False if the group is full.
-
-        Args:
-            like: the record of that one.
-            layers: what paths go by; one that is not there goes by itself.
-        """
+        """Copy one more call like the last of a group, whose record is given, without gradients; return False
+        if the group is full."""
         with self._lock:
             if len(group.notes) >= group.room:
                 return False
-            place, scoring = group.take(scores.q, scores.k), scores.scoring
             record = Record(like.shape, like.kind, like.forward, marks=like.marks, reach=like.reach)
-            group.notes.append(Note(record, scoring, lse))
-            self._heard.append((path, record, layers.get(path, path)))
-            if keep and lse is None:
-                record.map = later(partial(_scores_of_copies, *place, scores.mask, scoring))
-            elif keep:
-                record.map = make(scores, lse)
+            note = Note(record, scores.scoring, lse)
+            self._take(group, path, note, scores.q, scores.k, make(scores, lse) if keep else None)
         return True
+
+    def _take(
+        self, group: Group, path: str, note: Note, q: Tensor, k: Tensor, weights: AttentionMap | None
+    ) -> None:
+        """Copy a call into a group; `weights`: its map, if that is to be kept."""
+        place = group.take(q, k)
+        group.notes.append(note)
+        self._heard.append((path, note.record))
+        if weights is not None and note.lse is None:
+            weights = later(partial(_scores_of_copies, *place, group.mask, note.scoring))
+        note.record.map = weights
 
     def measure(self, forward: object) -> None:
         """Measure the calls of a forward that wait, without waiting for a device."""
@@ -278,9 +260,9 @@ class Waiting:
                 measured, self._measured = self._measured, []
                 _fill(measured)
                 heads = self._heads()
-                for path, record, layer in heard:
+                for path, record in heard:
                     if heads is not None and EVERYONE in record.counts:
-                        heads.take(path, record, layer)
+                        heads.take(path, record, self.layers.get(path, path))
 
 
 def _scores_of_copies(q: Tensor, k: Tensor, mask: Mask, scoring: Scoring) -> tuple[Scores, None]:

@@ -1,13 +1,15 @@
 """Listeners: what each head of a model does while it runs, what happens without it, how to take it out.
 
-Hearing a model:
-    model_door.py         `attach`: the one way in, for a while
-    attachment.py         a model and those who listen to it
-    active.py             one call as it is heard, who listens, what runs now
-    split_calls.py        calls of layers whose heads lie over several processes
-    model_structure.py    paths, places of attention, which modules need a hook
-    module_overrides.py   what is overridden in a module meanwhile, and put back at the end
-    adapters/             how each family's attention is heard
+Hearing a model, from `watch` to what it keeps, of a Hugging Face layer:
+    capture.py                `watch.start` attaches a listener; `watch.stop` ends it
+    adapters/__init__.py      `attach`: the one way in, for a while; the changes that are made to the model
+    model_structure.py        paths, places of attention, which modules need a hook
+    module_overrides.py       forwards and attributes of modules, overridden and put back
+    adapters/huggingface.py   `answered` is called in place of a layer's own function, with its q, k and v
+    adapters/attended.py      `attended`: attention on our engines, or the way of a layer before it
+    active.py                 `announce`: a call, and who listens; which modules run now in each thread
+    attachment.py             `Attachment.tell`: every listener's `hear`; `end` puts all back that was changed
+    capture.py                `_Listener.hear`: what stays of a call
 Listening to it:
     capture.py            `watch`
     chosen_heads.py       which heads a user means, and the block in which they are heard or changed

@@ -25,9 +25,9 @@ from ..indexing import take
 from ..masks import Mask
 from ..models.batches import Loss, as_batches, checked_loss, run
 from ..scoring import HIDDEN, hidden_is_endless
-from .active import Call
+from .active import Call, Listener
+from .adapters import attach
 from .chosen_heads import Changing, ChosenHeads, Heads, base_of, by_path, check_any, of_visit, outputs_of
-from .model_door import attach
 
 METHODS = ("zero", "mean", "uniform")
 
@@ -128,7 +128,7 @@ def head_means(
     return ByLayer({path: _mean(*sums) for path, sums in heard.sums.items()}, attachment.names)
 
 
-class _Sums:
+class _Sums(Listener):
     def __init__(self) -> None:
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}  # by path
 
@@ -195,9 +195,8 @@ def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
         by_distance = hidden_is_endless(relative)[index] <= HIDDEN  # [n, R]
         if by_distance.any():  # a few numbers, and hardly ever one of them
             reach = by_distance.shape[1] // 2
-            offsets = (
-                torch.arange(call.weights.shape[3], device=index.device) - call.weights.positions[:, None]
-            )
+            keys = torch.arange(call.weights.shape[3], device=index.device)
+            offsets = keys - call.weights.positions[:, None]
             hidden = by_distance[:, offsets.clamp(-reach, reach) + reach][None]
     if bias is None:
         return hidden
@@ -210,7 +209,7 @@ def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
 # Heads off and on again between runs
 
 
-class Switches:
+class Switches(Listener):
     """Listens to a model and puts zeros in the place of the heads that are off."""
 
     def __init__(self) -> None:
@@ -278,11 +277,8 @@ def entering(model: nn.Module) -> Iterator[list[Tensor]]:
                 break
         else:
             return None
-        if (
-            type(x) is not Tensor
-            or x.requires_grad
-            or not (x.is_floating_point() and torch.is_grad_enabled())
-        ):
+        in_fractions = type(x) is Tensor and x.is_floating_point()
+        if not in_fractions or x.requires_grad or not torch.is_grad_enabled():
             given.append(x)
             return None
         given.append(x.detach().clone().requires_grad_())
@@ -328,10 +324,9 @@ def count_examples(given: Sequence[Tensor], visits: Sequence[Visit]) -> int:
         return smallest
     apart = [N for N, dim in fits if _lie_together(given, visits, N, dim)]
     if len(apart) != 1:
-        why = (
-            f"they may be {' or '.join(map(str, apart))}; use another batch size" if apart else
-            f"the rows of one of {fits[0][0]} depend on others; use batches of one"
-        )  # fmt: skip
+        why = f"they may be {' or '.join(map(str, apart))}; use another batch size"
+        if not apart:
+            why = f"the rows of one of {fits[0][0]} depend on others; use batches of one"
         raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {why}")
     return apart[0]
 

@@ -1,7 +1,8 @@
 """What is heard when an attention layer runs, who listens, and what runs now.
 
 Who is attached is known to all threads; what runs is each thread's own: a forward, the modules it is in, and
-what those were given of tokens and padding.
+what those were given of tokens and padding. A layer whose heads lie over several
+processes is heard on each of them with all its heads.
 """
 
 from __future__ import annotations
@@ -9,25 +10,32 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..engines.scores import Scores
 from ..errors import ArgumentError
+from ..facts import fact
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
 from ..heads.together import SHORT, SHORT_ON_CPU, Group
 from ..map import AttentionMap
+from ..mask_rules import can_read
+from ..masks import Mask
+from ..parallel.local_heads import LocalHeads
 
 if TYPE_CHECKING:
-    from .attachment import Attachment
+    from torch.distributed.tensor import DTensor
 
+    from .adapters.torch_functions import TorchFunctions
+    from .attachment import Attachment
 
 OF_DECODER = ("decoder_input_ids", "target_ids", "decoder_attention_mask")  # beside those of an encoder
 TOKENS = ("decoder_input_ids", "target_ids", "input_ids", "ids", "input", "tokens", "idx", "x")
@@ -38,10 +46,7 @@ _order = itertools.count()
 
 @dataclass(eq=False)
 class Forward:
-    """Identity of one forward pass of a model, from its first hooked module to that module's return.
-
-    It outlives the pass: what was measured refers to it.
-    """
+    """One forward pass of a model. What was measured refers to it, also when the pass is over."""
 
     number: int = 0
     # what layers were told of padding, for a checkpoint that runs them again
@@ -75,21 +80,62 @@ class Call:
         return self.num_heads if self.value is None else self.value.shape[1]
 
 
-class Listener(Protocol):
-    """Someone who is told of every call while attached to a model.
+class SplitCall(Call):
+    """A call of some heads of a layer, heard as the call of all of them; `own` is what is here.
 
-    One that will ask the map of a long call for row statistics, and for nothing that takes a walk over the
-    weights, may name them in `asks_if_long`: they are collected on the way where that can be. One that
-    `waits` looks at no short call before its forward is over (`after(forward)` tells), and then at copies;
-    in `noted` it leaves how the last call was put aside, for those that differ in their tensors alone.
-    One that has a method `miss(path, kind, bypassed)` is told after each forward what was not heard in it.
-    `hears_shards` is True of one that knows calls whose sequence lies over ranks: their map is of the whole,
-    their values and outputs are this rank's.
+        rank 0  heads 0 1 ──┐                                   ┌── heads 0 1 ──> out_proj
+        rank 1  heads 2 3 ──┴─ gathered ──> listeners, alike ───┴── heads 2 3 ──> out_proj
+
+    What listeners do between the two is the same on every rank, so that gradients are those of all heads.
+    Nothing is gathered that nobody asks for; who asks does so on every rank.
     """
+
+    def __init__(self, own: Call, here: LocalHeads, output: Tensor | None = None) -> None:
+        known = {"own": own, "here": here, "path": own.path, "kind": own.kind, "forward": own.forward}
+        self.__dict__.update(known, tokens=own.tokens)
+        if output is not None:  # as another listener left it
+            self.__dict__["output"] = output
+
+    own: Call
+    here: LocalHeads
+
+    @cached_property
+    def weights(self) -> AttentionMap:
+        """[B, H, T, S] of all heads"""
+        return self.here.whole_map(self.own.weights)
+
+    @cached_property
+    def value(self) -> Tensor | None:
+        """[B, Hk, S, Dv] of all heads"""
+        return None if self.own.value is None else self.here.whole_kv(self.own.value)
+
+    @cached_property
+    def output(self) -> Tensor | None:
+        """[B, H, T, Dv] of all heads"""
+        return None if self.own.output is None else self.here.whole(self.own.output)
+
+
+class Listener:
+    """Someone who is told of every call while attached to a model."""
+
+    # Row statistics that it will ask of a long call, where it asks for nothing that takes a walk over the
+    # weights: they are collected on the way where that can be
+    asks_if_long: tuple[str, ...] = ()
+    waits = False  # whether it looks at no short call before its forward is over, and then at copies
+    noted: Noted | None = None  # how it put the last call aside, for others that differ in tensors alone
+    # Whether it knows calls whose sequence lies over ranks: their map is of the whole, values and outputs are
+    # this rank's
+    hears_shards = False
 
     def hear(self, call: Call) -> Tensor | None:
         """Take note; a tensor takes the place of the heads' output, [B, H, T, Dv]."""
-        ...
+        raise NotImplementedError
+
+    def after(self, forward: Forward) -> None:
+        """A forward is over, or has raised."""
+
+    def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
+        """In a forward that is over, a layer of this class attended, or may have, and was not heard."""
 
 
 class Noted(NamedTuple):
@@ -124,34 +170,12 @@ class Bypassed(NamedTuple):
         return Bypassed(softmaxes, self.why or other.why, is_certain, self.sizes or other.sizes)
 
 
-class Mode(Protocol):
-    """Someone who is told when a module begins and ends, and listens to torch's functions in between."""
-
-    def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
-
-    def leave(self, output: object, came_back: bool) -> Bypassed | None:
-        """The module returned `output`, or raised; returns what was not heard of its attention."""
-
-
 class Entered:
     """A module that is running now."""
 
-    __slots__ = (
-        "heard",
-        "is_noted",
-        "mode",
-        "module",
-        "order",
-        "padding",
-        "path",
-        "read",
-        "shapes",
-        "tokens",
-    )
-
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.heard = path, module, False
-        self.mode: Mode | None = None  # which listens to torch's functions meanwhile
+        self.mode: TorchFunctions | None = None  # which listens to torch's functions meanwhile
         self.is_noted = False  # else it is as if only the modules around it had been given anything
         self.read: dict[bool, dict[str, Tensor]] = {}  # the tokens that layers inside it read, once known
         self.order = next(_order)  # among the modules of all models
@@ -176,14 +200,12 @@ class Entered:
 class ForwardState:
     """State of the forward pass in progress in one thread."""
 
-    __slots__ = ("alike", "bypassed", "entered", "forward", "query_padding", "told")
-
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.entered: list[Entered] = []  # the modules that run now, the innermost last
         self.query_padding: dict[str, Tensor | None] = {}  # of self-attention, by its parent: what is real
         self.told: dict[str, int] = {}  # how many calls of a path were told of
-        self.alike: list[Any] = []  # how layers were answered, for those like them; see layers_alike.py
+        self.alike: list[Any] = []  # how layers were answered, for those like them; see attended.py
         self.bypassed: dict[str, Bypassed] = {}
 
     def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -204,7 +226,9 @@ class ForwardState:
             named.setdefault("input_ids", args[0])
         for name in TOKENS:
             value = named.get(name)
-            if isinstance(value, Tensor) and value.ndim == 2 and not _is_real(value):
+            if not isinstance(value, Tensor) or value.ndim != 2 or value.dtype == torch.bool:
+                continue
+            if not value.is_floating_point() and not value.is_complex():
                 here.tokens.setdefault(name, value)
         for name in PADDING:
             value = named.get(name)
@@ -216,8 +240,7 @@ class ForwardState:
     def tokens(self, decodes: bool) -> dict[str, Tensor]:
         """The ids that the innermost module around the layer at work was given, of those that were given any.
 
-        Args:
-            decodes: the layer is of a decoder beside an encoder, each with a text of its own.
+        decodes: the layer is of a decoder beside an encoder, each with a text of its own.
         """
         for entered in reversed(self.entered):
             if entered.is_noted:
@@ -265,10 +288,6 @@ def _as_padding(module: nn.Module, value: Tensor) -> Tensor | None:
     return value.bool() if bool(value.any()) else None  # zeros alone are added, and hide nothing
 
 
-def _is_real(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
-
-
 @cache
 def _parameters(kind: Any) -> tuple[str, ...]:
     """The names of what a module's forward takes, in order."""
@@ -310,14 +329,8 @@ def announce(
 ) -> Tensor | None:
     """An attention layer ran: tell whoever listens to a model it is part of.
 
-    Args:
-        module: the layer; None: whichever module runs now.
-
-    Returns:
-        The heads' output, [B, H, T, Dv], as the listeners leave it.
-
-    Raises:
-        ArgumentError: under `torch.vmap`, where there is no number to measure.
+    `module` is the layer; None: whichever module runs now. Returns the heads' output, [B, H, T, Dv], as the
+    listeners leave it.
     """
     module = innermost() if module is None else module
     if module is None:
@@ -373,6 +386,17 @@ def path_of(module: nn.Module) -> str | None:
     return None
 
 
+def note_empty_call() -> None:
+    """A layer ran on nothing: there is no attention to tell of, and none was missed."""
+    for attachment, run in running():
+        attachment.elsewhere = True
+        for entered in run.entered:
+            entered.heard = True
+
+
+# Which queries and keys are real
+
+
 def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
     """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
     for attachment, run in running():
@@ -404,9 +428,103 @@ def noted_query_padding(module: nn.Module, batch: int, length: int) -> Tensor | 
     return None
 
 
-def note_empty_call() -> None:
-    """A layer ran on nothing: there is no attention to tell of, and none was missed."""
-    for attachment, run in running():
-        attachment.elsewhere = True
-        for entered in run.entered:
-            entered.heard = True
+def with_padding(mask: Mask, batch: int) -> Mask:
+    """In self-attention, a key that no query may see is padding, and so is the query in its place."""
+    if mask.queries is not None:
+        return mask
+    if mask.keys is not None:
+        return replace(mask, queries=mask.keys)
+    if mask.allowed is None or mask.allowed.shape[2] == 1:
+        return mask
+    known = can_read(mask.allowed)
+    seen = fact(mask.allowed, "seen by some", _seen_by_some) if known else _seen_by_some(mask.allowed)
+    if seen is None:
+        return mask
+    seen = for_each(seen, batch)
+    return replace(mask, keys=seen, queries=seen)
+
+
+def for_each(real: Tensor, batch: int) -> Tensor:
+    """Which positions are real, [B, S], from one row for all or one per sequence."""
+    return real.expand(batch, -1) if real.shape[0] == 1 else real
+
+
+def _seen_by_some(allowed: Tensor) -> Tensor | None:
+    """Which keys some query may see, bool [B or 1, S]; None: all of them, where that can be read."""
+    seen = allowed.any(2).any(1)
+    return None if can_read(allowed) and bool(seen.all()) else seen
+
+
+# Calls of layers whose heads lie over several processes
+
+
+def local_heads_of(
+    module: nn.Module, path: str, weights: AttentionMap, value: Tensor | None
+) -> LocalHeads | None:
+    """Which heads of a layer this call is of; None: all of them.
+
+    A layer of ours knows which heads it has. One of Hugging Face is known to be sharded by its own `tp_plan`
+    where it has fewer heads than its config says; one that somebody else has sharded is refused by name.
+    """
+    here: LocalHeads | None = getattr(module, "local_heads", None)
+    if here is None:
+        if "torch.distributed.tensor" not in sys.modules:
+            return None
+        parameter = _over_ranks(module)
+        if parameter is None:
+            return None
+        here = _of_plan(module, path, parameter[0], parameter[1], weights.shape[1], value)
+    if here is None or here.group.size() == 1:
+        return None
+    if weights.ranks is not None:
+        raise ArgumentError(
+            f"model must lie over ranks by heads or by sequence to be listened to: {path} does both, "
+            f"{here} and a sequence over {weights.ranks} ranks; watch it with one of the two"
+        )
+    if not isinstance(weights.as_made[0], Scores):
+        raise ArgumentError(
+            f"fallback must not be 'eager' where heads lie over several processes: of {path} only the "
+            f"weights of {here} are to be had; leave it out, or fallback='skip'"
+        )
+    return here
+
+
+def _over_ranks(module: nn.Module) -> tuple[str, DTensor] | None:
+    """A parameter of the layer that lies over several processes, and is cut."""
+    from torch.distributed.tensor import DTensor
+
+    for path, owner in module.named_modules():
+        gathers = any(base.__name__ == "FSDPModule" for base in type(owner).__mro__)
+        for name, parameter in owner.named_parameters(path, recurse=False):
+            if not isinstance(parameter, DTensor) or (gathers and parameter.device_mesh.ndim == 1):
+                continue  # fully_shard makes a layer whole before it runs
+            if any(place.is_shard() for place in parameter.placements):
+                return name, parameter
+    return None
+
+
+def _of_plan(
+    module: nn.Module, path: str, name: str, parameter: DTensor, heads: int, value: Tensor | None
+) -> LocalHeads | None:
+    """Of a layer of Hugging Face that its own `tp_plan` has sharded."""
+    config: Any = getattr(module, "config", None)
+    total = getattr(config, "num_attention_heads", None)
+    ranks = parameter.device_mesh.size()
+    what = f"{path or 'the model itself'} ({type(module).__name__}) has {heads} heads here, and its {name} "
+    over = f"lies over {ranks} processes"
+    if not isinstance(total, int) or parameter.device_mesh.ndim != 1:
+        raise ArgumentError(
+            f"heads must be known to be all there: {what}{over}; shard it with "
+            "headwise.parallel.shard_heads, or listen to it before it is sharded"
+        )
+    if heads == total:
+        return None  # gathered by its plan before it attends
+    kv_heads = heads if value is None else value.shape[1]
+    kv_total = getattr(config, "num_key_value_heads", None) or total
+    if heads * ranks != total or kv_heads * ranks != kv_total:
+        raise ArgumentError(
+            f"heads must lie evenly over processes: {what}{over}, with {kv_heads} of {kv_total} key heads, "
+            f"and its config says {total} heads; use a number of processes that divides both"
+        )
+    group = parameter.device_mesh.get_group()
+    return LocalHeads(torch.distributed.get_rank(group) * heads, heads, total, kv_heads, kv_total, group)

@@ -1,7 +1,7 @@
 """A model and those who listen to it: which of its modules run now, and who is told of a call.
 
 A forward belongs to the thread it runs in; listeners are told of one call at a time. How a model comes to be
-heard is told in `model_door.py`, which makes an `Attachment` and hands it the changes to make.
+heard is told in `adapters/`, whose `attach` makes an `Attachment` and hands it the changes to make.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
@@ -28,16 +29,19 @@ from .active import (
     Forward,
     ForwardState,
     Listener,
-    Mode,
     Noted,
+    SplitCall,
     active,
     in_backward,
     innermost,
+    local_heads_of,
     quietly,
 )
 from .model_structure import modules_at, structure_and_modules
 from .module_overrides import changing
-from .split_calls import SplitCall, local_heads_of
+
+if TYPE_CHECKING:
+    from .adapters.torch_functions import TorchFunctions
 
 NOTHING_SEEN = "no softmax was seen"  # reasons read on after "where"
 REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"
@@ -46,12 +50,10 @@ REPLACED = "the model has put one layer in the place of another meanwhile: watch
 class LayerHook:
     """Tells one attachment of every run of one module."""
 
-    __slots__ = ("attachment", "is_place", "mode", "notes", "path")
-
     def __init__(self, attachment: Attachment, path: str, is_place: bool, notes: bool) -> None:
         self.attachment, self.path, self.is_place = attachment, path, is_place
         self.notes = notes  # whether tokens and padding are looked for in what the module is given
-        self.mode: Mode | None = None  # which listens to torch's functions while this module runs
+        self.mode: TorchFunctions | None = None  # which listens to torch's functions while this module runs
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         run = self.attachment._running.run or self.attachment.run_or_new()
@@ -100,7 +102,7 @@ class _Running(threading.local):
 
 
 class Attachment:
-    """A model and those who listen to it. Made at `model_door`; ends with the last listener."""
+    """A model and those who listen to it. Made by `attach`; ends with the last listener."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -111,10 +113,11 @@ class Attachment:
         self.listeners_version = 0  # how often they have changed
         self.asks_if_long: tuple[str, ...] = ()  # what any of them will ask of a long call
         self.waits = False  # whether none of them looks at a short one before its forward is over
-        named = self.structure.once("two texts", lambda: _names_suggest_two_texts(self.places))
-        self.two_texts = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True or named
-        # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
         config = getattr(model, "config", None)
+        parts = {part for path in self.places for part in path.split(".")}
+        named = {"encoder", "decoder"} <= parts  # each has a text of its own, by its name
+        self.two_texts = getattr(config, "is_encoder_decoder", False) is True or named
+        # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
         self.is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", self.two_texts))
         self.forward = Forward()  # the last that began, in any thread
         self.bypassed: dict[str, Bypassed] = {}  # in forwards that are over
@@ -137,11 +140,8 @@ class Attachment:
     # Coming and going
 
     def begin(self, changes: Iterable[Callable[[Attachment], None]]) -> None:
-        """Make the changes by which the model is heard; `undo` collects how to undo each, and `end` does.
-
-        Other threads may run the model meanwhile: whoever meets a change finds this among those who listen.
-        """
-        active.append(self)
+        """Make the changes by which the model is heard; `undo` collects how to undo each, and `end` does."""
+        active.append(self)  # first: other threads may run the model meanwhile, and meet a change
         try:
             for change in changes:
                 change(self)
@@ -173,9 +173,9 @@ class Attachment:
     def _update_wishes(self) -> None:
         self.listeners_version += 1
         there = [listener for listener, _ in self.heard_by()]
-        asks = [name for listener in there for name in getattr(listener, "asks_if_long", ())]
+        asks = [name for listener in there for name in listener.asks_if_long]
         self.asks_if_long = tuple(dict.fromkeys(asks))
-        self.waits = all(getattr(listener, "waits", False) for listener in there)
+        self.waits = all(listener.waits for listener in there)
 
     def _remove_dropped(self, listener: ref[Listener]) -> None:
         """A listener that nobody can ask any more: nobody could have ended this, either."""
@@ -245,17 +245,15 @@ class Attachment:
         self._report_end(run.forward)
 
     def _report_missed(self, bypassed: dict[str, Bypassed]) -> None:
-        """Tell listeners that ask for it what was not heard in a forward."""
+        """Tell listeners what was not heard in a forward."""
         kinds = self.kinds_at(bypassed)
         with self._telling:
             for path, new in bypassed.items():
                 known = self.bypassed.get(path)
                 self.bypassed[path] = new if known is None else known.and_again(new)
             for listener, _ in self.heard_by():
-                miss: Callable[[str, str, Bypassed], None] | None = getattr(listener, "miss", None)
-                if miss is not None:
-                    for path, new in bypassed.items():
-                        miss(path, kinds[path], new)
+                for path, new in bypassed.items():
+                    listener.miss(path, kinds[path], new)
 
     def kinds_at(self, paths: Iterable[str]) -> dict[str, str]:
         """The names of the classes of modules, by path."""
@@ -263,19 +261,13 @@ class Attachment:
         return {path: known.get(path, "module") for path in paths}
 
     def _report_end(self, forward: Forward) -> None:
-        """Tell listeners that wait for it that a forward has ended."""
+        """Tell listeners that a forward has ended."""
         with self._telling, quietly():
             for listener, _ in self.heard_by():
-                after: Callable[[Forward], None] | None = getattr(listener, "after", None)
-                if after is not None:
-                    after(forward)
+                listener.after(forward)
 
     def check_forward(self, run: ForwardState) -> None:
-        """The outermost module did.
-
-        Raises:
-            AttentionBypassed: attention ran that nobody could hear, unless that was allowed.
-        """
+        """The outermost module has returned: raise `AttentionBypassed` for what surely attended unheard."""
         paths = self.paths  # a layer that its model has put in another's place has no hook
         for path, now in zip(self.places, modules_at(self.model, self.places), strict=True):
             if now is not None and now not in paths:  # None: taken out, which is its owner's right
@@ -298,10 +290,7 @@ class Attachment:
 
     @property
     def is_outside(self) -> bool:
-        """Whether what runs now is of another model, which a module of this one has called.
-
-        What an attention layer calls is that layer's, whatever it is.
-        """
+        """Whether what runs now is of another model, called by a module of this one that does not attend."""
         run = self.run
         if run is None or run.entered[-1].path in self.places:
             return False
@@ -330,9 +319,7 @@ class Attachment:
         self, module: nn.Module, kind: str, weights: AttentionMap, value: Tensor | None, output: Tensor | None
     ) -> Tensor | None:
         """Tell every listener of a call, if it is one of this model's; the heads' output as they leave it."""
-        run, path = self._running.run, self.paths.get(module)
-        if path is None:
-            path = self.path_of(module)
+        run, path = self._running.run, self.path_of(module)
         if path is None:
             if run is None:
                 return output
@@ -342,9 +329,7 @@ class Attachment:
             path = run.entered[-1].path
         self.has_heard = True
         alone = run is None
-        run = (
-            ForwardState(self._new_forward()) if run is None else run
-        )  # of a layer whose forward is called directly
+        run = run or ForwardState(self._new_forward())  # of a layer that was called directly
         for entered in run.entered:
             entered.heard = True
         before = run.told.get(path, 0)
@@ -358,7 +343,7 @@ class Attachment:
                 listener = place()
                 if listener is None:
                     continue
-                if weights.ranks is not None and not getattr(listener, "hears_shards", False):
+                if weights.ranks is not None and not listener.hears_shards:
                     raise ArgumentError(
                         f"model must not lie over ranks while it is changed or measured by more than watch: "
                         f"{named or 'the model itself'} does, over {weights.ranks}; use one process"
@@ -384,7 +369,8 @@ class Attachment:
         listening = list(self.listeners)  # as they are now: other threads come and go
         if not self.waits or len(listening) != 1 or self.is_distributed:
             return None
-        noted: Noted | None = getattr(listening[0](), "noted", None)
+        listener = listening[0]()
+        noted = None if listener is None else listener.noted
         return noted if noted is not None and noted.forward is run.forward else None  # else another thread's
 
     def note(self, run: ForwardState, path: str, noted: Noted, scores: Scores, lse: Tensor | None) -> bool:
@@ -398,11 +384,7 @@ class Attachment:
         return True
 
     def check(self) -> None:
-        """At the end of a block: raise or warn if attention ran that nobody could hear, as listeners wish.
-
-        Raises:
-            AttentionBypassed: with the layers and why each was not heard.
-        """
+        """At the end of a block: raise or warn if attention ran that nobody could hear, as listeners wish."""
         if self.fallback == "skip":
             return
         certain = {path: each for path, each in self.bypassed.items() if each.is_certain}
@@ -477,9 +459,3 @@ def _memory(sizes: tuple[int, ...]) -> str:
     B, T = sizes
     size = f"{B * T * T * 4 / 2**20:.3g} MiB per head and layer in float32"
     return f"B x H x T x S, {size}, made by the model anyway"
-
-
-def _names_suggest_two_texts(places: list[str]) -> bool:
-    """Return True if decoder and encoder, by their names, each have a text of their own."""
-    parts = [set(path.split(".")) for path in places]
-    return any("encoder" in names for names in parts) and any("decoder" in names for names in parts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -20,14 +21,15 @@ from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer import Unheard
 from ..heads.layer_names import Layer
-from ..heads.record import Marks, Record, reduce, settle
+from ..heads.record import IN_ROWS, Marks, Record, reduce, settle
 from ..heads.together import is_short
-from .active import Bypassed, Call, Forward, Noted, in_backward
+from ..map import AttentionMap
+from ..parallel.local_heads import LocalHeads
+from .active import Bypassed, Call, Forward, Listener, Noted, SplitCall, in_backward
+from .adapters import attach
 from .attachment import Attachment
 from .chosen_heads import check_any
 from .head_outputs import written_norms
-from .model_door import attach
-from .split_calls import SplitCall, gathered_record
 
 SHORT = 2048  # keys up to which maps are kept without being asked for
 
@@ -170,7 +172,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                     self._depth = 0
                     raise
                 self._before = self._attachment.forward.number
-                self._listener.layers = self._attachment.names
+                self.heads.waiting.layers = self._attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -179,18 +181,13 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         Raises:
             AttentionBypassed: the model ran, and no attention was heard.
         """
-        self._stop(None, None, None)
+        self.__exit__(None, None, None)
         return self.heads
 
     def __enter__(self) -> Heads:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop(kind, error, trace)
-
-    def _stop(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
@@ -208,46 +205,42 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             check_any(self.model, ran, self.heads, self.fallback, attachment.elsewhere)
 
 
-class _Listener:
+@dataclass(eq=False)
+class _Listener(Listener):
     """What listens: apart from `watch`, which ends it when nobody has it any more."""
 
     hears_shards = True
 
-    def __init__(
-        self,
-        *,
-        keep: bool | str,
-        names: tuple[str, ...],
-        pooled: int | None,
-        patterns: bool,
-        reach: int,
-        between: tuple[str, ...],
-        tokens: Tokens,
-        writer: nn.Module | None,
-    ) -> None:
-        self.writer = writer  # the model, where what its heads write is measured
-        self.keep, self.names, self.pooled, self.patterns = keep, names, pooled, patterns
-        self.reach, self.between, self.tokens = reach, between, tokens
-        alone = pooled is None and RECEIVED not in names and not between
-        self.asks_if_long = _of_rows(names) if alone else ()
-        self.waits = writer is None and not patterns and not between
-        self._without_scores = tuple(name for name in names if name != "max_logit")
+    keep: bool | str
+    names: tuple[str, ...]
+    pooled: int | None
+    patterns: bool
+    reach: int
+    between: tuple[str, ...]
+    tokens: Tokens
+    writer: nn.Module | None  # the model, where what its heads write is measured
+
+    def __post_init__(self) -> None:
+        alone = self.pooled is None and RECEIVED not in self.names and not self.between
+        self.asks_if_long = _of_rows(self.names) if alone else ()
+        self.waits = self.writer is None and not self.patterns and not self.between
+        self._without_scores = tuple(name for name in self.names if name != "max_logit")
         self.heads = Heads()
-        self.layers: Mapping[str, Layer] = {}  # what layers go by: a path not among them by itself
         self._read: dict[str, Tensor] | None = None  # the tokens around the last call
         self._read_as: tuple[str, torch.Size] | None = None  # its kind and sizes
         self._marks: Marks | None = None  # what is known of its tokens
         self._named: Marks | None = None  # the last whose tokens were put into words
-        self.noted: Noted | None = None  # how the last call was put aside
 
     def hear(self, call: Call) -> None:
         """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
         self.noted = None
         if in_backward():
             return
-        of_all = call if isinstance(call, SplitCall) and self._measures_here(call) else None
-        if of_all is not None:
-            call = of_all.own
+        of_all = None  # a call over ranks of which each measures its own heads; not to compare heads
+        if isinstance(call, SplitCall) and self.writer is None and not self.between:
+            own = call.own.weights
+            if not is_short(own.shape, own.device.type == "cpu"):
+                of_all, call = call, call.own
         B, H, T, S = shape = call.weights.shape
         if call.weights.ranks is not None and (self.between or self.writer is not None):
             raise ArgumentError(
@@ -272,13 +265,12 @@ class _Listener:
             norms = written_norms(self.writer, call)
         if decoding and not keep:
             names, pooled = _of_rows(names), None
-        waiting, layer = self.heads.waiting, self.layers.get(call.path, call.path)
+        waiting = self.heads.waiting
         if of_all is None and not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
-            notes = call.forward, call.path, layer, record, call.weights, names, pooled, keep
-            group = waiting.note(*notes, len(self.layers))
+            group = waiting.note(call.forward, call.path, record, call.weights, names, pooled, keep)
             if group is not None:
-                again = partial(waiting.note_alike, group, record, keep, self.layers)
+                again = partial(waiting.note_alike, group, record, keep)
                 self.noted = Noted(call.kind, call.forward, group, again)
                 return
         record = reduce(
@@ -297,22 +289,28 @@ class _Listener:
             keep=keep and of_all is None,
         )
         if of_all is not None:
-            record = gathered_record(record, of_all.here, of_all.weights.detach() if keep else None)
-        waiting.put(call.path, record, layer)
-
-    def _measures_here(self, call: SplitCall) -> bool:
-        """Return True if each rank measures its own heads, and numbers are gathered; not to compare heads."""
-        shape, on_cpu = call.own.weights.shape, call.own.weights.device.type == "cpu"
-        return self.writer is None and not self.between and not is_short(shape, on_cpu)
+            record = _gathered_record(record, of_all.here, of_all.weights.detach() if keep else None)
+        waiting.put(call.path, record)
 
     def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
-        """A layer attended in a forward, or may have, and was not heard."""
         self.heads.miss(Unheard(path, kind, bypassed.softmaxes, bypassed.why))
 
     def after(self, forward: Forward) -> None:
         """A forward is over, or has raised: measure what it left."""
         self._read = self._marks = self.noted = None
         self.heads.waiting.measure(forward)
+
+
+def _gathered_record(record: Record, here: LocalHeads, weights: AttentionMap | None) -> Record:
+    """What was measured of the heads here, of all heads; weights: the map of all, where it is kept."""
+    B, _, T, S = record.shape
+    whole = replace(record, shape=(B, here.total, T, S), map=weights)
+    whole.rows = {name: here.whole(value) for name, value in record.rows.items()}
+    whole.counts = {name: here.whole(value) for name, value in record.counts.items()}
+    whole.large = {
+        name: value if name == IN_ROWS else here.whole(value) for name, value in record.large.items()
+    }
+    return whole
 
 
 @lru_cache
@@ -341,34 +339,29 @@ class Tokens:
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer
-        self.special = _special_ids(model, tokenizer)
         self.unknown = _unknown_id(tokenizer)
+        # ids that stand for no text: the start, the end, padding ...; an unknown word is one of the text's
+        config = getattr(model, "config", None)
+        special = _roles(config) if tokenizer is None else set(tokenizer.all_special_ids) - {self.unknown}
+        self.special: list[int] = sorted(special)
         self._named = self._name if tokenizer is None else lru_cache(maxsize=2**16)(self._name)
         self._marks: WeakKeyDictionary[Forward, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
         self._there: dict[torch.device, Tensor] = {}
 
-    def of(self, call: Call) -> tuple[str, Tensor] | None:
-        """The ids of a call's keys, int [B, S], and the argument they came by, if its queries and keys are
-        one text, given to a module around it; of a sequence over ranks, the ids of this rank's keys."""
-        B, _, T, S = call.weights.shape
-        if call.kind != "self" or T != S:
-            return None
-        for name, ids in call.tokens.items():
-            if tuple(ids.shape) == (B, call.weights.own_keys):
-                return name, ids
-        return None
-
     def marks(self, call: Call) -> Marks | None:
-        """What is known of the tokens of a call's keys, if they are known; the ids copied, once a forward."""
-        known = self.of(call)
-        if known is None:
+        """What is known of the tokens of a call's keys, if its queries and keys are one text that a module
+        around it was given; the ids are copied, once a forward."""
+        B, _, T, S = call.weights.shape
+        own = (B, call.weights.own_keys)  # of a sequence over ranks, what this rank has
+        fitting = [(name, ids) for name, ids in call.tokens.items() if tuple(ids.shape) == own]
+        if call.kind != "self" or T != S or not fitting:
             return None
-        name, ids = known
+        name, given = fitting[0]
         made = self._marks.setdefault(call.forward, {})
-        if name in made and made[name][0] is ids:
+        if name in made and made[name][0] is given:
             return made[name][1]
-        given, ids = ids, call.weights.whole_text(ids)
-        special = self._specials(ids) if self.special else None
+        ids = call.weights.whole_text(given)
+        special = self._which_are_special(ids) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
             flags = [[is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
@@ -380,21 +373,17 @@ class Tokens:
         made[name] = given, marks
         return marks
 
-    def _specials(self, ids: Tensor) -> Tensor:
-        """Which ids are special; a few are asked for one by one, which brings nothing to a GPU."""
+    def _which_are_special(self, ids: Tensor) -> Tensor:
+        """A few special ids are asked for one by one: to bring them to a GPU stops it, so it is done once."""
         if len(self.special) > FEW_SPECIAL or ids.dtype != torch.int64:  # in fewer bits a number is another
-            return torch.isin(ids, self._special_on(ids.device))
+            if ids.device not in self._there:
+                self._there[ids.device] = torch.tensor(self.special, device=ids.device)
+            return torch.isin(ids, self._there[ids.device])
         first, *others = self.special
         found = ids == first
         for special in others:
             found |= ids == special
         return found
-
-    def _special_on(self, device: torch.device) -> Tensor:
-        """The special ids where they are needed; bringing them there stops a GPU, so it is done once."""
-        if device not in self._there:
-            self._there[device] = torch.tensor(self.special, device=device)
-        return self._there[device]
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """Tokens as text, where a tokenizer was given."""
@@ -405,13 +394,6 @@ class Tokens:
     def _name(self, token: int) -> str:
         assert self.tokenizer is not None, "asked for names"
         return str(self.tokenizer.convert_ids_to_tokens(token))
-
-
-def _special_ids(model: nn.Module, tokenizer: Tokenizer | None) -> list[int]:
-    """Ids that stand for no text: the start, the end, padding ...; an unknown word is one of the text's."""
-    if tokenizer is not None:
-        return sorted(set(tokenizer.all_special_ids) - {_unknown_id(tokenizer)})
-    return sorted(_roles(getattr(model, "config", None)))
 
 
 def _unknown_id(tokenizer: Tokenizer | None) -> int | None:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of, resolve
-from .active import Call
-from .model_door import attach
-from .model_structure import structure_of
+from .active import Call, Listener
+from .adapters import attach
+from .model_structure import Structure, structure_of
 
 Value = TypeVar("Value")
 Inside = TypeVar("Inside", covariant=True)  # what a block is given
@@ -81,11 +81,11 @@ class ChosenHeads:
             raise ArgumentError(
                 f"model must be a torch.nn.Module: got {type(model).__name__}; pass the model itself"
             )
-        places = _Places(model)
+        structure = structure_of(model)
         self.everything = everything
         self._chosen: dict[str, set[int] | None] = {}  # by path, perhaps with a visit; None: all heads
         for layer, head in _pairs(heads):
-            path = places.path_of(layer)
+            path = _path_of(structure, layer)
             known = self._chosen.setdefault(path, set())
             if head is None:
                 self._chosen[path] = None
@@ -122,32 +122,25 @@ class ChosenHeads:
         return sorted(numbers)
 
 
-class _Places:
-    """The layers of a model by what users call them."""
+def _path_of(structure: Structure, layer: Layer) -> str:
+    """A layer's path, with "#visit" where a single visit is meant.
 
-    def __init__(self, model: nn.Module) -> None:
-        structure = structure_of(model)
-        self.likely, self.modules = structure.places, set(structure.paths.values())
-
-    def path_of(self, layer: Layer) -> str:
-        """A layer's path, with "#visit" where a single visit is meant.
-
-        Any module may be named by its full path: one that calls torch's function through a helper is heard,
-        though it does not look like attention.
-        """
-        visit = ""
-        if isinstance(layer, str) and "#" in layer:
-            layer, _, number = layer.rpartition("#")
-            if not number.isdigit():
-                raise ArgumentError(
-                    f"layer must end in #<visit>, counted from 0: got {f'{layer}#{number}'!r}; for example "
-                    f"'{layer}#1'"
-                )
-            visit = f"#{int(number)}"
-        elif hasattr(layer, "__index__") and not isinstance(layer, bool):
-            layer = operator.index(layer)  # also numpy's and torch's whole numbers
-        is_module = isinstance(layer, str) and layer in self.modules
-        return f"{layer if is_module else resolve(layer, self.likely)}{visit}"
+    Any module may be named by its full path: one that calls torch's function through a helper is heard,
+    though it does not look like attention.
+    """
+    visit = ""
+    if isinstance(layer, str) and "#" in layer:
+        layer, _, number = layer.rpartition("#")
+        if not number.isdigit():
+            raise ArgumentError(
+                f"layer must end in #<visit>, counted from 0: got {f'{layer}#{number}'!r}; for example "
+                f"'{layer}#1'"
+            )
+        visit = f"#{int(number)}"
+    elif hasattr(layer, "__index__") and not isinstance(layer, bool):
+        layer = operator.index(layer)  # also numpy's and torch's whole numbers
+    is_module = isinstance(layer, str) and layer in structure.paths.values()
+    return f"{layer if is_module else resolve(layer, structure.places)}{visit}"
 
 
 def by_path(
@@ -159,27 +152,23 @@ def by_path(
 ) -> dict[str, Value]:
     """What was given for some layers, by path, with "#visit" where one visit is meant; see `of_visit`.
 
-    Args:
-        argument: what it is called, for messages; `maker`: the function that makes it.
-        chosen: heads whose layers must all be there.
-
-    Raises:
-        ArgumentError: not a mapping; an unknown layer, one that is named twice, or missing.
+    Messages name the `argument`, and the function that makes it, `maker`. Every layer of the `chosen` heads
+    must be there.
     """
     if not isinstance(given, Mapping):
         raise ArgumentError(
             f"{argument} must be a mapping from layers to tensors: got {type(given).__name__}; for example "
             "{5: ...}"
         )
-    places = _Places(model)
+    structure = structure_of(model)
     values: dict[str, Value] = {}
     by_name: Mapping[Layer, Value] = given  # type: ignore[assignment]  # of whatever keys
     # several numbers where there is one layer are those of its visits
-    in_visits = len(places.likely) == 1 and len(by_name) > 1
+    in_visits = len(structure.places) == 1 and len(by_name) > 1
     for layer in given.paths if isinstance(given, ByLayer) else by_name:
         is_visit = in_visits and isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0
         try:
-            path = places.path_of(f"{places.likely[0]}#{layer}" if is_visit else layer)
+            path = _path_of(structure, f"{structure.places[0]}#{layer}" if is_visit else layer)
         except ArgumentError as error:
             raise ArgumentError(f"in {argument}, {error}") from None
         if path in values:
@@ -265,10 +254,9 @@ def outputs_of(call: Call) -> Tensor:
 def check_any(
     model: nn.Module, ran: int, heard: Collection[object], fallback: str | None, elsewhere: bool = False
 ) -> None:
-    """Raise `AttentionBypassed` where a model ran so many times and no layer was heard, unless allowed.
+    """Raise `AttentionBypassed` where a model ran and no layer was heard, unless that was allowed.
 
-    Args:
-        elsewhere: it called another model, to which somebody listens as well; or a layer ran on nothing.
+    elsewhere: it called another model, to which somebody listens as well; or a layer ran on nothing.
     """
     if ran and not heard and not elsewhere and fallback != "skip":
         raise AttentionBypassed(
@@ -350,7 +338,7 @@ class Changing(ChosenListening["Changing"]):
         return self.change, self
 
 
-class _Listener:
+class _Listener(Listener):
     def __init__(self, chosen: ChosenHeads, change: Change) -> None:
         self.chosen, self.change = chosen, change
         self.heard: set[str] = set()  # paths, with visits

@@ -35,10 +35,10 @@ from ..heads.roles import Role, Roles
 from ..models.batches import run, tracked
 from ..models.pretrained import Tokenizer, token_name
 from .ablation import Switches
+from .adapters import attach
 from .chosen_heads import base_of, check_any, check_count, check_head
 from .importance import HeadScores, Ranked, ranked
 from .model_answers import MASKED, METHOD, NEXT, OUTPUT, Asked, Speaker, look_at
-from .model_door import attach
 
 Words = list[tuple[str, float]]  # words and their probabilities, the likeliest first
 
@@ -257,12 +257,8 @@ def _check_eval_mode(model: nn.Module, also_dropout: bool = False) -> None:
     training = [module for module in model.modules() if module.training]
     if not training:
         return
-    held = [
-        value
-        for module in training
-        for name, value in vars(module).items()
-        if isinstance(value, float) and (name == "p" or "dropout" in name)
-    ]
+    named = [(name, value) for module in training for name, value in vars(module).items()]
+    held = [x for name, x in named if isinstance(x, float) and (name == "p" or "dropout" in name)]
     dropped = f", with dropout {max(held):g}" if also_dropout and any(held) else ""
     raise ArgumentError(
         f"model must be in eval mode: {type(model).__name__} is in training{dropped}; use model.eval()"
@@ -410,9 +406,7 @@ def _switched_off(heads: Sequence[Place], counts: Mapping[Layer, int]) -> tuple[
     taken = Counter[Layer]()
     for layer, head in dict.fromkeys(heads):
         if layer not in counts or head >= counts[layer]:
-            there = (
-                f"{len(counts)} layers" if layer not in counts else f"{counts[layer]} heads in layer {layer}"
-            )
+            there = f"{counts[layer]} heads in layer {layer}" if layer in counts else f"{len(counts)} layers"
             raise ArgumentError(
                 f"roles must be of this model: head {layer}.{head} was found, and there are {there}; measure "
                 "them with headwise.roles(model, tokenizer)"

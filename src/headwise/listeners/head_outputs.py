@@ -282,16 +282,12 @@ def _projection_name(model: nn.Module, place: str, module: nn.Module) -> tuple[s
     if len(names) != 1:
         return "", f"has {' and '.join(names) or 'no output projection by any name that is known'}"
     parts = (*module._modules, *module._parameters)
-    strange = [name for name in parts if name not in names and not _is_apart(module, name)]
+    others = [name for name in parts if name not in (*names, *AFTER) and not BEFORE.match(name)]
+    strange = [name for name in others if not isinstance(getattr(module, name), nn.Identity | None)]
     strange += sorted(GATES & names_in(type(module)))
     if strange:
         return "", f"has {', '.join(strange)}, which may stand between its heads and {names[0]}"
     return names[0], None
-
-
-def _is_apart(module: nn.Module, name: str) -> bool:
-    part = getattr(module, name)
-    return part is None or isinstance(part, nn.Identity) or name in AFTER or bool(BEFORE.match(name))
 
 
 def _why_not_plain(name: str, out: nn.Module, is_split: bool) -> str | None:
@@ -306,9 +302,8 @@ def _why_not_plain(name: str, out: nn.Module, is_split: bool) -> str | None:
         return f"has {name} with a forward of its own, which may write something else: take it off first"
     hooks = len(out._forward_pre_hooks) + len(out._forward_hooks)
     if hooks:
-        return (
-            f"has {name} with {hooks} forward hook{'s' * (hooks > 1)}, which may change it: take it off first"
-        )
+        many = "s" * (hooks > 1)
+        return f"has {name} with {hooks} forward hook{many}, which may change it: take it off first"
     return None
 
 

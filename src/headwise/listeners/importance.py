@@ -24,9 +24,9 @@ from ..errors import ArgumentError, ShapeError, nearest
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer
 from ..models.batches import Loss, as_batches, checked_loss, tracked
 from .ablation import Switches, count_examples, entering
-from .active import Call, in_backward
+from .active import Call, Listener, in_backward
+from .adapters import attach
 from .chosen_heads import base_of, by_path, check_count, layer_names, outputs_of
-from .model_door import attach
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,7 +260,7 @@ def importance(
     return Importance(scores, method, scaled, examples, names, num_kv_heads)
 
 
-class _Outputs:
+class _Outputs(Listener):
     """Keeps what the heads say, as tensors that the loss depends on."""
 
     def __init__(self) -> None:

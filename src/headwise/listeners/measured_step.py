@@ -34,7 +34,7 @@ from ..heads.layer_names import Layer
 from ..heads.record import fetched
 from ..map import AttentionMap
 from .ablation import even_scores
-from .active import Call, in_backward
+from .active import Call, Listener, in_backward
 from .chosen_heads import base_of
 
 OUTPUT = "output"  # the mean norm of a head's output
@@ -53,22 +53,14 @@ SUMMARIES = {"entropy": ("min", "mean"), "max_logit": ("max",), OUTPUT: ("min",)
 # While the model runs
 
 
-class Measuring:
-    """A listener for one step.
-
-    Args:
-        names: row statistics.
-        outputs: whether to measure the norm of what heads say, too.
-        shares: whether to measure which share of the largest possible entropy they have, too.
-
-    Attributes:
-        layers: path -> statistic -> [2, H]: the sum over queries, or their largest, and how many they are; of
-            entropy's share, the sum of entropies, and of those that even attention would have.
-    """
+class Measuring(Listener):
+    """A listener for one step: row statistics; with `outputs` the norms of what heads say, too; with `shares`
+    the share of the largest possible entropy that they have."""
 
     def __init__(self, names: Sequence[str], outputs: bool, shares: bool = False) -> None:
         self.names, self.outputs, self.shares = tuple(names), outputs, shares
-        self.asks = self.names
+        # path -> statistic -> [2, H]: the sum over queries, or their largest, and how many they are; of
+        # entropy's share, the sum of entropies, and of those that even attention would have
         self.layers: dict[str, dict[str, Tensor]] = {}
 
     @torch.no_grad()
@@ -94,10 +86,8 @@ class Measuring:
         if self.outputs and call.output is not None:
             precise = torch.promote_types(call.output.dtype, torch.float32)
             norms = torch.linalg.vector_norm(call.output.detach(), dim=-1, dtype=precise)  # [B, H, T]
-            counting = counts[None]
-            both = torch.stack(
-                [norms.masked_fill(~counting, 0).sum((0, 2)), counting.sum((0, 2)).to(precise)]
-            )
+            total = norms.masked_fill(~counts[None], 0).sum((0, 2))
+            both = torch.stack([total, counts[None].sum((0, 2)).to(precise)])
             layer[OUTPUT] = _joined(layer.get(OUTPUT), both)
 
     def read(self) -> dict[str, list[Values]]:
@@ -156,11 +146,8 @@ class Key(NamedTuple):
     def written(self) -> str:
         if self.layer is None:
             return self.name
-        return (
-            f"layers/{self.layer}/{self.name}"
-            if self.head is None
-            else f"heads/{self.layer}/{self.head}/{self.name}"
-        )
+        layer = f"layers/{self.layer}" if self.head is None else f"heads/{self.layer}/{self.head}"
+        return f"{layer}/{self.name}"
 
 
 class Row(NamedTuple):
@@ -190,12 +177,12 @@ def largest_norms(
 
 def layer_medians(layers: Mapping[Layer, list[Values]], name: str) -> dict[Layer, float]:
     """By layer, the value that more than half of its heads do not exceed; NaN where any is."""
-    values = {layer: [head[name] for head in heads if name in head] for layer, heads in layers.items()}
-    return {
-        layer: math.nan if any(map(math.isnan, some)) else sorted(some)[len(some) // 2]
-        for layer, some in values.items()
-        if some
-    }
+    medians: dict[Layer, float] = {}
+    for layer, heads in layers.items():
+        some = sorted(head[name] for head in heads if name in head)
+        if some:
+            medians[layer] = math.nan if any(map(math.isnan, some)) else some[len(some) // 2]
+    return medians
 
 
 def logged_numbers(
@@ -219,10 +206,8 @@ def logged_numbers(
         flat |= {Key(layer, None, "dead"): float(number) for layer, number in count.items()}
     if alarms is not None:
         flat[Key(None, None, "alarms")] = float(alarms)
-    flat |= {
-        Key(layer, None, ENTROPY_SHARE): value
-        for layer, value in layer_medians(layers, ENTROPY_SHARE).items()
-    }
+    medians = layer_medians(layers, ENTROPY_SHARE)
+    flat |= {Key(layer, None, ENTROPY_SHARE): value for layer, value in medians.items()}
     for layer, heads in layers.items():
         for number, head in enumerate(heads):
             flat |= {Key(layer, number, name): value for name, value in head.items()}
@@ -396,12 +381,7 @@ OnAlarm = Callable[[Alarm], object]
 
 
 class AlarmState:
-    """Which alarms ring now, and which were raised.
-
-    Args:
-        alarms: when.
-        dead: the threshold of dead heads.
-    """
+    """Which alarms ring now, and which were raised; `dead` is the threshold of dead heads."""
 
     def __init__(self, alarms: Alarms, dead: float | None) -> None:
         if alarms.dead and dead is None:
@@ -417,7 +397,7 @@ class AlarmState:
         self.active: set[tuple[str, Layer, int | None]] = set()
         self.raised: deque[Alarm] = deque(maxlen=KEPT)
 
-    def hear(self, step: int, readings: dict[str, Iterable[Reading]]) -> list[Alarm]:
+    def hear(self, step: int, readings: Mapping[str, Sequence[Reading]]) -> list[Alarm]:
         """The alarms that these numbers raise, by kind the worst first."""
         new: list[Alarm] = []
         for kind, of_kind in readings.items():

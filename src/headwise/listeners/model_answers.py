@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ..heads.layer_names import ByLayer, Layer
 from ..models.pretrained import Tokenizer
 from ..models.transformer import Transformer
 from .ablation import ablate, head_means
-from .model_door import attach
+from .adapters import attach
 from .role_measurement import Ahead
 
 NEXT, MASKED, OUTPUT = "next token", "masked token", "output"
@@ -86,21 +87,16 @@ def _tensor_of(answer: object) -> Tensor:
 def look_at(
     model: nn.Module, inputs: object, answer: object, seen: Sequence[Seen], tokenizer: Tokenizer | None
 ) -> Look:
-    """What of this model's answers is compared.
+    """What of this model's answers is compared, told from the first one, with all heads on.
 
-    Args:
-        answer: the first of them, with all heads on.
-        seen: its attention meanwhile.
-
-    Raises:
-        ArgumentError: no tensor in it; padding, and positions that are not those that were read; a sequence
-            without a real position.
+    seen: its attention meanwhile.
     """
     given = _tensor_of(answer)
     ids = _ids_of(inputs)
     if given.ndim == 3 and _is_vocabulary(model, answer, given.shape[-1], ids, tokenizer):
         B, T = given.shape[:2]
-        if not _fills_gaps(model):
+        # one that fills gaps tells what stands at a position, not what comes after it
+        if not type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining")):
             at = _last(_real(model, B, T, seen), B, T).to(given.device)  # [B]
             return Look(NEXT, lambda x: x[torch.arange(B, device=x.device), at], None)
         mask = getattr(tokenizer, "mask_token_id", None)
@@ -193,11 +189,6 @@ def _is_vocabulary(
     return largest is not None and V == largest.num_embeddings != largest.embedding_dim
 
 
-def _fills_gaps(model: nn.Module) -> bool:
-    """Return True if it tells what stands at a position, not what comes after it."""
-    return type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
-
-
 # Prompts as tokens
 
 
@@ -254,7 +245,6 @@ class Asked:
                     each = tuple((token,) for token in end)
                     rows.append(_Row((*start, *end[:-1]), each, ((at, which, answer),)))
         self.batches = list(_batches(rows))
-        self._means: ByLayer[Tensor] | None = None
         self._whole: Tensor | None = None
         if rows:
             most = max(token for row in rows for token in (*row.ids, *itertools.chain(*row.wanted)))
@@ -265,13 +255,11 @@ class Asked:
         """By layer; of no layer where there are no prompts."""
         return {layer: len(mean) for layer, mean in self.means.items()} if self.batches else {}
 
-    @property
+    @cached_property
     def means(self) -> ByLayer[Tensor]:
         """What each head says on average over all these prompts."""
-        if self._means is None:
-            batches = [self.speaker.batch(_ids(batch)) for batch in self.batches]
-            self._means = head_means(self.speaker.model, batches)
-        return self._means
+        batches = [self.speaker.batch(_ids(batch)) for batch in self.batches]
+        return head_means(self.speaker.model, batches)
 
     def margins(self, off: Sequence[Place] = ()) -> Tensor:
         """log P(right) - log P(wrong), [pairs, 2], without these heads."""
@@ -357,10 +345,16 @@ class Speaker:
     def check(self, ids: Sequence[int], most: int) -> None:
         """Raise `ArgumentError` unless what is said after a token is the same whatever follows it.
 
-        Args:
-            most: the largest token of all prompts.
+        most: the largest token of all prompts.
         """
-        self._check_vocabulary(most)
+        embedded = getattr(self.model, "get_input_embeddings", lambda: None)()
+        size = getattr(embedded, "num_embeddings", None)
+        if isinstance(self.model, Transformer):
+            size = self.model.config.vocab_size
+        if size is not None and most >= size:
+            raise ArgumentError(
+                f"tokenizer must fit the model: token {most} for a vocabulary of {size}; are they a pair?"
+            )
         if self._checked:
             return
         config = self.model.config if isinstance(self.model, Transformer) else None
@@ -384,13 +378,3 @@ class Speaker:
                 "changes with the token after them; use a causal language model"
             )
         self._checked = True
-
-    def _check_vocabulary(self, most: int) -> None:
-        embedded = getattr(self.model, "get_input_embeddings", lambda: None)()
-        size = getattr(embedded, "num_embeddings", None)
-        if isinstance(self.model, Transformer):
-            size = self.model.config.vocab_size
-        if size is not None and most >= size:
-            raise ArgumentError(
-                f"tokenizer must fit the model: token {most} for a vocabulary of {size}; are they a pair?"
-            )

@@ -223,22 +223,14 @@ def _is_bystander(module: nn.Module) -> bool:
     return home.startswith(("torch.nn.", "headwise.parallel.sharded_layers"))
 
 
-class _Seen:
-    """The modules of a model as they were looked at, without keeping them."""
+# A module as it was looked at, without keeping it: itself, its class, its config
+_Seen = tuple[Callable[[], object], type[nn.Module], Callable[[], object]]
 
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self.modules = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules]
 
-    def are_still(self, modules: list[nn.Module]) -> bool:
-        """Return True if these are the very modules: never by id, which a new one may have of a dead one."""
-        if len(modules) != len(self.modules):
-            return False
-        for module, (seen, kind, config) in zip(modules, self.modules, strict=True):
-            if seen() is not module or kind is not type(module):
-                return False
-            if config() is not module.__dict__.get("config"):
-                return False
-        return True
+def _is_still(seen: _Seen, module: nn.Module) -> bool:
+    """Whether this is the very module: not by its id, which a new one may have of one that is gone."""
+    itself, kind, config = seen
+    return itself() is module and kind is type(module) and config() is module.__dict__.get("config")
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -256,53 +248,39 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 
 
 def _weak(thing: object) -> Callable[[], object]:
-    if thing is None:
-        return _nothing
     try:
         return ref(thing)
-    except TypeError:  # a dict: kept, so that nothing else can come to be in its place
+    except TypeError:  # None, or a dict: kept, so that nothing else can come to be in its place
         return lambda: thing
 
 
-_nothing: Callable[[], None] = type(None)  # calling it gives None, and costs nothing
-
-
-_known: WeakKeyDictionary[nn.Module, tuple[_Seen, Structure]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, tuple[list[_Seen], Structure]] = WeakKeyDictionary()
 
 
 def structure_of(model: nn.Module) -> Structure:
-    """The model's structure, as it is now.
-
-    Raises:
-        ArgumentError: a scripted or traced module in it.
-    """
+    """The model's structure, as it is now."""
     return structure_and_modules(model)[0]
 
 
 def structure_and_modules(model: nn.Module) -> tuple[Structure, list[nn.Module]]:
     """The same, and all modules that the model has now."""
     kept, modules = _known.get(model), _modules(model)
-    if kept is not None and kept[0].are_still(modules):
+    if kept is not None and len(kept[0]) == len(modules) and all(map(_is_still, kept[0], modules)):
         return kept[1], modules
     structure = Structure(model)
-    _known[model] = (_Seen(modules), structure)
+    _known[model] = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules], structure
     return structure, modules
 
 
 def modules_at(model: nn.Module, paths: list[str]) -> list[nn.Module | None]:
-    """What `get_submodule` finds at each path, in a tenth of its time; None: nothing is there."""
+    """What `get_submodule` finds at each path, in less time; None: nothing is there."""
     found: list[nn.Module | None] = []
     for path in paths:
         module: nn.Module | None = model
-        for part in _parts(path):
+        for part in path.split(".") if path else ():
             module = None if module is None else module._modules.get(part)
         if module is None:
             with suppress(AttributeError):
                 module = model.get_submodule(path)  # an attribute that is no child
         found.append(module)
     return found
-
-
-@lru_cache(maxsize=4096)
-def _parts(path: str) -> tuple[str, ...]:
-    return tuple(path.split(".")) if path else ()

@@ -15,7 +15,7 @@ trick, each with a test in tests/listeners/test_watch_state.py or test_watch_tra
     `nn.DataParallel`                           a pre-hook binds the forward of a replica to the replica
     a wrapper that keeps our forward            ours calls the original once the block is over
 
-Every function takes the `ExitStack` that undoes the change, and is called while `changing` is held.
+What undoes a change goes into an attachment's `ExitStack`. Changes are made while `changing` is held.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from types import FunctionType, MethodType
-from typing import Any, ParamSpec, Protocol, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -38,11 +38,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import ArgumentError
 
+if TYPE_CHECKING:
+    from .attachment import Attachment, LayerHook
+
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-except (
-    ImportError
-):  # a torch that says this in another way: with the whole compiler, which takes seconds to import
+except ImportError:  # another torch: `torch.compiler` does it, whose import takes seconds
     _FrameAction = None  # type: ignore[assignment, misc]
 
 FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
@@ -140,21 +141,8 @@ def share(undo: ExitStack, owner: object, change: Callable[[ExitStack], None]) -
 # All overrides of one module
 
 
-class ModuleHook(Protocol):
-    """Someone who is told of every run of a module."""
-
-    def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
-
-    def leave(
-        self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool, output: object
-    ) -> None:
-        """The run is over; else it raised. Whatever this raises, the module has been left."""
-
-
 class _Override:
     """One attribute: the value it has now, the original, and how many attachments need it."""
-
-    __slots__ = ("original", "users", "value")
 
     def __init__(self, value: object, original: object) -> None:
         self.value, self.original, self.users = value, original, 0
@@ -168,7 +156,7 @@ class _ModuleOverrides:
     def __init__(self, module: nn.Module) -> None:
         self._module = ref(module)
         self.attributes: dict[str, _Override] = {}
-        self.hooks: tuple[ModuleHook, ...] = ()
+        self.hooks: tuple[LayerHook, ...] = ()  # told of every run of the module
         self.replacements: tuple[Forward, ...] = ()  # of the module's own forward: the first one runs
         self._rebind: RemovableHandle | None = None
 
@@ -322,17 +310,17 @@ def original_attribute(module: nn.Module, name: str) -> Any:
     return None if value is _missing else value
 
 
-def add_hooks(undo: ExitStack, hooks: Iterable[tuple[nn.Module, ModuleHook]]) -> None:
-    """Tell each hook of every run of its module until `undo` is closed."""
-    added: list[tuple[_ModuleOverrides, ModuleHook]] = []
+def add_hooks(attachment: Attachment) -> None:
+    """Let every module that may attend, or around one that does, tell its hook when it runs."""
+    added: list[tuple[_ModuleOverrides, LayerHook]] = []
 
     def remove() -> None:
         for overrides, hook in reversed(added):
             overrides.hooks = tuple([other for other in overrides.hooks if other is not hook])
             overrides.unwrap_forward()
 
-    undo.callback(remove)
-    for module, hook in hooks:
+    attachment.undo.callback(remove)
+    for module, hook in attachment.hooks.items():
         overrides = _overrides_of(module)
         overrides.wrap_forward()
         overrides.hooks += (hook,)
@@ -359,16 +347,16 @@ def _replace_forward(undo: ExitStack, module: nn.Module, forward: Forward) -> No
     undo.callback(overrides.remove_replacement, forward)
 
 
-def uncompile(undo: ExitStack, modules: Iterable[nn.Module]) -> None:
+def uncompile(attachment: Attachment) -> None:
     """Let compiled modules run as they were written: compiled code would run past the overrides inside it."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:  # nothing has been compiled in this process
         return
-    for module in modules:
+    for module in attachment.modules:
         if type(module) is dynamo.OptimizedModule:
-            _replace_forward(undo, module, _run_as_written)
+            _replace_forward(attachment.undo, module, _run_as_written)
         elif module.__dict__.get(COMPILED) is not None:
-            override_attribute(undo, module, COMPILED, None)
+            override_attribute(attachment.undo, module, COMPILED, None)
 
 
 def _run_as_written(module: Any, *args: object, **kwargs: object) -> object:
@@ -436,11 +424,7 @@ class _WrappingForward:
         return self._original
 
     def _check_copy(self, module: nn.Module) -> None:
-        """Refuse a copy of a module: it has this very function, but no copy of the original.
-
-        Raises:
-            ArgumentError: the original is an object that would have been copied as well.
-        """
+        """Refuse a copy of a module that has this very function, where the original should be a copy, too."""
         copied = not self._takes_module and self._module is not None and self._module() is not module
         if copied and not isinstance(self._original, FunctionType):
             raise ArgumentError(
@@ -451,7 +435,7 @@ class _WrappingForward:
 
 
 def _run_among(
-    hooks: tuple[ModuleHook, ...],
+    hooks: tuple[LayerHook, ...],
     own: Forward,
     module: nn.Module,
     args: tuple[object, ...],

@@ -31,6 +31,7 @@ from torch import nn
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, nearest, needed
 from ..heads.layer_names import Layer
+from .adapters import attach
 from .chosen_heads import check_any
 from .measured_step import (
     ENTROPY_SHARE,
@@ -39,6 +40,7 @@ from .measured_step import (
     AlarmState,
     Measuring,
     OnAlarm,
+    Reading,
     Row,
     Step,
     Values,
@@ -48,7 +50,6 @@ from .measured_step import (
     logged_numbers,
     warn_of,
 )
-from .model_door import attach
 
 if TYPE_CHECKING:
     import pandas
@@ -215,7 +216,10 @@ class Monitor:
         self.measured = False
         number = self.number
         self.number += 1
-        if not self._is_due(number):
+        last = self._last
+        # none was measured since the last multiple of `every`, or since training began again
+        is_due = last is None or number <= last or number // self.every > last // self.every
+        if not is_due:
             yield self
             return
         shares = self.alarms is not None and self.alarms.entropy is not None
@@ -234,11 +238,6 @@ class Monitor:
         if self.on_alarm is not None:
             for alarm in raised:
                 self.on_alarm(alarm)
-
-    def _is_due(self, number: int) -> bool:
-        """Whether none was measured since the last multiple of `every`, or since training began again."""
-        last = self._last
-        return last is None or number <= last or number // self.every > last // self.every
 
     def _model_did_not_run(self) -> None:
         if self._last is None:
@@ -283,21 +282,19 @@ class Monitor:
             return []
         if self._last is not None and number <= self._last:
             self._alarm_state.active.clear()  # another training
-        return self._alarm_state.hear(
-            number,
-            {
-                "entropy": [
-                    (layer, None, value) for layer, value in layer_medians(layers, ENTROPY_SHARE).items()
-                ],
-                "max_logit": [
-                    (layer, head, values["max_logit"])
-                    for layer, heads in layers.items()
-                    for head, values in enumerate(heads)
-                    if "max_logit" in values
-                ],
-                "dead": [(layer, head, value) for (layer, head), value in said.items()],
-            },
-        )
+        medians = layer_medians(layers, ENTROPY_SHARE)
+        logits = [
+            (layer, head, values["max_logit"])
+            for layer, heads in layers.items()
+            for head, values in enumerate(heads)
+            if "max_logit" in values
+        ]
+        readings: dict[str, list[Reading]] = {
+            "entropy": [(layer, None, value) for layer, value in medians.items()],
+            "max_logit": list(logits),
+            "dead": [(layer, head, value) for (layer, head), value in said.items()],
+        }
+        return self._alarm_state.hear(number, readings)
 
     @property
     def summary(self) -> dict[str, float]:
@@ -370,9 +367,8 @@ class Monitor:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"Monitor({type(self.model).__name__}, every={self.every}, {len(self._history)} steps measured)"
-        )
+        said = f"every={self.every}, {len(self._history)} steps measured"
+        return f"Monitor({type(self.model).__name__}, {said})"
 
 
 # In the loop of Hugging Face Transformers

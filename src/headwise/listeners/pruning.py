@@ -528,12 +528,11 @@ def _check_the_rest(model: nn.Module, path: str, module: nn.Module, names: Names
         if A_BIAS_OF_HEADS.search(name):
             raise _strange(path, module, f"scores to which {name} {list(value.shape)} adds")
     forward = inspect.unwrap(type(module).forward).__code__
-    foreign = [
-        name for name in (*COUNTS, *KV_COUNTS) if name in forward.co_names and not hasattr(module, name)
-    ]
-    foreign += [name for name in OF_INPUTS if name in forward.co_names and getattr(module, name, 0) == H * D]
+    read = forward.co_names
+    foreign = [name for name in (*COUNTS, *KV_COUNTS) if name in read and not hasattr(module, name)]
+    foreign += [name for name in OF_INPUTS if name in read and getattr(module, name, 0) == H * D]
     foreign += [name for name in OF_INPUTS if name in forward.co_varnames]  # to shape the output by
-    foreign += [name for name in forward.co_names if "kv_shared" in name or "shared_kv" in name]
+    foreign += [name for name in read if "kv_shared" in name or "shared_kv" in name]
     if foreign:
         raise _strange(path, module, f"a forward that reads {', '.join(sorted(set(foreign)))}")
 

@@ -43,10 +43,10 @@ from ..heads.roles import FORMAT, Roles, judge
 from ..models.batches import tracked
 from ..models.transformer_config import TransformerConfig
 from ..whole_files import whole_file
-from .active import Call, in_backward
+from .active import Call, Listener, in_backward
+from .adapters import attach
 from .chosen_heads import check_any, check_count
 from .importance import ranked
-from .model_door import attach
 from .model_structure import structure_of
 
 USUAL = 700  # sentences
@@ -257,18 +257,18 @@ def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
 # Running the model
 
 
-def _inputs(model: nn.Module, ids: list[list[int]]) -> tuple[Tensor, dict[str, Any]]:
-    """What a model is called with."""
+def _run(model: nn.Module, ids: list[list[int]]) -> None:
+    """Call the model with tokens, for those who listen."""
     place = next(model.parameters(), torch.empty(0)).device
     given = torch.tensor(ids, device=place)
     taken = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"attention_mask": torch.ones_like(given)} if "attention_mask" in taken else {}
     if "use_cache" in taken:
         options["use_cache"] = False
-    return given, options
+    model(given, **options)
 
 
-class Ahead:
+class Ahead(Listener):
     """Whether any head of any layer looks at what comes later."""
 
     def __init__(self) -> None:
@@ -289,13 +289,12 @@ class Ahead:
 def _is_causal(model: nn.Module, read: _Read) -> bool:
     listener = Ahead()
     with attach(model, listener):
-        given, options = _inputs(model, [read.ids])
-        model(given, **options)
+        _run(model, [read.ids])
     check_any(model, 1, listener.heard, None)
     return not any(listener.heard)
 
 
-class _Words:
+class _Words(Listener):
     """The heaviest word of every word, and its weight, by layer: of one batch of equally long texts."""
 
     def __init__(self) -> None:
@@ -367,8 +366,7 @@ class _Measurement:
                     self.progress(done, len(batches))
                 reads = [self.known[at] for at in some]
                 listener.expect(reads)
-                given, options = _inputs(self.model, [read.ids for read in reads])
-                self.model(given, **options)
+                _run(self.model, [read.ids for read in reads])
                 check_any(self.model, 1, listener.heard, None)
                 for b, (at, read) in enumerate(zip(some, reads, strict=True)):
                     W = len(read.words)
@@ -401,12 +399,11 @@ class _Measurement:
 
     def weights(self) -> list[list[list[float]]]:
         """By layer, head and sentence: the mean weight of the heaviest words."""
-        return [
-            [[round(x, 6) for x in row] for row in torch.stack(
-                [by_path[path][1].mean(-1) for by_path in self.heard if path in by_path], -1
-            ).tolist()]
-            for path in self.paths()
-        ]  # fmt: skip
+        found = []
+        for path in self.paths():
+            means = [by_path[path][1].mean(-1) for by_path in self.heard if path in by_path]
+            found.append([[round(x, 6) for x in row] for row in torch.stack(means, -1).tolist()])
+        return found
 
     def agrees(self, weights: list[list[list[float]]]) -> bool:
         """Return True if the model looks as it did when these weights were kept."""
@@ -511,7 +508,7 @@ class Retrieval:
         return f"{said}{verdict}. Copied most by: {best or 'no head'}."
 
 
-class _TopKeys:
+class _TopKeys(Listener):
     """The heaviest key of the last query at each step, by layer, as a position in the text."""
 
     def __init__(self, tokens: int, steps: int) -> None:

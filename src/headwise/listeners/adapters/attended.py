@@ -1,9 +1,16 @@
-"""What all adapters do with the q, k, v and rules they found: attend, and tell."""
+"""What all adapters do with the q, k, v and rules they found: attend, and tell.
+
+A watched layer costs Python as much as the layer itself does, and everyday models wait for Python. Yet what
+a Hugging Face layer's function is asked, which rules a mask comes to, which kernel runs, who listens and how
+the call is noted: none of it differs from one layer to the next. So a layer leaves behind how it was answered
+(`Alike`), for as long as its forward lasts. A call after it goes that way if all that decided it is the same;
+any other call takes the ordinary way.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +18,28 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import AttentionOptions, scores_from, under_autocast
+from ...engines import first_pass
 from ...engines.backend import wanted
 from ...engines.kernels import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ...engines.scores import Scores
-from ...facts import fact
 from ...functional import attention
 from ...map import AttentionMap, make
-from ...mask_rules import can_read
 from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ...scoring import Scoring
-from ..active import announce, quietly, statistics_asked_for
+from ..active import (
+    ForwardState,
+    Noted,
+    active,
+    announce,
+    in_backward,
+    quietly,
+    silence,
+    statistics_asked_for,
+)
+from ..attachment import Attachment
+from ..model_structure import sounds_cross
+from .huggingface_masks import CompactMask, LazyMask
 
 LSE_LATER = ("cuda",)  # devices where lse of all layers together takes less time than asking for each one's
 
@@ -53,9 +71,16 @@ def attended(
         else:
             if any(x.device != q.device for x in mask.tensors.values()):
                 mask = mask.to(q.device)
-            rules = {"mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
+            rules: dict[str, Any] = {
+                "mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks,
+            }  # fmt: skip
             with wanted(asked):
-                output, weights = _attention(q, k, v, dropout, rules)
+                if not dropout or softcap is not None or sinks is not None:
+                    output, weights = attention(q, k, v, dropout=dropout, **rules)
+                else:  # torch drops weights without keeping them; ours would keep the matrix for its gradient
+                    output = _dropped(q, k, v, mask, bias, scale, dropout)
+                    cast_q, cast_k = under_autocast(q, k)
+                    weights = make(scores_from(cast_q, cast_k, cast_k, AttentionOptions(**rules)), None)
     heard = announce(module, kind, weights, v, output)
     assert heard is not None
     return heard, weights
@@ -108,20 +133,10 @@ def _are_plain(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
     return scale is None or (type(scale) is float and scale > 0)
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: dict[str, Any]
-) -> tuple[Tensor, AttentionMap]:
-    if not dropout or rules["softcap"] is not None or rules["sinks"] is not None:
-        return attention(q, k, v, dropout=dropout, **rules)
-    # torch drops weights without keeping them; ours would keep the matrix for its gradient
-    output = _dropped(q, k, v, rules["mask"], rules["bias"], rules["scale"], dropout)
-    cast_q, cast_k = under_autocast(q, k)
-    return output, make(scores_from(cast_q, cast_k, cast_k, AttentionOptions(**rules)), None)
-
-
 def _dropped(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float | None, dropout: float
 ) -> Tensor:
+    """The output with weights dropped by torch's own function."""
     B, H, T, _ = q.shape
     S, grouped = k.shape[2], k.shape[1] != H
     if mask.is_positional and mask.left is None and mask.right == 0 and T == S and bias is None:
@@ -139,35 +154,145 @@ def _dropped(
     return scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, enable_gqa=grouped)
 
 
-def with_padding(mask: Mask, batch: int) -> Mask:
-    """In self-attention, a key that no query may see is padding, and so is the query in its place."""
-    if mask.queries is not None:
-        return mask
-    if mask.keys is not None:
-        return replace(mask, queries=mask.keys)
-    if mask.allowed is None or mask.allowed.shape[2] == 1:
-        return mask
-    if not can_read(mask.allowed):
-        seen: Tensor | None = _seen_by_some(mask.allowed)
-    else:
-        seen = fact(mask.allowed, "seen by some", _unless_all)
-    if seen is None:
-        return mask
-    seen = for_each(seen, batch)
-    return replace(mask, keys=seen, queries=seen)
+# Layers of one forward that are alike: what was decided for one is not decided again for those after it
 
 
-def for_each(real: Tensor, batch: int) -> Tensor:
-    """Which positions are real, [B, S], from one row for all or one per sequence."""
-    return real.expand(batch, -1) if real.shape[0] == 1 else real
+NUMBERS = ("scaling", "softcap", "is_causal", "dropout")
+SAYS = ("is_causal", "is_cross_attention")  # what a layer says of itself
+ITS_OWN = ("position_bias", "s_aux", "output_attentions")  # with one of these a layer goes its own way
+MOST = 4  # ways that are kept of a forward, whose layers may be of several kinds in turn
+MISSING: Any = object()
 
 
-def _seen_by_some(allowed: Tensor) -> Tensor:
-    """Which keys some query may see, bool [B or 1, S]."""
-    return allowed.any(2).any(1)
+class Alike(NamedTuple):
+    """A call of this forward, and how it was answered."""
+
+    attachment: Attachment
+    listening: int  # which listeners there were
+    noted: Noted
+    tokens: dict[str, Tensor]
+    decided_by: tuple[object, ...]  # see `_what_decides`
+    mask: Tensor | None
+    meaning: CompactMask | Tensor | None
+    given: Mapping[str, object]
+    rules: Mask
+    scoring: Scoring
+    held: Hashable  # what of the tensors in the rules is part of a kind
+    kind: first_pass.Kind
+    lse_later: bool
 
 
-def _unless_all(allowed: Tensor) -> Tensor | None:
-    """The same; None: all of them."""
-    seen = _seen_by_some(allowed)
-    return None if bool(seen.all()) else seen
+def _what_decides(function: Any, module: nn.Module) -> tuple[object, ...]:
+    """What decides how a layer is answered, beside its function's arguments; all must be the same."""
+    inference = torch.is_inference_mode_enabled()  # what is made in it cannot be written to outside
+    said = [getattr(module, name, MISSING) for name in SAYS]
+    return function, getattr(function, "__code__", None), type(module), module.training, inference, *said
+
+
+def remember_answer(
+    run: ForwardState,
+    function: Any,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    given: Mapping[str, object],
+    weights: AttentionMap,
+) -> None:
+    """A layer was answered: those after it may go its way, where that is known to be the same."""
+    listening = active[:]
+    if len(listening) != 1 or len(run.alike) >= MOST or len(args) != 4 or in_backward():
+        return
+    attachment = listening[0]
+    noted, mask = attachment.noted(run), args[3]
+    if noted is None or noted.kind != "self":
+        return
+    for name in ITS_OWN:
+        if given.get(name) is not None and given[name] is not False:
+            return
+    for name in NUMBERS:  # one that lies in a tensor may be another by the next layer
+        if isinstance(given.get(name), Tensor):
+            return
+    if given.get("dropout"):
+        return
+    meaning = mask.meaning if isinstance(mask, LazyMask) else mask
+    scores, lse, _ = weights.as_made
+    q, k, v = args[:3]
+    if q.requires_grad or k.requires_grad or v.requires_grad or torch.compiler.is_compiling():
+        return
+    if not q.dtype is k.dtype is v.dtype:
+        return
+    if not isinstance(scores, Scores) or scores.scoring.has_tensors or scores.k.shape != k.shape:
+        return
+    held, by, how = first_pass.rules_kind(scores), scores.mask, scores.scoring
+    if held is first_pass.UNUSUAL or (meaning is not None and not isinstance(meaning, CompactMask)):
+        return
+    same = first_pass.kind_of(q, k, v, by.left, by.right, how.scale, how.softcap, held)
+    if same is not None:
+        path = attachment.paths[module]
+        run.alike.append(
+            Alike(
+                attachment, attachment.listeners_version, noted, run.tokens(attachment.decodes(path)),
+                _what_decides(function, module), mask, meaning, dict(given), by, how, held, same, lse is None,
+            )
+        )  # fmt: skip
+
+
+def answered_alike(
+    alike: Alike,
+    run: ForwardState,
+    function: Any,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    given: Mapping[str, object],
+) -> Tensor | None:
+    """The heads' output [B, H, T, Dv] of a call like another, noted as that was; None: it is not.
+
+    The function is called with the module, `args` and `given`.
+    """
+    if len(args) != 4 or args[3] is not alike.mask or _what_decides(function, module) != alike.decided_by:
+        return None
+    attachment, mask, noted, before = alike.attachment, alike.mask, alike.noted, alike.given
+    if active != [attachment] or attachment.listeners_version != alike.listening:
+        return None
+    if len(noted.group.notes) >= noted.group.room or in_backward():
+        return None
+    if isinstance(mask, LazyMask) and mask.meaning is not alike.meaning:
+        return None
+    if len(given) != len(before):
+        return None
+    for name, value in given.items():
+        then = before.get(name, MISSING)
+        if value is not then and not (type(value) is float and type(then) is float and value == then):
+            return None
+    path = attachment.paths.get(module)
+    if path is None or path in run.told or sounds_cross(path) or torch.compiler.is_compiling():
+        return None
+    if run.tokens(attachment.is_encoder_decoder and attachment.decodes(path)) is not alike.tokens:
+        return None
+    q, k, v, _ = args
+    if q.requires_grad or k.requires_grad:
+        return None
+    rules, scoring = alike.rules, alike.scoring
+    left, right, scale = rules.left, rules.right, scoring.scale
+    if first_pass.kind_of(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.kind:
+        return None
+    lse = None
+    silence.depth += 1  # quietly: this is on every layer's way
+    try:
+        if alike.lse_later:
+            causal, grouped = right == 0 and q.shape[2] > 1, q.shape[1] != k.shape[1]
+            output = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+            scores = Scores(q, k, rules, scoring)
+        else:
+            filled = k.is_inference() or k._version > 0  # a cache, perhaps, which goes on being filled
+            kept = k.clone() if filled else k
+            scores = Scores(q, kept, rules, scoring)
+            plan = first_pass.known(alike.kind)
+            if kept is not k and (kept.stride() != k.stride() or (kept.data_ptr() | k.data_ptr()) & 15):
+                output, lse, _ = first_pass.answer(scores, v)  # a copy that lies otherwise is of another kind
+            elif plan is None:
+                output, lse, _ = first_pass.answer(scores, v, (), alike.kind)
+            else:
+                output, lse, _ = plan.runner.forward(scores, v)  # nothing in it learns
+        return output if attachment.note(run, path, noted, scores, lse) else None
+    finally:
+        silence.depth -= 1

@@ -108,23 +108,21 @@ def read(function: Function) -> AttentionCode:
         name = ".".join(str(part) for part in (module, getattr(function, "__qualname__", name)) if part)
         return AttentionCode(name, unknown=(f"what a {type(function).__name__} may hold",))
     code = _known.get(function)
-    if code is None:
-        return _read_anew(function)
-    for part in code.parts:
-        now = part.function()
-        if now is None or now.__code__ is not part.code or now.__defaults__ is not part.defaults:
-            return _read_anew(function)
-        if now.__kwdefaults__ != part.kwdefaults:
-            return _read_anew(function)
-        for name, value in part.globals:
-            if now.__globals__.get(name) is not (value() if type(value) is ref else value):
-                return _read_anew(function)
+    if code is None or not all(map(_is_as_it_was, code.parts)):
+        code = _known[function] = _read(function)
     return code
 
 
-def _read_anew(function: FunctionType) -> AttentionCode:
-    code = _known[function] = _read(function)
-    return code
+def _is_as_it_was(part: _Part) -> bool:
+    now = part.function()
+    if now is None or now.__code__ is not part.code or now.__defaults__ is not part.defaults:
+        return False
+    if now.__kwdefaults__ != part.kwdefaults:
+        return False
+    for name, value in part.globals:
+        if now.__globals__.get(name) is not (value() if type(value) is ref else value):
+            return False
+    return True
 
 
 def _read(function: FunctionType) -> AttentionCode:
@@ -282,26 +280,19 @@ def _is_sdpa(functions: list[FunctionType]) -> bool:
     """Return True if this is transformers' own function around torch's fused one, with its own helpers."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    return (
-        functions[0] is sdpa_attention_forward
-        and all(map(_is_of_transformers, functions))
-        and all(default is None or default == 0.0 for _, default in _defaults(functions[0]))
-    )
+    is_theirs = functions[0] is sdpa_attention_forward and all(map(_is_of_transformers, functions))
+    return is_theirs and all(default in (None, 0.0) for _, default in _defaults(functions[0]))
 
 
 def _is_of_transformers(function: FunctionType) -> bool:
     """Return True if a function is the one that transformers' own file defines under its name."""
     module = sys.modules.get(function.__module__ or "")
     file = getattr(module, "__file__", None)
-    return (
-        module is not None
-        and module.__name__.startswith("transformers.")
-        and file is not None
-        and file.endswith(
-            function.__code__.co_filename
-        )  # which may be relative, in an application of one file
-        and vars(module).get(function.__name__) is function
-    )
+    if module is None or file is None or not module.__name__.startswith("transformers."):
+        return False
+    # which may be relative, in an application of one file
+    same_file = file.endswith(function.__code__.co_filename)
+    return same_file and vars(module).get(function.__name__) is function
 
 
 class FunctionCall(NamedTuple):
@@ -437,8 +428,7 @@ def _copy_of(module: nn.Module, has_sinks: bool) -> nn.Module:
 def run(function: Function, call: FunctionCall, **other: Any) -> Any:
     """Return what the function answers; random numbers that it draws are not missed by anybody.
 
-    Raises:
-        ValueError: it writes to its inputs. What headwise computes in its place does not.
+    A function that writes to its inputs raises `ValueError`: what headwise computes in its place does not.
     """
     given = {"query": call.query, "key": call.key, "value": call.value, "attention_mask": call.mask}
     copies = {name: None if x is None else x.clone() for name, x in given.items()}
@@ -457,12 +447,8 @@ def run(function: Function, call: FunctionCall, **other: Any) -> Any:
 
 
 def difference(answer: Any, output: Tensor, weights: Tensor) -> str | None:
-    """Return how a function's answer differs from ours, in words; None: by no more than rounding.
-
-    Args:
-        output: [B, T, H, D]
-        weights: [B, H, T, S]
-    """
+    """Return how a function's answer differs from our output [B, T, H, D] and weights [B, H, T, S], in words;
+    None: by no more than rounding."""
     if not isinstance(answer, tuple) or len(answer) != 2:
         return f"returns a {type(answer).__name__} in place of (output, weights)"
     for name, found, expected in (("output", answer[0], output), ("weights", answer[1], weights)):

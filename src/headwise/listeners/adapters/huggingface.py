@@ -37,7 +37,7 @@ from ..active import active, announce, padding_now, path_of, quietly
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, sounds_cross
 from ..module_overrides import share
-from .attended import attended
+from .attended import answered_alike, attended, remember_answer
 from .attention_functions import (
     AttentionCode,
     FunctionCall,
@@ -49,9 +49,7 @@ from .attention_functions import (
     run,
 )
 from .huggingface_masks import CompactMask, LazyMask, as_tensor, compact_mask, rules_of
-from .layers_alike import answered_alike, remember_answer
 
-NAME = "headwise"
 OWN = "_attn_implementation_internal"
 
 FIRST = ("query", "key", "value", "attention_mask")
@@ -66,8 +64,8 @@ Function = Callable[..., Any]
 def hear_huggingface(attachment: Attachment) -> None:
     """Stand between the model and its own functions."""
     configs = _configs(attachment)
-    if configs:
-        share(attachment.undo, _change_lookup, _change_lookup)
+    if configs:  # the registries are changed once for all attachments
+        share(attachment.undo, owner=_change_lookup, change=_change_lookup)
     for config in configs:
         if _is_a_kernel_of(config):
             share(attachment.undo, config, partial(_name_another, attachment, config))
@@ -78,31 +76,23 @@ def hear_huggingface(attachment: Attachment) -> None:
 
 def _configs(attachment: Attachment) -> list[object]:
     """The configs that layers which dispatch, and the models around them, read the implementation from."""
-    return attachment.structure.once(NAME, lambda: _find_configs(attachment.model))
+    return attachment.structure.once("configs", lambda: _find_configs(attachment.model))
 
 
 def _find_configs(model: nn.Module) -> list[object]:
     if "transformers" not in sys.modules:
         return []
+    from transformers import PreTrainedModel
+
     configs: list[object] = []
     for module in model.modules():
-        is_one = DISPATCHES in names_in(type(module))
-        if is_one or any(DISPATCHES in names_in(type(inner)) for inner in _below_a_model(module)):
+        inside = module.modules() if isinstance(module, PreTrainedModel) else [module]
+        if any(DISPATCHES in names_in(type(inner)) for inner in inside):
             check_transformers()
             config = getattr(module, "config", None)
             if hasattr(config, OWN) and not any(config is known for known in configs):
                 configs.append(config)
     return configs
-
-
-def _below_a_model(module: nn.Module) -> list[nn.Module]:
-    from transformers import PreTrainedModel
-
-    return list(module.modules()) if isinstance(module, PreTrainedModel) else []
-
-
-def _listening_to(config: object) -> list[Attachment]:
-    return [attachment for attachment in active for known in _configs(attachment) if known is config]
 
 
 # Kernels that say nothing of what they do: the model's other implementation takes their place
@@ -170,6 +160,8 @@ def _answering(look_up: Function, between: Function) -> Function:
     @functools.wraps(look_up)
     def answer(self: object, *args: Any, **kwargs: Any) -> Function:
         own: Function = look_up(self, *args, **kwargs)
+        if hasattr(own, "__headwise_own__"):  # one of the other lookups has answered already
+            return own
         try:
             return made.get(own) or made.setdefault(own, between(own))
         except TypeError:  # one that is not to be found again
@@ -196,8 +188,6 @@ def _set_method(undo: ExitStack, kind: type, name: str, ours: Function) -> None:
 
 def _between(own: Function) -> Function:
     """Wrap an attention function: calls of watched modules go to `answered`, others to the original."""
-    if hasattr(own, "__headwise_own__"):
-        return own
 
     @functools.wraps(own)
     def attend(module: nn.Module, *args: object, **kwargs: object) -> object:
@@ -214,15 +204,17 @@ def _between(own: Function) -> Function:
 
 
 def _between_masks(own: Function) -> Function:
-    if hasattr(own, "__headwise_own__"):
-        return own
+    """Wrap a mask function: a watched model is given a mask that is not made unless it is read."""
 
     @functools.wraps(own)
     def mask(*args: object, **call: object) -> object:
-        listening = [] if args else _listening_to(call.get("config"))
-        for attachment in listening:
-            attachment.forward_here.masked.append(call["config"])
-        return compact_mask(own, **call) if listening else own(*args, **call)
+        config = call.get("config")
+        known = [a for a in active for each in _configs(a) if each is config]
+        if args or not known:
+            return own(*args, **call)
+        for attachment in known:
+            attachment.forward_here.masked.append(config)
+        return compact_mask(own, **call)
 
     mask.__headwise_own__ = own  # type: ignore[attr-defined]
     return mask
@@ -238,14 +230,9 @@ def answered(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> object:
-    """What a model's own function would answer.
+    """What a model's own function would answer, called with the module, `args` and `kwargs`.
 
-    Args:
-        listening: who listens to this module.
-        args, kwargs: what the function is called with, after the module.
-
-    Raises:
-        AttentionBypassed: it does what we do not know, and nobody allowed for that.
+    `listening`: who listens to this module.
     """
     forward = listening[0]._running.run
     if forward is not None:
@@ -282,11 +269,7 @@ def answered(
 
 
 def _look(code: AttentionCode, module: nn.Module, answer: object, query: Tensor, key: Tensor) -> None:
-    """Tell of the weights that a model's own function gives beside its output.
-
-    Raises:
-        AttentionBypassed: they are not shares of the keys.
-    """
+    """Tell of the weights that a model's own function gives beside its output, if they are shares of keys."""
     weights = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else None
     (B, H, T), S, path = query.shape[:3], key.shape[2], path_of(module)
     if not isinstance(weights, Tensor) or tuple(weights.shape) != (B, H, T, S):
@@ -435,11 +418,7 @@ def _answer(
 ) -> tuple[tuple[Tensor, Tensor | None], AttentionMap]:
     """What a model's own function would give, with the heads' output announced on its way; and the map.
 
-    Args:
-        path: of the module.
-
-    Returns:
-        ([B, T, H, D], the weights, made where they are looked at), map
+    Returns ((output [B, T, H, D], its weights, made where they are looked at), map).
     """
     module, query, key, value, attention_mask, given = call
     T, S = query.shape[2], key.shape[2]
@@ -509,7 +488,6 @@ def _is_cross(
     """Return True if keys come from elsewhere, as far as a layer lets one know."""
     if getattr(module, "is_cross_attention", False) is True or sounds_cross(path):
         return True
-    causal = (
-        mask.is_causal if isinstance(mask, CompactMask) else is_causal or getattr(module, "is_causal", False)
-    )
+    causal = is_causal or getattr(module, "is_causal", False)
+    causal = mask.is_causal if isinstance(mask, CompactMask) else causal
     return T not in (1, S) and not causal

@@ -20,7 +20,7 @@ from ... import budget
 from ...errors import AttentionBypassed
 from ...foreign_masks import AS_GOOD_AS_HIDDEN, from_huggingface
 from ...masks import Mask
-from .attended import for_each, with_padding
+from ..active import for_each, with_padding
 
 Predicate = Callable[..., Any]
 
@@ -43,9 +43,7 @@ class CompactMask:
     make_dense: Callable[[], Tensor]
     dtype: torch.dtype  # of the dense tensor
     device: torch.device
-    _answers: dict[bool, tuple[Mask, None, int]] = field(
-        default_factory=dict
-    )  # by whether it is of its own text
+    _answers: dict[bool, tuple[Mask, None, int]] = field(default_factory=dict)  # by `itself`
     _counting: tuple[Mask, Tensor, int, Mask] | None = None  # rules, which queries are real, both as one
 
     def answer(self, itself: bool) -> tuple[Mask, None, int]:
@@ -103,11 +101,7 @@ class CompactMask:
 
     @cached_property
     def dense(self) -> Tensor:
-        """The tensor [B, 1, T, S] Transformers would have made.
-
-        Raises:
-            BudgetExceeded: it would not fit.
-        """
+        """The tensor [B, 1, T, S] Transformers would have made, if it fits the memory budget."""
         budget.check(self.shape.numel(), self.device, f"dense mask {list(self.shape)}", "use a shorter text")
         return self.make_dense()
 
@@ -213,12 +207,7 @@ def _ask(*_: object) -> NoReturn:
 
 
 def compact_mask(own: Predicate, **call: Any) -> Tensor | None:
-    """What a model's own mask function gives, without the tensor: nothing, where it gives nothing.
-
-    Args:
-        own: the function.
-        call: all it is called with.
-    """
+    """What a model's own mask function gives for a call, without the tensor; None where it gives none."""
     from transformers import masking_utils
 
     if own not in (masking_utils.sdpa_mask, masking_utils.eager_mask) or not call.keys() >= ASKED_WITH:
@@ -271,14 +260,13 @@ def _as_now(value: Any, around: tuple[Any, ...] = ()) -> Any:
 
 def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
     """A predicate as rules; None: not one of the known ones."""
-    inside = _closure(predicate)
-    match getattr(predicate, "__module__", ""), getattr(predicate, "__qualname__", ""):
-        case "transformers.masking_utils", name:
-            pass
-        case _:
-            return None
+    code, cells = getattr(predicate, "__code__", None), getattr(predicate, "__closure__", None) or ()
+    names = () if code is None else code.co_freevars
+    inside = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+    if getattr(predicate, "__module__", "") != "transformers.masking_utils":
+        return None
     shift = of.shift
-    match name:
+    match getattr(predicate, "__qualname__", ""):
         case "bidirectional_mask_function":
             return Mask()
         case "causal_mask_function":
@@ -302,12 +290,6 @@ def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
     return None
 
 
-def _closure(predicate: Predicate) -> dict[str, Any]:
-    code, cells = getattr(predicate, "__code__", None), getattr(predicate, "__closure__", None) or ()
-    names = () if code is None else code.co_freevars
-    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
-
-
 def _documents(ids: Tensor, of: CompactMask) -> Mask:
     keys = ids[:, of.key_offset : of.key_offset + of.key_len]
     queries = ids[:, of.query_offset : of.query_offset + of.query_len]
@@ -327,12 +309,8 @@ def rules_of(
 ) -> tuple[Mask, Tensor | None, int]:
     """(rules, bias, keys in use) of what an attention function was handed.
 
-    Args:
-        mask: a `CompactMask`, or a tensor some model made itself, 4-D: bool, or added to the scores.
-        itself: self-attention: what is padding among the keys is so among the queries.
-
-    Returns:
-        The number of keys is smaller than key_len where a cache holds places not yet filled.
+    A mask that is a tensor was made by the model, 4-D: bool, or added to the scores. `itself`: what is
+    padding among the keys is so among the queries. A cache may have places that are not in use yet.
     """
     if isinstance(mask, CompactMask):
         if (mask.query_len, mask.key_len) == (query_len, key_len) and mask.rules is not None:

@@ -138,12 +138,8 @@ def encode(
     """As torch's, which leaves 0 at padding where it goes on with a nested tensor; here without one."""
     padding = src_key_padding_mask
     nests: bool = original_attribute(module, NESTS)
-    if (
-        padding is None
-        or mask is not None
-        or is_causal
-        or not writes_zero_at_padding(module, src, padding, nests)
-    ):
+    alone = mask is None and not is_causal
+    if padding is None or not alone or not writes_zero_at_padding(module, src, padding, nests):
         return type(module).forward(module, src, mask, padding, is_causal)
     x = src
     for layer in module.layers:

@@ -29,11 +29,11 @@ from ...facts import fact
 from ...map import AttentionMap
 from ...mask_rules import can_read
 from ...masks import Mask
-from ..active import Bypassed, is_quiet, note_empty_call, padding_now, quietly
+from ..active import Bypassed, is_quiet, note_empty_call, padding_now, quietly, with_padding
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
 from ..module_overrides import hidden_from_compilers
-from .attended import attended, with_padding
+from .attended import attended
 
 Function = Callable[..., Any]
 
@@ -77,16 +77,10 @@ COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num
 
 def hear_functions(attachment: Attachment) -> None:
     """Listen to torch's functions while a module runs that none of the other adapters serves."""
-    mode = _Functions(attachment)
+    mode = TorchFunctions(attachment)
     for module, hook in attachment.hooks.items():
         if mode.may_call(module, hook.path):
             hook.mode = mode
-
-
-def _opaque_calls(attachment: Attachment) -> dict[str, str]:
-    """path -> the function by which a module attends unheard, of those whose code says so."""
-    called = {hook.path: opaque_call(module) for module, hook in attachment.hooks.items()}
-    return {path: function for path, function in called.items() if function is not None}
 
 
 @dataclass
@@ -103,14 +97,21 @@ class _Running:
     unheard: str | None = None  # a function that attends, and of which nothing can be heard
 
 
-class _Functions(TorchFunctionMode):
+class TorchFunctions(TorchFunctionMode):
+    """Is told when a module begins and ends, and listens to torch's functions in between."""
+
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
         self.attachment = attachment
         self.places = set(attachment.places)
-        self.opaque = attachment.structure.once("opaque calls", lambda: _opaque_calls(attachment))
+        # path -> the function by which a module attends unheard, of those whose code says so
+        self.opaque = attachment.structure.once("opaque calls", self._opaque_calls)
         self._here = threading.local()
         self.were_self: set[str] = set()  # paths of layers that attended to their own text
+
+    def _opaque_calls(self) -> dict[str, str]:
+        hooks = self.attachment.hooks.items()
+        return {hook.path: name for module, hook in hooks if (name := opaque_call(module)) is not None}
 
     def may_call(self, module: nn.Module, path: str) -> bool:
         """Whether this module may attend by itself: a place of attention of which no adapter knows more."""
@@ -138,6 +139,7 @@ class _Functions(TorchFunctionMode):
             self.__enter__()
 
     def leave(self, output: object, came_back: bool) -> Bypassed | None:
+        """The module returned `output`, or raised; returns what was not heard of its attention."""
         done = self.running.pop()
         if not self.running:
             self.__exit__(None, None, None)
@@ -310,7 +312,7 @@ class _Functions(TorchFunctionMode):
                 spread = spread.expand(*lead[:-1], *spread.shape[-3:])
             spread = spread[None] if query.ndim == 3 and spread.shape[0] == 1 else _four(spread, H)
             allowed, bias = (spread, None) if attn_mask.dtype == torch.bool else _parted(attn_mask, spread)
-            mask = mask & _rules(attn_mask, allowed, B, T, S)
+            mask = mask & _rules(attn_mask, allowed, B, S)
         kind = self._kind(T, S, is_causal)
         if kind == "self" and T == S:
             mask = with_padding(mask, B)
@@ -376,7 +378,7 @@ def _hides(mask: Tensor) -> bool:
     return bool(hidden.any())
 
 
-def _rules(given: Tensor, allowed: Tensor, B: int, T: int, S: int) -> Mask:
+def _rules(given: Tensor, allowed: Tensor, B: int, S: int) -> Mask:
     """A bool mask; one that is the same for all heads and queries is padding."""
     if can_read(given) and not fact(given, "hides", _hides):
         return Mask()
@@ -419,14 +421,9 @@ def weights_shape(
 ) -> tuple[int, int, int, int] | str:
     """[B, H, T, S] of a softmax over the last dimension, or why it cannot be all of a layer's weights.
 
-    It is if there is a row for every position of what the layer was given, or of what it returns: some layers
-    have fewer queries than keys. Layers that attend inside windows have the windows among their sequences.
-
-    Args:
-        shape: of the softmax, at least 3 dimensions.
-        num_heads: as the layer says; None: it does not.
-        given: shapes of the tensors that the layer was given.
-        returned: shapes of those that it returned.
+    It is if there is a row for every position of a tensor that the layer was given, or of one that it
+    returned: some layers have fewer queries than keys. Layers that attend inside windows have the windows
+    among their sequences.
 
     Example:
         >>> weights_shape(Size([8, 3, 49, 49]), 3, [Size([2, 14, 14, 32])], [Size([2, 14, 14, 32])])
