@@ -283,6 +283,8 @@ def complaints(name: str, text: str) -> list[str]:
         part.partition(".")[0].strip("_").lower() in NAMES_THAT_SAY_NOTHING for part in Path(name).parts
     )
     patterns = [PATHS_OF_A_MACHINE] if name.startswith("tests/") else [PATHS_OF_A_MACHINE, TEMPORARY_PATHS]
+    if not any(pattern.search(text) for pattern in patterns):  # nearly every file, at a tenth of the time
+        return found
     for number, line in enumerate(text.splitlines(), 1):
         if any(pattern.search(line) for pattern in patterns):
             found.append(f"{name}:{number}: a path of one machine: {line.strip()[:80]}")
