@@ -10,11 +10,13 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 BY_DESIGN = "by design:"
@@ -23,6 +25,11 @@ BY_DESIGN = "by design:"
 # nothing above does so.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# torch.manual_seed notes for each kind of device that is not there who called, the whole stack as text: 1 ms.
+for devices in (torch.cuda, torch.xpu, torch.mtia):
+    if hasattr(devices, "traceback") and not devices.is_available():
+        devices.traceback = SimpleNamespace(format_stack=list)
 
 # `HEADWISE_EXAMPLES=2000 make test` draws more; the same draws every time, so that a red gate is red again.
 settings.register_profile(
@@ -92,6 +99,12 @@ def counter(fresh_compiler: None) -> Any:
     from torch._dynamo.testing import CompileCounterWithBackend
 
     return CompileCounterWithBackend("aot_eager")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Docstrings here hold no examples: looking for some imports every helper, in each process."""
+    return [each for each in (yield) if not isinstance(each, DoctestModule)]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
