@@ -272,8 +272,8 @@ def _run(*arguments: str | Path) -> None:
 
 # What the repository carries
 
-PATHS_OF_A_MACHINE = re.compile(r"(?<![\w.~-])/(work|root|home|Users)(?=[/\s\"'`])")
-TEMPORARY_PATHS = re.compile(r"(?<![\w.~-])/(tmp)/")
+PATHS_OF_A_MACHINE = re.compile(r"/(?<![\w.~-]/)(work|root|home|Users)(?=[/\s\"'`])")
+TEMPORARY_PATHS = re.compile(r"/(?<![\w.~-]/)tmp/")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
