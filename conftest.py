@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
-import torch
+
+gc.disable()  # while a million objects are imported and collected, all of which stay
+
+import torch  # noqa: E402
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ if torch.cuda.is_available():
 import numpy as np
 from triton.runtime import interpreter
 
+import fast_interpreter
 from headwise.engines.gpu import request as request_room
 from headwise.engines.gpu.launches import PLANS
 
@@ -45,6 +46,7 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> None:
     in every sum of whole numbers; it warns of log(0), wherever that is thrown away; it cuts numbers off where
     bfloat16 rounds, and multiplies its bits as if they were numbers.
     """
+    fast_interpreter.quicken(monkeypatch)
     done: set[str] = set()
     prepare, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     builder = interpreter.InterpreterBuilder

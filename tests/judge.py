@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -154,16 +155,19 @@ def strategies() -> Any:
     """hypothesis strategies for cases (imported lazily: hypothesis is a test dependency)."""
     from hypothesis import strategies as st
 
+    # Made once each: making a strategy takes several times as long as drawing from it.
+    any_of = lru_cache(None, typed=True)(lambda *options: st.sampled_from(options))
+
     @st.composite
     def cases(draw: Any, most: int = 29, gradients: bool = False) -> Case:
         lengths = [n for n in LENGTHS if n <= most]
-        B = draw(st.sampled_from(BATCHES))
-        Hk, G = draw(st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 3), (5, 1)]))
-        T, S = draw(st.sampled_from(lengths)), draw(st.sampled_from(lengths))
+        B = draw(any_of(*BATCHES))
+        Hk, G = draw(any_of((1, 1), (1, 4), (2, 1), (2, 3), (5, 1)))
+        T, S = draw(any_of(*lengths)), draw(any_of(*lengths))
         if draw(st.booleans()):
             S = T
-        D = draw(st.sampled_from(CHANNELS))
-        Dv = draw(st.sampled_from([D, *CHANNELS]))
+        D = draw(any_of(*CHANNELS))
+        Dv = draw(any_of(D, *CHANNELS))
         random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
 
         def normal(*shape: int) -> Tensor:
@@ -173,15 +177,15 @@ def strategies() -> Any:
         mask = draw(masks(B, H, T, S, random))
         options: dict[str, Any] = {}
         if draw(st.booleans()):
-            options["scale"] = draw(st.sampled_from([0.05, 1.0]))
+            options["scale"] = draw(any_of(0.05, 1.0))
         if draw(st.integers(0, 3)) == 0:
-            options["softcap"] = draw(st.sampled_from([0.7, 20.0]))
-        kind = draw(st.sampled_from(["none", "none", "full", "head", "row", "alibi", "relative"]))
+            options["softcap"] = draw(any_of(0.7, 20.0))
+        kind = draw(any_of("none", "none", "full", "head", "row", "alibi", "relative"))
         shapes = {"full": (B, H, T, S), "head": (H, T, S), "row": (1, 1, 1, S)}
         if kind == "alibi":
             options["bias"] = Alibi(normal(H).abs())
         elif kind == "relative":
-            options["bias"] = Relative(normal(H, draw(st.sampled_from([1, 5, 13, 67]))))
+            options["bias"] = Relative(normal(H, draw(any_of(1, 5, 13, 67))))
         elif kind != "none":
             options["bias"] = normal(*shapes[kind])
         if draw(st.integers(0, 3)) == 0:

@@ -288,23 +288,12 @@ def ids(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", REFUSALS, ids=ids)
-def test_attention_refuses(name: str) -> None:
-    given, kind, says, _ = REFUSALS[name]
+def test_attention_why_and_a_map_refuse(name: str) -> None:
+    given, kind, says, of_maps = REFUSALS[name]
     refused(hw.attention, good() | given, kind, says)
-
-
-@pytest.mark.parametrize("name", REFUSALS, ids=ids)
-def test_why_refuses_what_attention_refuses(name: str) -> None:
-    given, kind, says, _ = REFUSALS[name]
     refused(hw.why, good() | given, kind, says)
-
-
-@pytest.mark.parametrize("name", [name for name, refusal in REFUSALS.items() if refusal.of_maps], ids=ids)
-def test_a_map_refuses_what_attention_refuses(name: str) -> None:
-    given, kind, says, _ = REFUSALS[name]
-    both = good() | given
-    both.pop("v")
-    refused(hw.AttentionMap, both, kind, says)
+    if of_maps:
+        refused(hw.AttentionMap, {key: x for key, x in (good() | given).items() if key != "v"}, kind, says)
 
 
 @pytest.mark.parametrize("num_heads", [0, -3])

@@ -86,6 +86,14 @@ DOWNWARD = {
 
 Found = tuple[int, str | None, bool, str, str | None]
 
+LEAVES = (
+    ast.Name,
+    ast.Constant,
+    ast.expr_context,
+    ast.operator,
+    ast.cmpop,
+)  # most of a file, with nothing inside
+
 WHOLE_PACKAGE = ""  # stands for `import headwise`, which brings every room along
 
 
@@ -167,6 +175,8 @@ def _targets(tree: ast.Module, file: Path, own: str) -> Iterator[Found]:
 
     def visit(node: ast.AST, scope: tuple[str, ...], inside: bool, types: bool) -> Iterator[Found]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, LEAVES):
+                continue
             at = (getattr(child, "lineno", 0), ".".join(scope) if inside else None, types)
             match child:
                 case ast.Import(names=names):

@@ -272,8 +272,8 @@ def _run(*arguments: str | Path) -> None:
 
 # What the repository carries
 
-PATHS_OF_A_MACHINE = re.compile(r"(?<![\w.~-])/(work|root|home|Users)(?=[/\s\"'`])")
-TEMPORARY_PATHS = re.compile(r"(?<![\w.~-])/(tmp)/")
+PATHS_OF_A_MACHINE = re.compile(r"/(?<![\w.~-]/)(work|root|home|Users)(?=[/\s\"'`])")
+TEMPORARY_PATHS = re.compile(r"/(?<![\w.~-]/)tmp/")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -283,6 +283,8 @@ def complaints(name: str, text: str) -> list[str]:
         part.partition(".")[0].strip("_").lower() in NAMES_THAT_SAY_NOTHING for part in Path(name).parts
     )
     patterns = [PATHS_OF_A_MACHINE] if name.startswith("tests/") else [PATHS_OF_A_MACHINE, TEMPORARY_PATHS]
+    if not any(pattern.search(text) for pattern in patterns):  # nearly every file, at a tenth of the time
+        return found
     for number, line in enumerate(text.splitlines(), 1):
         if any(pattern.search(line) for pattern in patterns):
             found.append(f"{name}:{number}: a path of one machine: {line.strip()[:80]}")
@@ -310,13 +312,13 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_is_imported_by_its_path_both_ways(name: str) -> None:
+def test_every_module_is_imported_by_its_path_both_ways() -> None:
     """`import headwise.check.report as r` once raised: the function `check` stood in the package's place."""
-    parent, _, leaf = name.rpartition(".")
-    names: dict[str, object] = {}
-    exec(f"import {name} as by_path\nfrom {parent} import {leaf} as by_name", names)
-    assert names["by_path"] is names["by_name"] is sys.modules[name]
+    for name in MODULES:
+        parent, _, leaf = name.rpartition(".")
+        names: dict[str, object] = {}
+        exec(f"import {name} as by_path\nfrom {parent} import {leaf} as by_name", names)
+        assert names["by_path"] is names["by_name"] is sys.modules[name], name
 
 
 def test_no_two_modules_share_a_base_name() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -14,3 +17,21 @@ def one_template() -> Iterator[Template]:
     """Torch is imported once, and each file runs in a copy of that process."""
     with Template() as running:
         yield running
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _sources_read_once() -> Iterator[None]:
+    """Before Python 3.13 a class is looked for in its file's whole tree, several times a check."""
+    known: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    find = inspect.findsource
+
+    def found(thing: Any) -> Any:
+        if not inspect.isclass(thing):
+            return find(thing)
+        if thing not in known:
+            known[thing] = find(thing)
+        return known[thing]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "findsource", found)
+        yield

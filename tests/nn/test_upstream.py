@@ -10,7 +10,7 @@ name: `follows_mask` (a hint that contradicts a mask) and what only an operator 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -58,12 +58,18 @@ pytestmark = [
 ]
 
 
+@cache
+def places(count: int) -> st.SearchStrategy[int]:
+    """Made once: making a strategy for each choice took as long as a case's calls."""
+    return st.integers(0, count - 1)
+
+
 def drawn(draw: Any) -> Any:
     """A strategy of cases, from a function that draws one with `choose` and a seed."""
 
     @st.composite
     def cases(sample: Any) -> Any:
-        return draw(lambda options: sample(st.sampled_from(options)), sample(st.integers(0, 2**31)))
+        return draw(lambda options: options[sample(places(len(options)))], sample(places(2**31 + 1)))
 
     return cases()
 
