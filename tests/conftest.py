@@ -11,11 +11,14 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from headwise.examiner.desk.template import Template
 
 BY_DESIGN = "by design:"
 
@@ -77,6 +80,15 @@ def _small_models() -> None:
 def _small_models_at_rest(_small_models: None) -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture(scope="session")
+def one_template() -> Iterator[Template]:
+    """For files to check: torch is imported once, and each file runs in a copy of that process."""
+    from headwise.examiner.desk.template import Template
+
+    with Template() as running:
+        yield running
 
 
 @pytest.fixture
