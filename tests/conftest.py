@@ -43,6 +43,9 @@ FREE_THREADS = max(1, torch.get_num_threads() // BESIDE)
 if BESIDE > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(FREE_THREADS))  # of what tests start
 
+# Inductor compiles in this process: others would import torch first, which takes longer than they save.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # Processes that tests start hear Ctrl-C and the like, also where the tests were started by nohup or
 # in the background: what is ignored there is ignored by children, too.
 if threading.current_thread() is threading.main_thread():

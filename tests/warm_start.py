@@ -1,31 +1,21 @@
-"""Processes that start in milliseconds: copies of one that has imported torch, transformers and headwise.
+"""Commands in copies of a process that has imported torch and headwise: a start of torch takes seconds.
 
 For tests that start a command many times; how a command starts and ends by itself is tested elsewhere.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-IMPORTED = [
-    "torch",
-    "transformers",
-    "pyarrow.parquet",
-    "headwise",
-    "headwise.cli.look_verbs",
-    "headwise.corpus.survey",
-]
+from process_groups import PROCESSES
 
 
 def started_warm(*arguments: str, said: Path, **environment: str) -> BaseProcess:
     """`headwise ARGUMENTS`, with all that it says going into a file."""
-    there = multiprocessing.get_context("forkserver")
-    there.set_forkserver_preload(IMPORTED)
-    process = there.Process(target=_run, args=(arguments, str(said), environment))
+    process = PROCESSES.Process(target=_run, args=(arguments, str(said), environment))
     process.start()
     return process
 

@@ -105,11 +105,10 @@ def test_a_notebook_holds_the_lesson_and_its_check(one: Lesson) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("half", [0, 1], ids=["odd", "even"])
-def test_notebooks_run(half: int, tmp_path: Path) -> None:
-    """Half of them, one after another in one kernel, which forgets all names in between."""
+def test_notebooks_run(tmp_path: Path) -> None:
+    """One after another in one kernel, which forgets all names in between."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    books = [nbformat.reads(notebook(one), as_version=4) for one in lessons()[half::2]]
+    books = [nbformat.reads(notebook(one), as_version=4) for one in lessons()]
     whole = nbformat.v4.new_notebook()
     for book in books:
         nbformat.validate(book)
