@@ -27,6 +27,7 @@ test: $(READY) ## the tests and the docstrings' examples
 
 docs: $(READY) ## the documentation, into site/: open site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@touch site/.built
 
 test-slow: $(READY) $(READY_PAGE) browser ## the tests that take longer
 	@$(BIN)/python -m pytest -q -m "slow and not models and not gpu" -n 2 --dist worksteal $(ARGS)

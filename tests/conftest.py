@@ -13,12 +13,15 @@ import threading
 from collections import Counter
 from collections.abc import Generator, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from headwise.examiner.desk.template import Template
 
 BY_DESIGN = "by design:"
 
@@ -47,6 +50,9 @@ BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 FREE_THREADS = max(1, torch.get_num_threads() // BESIDE)
 if BESIDE > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(FREE_THREADS))  # of what tests start
+
+# Inductor compiles in this process: others would import torch first, which takes longer than they save.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Processes that tests start hear Ctrl-C and the like, also where the tests were started by nohup or
 # in the background: what is ignored there is ignored by children, too.
@@ -85,6 +91,15 @@ def _small_models() -> None:
 def _small_models_at_rest(_small_models: None) -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture(scope="session")
+def one_template() -> Iterator[Template]:
+    """For files to check: torch is imported once, and each file runs in a copy of that process."""
+    from headwise.examiner.desk.template import Template
+
+    with Template() as running:
+        yield running
 
 
 @pytest.fixture

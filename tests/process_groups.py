@@ -18,8 +18,16 @@ from typing import Any
 
 import torch
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["torch.distributed", "torch.distributed.tensor", "headwise"])
+PROCESSES = multiprocessing.get_context("forkserver")  # one server for all that a session starts so
+PROCESSES.set_forkserver_preload(
+    [
+        "torch.distributed",
+        "torch.distributed.tensor",
+        "headwise",
+        "headwise.cli.look_verbs",
+        "pyarrow.parquet",
+    ]
+)
 
 _groups: dict[int, "_Group"] = {}  # by the number of ranks
 
@@ -48,9 +56,9 @@ class _Group:
         self._folder = tempfile.TemporaryDirectory()
         self._processes, self.ends = [], []
         for rank in range(ranks):
-            here, there = _PROCESSES.Pipe()
+            here, there = PROCESSES.Pipe()
             place = (rank, ranks, f"file://{Path(self._folder.name) / 'meeting'}")
-            process = _PROCESSES.Process(target=_serve, args=(*place, there), daemon=True)
+            process = PROCESSES.Process(target=_serve, args=(*place, there), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)

@@ -263,10 +263,25 @@ def test_the_api_pages_name_every_public_name() -> None:
     assert sorted(set(headwise.__all__) - tops) == []
 
 
+SITE = ROOT / "site"
+OF_THE_SITE = ("mkdocs.yml", "pyproject.toml", "*.md", "docs/**/*", "src/headwise/**/*")
+
+
+def is_built() -> bool:
+    """Whether `make docs` has built the site since the last change of what it is built from."""
+    built = SITE / ".built"
+    sources = (file for pattern in OF_THE_SITE for file in ROOT.glob(pattern))
+    return built.exists() and built.stat().st_mtime > max(
+        file.stat().st_mtime for file in sources if file.is_file() and file.suffix != ".pyc"
+    )
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All pages, built as `make docs` does."""
+    """All pages, built as `make docs` does, unless it has just done so."""
     pytest.importorskip("mkdocs")
+    if is_built():
+        return SITE
     place = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(place)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -35,15 +35,15 @@ def test_statistics_take_a_twentieth_of_the_dense_routes_memory() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_statistics_of_32768_tokens_stay_within_a_hundredth_of_the_weights() -> None:
-    found = in_fresh_process("statistics_L32768", "headwise", H=2)
+    found = in_fresh_process("statistics_L32768", "headwise", H=1)
     assert found["extra_bytes"] is not None, found["how"]
-    assert found["extra_bytes"] <= 2 * 32768**2 * 4 / 100, found
+    assert found["extra_bytes"] <= 32768**2 * 4 / 100, found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_statistics_of_32768_tokens_are_exact() -> None:
-    q, k = torch.randn(2, 1, 2, 32768, 64, generator=torch.Generator().manual_seed(5))
+    q, k = torch.randn(2, 1, 1, 32768, 64, generator=torch.Generator().manual_seed(5))
     stats = hw.AttentionMap(q, k, causal=True).statistics(per="query")
     rows = [0, 1, 127, 128, 20011, 32767]
     p = rows_in_float64(q, k, rows)
@@ -53,27 +53,44 @@ def test_statistics_of_32768_tokens_are_exact() -> None:
         "confidence": p.amax(-1),
         "distance": (p * (at - keys).abs()).sum(-1),
         "first": p[..., 0],
-        "itself": p.gather(-1, at.expand(2, -1, 1)).squeeze(-1),
+        "itself": p.gather(-1, at[None]).squeeze(-1),
     }
     for name, expected in truth.items():
         largest = expected.abs().max().item()
         assert error(stats[name][0][:, rows], expected) <= 32 * torch.finfo(torch.float32).eps * largest, name
-    assert abs(stats.received.double().sum().item() / (2 * 32768) - 1) < 1e-6
+    assert abs(stats.received.double().sum().item() / 32768 - 1) < 1e-6
 
 
 @pytest.mark.slow
 def test_the_first_call_in_a_process_is_as_exact_as_the_second() -> None:
-    """torch's exp, first called by two threads at once, gave one of them five digits: 3 of 20 processes."""
-    script = (
-        "import torch, headwise as hw; torch.set_num_threads(2); torch.manual_seed(0);"
-        "q, k = torch.randn(2, 1, 8, 4096, 64);"
-        "torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True);"
-        "part = q[:, :, -128:];"
-        "first, second = (hw.AttentionMap(part, k).lse for _ in range(2));"
-        "assert torch.equal(first, second), (first - second).abs().max()"
-    )
-    for _ in range(8):
-        subprocess.run([sys.executable, "-c", script], check=True)
+    """torch's exp, first called by two threads at once, gave one of them five digits: 3 of 20 processes.
+
+    The processes are copies of one that has imported torch and called nothing of it.
+    """
+    script = """
+import os, traceback
+import torch, headwise as hw
+hw.AttentionMap
+
+def compare():
+    torch.set_num_threads(2); torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 8, 4096, 64)
+    torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
+    part = q[:, :, -128:]
+    first, second = (hw.AttentionMap(part, k).lse for _ in range(2))
+    assert torch.equal(first, second), (first - second).abs().max()
+
+for _ in range(8):
+    if not (process := os.fork()):
+        try:
+            compare()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.slow

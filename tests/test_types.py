@@ -10,7 +10,11 @@ import pytest
 
 import headwise
 
+ROOT = Path(headwise.__file__).parents[2]
+# Options of mypy that pyproject.toml leaves off for our own files. With all others as they are there, what
+# `make lint` has found out of torch and headwise is known here, too: it takes a minute.
 SOURCE = """
+# mypy: disallow-untyped-calls, disallow-untyped-decorators, warn-return-any
 from contextlib import AbstractContextManager
 from typing import assert_type
 
@@ -79,12 +83,9 @@ def test_a_type_checker_knows_what_blocks_results_and_indices_are(tmp_path: Path
     """`heads[3]`, `heads.table()` and what a block gives were Any to mypy; a dict by numbers was refused."""
     file = tmp_path / "of_a_user.py"
     file.write_text(SOURCE)
-    root = Path(headwise.__file__).parents[2]
-    cache = f"--cache-dir={root / '.mypy_cache' / 'of_a_user'}"
-    asked = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary", cache]
+    asked = [sys.executable, "-m", "mypy", "--no-error-summary", str(file)]
     found = subprocess.run(
-        [*asked, "--follow-imports=silent", str(file)],
-        cwd=root, env={"MYPYPATH": str(root / "src"), "PATH": ""}, capture_output=True, text=True,
+        asked, cwd=ROOT, env={"MYPYPATH": "src", "PATH": ""}, capture_output=True, text=True,
     )  # fmt: skip
     refused = [number for number, line in enumerate(SOURCE.splitlines(), 1) if "# E:" in line]
     said = [line for line in found.stdout.splitlines() if "error:" in line]

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,20 @@ from command_line import PROGRAM, started
 from headwise.cli import main
 from headwise.course.exercises import PLANTS, exercise_of, repair_of
 from headwise.course.lesson import lesson
+from headwise.examiner.desk.template import Template
 
 pytest.importorskip("typer")
 
 
 @pytest.fixture
 def learn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    one_template: Template,
 ) -> Callable[..., tuple[int, str]]:
-    """`headwise learn` in a folder of its own: exit code, and what is said."""
+    """`headwise learn` in a folder of its own: exit code, and what is said. All checks share one template."""
+    monkeypatch.setattr("headwise.cli.learn_verbs.template_of_checks", lambda: nullcontext(one_template))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 

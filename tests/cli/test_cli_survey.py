@@ -174,8 +174,8 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_ctrl_c_ends_it_without_a_word_and_it_goes_on(own: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"{at} {TEXTS[at % 3]}"}) + "\n" for at in range(160)))
-    command = [*PROGRAM, "survey", own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
-    process = started(*command)
+    command = [own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
+    process = started(*PROGRAM, "survey", *command)
     end = time.monotonic() + 60
     while not list((tmp_path / "out").glob("documents-*")) and time.monotonic() < end:
         time.sleep(0.02)
@@ -183,8 +183,7 @@ def test_ctrl_c_ends_it_without_a_word_and_it_goes_on(own: str, tmp_path: Path) 
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and (out, err) == (b"", b"")
     assert not list((tmp_path / "out").glob(".*"))
-    code, out, _ = run(*command)
-    assert code == 0 and "small read 160 documents" in out
+    assert "small read 160 documents" in survey(*command, code=0)
 
 
 @pytest.mark.slow
@@ -193,11 +192,10 @@ def test_a_disk_that_is_full_is_said_and_survived(own: str, tmp_path: Path) -> N
     """A limit on the size of files is what a full disk is to a process: a write that fails half way."""
     corpus = tmp_path / "a.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"{at} {TEXTS[at % 3]}"}) + "\n" for at in range(48)))
-    command = [*PROGRAM, "survey", own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
+    command = [own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles"]
     small = "ulimit -f 8; trap '' XFSZ; exec \"$@\""  # 8 KiB
-    code, _, err = run("bash", "-c", small, "bash", *command)
+    code, _, err = run("bash", "-c", small, "bash", *PROGRAM, "survey", *command)
     assert code == 2, err
     assert re.fullmatch(r"headwise: out must be writable: .*File too large; .*run the same again\n", err)
     assert not list((tmp_path / "out").glob(".*"))
-    code, out, _ = run(*command)
-    assert code == 0 and "small read 48 documents" in out
+    assert "small read 48 documents" in survey(*command, code=0)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from headwise.heads.record import Record
 from headwise.heads.together import whole_maps
 from headwise.models.pretrained import Pretrained, load
 from trained import STORY, an_own_folder
+from warm_start import started_warm
 
 pytest.importorskip("pyarrow")
 
@@ -1063,13 +1063,7 @@ def test_a_job_of_ray_writes_the_same_files(shared: Shared, tmp_path: Path) -> N
 
 
 def command(shared: Shared, out: Path) -> list[str]:
-    given = [shared.model, str(shared.corpus), "--out", str(out), "--block", "16", "--no-roles"]
-    return [sys.executable, "-m", "headwise", "survey", *given]
-
-
-def environment() -> dict[str, str]:
-    place = str(Path(hw.__file__).parents[1])
-    return os.environ | {"PYTHONPATH": place, "OMP_NUM_THREADS": "1"}
+    return ["survey", shared.model, str(shared.corpus), "--out", str(out), "--block", "16", "--no-roles"]
 
 
 @pytest.mark.slow
@@ -1079,20 +1073,17 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(shared: Shared, t
     kills = 0
     for _ in range(6):
         begun = len(there.finished()) if there.folder.exists() else 0
-        process = subprocess.Popen(
-            command(shared, there.folder),
-            env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        process = started_warm(*command(shared, there.folder), said=tmp_path / "said")
         end = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < end:
+        while process.is_alive() and time.monotonic() < end:
             if there.folder.exists() and len(there.finished()) > begun:
                 break
             time.sleep(0.01)
         time.sleep(draw.random() * 0.1)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
+        if process.is_alive():
+            process.kill()
             kills += 1
-        process.wait()
+        process.join()
     assert kills >= 4
     run(shared.model, shared.corpus, there.folder)
     assert files(there.folder) == files(shared.whole.folder)
@@ -1110,9 +1101,11 @@ def port() -> int:
 @pytest.mark.slow
 def test_two_processes_of_torchrun_write_what_one_writes(shared: Shared, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    place = str(Path(hw.__file__).parents[1])
     done = subprocess.run(
-        [*torchrun, *command(shared, tmp_path)[1:]],
-        env=environment(), capture_output=True, text=True, timeout=100,
+        [*torchrun, "-m", "headwise", *command(shared, tmp_path)],
+        env=os.environ | {"PYTHONPATH": place, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("small read 140 documents") == 1
@@ -1126,20 +1119,18 @@ def test_a_worker_that_is_lost_leaves_its_documents_to_the_others(
 ) -> None:
     """Without torchrun's agent, which would end them all: as under a job queue."""
     there = Shards(tmp_path / "out")
-    here = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    here = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    said = [tmp_path / f"said {rank}" for rank in range(2)]
     both = [
-        subprocess.Popen(
-            command(shared, there.folder),
-            env=here | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
+        started_warm(*command(shared, there.folder), said=said[rank], **here, RANK=str(rank))
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     end = time.monotonic() + 60
     while (not there.folder.exists() or len(there.finished()) < 4) and time.monotonic() < end:
         time.sleep(0.01)
-    both[1].send_signal(signal.SIGKILL)
-    said, wrong = both[0].communicate(timeout=90)
-    both[1].communicate()
-    assert both[0].returncode == 0, wrong
-    assert "small read 140 documents" in said
+    both[1].kill()
+    for process in both:
+        process.join(90)
+    assert both[0].exitcode == 0, said[0].read_text()
+    assert "small read 140 documents" in said[0].read_text()
     assert files(there.folder) == files(shared.whole.folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,45 +48,38 @@ def test_a_lesson_that_is_run_says_what_its_cells_print_and_draw() -> None:
     assert "rows sum to" in shown[1].printed and shown[3].pictures[0].startswith(b"\x89PNG")
 
 
-@pytest.fixture(scope="module")
-def desk() -> Iterator[Template]:
-    """Torch is imported once for all files."""
-    with Template() as template:
-        yield template
-
-
 @pytest.mark.slow
 @every_lesson
 def test_its_start_is_not_judged_and_its_solution_is_right(
-    one: Lesson, tmp_path: Path, desk: Template
+    one: Lesson, tmp_path: Path, one_template: Template
 ) -> None:
     exercise = exercise_of(one)
     file = tmp_path / one.file_name
     file.write_text(laid_out(exercise, one.title, "headwise learn check"), "utf-8")
-    begun = hw.check_file(file, exercise.name, template=desk)
+    begun = hw.check_file(file, exercise.name, template=one_template)
     assert begun.verdict == "not judged" and "still to be written" in begun.summary
     file.write_text(exercise.solution, "utf-8")
-    solved = hw.check_file(file, exercise.name, template=desk)
+    solved = hw.check_file(file, exercise.name, template=one_template)
     assert solved.ok, str(solved)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", PLANTS)
-def test_a_repair_has_the_fault_it_says(fault: str, tmp_path: Path, desk: Template) -> None:
+def test_a_repair_has_the_fault_it_says(fault: str, tmp_path: Path, one_template: Template) -> None:
     exercise = repair_of(fault)
     file = tmp_path / "repair.py"
     file.write_text(exercise.start, "utf-8")
-    assert [each.key for each in hw.check_file(file, exercise.name, template=desk).faults] == [fault]
+    assert [each.key for each in hw.check_file(file, exercise.name, template=one_template).faults] == [fault]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code", {plant.code: plant for plant in PLANTS.values()}.values(), ids=lambda plant: plant.name
 )
-def test_what_faults_are_planted_in_is_right(code: Plant, tmp_path: Path, desk: Template) -> None:
+def test_what_faults_are_planted_in_is_right(code: Plant, tmp_path: Path, one_template: Template) -> None:
     file = tmp_path / "right.py"
     file.write_text(code.code, "utf-8")
-    assert hw.check_file(file, code.name, template=desk).ok
+    assert hw.check_file(file, code.name, template=one_template).ok
 
 
 def test_plants_are_faults_of_the_library_and_change_something() -> None:
@@ -113,11 +105,10 @@ def test_a_notebook_holds_the_lesson_and_its_check(one: Lesson) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("half", [0, 1], ids=["odd", "even"])
-def test_notebooks_run(half: int, tmp_path: Path) -> None:
-    """Half of them, one after another in one kernel, which forgets all names in between."""
+def test_notebooks_run(tmp_path: Path) -> None:
+    """One after another in one kernel, which forgets all names in between."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    books = [nbformat.reads(notebook(one), as_version=4) for one in lessons()[half::2]]
+    books = [nbformat.reads(notebook(one), as_version=4) for one in lessons()]
     whole = nbformat.v4.new_notebook()
     for book in books:
         nbformat.validate(book)
@@ -233,16 +224,16 @@ OTHERWISE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_right_in_another_way_is_not_solved(name: str, tmp_path: Path, desk: Template) -> None:
+def test_right_in_another_way_is_not_solved(name: str, tmp_path: Path, one_template: Template) -> None:
     number, source, words = OTHERWISE[name]
     study = Study(tmp_path)
     task = study.task(str(number))
     study.start(task)
     task.path.write_text(f"import torch\n\n{source}\n", "utf-8")
-    outcome = study.check(task, desk)
+    outcome = study.check(task, one_template)
     assert not outcome.ok and words in " ".join(outcome.otherwise)
     task.path.write_text(task.exercise.solution, "utf-8")
-    assert study.check(task, desk).ok and study.progress.solved(task.key)
+    assert study.check(task, one_template).ok and study.progress.solved(task.key)
 
 
 # The learner's folder

@@ -9,15 +9,6 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from headwise.examiner.desk.template import Template
-
-
-@pytest.fixture(scope="session")
-def one_template() -> Iterator[Template]:
-    """Torch is imported once, and each file runs in a copy of that process."""
-    with Template() as running:
-        yield running
-
 
 @pytest.fixture(scope="package", autouse=True)
 def _sources_read_once() -> Iterator[None]:

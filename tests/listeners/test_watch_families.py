@@ -126,8 +126,11 @@ def numbered(kept: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def eager_weights(family: Family, side: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    model = family.build(dtype, "eager")
+def eager_weights(
+    family: Family, side: str, dtype: torch.dtype, model: nn.Module | None = None
+) -> dict[str, Tensor]:
+    """By the model, or by one that is built for it."""
+    model = model or family.build(dtype, "eager")
     with eager_weights_kept(model) as kept:
         output = run(model, family.feed(side, dtype), output_attentions=True)
     given = [x for name, part in output.items() if name.endswith("attentions") and part for x in part]
@@ -208,9 +211,11 @@ def each(*routes: str, judged: bool = False) -> Any:
 
 @each("hook", judged=True)
 def test_the_weights_heard_are_the_eager_ones(family: Family) -> None:
+    eager = {dtype: family.build(dtype, "eager") for dtype in (DOUBLE, SINGLE)}
+    models = {dtype: family.build(dtype) for dtype in (DOUBLE, SINGLE)}
     for side in family.sides:
-        truth, plain = (eager_weights(family, side, dtype) for dtype in (DOUBLE, SINGLE))
-        exact, found = (heard(family, side, dtype) for dtype in (DOUBLE, SINGLE))
+        truth, plain = (eager_weights(family, side, dtype, model) for dtype, model in eager.items())
+        exact, found = (heard(family, side, dtype, model) for dtype, model in models.items())
         assert set(exact) == set(found) == set(truth)
         padding = {path: check_padding(family, side, exact[path]) for path in truth}
         rounding = torch.finfo(SINGLE).eps + max(
@@ -245,8 +250,10 @@ def only(weights: Tensor, queries: Tensor | None) -> Tensor:
     return weights.movedim(1, -1) if queries is None else weights.movedim(1, -1)[queries]
 
 
-def heard(family: Family, side: str, dtype: torch.dtype, fallback: str | None = None) -> dict[str, Call]:
-    model, listener = family.build(dtype), Heard()
+def heard(
+    family: Family, side: str, dtype: torch.dtype, model: nn.Module, fallback: str | None = None
+) -> dict[str, Call]:
+    listener = Heard()
     with attach(model, listener, fallback):
         run(model, family.feed(side, dtype))
     assert len(set(listener.paths)) == len(listener.paths)
@@ -269,8 +276,9 @@ def check_padding(family: Family, side: str, call: Call) -> tuple[Tensor | None,
 @each("hook", "eager", "mixed")
 def test_listening_changes_nothing(family: Family) -> None:
     fallback = None if family.route == "hook" else "eager"
+    model = family.build(family.finest)
     for side in family.sides:
-        model, inputs = family.build(family.finest), family.feed(side, family.finest)
+        inputs = family.feed(side, family.finest)
         outside, before = run(model, inputs), traces(model)
         with attach(model, Heard(), fallback):
             inside = run(model, inputs)
@@ -285,8 +293,10 @@ def test_listening_changes_nothing(family: Family) -> None:
 
 @each("eager", "mixed")
 def test_weights_a_model_makes_itself_are_read_with_fallback_eager(family: Family) -> None:
+    model, eager = family.build(family.finest), family.build(family.finest, "eager")
     for side in family.sides:
-        calls, truth = heard(family, side, family.finest, "eager"), eager_weights(family, side, family.finest)
+        calls = heard(family, side, family.finest, model, "eager")
+        truth = eager_weights(family, side, family.finest, eager)
         assert set(calls) == set(truth)
         for path, call in calls.items():
             queries, keys = check_padding(family, side, call)
@@ -545,8 +555,8 @@ def generated(model: nn.Module, cache: str, side: str) -> Tensor:
 )
 def test_generating(name: str, cache: str) -> None:
     """The same tokens; at each step one query over the keys there are, with the eager weights."""
+    model, eager = generator(name), generator(name, "eager")
     for side in ("none", "left"):
-        model, eager = generator(name), generator(name, "eager")
         expected, listener = generated(model, cache, side), Heard()
         with attach(model, listener):
             found = generated(model, cache, side)
