@@ -52,6 +52,13 @@ def joined(heads: Tensor, batch_dim: int) -> Tensor:
     return (heads.transpose(1, 2) if batch_dim == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
 
 
+def by_head(x: Tensor, head_dim: int, batch_dim: int) -> Tensor:
+    """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
+    a, b, width = x.shape
+    x = x.view(a, b, width // head_dim, head_dim)
+    return x.transpose(1, 2) if batch_dim == 0 else x.permute(1, 2, 0, 3)
+
+
 def _bias_added(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None or not x.is_cpu:
         return functional.linear(x, weight, bias)
@@ -129,9 +136,7 @@ class Step(NamedTuple):
 
     def by_head(self, x: Tensor) -> Tensor:
         """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
-        a, b, width = x.shape
-        x = x.view(a, b, width // self.head_dim, self.head_dim)
-        return x.transpose(1, 2) if self.batch_dim == 0 else x.permute(1, 2, 0, 3)
+        return by_head(x, self.head_dim, self.batch_dim)
 
     def side_by_side(self, q: Tensor, k: Tensor, v: Tensor, count: int) -> Projected:
         """Heads as they were projected, in one tensor or in two."""
@@ -153,22 +158,6 @@ class Step(NamedTuple):
             return Scores(q, k, self.kernel.rules(self.causal, q.shape), Scoring(self.scale))
         keys = None if added is None else added[:, 0, 0] == 0
         return Scores(q, k, _mask(self.causal, keys), Scoring(self.scale))
-
-
-def step_of(
-    num_heads: int,
-    head_dim: int,
-    batch_dim: int,
-    causal: bool,
-    empty_row_value: float,
-    kernel: Kernel | None,
-    returns_weights: bool = True,
-) -> Step:
-    """Of heads that each have keys of their own, with the usual scale."""
-    scale = head_dim**-0.5
-    return Step(
-        num_heads, num_heads, head_dim, batch_dim, causal, empty_row_value, kernel, scale, returns_weights
-    )
 
 
 def _mask(causal: bool, keys: Tensor | None) -> Mask:
