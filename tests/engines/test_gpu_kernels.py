@@ -22,9 +22,7 @@ from headwise import Mask
 from headwise.engines import second_pass
 from headwise.engines import statistics as statistics_room
 from headwise.engines.gpu import launches
-from headwise.engines.gpu.launches import PLANS
 from headwise.engines.statistics import ACCUMULATORS, ROW_STATISTICS, STATISTICS, Accumulator, Statistic
-from headwise.nn import one_step
 from headwise.reference import allowed
 from headwise.scoring import Alibi, Relative
 from judge import Case, assert_judged, error, largest, sizes
@@ -51,7 +49,6 @@ if torch.cuda.is_available():
     pytest.skip("by design: with a GPU, test_cuda_second_pass.py", allow_module_level=True)
 
 import interpreted_kernels
-from headwise.engines.gpu import dense as dense_room
 from headwise.engines.gpu import request as request_room
 
 interpreted, mended = interpreted_kernels.interpreted, interpreted_kernels.mended
@@ -616,35 +613,12 @@ def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPat
     assert "install gcc, or set CC" in str(launches.no_compiler())
 
 
-@pytest.mark.thinned(99, keep=["True-True-False"])
-@pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_plainest_weights_are_planned_once_a_shape(average: bool, padded: bool, causal: bool) -> None:
-    for seed, T in ((1, 19), (2, 19), (3, 37)):  # the second finds the first one's plan
-        torch.manual_seed(seed)
-        q, k = torch.randn(2, 2, 3, T, 16)
-        lengths = torch.tensor([T, 5])
-        added = None
-        if padded:
-            hidden = torch.arange(T) >= lengths[:, None]
-            added = torch.zeros(2, T).masked_fill(hidden, -1e30)[:, None, None]
-        mask = Mask.padding(lengths) if padded else None
-        truth = hw.AttentionMap(q.double(), k.double(), mask=mask, causal=causal)
-        found = dense_room.plainest(q, k, truth.lse.float().contiguous(), added, causal, 0.25, average)
-        assert error(found, truth.mean_heads() if average else truth.dense()) < 1e-5
-    assert len(PLANS.made_by("dense")) == 2
-
-
 @pytest.mark.thinned
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("across", [False, True])
-def test_one_step_with_weights_is_torchs_class(
-    across: bool, average: bool, used: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_step_with_weights_is_torchs_class(across: bool, average: bool, used: bool) -> None:
     """Forward, backward, and through the weights; with a sequence of padding alone in the second call."""
-    monkeypatch.setattr(one_step, "HALF", (torch.float32,))
     torch.manual_seed(3)
     theirs = torch.nn.MultiheadAttention(16, 2, batch_first=True)
     ours = hw.nn.MultiheadAttention(16, 2, batch_first=True)

@@ -370,5 +370,3 @@ CUDA_EFFICIENT = Kernel(
     folds=True,
     switch=torch.backends.cuda.mem_efficient_sdp_enabled,
 )
-
-KERNELS = (CUDNN, CUDA_FLASH, CUDA_EFFICIENT, CPU_FLASH)

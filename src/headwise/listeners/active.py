@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from ..engines.scores import Scores
 from ..errors import ArgumentError
-from ..facts import fact
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
 from ..heads.together import SHORT, SHORT_ON_CPU, Group
 from ..map import AttentionMap
+from ..mask_meaning import fact
 from ..mask_rules import can_read
 from ..masks import Mask
 from ..parallel.local_heads import LocalHeads

@@ -174,25 +174,23 @@ def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None
         )
 
 
-def check_projected(**layers: tuple[Tensor, int, int]) -> None:
-    """Raise for what projections gave, with how many heads of how many channels it should be, if it is not.
+def check_projected(name: str, x: Tensor, heads: int, width: int) -> None:
+    """Raise unless what a projection gave is a plain tensor of so many heads of so many channels.
 
     Raises:
         ArgumentError: a tensor that lies over several processes.
         ShapeError: another width.
     """
     shard = "to lay heads over devices use headwise.parallel.shard_heads(module, mesh)"
-    for name, (x, heads, width) in layers.items():
-        if type(x).__name__ == "DTensor":
-            raise ArgumentError(
-                f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not "
-                f"take; {shard} in place of parallelize_module"
-            )
-        if x.shape[-1] != heads * width:
-            raise ShapeError(
-                f"{name} must give {heads} heads of {width}: got {x.shape[-1]} channels, {list(x.shape)}; "
-                f"{shard}"
-            )
+    if type(x).__name__ == "DTensor":
+        raise ArgumentError(
+            f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not "
+            f"take; {shard} in place of parallelize_module"
+        )
+    if x.shape[-1] != heads * width:
+        raise ShapeError(
+            f"{name} must give {heads} heads of {width}: got {x.shape[-1]} channels, {list(x.shape)}; {shard}"
+        )
 
 
 def _check_one(

@@ -405,19 +405,24 @@ class MultiHeadAttention(nn.Module):
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
-        q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
-        H, Hk, D, Dv = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
-        fit = q.shape[-1] == H * D and k.shape[-1] == Hk * D
-        if not fit or type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES:
-            module_call.check_projected(q_proj=(q, H, D), k_proj=(k, Hk, D))
-        (B, T, _), S = q.shape, k.shape[1]
-        if self.qk_norm is not None:
-            q, k = options.normalised(self, self.q_norm, q), options.normalised(self, self.k_norm, k)
-        return (
-            q.reshape(B, T, H, D).transpose(1, 2),
-            k.reshape(B, S, Hk, D).transpose(1, 2),
-            v.reshape(B, S, Hk, Dv).transpose(1, 2),
-        )
+        return self._queries(query), *self._keys_and_values(key, value)
+
+    def _queries(self, query: Tensor) -> Tensor:
+        """q [B, H, T, D]"""
+        q, H, D = self.q_proj(query), self.num_heads, self.head_dim
+        if q.shape[-1] != H * D or type(q) not in PLAIN_TYPES:
+            module_call.check_projected("q_proj", q, H, D)
+        q = options.normalised(self, self.q_norm, q)
+        return q.reshape(*q.shape[:2], H, D).transpose(1, 2)
+
+    def _keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """k [B, Hk, S, D], v [B, Hk, S, Dv]"""
+        k, v, Hk, D = self.k_proj(key), self.v_proj(value), self.num_kv_heads, self.head_dim
+        if k.shape[-1] != Hk * D or type(k) not in PLAIN_TYPES:
+            module_call.check_projected("k_proj", k, Hk, D)
+        k = options.normalised(self, self.k_norm, k)
+        B, S, _ = k.shape
+        return k.reshape(B, S, Hk, D).transpose(1, 2), v.reshape(B, S, Hk, self.value_dim).transpose(1, 2)
 
     def reset_parameters(self) -> None:
         """Draw new weights as torch's class draws its own; norms, biases and sinks as they begin."""

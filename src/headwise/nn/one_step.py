@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
-from ..engines.gpu.launches import PLANS, cannot
+from ..engines.gpu.launches import PLANS
 from ..engines.gradients import Context
 from ..engines.kernels import HALF, Kernel, KernelCall, Three
 from ..engines.plain import TILES
@@ -50,6 +50,13 @@ SEES_NOTHING = -HIDDEN  # lse of a query that sees no key, so that exp(score - l
 def joined(heads: Tensor, batch_dim: int) -> Tensor:
     """[N, L, E] or [L, N, E] from [N, H, L, D]"""
     return (heads.transpose(1, 2) if batch_dim == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
+
+
+def by_head(x: Tensor, head_dim: int, batch_dim: int) -> Tensor:
+    """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
+    a, b, width = x.shape
+    x = x.view(a, b, width // head_dim, head_dim)
+    return x.transpose(1, 2) if batch_dim == 0 else x.permute(1, 2, 0, 3)
 
 
 def _bias_added(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -129,9 +136,7 @@ class Step(NamedTuple):
 
     def by_head(self, x: Tensor) -> Tensor:
         """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
-        a, b, width = x.shape
-        x = x.view(a, b, width // self.head_dim, self.head_dim)
-        return x.transpose(1, 2) if self.batch_dim == 0 else x.permute(1, 2, 0, 3)
+        return by_head(x, self.head_dim, self.batch_dim)
 
     def side_by_side(self, q: Tensor, k: Tensor, v: Tensor, count: int) -> Projected:
         """Heads as they were projected, in one tensor or in two."""
@@ -153,22 +158,6 @@ class Step(NamedTuple):
             return Scores(q, k, self.kernel.rules(self.causal, q.shape), Scoring(self.scale))
         keys = None if added is None else added[:, 0, 0] == 0
         return Scores(q, k, _mask(self.causal, keys), Scoring(self.scale))
-
-
-def step_of(
-    num_heads: int,
-    head_dim: int,
-    batch_dim: int,
-    causal: bool,
-    empty_row_value: float,
-    kernel: Kernel | None,
-    returns_weights: bool = True,
-) -> Step:
-    """Of heads that each have keys of their own, with the usual scale."""
-    scale = head_dim**-0.5
-    return Step(
-        num_heads, num_heads, head_dim, batch_dim, causal, empty_row_value, kernel, scale, returns_weights
-    )
 
 
 def _mask(causal: bool, keys: Tensor | None) -> Mask:
@@ -552,54 +541,10 @@ def weights_of_step(
     projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool
 ) -> Tensor:
     """The weights of a step, [N, H, L, S] or [N, L, S]."""
-    q, k, _ = step.heads(tuple(x.detach() for x in projected))
-    if q.dtype not in HALF or cannot(step.scores(q, k, added)) is not None:
-        q, k, _ = step.heads(projected)
-        seen = lse if added is None else lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
-        shown = weights.weights(step.scores(q, k, added), seen, mean=average)
-    elif torch.is_grad_enabled() and any(x.requires_grad for x in projected):
-        shown = _Weights.apply(lse, added, step, average, *projected)
-    else:
-        shown = _in_kernels(projected, lse, added, step, average)
+    q, k, _ = step.heads(projected)
+    seen = lse if added is None else lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+    shown = weights.weights(step.scores(q, k, added), seen, mean=average)
     if added is None or step.empty_row_value == 0:
         return shown
     empty = lse > SEES_NOTHING / 2  # [N, H, L]
     return shown.masked_fill((empty[:, 0] if average else empty)[..., None], step.empty_row_value)
-
-
-def _in_kernels(projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool) -> Tensor:
-    from ..engines.gpu.dense import plainest
-
-    q, k, _ = step.heads(projected)
-    return plainest(q, k, lse.contiguous(), added, step.causal, step.scale, average)
-
-
-class _Weights(torch.autograd.Function):
-    """`_in_kernels` with a way back, for those few who use it."""
-
-    @staticmethod
-    def forward(
-        ctx: Context, lse: Tensor, added: Tensor | None, step: Step, average: bool, *projected: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(lse, added, *projected)
-        ctx.step, ctx.average = step, average
-        return _in_kernels(projected, lse, added, step, average)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (lse, added, *kept) = grads, ctx.saved_tensors
-        step, average, projected = ctx.step, ctx.average, tuple(kept)
-        if plain.needs_differentiable_backward(grad):
-
-            def forward(*projected: Tensor) -> Tensor:
-                q, k, _ = step.heads(projected)
-                whole, _ = plain.weights_of(step.scores(q, k, added))
-                return (whole.mean(1) if average else whole).to(q.dtype)
-
-            needed = (True,) * len(projected)
-            return *(None,) * 4, *plain.gradients(forward, projected, needed, grad)
-        q, k, v = step.heads(projected)
-        dq, dk, *_ = weights.gradients(step.scores(q, k, added), lse, None, average, grad, bias=False)
-        assert dq is not None and dk is not None
-        parts = dq.to(v.dtype), dk.to(v.dtype), torch.zeros_like(v)
-        return *(None,) * 4, *step.side_by_side(*parts, len(projected))

@@ -17,26 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ...indexing import Index
-from ...masks import CAUSAL, NOTHING_HIDDEN
-from ...scoring import Scoring
-from ..scores import Scores
-from .launches import (
-    FEW_ROWS,
-    NOT_SPECIAL,
-    PLANS,
-    SHORT,
-    SHORT_ROWS,
-    Arguments,
-    interpreted,
-    takes_descriptors,
-)
+from .launches import FEW_ROWS, NOT_SPECIAL, SHORT, SHORT_ROWS, interpreted, takes_descriptors
 from .lists import powers_of, seen_tiles
-from .request import Launch, Prepared, Request
+from .request import Prepared, Request
 from .rows import mass_of, settled
 from .tile import (
     BIG,
     HIDDEN,
-    Rules,
     between,
     ends,
     in_band,
@@ -254,24 +241,14 @@ def dense(prepared: Prepared, columns: Index | None) -> Tensor:
             *(0 if n == 1 else s for n, s in zip(seen.shape[:2], seen.stride(), strict=False)),
             seen.stride(2),
         )
-    tensors = prepared.lse, _mass(prepared), out, asked.numbers, seen, strides
-    _dense_launch(asked, tensors)(prepared.q, asked.request.k, prepared.rules, *tensors)
+    tiles = triton.cdiv(asked.size, asked.request.setup.N)
+    programs = asked.request.B * asked.request.H * asked.request.blocks
+    splits = min(tiles, max(min(4, triton.cdiv(tiles, 16)), triton.cdiv(PROGRAMS, programs)))
+    asked.request.launch(
+        dense_kernel, (splits * asked.request.blocks, asked.request.H), prepared.lse, _mass(prepared), out,
+        asked.numbers, seen, strides, sizes=(asked.begin, asked.size, splits, tiles),
+    )  # fmt: skip
     return out
-
-
-def _dense_launch(asked: Asked, tensors: Arguments) -> Launch:
-    request, count = asked.request, asked.size
-    tiles = triton.cdiv(count, request.setup.N)
-    splits = max(
-        min(4, triton.cdiv(tiles, 16)), triton.cdiv(PROGRAMS, request.B * request.H * request.blocks)
-    )
-    splits = min(tiles, splits)
-    return request.planned(
-        dense_kernel,
-        (splits * request.blocks, request.H),
-        *tensors,
-        sizes=(asked.begin, count, splits, tiles),
-    )
 
 
 def mean(prepared: Prepared, columns: Index | None) -> Tensor:
@@ -285,62 +262,13 @@ def mean(prepared: Prepared, columns: Index | None) -> Tensor:
         seen = seen.amax(1)  # [B or 1, row tiles, column tiles]: what any head is shown
         strides = (0 if seen.shape[0] == 1 else seen.stride(0), seen.stride(1))
     powers = powers_of(prepared.lse, prepared.kind)
-    tensors = powers, _mass(prepared), out, asked.numbers, seen, strides
-    _mean_launch(asked, tensors)(prepared.q, asked.request.k, prepared.rules, *tensors)
-    return out
-
-
-def _mean_launch(asked: Asked, tensors: tuple[Tensor, *Arguments]) -> Launch:
-    request, count, powers = asked.request, asked.size, tensors[0]
-    tiles = triton.cdiv(count, 2 * request.setup.N)
-    patch = min(PATCH, triton.next_power_of_2(request.blocks))
-    patches = triton.cdiv(request.blocks, patch)
-    sizes = (asked.begin, count, powers.shape[-1])
-    return request.planned(mean_kernel, (patch * tiles, patches), *tensors, sizes=sizes, options=(patch,))
-
-
-class _Plan(NamedTuple):
-    """What is the same for all calls of one kind: see `plainest`."""
-
-    launch: Launch
-    rules: Rules
-    kind: int
-
-
-def plainest(
-    q: Tensor, k: Tensor, lse: Tensor, added: Tensor | None, causal: bool, scale: float, average: bool
-) -> Tensor:
-    """All weights, [B, H, T, S], or with `average` their mean over heads, [B, T, S]: of 16-bit q and k.
-
-    Where weights are few the lines of Python before a kernel take longer than the kernel. What they find out
-    is kept for the next call of the same shape.
-
-    Args:
-        added: to the scores, in q's dtype, [B or 1, H or 1, T or 1, S].
-        lse: contiguous.
-    """
-    (B, H, T, _), S = q.shape, k.shape[2]
-    out = torch.empty((B, T, S) if average else (B, H, T, S), dtype=q.dtype, device=q.device)
-    places = q.data_ptr() | k.data_ptr() | lse.data_ptr() | out.data_ptr()
-    bias = None if added is None else (added.shape, added.stride(), added.data_ptr() & 15)
-    key = (
-        "dense", q.shape, k.shape, q.stride(), k.stride(), q.dtype, q.device, places & 15, bias, causal,
-        scale, average,
+    blocks = asked.request.blocks
+    patch = min(PATCH, triton.next_power_of_2(blocks))
+    tiles = triton.cdiv(asked.size, 2 * asked.request.setup.N)
+    asked.request.launch(
+        mean_kernel, (patch * tiles, triton.cdiv(blocks, patch)), powers, _mass(prepared), out, asked.numbers,
+        seen, strides, sizes=(asked.begin, asked.size, powers.shape[-1]), options=(patch,),
     )  # fmt: skip
-    plan: _Plan | None = PLANS.get(key)
-    lacking = (None,) * 3
-    if plan is None:
-        mask = CAUSAL if causal else NOTHING_HIDDEN
-        prepared = Prepared(Scores(q, k, mask, Scoring(scale, bias=added)), lse)
-        asked = _asked(prepared, None, "mean" if average else "dense")
-        if average:
-            launch = _mean_launch(asked, (powers_of(lse, prepared.kind), None, out, *lacking))
-        else:
-            launch = _dense_launch(asked, (lse, None, out, *lacking))
-        plan = _Plan(launch, prepared.rules._replace(bias=None), prepared.kind)
-        PLANS.keep(key, plan)
-    rules = plan.rules if added is None else plan.rules._replace(bias=added)
-    plan.launch(q, k, rules, powers_of(lse, plan.kind) if average else lse, None, out, *lacking)
     return out
 
 
