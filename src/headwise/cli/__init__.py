@@ -49,9 +49,8 @@ def application() -> typer.Typer:
     with needed("typer", "the headwise command needs typer"):
         import typer
     from .check_verb import check, explain
-    from .information_verbs import doctor, presets, start
     from .learn_verbs import learn
-    from .look_verbs import look, survey
+    from .verbs import doctor, look, presets, start, survey
 
     verbs = (
         look,

@@ -386,11 +386,15 @@ def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
     first = number = 1
     count = start = at = 0
     hashed = hashlib.blake2b(digest_size=16)
+
+    def piece() -> Piece:
+        return Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+
     with file.open("rb") as lines:
         while line := lines.readline(LONGEST):
             is_long = len(line) == LONGEST and not line.endswith(b"\n")
             if is_long and count:  # what came before goes by itself
-                yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+                yield piece()
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
             count += is_long or not line.isspace()
             while True:
@@ -402,10 +406,10 @@ def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
             number += 1
             if count == most or at - start >= PIECE_BYTES or is_long:
                 if count:
-                    yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+                    yield piece()
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
     if count:
-        yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+        yield piece()
 
 
 def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:

@@ -37,7 +37,7 @@ import torch
 
 from ..errors import ArgumentError, needed
 from ..models.pretrained import Pretrained, load
-from ..whole_files import half_written
+from ..whole_files import half_written, name_once
 from .document_rows import DOCUMENT, HEAD, Measure, Options, Rows
 from .documents import RETRY, Plan, Texts, arrow, first_line, table_of
 
@@ -190,17 +190,10 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if anew:
-            try:
-                os.link(half, place)
-            except FileExistsError:
-                return False
-            except OSError:  # a file system without links
-                if place.exists():
-                    return False
-                half.replace(place)
-        else:
+        if not anew:
             half.replace(place)
+        elif not name_once(half, place):
+            return False
         _sync_folder(place.parent)
         return True
     except OSError as error:

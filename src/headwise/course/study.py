@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
-from ..whole_files import whole_file
+from ..whole_files import name_once, whole_file
 from .exercises import PLANTS, Exercise, exercise_of, laid_out, repair_of
 from .lesson import lesson, lessons
 
@@ -283,20 +283,13 @@ class Study:
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Write a file whole, and only where there is none of that name: then a link to a finished file fails."""
+    """Write a file whole, and only where there is none of that name; return True if it was written."""
     half = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         half.write_text(text, "utf-8")
-        os.link(half, path)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        if path.exists():
-            return False
-        half.replace(path)
+        return name_once(half, path)
     finally:
         half.unlink(missing_ok=True)
-    return True
 
 
 # Whether code is what its exercise asks for
