@@ -39,11 +39,7 @@ headwise VERB --help tells more. headwise --install-completion lets Tab complete
 
 
 def application() -> typer.Typer:
-    """The typer application, made on demand so that importing this needs no typer.
-
-    Raises:
-        PackageMissing: typer is not installed.
-    """
+    """The typer application, made on demand so that importing this needs no typer."""
     from ..errors import needed
 
     with needed("typer", "the headwise command needs typer"):

@@ -112,9 +112,6 @@ class Plan:
 
     Attributes:
         lost: files and folders that could not be read, and why.
-
-    Raises:
-        ArgumentError: no document at all.
     """
 
     def __init__(
@@ -222,11 +219,6 @@ class Plan:
         Args:
             field: of Parquet, the column that has to be there.
             besides: a folder that is no part of it: what is written is not read.
-
-        Raises:
-            ArgumentError: no such file or folder; a file of another kind; nothing in it, or nothing that can
-                be read.
-            PackageMissing: pyarrow is not installed.
         """
         pyarrow, place = arrow(), Path(os.path.expanduser(corpus))
         if not place.exists():
@@ -444,11 +436,7 @@ class Texts:
         self._held: dict[str, Any] = {}  # the row group that was read last
 
     def block(self, number: int) -> Iterator[Document]:
-        """The documents of a block, in order. Those of a file that fails twice have an error that may pass.
-
-        Raises:
-            ArgumentError: a file that has changed since the plan was made, or is not there any more.
-        """
+        """Documents of a block, in order; those of a file that fails twice have an error that may pass."""
         for before, piece in self.plan.pieces_of(number):
             if piece.error is not None:
                 path = _shown_path(piece.path)

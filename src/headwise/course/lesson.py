@@ -91,11 +91,7 @@ class Lesson:
 
 
 def read_lesson(file_name: str, text: str) -> Lesson:
-    """Read a lesson from the text of its file.
-
-    Raises:
-        ArgumentError: a head that is none, a field that lacks, a text that is not a comment.
-    """
+    """Read a lesson from the text of its file."""
     number, _, name = file_name.removesuffix(".py").partition("_")
     docstring, cells = read_cells(file_name, text)
     title, _, lines = docstring.partition("\n")
@@ -123,11 +119,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def read_cells(file_name: str, text: str) -> tuple[str, tuple[Cell, ...]]:
-    """Return the docstring at the top of a file, and the cells below it.
-
-    Raises:
-        ArgumentError: a head that is none, a text that is not a comment.
-    """
+    """Return the docstring at the top of a file, and the cells below it."""
     head, *rest = re.split(r"(?m)^(?=# %%)", text)
     return ast.get_docstring(ast.parse(head)) or "", tuple(_cell(file_name, part) for part in rest)
 
@@ -158,11 +150,7 @@ def lessons() -> tuple[Lesson, ...]:
 
 
 def lesson(number: int) -> Lesson:
-    """The lesson of this number.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """The lesson of this number."""
     found = next((each for each in lessons() if each.number == number), None)
     if found is None:
         last = lessons()[-1].number
@@ -223,11 +211,7 @@ def computed(question: Question) -> str:
 
 
 def read_questions(level: Level, text: str) -> tuple[Question, ...]:
-    """The questions that a file of the deck holds.
-
-    Raises:
-        ArgumentError: a question without its lesson or its question mark, code that belongs to no question.
-    """
+    """The questions that a file of the deck holds."""
     questions: list[Question] = []
     for cell in read_cells(f"{level}.py", text)[1]:
         if cell.kind == "question":

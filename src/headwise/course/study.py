@@ -74,11 +74,7 @@ class Progress:
 
 
 def read_progress(folder: Path) -> Progress:
-    """What was done in this folder; nothing where there is none yet.
-
-    Raises:
-        ArgumentError: the file is not one of ours, or of a later headwise.
-    """
+    """What was done in this folder; nothing where there is none yet."""
     place = folder / FILE
     try:
         content = json.loads(place.read_text("utf-8"))
@@ -150,11 +146,7 @@ class Study:
         self.progress: Progress = read_progress(folder)
 
     def task(self, which: str | None = None) -> Task:
-        """Return the task by the number of its lesson, "repair 7" or its file; by default the last begun.
-
-        Raises:
-            ArgumentError: there is no such exercise, or none was begun.
-        """
+        """Return the task by the number of its lesson, "repair 7" or its file; by default the last begun."""
         if which is None:
             which = self.progress.current
             if not which:
@@ -194,11 +186,7 @@ class Study:
         return None
 
     def start(self, task: Task) -> bool:
-        """Lay it into the folder, where it is not there yet. Return True if it was laid.
-
-        Raises:
-            ArgumentError: the folder cannot be written to.
-        """
+        """Lay it into the folder, where it is not there yet. Return True if it was laid."""
         is_new = self.lay(
             task.path, laid_out(task.exercise, task.title, f"headwise learn check {task.which}")
         )
@@ -208,11 +196,7 @@ class Study:
         return is_new
 
     def lay(self, path: Path, text: str) -> bool:
-        """Write a new file of the folder; False where there is one of that name.
-
-        Raises:
-            ArgumentError: the folder cannot be written to.
-        """
+        """Write a new file of the folder; False where there is one of that name."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return _write_new(path, text)
@@ -224,11 +208,7 @@ class Study:
     def check(
         self, task: Task, template: Template | None = None, trust: bool = False, counts: bool = True
     ) -> Outcome:
-        """Check an exercise. If `counts`, add one to the number of its tries.
-
-        Raises:
-            ArgumentError: the file is not there.
-        """
+        """Check an exercise. If `counts`, add one to the number of its tries."""
         if not task.path.is_file():
             raise ArgumentError(
                 f"exercise must be begun first: there is no {task.path}; headwise learn start {task.which}"
