@@ -44,6 +44,19 @@ def place_for(
     return place
 
 
+def name_once(half: Path, place: Path) -> bool:
+    """Give a finished file its name, unless there is one of that name: then return False."""
+    try:
+        os.link(half, place)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if place.exists():
+            return False
+        half.replace(place)
+    return True
+
+
 @contextmanager
 def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
     """A file beside `place` to write to, which takes its name at the end; gone where anything goes wrong.

@@ -28,8 +28,8 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from headwise.cli import application, main
-from headwise.cli.look_verbs import SENTENCE
 from headwise.cli.terminal import SignOfLife, sign_of_life, texts_of
+from headwise.cli.verbs import SENTENCE
 from headwise.errors import ArgumentError
 from headwise.heads.roles import Role, Roles
 from headwise.models.pretrained import Pretrained, load

@@ -7,8 +7,7 @@ import re
 import pytest
 import torch
 
-from headwise.course.deck import LEVELS, computed, deck, read_questions
-from headwise.course.lesson import Question, lessons
+from headwise.course.lesson import LEVELS, Question, computed, deck, lessons, read_questions
 from headwise.errors import ArgumentError
 
 OWN = tuple(question for question in deck() if question.check)

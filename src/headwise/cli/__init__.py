@@ -39,19 +39,14 @@ headwise VERB --help tells more. headwise --install-completion lets Tab complete
 
 
 def application() -> typer.Typer:
-    """The typer application, made on demand so that importing this needs no typer.
-
-    Raises:
-        PackageMissing: typer is not installed.
-    """
+    """The typer application, made on demand so that importing this needs no typer."""
     from ..errors import needed
 
     with needed("typer", "the headwise command needs typer"):
         import typer
     from .check_verb import check, explain
-    from .information_verbs import doctor, presets, start
     from .learn_verbs import learn
-    from .look_verbs import look, survey
+    from .verbs import doctor, look, presets, start, survey
 
     verbs = (
         look,

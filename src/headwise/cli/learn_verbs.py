@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..course.lesson import lesson, lessons
+from ..course.lesson import computed, deck, lesson, lessons
 from ..course.study import FOLDER, Study
 from ..errors import ArgumentError, HeadwiseError
 from .check_verb import saves, template_of_checks
@@ -30,6 +30,7 @@ Folder = Annotated[
         "--folder", envvar="HEADWISE_COURSE", help="Where your exercises and progress are.", show_default=True
     ),
 ]
+Number = Annotated[int, typer.Argument(metavar="N", help="Which lesson.")]
 Which = Annotated[
     str | None,
     typer.Argument(
@@ -90,7 +91,7 @@ def _next(study: Study, task: Task | None) -> str:
 
 @learn.command()
 def read(
-    number: Annotated[int, typer.Argument(metavar="N", help="Which lesson.")],
+    number: Number,
     run: Annotated[bool, typer.Option(help="Run the code and show what it prints.")] = True,
 ) -> None:
     """Read a lesson in the terminal: text, code, and what the code prints; pictures are in its notebook.
@@ -140,10 +141,7 @@ def _code(console: Console, code: str, shown: Shown | None) -> None:
 
 
 @learn.command()
-def notebook(
-    number: Annotated[int, typer.Argument(metavar="N", help="Which lesson.")],
-    folder: Folder = Path(FOLDER),
-) -> None:
+def notebook(number: Number, folder: Folder = Path(FOLDER)) -> None:
     """Lay a lesson into your folder as a notebook, for Jupyter or Colab.
 
     Example: headwise learn notebook 3
@@ -157,10 +155,7 @@ def notebook(
 
 
 @learn.command()
-def start(
-    number: Annotated[int, typer.Argument(metavar="N", help="Which lesson.")],
-    folder: Folder = Path(FOLDER),
-) -> None:
+def start(number: Number, folder: Folder = Path(FOLDER)) -> None:
     """Lay the exercise of a lesson into your folder.
 
     Example: headwise learn start 3
@@ -333,8 +328,6 @@ def quiz(
 
     Example: headwise learn quiz --level easy
     """
-    from ..course.deck import deck
-
     study = Study(folder)
     questions = [
         question
@@ -365,8 +358,6 @@ def quiz(
 
 
 def _answer(console: Console, question: Question) -> None:
-    from ..course.deck import computed
-
     _markdown(console, question.answer)
     if "cell" in question.answer and not question.check:
         _say(console, f"(The cell is one of lesson {question.lesson}: headwise learn read {question.lesson})")

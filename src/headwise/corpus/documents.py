@@ -112,9 +112,6 @@ class Plan:
 
     Attributes:
         lost: files and folders that could not be read, and why.
-
-    Raises:
-        ArgumentError: no document at all.
     """
 
     def __init__(
@@ -222,11 +219,6 @@ class Plan:
         Args:
             field: of Parquet, the column that has to be there.
             besides: a folder that is no part of it: what is written is not read.
-
-        Raises:
-            ArgumentError: no such file or folder; a file of another kind; nothing in it, or nothing that can
-                be read.
-            PackageMissing: pyarrow is not installed.
         """
         pyarrow, place = arrow(), Path(os.path.expanduser(corpus))
         if not place.exists():
@@ -386,11 +378,15 @@ def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
     first = number = 1
     count = start = at = 0
     hashed = hashlib.blake2b(digest_size=16)
+
+    def piece() -> Piece:
+        return Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+
     with file.open("rb") as lines:
         while line := lines.readline(LONGEST):
             is_long = len(line) == LONGEST and not line.endswith(b"\n")
             if is_long and count:  # what came before goes by itself
-                yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+                yield piece()
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
             count += is_long or not line.isspace()
             while True:
@@ -402,10 +398,10 @@ def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
             number += 1
             if count == most or at - start >= PIECE_BYTES or is_long:
                 if count:
-                    yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+                    yield piece()
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
     if count:
-        yield Piece(_encoded(path), "json", first, count, start, at, hashed.hexdigest())
+        yield piece()
 
 
 def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:
@@ -440,11 +436,7 @@ class Texts:
         self._held: dict[str, Any] = {}  # the row group that was read last
 
     def block(self, number: int) -> Iterator[Document]:
-        """The documents of a block, in order. Those of a file that fails twice have an error that may pass.
-
-        Raises:
-            ArgumentError: a file that has changed since the plan was made, or is not there any more.
-        """
+        """Documents of a block, in order; those of a file that fails twice have an error that may pass."""
         for before, piece in self.plan.pieces_of(number):
             if piece.error is not None:
                 path = _shown_path(piece.path)

@@ -17,7 +17,7 @@ from ..heads.layer import MIXED
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
-from ..show.heads_tables import HeadsTable
+from ..show.heads_tables import HeadsTable, add_place
 from ..show.tables import HEADERS, IN_WORDS, WEIGHTS, as_number, as_text, empty_table
 from ..show.texts import plain
 from .document_rows import PLACE, STATISTICS, Measure, finite_or_none
@@ -347,10 +347,7 @@ def _table(survey: Survey, heads: list[HeadSummary], sort: str) -> HeadsTable:
     """One row per head: its label and in how many documents, how much it depends on the text, means and
     spreads, the document that moves it most."""
     table = empty_table("", elsewhere=ELSEWHERE)
-    if all(isinstance(head.layer, int) for head in survey.heads):
-        table.add("layer")
-    else:
-        table.add("layer", least=10, easy=18)
+    add_place(table, "layer", (head.layer for head in survey.heads))
     table.add("head")
     table.add("label (share of\ndocuments)", "label", easy=24, least=0)
     table.add("depends\non text", "dependence")
@@ -374,11 +371,7 @@ def _table(survey: Survey, heads: list[HeadSummary], sort: str) -> HeadsTable:
 
 
 def losses_table(survey: Survey) -> HeadsTable:
-    """What is not in the numbers: how many of each kind, and a row for each of the first of them.
-
-    Raises:
-        PackageMissing: rich is not installed.
-    """
+    """What is not in the numbers: how many of each kind, and a row for each of the first of them."""
     table = empty_table("", elsewhere=ELSEWHERE)
     table.add("count")
     table.add("not read", least=0, easy=22)
@@ -398,11 +391,7 @@ def _name_of_loss(loss: Loss) -> str:
 
 
 def check_sort(sort: str) -> None:
-    """Check that a table can be sorted by this name.
-
-    Raises:
-        ArgumentError: it cannot.
-    """
+    """Raise `ArgumentError` if no table can be sorted by this name."""
     known = (*ORDERS, *STATISTICS)
     if sort not in known:
         raise ArgumentError(f"sort must be a known name: got {sort!r}; {nearest(sort, known)}")

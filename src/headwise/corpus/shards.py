@@ -37,7 +37,7 @@ import torch
 
 from ..errors import ArgumentError, needed
 from ..models.pretrained import Pretrained, load
-from ..whole_files import half_written
+from ..whole_files import half_written, name_once
 from .document_rows import DOCUMENT, HEAD, Measure, Options, Rows
 from .documents import RETRY, Plan, Texts, arrow, first_line, table_of
 
@@ -91,11 +91,7 @@ class Shards:
         return {int(number) for number in numbers if number.isdecimal()}
 
     def write(self, number: int, rows: Rows) -> None:
-        """Write a block. One with failures that may pass never replaces one without.
-
-        Raises:
-            ArgumentError: it cannot be written; what was finished before stays.
-        """
+        """Write a block. One with failures that may pass never replaces one without."""
         retry = any(row["failure"] == RETRY for row in rows.documents)
         if retry and self.place(DOCUMENTS, number).exists():
             return
@@ -118,11 +114,7 @@ class Shards:
             self.place(table, number, retry=retry).unlink(missing_ok=True)
 
     def read(self, table: str, number: int, columns: list[str] | None = None) -> pyarrow.Table:
-        """Return the rows of a finished block.
-
-        Raises:
-            ArgumentError: a file that cannot be read.
-        """
+        """Return the rows of a finished block."""
         place = self.place(table, number, retry=not self.place(DOCUMENTS, number).exists())
         try:
             return arrow().parquet.ParquetFile(place).read(columns=columns)
@@ -179,9 +171,6 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
 
     Args:
         anew: only where there is none, whoever else tries the same.
-
-    Raises:
-        ArgumentError: there is no room, or it cannot be written.
     """
     half = place.with_name(f".{place.name}@{_host()}+{os.getpid()}-{get_ident()}{ENDING}")
     half_written.add(half)
@@ -190,17 +179,10 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if anew:
-            try:
-                os.link(half, place)
-            except FileExistsError:
-                return False
-            except OSError:  # a file system without links
-                if place.exists():
-                    return False
-                half.replace(place)
-        else:
+        if not anew:
             half.replace(place)
+        elif not name_once(half, place):
+            return False
         _sync_folder(place.parent)
         return True
     except OSError as error:
@@ -227,11 +209,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_folder(out: str | os.PathLike[str]) -> Path:
-    """Return the folder of a survey; make it if needed.
-
-    Raises:
-        ArgumentError: a file of that name; a folder that cannot be made or written to.
-    """
+    """Return the folder of a survey; make it if needed."""
     folder = Path(os.path.expanduser(out))
     if folder.exists() and not folder.is_dir():
         raise ArgumentError(f"out must be a folder: {str(out)!r} is a file; choose another name")
@@ -262,11 +240,7 @@ class Group:
         self.store.set(READY, said)
 
     def hear(self) -> None:
-        """Wait until rank 0 has begun the survey.
-
-        Raises:
-            ArgumentError: it could not, or nothing was heard of it.
-        """
+        """Wait until rank 0 has begun the survey."""
         assert self.store is not None
         end = monotonic() + BEGIN_TIMEOUT
         while not self.store.check([READY]):
@@ -294,11 +268,7 @@ class Group:
 
 
 def group_here(timeout: float = 60.0) -> Group | None:
-    """Return the processes that torchrun started with this one; None if it is alone.
-
-    Raises:
-        ArgumentError: the store that they share cannot be reached.
-    """
+    """Return the processes that torchrun started with this one; None if it is alone."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world < 2 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return None
@@ -414,9 +384,6 @@ def measured_by_ray(
     Args:
         model: by name, and then each worker loads it; or itself, and then it is sent to them.
         workers: how many; None: as many as the cluster has processors.
-
-    Raises:
-        PackageMissing: ray is not installed.
     """
     with needed("ray", "engine='ray' needs ray"):
         import ray

@@ -339,11 +339,7 @@ def _ordered(values: Any) -> Any:
 
 
 def summed(shards: Shards) -> Totals:
-    """Summarise all finished blocks.
-
-    Raises:
-        ArgumentError: no document was read; a file that cannot be read.
-    """
+    """Summarise all finished blocks."""
     heads, totals = _count_documents(shards)
     if not heads:
         why = f"; the first says: {totals.errors[0][1]}" if totals.errors else "; run the survey first"

@@ -232,11 +232,7 @@ def _ready_to_measure(model: nn.Module, threads: int) -> Iterator[None]:
 def _begin_or_resume(
     folder: Path, corpus: str | os.PathLike[str], options: Options, trained: Pretrained, block: int | None
 ) -> Plan:
-    """Begin a survey in a folder, or go on with the one that is there; return its plan.
-
-    Raises:
-        ArgumentError: another model, other options, another corpus.
-    """
+    """Begin a survey in a folder, or go on with the one that is there; return its plan."""
     Shards(folder).sweep()
     layers = _layer_naming(trained, options.max_tokens)
     there = folder / SURVEY
@@ -288,10 +284,6 @@ def _begin_or_resume(
 def _layer_naming(trained: Pretrained, max_tokens: int | None) -> str:
     """Whether layers go by "numbers" or "paths", from one look at every head: a model that cannot be heard is
     known before anything is written.
-
-    Raises:
-        ArgumentError: no room for a word; a tokenizer that does not fit.
-        AttentionBypassed: a model whose attention cannot be heard.
     """
     special = len(trained.tokenizer("")["input_ids"])
     if max_tokens is not None and max_tokens <= special:

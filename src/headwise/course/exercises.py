@@ -14,7 +14,7 @@ from .lesson import Lesson
 
 __all__ = ["PLANTS", "Exercise", "Plant", "exercise_of", "laid_out", "repair_of"]
 
-Edit = tuple[str, str]  # this text becomes that
+Edits = dict[str, str]  # each text becomes the one beside it
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,11 @@ class Plant:
 
     code: str
     name: str
-    edits: tuple[Edit, ...]
+    edits: Edits
 
 
 def exercise_of(lesson: Lesson) -> Exercise:
-    """Return the exercise of a lesson.
-
-    Raises:
-        ArgumentError: the lesson has none.
-    """
+    """Return the exercise of a lesson."""
     asked = next((cell for cell in lesson.cells if cell.kind == "exercise"), None)
     if asked is None:
         raise ArgumentError(
@@ -53,18 +49,14 @@ def exercise_of(lesson: Lesson) -> Exercise:
 
 
 def repair_of(fault: str) -> Exercise:
-    """Return the exercise in which this fault is to be found and repaired.
-
-    Raises:
-        ArgumentError: there is none for it.
-    """
+    """Return the exercise in which this fault is to be found and repaired."""
     if fault not in PLANTS:
         raise ArgumentError(
             f"fault must be one that can be planted: got {fault!r}; one of {', '.join(PLANTS)}"
         )
     plant = PLANTS[fault]
     start = plant.code
-    for old, new in plant.edits:
+    for old, new in plant.edits.items():
         assert start.count(old) == 1, (fault, old)
         start = start.replace(old, new)
     return Exercise("repair", plant.name, start, plant.code)
@@ -197,142 +189,95 @@ class Block(nn.Module):
 _SPLIT_LINE = "x.view(B, T, self.num_heads, self.d_k).transpose(1, 2)"
 _MERGE_LINE = "heads.transpose(1, 2).reshape(B, T, d_model)"
 _HIDE = 'scores = scores.masked_fill(~mask, float("-inf"))'
-_PLANTED: list[tuple[str, str, dict[str, Edit | tuple[Edit, ...]]]] = [
-    (
-        MODULE,
-        "MultiHeadAttention",
-        {
-            "no scale": (" / self.d_k**0.5", ""),
-            "scale by d_model": ("self.d_k**0.5", "d_model**0.5"),
-            "scale by d_k": ("/ self.d_k**0.5", "/ self.d_k"),
-            "multiply by sqrt d_k": ("/ self.d_k**0.5", "* self.d_k**0.5"),
-            "scale by sqrt H": ("self.d_k**0.5", "self.num_heads**0.5"),
-            "scale by sqrt T": ("self.d_k**0.5", "T**0.5"),
-            "split by view": (_SPLIT_LINE, "x.view(B, self.num_heads, T, self.d_k)"),
-            "heads interleaved": (_SPLIT_LINE, "x.view(B, T, self.d_k, self.num_heads).permute(0, 3, 1, 2)"),
-            "merge without transpose": (_MERGE_LINE, "heads.reshape(B, T, d_model)"),
-            "merge interleaved": (_MERGE_LINE, "heads.permute(0, 2, 3, 1).reshape(B, T, d_model)"),
-            "heads reversed": (_MERGE_LINE, "heads.flip(1).transpose(1, 2).reshape(B, T, d_model)"),
-            "view after transpose": (_MERGE_LINE, "heads.transpose(1, 2).view(B, T, d_model)"),
-            "softmax over queries": ("softmax(dim=-1)", "softmax(dim=-2)"),
-            "softmax over heads": ("softmax(dim=-1)", "softmax(dim=1)"),
-            "softmax over batch": ("softmax(dim=-1)", "softmax(dim=0)"),
-            "softmax twice": ("softmax(dim=-1)", "softmax(dim=-1).softmax(dim=-1)"),
-            "sigmoid": ("scores.softmax(dim=-1)", "scores.sigmoid()"),
-            "no softmax": ("scores.softmax(dim=-1)", "scores"),
-            "log softmax": ("scores.softmax(dim=-1)", "scores.log_softmax(dim=-1)"),
-            "mask inverted": ("masked_fill(~mask", "masked_fill(mask"),
-            "mask ignored": (_HIDE, 'scores.masked_fill(~mask, float("-inf"))'),
-            "fill with zero": ('float("-inf")', "1e-9"),
-            "mask plus 1e9": ('float("-inf")', "1e9"),
-            "mask added": (_HIDE, "scores = scores + mask"),
-            "mask after softmax": (
-                (
-                    f"        if mask is not None:\n            {_HIDE}\n"
-                    "        weights = scores.softmax(dim=-1)\n",
-                    "        weights = scores.softmax(dim=-1)\n        if mask is not None:\n"
-                    "            weights = weights.masked_fill(~mask, 0.0)\n",
-                ),
-            ),
-            "no output projection": ("return self.w_o(merged)", "return merged"),
-            "output projection twice": ("self.w_o(merged)", "self.w_o(self.w_o(merged))"),
-            "weights transposed before v": ("heads = weights @ v", "heads = weights.transpose(-2, -1) @ v"),
-            "keys and values swapped": (
-                ("self.w_k(key)", "self.w_k(value)"),
-                ("self.w_v(value)", "self.w_v(key)"),
-            ),
-            "value from key": ("self.w_v(value)", "self.w_v(key)"),
-            "key from value": ("self.w_k(key)", "self.w_k(value)"),
-            "self-attention only": (
-                ("self.w_k(key)", "self.w_k(query)"),
-                ("self.w_v(value)", "self.w_v(query)"),
-            ),
-            "keys through w_q": ("self.w_k(key)", "self.w_q(key)"),
-            "values through w_k": ("self.w_v(value)", "self.w_k(value)"),
-            "shared projection": (
-                ("self.w_k(key)", "self.w_q(key)"),
-                ("self.w_v(value)", "self.w_q(value)"),
-            ),
-            "no v projection": ("self.split(self.w_v(value))", "self.split(value)"),
-            "relu on projections": (
-                ("self.w_q(query)", "self.w_q(query).relu()"),
-                ("self.w_k(key)", "self.w_k(key).relu()"),
-                ("self.w_v(value)", "self.w_v(value).relu()"),
-            ),
-            "dropout in eval": (
-                "scores.softmax(dim=-1)",
-                "nn.functional.dropout(scores.softmax(dim=-1), 0.1)",
-            ),
+_IF = "        if mask is not None:\n            "
+_WEIGHTS = "        weights = scores.softmax(dim=-1)\n"
+_SPLIT_HEADS = "x.view(B, T, num_heads, E // num_heads).transpose(1, 2)"
+_MERGE_HEADS = "x.transpose(1, 2).reshape(B, T, H * D)"
+_FAULTS: dict[tuple[str, str], dict[str, Edits]] = {  # of code, and a class or function in it
+    (MODULE, "MultiHeadAttention"): {
+        "no scale": {" / self.d_k**0.5": ""},
+        "scale by d_model": {"self.d_k**0.5": "d_model**0.5"},
+        "scale by d_k": {"/ self.d_k**0.5": "/ self.d_k"},
+        "multiply by sqrt d_k": {"/ self.d_k**0.5": "* self.d_k**0.5"},
+        "scale by sqrt H": {"self.d_k**0.5": "self.num_heads**0.5"},
+        "scale by sqrt T": {"self.d_k**0.5": "T**0.5"},
+        "split by view": {_SPLIT_LINE: "x.view(B, self.num_heads, T, self.d_k)"},
+        "heads interleaved": {_SPLIT_LINE: "x.view(B, T, self.d_k, self.num_heads).permute(0, 3, 1, 2)"},
+        "merge without transpose": {_MERGE_LINE: "heads.reshape(B, T, d_model)"},
+        "merge interleaved": {_MERGE_LINE: "heads.permute(0, 2, 3, 1).reshape(B, T, d_model)"},
+        "heads reversed": {_MERGE_LINE: "heads.flip(1).transpose(1, 2).reshape(B, T, d_model)"},
+        "view after transpose": {_MERGE_LINE: "heads.transpose(1, 2).view(B, T, d_model)"},
+        "softmax over queries": {"softmax(dim=-1)": "softmax(dim=-2)"},
+        "softmax over heads": {"softmax(dim=-1)": "softmax(dim=1)"},
+        "softmax over batch": {"softmax(dim=-1)": "softmax(dim=0)"},
+        "softmax twice": {"softmax(dim=-1)": "softmax(dim=-1).softmax(dim=-1)"},
+        "sigmoid": {"scores.softmax(dim=-1)": "scores.sigmoid()"},
+        "no softmax": {"scores.softmax(dim=-1)": "scores"},
+        "log softmax": {"scores.softmax(dim=-1)": "scores.log_softmax(dim=-1)"},
+        "mask inverted": {"masked_fill(~mask": "masked_fill(mask"},
+        "mask ignored": {_HIDE: 'scores.masked_fill(~mask, float("-inf"))'},
+        "fill with zero": {'float("-inf")': "1e-9"},
+        "mask plus 1e9": {'float("-inf")': "1e9"},
+        "mask added": {_HIDE: "scores = scores + mask"},
+        "mask after softmax": {
+            f"{_IF}{_HIDE}\n{_WEIGHTS}": f"{_WEIGHTS}{_IF}weights = weights.masked_fill(~mask, 0.0)\n",
         },
-    ),
-    (
-        CAUSAL,
-        "CausalSelfAttention",
-        {
-            "causal hides itself": ("triu(diagonal=1)", "triu(diagonal=0)"),
-            "causal shows the next": ("triu(diagonal=1)", "triu(diagonal=2)"),
-            "causal flipped": ("triu(diagonal=1)", "tril(diagonal=-1)"),
-            "causal only in training": (
-                'scores.masked_fill(future, float("-inf")).softmax',
-                '(scores.masked_fill(future, float("-inf")) if self.training else scores).softmax',
-            ),
+        "no output projection": {"return self.w_o(merged)": "return merged"},
+        "output projection twice": {"self.w_o(merged)": "self.w_o(self.w_o(merged))"},
+        "weights transposed before v": {"heads = weights @ v": "heads = weights.transpose(-2, -1) @ v"},
+        "keys and values swapped": {"self.w_k(key)": "self.w_k(value)", "self.w_v(value)": "self.w_v(key)"},
+        "value from key": {"self.w_v(value)": "self.w_v(key)"},
+        "key from value": {"self.w_k(key)": "self.w_k(value)"},
+        "self-attention only": {"self.w_k(key)": "self.w_k(query)", "self.w_v(value)": "self.w_v(query)"},
+        "keys through w_q": {"self.w_k(key)": "self.w_q(key)"},
+        "values through w_k": {"self.w_v(value)": "self.w_k(value)"},
+        "shared projection": {"self.w_k(key)": "self.w_q(key)", "self.w_v(value)": "self.w_q(value)"},
+        "no v projection": {"self.split(self.w_v(value))": "self.split(value)"},
+        "relu on projections": {
+            "self.w_q(query)": "self.w_q(query).relu()",
+            "self.w_k(key)": "self.w_k(key).relu()",
+            "self.w_v(value)": "self.w_v(value).relu()",
         },
-    ),
-    (
-        SOFTMAX,
-        "softmax",
-        {
-            "own softmax ignores its axis": (
-                ("x.amax(dim=dim", "x.amax(dim=-1"),
-                ("raised.sum(dim=dim", "raised.sum(dim=-1"),
-            ),
-            "own softmax over everything": (
-                ("x.amax(dim=dim, keepdim=True)", "x.amax()"),
-                ("raised.sum(dim=dim, keepdim=True)", "raised.sum()"),
-            ),
-            "own softmax overflows": ("(x - x.amax(dim=dim, keepdim=True)).exp()", "x.exp()"),
+        "dropout in eval": {"scores.softmax(dim=-1)": "nn.functional.dropout(scores.softmax(dim=-1), 0.1)"},
+    },
+    (CAUSAL, "CausalSelfAttention"): {
+        "causal hides itself": {"triu(diagonal=1)": "triu(diagonal=0)"},
+        "causal shows the next": {"triu(diagonal=1)": "triu(diagonal=2)"},
+        "causal flipped": {"triu(diagonal=1)": "tril(diagonal=-1)"},
+        "causal only in training": {
+            "scores.masked_fill(future": "(scores.masked_fill(future",
+            '("-inf")).softmax': '("-inf")) if self.training else scores).softmax',
         },
-    ),
-    (
-        SPLIT,
-        "split_heads",
-        {
-            "heads split by view": (
-                "x.view(B, T, num_heads, E // num_heads).transpose(1, 2)",
-                "x.view(B, num_heads, T, E // num_heads)",
-            ),
-            "channels dealt out in turn": (
-                "x.view(B, T, num_heads, E // num_heads).transpose(1, 2)",
-                "x.view(B, T, E // num_heads, num_heads).permute(0, 3, 1, 2)",
-            ),
+    },
+    (SOFTMAX, "softmax"): {
+        "own softmax ignores its axis": {
+            "x.amax(dim=dim": "x.amax(dim=-1",
+            "raised.sum(dim=dim": "raised.sum(dim=-1",
         },
-    ),
-    (
-        MERGE,
-        "merge_heads",
-        {
-            "heads merged without a transpose": (
-                "x.transpose(1, 2).reshape(B, T, H * D)",
-                "x.reshape(B, T, H * D)",
-            ),
-            "heads merged interleaved": (
-                "x.transpose(1, 2).reshape(B, T, H * D)",
-                "x.permute(0, 2, 3, 1).reshape(B, T, H * D)",
-            ),
+        "own softmax over everything": {
+            "x.amax(dim=dim, keepdim=True)": "x.amax()",
+            "raised.sum(dim=dim, keepdim=True)": "raised.sum()",
         },
-    ),
-    (
-        BLOCK,
-        "Block",
-        {
-            "no residual around attention": ("x = x + self.attention", "x = self.attention"),
-            "no residual around feed-forward": ("return x + self.linear2", "return self.linear2"),
-            "feed-forward without activation": (".relu())", ")"),
+        "own softmax overflows": {"(x - x.amax(dim=dim, keepdim=True)).exp()": "x.exp()"},
+    },
+    (SPLIT, "split_heads"): {
+        "heads split by view": {_SPLIT_HEADS: "x.view(B, num_heads, T, E // num_heads)"},
+        "channels dealt out in turn": {
+            _SPLIT_HEADS: "x.view(B, T, E // num_heads, num_heads).permute(0, 3, 1, 2)"
         },
-    ),
-]
+    },
+    (MERGE, "merge_heads"): {
+        "heads merged without a transpose": {_MERGE_HEADS: "x.reshape(B, T, H * D)"},
+        "heads merged interleaved": {_MERGE_HEADS: "x.permute(0, 2, 3, 1).reshape(B, T, H * D)"},
+    },
+    (BLOCK, "Block"): {
+        "no residual around attention": {"x = x + self.attention": "x = self.attention"},
+        "no residual around feed-forward": {"return x + self.linear2": "return self.linear2"},
+        "feed-forward without activation": {".relu())": ")"},
+    },
+}
 PLANTS: dict[str, Plant] = {
-    fault: Plant(code, name, edits if isinstance(edits[0], tuple) else (edits,))
-    for code, name, faults in _PLANTED
+    fault: Plant(code, name, edits)
+    for (code, name), faults in _FAULTS.items()
     for fault, edits in faults.items()
 }

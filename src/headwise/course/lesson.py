@@ -1,4 +1,4 @@
-"""A lesson: one file of plain Python in cells, and what is read from it.
+"""Lessons and questions: files of plain Python in cells, and what is read from them.
 
     \"\"\"One head.
 
@@ -20,24 +20,34 @@
     # The answer, in Markdown.
 
 The file runs from top to bottom. Pages, notebooks and exercises are made of it.
+
+Interview questions are in interview/easy.py, medium.py and hard.py; those of the lessons are asked as well.
+
+    # %% question: [7] Why is ..?      the lesson it belongs to, and the question
+    # The answer, in Markdown.
+    # %%
+    print(..)                          its check, if it has one: code that runs by itself
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
 
-__all__ = ["Cell", "Lesson", "Question", "lesson", "lessons", "read_cells", "read_lesson"]
-
 Kind = Literal["markdown", "code", "exercise", "solution", "question"]
 _HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (exercise|solution|question)(?:: (.+))?)?$")
-LEVELS = ("product manager", "junior", "data scientist")
+READERS = ("product manager", "junior", "data scientist")
+Level = Literal["easy", "medium", "hard"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+_ASKED = re.compile(r"\[(\d+)\] (.+\?)")
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Question:
 
     asked: str
     answer: str
-    level: Literal["easy", "medium", "hard"]
+    level: Level
     lesson: int
     check: str = ""  # code that computes what the answer states
 
@@ -81,11 +91,7 @@ class Lesson:
 
 
 def read_lesson(file_name: str, text: str) -> Lesson:
-    """Read a lesson from the text of its file.
-
-    Raises:
-        ArgumentError: a head that is none, a field that lacks, a text that is not a comment.
-    """
+    """Read a lesson from the text of its file."""
     number, _, name = file_name.removesuffix(".py").partition("_")
     docstring, cells = read_cells(file_name, text)
     title, _, lines = docstring.partition("\n")
@@ -93,8 +99,8 @@ def read_lesson(file_name: str, text: str) -> Lesson:
     missing = [field for field in ("idea", "minutes", "level") if field not in fields]
     if missing:
         raise ArgumentError(f"lesson {file_name} must say its {missing[0]}: got {sorted(fields)}; add a line")
-    if fields["level"] not in LEVELS:
-        raise ArgumentError(f"lesson {file_name} must have a level of {LEVELS}: got {fields['level']!r}")
+    if fields["level"] not in READERS:
+        raise ArgumentError(f"lesson {file_name} must have a level of {READERS}: got {fields['level']!r}")
     return Lesson(
         int(number),
         name,
@@ -113,11 +119,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def read_cells(file_name: str, text: str) -> tuple[str, tuple[Cell, ...]]:
-    """Return the docstring at the top of a file, and the cells below it.
-
-    Raises:
-        ArgumentError: a head that is none, a text that is not a comment.
-    """
+    """Return the docstring at the top of a file, and the cells below it."""
     head, *rest = re.split(r"(?m)^(?=# %%)", text)
     return ast.get_docstring(ast.parse(head)) or "", tuple(_cell(file_name, part) for part in rest)
 
@@ -148,13 +150,99 @@ def lessons() -> tuple[Lesson, ...]:
 
 
 def lesson(number: int) -> Lesson:
-    """The lesson of this number.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """The lesson of this number."""
     found = next((each for each in lessons() if each.number == number), None)
     if found is None:
         last = lessons()[-1].number
         raise ArgumentError(f"lesson must be 1 to {last}: got {number}; headwise learn lists them")
     return found
+
+
+# Interview questions
+
+
+def deck(level: str | None = None, lesson: int | None = None) -> tuple[Question, ...]:
+    """Questions from easy to hard, and in the order of the lessons.
+
+    Args:
+        level: "easy", "medium" or "hard"; without it, all.
+        lesson: only those that belong to this lesson.
+
+    Raises:
+        ArgumentError: a level or a lesson that there is not.
+
+    Example:
+        >>> deck("easy", lesson=13)[-1].asked
+        'What does a heat map of attention weights show, and what does it not show?'
+    """
+    if level is not None and level not in LEVELS:
+        raise ArgumentError(
+            f"level must be one of {', '.join(LEVELS)}: got {level!r}; or leave it out for all"
+        )
+    questions = _questions()
+    numbers = sorted({question.lesson for question in questions})
+    if lesson is not None and lesson not in numbers:
+        raise ArgumentError(
+            f"lesson must be {numbers[0]} to {numbers[-1]}: got {lesson!r}; or leave it out for all"
+        )
+    return tuple(
+        question
+        for question in questions
+        if level in (None, question.level) and lesson in (None, question.lesson)
+    )
+
+
+def computed(question: Question) -> str:
+    """Run the check of a question and return what it prints; empty where it has none.
+
+    Whatever the check raises is raised: an AssertionError means that the answer is wrong.
+    """
+    import torch
+
+    printed = io.StringIO()
+    names: dict[str, Any] = {"__name__": "__check__"}
+    before = torch.random.get_rng_state()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(question.check, f"the check of {question.asked!r}", "exec"), names)
+    finally:
+        torch.random.set_rng_state(before)
+    return printed.getvalue()
+
+
+def read_questions(level: Level, text: str) -> tuple[Question, ...]:
+    """The questions that a file of the deck holds."""
+    questions: list[Question] = []
+    for cell in read_cells(f"{level}.py", text)[1]:
+        if cell.kind == "question":
+            asked = _ASKED.fullmatch(cell.about)
+            if asked is None:
+                raise ArgumentError(f"a question must be written [lesson] ..?: {level}.py has {cell.about!r}")
+            questions.append(Question(asked[2], cell.text, level, int(asked[1])))
+        elif cell.kind == "code" and questions and not questions[-1].check:
+            questions[-1] = replace(questions[-1], check=cell.text)
+        else:
+            raise ArgumentError(
+                f"a cell must be a question or its one check: {level}.py has {cell.text[:40]!r}"
+            )
+    return tuple(questions)
+
+
+@cache
+def _questions() -> tuple[Question, ...]:
+    folder = files(__package__) / "interview"
+    found = [
+        Question(cell.about, cell.text, _level_of(lesson.number), lesson.number)
+        for lesson in lessons()
+        for cell in lesson.cells
+        if cell.kind == "question"
+    ]
+    for level in LEVELS:
+        found += read_questions(level, (folder / f"{level}.py").read_text("utf-8"))
+    return tuple(sorted(found, key=lambda question: (LEVELS.index(question.level), question.lesson)))
+
+
+def _level_of(lesson: int) -> Level:
+    if lesson <= 6:
+        return "easy"
+    return "medium" if lesson <= 14 else "hard"

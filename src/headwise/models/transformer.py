@@ -168,9 +168,7 @@ class Transformer(nn.Module):
             ids, target_ids, reading: as in a call.
         """
         states: list[Tensor] | None = [] if every else None
-        both = self.config.kind == "encoder-decoder"
-        read = self._read_source_and_target if both else self._read_text
-        x = read(ids, target_ids, states, **reading)
+        x = self._read(ids, target_ids, states, **reading)
         return x if states is None else states
 
     def encode(
@@ -215,7 +213,7 @@ class Transformer(nn.Module):
 
     # On the way to hidden states
 
-    def _read_text(
+    def _read(
         self,
         ids: Tensor | None,
         target_ids: Tensor | None,
@@ -228,37 +226,24 @@ class Transformer(nn.Module):
         token_types: Tensor | None = None,
         cache: ModelCache | None = None,
     ) -> Tensor:
-        """Hidden states [B, T, E] of a decoder or an encoder."""
-        for name, given in (("target_ids", target_ids), ("target_lengths", target_lengths)):
-            if given is not None:
+        """Hidden states [B, T, E]; of an encoder-decoder, the decoder's."""
+        if self.config.kind != "encoder-decoder":
+            for name, given in (("target_ids", target_ids), ("target_lengths", target_lengths)):
+                if given is not None:
+                    raise ArgumentError(
+                        f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; "
+                        "use ids"
+                    )
+            if self.decoder is None and cache is not None:
                 raise ArgumentError(
-                    f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; use ids"
+                    "cache must be of a model with a decoder: got one for an encoder; leave it out"
                 )
-        if self.decoder is None and cache is not None:
-            raise ArgumentError(
-                "cache must be of a model with a decoder: got one for an encoder; leave it out"
-            )
-        stack = self.decoder or self.encoder
-        assert stack is not None
-        return self._run(
-            stack, ids, states, mask=mask, lengths=lengths, positions=positions, token_types=token_types,
-            cache=cache,
-        )  # fmt: skip
-
-    def _read_source_and_target(
-        self,
-        ids: Tensor | None,
-        target_ids: Tensor | None,
-        states: list[Tensor] | None,
-        *,
-        mask: Mask | Tensor | None = None,
-        lengths: Lengths | None = None,
-        target_lengths: Lengths | None = None,
-        positions: Tensor | None = None,
-        token_types: Tensor | None = None,
-        cache: ModelCache | None = None,
-    ) -> Tensor:
-        """Hidden states [B, T, E] of an encoder-decoder."""
+            stack = self.decoder or self.encoder
+            assert stack is not None
+            return self._run(
+                stack, ids, states, mask=mask, lengths=lengths, positions=positions, token_types=token_types,
+                cache=cache,
+            )  # fmt: skip
         if token_types is not None:
             raise ArgumentError(
                 "token_types must be those of one text: got them for an encoder-decoder; leave them"
@@ -270,14 +255,9 @@ class Transformer(nn.Module):
         if cache is not None and cache.memories is not None:
             source = {"memories": cache.memories}
         return self._run(
-            self.decoder,
-            target_ids,
-            states,
-            lengths=target_lengths,
-            positions=positions,
-            cache=cache,
+            self.decoder, target_ids, states, lengths=target_lengths, positions=positions, cache=cache,
             **source,
-        )
+        )  # fmt: skip
 
     def _run(
         self,

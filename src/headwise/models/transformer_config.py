@@ -33,6 +33,11 @@ FOLLOWS = {  # fields -> whose value they have by default
     "attention_dropout": "dropout",
 }
 
+OF_ATTENTION = (  # fields that `MultiHeadAttention` has under the same name
+    "d_model", "num_heads", "num_kv_heads", "head_dim", "out_bias", "scale", "softcap", "sinks", "qk_norm",
+    "gate",
+)  # fmt: skip
+
 Window = int | tuple[int, int]
 
 
@@ -176,20 +181,8 @@ class TransformerConfig:
     @property
     def attention(self) -> dict[str, Any]:
         """What self-attention and cross-attention have in common: arguments of `MultiHeadAttention`."""
-        return {
-            "d_model": self.d_model,
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "bias": self.qkv_bias,
-            "out_bias": self.out_bias,
-            "dropout": self.attention_dropout,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "sinks": self.sinks,
-            "qk_norm": self.qk_norm,
-            "gate": self.gate,
-        }
+        own = {name: getattr(self, name) for name in OF_ATTENTION}
+        return own | {"bias": self.qkv_bias, "dropout": self.attention_dropout}
 
 
 def _check_size(name: str, size: object) -> None:

@@ -65,12 +65,7 @@ class LocalHeads:
     # The arguments of a call
 
     def mask(self, mask: Mask | Tensor | None, batch: int, query_len: int) -> Mask | Tensor | None:
-        """Cut a mask for all heads to the heads of this rank.
-
-        Raises:
-            ShapeError: one of another number of heads.
-            MaskError: a tensor that is no mask.
-        """
+        """Cut a mask for all heads to the heads of this rank."""
         if isinstance(mask, Tensor):
             if mask.ndim not in (3, 4) or mask.shape[-3] == 1:
                 return mask
@@ -86,11 +81,7 @@ class LocalHeads:
         return replace(mask, allowed=allowed)
 
     def bias(self, bias: Bias | None) -> Bias | None:
-        """Cut a bias for all heads to the heads of this rank; its gradient is that of all ranks.
-
-        Raises:
-            ShapeError: one of another number of heads.
-        """
+        """Cut a bias for all heads to the heads of this rank; its gradient is that of all ranks."""
         if isinstance(bias, tuple):
             return tuple(self._one_bias(part) for part in bias)
         return None if bias is None else self._one_bias(bias)

@@ -320,12 +320,7 @@ class Ring:
 
     @classmethod
     def of(cls, mesh: Mesh, axis: str | None = None) -> Ring:
-        """The ring of a mesh, of one of its dimensions, of a group, or (None) of all ranks.
-
-        Raises:
-            ArgumentError: torch.distributed is not initialised; a mesh of several dimensions without axis; an
-                axis it does not have.
-        """
+        """The ring of a mesh, of one of its dimensions, of a group, or (None) of all ranks."""
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError(
                 "mesh must be of running processes: torch.distributed was not initialised; run under "

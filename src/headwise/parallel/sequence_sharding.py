@@ -181,10 +181,6 @@ class SequenceSharding:
                 all ranks, but not all of them.
             dim: the dimension of the tokens; None if it is not known.
             device: for the message between ranks.
-
-        Raises:
-            ArgumentError: tokens in another order; tokens that were not split.
-            HeadwiseError: another rank raised.
         """
         errors = (split_error(each, self.ring, self.order, dim) for each in chain(*tokens))
         error = next(filter(None, errors), None)
@@ -207,12 +203,7 @@ class SequenceSharding:
 
     @torch.compiler.disable(reason=WHY)
     def attend(self, module: MultiHeadAttention, inputs: Inputs) -> Attended:
-        """Compute a call of a module for this rank's tokens.
-
-        Raises:
-            ArgumentError: dropout, a cache; what `MultiHeadAttention` refuses.
-            HeadwiseError: another rank raised.
-        """
+        """Compute a call of a module for this rank's tokens."""
         query, key, value, mask, bias, positions, _, lengths, documents = inputs
         error: HeadwiseError | TypeError | None = None
         itself = key is None or key is query

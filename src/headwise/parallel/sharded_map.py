@@ -365,11 +365,7 @@ def attention(
 
 
 def attend_shard(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
-    """Return (output, map) of a shard whose arguments are checked.
-
-    Raises:
-        ArgumentError: a function transform (torch.func) or a forward-mode derivative is wanted.
-    """
+    """Return (output, map) of a shard whose arguments are checked."""
     alone = Scores(shard.q, shard.k, NOTHING_HIDDEN, Scoring(shard.scoring.scale))
     reason = call_of(alone, v).plain_because
     if reason is not None:

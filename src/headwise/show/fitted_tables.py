@@ -117,7 +117,9 @@ class FittedTable(Table):
         table = Table(pad_edge=False, padding=padding, **options)
 
         def folded(text: Text, index: int) -> Text:
-            return text if self._of(index).least is None else _folded(text, widths[index])
+            if self._of(index).least is None:
+                return text
+            return Text("\n").join(wrapped(text, widths[index]))
 
         for index, width in widths.items():
             column: Column = self.columns[index]  # what is too long has been wrapped
@@ -214,10 +216,6 @@ def joined(parts: Sequence[Text], between: str, width: int) -> list[Text]:
         else:
             lines[-1] = lines[-1].append(gap).append_text(said)
     return lines
-
-
-def _folded(text: Text, width: int) -> Text:
-    return Text("\n").join(wrapped(text, width))
 
 
 def wrapped(text: Text, width: int) -> list[Text]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError, ShapeError
 from ..heads.collection import Heads, ToldToPages
-from ..heads.layer import LABELS, MIXED, NOTHING_CLEAR, Head
+from ..heads.layer import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
 from ..listeners.capture import Tokens, is_punctuation
@@ -36,10 +36,11 @@ from ..models.byte_pairs import BytePairs
 from ..models.pretrained import Pretrained
 from ..models.transformer import Transformer
 from ..models.transformer_config import TransformerConfig
-from .heads_tables import table_page
+from .heads_tables import rounded, table_page
 from .heatmaps import OF_LABEL, layer_name
 from .offline_pages import Blobs, as_bytes, built, filled, framed, image_data, policy
 from .page_readings import (
+    DIGITS,
     EXACT,
     Finer,
     Reading,
@@ -47,12 +48,11 @@ from .page_readings import (
     call_data,
     check_finer,
     flips,
+    maps_in,
     readings_of,
-    rounded,
     row_of,
     side_within,
     strongest_of_labels,
-    with_maps,
 )
 from .tables import IN_WORDS, WEIGHTS
 from .texts import encodable, plain
@@ -152,8 +152,8 @@ def page_data(
         for each in readings:
             if wanted is None:
                 zoomed = strongest_of_labels(each, side) if not mine else []
-            else:
-                zoomed = wanted if own else with_maps(each, wanted)
+            else:  # of another model, or the same on another text: those that it kept maps of
+                zoomed = wanted if own else [head for head in wanted if head[0] in maps_in(each)]
             name = f"text {len(mine) + 1}" if len(readings) > 1 else ""
             calls = _calls(each, zoomed, outputs if own else None, side, blobs, texts)
             about = {"name": name, "text": next(said), "heads": _heads(each), "calls": calls}
@@ -214,10 +214,7 @@ def _check_model(argument: str, heads: Heads, counts: list[int]) -> None:
 
 def _alike(heads: Heads, other: Heads) -> bool:
     """Return True if both have the same layers with as many heads."""
-    mine, theirs = (
-        {path: len(layer) for path, layer in zip(each.paths, each.values(), strict=True)}
-        for each in (heads, other)
-    )
+    mine, theirs = (dict(zip(each.paths, map(len, each.values()), strict=True)) for each in (heads, other))
     return mine == theirs
 
 
@@ -259,8 +256,8 @@ def _heads(reading: Reading) -> list[dict[str, Any]]:
             "layer": places[head.path],
             "head": head.head,
             "label": head.label.name,
-            "score": rounded(head.label.score),
-            "numbers": {name: rounded(value) for name, value in head.values.items()},
+            "score": rounded(head.label.score, DIGITS),
+            "numbers": {name: rounded(value, DIGITS) for name, value in head.values.items()},
         }
         for head in reading.shown
     ]
@@ -295,7 +292,7 @@ def _calls(
 
 def _of_shown(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
     """Keep only the entries of heads that are shown."""
-    shown = {(number, head.head) for head, number in _numbered(reading)}
+    shown = reading.numbers
     kept = told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
     if "measures" in told:
         kept["measures"] = [
@@ -307,7 +304,8 @@ def _of_shown(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
 
 def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    names = {head.layer: number for head, number in _numbered(reading)}
+    places = reading.places
+    names = {head.layer: places[head.path] for head in reading.shown}
     for name, role in roles.found.items():
         for layer, head, share in role.heads:
             if layer not in names:
@@ -315,21 +313,16 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
             best = (layer, head) == (role.layer, role.head)
             told = {
                 "name": plain(name, 120),
-                "share": rounded(share),
-                "low": rounded(role.low) if best else None,
-                "high": rounded(role.high) if best else None,
+                "share": rounded(share, DIGITS),
+                "low": rounded(role.low, DIGITS) if best else None,
+                "high": rounded(role.high, DIGITS) if best else None,
                 "cases": role.cases,
                 "rule": plain(role.rule, 120),
-                "rule_share": rounded(role.rules[role.rule]),
+                "rule_share": rounded(role.rules[role.rule], DIGITS),
                 "sentence": plain(_sentence(name, share, role.cases, role.rule, role.rules[role.rule]), 400),
             }
             found.setdefault(f"{names[layer]}.{head}", []).append(told)
     return found
-
-
-def _numbered(reading: Reading) -> Iterator[tuple[Head, int]]:
-    places = reading.places
-    return ((head, places[head.path]) for head in reading.shown)
 
 
 def _sentence(name: str, share: float, cases: int, rule: str, by_rule: float) -> str:
@@ -359,12 +352,9 @@ def _labels() -> list[dict[str, Any]]:
 
 
 def _statistics(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    readings = [reading for source in sources for reading in source["readings"]]
     measured = dict.fromkeys(
-        name
-        for source in sources
-        for reading in source["readings"]
-        for head in reading["heads"]
-        for name in head["numbers"]
+        name for reading in readings for head in reading["heads"] for name in head["numbers"]
     )
     order = [*(name for name in IN_WORDS if name in measured), *(n for n in measured if n not in IN_WORDS)]
     return [

@@ -272,7 +272,7 @@ def _diversity(layer: LayerHeads, some: Sequence[int]) -> float:
 def as_data(
     heads: Heads,
     *,
-    chosen: Sequence[tuple[Layer, int]] | None = None,
+    chosen: Chosen | None = None,
     text: str | None = None,
     roles: Roles | None = None,
 ) -> dict[str, Any]:
@@ -305,15 +305,16 @@ def _head(head: Head, sentence: str, roles: Roles | None) -> dict[str, Any]:
         "head": head.head,
         "path": head.path,
         "label": head.label.name,
-        "score": _number(head.label.score),
+        "score": rounded(head.label.score, DIGITS),
         "sentence": sentence,
         "roles": None if roles is None else roles.of(head.layer, head.head),
-        "numbers": {name: _number(value) for name, value in head.values.items()},
+        "numbers": {name: rounded(value, DIGITS) for name, value in head.values.items()},
     }
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+def rounded(value: float | None, digits: int) -> float | None:
+    """So many digits; None where it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def _text(text: str | None) -> str | None:

@@ -200,9 +200,6 @@ def names_of(
     """The names of a call's queries and keys: as given, else of the text that it read, where it is known.
 
     texts: by `id`, the lists of tokens that were made readable already: layers share theirs.
-
-    Raises:
-        ShapeError: names that do not fit.
     """
     _, _, T, S = call.shape
     queries, keys = check_tokens((T, S), None, query_tokens, key_tokens)
@@ -226,9 +223,6 @@ def names_in(
     """The same for several layers: names that are given stand wherever they fit, and must fit somewhere.
 
     In self-attention queries and keys are one text: that of the queries or that of the keys, by its length.
-
-    Raises:
-        ShapeError: names that fit no layer.
     """
     given = {"query_tokens": (2, query_tokens), "key_tokens": (3, key_tokens)}  # which dim of a call, names
     every: list[Names] = []

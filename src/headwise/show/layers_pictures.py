@@ -22,9 +22,9 @@ from .sheet import (
     PALE,
     axes_at,
     colours,
+    faint_axes,
     need_matplotlib,
     new_figure,
-    open_frame,
     plain_bar,
     words,
     write,
@@ -160,10 +160,7 @@ def _layers(ax: Axes, stacks: Stacks, wide: float, *, bottom: bool) -> None:
     step = math.ceil(len(numbers) / 24)
     ticks = [at for at, number in enumerate(numbers) if number % step == 0]
     ax.set_xticks(ticks, [str(numbers[at]) for at in ticks])
-    ax.tick_params(labelsize=7.5, labelcolor=FAINT, color=PALE, length=2)
-    ax.grid(axis="y", color="#eef0f3", linewidth=0.8)
-    ax.set_axisbelow(True)
-    open_frame(ax)
+    faint_axes(ax, "y")
     if len(stacks) == 1 and bottom:
         ax.set_xlabel("layer", size=8, labelpad=3, **words(FAINT))
     start = 0
@@ -324,10 +321,7 @@ def _dots(ax: Axes, order: Sequence[Role]) -> None:
     ax.set_ylim(len(order) - 0.5, -0.5)
     ax.set_yticks([])
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    ax.tick_params(labelsize=7.5, labelcolor=FAINT, color=PALE, length=2)
-    ax.grid(axis="x", color="#eef0f3", linewidth=0.8)
-    ax.set_axisbelow(True)
-    open_frame(ax, hidden=("top", "right", "left"))
+    faint_axes(ax, "x", hidden=("top", "right", "left"))
     ax.set_xlabel("share of cases; bar: 95%", size=8, labelpad=2, **words(FAINT))
 
 

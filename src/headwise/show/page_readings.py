@@ -28,7 +28,7 @@ from ..heads.record import Marks, Record
 from ..heads.text_changes import Alignment, Change
 from ..map import AttentionMap
 from ..scoring import HIDDEN, hidden_is_endless
-from .heads_tables import places_of
+from .heads_tables import places_of, rounded
 from .heatmaps import Names, call_of, names_in, queries_pooled, summed
 from .offline_pages import Blob, Blobs, as_bytes, levels
 from .texts import plain, readable
@@ -37,6 +37,7 @@ EXACT = 256  # positions a side up to which a cell is a query and a key
 POOLED = 128  # cells a side beyond
 SHORTER = (128, 64, 32)
 LONGEST = 60  # characters of a token
+DIGITS = 5  # of a number, but for weights
 MOST_FLIPS = 8
 
 
@@ -116,6 +117,12 @@ class Reading:
         """Return {path or place: number of the layer}."""
         return places_of(self.heads)
 
+    @property
+    def numbers(self) -> set[tuple[int, int]]:
+        """Return (number of the layer, head) of each head that is shown."""
+        places = self.places
+        return {(places[head.path], head.head) for head in self.shown}
+
 
 def readings_of(
     heads: Heads,
@@ -154,11 +161,6 @@ def side_within(views: Iterable[View], side: int, most: int) -> int:
             break
         side = min(side, shorter)
     return side
-
-
-def rounded(value: float | None, digits: int = 5) -> float | None:
-    """So many digits; None where it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def _runs(heads: Heads) -> dict[str, list[Record]]:
@@ -357,24 +359,25 @@ def _flip(before: Reading, after: Reading) -> dict[str, Any] | None:
         layers.append({"queries": queries, "keys": _line(compared.keys, mine.keys, theirs.keys)})
     if not differs:
         return None
-    numbers = before.places
-    shown = {(numbers[head.path], head.head) for head in before.shown}
-    moved = [change for change in changes if (numbers[change.path], change.head) in shown]
+    places, shown = before.places, before.numbers
+    moved = [change for change in changes if (places[change.path], change.head) in shown]
     words = tuple(plain(each, 120) for each in changes.text.words)
-    heads = [_moved(change, numbers[change.path], before, after) for change in moved]
+    heads = [_moved(change, places[change.path], before, after) for change in moved]
     return {"words": words, "layers": layers, "heads": heads}
 
 
 def _moved(change: Change, layer: int, before: Reading, after: Reading) -> dict[str, Any]:
-    mine, theirs, places = before.layers[layer], after.layers[layer], None
-    if change.places is not None and mine is not None and theirs is not None:
-        at = _at(mine.queries, change.places[0]), _at(theirs.queries, change.places[1])
-        places = None if None in at else at
+    views = before.layers[layer], after.layers[layer]
+    places: list[int] | None = None
+    if change.places is not None and None not in views:
+        known = [view.queries.tolist() for view in views if view is not None]
+        if all(place in queries for place, queries in zip(change.places, known, strict=True)):
+            places = [queries.index(place) for place, queries in zip(change.places, known, strict=True)]
     return {
         "layer": layer,
         "head": change.head,
-        "distance": rounded(change.distance),
-        "largest": rounded(change.largest),
+        "distance": rounded(change.distance, DIGITS),
+        "largest": rounded(change.largest, DIGITS),
         "token": plain(change.token, 60),
         "places": places,
     }
@@ -394,11 +397,6 @@ def _line(alignment: Alignment, before: Tensor, after: Tensor) -> list[dict[str,
             alignment.places, alignment.names, alignment.changed, strict=True
         )
     ]
-
-
-def _at(real: Tensor, place: int) -> int | None:
-    found = (real == place).nonzero().flatten().tolist()
-    return found[0] if found else None
 
 
 FINER, PAIRS, FINER_HEADS = 512, 64, 8
@@ -557,10 +555,10 @@ def _written(
     if not math.isfinite(most):
         return None, None, None
     if exact:
-        return blobs.pack(as_bytes(norms)), None, rounded(most)
+        return blobs.pack(as_bytes(norms)), None, rounded(most, DIGITS)
     factors = norms[view.heads] / (most or 1.0)
     cells = _in_blocks(view, view.heads, rows, columns, factors)
-    return None, _packed(view, cells, blobs), rounded(most)
+    return None, _packed(view, cells, blobs), rounded(most, DIGITS)
 
 
 def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
@@ -575,13 +573,7 @@ def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Fine
         raise ArgumentError(str(error).replace("chosen", "finer", 1)) from None
 
 
-def with_maps(reading: Reading, finer: Finer) -> Finer:
-    """Those of them that another model, or the same on another text, has a map of."""
-    kept = _maps(reading)
-    return [each for each in finer if each[0] in kept]
-
-
-def _maps(reading: Reading) -> dict[str, View]:
+def maps_in(reading: Reading) -> dict[str, View]:
     """By place, the layers whose maps were kept."""
     return {
         layer.place: view
@@ -592,7 +584,7 @@ def _maps(reading: Reading) -> dict[str, View]:
 
 def strongest_of_labels(reading: Reading, side: int) -> Finer:
     """Where maps were kept that are not exact: the strongest head of each label, 8 at most."""
-    maps = [place for place, view in _maps(reading).items() if not view.is_exact(side)]
+    maps = [place for place, view in maps_in(reading).items() if not view.is_exact(side)]
     by_label: dict[str, Head] = {}
     for head in sorted(reading.shown, key=lambda head: head.label.strength, reverse=True):
         if head.path in maps:
@@ -628,7 +620,7 @@ def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
             best = both[0][order], both[1][order]
             done += len(some)
     rows = zip(best[1].tolist(), best[0].tolist(), strict=True)
-    return [(query, key, rounded(weight)) for (query, key), weight in rows if key >= 0]
+    return [(query, key, rounded(weight, DIGITS)) for (query, key), weight in rows if key >= 0]
 
 
 def _outputs(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:
@@ -651,6 +643,8 @@ def _cosines(view: View, said: Tensor | None) -> list[list[float | None]] | None
 
 
 def _matrix(numbers: Tensor | None) -> list[list[float | None]] | None:
-    if numbers is None:
-        return None
-    return [[None if math.isnan(x) else round(x, 4) for x in row] for row in numbers.tolist()]
+    return (
+        None
+        if numbers is None
+        else [[None if math.isnan(x) else round(x, 4) for x in row] for row in numbers.tolist()]
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import needed
 from .texts import as_outlines, families, fitted, in_bold, inches, label
@@ -233,6 +233,14 @@ def open_frame(ax: Axes, hidden: Sequence[str] = ("top", "right")) -> None:
     for side, line in ax.spines.items():
         line.set_visible(side not in hidden)
         line.set_color(PALE)
+
+
+def faint_axes(ax: Axes, grid: Literal["x", "y"], hidden: Sequence[str] = ("top", "right")) -> None:
+    """Axes of numbers: small, faint labels, pale lines from the marks of one axis, an open frame."""
+    ax.tick_params(labelsize=7.5, labelcolor=FAINT, color=PALE, length=2)
+    ax.grid(axis=grid, color="#eef0f3", linewidth=0.8)
+    ax.set_axisbelow(True)
+    open_frame(ax, hidden)
 
 
 def plain_bar(bar: Colorbar, size: float) -> None:

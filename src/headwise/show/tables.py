@@ -80,9 +80,6 @@ def empty_table(title: str | None = None, *, elsewhere: str | None = None) -> Fi
 
     Args:
         elsewhere: where all numbers are to be had, for the line that says which columns are left out.
-
-    Raises:
-        PackageMissing: rich is not installed.
     """
     table = table_class()
     from rich.box import SIMPLE_HEAD
@@ -94,11 +91,7 @@ def empty_table(title: str | None = None, *, elsewhere: str | None = None) -> Fi
 
 
 def table_class() -> type[FittedTable]:
-    """rich's tables, fitted.
-
-    Raises:
-        PackageMissing: rich is not installed.
-    """
+    """rich's tables, fitted."""
     with needed("rich", "headwise tables need rich"):
         import rich.table  # noqa: F401 - fitted_tables may be here without it
 
@@ -288,11 +281,7 @@ def _sizes(preset: Preset) -> Sizes:
 
 
 def presets_table(presets: Iterable[Preset]) -> Table:
-    """One row per preset, at any width. Counts are of attention layers alone, not of the whole model.
-
-    Raises:
-        PackageMissing: rich is not installed.
-    """
+    """One row per preset, at any width. Counts are of attention layers alone, not of the whole model."""
     table = empty_table(elsewhere="--json has every number")
     table.add("name", least=0)
     for header, rank in COLUMNS.items():
