@@ -109,20 +109,21 @@ def meetings(figure: Figure) -> list[tuple[str, str]]:
     """Texts that overlap, nearly touch in one line, or leave the page."""
     figure.draw_without_rendering()
     boxes = [
-        (text.get_text(), text.get_window_extent())
+        (text.get_text(), text.get_window_extent().extents.tolist())
         for text in figure.findobj(Text)
         if text.get_visible() and text.get_text().strip()
     ]
     point = figure.dpi / 72
     bad = []
     for (one, a), (other, b) in itertools.combinations(boxes, 2):
-        wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        if min(a[3], b[3]) - max(a[1], b[1]) <= 1:
+            continue
         beside = 1.5 * point if one.isdigit() and other.isdigit() else -1  # 511 beside 0 is read as 5110
-        if wide > -beside and high > 1:
+        if min(a[2], b[2]) - max(a[0], b[0]) > -beside:
             bad.append((one, other))
     page = figure.bbox
-    for text, box in boxes:
-        if min(box.x0, box.y0) < -1 or box.x1 > page.width + 1 or box.y1 > page.height + 1:
+    for text, (left, low, right, high) in boxes:
+        if min(left, low) < -1 or right > page.width + 1 or high > page.height + 1:
             bad.append((text, "the edge"))
     return bad
 
