@@ -84,10 +84,8 @@ def file_and_name(argument: str) -> tuple[Path, str | None]:
     front, _, name = argument.rpartition(":")
     file = _path(front)
     if not front or not os.path.exists(file):
-        named = bool(front) and file.suffix in (
-            ".py",
-            ".ipynb",
-        )  # the part before the colon is the file's name
+        # whether the part before the colon is the file's name
+        named = bool(front) and file.suffix in (".py", ".ipynb")
         raise _missing(file, front) if named else _missing(whole, argument)
     if not all(part.isidentifier() for part in name.split(".")):
         raise ArgumentError(

@@ -171,11 +171,8 @@ def fit(
     }
     history, position, started = History(), Position(), perf_counter()
     device, seeded, in_data = parameters[0].device, _torch_generators(model), _data_generators(batches)
-    generators = [
-        seeded[0],
-        *in_data,
-        *seeded[1:],
-    ]  # CUDA's last: a checkpoint may have more or fewer of them
+    # CUDA's last: a checkpoint may have more or fewer of them
+    generators = [seeded[0], *in_data, *seeded[1:]]
 
     def save() -> None:
         if file is not None:

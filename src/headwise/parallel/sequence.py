@@ -378,9 +378,8 @@ class Ring:
         packed: Tensor | None = None
         for step in range(self.size):
             message: Message | None = None
-            shapes = [
-                (*x.shape[:2], sizes[self.owner(step + 1)], *x.shape[3:]) for x in mine
-            ]  # of what comes next
+            following = sizes[self.owner(step + 1)]
+            shapes = [(*x.shape[:2], following, *x.shape[3:]) for x in mine]
             if step + 1 < self.size:
                 if packed is None:
                     packed = torch.cat([x.reshape(-1) for x in mine])

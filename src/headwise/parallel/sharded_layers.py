@@ -135,9 +135,10 @@ class _WholeNorm(nn.Module):
     def _part(self, name: str) -> Tensor | None:
         """Return a parameter's values for the channels of this rank, or None."""
         parameter = getattr(self, name)
-        if parameter is None or self.used is None:
-            return None if parameter is None else local_part(parameter)
-        return copy_to_ranks(local_part(parameter), _group(self)).narrow(0, *self.used)
+        if parameter is None:
+            return None
+        part = local_part(parameter)
+        return part if self.used is None else copy_to_ranks(part, _group(self)).narrow(0, *self.used)
 
 
 class _WholeRMSNorm(nn.RMSNorm, _WholeNorm):

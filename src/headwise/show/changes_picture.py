@@ -41,15 +41,8 @@ if TYPE_CHECKING:
 
 NAMED = 24  # tokens that can be read along an axis
 FEW = 12  # of a longer text: those that changed most
-LESS_TO_MORE = (
-    "#0b3c7d",
-    "#3f7fc4",
-    "#a9cbe8",
-    "#fbfaf7",
-    "#f8c08a",
-    "#e07b24",
-    "#8a3b04",
-)  # no red, no green
+# no red, no green
+LESS_TO_MORE = ("#0b3c7d", "#3f7fc4", "#a9cbe8", "#fbfaf7", "#f8c08a", "#e07b24", "#8a3b04")
 MARKER = "#ffe08a"  # behind the tokens that differ, as a pen would
 FAINTEST = 0.05  # a difference below which no colour is strong
 HOW = (

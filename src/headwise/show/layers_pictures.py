@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
-    from rich.text import Text
 
 UNLABELLED = "#a4abb8"
 SMALL, LEADING = 8.5, 0.19  # points of what is said above, inches from line to line
@@ -393,16 +392,13 @@ def roles_table(roles: Roles) -> HeadsTable:
     table.add("found")
     table.add("why", "why", rank=4, least=0, easy=24)
     for name, role in roles.items():
+        rule, best = _by_class(role)
+        why = f"best rule: {rule} {best:.2f}" if role.found else role.verdict.removeprefix(NOT_FOUND)
         table.add_row(
             as_text(name), as_text(f"{role.layer}.{role.head}"), f"{role.share:.2f}",
             f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}",
-            as_text("yes" if role.found else "no"), _verdict(role), style="bold" if role.found else "",
+            as_text("yes" if role.found else "no"), as_text(why), style="bold" if role.found else "",
         )  # fmt: skip
     for name, reason in roles.unasked.items():
         table.add_row(as_text(name), "", "", "", "", "", "", as_text(f"not asked, {reason}"))
     return HeadsTable(table)
-
-
-def _verdict(role: Role) -> Text:
-    rule, best = _by_class(role)
-    return as_text(f"best rule: {rule} {best:.2f}" if role.found else role.verdict.removeprefix(NOT_FOUND))
