@@ -26,7 +26,6 @@ FLOORS = (
         "whole_files",
         "indexing",
         "tensor_stand_in",
-        "facts",
         "mask_rules",
         "mask_meaning",
         "masks",

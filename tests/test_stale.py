@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import headwise as hw
-from headwise import facts
+from headwise import mask_meaning
 from headwise.errors import ArgumentError
 from judge import assert_judged, error, largest
 from process_groups import run_ranks
@@ -481,30 +481,34 @@ def test_a_fact_is_asked_once_for_the_same_bytes_and_again_for_others() -> None:
 
     for x in (torch.arange(21.0).view(3, 7), torch.arange(30.0)[1:].view(29), torch.full((5,), torch.nan)):
         asked.clear()
-        assert facts.fact(x, "total", total) == facts.fact(x, "total", total) == float(x.nan_to_num().sum())
+        assert (
+            mask_meaning.fact(x, "total", total)
+            == mask_meaning.fact(x, "total", total)
+            == float(x.nan_to_num().sum())
+        )
         assert len(asked) == 1
         through_numpy(x, x + 1)
-        assert facts.fact(x, "total", total) == float(x.nan_to_num().sum())
+        assert mask_meaning.fact(x, "total", total) == float(x.nan_to_num().sum())
         assert len(asked) == 1 + (not bool(x.isnan().any()))
     for x in (
         torch.arange(42.0).view(6, 7)[:, 1:4],
         torch.arange(42.0).view(6, 7).t(),
         torch.zeros(3, 1).expand(3, 5),
     ):
-        before = facts.fact(x, "total", total)
+        before = mask_meaning.fact(x, "total", total)
         x[2, 0] += 5
-        assert facts.fact(x, "total", total) == float(x.sum()) != before
+        assert mask_meaning.fact(x, "total", total) == float(x.sum()) != before
 
 
 def kept_bytes() -> int:
-    return sum(copy.nbytes for copy, *_ in facts._kept.values())
+    return sum(copy.nbytes for copy, *_ in mask_meaning._kept.values())
 
 
 def test_the_copies_of_a_layers_masks_are_freed_with_them_or_when_asked() -> None:
     """Before, up to 128 MiB of them stayed for good."""
     ours, _ = twins()
     x, mask = normal(1, B, L, 21), causal()
-    facts.clear_copies()
+    mask_meaning.clear_copies()
     ours(x, x, x, attn_mask=mask, need_weights=False)
     assert kept_bytes() >= mask.nbytes
     hw.budget.clear_copies()
@@ -517,17 +521,17 @@ def test_the_copies_of_a_layers_masks_are_freed_with_them_or_when_asked() -> Non
 
 
 def test_facts_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts.clear_copies()
-    monkeypatch.setattr(facts, "ROOM", 10_000)
-    monkeypatch.setattr(facts, "LARGEST", 4_000)
+    mask_meaning.clear_copies()
+    monkeypatch.setattr(mask_meaning, "ROOM", 10_000)
+    monkeypatch.setattr(mask_meaning, "LARGEST", 4_000)
     tensors = [torch.full((997,), float(i)) for i in range(9)]
     for x in tensors:
-        assert facts.fact(x, "first", lambda t: float(t[0])) == float(x[0])
-        assert facts._taken <= facts.ROOM
-    assert kept_bytes() == facts._taken
-    before = len(facts._kept)
-    assert facts.fact(torch.ones(1009), "first", lambda t: float(t[0])) == 1.0
-    assert len(facts._kept) == before, "too large to be kept"
+        assert mask_meaning.fact(x, "first", lambda t: float(t[0])) == float(x[0])
+        assert mask_meaning._taken <= mask_meaning.ROOM
+    assert kept_bytes() == mask_meaning._taken
+    before = len(mask_meaning._kept)
+    assert mask_meaning.fact(torch.ones(1009), "first", lambda t: float(t[0])) == 1.0
+    assert len(mask_meaning._kept) == before, "too large to be kept"
 
 
 def test_threads_find_what_belongs_to_their_own_masks() -> None:

@@ -23,7 +23,7 @@ import torch
 
 from .byte_sizes import parse, readable
 from .errors import BudgetExceeded
-from .facts import clear_copies
+from .mask_meaning import clear_copies
 
 __all__ = ["bytes_allowed", "check", "clear_copies", "free_bytes", "limit", "parse", "readable"]
 

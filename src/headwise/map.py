@@ -21,10 +21,10 @@ from .arguments import OF_ATTENTION, AttentionOptions, answering, scores_from
 from .engines import first_pass, one_query, packed_sequences, second_pass, statistics, weights
 from .engines import operators as _operators  # noqa: F401, registers what torch.compile sees of a map
 from .engines.backend import Collected
-from .engines.given_weights import GivenWeights
 from .engines.scores import DIFFERENTIABLE, MASK_NUMBERS, MASK_TENSORS, Scores, tile_dtype
 from .engines.second_pass import Top
 from .engines.statistics import Statistics
+from .engines.walk import GivenWeights
 from .errors import ArgumentError, ShapeError
 from .indexing import Choice, Index, as_index, compose, in_order, resolve, take
 from .mask_rules import real_positions

@@ -1,16 +1,14 @@
 """Engines: from q, k, v and a mask to numbers, as fast as each device allows.
 
     scores.py              everything that decides one score, any tile of them, their flat form
-    given_weights.py       weights someone else computed, seen as scores
     first_pass.py          the first pass: plans of calls that come again, autograd, the log-sum-exp
-    backends.py            the table: who is asked to run a call, and in which order
+    backends.py            the table: who is asked to run a call, in which order; our own kernels, on a GPU
     backend.py             what a backend is: the call it is given, what it is asked, what it answers
     fused.py               on fused kernels: calls cut into parts they can take, merged by lse
     kernels.py             those kernels, torch's own, an entry each
-    own_kernels.py         in our own kernels, on a GPU: one query over many keys; every rule
     plain.py               in plain torch: tile by tile, in linear memory; as one matrix, with any derivative
     packed_sequences.py    sequences of several lengths, without padding
-    walk.py                every tile of the weights, block of queries by block
+    walk.py                every tile of the weights, block of queries by block; weights someone else computed
     weights.py             what has a gradient: weights, their mean over heads, entropy
     second_pass.py         statistics, pictures, the heaviest keys, mass on chosen keys
     statistics.py          the statistics, an entry each, and the sums they are made of

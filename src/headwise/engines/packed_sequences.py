@@ -26,7 +26,7 @@ from ..scoring import Scoring
 from . import backends, plain
 from .first_pass import call_of
 from .gradients import Context
-from .kernels import CAUSAL, CUDA_FLASH, Band, window_of
+from .kernels import CAUSAL, CUDA_FLASH, Band, Three, window_of
 from .scores import Scores, own_precision
 
 aten = torch.ops.aten
@@ -212,7 +212,6 @@ def attend_rows(
 ) -> tuple[Tensor, Tensor]:
     """(output [N, H, D], lse [H, N]) of heads [N, H, D] that `takes_rows` has said yes to; no gradients."""
     longest = _longest(runs)
-    # aligned with the last key, as ours are; -1 is no bound
     out, lse, *_ = aten._flash_attention_forward.default(
         q,
         k,
@@ -230,6 +229,20 @@ def attend_rows(
     return out, lse
 
 
+def attend_rows_backward(
+    q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float,
+    out: Tensor, lse: Tensor, grad: Tensor,
+) -> Three:  # fmt: skip
+    """The gradients of q, k and v from what `attend_rows` gave and the gradient of its output."""
+    longest = _longest(runs)
+    state = offsets.new_zeros(2, dtype=torch.int64)  # of dropout, of which there is none
+    dq, dk, dv = aten._flash_attention_backward.default(
+        grad.contiguous(), q, k, v, out, lse, offsets, offsets, longest, longest, 0.0, band == CAUSAL,
+        state, state, scale=scale, **window_of(band),
+    )  # fmt: skip
+    return dq, dk, dv
+
+
 def attend(scores: Scores, v: Tensor, runs: Runs, places: Places) -> tuple[Tensor, Tensor]:
     """(output [1, H, N, Dv], lse [1, H, N], detached): each run attends to itself, in the scores' band."""
     band = (scores.mask.left, scores.mask.right)
@@ -238,16 +251,9 @@ def attend(scores: Scores, v: Tensor, runs: Runs, places: Places) -> tuple[Tenso
         if torch.is_grad_enabled() and (scores.q.requires_grad or scores.k.requires_grad or v.requires_grad):
             out, lse = _Packed.apply(*call)
             return out, lse.detach()
-        out, lse = _flash(*call)
+        q, k, rows = _rows(scores.q, scores.k, v)
+        out, lse = attend_rows(q, k, rows, *call[3:])
     return _heads(out, v.shape[-1]), lse[None]
-
-
-def _flash(
-    q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
-) -> tuple[Tensor, Tensor]:
-    """(output [N, H, ..], lse [H, N]), as the kernel gives them."""
-    q, k, v = _rows(q, k, v)
-    return attend_rows(q, k, v, runs, offsets, band, scale)
 
 
 class _Packed(torch.autograd.Function):
@@ -257,7 +263,8 @@ class _Packed(torch.autograd.Function):
     def forward(
         ctx: Context, q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _flash(q, k, v, runs, offsets, band, scale)
+        q_rows, k_rows, v_rows = _rows(q, k, v)
+        out, lse = attend_rows(q_rows, k_rows, v_rows, runs, offsets, band, scale)
         ctx.save_for_backward(q, k, v, offsets, out, lse)
         ctx.call = runs, band, scale
         ctx.set_materialize_grads(False)
@@ -278,14 +285,8 @@ class _Packed(torch.autograd.Function):
                 return _one_by_one(q, k, v, runs, band, scale)
 
             return *plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad), *rest
-        rows = _rows(q, k, v)
-        (given,) = _rows(grad, channels=out.shape[-1])
-        longest = _longest(runs)
-        state = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, of which there is none
-        three = aten._flash_attention_backward.default(
-            given.contiguous(), *rows, out, lse, offsets, offsets, longest, longest, 0.0, band == CAUSAL,
-            state, state, scale=scale, **window_of(band),
-        )  # fmt: skip
+        (given,), (q_rows, k_rows, v_rows) = _rows(grad, channels=out.shape[-1]), _rows(q, k, v)
+        three = attend_rows_backward(q_rows, k_rows, v_rows, runs, offsets, band, scale, out, lse, given)
         return *(_heads(d, x.shape[-1]) for d, x in zip(three, (q, k, v), strict=True)), *rest
 
 

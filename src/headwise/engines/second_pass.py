@@ -25,7 +25,6 @@ from ..masks import Mask
 from ..scoring import HIDDEN
 from .backend import Collected
 from .first_pass import lse_of
-from .given_weights import GivenWeights
 from .gpu.launches import cannot
 from .scores import Scores, Tiled, blocks, own_precision, without_graph
 from .statistics import (
@@ -41,7 +40,7 @@ from .statistics import (
     of_heads,
     sums_of,
 )
-from .walk import FAR, ROUGH, Block, Tile, check_mass, check_some, is_rough, walk
+from .walk import FAR, ROUGH, Block, GivenWeights, Tile, check_mass, check_some, is_rough, walk
 from .weights import entropy, prepared
 
 MOST = 64  # keys a query that the kernel keeps a list of; more are better sorted

@@ -26,9 +26,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, nearest
 from ..scoring import HIDDEN
-from .given_weights import GivenWeights
 from .scores import Tiled
-from .walk import Block, Tile
+from .walk import Block, GivenWeights, Tile
 
 NEAR_ROWS = 64  # queries a block when only keys near the diagonal matter
 

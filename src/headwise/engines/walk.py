@@ -9,21 +9,26 @@ And whether it is this row's at all. A map keeps q, k and a dense mask themselve
 overwritten in a way that nobody counts, the lse is no longer their rows', and the weights made of them have a
 mass that is not 1 beyond rounding. That is refused here, and never divided away.
 
+Weights that someone else computed are walked as scores, too (`GivenWeights`).
+
 Letters: B batch, H num_heads, T query_len, S key_len, D head_dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..indexing import Index
+from ..indexing import Index, take
 from ..mask_rules import can_read
+from ..masks import Mask
 from ..scoring import HIDDEN
-from .scores import Piece, Scores, Tiled, blocks
+from .scores import Flat, Piece, Scores, Tiled, blocks, mask_from
 
 ROUGH = 16.0  # from here on half a unit in the last place of a float32 is as much as softmax is off by
 REACH = 2.0**8  # from here on, kernels' own ways of merging parts and of going back are too rough as well
@@ -294,3 +299,80 @@ def _bound(scores: Scores, rows: slice, lse: Tensor) -> Tensor:
         added = added + finite * (scores.shape[3] if value is scores.scoring.slopes else 1)
     of_lse = torch.nan_to_num(lse, neginf=0.0).abs()
     return 4 * unit * (products + added + of_lse) + (2.0**-8 if half else 0.0)
+
+
+# Weights as scores
+
+
+@dataclass(frozen=True, eq=False)
+class GivenWeights(Tiled):
+    """Weights someone else computed, seen as scores: s = log p, with lse 0."""
+
+    weights: Tensor  # [B, H, T, S]
+    mask: Mask
+    positions: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, T, S = self.weights.shape
+        return B, H, T, S
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def given_dtype(self) -> torch.dtype:
+        return self.weights.dtype
+
+    def __reduce__(self) -> tuple[type[GivenWeights], tuple[object, ...]]:
+        return GivenWeights, (self.weights, self.mask, self.positions)
+
+    def versions(self) -> tuple[int] | None:
+        """How often the weights were written to; None if not counted."""
+        if (
+            torch.compiler.is_compiling()
+            or not isinstance(self.weights, Tensor)
+            or self.weights.is_inference()
+        ):
+            return None
+        return (self.weights._version,)
+
+    def parts(self) -> dict[str, Flat]:
+        """All it is made of, by name."""
+        rules: dict[str, Flat] = {name: getattr(self.mask, name) for name in Mask.FIELDS}
+        return {"weights": self.weights, "positions": self.positions, **rules}
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> GivenWeights:
+        """The weights those are the parts of; a name that is missing is None."""
+        return cls(parts["weights"], mask_from(parts), parts.get("positions"))
+
+    def to(self, device: torch.device) -> GivenWeights:
+        """The same weights on another device."""
+        return replace(self, weights=self.weights.to(device), mask=self.mask.to(device))
+
+    def detach(self) -> GivenWeights:
+        """The same weights, cut from the graph."""
+        return replace(self, weights=self.weights.detach())
+
+    def select(self, batch: Index, heads: Index, queries: Index) -> GivenWeights:
+        """The weights of some sequences, heads and queries; each index a slice or an index tensor."""
+        return GivenWeights(
+            take(self.weights, (batch, heads, queries), ones_stay=False),
+            self.mask.select(batch, heads, queries),
+            self._positions_of(queries),
+        )
+
+    def piece(self, piece: Piece) -> GivenWeights:
+        where = (piece.batch, piece.heads)
+        return replace(self, weights=self.weights[where], mask=self.mask.select(*where, slice(None)))
+
+    def span(self, rows: slice) -> tuple[int, int]:
+        return 0, self.shape[3]  # what someone gave is there, whatever the mask says
+
+    def tile(self, rows: slice, columns: Index) -> Tensor:
+        return self.weights[:, :, rows, columns].to(self.dtype).log().clamp_(min=HIDDEN)
+
+
+torch.serialization.add_safe_globals([GivenWeights])

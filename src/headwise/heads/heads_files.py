@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import budget
-from ..engines.given_weights import GivenWeights
 from ..engines.scores import Scores
+from ..engines.walk import GivenWeights
 from ..errors import ArgumentError, needed
 from ..indexing import positions_of
 from ..map import AttentionMap, make

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ..engines.given_weights import GivenWeights
 from ..engines.scores import own_precision, tile_dtype
+from ..engines.walk import GivenWeights
 from ..errors import ArgumentError, ShapeError
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer
 from ..indexing import as_index, positions_of

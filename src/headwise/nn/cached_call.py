@@ -245,12 +245,6 @@ def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list
     return None if all(count == query_len for count in counts) else counts
 
 
-def check_weights(cache: KVCache | Memory) -> None:
-    """Raise where a compiled step over a cache is asked for its map."""
-    if isinstance(cache, KVCache):
-        check_in_graph(cache, need_weights=True)
-
-
 # A step inside torch.compile
 
 
@@ -415,12 +409,8 @@ def remember(
     """See `MultiHeadAttention.remember`."""
     value = key if value is None else value
     module_call.check_memory(module, key, value)
-    k, v = module.k_proj(key), module.v_proj(value)
+    k, v = module._keys_and_values(key, value)
     B, S, _ = key.shape
-    module_call.check_projected(k_proj=(k, module.num_kv_heads, module.head_dim))
-    k = options.normalised(module, module.k_norm, k)
-    k = k.reshape(B, S, module.num_kv_heads, module.head_dim).transpose(1, 2)
-    v = v.reshape(B, S, module.num_kv_heads, module.value_dim).transpose(1, 2)
     if module.rope is not None:
         k = module.rope.rotate(k, 0)
     memory = Memory(k, v, None if mask is None else _of_keys(mask, B, module.num_heads, S))
@@ -453,11 +443,8 @@ def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> At
                 "mha(query, cache=memory)"
             )
     module_call.check_query(module, query)
-    q = module.q_proj(query)
-    module_call.check_projected(q_proj=(q, module.num_heads, module.head_dim))
-    q = options.normalised(module, module.q_norm, q)
+    q = module._queries(query)
     B, T, _ = query.shape
-    q = q.reshape(B, T, module.num_heads, module.head_dim).transpose(1, 2)
     k, v, hidden = memory.given_to(q, module)
     S = k.shape[2]
     if module.rope is not None:

@@ -8,7 +8,7 @@ Letters: B batch, T query_len, S key_len, E d_model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from ..arguments import (
     nested,
     not_a_tensor,
     our_words,
-    refuse,
     told,
     window_rule,
 )
@@ -100,11 +99,6 @@ OF_A_CALL = {
 }
 
 
-def check_call(wrong: Mapping[str, object], method: object) -> None:
-    """Raise for keywords that this method of `MultiHeadAttention` is not called with."""
-    refuse("MultiHeadAttention", wrong, OF_A_CALL, method)
-
-
 def check_options(
     dropout: float,
     window: int | tuple[int, int] | None,
@@ -174,25 +168,23 @@ def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None
         )
 
 
-def check_projected(**layers: tuple[Tensor, int, int]) -> None:
-    """Raise for what projections gave, with how many heads of how many channels it should be, if it is not.
+def check_projected(name: str, x: Tensor, heads: int, width: int) -> None:
+    """Raise unless what a projection gave is a plain tensor of so many heads of so many channels.
 
     Raises:
         ArgumentError: a tensor that lies over several processes.
         ShapeError: another width.
     """
     shard = "to lay heads over devices use headwise.parallel.shard_heads(module, mesh)"
-    for name, (x, heads, width) in layers.items():
-        if type(x).__name__ == "DTensor":
-            raise ArgumentError(
-                f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not "
-                f"take; {shard} in place of parallelize_module"
-            )
-        if x.shape[-1] != heads * width:
-            raise ShapeError(
-                f"{name} must give {heads} heads of {width}: got {x.shape[-1]} channels, {list(x.shape)}; "
-                f"{shard}"
-            )
+    if type(x).__name__ == "DTensor":
+        raise ArgumentError(
+            f"{name} must give a plain tensor: got a DTensor {list(x.shape)}, which attention does not "
+            f"take; {shard} in place of parallelize_module"
+        )
+    if x.shape[-1] != heads * width:
+        raise ShapeError(
+            f"{name} must give {heads} heads of {width}: got {x.shape[-1]} channels, {list(x.shape)}; {shard}"
+        )
 
 
 def _check_one(

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from ..arguments import scores_from, told, under_autocast, window_rule
 from ..engines import packed_sequences
-from ..engines.kernels import CAUSAL as CAUSAL_BAND
-from ..engines.kernels import CPU_FLASH, FULL, KernelCall, Three
+from ..engines.kernels import CPU_FLASH, KernelCall, Three
 from ..engines.packed_sequences import Places, Runs
 from ..engines.scores import Scores
 from ..errors import ArgumentError
@@ -278,13 +277,9 @@ class _OverRuns(CustomKernel):
         q, k, v, _, band, scale = call
         if self.in_rows:
             q, k, v, out, grad = (x[0].transpose(0, 1) for x in (q, k, v, out, grad))
-            # of one query each the kernel swaps heads for queries, and counts on one in every sequence
-            longest, state = max(2, *self.runs.counts), self.offsets.new_zeros(2, dtype=torch.int64)
-            dq, dk, dv = packed_sequences.aten._flash_attention_backward.default(
-                grad.contiguous(), q, k, v, out, lse[0], self.offsets, self.offsets, longest, longest, 0.0,
-                band == CAUSAL_BAND, state, state, scale=scale, window_size_left=-1,
-                window_size_right=-1 if band == FULL else 0,
-            )  # fmt: skip
+            dq, dk, dv = packed_sequences.attend_rows_backward(
+                q, k, v, self.runs, self.offsets, band, scale, out, lse[0], grad
+            )
             return dq.transpose(0, 1)[None], dk.transpose(0, 1)[None], dv.transpose(0, 1)[None]
         if self.is_alone:
             return CPU_FLASH.backward(call, out, lse, grad)

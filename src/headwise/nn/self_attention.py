@@ -46,12 +46,7 @@ def plain_self_attention(
     layers = packed_layers(module, x)
     if layers is None:
         return None
-    if device_type(x) in SERVES and not torch.is_grad_enabled():
-        answered = served(module, x, mask, need_weights)
-        if answered is not None:
-            return answered
     held: dict[str, Any] = module.__dict__
-    T = x.shape[1]
     padding, keys, causal = None, None, held["causal"]
     if mask is not None:
         read = padding_of(mask, x)
@@ -59,11 +54,15 @@ def plain_self_attention(
             return None
         keys, further = read
         causal = causal or further
-        if keys is not None and keys.ndim == 2:
-            padding, keys = ~keys, None
-        elif keys is not None:
-            keys = keys.clone()  # the call's own, whatever is written to the mask later
-            padding = torch.arange(T, device=x.device) >= keys[:, None]
+    if device_type(x) in SERVES and not torch.is_grad_enabled():
+        answered = served(module, x, keys, causal, need_weights)
+        if answered is not None:
+            return answered
+    if keys is not None and keys.ndim == 2:
+        padding, keys = ~keys, None
+    elif keys is not None:
+        keys = keys.clone()  # the call's own, whatever is written to the mask later
+        padding = torch.arange(x.shape[1], device=x.device) >= keys[:, None]
     kernel = kernel_for(
         x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"]
     )
@@ -181,9 +180,12 @@ def fits_out_proj(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) ->
 
 
 def served(
-    module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
+    module: MultiHeadAttention, x: Tensor, keys: Tensor | None, causal: bool, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [B, T, E], the map) of a module whose layers are bare and packed; None: not a call for this."""
+    """(output [B, T, E], the map) of a module whose layers are bare and packed; None: not a call for this.
+
+    keys: which are real, as `padding_of` reads them; None: all.
+    """
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
     dtype, (B, T, _) = x.dtype, x.shape
@@ -191,12 +193,9 @@ def served(
         return None
     if scale is not None and (type(scale) is not float or not scale > 0):
         return None
-    causal, rules = held["causal"], None
-    if mask is not None:
-        rules = _rules_of(mask, causal, x) if dtype in HALF else None
-        if rules is None:
-            return None
-    elif need_weights and B * H * T * T > MOST_WITHOUT_LSE:
+    if keys is None and need_weights and B * H * T * T > MOST_WITHOUT_LSE:
+        return None
+    if keys is not None and dtype not in HALF:
         return None
     out_proj, packed = held["_modules"]["out_proj"], held["_packed"]
     last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
@@ -207,10 +206,14 @@ def served(
         return None
     projected = linear(x, packed.weight, packed.bias)  # [B, T, (H + 2 Hk) D]
     q, k, v = _heads(projected, H, Hk, D)
-    scoring, lse = Scoring(D**-0.5 if scale is None else scale), None
-    if rules is None:
+    rules, lse = CAUSAL if causal else NOTHING_HIDDEN, None
+    scoring = Scoring(D**-0.5 if scale is None else scale)
+    if keys is None:
         heads = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=H != Hk)
     else:
+        keys = keys.clone()
+        queries = keys if keys.ndim == 2 else torch.arange(T, device=x.device) < keys[:, None]
+        rules = BoundMask(right=0 if causal else None, keys=keys, queries=queries)
         heads, lse, _ = first_pass.answer(Scores(q, k, rules, scoring), v)
     output = linear(heads.transpose(1, 2).flatten(2), weight, bias)
     if not need_weights:
@@ -219,8 +222,7 @@ def served(
     def build() -> tuple[Scores, Tensor | None]:
         with torch.inference_mode(projected.is_inference()):
             q, k, _ = _heads(projected, H, Hk, D)
-            seen = (CAUSAL if causal else NOTHING_HIDDEN) if rules is None else rules
-            return Scores(q, k, seen, scoring), lse
+            return Scores(q, k, rules, scoring), lse
 
     return output, later(build)
 
@@ -229,17 +231,3 @@ def _heads(projected: Tensor, H: int, Hk: int, D: int) -> tuple[Tensor, ...]:
     """q [B, H, T, D], k and v [B, Hk, T, D]"""
     B, T, _ = projected.shape
     return projected.view(B, T, H + 2 * Hk, D).transpose(1, 2).split_with_sizes((H, Hk, Hk), 1)
-
-
-def _rules_of(mask: Mask | Tensor, causal: bool, x: Tensor) -> Mask | None:
-    """Padding of keys, and of queries in the same places, as rules; None: there is more to it."""
-    read = padding_of(mask, x)
-    if read is None:
-        return None
-    keys, further = read
-    right = 0 if causal or further else None
-    if keys is None:
-        return CAUSAL if right == 0 else NOTHING_HIDDEN
-    keys = keys.clone()
-    queries = keys if keys.ndim == 2 else torch.arange(x.shape[1], device=x.device) < keys[:, None]
-    return BoundMask(right=right, keys=keys, queries=queries)

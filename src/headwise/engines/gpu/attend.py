@@ -313,29 +313,21 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     plan: Plan | None = PLANS.get(("attend", prepared.signature, signature_of(v), names))
     go = None
     if plan is not None and plan.splits == 1 and prepared.q is scores.q and prepared.k is scores.k:
-        go = plan.launch.ready() if v.stride(-1) == 1 else None
+        go = plan.launch.again(scores.q, scores.k) if v.stride(-1) == 1 else None
     if plan is None or go is None:
         return lambda scores, v: attend(Prepared(scores), v, names)
-    setup, values, numbers = plan.launch.setup, plan.values, (*plan.launch.numbers, 0, *plan.launch.sizes)
-    q_of, k_of = describer(scores.q, setup.M, setup), describer(scores.k, setup.N, setup)
-    v_of = describer(v, setup.N, values)
-    steps = strides_of(scores.q)[:3], strides_of(scores.k)[:3]
-    v_steps, out_steps = strides_of(v)[:3], plan.steps
-    rules_of = rules_by(prepared)
-    lists_of = lister(Request.again(plan.same, prepared))
+    v_of, v_steps, out_steps = describer(v, plan.launch.setup.N, plan.values), strides_of(v)[:3], plan.steps
+    rules_of, lists_of = rules_by(prepared), lister(Request.again(plan.same, prepared))
     (B, H, T), count, empty, device = scores.q.shape[:3], len(names), torch.empty, v.device
     whole, room = torch.float32, room_by(scores.q, v)
 
     def again(scores: Scores, v: Tensor) -> Answer:
-        q = scores.q
         # sizes one by one: torch reads them sooner than a tuple
-        out, lse = room(q), empty(B, H, T, dtype=whole, device=device)
+        out, lse = room(scores.q), empty(B, H, T, dtype=whole, device=device)
         rows = empty(count, B, H, T, dtype=whole, device=device) if names else None
         rules = rules_of(scores)
-        go(
-            *q_of(q), *k_of(scores.k), *steps, *v_of(v), v_steps, out, out_steps, lse, rows,
-            *lists_of(scores, rules, None), rules, *numbers,
-        )  # fmt: skip
+        lists = lists_of(scores, rules, None)
+        go(scores.q, scores.k, rules, *v_of(v), v_steps, out, out_steps, lse, rows, *lists)
         return out, lse, rows
 
     return again

@@ -428,28 +428,23 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
         return None
     if any(x.stride(-1) != 1 for x in (v, out, grad)):
         return None
-    by_q, by_k = plan.launch_q, plan.launch_k
-    run_q, run_k = by_q.ready(), by_k.ready()
+    run_q, run_k = (launch.again(scores.q, scores.k) for launch in (plan.launch_q, plan.launch_k))
     if run_q is None or run_k is None:
         return None
-    q, k, padded = scores.q, scores.k, -(-T // ROOM) * ROOM
-    (M, N), (keys, queries) = by_q.setup[:2], by_k.setup[:2]
-    q_of, k_of = describer(q, M, by_q.setup), describer(k, N, by_q.setup)
+    (M, N), (keys, queries) = plan.launch_q.setup[:2], plan.launch_k.setup[:2]
     v_of, out_of, grad_of = (
         describer(x, size, channels)
         for x, size, channels in ((v, N, plan.values), (out, M, plan.outs), (grad, M, plan.grads))
     )
-    q_of_k, k_of_k = describer(q, queries, by_k.setup), describer(k, keys, by_k.setup)
     v_of_k, grad_of_k = describer(v, keys, plan.values), describer(grad, queries, plan.grads)
-    q_steps, k_steps, v_steps, out_steps, grad_steps = (strides_of(x)[:3] for x in (q, k, v, out, grad))
-    numbers_q, numbers_k = (*by_q.numbers, 0, *by_q.sizes), (*by_k.numbers, 0, *by_k.sizes)
+    v_steps, out_steps, grad_steps = (strides_of(x)[:3] for x in (v, out, grad))
     rules_of = rules_by(prepared)
     by_query, by_key = Request.again(plan.by_query, prepared), Request.again(plan.by_key, prepared)
     lists_of_q, lists_of_k = lister(by_query), lister(by_key)
     by_query.lend(by_key)
     lends = by_key.lent is not None
     slopes = of_bias and scores.scoring.slopes is not None
-    whole, empty, device = (B, H, padded), torch.empty, v.device
+    whole, empty, device = (B, H, -(-T // ROOM) * ROOM), torch.empty, v.device
 
     def way(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
         q, k = scores.q, scores.k
@@ -460,14 +455,12 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
         lists_q = lists_of_q(scores, rules, None)
         lists_k = lists_of_k(scores, rules, cast(Tables, lists_q[1])[1] if lends else None)
         run_q(
-            *q_of(q), *k_of(k), q_steps, k_steps, *v_of(v), v_steps, *out_of(out), out_steps, *grad_of(grad),
-            grad_steps, lse, powers, delta, None, dq, strides_of(dq)[:3], dslopes, *lists_q, rules,
-            *numbers_q,
+            q, k, rules, *v_of(v), v_steps, *out_of(out), out_steps, *grad_of(grad), grad_steps, lse, powers,
+            delta, None, dq, strides_of(dq)[:3], dslopes, *lists_q,
         )  # fmt: skip
         run_k(
-            *q_of_k(q), *k_of_k(k), q_steps, k_steps, *v_of_k(v), v_steps, *grad_of_k(grad), grad_steps,
-            powers, delta, None, dk, strides_of(dk)[:3], dv, strides_of(dv)[:3], *lists_k, rules,
-            *numbers_k,
+            q, k, rules, *v_of_k(v), v_steps, *grad_of_k(grad), grad_steps, powers, delta, None, dk,
+            strides_of(dk)[:3], dv, strides_of(dv)[:3], *lists_k,
         )  # fmt: skip
         return Found(dq, dk, dv, None, None if dslopes is None else dslopes.sum((0, 2)))
 

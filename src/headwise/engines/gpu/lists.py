@@ -87,11 +87,6 @@ def seen_tiles(
     return seen.view(torch.bool)
 
 
-def lists(request: Request) -> tuple[Tensor, Tensor]:
-    """(int32 [B or 1, H or 1, row tiles, column tiles]: the tiles seen, in order; how many of them)."""
-    return in_order(seen_tiles(request))
-
-
 @triton.jit(do_not_specialize=["columns"])
 def order_kernel(SEEN, TILES, COUNTS, columns, CHUNK: tl.constexpr):
     row = tl.program_id(0)
@@ -107,7 +102,7 @@ def order_kernel(SEEN, TILES, COUNTS, columns, CHUNK: tl.constexpr):
 
 
 def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the true entries of each row, in order, and how many there are."""
+    """The tiles seen by each row of `seen_tiles`, int32, in order; and how many there are."""
     columns, device = seen.shape[-1], seen.device
     tiles = torch.zeros(seen.shape, dtype=torch.int32, device=device)
     counts = torch.empty(seen.shape[:-1], dtype=torch.int32, device=device)

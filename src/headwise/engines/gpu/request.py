@@ -33,7 +33,7 @@ from .launches import (
     ready,
     takes_descriptors,
 )
-from .lists import ListPlan, Tables, chunk_of, list_plan, lists, tables
+from .lists import ListPlan, Tables, chunk_of, in_order, list_plan, seen_tiles, tables
 from .tile import LOG2E, Channels, Rules, Setup
 
 DEEPEST = 65535  # what a grid may be in its third direction
@@ -345,7 +345,7 @@ class Request:
         """
         if not self.setup.listed or self.setup.each:
             return None, None, None
-        return self._first_pass_lists() if self.setup.chunk else as_lists(*lists(self))
+        return self._first_pass_lists() if self.setup.chunk else as_lists(*in_order(seen_tiles(self)))
 
     def _first_pass_lists(self, filled: bool = True) -> Arguments:
         plan, device = self.list_plan, self.prepared.device

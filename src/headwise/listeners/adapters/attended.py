@@ -15,9 +15,9 @@ from ...engines.backend import wanted
 from ...engines.kernels import MOST_CHANNELS
 from ...engines.plain import transforms_are_active
 from ...engines.scores import Scores
-from ...facts import fact
 from ...functional import attention
 from ...map import AttentionMap, make
+from ...mask_meaning import fact
 from ...mask_rules import can_read
 from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ...scoring import Scoring

@@ -21,9 +21,9 @@ from torch.nn.functional import pad
 
 from ...arguments import REQUIRED
 from ...engines.backend import wanted
-from ...facts import fact
 from ...foreign_masks import from_torch
 from ...map import AttentionMap
+from ...mask_meaning import fact
 from ...mask_rules import can_read
 from ...masks import Mask
 from ...nn import KVCache, Memory, MultiHeadAttention, ragged

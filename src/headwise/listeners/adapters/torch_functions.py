@@ -25,8 +25,8 @@ from torch import Size, Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ...facts import fact
 from ...map import AttentionMap
+from ...mask_meaning import fact
 from ...mask_rules import can_read
 from ...masks import Mask
 from ..active import Bypassed, is_quiet, note_empty_call, padding_now, quietly

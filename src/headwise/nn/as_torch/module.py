@@ -19,12 +19,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ... import budget
 from ...arguments import answering, device_type
-from ...engines.kernels import MOST_CHANNELS
+from ...engines.kernels import MOST_CHANNELS, Kernel
 from ...engines.scores import HAS_MKL
 from ...errors import ArgumentError
 from ...mask_rules import can_read, is_traced
 from ..module_call import fx_node
-from ..one_step import Parameters, joined, kernel_for, run, step_of, weights_of_step
+from ..one_step import Parameters, Step, joined, kernel_for, run, weights_of_step
 from ..packed_weights import (
     OUT_PROJ,
     PLAIN_TYPES,
@@ -375,7 +375,9 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     if not _is_worth_it(call, few):
         return None
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
-    if call.appended or not x.numel() or not memory.numel() or not is_plain_call(x) or _is_limited(wants):
+    if call.appended or not x.numel() or not memory.numel() or not is_plain_call(x):
+        return None
+    if wants and not budget.surely_fits(0):  # there is a limit that weights must be checked against
         return None
     parameters = _parameters_of(call)
     if parameters is None:
@@ -385,7 +387,8 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     if masks is not None and wants and few <= (MATRIX_ON_A_GPU if x.is_cuda else MATRIX):
         return _by_matrix(call, parameters, masks, nothing)
     if masks is not None and not wants:
-        as_torch = _is_served(call) and not zero and _is_masked(call) and few <= _most_as_torch()
+        most = 2 * MATRIX_ON_A_GPU if torch.is_grad_enabled() else MATRIX_ON_A_GPU  # beyond, our kernels
+        as_torch = _is_served(call) and not zero and _is_masked(call) and few <= most
         if as_torch or (few <= MATRIX and _adds_numbers(call, few)):
             if as_torch or not torch.is_grad_enabled():
                 return _by_torchs_kernel(call, parameters, masks, False), None
@@ -417,9 +420,7 @@ def _by_matrix(
     call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], nothing: float
 ) -> tuple[Tensor, Tensor | None]:
     """By the matrix of weights, with torch's masks as they come."""
-    step = step_of(
-        call.module.num_heads, call.module.head_dim, call.first, False, nothing, None, call.need_weights
-    )
+    step = _step_of(call, False, nothing, None, call.need_weights)
     y, _, weights, _ = run(call.query, _memory_of(call), parameters, masks, step)
     if not call.need_weights:
         return _finished(call, parameters, y), None
@@ -436,14 +437,20 @@ def _by_kernel(
     square = L == S or not rules.causal
     if _is_served(call) and rules.padding is None and square and not torch.is_grad_enabled():
         return _by_torchs_kernel(call, parameters, (), rules.causal), None
-    H, D = call.module.num_heads, call.module.head_dim
-    kernel = kernel_for(call.query, memory, H, call.first, rules.causal, rules.padding)
+    kernel = kernel_for(call.query, memory, call.module.num_heads, call.first, rules.causal, rules.padding)
     if kernel is None:
         return None
-    step = step_of(H, D, call.first, rules.causal, nothing, kernel)
+    step = _step_of(call, rules.causal, nothing, kernel)
     y, projected, lse, added = run(call.query, memory, parameters, rules.padding, step)
     weights = weights_of_step(projected, lse, added, step, call.average) if call.need_weights else None
     return _finished(call, parameters, y), weights
+
+
+def _step_of(
+    call: TorchCall, causal: bool, nothing: float, kernel: Kernel | None, returns_weights: bool = True
+) -> Step:
+    H, D = call.module.num_heads, call.module.head_dim
+    return Step(H, H, D, call.first, causal, nothing, kernel, D**-0.5, returns_weights)
 
 
 def _memory_of(call: TorchCall) -> Tensor | None:
@@ -469,11 +476,6 @@ def _is_worth_it(call: TorchCall, few: int) -> bool:
     if call.query.is_cuda or not call.need_weights:
         return True
     return few <= (MATRIX if torch.is_grad_enabled() else MATRIX_WITHOUT_GRADIENTS)
-
-
-def _most_as_torch() -> int:
-    """Weights up to which torch's function takes less time than the steps around our kernels."""
-    return 2 * MATRIX_ON_A_GPU if torch.is_grad_enabled() else MATRIX_ON_A_GPU
 
 
 def _is_masked(call: TorchCall) -> bool:
@@ -502,7 +504,7 @@ def _by_torchs_kernel(
     call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], causal: bool
 ) -> Tensor:
     """The output as torch's class comes to it, whatever its masks hold; gradients are torch's own."""
-    step = step_of(call.module.num_heads, call.module.head_dim, call.first, causal, 0.0, None)
+    step = _step_of(call, causal, 0.0, None)
     q, k, v = step.heads(parameters.project(call.query, _memory_of(call)))
     added: Tensor | None = None
     if masks and all(mask.dtype == torch.bool for mask in masks):
@@ -548,8 +550,3 @@ def _will_project(call: TorchCall) -> bool:
 
 def _meets(x: Tensor, weight: Tensor) -> bool:
     return x.shape[-1] == weight.shape[1] and x.dtype is weight.dtype and x.device == weight.device
-
-
-def _is_limited(need_weights: bool) -> bool:
-    """Return True if there is a memory limit that weights must be checked against."""
-    return need_weights and not budget.surely_fits(0)

@@ -4,7 +4,7 @@ What torch refuses is refused with its own exceptions, in its own order and word
 parts, because between them torch projects, and a product of wrong sizes raises there.
 
 torch's masks say the opposite of ours (True = may not attend) and a float mask is added. Keys that a module
-appends are seen by every query. What a mask holds is read on a CPU, by proof in every call (`facts.py`). On a
+appends are seen by every query. What a mask holds is read on a CPU, by proof in every call (`fact`). On a
 GPU, while compiling or exporting, and in tensors that learn, nothing is read: the mask is taken as it is, on
 a GPU also as `is_causal` says.
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ...facts import fact
+from ...mask_meaning import fact
 from ...mask_rules import can_read
 from ...masks import Mask
 

@@ -32,7 +32,7 @@ from ...engines.weights import softmax
 from ...functional import attention
 from ...indexing import take
 from ...mask_rules import can_read
-from ..one_step import joined
+from ..one_step import by_head, joined
 from .torch_arguments import Rules, check_inputs, check_masks, check_widths, rules_of
 
 FEW = 2**16  # weights: what stands around them takes longer than they do
@@ -153,14 +153,15 @@ def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: 
     elif key is not value:
         q, k, v = _three(query, key, value, weight.chunk(3), bias)
     elif query is key:
-        q, k, v = _by_head(linear(query, weight, bias), 3 * H, first).chunk(3, 1)
+        q, k, v = by_head(linear(query, weight, bias), weight.shape[0] // (3 * H), first).chunk(3, 1)
         return q, k, v
     else:
         of_q, of_both = weight.split([E, 2 * E])
         q_bias, both_bias = (None, None) if bias is None else bias.split([E, 2 * E])
         q = linear(query, of_q, q_bias)
         k, v = linear(key, of_both, both_bias).unflatten(-1, (2, E)).unbind(-2)
-    return _by_head(q, H, first), _by_head(k, H, first), _by_head(v, H, first)
+    q, k, v = (by_head(x, x.shape[2] // H, first) for x in (q, k, v))
+    return q, k, v
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -185,13 +186,6 @@ def _three(
     of_q, of_k, of_v = (None, None, None) if bias is None else bias.chunk(3)
     q, k, v = weights
     return linear(query, q, of_q), linear(key, k, of_k), linear(value, v, of_v)
-
-
-def _by_head(x: Tensor, H: int, first: int) -> Tensor:
-    """[N, L, E] or [L, N, E] -> [N, H, L, D]"""
-    a, b, E = x.shape
-    x = x.view(a, b, H, E // H)
-    return x.transpose(1, 2) if first == 0 else x.permute(1, 2, 0, 3)
 
 
 def _with_more_keys(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
