@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
 from headwise import Mask, reference
-from headwise.engines import backends, first_pass, fused, kernels, own_kernels
+from headwise.engines import backends, first_pass, fused, kernels
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
@@ -565,12 +565,12 @@ def test_the_guard_counts_what_it_says(shapes: list[int]) -> None:
 
 
 def test_a_small_plain_call_of_one_query_is_left_to_flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, few = own_kernels.Decode(), half_call(T=1, S=11)
+    backend, few = backends.Decode(), half_call(T=1, S=11)
     assert backend.reluctance(few) == "5632 bytes of keys and values are few, from 16777216 on it pays"
     assert (
         backend.reluctance(half_call(T=1, S=11, mask=Mask.padding([3]))) is None
     )  # which flash does not take
-    monkeypatch.setattr(own_kernels, "WORTH_IT", 5632)
+    monkeypatch.setattr(backends, "WORTH_IT", 5632)
     assert backend.reluctance(few) is None
 
 
@@ -578,7 +578,7 @@ def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     churn = ShapeChurn(most=2, patience=3)
-    entered(monkeypatch, churn=churn, takes_all=False)
+    entered(monkeypatch, churn=churn)
     q, k = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 13, 8)
     whole = torch.randn(1, 2, 13, 8)
     for past in (13, 12, 11):  # a model that generates: no plan, and no shape counted against others
@@ -607,7 +607,7 @@ def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
         seen.append((*call[0].shape[1:3], call[1].shape[1]))
         return kernels.CPU_FLASH.forward(call)
 
-    entered(monkeypatch, takes_groups=groups, forward=forward, takes_all=False)
+    entered(monkeypatch, takes_groups=groups, forward=forward)
     q, k, v = (torch.randn(2, n, s, 5, dtype=torch.float64) for n, s in ((6, 1), (2, 7), (2, 7)))
     out, weights = hw.attention(q, k, v, **options, backend="fa3")
     expected, _, lse = case_of(q, k, v, options).reference()

@@ -22,12 +22,11 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import Mask, functional
-from headwise.engines import first_pass, own_kernels, second_pass
+from headwise.engines import backends, first_pass, second_pass
 from headwise.engines.backend import ON_THE_WAY
-from headwise.engines.backends import backend_named
+from headwise.engines.backends import OwnKernels, backend_named
 from headwise.engines.gpu import launches
 from headwise.engines.gpu.launches import PLANS
-from headwise.engines.own_kernels import OwnKernels
 from headwise.engines.scores import Scores
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi, Relative
@@ -740,7 +739,7 @@ def test_what_learns_is_given_its_gradient_or_refused() -> None:
 
 
 def test_torchs_kernels_keep_what_they_do_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_kernels, "interpreted", lambda: False)
+    monkeypatch.setattr(backends, "interpreted", lambda: False)
     monkeypatch.setattr(OwnKernels, "devices", ("cpu", "cuda"))
     says = "torch's kernels are faster where no rule is more than causal"
     half = {"dtype": torch.bfloat16}

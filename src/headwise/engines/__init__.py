@@ -2,11 +2,10 @@
 
     scores.py              everything that decides one score, any tile of them, their flat form
     first_pass.py          the first pass: plans of calls that come again, autograd, the log-sum-exp
-    backends.py            the table: who is asked to run a call, and in which order
+    backends.py            the table: who is asked to run a call, in which order; our own kernels, on a GPU
     backend.py             what a backend is: the call it is given, what it is asked, what it answers
     fused.py               on fused kernels: calls cut into parts they can take, merged by lse
     kernels.py             those kernels, torch's own, an entry each
-    own_kernels.py         in our own kernels, on a GPU: one query over many keys; every rule
     plain.py               in plain torch: tile by tile, in linear memory; as one matrix, with any derivative
     packed_sequences.py    sequences of several lengths, without padding
     walk.py                every tile of the weights, block of queries by block; weights someone else computed

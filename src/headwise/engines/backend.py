@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,7 +86,6 @@ class Backend(ABC):
         whatever the mode, and dropout can fall on the weights. No other is given dropout.
     gives_bias_gradient: its backward gives gradients of what is added where the call wants them.
     counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
-    plain_call_kernels: by kind of device, the kernel that takes every call without options.
     collects: row statistics its `forward_and_collect` can give on the way.
     """
 
@@ -95,7 +94,6 @@ class Backend(ABC):
     is_differentiable: bool = False
     gives_bias_gradient: bool = False
     counts_on: tuple[str, ...] = ()
-    plain_call_kernels: Mapping[str, Kernel] = {}
     collects: tuple[str, ...] = ()
 
     def why_not(self, call: Call) -> str | None:

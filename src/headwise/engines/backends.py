@@ -1,18 +1,186 @@
 """The table of backends: who is asked to run the first pass, in which order, and why not in words.
 
 `auto` takes the first that can. A backend asked for by name runs or says why not; nothing steps in for it.
+Two of them, in our own Triton kernels on a GPU, are here: `decode`, one query over many keys, and `triton`,
+which knows every rule.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, BackendUnavailable, nearest
-from .backend import Backend, Call
-from .fused import Fused
-from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN, Kernel
-from .own_kernels import Decode, OwnKernels
-from .plain import PLAIN, TILES
+from .backend import ON_THE_WAY, Backend, Call, Gradients, Runner
+from .fused import Fused, adds, in_one_call
+from .gpu.launches import FEW_QUERIES, LARGEST_HEAD, cannot, interpreted
+from .gradients import ScoreGradients
+from .kernels import CPU_FLASH, CUDA_EFFICIENT, CUDA_FLASH, CUDNN, HALF, Kernel
+from .plain import PLAIN, TILES, sinks_gradient
+from .scores import Scores
+
+WORTH_IT = 2**24  # bytes of keys and values, from which `decode` pays
+MOST_ROWS = 64  # query heads that share a key head
+
+LARGEST_WHOLE = 128  # channels of float32: beyond, registers do not suffice
+
+
+class TritonBackend(Backend):
+    """What both share: they run on a GPU (in tests in Triton's interpreter) and go by sizes and rules."""
+
+    devices = ("cuda",)
+
+    def why_not(self, call: Call) -> str | None:
+        return self.cannot(call) if interpreted() else super().why_not(call)
+
+    def verdict_holds(self, call: Call) -> bool:
+        return True
+
+
+class Decode(TritonBackend):
+    """Keys and values read once, for any length, with padding, windows, soft cap, ALiBi and sinks."""
+
+    name = "decode"
+
+    def cannot(self, call: Call) -> str | None:
+        """Rules that are tensors over queries and keys, and what the kernels cannot take."""
+        scores, v = call.scores, call.v
+        mask, scoring = scores.mask, scores.scoring
+        if scores.q.shape[2] != 1:
+            return f"it takes one query, not {scores.q.shape[2]}"
+        if call.dropout or call.plain_because:
+            return call.matrix_because
+        if scoring.bias is not None:
+            return "it takes no bias"
+        if not mask.is_padded_band or min(mask.left or 0, mask.right or 0) < 0:
+            return "it takes no mask beyond padding and a band that holds the query"
+        if v.shape[-1] > LARGEST_HEAD:
+            return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
+        if scores.group > MOST_ROWS:
+            return f"it takes up to {MOST_ROWS} heads that share keys, not {scores.group}"
+        return cannot(scores)
+
+    def reluctance(self, call: Call) -> str | None:
+        """A plain call this small is over before ours is launched: torch's flash kernel takes it as it is."""
+        scores = call.scores
+        mask, scoring = scores.mask, scores.scoring
+        plain = mask.is_band and mask.left is None and scoring.softcap is None and not scoring.has_tensors
+        if not plain or scores.q.dtype not in HALF or interpreted():
+            return None
+        size = scores.k.nbytes + call.v.nbytes
+        if size >= WORTH_IT:
+            return None
+        return f"{size} bytes of keys and values are few, from {WORTH_IT} on it pays"
+
+    def runner(self, call: Call) -> Runner:
+        """Its kernels have plans of their own."""
+        from .gpu.single_query import attend
+
+        def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+            return TILES.backward(Call(scores, v), out, lse, grad)
+
+        return Runner(lambda scores, v: (*attend(scores, v), None), backward)
+
+    def how(self, call: Call) -> str:
+        return "the keys cut into parts, by triton"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        from .gpu.single_query import attend
+
+        return attend(call.scores, call.v)
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """In tiles: who generates asks for none."""
+        return TILES.backward(call, out, lse, grad)
+
+
+class OwnKernels(TritonBackend):
+    """Any mask, bias, soft cap and sinks; hidden tiles are never loaded, and nothing T x S is made."""
+
+    name = "triton"
+    gives_bias_gradient = True
+    collects = ON_THE_WAY
+
+    def cannot(self, call: Call) -> str | None:
+        scores, scoring, v = call.scores, call.scores.scoring, call.v
+        if call.dropout or call.plain_because:
+            return call.matrix_because
+        if not scoring.scale > 0:  # the largest product would not be the largest score
+            return f"it takes a scale above 0, not {scoring.scale:g}"
+        if v.shape[-1] > LARGEST_HEAD:
+            return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
+        widest = max(scores.q.shape[-1], v.shape[-1])
+        if scores.q.dtype == torch.float32 and widest > LARGEST_WHOLE:
+            return f"it takes float32 with head_dim and value_dim up to {LARGEST_WHOLE}, not {widest}"
+        if call.bias_gradient:
+            if scoring.relative is not None:
+                return "with gradients of what is added it takes no relative bias"
+            if scoring.bias is not None and scoring.bias.shape[2:] != scores.shape[2:]:
+                shape = list(scoring.bias.shape)
+                return f"with gradients of what is added it takes no bias {shape} that queries or keys share"
+        # in a graph nothing is known of the device: it is asked when the graph runs
+        return None if torch.compiler.is_compiling() else cannot(scores)
+
+    def reluctance(self, call: Call) -> str | None:
+        """What torch's own kernels do best: full, or causal on a square, and nothing else; float32."""
+        scores, scoring = call.scores, call.scores.scoring
+        if interpreted() or (call.collect and self.can_collect(call)) or scoring.softcap is not None:
+            return None
+        if scores.q.dtype not in HALF:
+            if call.bias_gradient or not in_one_call(scores):
+                return None
+            return "torch's efficient kernel takes float32 as it is, and ours has to be compiled for long"
+        if not in_one_call(scores) or adds(scores) or scoring.sinks is not None:
+            return None
+        return "torch's kernels are faster where no rule is more than causal"
+
+    def runner(self, call: Call) -> Runner:
+        """The launches of such calls, with all they take but tensors."""
+        from .gpu import attend, attend_backward
+
+        names, back_by = self.collected(call), attend_backward.planned(call.bias_gradient)
+
+        def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+            found = back_by(scores, v, out, lse, grad)
+            back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
+            return back, found.v, sinks_gradient(scores, out, lse, grad)
+
+        return Runner(attend.planned(call.scores, call.v, names), backward, names)
+
+    def how(self, call: Call) -> str:
+        return "tile by tile in one kernel"
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        from .gpu.attend import attend
+        from .gpu.request import Prepared
+
+        out, lse, _ = attend(Prepared(call.scores), call.v)
+        return out, lse
+
+    def can_collect(self, call: Call) -> bool:
+        """Something of what is asked for; a few queries over keys in parts are quickly walked again."""
+        return call.scores.shape[2] > FEW_QUERIES and any(name in self.collects for name in call.collect)
+
+    def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        from .gpu.attend import attend
+        from .gpu.request import Prepared
+
+        out, lse, rows = attend(Prepared(call.scores), call.v, names)
+        assert rows is not None, "asked for by name"
+        return out, lse, rows
+
+    def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        """No atomics: the same bits every time."""
+        from .gpu.attend_backward import backward
+        from .gpu.request import Prepared
+
+        found = backward(Prepared(call.scores, lse), call.v, out, grad, call.bias_gradient)
+        back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
+        return back, found.v, sinks_gradient(call.scores, out, lse, grad)
+
+
+# The table
+
 
 BACKENDS: tuple[Backend, ...] = (
     Decode(),
@@ -55,18 +223,13 @@ def backend_named(name: str) -> Backend:
 
 def verdicts(call: Call) -> dict[str, str | None]:
     """Every backend's answer: None if it can run the call and would, else why not."""
-    return {backend.name: _why_not_of_itself(backend, call) for backend in BACKENDS}
+    return {backend.name: verdict(backend, call) for backend in BACKENDS}
 
 
-def _why_not_of_itself(backend: Backend, call: Call) -> str | None:
+def verdict(backend: Backend, call: Call) -> str | None:
     """Why it does not run a call without being asked by name; None: it does."""
     reason = backend.why_not(call)
     return backend.reluctance(call) if reason is None else reason
-
-
-def takes(backend: Backend, call: Call) -> bool:
-    """Whether it runs a call without being asked by name."""
-    return _why_not_of_itself(backend, call) is None
 
 
 def choose(call: Call, name: str = "auto") -> Backend:
@@ -78,7 +241,7 @@ def choose(call: Call, name: str = "auto") -> Backend:
     """
     if name == "auto":
         for backend in BACKENDS:
-            if _why_not_of_itself(backend, call) is None:
+            if verdict(backend, call) is None:
                 return backend
     backend = backend_named(name)
     reason = backend.why_not(call)
@@ -91,17 +254,21 @@ def choose(call: Call, name: str = "auto") -> Backend:
     return backend
 
 
-def bare_kernel(call: Call, q: Tensor, v: Tensor) -> Kernel | None:
+def bare_kernel(call: Call, q: Tensor, v: Tensor) -> tuple[Kernel | None, bool]:
     """The kernel of the first backend that takes the call without padding channels or repeating key heads.
+
+    And whether that holds for all calls of this kind (`Backend.verdict_holds`).
 
     Where a step around it takes longer than attention, a kernel without help is worth more than a faster one.
     """
+    holds = True
     for backend in BACKENDS:
-        if _why_not_of_itself(backend, call) is None:
+        holds = holds and backend.verdict_holds(call) is not False
+        if verdict(backend, call) is None:
             kernel = backend.bare(q, v)
             if kernel is not None:
-                return kernel
-    return None
+                return kernel, holds
+    return None, False
 
 
 def note(call: Call) -> None:

@@ -339,7 +339,7 @@ def _remember(kind: Kind, call: Call) -> None:
             return
         if holds is not True:
             asks.append(holds)
-        if backends.takes(backend, call):
+        if backends.verdict(backend, call) is None:
             runner = backend.runner(
                 call
             )  # once more: kernels of ours can be launched at once only after a run

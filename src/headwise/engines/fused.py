@@ -182,7 +182,6 @@ class Fused(Backend):
         self.kernels = {kernel.device: kernel for kernel in kernels}
         self.devices = tuple(self.kernels)
         self.counts_on = tuple(kernel.device for kernel in kernels if kernel.churn is not None)
-        self.plain_call_kernels = {kernel.device: kernel for kernel in kernels if kernel.takes_all}
 
     def cannot(self, call: Call) -> str | None:
         """What its kernel cannot take, whole or in parts; what the user and the device say."""

@@ -127,18 +127,17 @@ class Kernel:
     name: str
     device: str
     dtypes: tuple[torch.dtype, ...]
-    max_head_dim: int | None
-    channels: int  # head_dim is padded to a multiple of this
-    takes_added: bool
-    takes_groups: bool  # fewer key heads than query heads
-    takes_bands: bool  # any band, not only causal on a square
     forward: Forward
     backward: Backward
+    max_head_dim: int | None = None
+    channels: int = 8  # head_dim is padded to a multiple of this
+    takes_added: bool = True
+    takes_groups: bool = True  # fewer key heads than query heads
+    takes_bands: bool = False  # any band, not only causal on a square
     takes_parts: bool = True  # a call may be cut for it
     folds: bool = False  # of one query: heads that share a key head are passed as rows of one head
     takes_one_key: bool = True
     repeats: bool = True  # the same bits every time
-    takes_all: bool = False  # every plain call, just as it is
     insists: bool = False  # its `backward` above must be used, not torch's own formula
     capability: tuple[int, int] | None = None  # of a CUDA device, at least
     switch: Callable[[], bool] | None = None  # torch's own, by which users turn it off
@@ -312,27 +311,20 @@ CPU_FLASH = Kernel(
     "flash",
     "cpu",
     FLOATS,
-    max_head_dim=None,
+    _cpu_forward,
+    _cpu_backward,
     channels=1,
-    takes_added=True,
-    takes_groups=True,
-    takes_bands=False,
-    forward=_cpu_forward,
-    backward=_cpu_backward,
     folds=True,
-    takes_all=True,
 )
 CUDA_FLASH = Kernel(
     "flash",
     "cuda",
     HALF,
+    _flash_forward,
+    _flash_backward,
     max_head_dim=256,
-    channels=8,
     takes_added=False,
-    takes_groups=True,
     takes_bands=True,
-    forward=_flash_forward,
-    backward=_flash_backward,
     capability=(8, 0),
     switch=torch.backends.cuda.flash_sdp_enabled,
 )
@@ -340,13 +332,9 @@ CUDNN = Kernel(
     "cudnn",
     "cuda",
     HALF,
+    _cudnn_forward,
+    _cudnn_backward,
     max_head_dim=128,
-    channels=8,
-    takes_added=True,
-    takes_groups=True,
-    takes_bands=False,
-    forward=_cudnn_forward,
-    backward=_cudnn_backward,
     takes_parts=False,  # it would plan each one anew
     takes_one_key=False,
     repeats=False,
@@ -360,13 +348,9 @@ CUDA_EFFICIENT = Kernel(
     "efficient",
     "cuda",
     (torch.float32, *HALF),
-    max_head_dim=None,
-    channels=8,
-    takes_added=True,
+    _efficient_forward,
+    _efficient_backward,
     takes_groups=False,
-    takes_bands=False,
-    forward=_efficient_forward,
-    backward=_efficient_backward,
     folds=True,
     switch=torch.backends.cuda.mem_efficient_sdp_enabled,
 )

@@ -245,12 +245,6 @@ def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list
     return None if all(count == query_len for count in counts) else counts
 
 
-def check_weights(cache: KVCache | Memory) -> None:
-    """Raise where a compiled step over a cache is asked for its map."""
-    if isinstance(cache, KVCache):
-        check_in_graph(cache, need_weights=True)
-
-
 # A step inside torch.compile
 
 

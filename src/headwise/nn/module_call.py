@@ -8,7 +8,7 @@ Letters: B batch, T query_len, S key_len, E d_model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from ..arguments import (
     nested,
     not_a_tensor,
     our_words,
-    refuse,
     told,
     window_rule,
 )
@@ -98,11 +97,6 @@ OF_A_CALL = {
     "position_bias": "its name is bias here, or make the module with relative_bias=",
     "alibi": "pass bias=headwise.scoring.alibi(num_heads), or make the module with alibi=True",
 }
-
-
-def check_call(wrong: Mapping[str, object], method: object) -> None:
-    """Raise for keywords that this method of `MultiHeadAttention` is not called with."""
-    refuse("MultiHeadAttention", wrong, OF_A_CALL, method)
 
 
 def check_options(

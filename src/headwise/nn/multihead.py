@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import REQUIRED, answering
+from ..arguments import REQUIRED, answering, refuse
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
@@ -269,15 +269,15 @@ class MultiHeadAttention(nn.Module):
             if node is not None:
                 return node
         if wrong:
-            module_call.check_call(wrong, MultiHeadAttention.forward)
+            refuse("MultiHeadAttention", wrong, module_call.OF_A_CALL, MultiHeadAttention.forward)
         if self._sharding is not None:
             done = self._sharding.attend(self, inputs)
             output = ragged.without_padding(self._finish(done.heads, done.query), done.real)
             return output, done.weights if need_weights else None
         if documents is not None or (lengths is not None and cache is None):
             return ragged.forward(self, inputs, need_weights)
-        if cache is not None and need_weights and torch.compiler.is_compiling():
-            cached_call.check_weights(cache)
+        if isinstance(cache, KVCache) and need_weights and torch.compiler.is_compiling():
+            cached_call.check_in_graph(cache, need_weights=True)
         if key is value is bias is positions is lengths is None:
             # Self-attention without options and one token over a cache have shorter ways (None: they do not
             # apply here). They take 0.78 to 0.98 of the time of a call, 0.76 to 0.90 of that of a token.
@@ -317,7 +317,7 @@ class MultiHeadAttention(nn.Module):
             True
         """
         if wrong:
-            module_call.check_call(wrong, MultiHeadAttention.head_outputs)
+            refuse("MultiHeadAttention", wrong, module_call.OF_A_CALL, MultiHeadAttention.head_outputs)
         inputs = Inputs(query, key, value, mask, bias, positions, cache, lengths, documents)
         if self._sharding is not None:
             done = self._sharding.attend(self, inputs)
@@ -412,17 +412,17 @@ class MultiHeadAttention(nn.Module):
         q, H, D = self.q_proj(query), self.num_heads, self.head_dim
         if q.shape[-1] != H * D or type(q) not in PLAIN_TYPES:
             module_call.check_projected("q_proj", q, H, D)
-        q = options.normalised(self, self.q_norm, q)
-        return q.reshape(*q.shape[:2], H, D).transpose(1, 2)
+        B, T, _ = q.shape
+        return options.normalised(self, self.q_norm, q).reshape(B, T, H, D).transpose(1, 2)
 
     def _keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """k [B, Hk, S, D], v [B, Hk, S, Dv]"""
         k, v, Hk, D = self.k_proj(key), self.v_proj(value), self.num_kv_heads, self.head_dim
         if k.shape[-1] != Hk * D or type(k) not in PLAIN_TYPES:
             module_call.check_projected("k_proj", k, Hk, D)
-        k = options.normalised(self, self.k_norm, k)
         B, S, _ = k.shape
-        return k.reshape(B, S, Hk, D).transpose(1, 2), v.reshape(B, S, Hk, self.value_dim).transpose(1, 2)
+        k = options.normalised(self, self.k_norm, k).reshape(B, S, Hk, D)
+        return k.transpose(1, 2), v.reshape(B, S, Hk, self.value_dim).transpose(1, 2)
 
     def reset_parameters(self) -> None:
         """Draw new weights as torch's class draws its own; norms, biases and sinks as they begin."""

@@ -43,7 +43,6 @@ Projected = tuple[Tensor, ...]
 Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
 
 aten = torch.ops.aten
-MOST_ADDED = 2**22  # elements of an additive padding mask on a CPU; of more, the table of backends decides
 SEES_NOTHING = -HIDDEN  # lse of a query that sees no key, so that exp(score - lse) is 0
 
 
@@ -178,15 +177,8 @@ def kernel_for(
 ) -> Kernel | None:
     """Select the fused kernel for one step, over heads of x [.., .., E] and of memory.
 
-    Self-attention on a CPU gets torch's flash kernel without asking the table of backends (up to MOST_ADDED
-    elements of padding); elsewhere the table is asked.
-
     None: no kernel takes these heads as they are projected, nothing padded or repeated.
     """
-    if x.is_cpu and memory is None and (padding is None or padding.numel() <= MOST_ADDED):
-        plain_call_kernels = _default_cpu_kernel()
-        if plain_call_kernels is not None and x.dtype in plain_call_kernels.dtypes:
-            return plain_call_kernels
     keys = x if memory is None else memory
     Hk, D = num_kv_heads or num_heads, head_dim or x.shape[2] // num_heads
     padded, table = padding is not None, backends.BACKENDS
@@ -204,24 +196,15 @@ def kernel_for(
         return None
     q, k = _empty_heads(x, num_heads, D, batch_dim), _empty_heads(keys, Hk, D, batch_dim)
     call = Call(Scores(q, k, _mask(causal, None if padding is None else ~padding), Scoring(1.0)), k)
-    bare = backends.bare_kernel(call, q, k)
+    bare, holds = backends.bare_kernel(call, q, k)
     if bare is None:
         return None
     backends.note(call)
-    # Kept for cuDNN, which stays the best for shapes it has planned for, and for float32 and float64 on a
-    # GPU, where cuDNN is never asked.
-    if bare.churn is not None or (x.is_cuda and x.dtype not in HALF):
+    # Kept for cuDNN, which stays the best for shapes it has planned for, and where cuDNN is never asked: on a
+    # CPU, and for float32 and float64 on a GPU.
+    if plan is None and holds and (bare.churn is not None or not x.is_cuda or x.dtype not in HALF):
         PLANS.keep(key, (bare, call.shape_key))
     return bare
-
-
-def _default_cpu_kernel() -> Kernel | None:
-    """Return the kernel for calls without options on a CPU, if the first backend for a CPU names one."""
-    for backend in backends.BACKENDS:
-        if not backend.devices or "cpu" in backend.devices:
-            kernel = backend.plain_call_kernels.get("cpu")
-            return kernel if kernel is None or (kernel.churn is None and kernel.switch is None) else None
-    return None
 
 
 def _empty_heads(x: Tensor, num_heads: int, head_dim: int, batch_dim: int) -> Tensor:

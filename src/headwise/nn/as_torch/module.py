@@ -375,7 +375,9 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     if not _is_worth_it(call, few):
         return None
     call.appended = check_masks(call, (N, H, L, D), (memory.shape[first], H, S, D))
-    if call.appended or not x.numel() or not memory.numel() or not is_plain_call(x) or _is_limited(wants):
+    if call.appended or not x.numel() or not memory.numel() or not is_plain_call(x):
+        return None
+    if wants and not budget.surely_fits(0):  # there is a limit that weights must be checked against
         return None
     parameters = _parameters_of(call)
     if parameters is None:
@@ -385,7 +387,8 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
     if masks is not None and wants and few <= (MATRIX_ON_A_GPU if x.is_cuda else MATRIX):
         return _by_matrix(call, parameters, masks, nothing)
     if masks is not None and not wants:
-        as_torch = _is_served(call) and not zero and _is_masked(call) and few <= _most_as_torch()
+        most = 2 * MATRIX_ON_A_GPU if torch.is_grad_enabled() else MATRIX_ON_A_GPU  # beyond, our kernels
+        as_torch = _is_served(call) and not zero and _is_masked(call) and few <= most
         if as_torch or (few <= MATRIX and _adds_numbers(call, few)):
             if as_torch or not torch.is_grad_enabled():
                 return _by_torchs_kernel(call, parameters, masks, False), None
@@ -475,11 +478,6 @@ def _is_worth_it(call: TorchCall, few: int) -> bool:
     return few <= (MATRIX if torch.is_grad_enabled() else MATRIX_WITHOUT_GRADIENTS)
 
 
-def _most_as_torch() -> int:
-    """Weights up to which torch's function takes less time than the steps around our kernels."""
-    return 2 * MATRIX_ON_A_GPU if torch.is_grad_enabled() else MATRIX_ON_A_GPU
-
-
 def _is_masked(call: TorchCall) -> bool:
     """Return True if there is a mask to apply; a causal hint without padding takes its place."""
     if call.key_padding_mask is None:
@@ -552,8 +550,3 @@ def _will_project(call: TorchCall) -> bool:
 
 def _meets(x: Tensor, weight: Tensor) -> bool:
     return x.shape[-1] == weight.shape[1] and x.dtype is weight.dtype and x.device == weight.device
-
-
-def _is_limited(need_weights: bool) -> bool:
-    """Return True if there is a memory limit that weights must be checked against."""
-    return need_weights and not budget.surely_fits(0)
