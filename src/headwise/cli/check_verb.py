@@ -285,7 +285,7 @@ def _say_that_it_waits(console: Console, source: str) -> None:
 
     from rich.text import Text
 
-    from ..examiner.showing.letters import fitting
+    from ..examiner.showing.sentences import fitting
 
     words = f"{strftime('%H:%M:%S')}: save {plain(source)} to check it again; Ctrl-C ends."
     console.print()
