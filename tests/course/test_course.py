@@ -17,7 +17,7 @@ from headwise.course.study import FILE, Study, at_a_glance, read_progress
 from headwise.errors import ArgumentError
 from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.desk.template import Template
-from headwise.examiner.source.unwritten import unwritten
+from headwise.examiner.inquiry import unwritten
 
 pytest.importorskip("matplotlib")
 every_lesson = pytest.mark.parametrize("one", lessons(), ids=lambda one: one.name)

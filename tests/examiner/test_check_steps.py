@@ -16,7 +16,8 @@ from headwise.examiner import Report, check
 from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.evidence import Evidence
 from headwise.examiner.inquiry import examine, judge
-from headwise.examiner.steps import arrangements, blocks, mask_functions, own_softmax, step_of
+from headwise.examiner.steps import arrangements, blocks, mask_functions, own_softmax
+from headwise.examiner.steps.single_steps import step_of
 from planted.steps import (
     RIGHT,
     WRONG,

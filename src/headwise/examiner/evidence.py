@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .designs import Design, steps_of
-from .recipe import Given, State, Weights, run
+from .recipe import Design, Given, State, Weights, run, steps_of
 
 FACTS, NUMBERS = "evidence.json", "evidence.bin"  # all that is written of it; the second holds bare numbers
 DTYPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from ..source.suggestions import nearest
+from ..source.parsed import nearest
 from .about import About, Rule, Said
 
 Match = re.Match[str]

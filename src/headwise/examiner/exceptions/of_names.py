@@ -8,7 +8,7 @@ import re
 import sys
 
 from ..source.names import undefined_names
-from ..source.suggestions import attributes_of, import_for, nearest
+from ..source.parsed import attributes_of, import_for, nearest
 from .about import About, Rule, Said
 
 Match = re.Match[str]

@@ -17,7 +17,7 @@ from ..evidence import Asked, Evidence
 from .counterfactuals import Answer, Question, StepFault, Verdict, explanation, numbers, own_text, words_in
 
 if TYPE_CHECKING:
-    from .questions import Callee
+    from .counterfactuals import Callee
 
 SPLIT, MERGE = "split heads", "merge heads"
 VIEWS = (

@@ -16,7 +16,7 @@ from ..evidence import Asked, Evidence
 from .counterfactuals import Question, StepFault, Verdict, own_text, words_in, words_of
 
 if TYPE_CHECKING:
-    from .questions import Callee
+    from .counterfactuals import Callee
 
 STEP = "mask"
 SIZE = re.compile(

@@ -12,7 +12,7 @@ from ..evidence import Asked, Evidence
 from .counterfactuals import Answer, Question, StepFault, Verdict, explanation, numbers, own_text, words_in
 
 if TYPE_CHECKING:
-    from .questions import Callee
+    from .counterfactuals import Callee
 
 STEP = "softmax"
 AXES = ("axis", "dim", "d", "dimension", "dims", "axes")
