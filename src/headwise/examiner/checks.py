@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import told
 from ..errors import ArgumentError
-from .catalogue import FAULTS
 from .evidence import Evidence, Problem
 from .report import Named, Report
+from .steps.single_steps import FAULTS
 
 if TYPE_CHECKING:
     from .desk.conditions import Refusal

@@ -169,7 +169,6 @@ POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel
 DOUBTS = re.compile(
     r"changes nothing|hide(s)? (nothing )?exactly|makes the output NaN|computes as if|reacts to sample"
 )
-MEANING = re.compile(r": (True|1) where a key")
 
 
 @undisturbed()

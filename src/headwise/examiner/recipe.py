@@ -181,7 +181,6 @@ def run(given: Given, weights: Weights, num_heads: int, wrong: Mapping[str, Step
     return state
 
 
-NOT_JUDGED = "not judged"  # the key of a design that headwise has no equal of
 EVERY = -(10**6)  # no bound to a window
 
 

@@ -201,7 +201,7 @@ def by_gradients(subject: Subject, prints: dict[str, Print], caller: Caller) -> 
                 guess.biases.setdefault(role, []).append(kept.bias_piece(bias, rows, where))
     if not any(guess.weights.get(role) for role in "qkv"):
         return
-    _loose_biases(kept, guess, caller, outs)
+    _loose_biases(kept, guess, caller)
     if _channel_by_channel(kept, prints, subject.sizes.H):
         others = [_turned(guess, subject.sizes.H)]
     else:
@@ -262,7 +262,7 @@ def _turned(guess: Guess, H: int) -> Guess | None:
     return Guess("gradients", made, biases, family="channel by channel")
 
 
-def _loose_biases(kept: Kept, guess: Guess, caller: Caller, outs: list[str]) -> None:
+def _loose_biases(kept: Kept, guess: Guess, caller: Caller) -> None:
     """Biases that stand alone: b_o gets the cotangent's sum, b_k nothing, b_q nothing for equal keys."""
     beside = {kept.bias_of(name) for name in kept.weights}
     loose = [name for name in kept.biases if name not in beside]
@@ -444,7 +444,7 @@ def find_roles(
                     return found
     rewired = ""
     if best[3] > NEARLY:
-        best = _likeliest(tried, prints)
+        best = _likeliest(tried)
     elif not best[0].certain and any(one[0].certain for one in tried):
         rewired = _wiring(best[0])
         best = next(one for one in tried if one[0].certain)
@@ -475,7 +475,7 @@ def _head_counts(weights: Weights, H: int, given_: bool) -> list[int]:
 
 
 def _likeliest(
-    tried: list[tuple[Guess, Weights, list[str], float]], prints: dict[str, Print]
+    tried: list[tuple[Guess, Weights, list[str], float]],
 ) -> tuple[Guess, Weights, list[str], float]:
     """Where nothing is proven: names before gradients; of a fused weight, the layout the gradients show."""
     first = tried[0]

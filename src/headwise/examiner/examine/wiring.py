@@ -146,7 +146,7 @@ def rewire(caller: Caller, found: Found, truth: list[tuple[Given, Tensor]]) -> t
         for last in (single, double):
             chosen = _chosen(given, output, H, scale, single, last)
             if chosen is not None:
-                return _told(found, chosen, scale == (E // H) ** -0.5, caller)
+                return _told(found, chosen, scale == (E // H) ** -0.5)
     return found, []
 
 
@@ -177,7 +177,7 @@ def _chosen(
 
 
 def _told(
-    found: Found, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool, caller: Caller
+    found: Found, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool
 ) -> tuple[Found, list[Finding]]:
     """What is missing, shared or doubled; nothing where q, k, v and o are four of their own."""
     q, k, v, o = chosen

@@ -245,8 +245,8 @@ def _tables(explanation: Explanation, step: ExplainedStep, batch: int, head: int
     tables = []
     for flow in step.flows:
         name = flow.result.field
-        wanted = _shown(explanation, explanation.fields, name, batch, head)
-        theirs = _shown(explanation, explanation.yours, name, batch, head)
+        wanted = _shown(explanation.fields, name, batch, head)
+        theirs = _shown(explanation.yours, name, batch, head)
         assert wanted is not None
         off = None if theirs is None or name == "weighted" else differing(wanted, theirs)[0]
         title = flow.result.name + (", for query 0" if name == "weighted" else "")
@@ -262,9 +262,7 @@ def _tables(explanation: Explanation, step: ExplainedStep, batch: int, head: int
     return tables
 
 
-def _shown(
-    explanation: Explanation, fields: dict[str, Tensor], name: str, batch: int, head: int
-) -> Tensor | None:
+def _shown(fields: dict[str, Tensor], name: str, batch: int, head: int) -> Tensor | None:
     """One matrix of a field, for one sequence and head."""
     if name == "weighted":  # of the first query
         p, v = fields.get("p"), fields.get("v")

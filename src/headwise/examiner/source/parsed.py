@@ -213,7 +213,7 @@ def suggestion_for(
         return f"Python 3 calls it {OLD[name]}"
     if close := nearest(name, locals_, 0.8):
         return f"did you mean {close}?"
-    if function is not None and (size := _size(name, function, locals_)):
+    if function is not None and (size := _size(name, function)):
         elsewhere = _assigned_elsewhere(name, tree, function)
         return f"assign it first, e.g. {size}" + (
             f" (the one in {elsewhere} is not seen here)" if elsewhere else ""
@@ -276,7 +276,7 @@ def _arguments(function: Function) -> list[str]:
     return [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
 
 
-def _size(name: str, function: Function, locals_: Collection[str]) -> str | None:
+def _size(name: str, function: Function) -> str | None:
     """An assignment that takes a size from the function's first tensor."""
     tensors = [one for one in _arguments(function) if one not in NOT_TENSORS]
     if not tensors or tensors[0] == name or function.name == "__init__":

@@ -1,4 +1,4 @@
-"""Which step a function is, how it is asked, and the verdict: parts of attention, or a block around one."""
+"""Which step a function is, how it is asked, and the verdict; and every fault that has a name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..catalogue import FAULTS
+from .. import faults
 from ..evidence import Evidence, Problem
 from ..examine.subject import head_count, signature_of, widths_of
 from ..examine.surroundings import CAUGHT, files_of
 from ..examine.words import input_word
 from ..exceptions import explain
+from ..faults.fault import Fault
 from ..report import Named, Report
 from ..source.parsed import text_of, tree_of
 from . import arrangements, blocks, mask_functions, own_softmax, wholes
 from .counterfactuals import CERTAIN, Callee, Verdict, instances, named, words_of
+
+STEPS = (own_softmax, arrangements, mask_functions, blocks)
+FAULTS: dict[str, Fault] = {**faults.FAULTS, **{fault.key: fault for room in STEPS for fault in room.FAULTS}}
+assert len(FAULTS) == len(faults.FAULTS) + sum(len(room.FAULTS) for room in STEPS), "two faults of one name"
+
 
 SPLITS = re.compile(
     r"(split|separate|divide|unmerge|make|create|to|into)_?(to_|into_|in_)?(the_)?(attention_)?heads?$|heads_?split|transpose_for_scores|transpose_qkv|"
