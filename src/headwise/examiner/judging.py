@@ -165,10 +165,6 @@ TEMPERATURE = re.compile(  # a number for the scale that whoever builds it choos
     re.S,
 )
 POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)", re.IGNORECASE)
-# what was said of a mask or a layout while it was not yet clear what the code does
-DOUBTS = re.compile(
-    r"changes nothing|hide(s)? (nothing )?exactly|makes the output NaN|computes as if|reacts to sample"
-)
 
 
 @undisturbed()
@@ -457,7 +453,7 @@ def _words(report: Report, evidence: Evidence) -> list[str]:
     """How it is called, without what the verdict has answered since, or would contradict."""
     if not report.judged:
         return evidence.conventions.words
-    kept = [one for one in evidence.conventions.words if not DOUBTS.search(one)]
+    kept = [one for one in evidence.conventions.words if one not in evidence.doubts]
     about_masks = any(
         one.key in FAULTS and (FAULTS[one.key].needs_mask or "mask" in one.key) for one in report.faults
     )

@@ -20,7 +20,7 @@ from ..source.parsed import unwarned
 from .behaviour import _right, findings, one_length
 from .build import GUESS, Built, Recipe, about_dtype, as_given, by_class, others
 from .call import Caller, inputs_for
-from .conventions import find_layout, find_ways, is_causal, sight
+from .conventions import Doubt, find_layout, find_ways, is_causal, sight
 from .pieces import origin_of
 from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
@@ -381,6 +381,7 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     _share_first_problem(evidence)
     returns = any(call.weights is not None for call in evidence.calls)
     evidence.conventions = conventions(caller, causal, returns, said + found.words)
+    evidence.doubts = [one for one in said if isinstance(one, Doubt)]
     evidence.findings = wired + lengths + loud + findings(caller, found, evidence, recipe)
     return caller
 
