@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..evidence import Asked, Evidence
-from .counterfactuals import StepFault, apart
-
-if TYPE_CHECKING:
-    from ..report import Report
-
+from ..exceptions import explain
+from ..faults import FAULTS as OF_WHOLES
+from ..report import Report
+from ..source.parsed import text_of
+from .counterfactuals import CERTAIN, StepFault, apart, named
 
 STEP = "block"
 PRE = "x = x + attention(norm1(x)); x = x + feed_forward(norm2(x))"
@@ -343,13 +343,7 @@ def _steps(flow: _Flow, way: _Way, sub: _Part, given: Sum | None, number: int) -
 
 def judge(evidence: Evidence) -> Report:
     """How it is put together, and what is wrong with that."""
-    from .. import faults
-    from ..exceptions import explain
-    from ..report import Report
-    from ..source.parsed import text_of
-    from .counterfactuals import CERTAIN, named
-
-    known = {**faults.FAULTS, **{fault.key: fault for fault in FAULTS}}
+    known = {**OF_WHOLES, **{fault.key: fault for fault in FAULTS}}
     report = Report(evidence.name, ok=False, summary="", path=evidence.path)
     report.conventions, report.findings, report.beside = (
         evidence.conventions,

@@ -25,6 +25,7 @@ from ..examine.surroundings import seed as sow
 from ..faults.fault import Fault
 from ..report import Named
 from ..source.lines import line_of
+from ..source.parsed import tree_of
 
 NEAR = 2e-5  # of the size of the numbers, as in diagnose.py
 Question = Mapping[str, Any]
@@ -133,8 +134,6 @@ def words_of(name: str) -> str:
 
 def own_text(evidence: Evidence) -> str:
     """The source of what was checked; "" where there is none."""
-    from ..source.parsed import tree_of
-
     tree = tree_of(evidence.source or "")
     if tree is None:
         return ""

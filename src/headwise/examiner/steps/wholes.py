@@ -19,9 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from ..evidence import Asked, Evidence, Finding, Problem
+from ..examine.build import GUESS
+from ..examine.conventions import layout_words
+from ..examine.examination import understand_whole
+from ..examine.subject import signature_of, widths_of
+from ..examine.surroundings import CAUGHT, files_of, problem_of
+from ..examine.words import input_word
 from ..faults import FAULTS
+from ..judging import judge_whole
 from ..report import Named, Report
-from .counterfactuals import Callee, apart, first_array, numbers, words_of
+from .counterfactuals import CERTAIN, Callee, apart, first_array, instances, numbers, words_of
 
 FUNCTION = "torch.nn.functional.scaled_dot_product_attention"
 HEAD = "one head of torch.nn.MultiheadAttention"
@@ -48,9 +55,6 @@ class _TimesValues:
 
 def examine_scores(callee: Callee, evidence: Evidence, embed_dim: int | None, num_heads: int | None) -> None:
     """As an attention without projections; first, whether it gives weights or scores."""
-    from ..examine.examination import understand_whole
-    from ..examine.words import input_word
-
     slots = {input_word(one.name): one.name for one in callee.parameters}
     callee.roles = {role: slots[role] for role in ("query", "key")}
     needed = [
@@ -104,8 +108,6 @@ def examine_scores(callee: Callee, evidence: Evidence, embed_dim: int | None, nu
 
 def judge(evidence: Evidence) -> Report:
     """As an attention without projections, in the words of the step."""
-    from ..judging import judge_whole
-
     step = evidence.step or ""
     report = judge_whole(dataclasses.replace(evidence, step=None))
     if evidence.tried and not evidence.calls:
@@ -177,11 +179,6 @@ def examine_block(
     num_heads: int | None,
 ) -> None:  # fmt: skip
     """Build it, run it, write down what each part is given and gives; examine the attention inside."""
-    from ..examine.build import GUESS
-    from ..examine.subject import widths_of
-    from ..examine.surroundings import CAUGHT, files_of, problem_of
-    from .counterfactuals import CERTAIN, instances
-
     files, first = files_of(obj), None
     if isinstance(obj, type):
         made = (
@@ -209,8 +206,6 @@ def examine_block(
 
 def _batch(body: nn.Module, given: dict[str, Tensor], named: dict[str, object], evidence: Evidence) -> None:
     """Whether its output is finite, and samples of a batch keep to themselves."""
-    from ..examine.conventions import layout_words
-    from .counterfactuals import first_array
 
     def output(changed: dict[str, Tensor]) -> Tensor:
         passed = {
@@ -245,9 +240,6 @@ def _batch(body: nn.Module, given: dict[str, Tensor], named: dict[str, object], 
 
 def _inputs(body: nn.Module, E: int) -> Iterator[tuple[dict[str, Tensor], dict[str, object]]]:
     """x, memory, and what goes in by name; masks absent, then open."""
-    from ..examine.subject import signature_of
-    from ..examine.words import input_word
-
     ours = [
         one
         for one in signature_of(body).parameters.values()
@@ -318,8 +310,6 @@ def _kind(module: nn.Module, name: str) -> str:
 
 def _watch(body: nn.Module, given: dict[str, Tensor], named: dict[str, object], evidence: Evidence) -> bool:
     """Run it with hooks on every part; True where it gave an output of x's shape."""
-    from .counterfactuals import first_array
-
     log: list[Asked] = []
     hooks = []
 
@@ -381,9 +371,6 @@ def _fresh(named: dict[str, object]) -> dict[str, Any]:
 
 def _inside(body: nn.Module, evidence: Evidence) -> None:
     """Each attention of the block by the ordinary way."""
-    from ..examine.examination import understand_whole
-    from ..judging import judge_whole
-
     for kind, path, module in _parts(body):
         if kind != "attention" or isinstance(module, nn.MultiheadAttention):
             continue
