@@ -79,19 +79,19 @@ def faults() -> str:
     It is imported, torch with it (a few seconds, once): texts of faults are made by functions, too.
     """
     sys.path.insert(0, str(ROOT / "src"))  # these pages are of this tree, whatever is installed
-    from headwise.examiner import catalogue
     from headwise.examiner.faults import ROOMS
+    from headwise.examiner.steps import single_steps
 
-    known = catalogue.FAULTS
+    known = single_steps.FAULTS
     common = [f"[{key}](#{slug(key)})" for key, fault in known.items() if fault.common]
     told = [
         f"{len(known)} faults have a name. Those made most often: {', '.join(common)}.",
         "## Of a whole attention",
     ]
-    for room in ROOMS:
-        told += [f"### {first_line(room)}", *map(section, room.FAULTS)]
+    for title, room in ROOMS.items():
+        told += [f"### {title}", *map(section, room)]
     told.append("## Of single steps")
-    for room in catalogue.STEPS:
+    for room in single_steps.STEPS:
         told += [f"### {first_line(room)}", *map(section, room.FAULTS)]
     return "\n\n".join(told)
 

@@ -27,9 +27,9 @@ import torch
 
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
-from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.desk.template import Template
 from headwise.examiner.report import Report
+from headwise.examiner.steps.single_steps import FAULTS
 
 RAISES = "raises"
 

@@ -25,7 +25,7 @@ LAZY = [hw, hw.nn, hw.parallel, hw.models, hw.heads, examiner]
 # Modules that the quick verbs of the command line and the start of the sandbox need.
 WITHOUT_TORCH = [
     "byte_sizes", "cli.terminal", "course.lesson", "course.study", "errors",
-    "examiner.desk.template", "examiner.sandbox.confine.fence", "nn.presets",
+    "examiner.desk.template", "examiner.sandbox.confine", "nn.presets",
     "show.tables", "show.texts", "whole_files",
 ]  # fmt: skip
 

@@ -79,8 +79,8 @@ DOWNWARD = {
     ("examiner/report.py", "Report.to_json", "examiner.showing"),
     ("examiner/explanations/explanation.py", "Explanation.to_html", "examiner.explanations.page"),
     ("examiner/explanations/explanation.py", "Explanation._repr_html_", "examiner.explanations.page"),
-    ("examiner/explanations/explanation.py", "Explanation.text", "examiner.explanations.text"),
-    ("examiner/explanations/explanation.py", "Explanation.print", "examiner.explanations.text"),
+    ("examiner/explanations/explanation.py", "Explanation.text", "examiner.explanations.page"),
+    ("examiner/explanations/explanation.py", "Explanation.print", "examiner.explanations.page"),
 }
 
 Found = tuple[int, str | None, bool, str, str | None]

@@ -14,9 +14,9 @@ from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
 from headwise.course.rendering import notebook, plain_formulas, run_lesson
 from headwise.course.study import FILE, Study, at_a_glance, read_progress
 from headwise.errors import ArgumentError
-from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.desk.template import Template
-from headwise.examiner.source.unwritten import unwritten
+from headwise.examiner.inquiry import unwritten
+from headwise.examiner.steps.single_steps import FAULTS
 
 pytest.importorskip("matplotlib")
 every_lesson = pytest.mark.parametrize("one", lessons(), ids=lambda one: one.name)

@@ -19,7 +19,7 @@ from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Call, Conventions, Evidence, Finding, Problem, Role
 from headwise.examiner.recipe import Given, Weights
 from headwise.examiner.sandbox import run
-from headwise.examiner.sandbox.outcome import Outcome
+from headwise.examiner.sandbox.verdicts import Outcome
 from planted import pairs, right, unstyled
 
 

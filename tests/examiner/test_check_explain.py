@@ -22,7 +22,7 @@ from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.examiner import recipe
 from headwise.examiner.evidence import Call, Evidence
 from headwise.examiner.explanations import Explanation, explain, explain_evidence, weights_of
-from headwise.examiner.explanations.mask_sentences import in_words
+from headwise.examiner.explanations.explanation import in_words
 from headwise.examiner.explanations.page import page
 from headwise.examiner.recipe import Given, State, Weights
 from headwise.examiner.report import Named, Report

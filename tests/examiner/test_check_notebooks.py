@@ -14,9 +14,8 @@ from headwise.examiner import check_file
 from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Finding, Problem
 from headwise.examiner.report import Named, Report
-from headwise.examiner.sandbox.learner import load
-from headwise.examiner.sandbox.stand_ins import load_all_the_same
-from headwise.examiner.source.notebooks import Cells, broken_cell, source_of, told_by_cell
+from headwise.examiner.sandbox.learner import load, load_all_the_same
+from headwise.examiner.source.likely_classes import Cells, broken_cell, source_of, told_by_cell
 
 ATTENTION = """class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, num_heads):

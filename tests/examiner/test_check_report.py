@@ -21,7 +21,7 @@ from headwise.examiner.evidence import Conventions, Evidence, Finding, Problem, 
 from headwise.examiner.inquiry import judge
 from headwise.examiner.report import Named, Report
 from headwise.examiner.showing import as_html, as_json, as_text, print_to
-from headwise.examiner.showing.letters import fitting, harmless
+from headwise.examiner.showing.sentences import fitting, harmless
 from headwise.testing import assert_attention
 
 HINTS = (

@@ -26,13 +26,10 @@ from headwise.examiner.desk.template import Copy, Template
 from headwise.examiner.evidence import Evidence
 from headwise.examiner.sandbox import run, watchdog
 from headwise.examiner.sandbox.confine import limits
-from headwise.examiner.sandbox.confine.sweep import descendants_of
-from headwise.examiner.sandbox.learner import choose, load
-from headwise.examiner.sandbox.outcome import Outcome
-from headwise.examiner.sandbox.reach import readable
-from headwise.examiner.sandbox.run import protections_here, run_file
-from headwise.examiner.sandbox.stand_ins import load_all_the_same
-from headwise.examiner.sandbox.verdicts import hidden, of_exception, of_kill, of_status
+from headwise.examiner.sandbox.confine.limits import descendants_of
+from headwise.examiner.sandbox.learner import choose, load, load_all_the_same
+from headwise.examiner.sandbox.run import protections_here, readable, run_file
+from headwise.examiner.sandbox.verdicts import Outcome, hidden, of_exception, of_kill, of_status
 from headwise.examiner.sandbox.watchdog import Watch
 
 GOOD = """

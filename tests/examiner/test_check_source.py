@@ -14,7 +14,9 @@ import torch
 from headwise.examiner.evidence import Problem
 from headwise.examiner.exceptions import explain
 from headwise.examiner.faults.fault import Fault
-from headwise.examiner.source import Undefined, candidates, line_of, undefined_names
+from headwise.examiner.source.likely_classes import candidates
+from headwise.examiner.source.lines import line_of
+from headwise.examiner.source.names import Undefined, undefined_names
 
 PAGE_ONE = '''
 import torch

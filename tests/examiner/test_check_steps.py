@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import planted.steps
 from headwise.examiner import Report, check
-from headwise.examiner.catalogue import FAULTS
 from headwise.examiner.evidence import Evidence
 from headwise.examiner.inquiry import examine, judge
-from headwise.examiner.steps import arrangements, blocks, mask_functions, own_softmax, step_of
+from headwise.examiner.steps import arrangements, blocks, mask_functions, own_softmax
+from headwise.examiner.steps.single_steps import FAULTS, step_of
 from planted.steps import (
     RIGHT,
     WRONG,

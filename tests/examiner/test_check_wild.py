@@ -10,7 +10,7 @@ import pytest
 
 from check_wild import expected_in, meet, score, unknown_keys
 from headwise.examiner.desk.template import Template
-from headwise.examiner.source import candidates
+from headwise.examiner.source.likely_classes import candidates
 
 WILD = Path(__file__).parents[1] / "wild"
 

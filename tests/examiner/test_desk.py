@@ -24,17 +24,24 @@ from test_check_sandbox import GOOD, protected
 
 from headwise.errors import ArgumentError, BackendUnavailable
 from headwise.examiner.desk import template
-from headwise.examiner.desk.conditions import conditions_of
-from headwise.examiner.desk.replies import answers
-from headwise.examiner.desk.requirements import KEY, Requirement, hold_to, requirements_of
+from headwise.examiner.desk.conditions import KEY, Requirement, conditions_of, hold_to, requirements_of
 from headwise.examiner.desk.secrets import FORGED, Secrets
-from headwise.examiner.desk.submissions import check_files, collected, cores
-from headwise.examiner.desk.table import as_table, exit_code_of, in_numbers, json_line, write_csv
+from headwise.examiner.desk.submissions import (
+    as_table,
+    check_files,
+    collected,
+    cores,
+    exit_code_of,
+    in_numbers,
+    json_line,
+    write_csv,
+)
 from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
 from headwise.examiner.inquiry import judge, understand
 from headwise.examiner.report import Named, Report
-from headwise.examiner.sandbox.confine.sweep import descendants_of
+from headwise.examiner.sandbox.confine.limits import descendants_of
+from headwise.examiner.sandbox.learner import answers
 from headwise.examiner.sandbox.run import run_file
 
 FORGERIES = Path(__file__).parents[1] / "forged"
@@ -466,7 +473,8 @@ for number in range(3, 64):
 """
     + UNSCALED,
     "the answering code": AWAY
-    + "sys.modules['headwise.examiner.desk.replies'].packed = lambda value, out: {'output': 0, 'mask': 0}\n"
+    + "answering = sys.modules['headwise.examiner.sandbox.learner']\n"
+    + "answering.packed = lambda value, out: {'output': 0, 'mask': 0}\n"
     + UNSCALED,
     "copies that stay": AWAY
     + textwrap.dedent("""

@@ -1,5 +1,5 @@
 /**
- * What the page was given: `examiner/explanations/page_data.py` writes it.
+ * What the page was given: `examiner/explanations/page.py` writes it.
  *
  * Letters: B samples, T queries, S keys, H heads, D channels of a head, Dv of its values, E features.
  */

@@ -137,7 +137,7 @@ def _check_one(
     def verdict(template: Template | None) -> Report:
         with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
             from ..examiner import check_file  # and torch with it, while the template imports its own
-            from ..examiner.desk.requirements import hold_to, requirements_of
+            from ..examiner.desk.conditions import hold_to, requirements_of
 
             required = requirements_of(words)
             report = check_file(path, name, template=template, **options)
@@ -197,9 +197,8 @@ def _check_many(
             else:
                 asked.append(file_and_name(source))
         with sign_of_life(f"Checking {len(asked)} files", at_once=True) as sign:
-            from ..examiner.desk.requirements import requirements_of
-            from ..examiner.desk.submissions import check_files
-            from ..examiner.desk.table import as_table, exit_code_of, in_numbers, json_line
+            from ..examiner.desk.conditions import requirements_of
+            from ..examiner.desk.submissions import as_table, check_files, exit_code_of, in_numbers, json_line
 
             required = requirements_of(words)
             reports, ready = [], []
@@ -226,7 +225,7 @@ def _check_many(
 
 
 def _write_csv(reports: list[Report], path: Path) -> None:
-    from ..examiner.desk.table import write_csv
+    from ..examiner.desk.submissions import write_csv
 
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
@@ -285,7 +284,7 @@ def _say_that_it_waits(console: Console, source: str) -> None:
 
     from rich.text import Text
 
-    from ..examiner.showing.letters import fitting
+    from ..examiner.showing.sentences import fitting
 
     words = f"{strftime('%H:%M:%S')}: save {plain(source)} to check it again; Ctrl-C ends."
     console.print()

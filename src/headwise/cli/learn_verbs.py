@@ -392,6 +392,6 @@ def _say(console: Console, words: str) -> None:
 
 
 def _fitting(console: Console, words: str) -> str:
-    from ..examiner.showing.letters import fitting
+    from ..examiner.showing.sentences import fitting
 
     return fitting(words, console.encoding)

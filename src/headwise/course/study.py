@@ -22,8 +22,8 @@ from .lesson import lesson, lessons
 
 if TYPE_CHECKING:
     from ..examiner.desk.template import Template
+    from ..examiner.inquiry import Unwritten
     from ..examiner.report import Report
-    from ..examiner.source.unwritten import Unwritten
 
 __all__ = ["FILE", "FOLDER", "Outcome", "Study", "Task", "at_a_glance", "read_progress"]
 
@@ -216,7 +216,7 @@ class Study:
         done = self.progress.of(task.key)
         done.tries += counts
         self.progress.current = task.key
-        from ..examiner.source.unwritten import unwritten
+        from ..examiner.inquiry import unwritten
 
         source = task.path.read_text("utf-8", errors="replace")
         left, seen = unwritten(source), at_a_glance(source, task.exercise)

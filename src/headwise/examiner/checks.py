@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import told
 from ..errors import ArgumentError
-from .catalogue import FAULTS
 from .evidence import Evidence, Problem
 from .report import Named, Report
+from .steps.single_steps import FAULTS
 
 if TYPE_CHECKING:
     from .desk.conditions import Refusal
     from .desk.template import Template
-    from .source import Undefined
-    from .source.notebooks import Cells
+    from .source.likely_classes import Cells
+    from .source.names import Undefined
 
 JUDGE = threading.Lock()  # many files are examined at once, and judged one by one
 
@@ -126,8 +126,7 @@ def check_file(
     from .desk.secrets import Secrets
     from .inquiry import judge
     from .sandbox.run import run_file
-    from .source import likeliest, source_of
-    from .source.notebooks import told_by_cell
+    from .source.likely_classes import likeliest, source_of, told_by_cell
 
     start, path = time.perf_counter(), Path(path)
     source, cells = source_of(path)
@@ -182,8 +181,8 @@ def _refuse(report: Report, refusal: Refusal) -> None:
 def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> Report | None:
     """What can be said without running it: it is no Python, or uses names that nothing defines."""
     from .exceptions import explain
-    from .source import undefined_names
-    from .source.notebooks import broken_cell
+    from .source.likely_classes import broken_cell
+    from .source.names import undefined_names
 
     try:
         if (broken := broken_cell(source, cells)) is not None:
@@ -218,8 +217,7 @@ def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> 
 
 def _matters(missing: Undefined, name: str | None, source: str) -> bool:
     """In a notebook, what other cells lack is no matter of the attention; and some names are always there."""
-    from .source import candidates
-    from .source.notebooks import GIVEN
+    from .source.likely_classes import GIVEN, candidates
 
     wanted = (name or "").partition(".")[0]
     found = [one for one in candidates(source) if not wanted or one.name == wanted][:1]

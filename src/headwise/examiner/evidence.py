@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .designs import Design, steps_of
-from .recipe import Given, State, Weights, run
+from .recipe import Design, Given, State, Weights, run, steps_of
 
 FACTS, NUMBERS = "evidence.json", "evidence.bin"  # all that is written of it; the second holds bare numbers
 DTYPES = {
@@ -125,6 +124,7 @@ class Evidence:
     built: str = ""  # how it was built, as Python: "MultiHeadAttention(d_model=24, num_heads=4)"
     tried: list[str] = field(default_factory=list)  # what was tried in vain, a sentence each
     beside: list[str] = field(default_factory=list)  # parameters that no projection is made of
+    doubts: list[str] = field(default_factory=list)  # those of `conventions.words` that a verdict answers
     designs: list[Design] = field(default_factory=list)
     step: str | None = None  # a single step in place of a whole: "split heads", "softmax", "mask", "block"
     asked: list[Asked] = field(default_factory=list)
@@ -192,6 +192,7 @@ class Evidence:
             for one in self.asked
         ]  # fmt: skip
         plain |= {"built": self.built, "tried": self.tried, "beside": self.beside, "step": self.step}
+        plain["doubts"] = self.doubts
         plain["findings"] = [asdict(one) for one in self.findings]
         plain["problems"] = [asdict(one) for one in self.problems]
         plain["origin"] = out(self.origin)

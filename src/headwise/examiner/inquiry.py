@@ -1,12 +1,10 @@
-"""`understand`, `examine` and `judge`: a whole attention or a single step, whichever it is.
-
-The rooms below do not know of this: `examine/` and `judging.py` see wholes, `steps/` single steps, which may
-hold wholes.
-"""
+"""What a file leaves to be written: exercises begin so."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .evidence import Evidence
@@ -15,11 +13,64 @@ from .examine.examination import begun, known, understand_whole
 from .examine.surroundings import CAUGHT, files_of, problem_of, surroundings, undisturbed
 from .judging import judge_whole
 from .report import Report
-from .source.unwritten import unwritten
-from .steps import bound, examine_step, judge_step, owner_of, step_of, told_as, whole_of
+from .source.parsed import tree_of
+from .steps.single_steps import bound, examine_step, judge_step, owner_of, step_of, whole_of
+from .steps.wholes import told_as
 
 if TYPE_CHECKING:
     from .diagnose import Diagnosis
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """A function or method whose body is left to the learner."""
+
+    name: str  # "MultiHeadAttention.forward"
+    line: int
+    task: str  # the first line of its docstring
+
+
+def unwritten(source: str) -> list[Unwritten]:
+    """What raises NotImplementedError, or has no body but `...` or `pass`; nothing in what cannot be read."""
+    tree = tree_of(source)
+    if tree is None:
+        return []
+    found: list[Unwritten] = []
+    _look_into(tree, "", found)
+    return found
+
+
+def _look_into(node: ast.AST, inside: str, found: list[Unwritten]) -> None:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            _look_into(child, f"{inside}{child.name}.", found)
+        elif isinstance(child, ast.FunctionDef):
+            line = _left_open(child)
+            if line is not None:
+                told = (ast.get_docstring(child) or "").partition("\n")[0]
+                found.append(Unwritten(f"{inside}{child.name}", line, told))
+
+
+def _left_open(function: ast.FunctionDef) -> int | None:
+    """The line that says it is not written."""
+    body = [one for one in function.body if not _is_text(one)]
+    for one in ast.walk(function):
+        if isinstance(one, ast.Raise) and "NotImplementedError" in ast.unparse(one):
+            return one.lineno
+    bare = all(
+        isinstance(one, ast.Pass)
+        or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and one.value.value is ...)
+        for one in body
+    )
+    return function.body[-1].lineno if bare else None
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def examine(
@@ -63,7 +114,7 @@ def understand(
 ) -> tuple[Evidence, Caller | None]:
     """The evidence, and what calls the code, where it could be called."""
     obj = whole_of(obj)
-    given = known(owner_of(obj), arguments)
+    given = known(owner_of(obj)[0] or obj, arguments)
     evidence = begun(obj, source, path)
     step = step_of(obj, evidence.name, source)
     if step is None:

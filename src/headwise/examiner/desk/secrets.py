@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..diagnose import NEAR
 from ..evidence import Asked, Call, Evidence, Problem
-from ..examine.origins import ONE
+from ..examine.pieces import ONE
 from ..recipe import Given, State, Weights
 from .conditions import Conditions, Refusal
 

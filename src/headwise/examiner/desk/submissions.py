@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from ...errors import ArgumentError, HeadwiseError
+from ...show.texts import plain
 from ..checks import check_file
 from ..report import Report
 from ..sandbox.run import Unfenced
-from .requirements import Requirement, hold_to
+from ..showing import as_json
+from .conditions import Requirement, hold_to
 from .template import Template
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 SECONDS = 10.0  # the most one of many may take: an endless loop holds up the rest so long
 SUFFIXES = (".py", ".ipynb")
@@ -132,3 +141,113 @@ def check_files(
 def not_checked(path: Path, name: str | None, error: Exception) -> Report:
     """A file nothing could be done with."""
     return Report(name or path.stem, ok=False, summary=str(error), path=str(path), judged=False)
+
+
+COLUMNS = ("file", "name", "verdict", "exit_code", "faults", "line", "summary", "seconds")
+STYLES = {"right": "green", "wrong": "red", "not judged": "yellow"}
+MARKS = {"right": "✓", "wrong": "✗", "not judged": "?"}
+FORMULA = ("=", "+", "-", "@", "\t")  # what spreadsheets take for one of theirs
+
+
+def exit_code_of(reports: Iterable[Report]) -> int:
+    """1 if any is wrong, else 2 if any was not judged, else 0."""
+    codes = {report.exit_code for report in reports}
+    return 1 if 1 in codes else 2 if 2 in codes else 0
+
+
+def names_of(reports: Sequence[Report]) -> list[str]:
+    """Their files, without the folder that all of them are in."""
+    paths = [report.path or report.name for report in reports]
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(each)) for each in paths]) if paths else ""
+    return [plain(os.path.relpath(os.path.abspath(each), folder)) for each in paths]
+
+
+def what_of(report: Report) -> str:
+    """The keys of its faults; where it has none, and is not right, why."""
+    if report.faults:
+        return "; ".join(plain(one.key) for one in report.faults)
+    if report.ok:
+        return "; ".join(plain(one) for one in report.designs)
+    return plain(report.summary.replace(report.path or report.name, Path(report.path or report.name).name))
+
+
+def line_of(report: Report) -> int | None:
+    """Where the first of it is."""
+    every = [*(one.line for one in report.faults), *(one.line for one in report.problems)]
+    lines = [line for line in every if line is not None]
+    return lines[0] if lines and not report.ok else None
+
+
+def as_table(reports: Sequence[Report], marks: bool = True) -> Table:
+    """One row a file; `marks`: whether the terminal has letters for them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("file", overflow="fold", ratio=3)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("what", overflow="fold", ratio=5)
+    table.add_column("line", justify="right", no_wrap=True)
+    table.add_column("s", justify="right", no_wrap=True)
+    for name, report in zip(names_of(reports), reports, strict=True):
+        mark = f"{MARKS[report.verdict]} " if marks else ""
+        line = line_of(report)
+        table.add_row(
+            Text(name),
+            Text(f"{mark}{report.verdict}", style=STYLES[report.verdict]),
+            Text(plain(what_of(report), 160)),
+            Text("" if line is None else str(line)),
+            Text(f"{report.seconds:.1f}"),
+        )
+    return table
+
+
+def in_numbers(reports: Sequence[Report]) -> list[str]:
+    """The class without names: how many are right, how many make which mistake, the most frequent first."""
+    total = len(reports)
+    verdicts = Counter(report.verdict for report in reports)
+    counted = ", ".join(f"{verdicts[each]} {each}" for each in STYLES if verdicts[each])
+    said = [f"{total} file{'' if total == 1 else 's'}: {counted or 'none'}"]
+    faults: Counter[str] = Counter()
+    for report in reports:
+        faults.update(_kinds(report))
+    ordered = sorted(faults.items(), key=lambda pair: (pair[0].startswith("not judged"), -pair[1], pair[0]))
+    return said + [f"{count} of {total} {plain(key)}" for key, count in ordered]
+
+
+def _kinds(report: Report) -> set[str]:
+    """What is wrong with one, each once."""
+    if report.ok:
+        return set()
+    if report.faults:
+        return {one.key for one in report.faults}
+    why = report.problems[0].kind if report.problems else ""
+    if report.verdict == "wrong":
+        return {why or "something else, which has no name here"}
+    return {f"not judged: {why}" if why else "not judged"}
+
+
+def write_csv(reports: Sequence[Report], file: TextIO) -> None:
+    """A line of names, then a line a file."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for report in reports:
+        faults = "; ".join(one.key for one in report.faults)
+        row = (
+            report.path or "", report.name, report.verdict, report.exit_code, faults, line_of(report) or "",
+            report.summary, f"{report.seconds:.2f}",
+        )  # fmt: skip
+        writer.writerow([_cell(each) for each in row])
+
+
+def _cell(value: object) -> object:
+    """A text that no spreadsheet computes."""
+    if not isinstance(value, str):
+        return value
+    value = plain(value)
+    return f"'{value}" if value.startswith(FORMULA) else value
+
+
+def json_line(report: Report) -> str:
+    """One object on one line, with `verdict` and `exit_code`."""
+    return as_json(report, indent=None)

@@ -80,7 +80,7 @@ class Template:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from ..sandbox.confine.sweep import remove
+        from ..sandbox.confine.limits import remove
 
         try:
             self.stop()
@@ -264,7 +264,7 @@ def _sweep() -> None:
     """Folders of runs that were killed together with their templates: no owner holds their locks."""
     import fcntl
 
-    from ..sandbox.confine.sweep import remove
+    from ..sandbox.confine.limits import remove
 
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         lock = folder / LOCK

@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 from ..evidence import Call, Evidence, Finding
 from ..recipe import Given
 from .build import Recipe
-from .caches import cached
 from .call import Caller, inputs_for
-from .probes import SAME, SHORT_PROBE, cast, causal_mask, plain, run_body, share_off, some_mask
+from .probes import SAME, SHORT_PROBE, cached, cast, causal_mask, plain, run_body, share_off, some_mask
 from .projections import Found
 from .subject import Subject, cast_loose, clearing, in_precision, settle
 from .surroundings import CAUGHT, by_default, problem_of, seed

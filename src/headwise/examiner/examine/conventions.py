@@ -27,6 +27,11 @@ from .subject import Subject
 from .surroundings import CAUGHT, problem_of
 from .words import Said, input_word, said_about
 
+
+class Doubt(str):
+    """Said while it is not clear what the code does with a mask or a layout; a verdict answers it."""
+
+
 HEADS_FIRST = FULL[-1]
 
 
@@ -176,7 +181,7 @@ def find_layout(caller: Caller, text: str) -> tuple[Caller, str | None]:
         return caller, None
     try:
         if _coupled(other):
-            return caller, "sample 0 reacts to sample 1: something mixes the sequences of a batch"
+            return caller, Doubt("sample 0 reacts to sample 1: something mixes the sequences of a batch")
     except CAUGHT:
         return caller, None
     meant = getattr(body, "batch_first", None)
@@ -188,7 +193,7 @@ def find_layout(caller: Caller, text: str) -> tuple[Caller, str | None]:
     )
     if says == "batch first" or meant is True or (says is None and inside):
         why = "the code names its axes batch first" if says else "nothing in the code says so"
-        return caller, f"it computes as if the inputs were [T, B, E], but {why}"
+        return caller, Doubt(f"it computes as if the inputs were [T, B, E], but {why}")
     return other, "inputs are [T, B, E], length first"
 
 
@@ -426,13 +431,13 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
                 break
             for one in mine if way.shape in FULL else []:
                 if said.true_attends in (None, one.true_attends) and asker.exact(one, same=True):
-                    return one, f"{argument} does not hide exactly what it should"
+                    return one, Doubt(f"{argument} does not hide exactly what it should")
     if not running or said.shape == "":
         simple = _simple(asker, argument)
         if simple is not None:
             return simple, ""
     if not running:
-        return None, f"{argument} changes nothing, whatever is given"
+        return None, Doubt(f"{argument} changes nothing, whatever is given")
     if _of_queries(argument) and any(asker.exact(way, turned=True) for way in running):
         return None, f"{argument} hides queries, no keys: it was left out"
     likely = [
@@ -441,7 +446,7 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
         if said.true_attends in (None, way.true_attends) and (way.kind == "added") == said.added
     ] or running
     if _broken_by_nan(asker, likely):
-        return likely[0], f"{argument} makes the output NaN"
+        return likely[0], Doubt(f"{argument} makes the output NaN")
     questions: list[tuple[str, bool, bool]] = [("both", True, False), ("both", False, True)]
     if not plan.self_only and not plan.memory_only:
         for of in ("key", "value"):
@@ -452,9 +457,9 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
     for of, same, turned in questions:
         for way in likely:
             if asker.exact(way, of, same, turned):
-                return way, f"{argument} does not hide exactly what it should"
+                return way, Doubt(f"{argument} does not hide exactly what it should")
     best = max(likely, key=lambda way: round(asker.ratio(way), 2))
-    return best, f"{argument} changes the output, but hides nothing exactly"
+    return best, Doubt(f"{argument} changes the output, but hides nothing exactly")
 
 
 def _broken_by_nan(asker: _Asker, ways: list[Way]) -> bool:

@@ -14,24 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ArgumentError
-from ..designs import Design, steps_of
 from ..evidence import Call, Conventions, Evidence, Finding, Problem
-from ..recipe import Given, State
+from ..recipe import Design, Given, State, steps_of
 from ..source.parsed import unwarned
 from .behaviour import _right, findings, one_length
 from .build import GUESS, Built, Recipe, about_dtype, as_given, by_class, others
 from .call import Caller, inputs_for
-from .conventions import find_layout, find_ways, is_causal, sight
-from .origins import origin_of
+from .conventions import Doubt, find_layout, find_ways, is_causal, sight
+from .pieces import origin_of
 from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
 from .projections import Found, error_of, find_roles
 from .recognition import long_window, recognise
 from .subject import fields_of, in_precision, signature_of
 from .surroundings import CAUGHT, files_of, problem_of, surroundings
-from .wiring import explained, rewire
+from .wiring import explained, projected_elsewhere, rewire, torch_inside
 from .words import bare, meant_causal, size_word, texts_of
-from .wrappers import projected_elsewhere, torch_inside
 
 ASKS = frozenset(
     """needweights outputattention outputattentions returnattention returnattentions returnattentionweights
@@ -383,6 +381,7 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     _share_first_problem(evidence)
     returns = any(call.weights is not None for call in evidence.calls)
     evidence.conventions = conventions(caller, causal, returns, said + found.words)
+    evidence.doubts = [one for one in said if isinstance(one, Doubt)]
     evidence.findings = wired + lengths + loud + findings(caller, found, evidence, recipe)
     return caller
 

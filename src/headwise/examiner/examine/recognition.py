@@ -21,14 +21,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import recipe
-from ..designs import EVERY, Design, normed, pairs, steps_of, turned
-from ..recipe import Given, State, Weights
+from ..recipe import EVERY, Design, Given, State, Weights, normed, pairs, steps_of, turned
 from .call import Caller, inputs_for
-from .latents import find_latent
 from .projections import NEARLY, Found, error_of, find_roles
 from .subject import attributes_of
 from .surroundings import CAUGHT
-from .watch import Norm, Ran, Three, caught, passed_by, same, watch
+from .watch import Norm, Ran, Three, caught, find_latent, passed_by, same, watch
 
 FAR = 1e3  # a score this much below the others is hidden
 

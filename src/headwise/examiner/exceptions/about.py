@@ -21,11 +21,18 @@ class Said(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Which messages it is for, and what it says about one; None: not this one after all."""
+    """Which messages it is for, and what it says about one."""
 
     message: str  # a regular expression
-    say: Callable[[re.Match[str], About], Said | None]
+    say: Said | Callable[[re.Match[str], About], Said | None]  # words with {1} for its first group; or made
     kind: str = ""  # a regular expression for the exception's class, "" for any
+
+    def said(self, match: re.Match[str], about: About) -> Said | None:
+        """Of this message; None: it is not this rule's after all."""
+        if not isinstance(self.say, Said):
+            return self.say(match, about)
+        found = (match[0], *match.groups())
+        return Said(self.say.what.format(*found), self.say.do.format(*found))
 
 
 @dataclass(frozen=True)

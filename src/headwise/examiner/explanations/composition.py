@@ -1,28 +1,165 @@
-"""`explain` and `explain_evidence`: from a module, or from an examination, to an `Explanation`.
+"""The classes whose weights we know where to find: headwise's own, torch's, and ours that is torch's.
 
-Letters: B batch, T query_len, S key_len, E d_model, H num_heads.
+Letters: B batch, T query_len, S key_len, E d_model, H num_heads, Hk num_kv_heads, D head_dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from ...errors import ArgumentError, MaskError, ShapeError
 from ...masks import CAUSAL, Mask, mask_of_call
 from ...nn import MultiHeadAttention
+from ...nn.options import in_use
 from .. import recipe
-from ..designs import steps_of
+from ..diagnose import diagnose
 from ..evidence import Call, Evidence
-from ..recipe import Given, State
+from ..examine.call import Caller
+from ..examine.projections import as_it_is, own_weights
+from ..examine.surroundings import CAUGHT, surroundings, undisturbed
+from ..inquiry import judge, understand
+from ..recipe import Given, State, Step, Weights, steps_of
 from ..report import Named, Report
-from .explanation import Explanation, differing
-from .known import is_known, own_numbers, own_steps, weights_of
-from .page_data import check_size
-from .told_steps import fields_of
+from .explanation import Explanation, differing, fields_of
+from .page import check_size
+
+if TYPE_CHECKING:
+    from ..diagnose import Made
+
+
+def is_known(module: object) -> bool:
+    """Whether `weights_of` knows this class."""
+    return isinstance(module, MultiHeadAttention | nn.MultiheadAttention)
+
+
+def weights_of(module: nn.Module) -> tuple[Weights, int]:
+    """The four projections in float64, and num_heads.
+
+    Heads that share keys and values get a copy each, so that every head has its own rows:
+    [Hk * D, E] -> [H * D, E].
+
+    Raises:
+        ArgumentError: another class; an option that has no step in the recipe; a replaced projection.
+        ShapeError: keys or values of another width than the queries.
+    """
+    if isinstance(module, MultiHeadAttention):
+        return _of_ours(module)
+    if isinstance(module, nn.MultiheadAttention):
+        return _of_torchs(module)
+    raise ArgumentError(
+        f"module must be headwise's or torch's multi-head attention: got {type(module).__name__}; "
+        "for a class of your own, headwise explain FILE finds the weights"
+    )
+
+
+def _of_ours(module: MultiHeadAttention) -> tuple[Weights, int]:
+    _check_widths(module.d_model, module.kdim, module.vdim)
+    unknown = [name for name in ("softcap", "sinks") if getattr(module, name) is not None]
+    for name in (*unknown, *in_use(module)):
+        raise ArgumentError(f"module must not use {name}: its steps are not drawn yet; explain it without")
+    layers = [module.q_proj, module.k_proj, module.v_proj, module.out_proj]
+    for layer in layers:
+        if not isinstance(layer, nn.Linear):
+            raise ArgumentError(
+                f"projections must be nn.Linear: got {type(layer).__name__}; merge it into one first"
+            )
+    q, k, v, o = (layer.weight for layer in layers)
+    q_bias, k_bias, v_bias, o_bias = (
+        layer.weight.new_zeros(layer.weight.shape[0]) if layer.bias is None else layer.bias
+        for layer in layers
+    )
+    shared = module.num_heads // module.num_kv_heads
+
+    def for_every_head(x: Tensor, width: int) -> Tensor:
+        rows = x.unflatten(0, (module.num_kv_heads, width))  # [Hk, D, ...]
+        return rows.repeat_interleave(shared, 0).flatten(0, 1)  # [H * D, ...]
+
+    D, Dv = module.head_dim, module.value_dim
+    held = (
+        q, for_every_head(k, D), for_every_head(v, Dv), o,
+        q_bias, for_every_head(k_bias, D), for_every_head(v_bias, Dv), o_bias,
+    )  # fmt: skip
+    return Weights(*map(_as_numbers, held)), module.num_heads
+
+
+def _of_torchs(module: nn.MultiheadAttention) -> tuple[Weights, int]:
+    _check_widths(module.embed_dim, module.kdim, module.vdim)
+    for name, there in (("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn)):
+        if there:
+            raise ArgumentError(
+                f"module must not append keys: it has {name}=True, which has no step; explain one without"
+            )
+    weight, bias, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
+    nothing = weight.new_zeros(3 * module.embed_dim) if bias is None else bias
+    o_bias = weight.new_zeros(module.embed_dim) if out.bias is None else out.bias
+    held = (*weight.chunk(3), out.weight, *nothing.chunk(3), o_bias)
+    return Weights(*map(_as_numbers, held)), module.num_heads
+
+
+def _check_widths(width: int, kdim: int, vdim: int) -> None:
+    if not width == kdim == vdim:
+        raise ShapeError(
+            f"module must take queries, keys and values of one width: {width}, kdim={kdim}, vdim={vdim}; "
+            "explain one without kdim and vdim"
+        )
+
+
+def _as_numbers(x: Tensor) -> Tensor:
+    return x.detach().to("cpu", torch.float64)
+
+
+def own_steps(module: nn.Module, scale: float) -> dict[str, Step]:
+    """Where this module's rules are not the recipe's: its scale, and what a query that sees nothing gets."""
+    steps: dict[str, Step] = {}
+    if isinstance(module, MultiHeadAttention) and module.scale is not None:
+
+        def scaled(state: Any) -> None:
+            state.scaled = state.scores * scale
+
+        steps["scale"] = scaled
+    if isinstance(module, MultiHeadAttention) or getattr(module, "empty_rows", "nan") == "zero":
+
+        def nothing_where_nothing_is_seen(state: Any) -> None:
+            seen = (state.hidden > -torch.inf).any(-1, keepdim=True)
+            state.p = torch.softmax(state.hidden, -1).masked_fill(~seen, 0.0)
+
+        steps["softmax"] = nothing_where_nothing_is_seen
+    return steps
+
+
+@torch.no_grad()
+def own_numbers(module: nn.Module, given: Given) -> dict[str, Tensor]:
+    """What the module itself says, in its own dtype and as if in evaluation: `p` [B, H, T, S], `output`.
+
+    Args:
+        given: batch first, float64; cast to the module's dtype here.
+    """
+    weight = next(module.parameters())
+    query, key, value = (x.to(weight.device, weight.dtype) for x in given[:3])
+    if given.key is given.query and given.value is given.query:
+        key = value = query
+    mask = None if given.mask is None else given.mask.to(weight.device)  # [B, T, S]
+    training, module.training = module.training, False  # no dropout; its parts keep their own mode
+    try:
+        if isinstance(module, MultiHeadAttention):
+            output, weights = module(query, key, value, None if mask is None else mask[:, None])
+            p = weights.dense()
+        else:
+            assert isinstance(module, nn.MultiheadAttention)
+            hidden = None if mask is None else ~mask.repeat_interleave(module.num_heads, 0)  # [B * H, T, S]
+            q, k, v = (x if module.batch_first else x.transpose(0, 1) for x in (query, key, value))
+            output, p = module(q, k, v, attn_mask=hidden, average_attn_weights=False)
+            output = output if module.batch_first else output.transpose(0, 1)
+    finally:
+        module.training = training
+    return {"p": p.detach().cpu(), "output": output.detach().cpu()}
+
 
 PROBES = ("causal", "random mask", "padding", "plain", "self")  # the likeliest to show all there is, first
 
@@ -67,8 +204,6 @@ def explain(
     """
     mine = None
     if not is_known(module) and isinstance(module, nn.Module):
-        from .live import understood
-
         mine = understood(module)
     weights, num_heads = weights_of(module) if mine is None else (mine.weights, mine.num_heads)
     inputs = _batch_first(module, query, key, value, weights.q.shape[1])
@@ -272,3 +407,136 @@ def _proof(yours: State, output: Tensor) -> str:
         return f"Your output is off from these steps by up to {error:.0e}: they are only a guess."
     equal = "exactly" if error == 0 else f"to {error:.0e}"
     return f"Your output equals what these steps give, {equal}: they are what your code computes."
+
+
+class Understood:
+    """A module that is neither headwise's nor torch's, and what it computes."""
+
+    def __init__(self, module: nn.Module, evidence: Evidence, caller: Caller) -> None:
+        assert evidence.weights is not None
+        self.evidence, self.module, self._caller = evidence, module, caller
+        self.weights: Weights = own_weights(evidence.weights, caller, module)
+        self.num_heads = evidence.num_heads
+
+    @undisturbed()
+    def explanation(
+        self, given: Given, labels: tuple[list[str] | None, list[str] | None], batch: int
+    ) -> Explanation:
+        """Every step on these inputs, the module's own numbers beside the expected ones."""
+        expected = recipe.run(given, self.weights, self.num_heads)
+        diagnosis = diagnose(self.evidence)
+        faults = diagnosis.faults  # before the judgement, for which some are a design
+        report = judge(self.evidence, diagnosis)
+        yours = {}
+        if faults:
+            wrong = {name: step for made in faults for name, step in made.steps.items()}
+            yours = fields_of(recipe.run(given, self.weights, self.num_heads, wrong))
+        name = type(self.module).__name__
+        notes = [f"The steps are computed in float64 with the weights of your {name}."]
+        if faults is None:
+            notes.append(
+                "No fault of the library explains your output, so your numbers on the way are not known."
+            )
+        caller = as_it_is(self._caller, self.module)
+        mask = None if self.evidence.conventions.always_causal else given.mask
+        with surroundings(), torch.no_grad():
+            try:
+                yours["output"] = caller.call(given.query, given.key, given.value, mask).output
+            except CAUGHT as error:
+                notes.append(f"Your module could not be called with these inputs: {error}")
+        return Explanation(
+            name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=report.faults,
+            notes=notes, batch=batch, checked=None if report.ok else report.summary,
+        )  # fmt: skip
+
+
+def understood(module: nn.Module) -> Understood:
+    """How it works.
+
+    Raises:
+        ArgumentError: that could not be found out.
+    """
+    if any(isinstance(one, UninitializedParameter) for one in module.parameters()):
+        raise ArgumentError(
+            f"module must have its weights: {type(module).__name__}'s wait for a first call; call it once"
+        )
+    evidence, caller = understand(module)
+    if caller is None or evidence.weights is None:
+        why = next((one.message for one in evidence.problems), "it gave no numbers")
+        raise ArgumentError(
+            f"module must be one that headwise.check understands: {type(module).__name__} is not: {why}; "
+            "see what headwise.check says of it"
+        )
+    if steps_of(evidence.designs):
+        what = "; ".join(one.words for one in evidence.designs)
+        raise ArgumentError(
+            f"module must be plain attention to be explained: {type(module).__name__} has {what}; "
+            "headwise.check judges it within that"
+        )
+    return Understood(module, evidence, caller)
+
+
+SECONDS, MEMORY = 60.0, 4 * 2**30  # the most it may take
+
+
+def explain_file(path: Path, name: str | None = None, *, trust: bool = False) -> Explanation:
+    """Every step in the numbers of a learner's code, with the fault that was found in it, if any.
+
+    Args:
+        name: which class or function; None: the one that looks most like multi-head attention.
+        trust: run it even where the system offers no fences.
+
+    Raises:
+        ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
+    """
+    from ..checks import _before_running
+    from ..diagnose import diagnose
+    from ..inquiry import judge
+    from ..sandbox.run import run_file
+    from ..source.likely_classes import likeliest, source_of, told_by_cell
+
+    source, cells = source_of(path)
+    report = _before_running(path, name, source, cells)
+    if report is not None:
+        raise ArgumentError(
+            f"file must run to be explained: {report.summary}; see headwise check {path.name}"
+        )
+    chosen = likeliest(path, source) if name is None else name
+    outcome = run_file(path.resolve(), chosen, seconds=SECONDS, memory=MEMORY, trust=trust, options={})
+    evidence = outcome.evidence
+    if evidence is not None and evidence.step is not None:
+        raise ArgumentError(
+            f"name must be a whole attention to be explained: {chosen} is one step of it ({evidence.step}); "
+            f"see headwise check {path.name}:{chosen}"
+        )
+    if (
+        evidence is None
+        or evidence.weights is None
+        or not any(call.output is not None for call in evidence.calls)
+    ):
+        problems = [outcome.problem, *(evidence.problems if evidence is not None else [])]
+        why = next((one.message for one in problems if one is not None), "it gave no numbers")
+        raise ArgumentError(
+            f"{chosen} must run and have weights to be explained: {why}; see headwise check {path.name}"
+        )
+    evidence.source, evidence.path = source, str(path)
+    diagnosis = diagnose(evidence)
+    theirs = _theirs(evidence, diagnosis.faults)  # before the judgement, for which some are a design
+    report = judge(evidence, diagnosis)
+    told_by_cell(report, cells)
+    return explain_evidence(evidence, theirs, report=report)
+
+
+def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None:
+    """The recipe with the fault that explains the learner's numbers, on the first probe where it shows."""
+    from ..diagnose import first_difference
+
+    assert evidence.weights is not None
+    if faults is None:
+        return None
+    parted = first_difference(evidence, faults)
+    call = best_call(evidence, None if parted is None else parted[0])
+    assert call is not None, "the caller looked for one"
+    wrong = {**steps_of(evidence.designs)}
+    wrong |= {name: step for made in faults for name, step in made.steps.items()}
+    return recipe.run(call.given, evidence.weights, evidence.num_heads, wrong)

@@ -5,14 +5,29 @@ from __future__ import annotations
 import functools
 from itertools import combinations
 
-from . import finishing, inputs, masking, merging, projecting, scaling, seen, softmax, splitting
+from . import finishing, masking, seen
 from .fault import Fault
+from .heads import MERGING, SPLITTING
+from .projections import INPUTS, PROJECTING
+from .scores import SCORING, WEIGHING
 
 __all__ = ["FAULTS", "Fault", "computed", "pairs"]
 
-ROOMS = (scaling, splitting, merging, softmax, masking, finishing, inputs, projecting, seen)
-FAULTS: dict[str, Fault] = {fault.key: fault for room in ROOMS for fault in room.FAULTS}
-assert len(FAULTS) == sum(len(room.FAULTS) for room in ROOMS), "two faults of one name"
+ROOMS = {
+    "The product of q and k, and its scale": SCORING,
+    "From [B, T, E] to heads": SPLITTING,
+    "From heads back to [B, T, E]": MERGING,
+    "From scores to weights": WEIGHING,
+    "What a mask does to scores": masking.FAULTS,
+    "From weights to the output: mixing values, the last projection, and what some add after it": (
+        finishing.FAULTS
+    ),
+    "Which input goes where, before anything is computed": INPUTS,
+    "The projections of q, k and v": PROJECTING,
+    "Faults that are seen rather than computed: what code does beside its numbers": seen.FAULTS,
+}
+FAULTS: dict[str, Fault] = {fault.key: fault for room in ROOMS.values() for fault in room}
+assert len(FAULTS) == sum(map(len, ROOMS.values())), "two faults of one name"
 
 
 @functools.cache

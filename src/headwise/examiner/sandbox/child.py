@@ -55,13 +55,11 @@ def _examine(
 ) -> NoReturn:  # fmt: skip
     # All of it before the learner's file runs: `examine` and what follows it here keep their own references
     # to what they need of torch, whatever that file replaces; what compares numbers is in another process.
-    from headwise.examiner.desk.replies import answers
     from headwise.examiner.examine.surroundings import silently
     from headwise.examiner.inquiry import understand
-    from headwise.examiner.sandbox.learner import choose, load
-    from headwise.examiner.sandbox.stand_ins import load_all_the_same
+    from headwise.examiner.sandbox.learner import answers, choose, load, load_all_the_same
     from headwise.examiner.sandbox.verdicts import of_exception
-    from headwise.examiner.source import source_of
+    from headwise.examiner.source.likely_classes import source_of
 
     limits = sys.modules[f"{confine.__name__}.limits"]
     own, end, dumps, loads, pack, header = os.getpid(), os._exit, json.dumps, json.loads, HEADER.pack, HEADER

@@ -44,9 +44,8 @@ def load_examiner() -> None:
 
     torch.set_num_threads(1)
     package("headwise", HERE.parents[1])
-    from headwise.examiner.desk import replies  # noqa: F401
     from headwise.examiner.examine import examination  # noqa: F401
-    from headwise.examiner.sandbox import learner, stand_ins, verdicts  # noqa: F401
+    from headwise.examiner.sandbox import learner, verdicts  # noqa: F401
 
 
 class Host:
@@ -57,7 +56,7 @@ class Host:
         self.lock, self.folder = lock, folder
         self.confine = package("headwise_confine", HERE / "confine")
         self.linux = sys.modules[f"{self.confine.__name__}.linux"]
-        self.sweep = sys.modules[f"{self.confine.__name__}.sweep"].sweep
+        self.sweep = sys.modules[f"{self.confine.__name__}.limits"].sweep
         self.copies: dict[int, int] = {}  # process -> the request's number
 
     def serve(self, *, bare: bool) -> NoReturn:
@@ -151,7 +150,7 @@ class Host:
             with suppress(OSError):
                 os.kill(copy, signal.SIGKILL)
         self.sweep(os.getpid())
-        sys.modules[f"{self.confine.__name__}.sweep"].remove(self.folder)
+        sys.modules[f"{self.confine.__name__}.limits"].remove(self.folder)
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Loading a learner's file as a module, and the class or function of a name in it."""
+"""In the process of the learner's code: it is loaded, and answers for other numbers in its parameters."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from ...errors import ArgumentError, nearest
-from ..source.notebooks import is_notebook, load_notebook
+from ..evidence import packed, unpacked
+from ..examine.call import Caller
+from ..examine.plan import express
+from ..examine.surroundings import CAUGHT, problem_of, surroundings
+from ..source.likely_classes import is_notebook, load_notebook
+from ..steps.counterfactuals import Callee
 
 
 def package_root(path: Path, source: str) -> Path | None:
@@ -79,3 +92,141 @@ def choose(module: ModuleType, name: str | None) -> object:
     if not callable(found):
         raise ArgumentError(f"name must be a class or function: {name!r} is {type(found).__name__}")
     return found
+
+
+PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a part of, and how deep in it
+
+
+class StandIn:
+    """Takes any arguments, has any attribute, does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __call__(self, *_: object, **__: object) -> StandIn:
+        return self
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return StandIn()
+
+
+class _Module(ModuleType):
+    def __init__(self, name: str, *folders: str) -> None:
+        super().__init__(name)
+        self.__path__ = list(folders)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (StandIn,), {"__module__": self.__name__})
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Comes last, and answers only for what the file itself asks for."""
+
+    def __init__(self, roots: set[str]) -> None:
+        self.roots, self.names = roots, list[str]()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] not in self.roots:
+            return None
+        self.names.append(name.replace(f"{PACKAGE}.", "").replace("inner.", "."))
+        return importlib.util.spec_from_loader(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """There is nothing to run."""
+
+
+def load_all_the_same(path: Path, source: str) -> tuple[ModuleType, list[str]]:
+    """The file as a module, and the names of the modules that were stood in for.
+
+    Raises:
+        BaseException: whatever the file raises.
+    """
+    finder = _Finder({*_roots(ast.parse(source)), PACKAGE})
+    sys.meta_path.append(finder)
+    if is_notebook(path):
+        return load_notebook(path, source), finder.names
+    package = PACKAGE
+    for folder in reversed(path.resolve().parents[:DEPTH]):  # files beside it are found, and above
+        sys.modules[package] = _Module(package, str(folder))
+        package += ".inner"
+    name = f"{package.removesuffix('.inner')}.{path.stem}"
+    spec = importlib.util.spec_from_loader(name, SourceFileLoader(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module, finder.names
+
+
+def _roots(tree: ast.Module) -> set[str]:
+    """The modules it imports, by the first part of their names."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def answers(caller: Caller | Callee, asked: Any, numbers: bytearray) -> tuple[object, bytes]:
+    """One answer a question: the raw output, or what the code raised; as JSON can hold them, and numbers."""
+    said, out = [], bytearray()
+    with surroundings():
+        for one in asked:
+            question = unpacked(one, numbers)
+            try:
+                if isinstance(caller, Callee):
+                    said.append(_of_step(caller, question, out))
+                    continue
+                if "values" in question:
+                    _put(caller, question["places"], question["values"])
+                query, key, value = (question[name] for name in question["inputs"])
+                chosen = _sayable(caller, question["masks"])
+                mask = None if chosen is None else question["masks"][chosen]
+                with torch.no_grad():
+                    output = caller.call(query, key, value, mask).output
+                said.append(packed({"output": output.detach().double(), "mask": chosen}, out))
+            except CAUGHT as error:
+                said.append({"problem": asdict(problem_of(error, "call", _files(caller)))})
+    return said, bytes(out)
+
+
+def _of_step(callee: Callee, question: dict[str, Any], out: bytearray) -> object:
+    """A single step's answer, as it is."""
+    asked, _ = callee.answer(question["probe"], question["given"])
+    if asked.problem is not None:
+        return {"problem": asdict(asked.problem)}
+    return packed({"output": asked.output, "mask": None}, out)
+
+
+def _sayable(caller: Caller, masks: list[Tensor]) -> int | None:
+    """Which of the masks its arguments can say, the first of them."""
+    for i, mask in enumerate(masks):
+        samples = mask.split(1) if caller.plan.layout == "one sequence" else (mask,)
+        if all(express(caller.ways, one, caller.subject.sizes.H) is not None for one in samples):
+            return i
+    return None
+
+
+def _files(caller: Caller | Callee) -> frozenset[str]:
+    return caller.files if isinstance(caller, Callee) else caller.subject.files
+
+
+@torch.no_grad()
+def _put(caller: Caller, places: Tensor, values: Tensor) -> None:
+    """These numbers at these places of all parameters in order, flat; all others stay what they are."""
+    parameters = list(caller.subject.parameters.values())
+    flat = torch.cat([one.detach().double().flatten() for one in parameters])
+    flat[places] = values
+    for one, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+        one.copy_(part.view(one.shape))

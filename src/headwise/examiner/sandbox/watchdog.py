@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..desk.template import Copy
-from .confine.limits import PROCESSES, memory_of, share_of, waited
-from .confine.sweep import descendants_of
+from .confine.limits import PROCESSES, descendants_of, memory_of, share_of, waited
 
 INTERVAL = 0.05
 START_SECONDS = 120.0  # importing torch from a cold disk

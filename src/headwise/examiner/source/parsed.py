@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import re
 import textwrap
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -88,3 +90,211 @@ def bound_in(function: Function) -> set[str]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     return names | {node.name for node in inner_nodes(function) if isinstance(node, DEFINITIONS)}
+
+
+IMPORTS = {
+    "F": "import torch.nn.functional as F",
+    "functional": "from torch.nn import functional",
+    "nn": "import torch.nn as nn",
+    "torch": "import torch",
+    "optim": "import torch.optim as optim",
+    "init": "from torch.nn import init",
+    "np": "import numpy as np",
+    "numpy": "import numpy",
+    "pd": "import pandas as pd",
+    "plt": "import matplotlib.pyplot as plt",
+    "sns": "import seaborn as sns",
+    "jnp": "import jax.numpy as jnp",
+    "jax": "import jax",
+    "tf": "import tensorflow as tf",
+    "tqdm": "from tqdm import tqdm",
+    "partial": "from functools import partial",
+    "lru_cache": "from functools import lru_cache",
+    "wraps": "from functools import wraps",
+    "reduce": "from einops import reduce",
+    "sqrt": "from math import sqrt",
+    "deepcopy": "from copy import deepcopy",
+    "dataclass": "from dataclasses import dataclass",
+    "field": "from dataclasses import field",
+    "namedtuple": "from collections import namedtuple",
+    "defaultdict": "from collections import defaultdict",
+    "OrderedDict": "from collections import OrderedDict",
+    "Path": "from pathlib import Path",
+    "Enum": "from enum import Enum",
+    "ABC": "from abc import ABC",
+    "abstractmethod": "from abc import abstractmethod",
+    "parameter": "from torch.nn import parameter",
+    "scaled_dot_product_attention": "from torch.nn.functional import scaled_dot_product_attention",
+    "softmax": "from torch.nn.functional import softmax",
+    "Variable": "from torch.autograd import Variable",
+    "jaxtyping": "import jaxtyping",
+    "einops": "import einops",
+}
+FROM = {
+    "einops": "rearrange repeat einsum pack unpack parse_shape",
+    "einops.layers.torch": "Rearrange",
+    "typing": """Any Optional Union Tuple List Dict Set Callable Iterable Iterator Sequence Mapping Literal
+        NamedTuple TypeVar Generic Protocol Type ClassVar Final NoReturn TYPE_CHECKING cast overload""",
+    "torch": "Tensor LongTensor FloatTensor BoolTensor",
+    "torch.nn": """Module ModuleList ModuleDict Parameter Linear LazyLinear Dropout LayerNorm Sequential
+        Embedding MultiheadAttention ReLU GELU Softmax Identity Conv1d Conv2d BatchNorm1d RMSNorm""",
+    "jaxtyping": "Float Int Bool",
+}
+STANDARD = """math copy os sys re random time json functools itertools collections typing warnings logging abc
+    inspect""".split()
+OLD = {"xrange": "range", "unicode": "str", "long": "int", "raw_input": "input", "basestring": "str"}
+
+BATCH = re.compile(r"(?i)(n_?|num_?)?(batch(_?size|es)?|bsz?|batch_?dim|b|n)")
+LENGTH = re.compile(
+    r"(?i)(n_?|num_?|max_?)?((src|tgt|target|source|query|key|value|q|k|v|input|seq(uence)?|kv|context|token)_?)?"
+    r"(len(gth)?|seq(uence)?|tokens?|time_?steps)|[lts]|seq_?size"
+)
+WIDTH = re.compile(
+    r"(?i)(d|dim)_?(model|embed|in|input|out)|(embed(ding)?|model|emb|hidden|input)_?(dim|size)|[ced]|dim"
+)
+NOT_TENSORS = {
+    "self",
+    "cls",
+    "mask",
+    "attn_mask",
+    "attention_mask",
+    "key_padding_mask",
+    "is_causal",
+    "causal",
+    "dropout",
+}
+
+
+def import_for(name: str) -> str | None:
+    """The line that brings a well-known name."""
+    if name in IMPORTS:
+        return IMPORTS[name]
+    if name in STANDARD:
+        return f"import {name}"
+    return next(
+        (f"from {module} import {name}" for module, names in FROM.items() if name in names.split()), None
+    )
+
+
+def nearest(name: str, others: Collection[str], cutoff: float = 0.75) -> str | None:
+    """The name that was probably meant: the same but for capitals and underscores, else the most alike."""
+    plain = name.lower().replace("_", "")
+    alike = sorted(other for other in others if other.lower().replace("_", "") == plain and other != name)
+    if alike:
+        return alike[0]
+    if len(name) < 3:
+        return None
+    swapped = sorted(other for other in others if sorted(other) == sorted(name) and other != name)
+    if swapped:
+        return swapped[0]
+    close = difflib.get_close_matches(name, sorted(set(others) - {name}), n=1, cutoff=cutoff)
+    return close[0] if close and len(close[0]) > 1 else None
+
+
+def suggestion_for(
+    name: str, tree: ast.Module, inside: tuple[Definition, ...], bound: Collection[str]
+) -> str:
+    """What to do about `name`, read inside these classes and functions (outermost first).
+
+    Args:
+        bound: names that the module binds.
+    """
+    functions = [one for one in inside if not isinstance(one, ast.ClassDef)]
+    owner = next((one for one in reversed(inside) if isinstance(one, ast.ClassDef)), None)
+    function = functions[-1] if functions else None
+    locals_ = set().union(*(bound_in(one) for one in functions)) if functions else set()
+    if name == "self" and function is not None:
+        return f"make it the first parameter: def {function.name}(self, ...)"
+    if owner is not None and function is not None and (said := _of_class(name, owner, function)):
+        return said
+    if (line := import_for(name)) is not None:
+        return line
+    if name in OLD:
+        return f"Python 3 calls it {OLD[name]}"
+    if close := nearest(name, locals_, 0.8):
+        return f"did you mean {close}?"
+    if function is not None and (size := _size(name, function)):
+        elsewhere = _assigned_elsewhere(name, tree, function)
+        return f"assign it first, e.g. {size}" + (
+            f" (the one in {elsewhere} is not seen here)" if elsewhere else ""
+        )
+    if close := nearest(name, bound):
+        return f"did you mean {close}?"
+    if elsewhere := _assigned_elsewhere(name, tree, function):
+        return f"the one in {elsewhere} is not seen here: assign it here, or pass it as an argument"
+    return "assign or import it before this line"
+
+
+def _of_class(name: str, owner: ast.ClassDef, function: Function) -> str | None:
+    """Where the class has that name, only not under it."""
+    methods = {
+        one.name: one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    me = function.args.args[0].arg if function.args.args else "self"
+    kept = attributes_of(owner)
+    if name in kept or name in methods or name in _class_level(owner):
+        return f"did you mean {me}.{name}?"
+    start = methods.get("__init__")
+    if start is not None and start is not function and name in bound_in(start):
+        word = "an argument" if name in _arguments(start) else "a local name"
+        return (
+            f"it is {word} of __init__ alone: keep it there, self.{name} = {name}, and use {me}.{name} here"
+        )
+    return None
+
+
+def attributes_of(owner: ast.ClassDef) -> set[str]:
+    """Names assigned as self.name anywhere in the class, and buffers or parameters registered by name."""
+    names = set()
+    for node in ast.walk(owner):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and dotted(node.value) == "self"
+        ):
+            names.add(node.attr)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            first = node.args[0]
+            registers = node.func.attr in (
+                "register_buffer",
+                "register_parameter",
+                "add_module",
+                "register_module",
+            )
+            if registers and isinstance(first, ast.Constant) and isinstance(first.value, str):
+                names.add(first.value)
+    return names
+
+
+def _class_level(owner: ast.ClassDef) -> set[str]:
+    targets = [one.targets for one in owner.body if isinstance(one, ast.Assign)]
+    return {target.id for group in targets for target in group if isinstance(target, ast.Name)}
+
+
+def _arguments(function: Function) -> list[str]:
+    spec = function.args
+    return [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+
+
+def _size(name: str, function: Function) -> str | None:
+    """An assignment that takes a size from the function's first tensor."""
+    tensors = [one for one in _arguments(function) if one not in NOT_TENSORS]
+    if not tensors or tensors[0] == name or function.name == "__init__":
+        return None
+    source = tensors[0]
+    if name.lower().startswith(("k", "src", "source", "s")) and len(tensors) > 1 and LENGTH.fullmatch(name):
+        source = next((one for one in tensors if one.lower().startswith("k")), source)
+    for pattern, axis in ((BATCH, 0), (LENGTH, 1), (WIDTH, -1)):
+        if pattern.fullmatch(name):
+            return f"{name} = {source}.size({axis})"
+    return None
+
+
+def _assigned_elsewhere(name: str, tree: ast.Module, function: Function | None) -> str | None:
+    """The first other function that has the name for itself."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node is function:
+            continue
+        if name in bound_in(node):
+            return node.name
+    return None

@@ -19,7 +19,6 @@ from .parsed import DEFINITIONS, Definition, Function, bound_in, dotted, inner_n
 
 PRODUCTS = {"matmul", "bmm", "mm", "einsum", "dot"}
 TURNS = {"transpose", "permute", "swapaxes", "swapdims", "contiguous", "t", "movedim"}
-CASTS = {"bool", "to", "logical_not", "eq", "float"}
 LIBRARIES = {"torch", "F", "nn", "np", "numpy", "functional", "torch.nn.functional", "nn.functional", "math"}
 IN_WORDS = {
     "d_k": "the channels of one head",

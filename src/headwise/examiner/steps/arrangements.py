@@ -8,16 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..evidence import Asked, Evidence
-from .counterfactuals import Answer, Question, StepFault, Verdict, explanation, numbers, own_text, words_in
-
-if TYPE_CHECKING:
-    from .questions import Callee
+from ..examine.words import size_word
+from .counterfactuals import (
+    Answer,
+    Callee,
+    Question,
+    StepFault,
+    Verdict,
+    explanation,
+    numbers,
+    own_text,
+    words_in,
+)
 
 SPLIT, MERGE = "split heads", "merge heads"
 VIEWS = (
@@ -389,8 +396,6 @@ def _sizes(callee: Callee) -> list[tuple[int, int, int, int]]:
 
 def _bind(callee: Callee, evidence: Evidence) -> bool:
     """Which parameter takes the tensor, and which the sizes."""
-    from ..examine.words import size_word
-
     callee.roles, ours = {"x": callee.parameters[0].name}, callee.parameters[1:]
     unknown = []
     for one in ours:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..evidence import Asked, Evidence
-from .counterfactuals import Question, StepFault, Verdict, own_text, words_in, words_of
-
-if TYPE_CHECKING:
-    from .questions import Callee
+from ..examine.words import said_about
+from .counterfactuals import Callee, Question, StepFault, Verdict, own_text, words_in, words_of
 
 STEP = "mask"
 SIZE = re.compile(
@@ -438,8 +436,6 @@ def _holds(pattern: Pattern, seen: list[tuple[Question, Tensor]]) -> bool:
 
 def judge(evidence: Evidence) -> Verdict:
     """Which mask it is, and in which convention."""
-    from ..examine.words import said_about
-
     answered = [one for one in evidence.asked if one.output is not None]
     if not answered:
         return Verdict(unjudged="; ".join(evidence.tried) or "it gave no mask")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..evidence import Asked, Evidence
-from .counterfactuals import Answer, Question, StepFault, Verdict, explanation, numbers, own_text, words_in
-
-if TYPE_CHECKING:
-    from .questions import Callee
+from .counterfactuals import (
+    Answer,
+    Callee,
+    Question,
+    StepFault,
+    Verdict,
+    explanation,
+    numbers,
+    own_text,
+    words_in,
+)
 
 STEP = "softmax"
 AXES = ("axis", "dim", "d", "dimension", "dims", "axes")

@@ -1,4 +1,4 @@
-"""Which step a function is, how it is asked, and the verdict: parts of attention, or a block around one."""
+"""Which step a function is, how it is asked, and the verdict; and every fault that has a name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..catalogue import FAULTS
+from .. import faults
 from ..evidence import Evidence, Problem
 from ..examine.subject import head_count, signature_of, widths_of
 from ..examine.surroundings import CAUGHT, files_of
 from ..examine.words import input_word
 from ..exceptions import explain
+from ..faults.fault import Fault
 from ..report import Named, Report
 from ..source.parsed import text_of, tree_of
-from . import arrangements, block_runs, blocks, mask_functions, own_softmax, score_functions
-from .counterfactuals import Verdict, named, words_of
-from .questions import CERTAIN, Callee, instances
+from . import arrangements, blocks, mask_functions, own_softmax, wholes
+from .counterfactuals import CERTAIN, Callee, Verdict, instances, named, words_of
+
+STEPS = (own_softmax, arrangements, mask_functions, blocks)
+FAULTS: dict[str, Fault] = {**faults.FAULTS, **{fault.key: fault for room in STEPS for fault in room.FAULTS}}
+assert len(FAULTS) == len(faults.FAULTS) + sum(len(room.FAULTS) for room in STEPS), "two faults of one name"
+
 
 SPLITS = re.compile(
     r"(split|separate|divide|unmerge|make|create|to|into)_?(to_|into_|in_)?(the_)?(attention_)?heads?$|heads_?split|transpose_for_scores|transpose_qkv|"
@@ -146,14 +151,14 @@ def examine_step(
     evidence.step = step
     evidence.name = _full_name(obj, evidence.name)
     if step == "block":
-        block_runs.examine(obj, evidence, arguments, embed_dim, num_heads)
+        wholes.examine_block(obj, evidence, arguments, embed_dim, num_heads)
         return
     callee = _callee(obj, evidence, arguments, embed_dim, num_heads)
     if callee is None:
         return
     evidence.again = callee
     if step == "weights":
-        score_functions.examine(callee, evidence, embed_dim, num_heads)
+        wholes.examine_scores(callee, evidence, embed_dim, num_heads)
         return
     for one in callee.parameters:
         if one.name in {"device", "dev"} and one.default is one.empty:
@@ -266,7 +271,7 @@ def judge_step(evidence: Evidence) -> Report:
     if evidence.step == "block":
         return blocks.judge(evidence)
     if evidence.step in {"weights", "scores", "scaled dot product", "one head"}:
-        return score_functions.judge(evidence)
+        return wholes.judge(evidence)
     report = Report(evidence.name, ok=False, summary="", path=evidence.path)
     report.conventions, report.findings = evidence.conventions, evidence.findings
     report.problems, report.tried, report.built = (
