@@ -8,6 +8,7 @@ what it likes. These numbers cannot be known before: they are drawn here, and co
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..diagnose import NEAR
 from ..evidence import Asked, Call, Evidence, Problem
+from ..examine.generality import DRAWN, LONG_PROBE
 from ..examine.pieces import ONE
 from ..recipe import Given, State, Weights
 from .conditions import Conditions, Refusal
@@ -167,6 +169,9 @@ class Secrets:
             call = evidence.call(name)
             if call is not None and call.given.mask is not None and evidence.conventions.mask_argument:
                 yield _Asked(name, inputs(B, T, T), list(self._masks(name, B, T)))
+        if evidence.call(LONG_PROBE) is not None:
+            length = random.SystemRandom().randint(*DRAWN)
+            yield _Asked("plain", inputs(B, length, length), [])
         if evidence.call("batch of one") is not None:
             yield _Asked("another batch", inputs(B + 2, T, T), [])
         yield _Asked("plain", first, [])  # again: what it was asked meanwhile must not matter

@@ -18,6 +18,7 @@ from ..evidence import Call, Evidence, Finding
 from ..recipe import Given
 from .build import Recipe
 from .call import Caller, inputs_for
+from .generality import kept_from_first, other_lengths, seeds_kept, wider_values
 from .probes import SAME, SHORT_PROBE, cached, cast, causal_mask, plain, run_body, share_off, some_mask
 from .projections import Found
 from .subject import Subject, cast_loose, clearing, in_precision, settle
@@ -35,7 +36,7 @@ def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Recipe | 
         lambda: _deterministic(caller, recipe),
         lambda: _training(caller, evidence),
         lambda: _inputs_kept(caller),
-        lambda: _gradients(caller, found, right),
+        lambda: _gradients(caller, found, evidence, right),
         lambda: _state(caller),
         lambda: half(caller, right),
         lambda: dtype_kept(caller),
@@ -45,6 +46,9 @@ def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Recipe | 
         lambda: biases(caller, found),
         lambda: projections(caller, found, evidence),
         lambda: cached(caller, evidence, right),
+        lambda: seeds_kept(caller),
+        lambda: other_lengths(caller, evidence) if right else iter(()),
+        lambda: wider_values(caller, evidence) if right else iter(()),
     ]
     right = _right(evidence)
     said: list[Finding] = []
@@ -128,6 +132,8 @@ def _kept(caller: Caller) -> Iterator[Finding]:
         if masks > _same(caller):
             detail = f"after a call with another mask the same call gives another output, off by {masks:.0e}"
             yield Finding(name, "wrong", detail, "state kept between calls")
+        elif first := kept_from_first(caller, _same(caller)):
+            yield Finding(name, "wrong", first, "state kept between calls")
         else:
             yield Finding(name, "right", "what was called before makes no difference")
     else:
@@ -308,7 +314,7 @@ def _masks_kept(caller: Caller) -> Iterator[Finding]:
         yield Finding("mask left unmodified", "right", "the mask is as it was")
 
 
-def _gradients(caller: Caller, found: Found, right: bool) -> Iterator[Finding]:
+def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) -> Iterator[Finding]:
     """They reach every input and every parameter that counts."""
     name, subject = "gradients", caller.subject
     if caller.plan.as_numpy:
@@ -337,6 +343,7 @@ def _gradients(caller: Caller, found: Found, right: bool) -> Iterator[Finding]:
     keys = {piece.name for piece in (found.guess.biases.get("k", []) if found.guess else [])}
     keys |= {k for k in parameters if "k" in k.lower() and parameters[k].ndim == 1}
     lost = [k for k, p in parameters.items() if (p.grad is None or not bool(p.grad.any())) and k not in keys]
+    lost += _slices_lost(caller, evidence, lost)
     for one in parameters.values():
         one.grad = None
     if dead or lost:
@@ -345,6 +352,22 @@ def _gradients(caller: Caller, found: Found, right: bool) -> Iterator[Finding]:
         yield Finding(name, "wrong", f"no gradient reaches {which}", fault)
     else:
         yield Finding(name, "right", "gradients reach every input and every parameter")
+
+
+def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str]) -> list[str]:
+    """Projections that are a part of one parameter, and get no gradient although another part of it does."""
+    every = caller.subject.parameters.values()
+    if not every:
+        return []
+    grads = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.cpu().flatten() for p in every])
+    return [
+        role.parameter
+        for name in "qkvo"
+        if (role := evidence.roles.get(name)) is not None
+        and re.split(r"[\[ ]", role.parameter)[0] not in lost
+        for places in evidence.origin.get(name, [])
+        if bool((places >= 0).any()) and not bool(grads[places[places >= 0]].any())
+    ]
 
 
 def _state(caller: Caller) -> Iterator[Finding]:

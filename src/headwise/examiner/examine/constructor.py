@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from .subject import Sizes
-from .words import size_word
+from .words import VALUE_DIM, bare, size_word
 
 # Left as the author has them: switches, and numbers that are no sizes
 KEPT = frozenset("bias causal layer dtype device epsilon theta batch scale temperature flag".split())
@@ -69,6 +69,8 @@ class Told:
     def by_name(self, name: str) -> object:
         """What a parameter of this name is given; None where its name says nothing."""
         sizes = self.sizes
+        if sizes.value is not None and bare(name) in VALUE_DIM:
+            return sizes.value
         return {
             "width": sizes.E,
             "heads": sizes.H,

@@ -21,6 +21,7 @@ from .behaviour import _right, findings, one_length
 from .build import GUESS, Built, Recipe, about_dtype, as_given, by_class, others
 from .call import Caller, inputs_for
 from .conventions import Doubt, find_layout, find_ways, is_causal, sight
+from .generality import other_sizes
 from .pieces import origin_of
 from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
@@ -228,7 +229,7 @@ def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
         return None
     caller = _look(evidence, built, asked)
     if _right(evidence):
-        return caller
+        return _elsewhere(evidence, built, asked) or caller
     recipe = built.recipe
     if _otherwise_in_single(caller, recipe, asked) or _dtypes(evidence):
         same = [(recipe.sizes, recipe.constructor.choice)] if recipe and recipe.constructor else None
@@ -253,6 +254,40 @@ def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
         evidence.problems = [Problem("build", GUESS, message)]
         evidence.weights, evidence.findings, evidence.calls = None, [], []
     return caller
+
+
+def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None:
+    """Built once more at sizes drawn anew: that evidence, where it computes something else there."""
+    if evidence.designs or asked.given or asked.embed_dim or asked.num_heads or built.caller is None:
+        return None
+    recipe, sizes = built.recipe, other_sizes(built.recipe)
+    how: dict[str, Any] = {}
+    if asked.is_class:
+        if recipe is None or recipe.constructor is None or not (recipe.heads_given and recipe.width_given):
+            return None
+        how = {"ways": [(sizes, recipe.constructor.choice)], "manners": (recipe.manner,)}
+    elif built.caller.subject.parameters or not asked.is_function:
+        return None
+    else:
+        asked = replace(asked, embed_dim=sizes.E, num_heads=sizes.H)
+    made = evidence.conventions
+
+    def differs(other: Evidence) -> bool:
+        """Every probe gave other numbers, in the same way; what raises may be owed to our sizes."""
+        answered = all(call.output is not None for call in other.calls)
+        alike = other.weights is not None and replace(other.conventions, words=[]) == replace(made, words=[])
+        return alike and answered and not other.problems and not _right(other)
+
+    try:
+        again = asked.build(**how)
+        if again.caller is None:
+            return None
+        other, _ = find_layout(again.caller, "\n".join(asked.texts))
+        if find_roles(other, _truth(other, made.always_causal), None).proven:
+            return None
+    except CAUGHT:
+        return None
+    return _again(evidence, asked, differs, **how)
 
 
 def _otherwise_in_single(caller: Caller, recipe: Recipe | None, asked: _Asked) -> bool:

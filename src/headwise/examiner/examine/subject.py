@@ -36,6 +36,7 @@ class Sizes:
     long: int = 7
     short: int = 5
     block: int = 16  # the longest sequence to build for
+    value: int | None = None  # channels of one head's values, where they are others than D
 
     def of_width(self, E: int, H: int | None = None) -> Sizes:
         """The same with other widths."""

@@ -44,6 +44,7 @@ _HEAD_DIM = frozenset(
     attentionheadsize kqdim headdims dimheads dimk dimv kdimperhead headhiddensize perheaddim headembd
     qkdim vheaddim""".split()
 )
+VALUE_DIM = frozenset("dv dvalue dimv vheaddim vdimperhead valuedimperhead".split())  # of one head
 _LENGTH = frozenset(
     """blocksize maxlen contextlength maxseqlen seqlen seqlength ctxlen nctx maxlength maxpositionembeddings
     contextsize contextwindow sequencelength length npositions maxsequencelength ctx

@@ -1,0 +1,160 @@
+"""What must hold at other sizes than those of the probes: lengths, widths, values of another size.
+
+Right numbers at one set of sizes can come from a constant that happens to fit it. Only code that was right
+so far is asked here; what raises at sizes that nobody promised is not accused.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..evidence import Call, Evidence, Finding
+from ..recipe import Given, Weights, run
+from .build import Recipe
+from .call import Caller, inputs_for
+from .probes import causal_mask, plain, share_off
+from .subject import Sizes, in_precision
+from .surroundings import CAUGHT, seed
+
+LONG_PROBE = "many positions"
+FEW, MANY = 3, 29  # positions: fewer and more than any other probe has
+DRAWN = (17, 40)  # of questions whose numbers nobody can know before
+NEAR = 1e-5
+# (width, heads, batch, longest, shorter): no two of a row alike, and none of them as in the other probes
+ELSEWHERE = (
+    (40, 2, 5, 11, 9),
+    (80, 8, 5, 13, 11),
+    (32, 2, 5, 11, 9),
+    (96, 8, 5, 11, 7),
+    (56, 4, 5, 13, 9),
+    (72, 4, 5, 11, 8),
+)
+WIDER_VALUES = 3  # channels more than a query's
+
+
+def other_sizes(recipe: Recipe | None) -> Sizes:
+    """Drawn anew each time: a constant that fits the usual ones fits these by chance only."""
+    width, heads, batch, longest, shorter = random.SystemRandom().choice(ELSEWHERE)
+    usual = Sizes() if recipe is None else recipe.sizes
+    sizes = usual.of_width(width, heads)
+    return replace(sizes, B=batch, long=longest, short=shorter, value=sizes.D + WIDER_VALUES)
+
+
+def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
+    """Three positions, then many; each as the recipe has it. Many become one more call of the evidence."""
+    if evidence.designs or caller.plan.layout == "image":
+        return
+    name = "lengths of 3 to 40"
+    for length in (FEW, MANY):
+        inputs = inputs_for(caller, length, length, seed=108)
+        mask = causal_mask(len(inputs[0]), length, length) if evidence.conventions.always_causal else None
+        query, key, value = (one.clone() for one in inputs)
+        call = Call(LONG_PROBE, Given(query, key, value, mask))
+        try:
+            with torch.no_grad():
+                call.output = caller.call(*inputs).output.detach().double()
+        except CAUGHT:
+            return  # it may be built for so many positions and no more
+        truth = evidence.truth(call)
+        if truth is None:
+            return
+        off = share_off(call.output, truth.output)
+        if off > NEAR:
+            detail = f"right at {caller.subject.sizes.long} positions, and off by {off:.0e} at {length}"
+            yield Finding(name, "wrong", detail, "wrong at other lengths")
+            return
+    evidence.calls.append(call)
+    yield Finding(name, "right", f"right at {FEW} positions and at {MANY}")
+
+
+def kept_from_first(caller: Caller, same: float) -> str:
+    """How a fresh instance that begins with few positions computes many otherwise; "" where it does not."""
+    subject, sizes = caller.subject, caller.subject.sizes
+    if subject.make is None or not isinstance(subject.body, nn.Module):
+        return ""
+    weights = dict(subject.body.named_parameters())
+    after = f"after a call with {sizes.short} positions, one with {sizes.long}"
+    outputs: list[Tensor] = []
+    for before in (None, sizes.short):
+        try:
+            seed(0)
+            body = in_precision(subject.make(), subject.dtype).eval()
+            if {k: p.shape for k, p in body.named_parameters()} != {k: p.shape for k, p in weights.items()}:
+                return ""
+            body.load_state_dict(weights, strict=False)
+            other = replace(caller, subject=replace(subject, body=body, calm=True))
+            if before is not None:
+                _asked_for(other, before)
+        except CAUGHT:
+            return ""
+        try:
+            outputs.append(_asked_for(other, sizes.long))
+        except CAUGHT as error:
+            return f"{after} raises {type(error).__name__}" if outputs else ""
+    off = share_off(outputs[1].nan_to_num(), outputs[0].nan_to_num())
+    if off <= same:
+        return ""
+    return f"{after} gives another output, off by {off:.0e}"
+
+
+@torch.no_grad()
+def _asked_for(caller: Caller, length: int) -> Tensor:
+    return caller.call(*inputs_for(caller, length, length, seed=109)).output.detach()
+
+
+def seeds_kept(caller: Caller) -> Iterator[Finding]:
+    """Random numbers drawn after a call depend on the seed set before it."""
+    drawn: list[tuple[float, ...]] = []
+    for number in (11, 12):
+        random.seed(number)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(number)
+        with torch.no_grad():
+            caller.call(*plain(caller), seed=number)
+        after = [float(torch.rand(1, dtype=torch.float64)), random.random()]
+        drawn.append((*after, *([] if numpy is None else [float(numpy.random.rand())])))
+    whose = [
+        what for what, one, other in zip(("torch", "Python", "NumPy"), *drawn, strict=False) if one == other
+    ]
+    if whose:
+        detail = f"whatever seed was set before a call, {whose[0]} draws the same numbers after it"
+        yield Finding("random numbers left alone", "wrong", detail, "seed set in forward")
+
+
+def wider_values(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
+    """A function of q, k and v: values may have other channels than queries and keys."""
+    subject, plan, weights = caller.subject, caller.plan, evidence.weights
+    if not subject.is_function or subject.parameters or plan.self_only or plan.memory_only or weights is None:
+        return
+    if evidence.designs or not any(slot == "value" for _, slot in plan.slots):
+        return
+    name, sizes = "values of another size", subject.sizes
+    width = sizes.E + WIDER_VALUES * sizes.H
+    query, key, _ = inputs_for(caller, sizes.long, sizes.long, seed=110)
+    dice = torch.Generator().manual_seed(111)
+    value = torch.randn(sizes.B, sizes.long, width, generator=dice).double()
+    one, none = torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    wide = Weights(weights.q, weights.k, one, one, weights.q_bias, weights.k_bias, none, none)
+    mask = causal_mask(len(query), sizes.long, sizes.long) if evidence.conventions.always_causal else None
+    truth = run(Given(query, key, value, mask), wide, evidence.num_heads).output
+    channels = f"keys of {sizes.D} channels and values of {width // sizes.H}"
+    try:
+        with torch.no_grad():
+            output = caller.call(query, key, value).output.detach().double()
+    except CAUGHT as error:
+        detail = f"{channels} raise {type(error).__name__}"
+        yield Finding(name, "wrong", detail, "values as wide as keys only")
+        return
+    off = share_off(output, truth)
+    if off <= NEAR:
+        yield Finding(name, "right", f"right with {channels}")
+    else:
+        how = f"off by {off:.0e}" if output.shape == truth.shape else f"of shape {list(output.shape)}"
+        yield Finding(name, "wrong", f"with {channels} the output is {how}", "wrong with wider values")
