@@ -112,8 +112,9 @@ def check_file(
 
     Args:
         path: a file of Python source, or a notebook (`.ipynb`): its code cells in order.
-        name: which class or function; None: the one that looks most like multi-head attention.
-        seconds, memory: the most it may take: seconds, bytes.
+        name: which class or function; None: the one that looks most like multi-head attention, and others
+            that are attention as much as it is; one that is wrong makes the file wrong.
+        seconds, memory: the most each may take: seconds, bytes.
         trust: run it even where the system offers no fences.
         d_model, num_heads, roles: as in `check`.
         arguments: for its constructor, or a function's parameters that are no tensors: literals.
@@ -126,11 +127,19 @@ def check_file(
     from .desk.secrets import Secrets
     from .inquiry import judge
     from .sandbox.run import run_file
-    from .source import likeliest, source_of
+    from .several import each_judged
+    from .source import likeliest, line_of_name, source_of
     from .source.notebooks import told_by_cell
 
     start, path = time.perf_counter(), Path(path)
     source, cells = source_of(path)
+    if name is None and (several := each_judged(path, source)) is not None:
+        return several.check_each(
+            lambda one: check_file(
+                path, one, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
+                num_heads=num_heads, roles=roles, arguments=arguments, template=template,
+            )
+        )  # fmt: skip
     report = _before_running(path, name, source, cells)
     if report is None:
         if name is None:
@@ -165,6 +174,7 @@ def check_file(
         elif outcome.evidence is not None and outcome.problem is not None and not report.faults:
             report.judged = False  # it was examined, and ended while it was asked again
         report.protections = outcome.protections
+    report.line = line_of_name(source, report.name)
     told_by_cell(report, cells)
     report.on_command_line = True
     report.seconds = time.perf_counter() - start

@@ -25,6 +25,7 @@ from .sentences import (
     stops,
     what_it_is,
     what_to_do,
+    what_was_judged,
 )
 
 LOOKED_AT = "Looked at beside the numbers"
@@ -55,6 +56,7 @@ def tell(report: Report, hint: int | None = None) -> list[Part]:
         parts = _wrong(report)
     else:
         parts = _hinted(report, hint)
+    parts = [*what_was_judged(report), *parts]
     return [part for part in parts if part or not isinstance(part, Rows | Listed)]
 
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from itertools import zip_longest
 
 from ..evidence import Finding, Problem, line_in_words
-from ..report import Named, Report
+from ..report import Named, Other, Report
 from .letters import harmless, one_line
-from .parts import Listed, Part, Quote, Row, Rows
+from .parts import Listed, Note, Part, Quote, Row, Rows
 
 WHILE = {
     "import": "while the file was imported",
@@ -72,6 +72,22 @@ def _size(error: float) -> str:
 
 
 # How the code was understood
+
+
+def what_was_judged(report: Report) -> list[Note]:
+    """Of a file: which class or function, on which line; and which others look like attention."""
+    if report.line is None:
+        return []
+    said = [f"Judged: {_at(report)}"]
+    said += [f"{_at(one)}: {one.verdict}" for one in report.others if one.verdict]
+    left = [_at(one) for one in report.others if not one.verdict]
+    said += [f"not judged, for there is a likelier one: {', '.join(left)} (--name NAME)"] if left else []
+    return [Note("; ".join(said))]
+
+
+def _at(one: Report | Other) -> str:
+    where = "" if one.line is None else f" ({line_in_words(one.line, one.cell)})"
+    return f"{one_line(one.name)}{where}"
 
 
 def what_it_is(report: Report) -> list[Row]:

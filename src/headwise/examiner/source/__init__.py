@@ -1,6 +1,6 @@
 """What can be said of a learner's source without running it."""
 
-from .likely_classes import Candidate, candidates, likeliest
+from .likely_classes import Candidate, candidates, likeliest, line_of_name, plausible
 from .lines import line_of
 from .names import Undefined, undefined_names
 from .notebooks import source_of
@@ -13,6 +13,8 @@ __all__ = [
     "in_their_names",
     "likeliest",
     "line_of",
+    "line_of_name",
+    "plausible",
     "source_of",
     "undefined_names",
 ]
