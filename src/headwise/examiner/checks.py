@@ -192,8 +192,10 @@ def _refuse(report: Report, refusal: Refusal) -> None:
 def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> Report | None:
     """What can be said without running it: it is no Python, or uses names that nothing defines."""
     from .exceptions import explain
-    from .source import undefined_names
+    from .source import candidates, undefined_names
+    from .source.frameworks import SENTENCE, other_framework
     from .source.notebooks import broken_cell
+    from .source.under_main import names_under_main
 
     try:
         if (broken := broken_cell(source, cells)) is not None:
@@ -207,7 +209,13 @@ def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> 
         report.explained = [explain(problem, source)]
         report.summary = report.explained[0]
         return report
-    missing = undefined_names(source)
+    framework = other_framework(source, name)
+    if framework is not None:
+        words = SENTENCE.format(framework)
+        name = name or next((one.name for one in candidates(source)), path.stem)
+        return Report(name, ok=False, summary=words, path=str(path), judged=False)
+    later = names_under_main(source)
+    missing = [one for one in undefined_names(source) if one.name not in later]
     if cells.first_lines:
         missing = [one for one in missing if _matters(one, name, source)]
     if not missing:

@@ -46,7 +46,7 @@ def load_examiner() -> None:
     package("headwise", HERE.parents[1])
     from headwise.examiner.desk import replies  # noqa: F401
     from headwise.examiner.examine import examination  # noqa: F401
-    from headwise.examiner.sandbox import learner, stand_ins, verdicts  # noqa: F401
+    from headwise.examiner.sandbox import learner, stand_ins, verdicts, without_gpu  # noqa: F401
 
 
 class Host:

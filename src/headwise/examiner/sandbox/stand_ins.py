@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..source.notebooks import is_notebook, load_notebook
+from .packages_without_effect import named_in
 
 PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a part of, and how deep in it
 
@@ -43,7 +44,8 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (StandIn,), {"__module__": self.__name__})
+        known = named_in(self.__name__, name)
+        return type(name, (StandIn,), {"__module__": self.__name__}) if known is None else known
 
 
 class _Finder(MetaPathFinder, Loader):
