@@ -158,6 +158,15 @@ def test_many_files_are_one_table_and_the_class_in_numbers(examiner, capsys) -> 
     assert [one["verdict"] for one in told] == ["not judged"] * 2
 
 
+def test_a_name_is_for_a_file_and_for_a_whole_folder(examiner) -> None:
+    Path("class").mkdir()
+    Path("class/a.py").touch()
+    one = examiner(RIGHT)
+    assert main(["check", "mha.py", "--name", "Mine"]) == 0
+    assert main(["check", "class", "mha.py:Other", "--name", "Mine", "--jobs", "1"]) == 0
+    assert [asked[1] for asked in one.asked] == ["Mine", "Mine", "Other"]
+
+
 def test_what_the_task_says_is_held_to(examiner, capsys) -> None:
     for words in (["mha.py"], ["mha.py", "mha.py"]):
         report = Report("MyAttention", ok=True, summary="right", path="mha.py", errors={"plain": 0.0})

@@ -44,6 +44,9 @@ def check(
             autocompletion=complete_python_files,
         ),
     ],
+    name: Annotated[
+        str | None, option(metavar="NAME", help="The class or function, in every file without a :NAME.")
+    ] = None,
     hint: Annotated[
         int | None, option(min=1, max=3, help="Hints up to this one instead of the answer.")
     ] = None,
@@ -87,7 +90,8 @@ def check(
     """Is your attention right, and if not, which mistake is it?
 
     The code runs in a process of its own, fenced in, beside torch's class with the same weights. Without NAME
-    it is the class or function that looks most like multi-head attention. Of many files, or of a folder,
+    it is the class or function that looks most like multi-head attention, and every other class of the file
+    that is attention as much: one that is wrong makes the file wrong. Of many files, or of a folder,
     there is one table, and the class in numbers.
 
     Exit code 0: right; 1: something is wrong; 2: it was not judged. Of many: 1 if any is wrong, else 2 if any
@@ -119,10 +123,12 @@ def check(
     }  # fmt: skip
     words = tuple(require or ())
     if many:
-        _check_many(sources, words, options, as_json=as_json, csv=csv, jobs=jobs)
+        _check_many(sources, name, words, options, as_json=as_json, csv=csv, jobs=jobs)
     else:
-        path, name = file_and_name(sources[0])
-        _check_one(sources[0], path, name, words, options, hint=hint, as_json=as_json, csv=csv, watch=watch)
+        path, own = file_and_name(sources[0])
+        _check_one(
+            sources[0], path, own or name, words, options, hint=hint, as_json=as_json, csv=csv, watch=watch
+        )
 
 
 SECONDS, SECONDS_OF_MANY = 60.0, 10.0
@@ -182,8 +188,8 @@ def template_of_checks() -> AbstractContextManager[Template | None]:
 
 
 def _check_many(
-    sources: list[str], words: tuple[str, ...], options: dict[str, Any], *, as_json: bool, csv: Path | None,
-    jobs: int | None,
+    sources: list[str], name: str | None, words: tuple[str, ...], options: dict[str, Any], *,
+    as_json: bool, csv: Path | None, jobs: int | None,
 ) -> NoReturn:  # fmt: skip
     console = None if as_json else console_of("check")
     asked: list[tuple[Path, str | None]] = []
@@ -193,9 +199,10 @@ def _check_many(
             if folder.is_dir():
                 from ..examiner.desk.submissions import collected
 
-                asked += [(each, None) for each in collected([folder])]
+                asked += [(each, name) for each in collected([folder])]
             else:
-                asked.append(file_and_name(source))
+                path, own = file_and_name(source)
+                asked.append((path, own or name))
         with sign_of_life(f"Checking {len(asked)} files", at_once=True) as sign:
             from ..examiner.desk.conditions import requirements_of
             from ..examiner.desk.submissions import as_table, check_files, exit_code_of, in_numbers, json_line

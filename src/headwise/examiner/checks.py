@@ -112,8 +112,9 @@ def check_file(
 
     Args:
         path: a file of Python source, or a notebook (`.ipynb`): its code cells in order.
-        name: which class or function; None: the one that looks most like multi-head attention.
-        seconds, memory: the most it may take: seconds, bytes.
+        name: which class or function; None: the one that looks most like multi-head attention, and others
+            that are attention as much as it is; one that is wrong makes the file wrong.
+        seconds, memory: the most each may take: seconds, bytes.
         trust: run it even where the system offers no fences.
         d_model, num_heads, roles: as in `check`.
         arguments: for its constructor, or a function's parameters that are no tensors: literals.
@@ -126,10 +127,18 @@ def check_file(
     from .desk.secrets import Secrets
     from .inquiry import judge
     from .sandbox.run import run_file
-    from .source.likely_classes import likeliest, source_of, told_by_cell
+    from .several import each_judged
+    from .source.likely_classes import likeliest, line_of_name, source_of, told_by_cell
 
     start, path = time.perf_counter(), Path(path)
     source, cells = source_of(path)
+    if name is None and (several := each_judged(path, source)) is not None:
+        return several.check_each(
+            lambda one: check_file(
+                path, one, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
+                num_heads=num_heads, roles=roles, arguments=arguments, template=template,
+            )
+        )  # fmt: skip
     report = _before_running(path, name, source, cells)
     if report is None:
         if name is None:
@@ -164,6 +173,7 @@ def check_file(
         elif outcome.evidence is not None and outcome.problem is not None and not report.faults:
             report.judged = False  # it was examined, and ended while it was asked again
         report.protections = outcome.protections
+    report.line = line_of_name(source, report.name)
     told_by_cell(report, cells)
     report.on_command_line = True
     report.seconds = time.perf_counter() - start
@@ -181,8 +191,10 @@ def _refuse(report: Report, refusal: Refusal) -> None:
 def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> Report | None:
     """What can be said without running it: it is no Python, or uses names that nothing defines."""
     from .exceptions import explain
-    from .source.likely_classes import broken_cell
+    from .source.frameworks import SENTENCE, other_framework
+    from .source.likely_classes import broken_cell, candidates
     from .source.names import undefined_names
+    from .source.under_main import names_under_main
 
     try:
         if (broken := broken_cell(source, cells)) is not None:
@@ -196,7 +208,13 @@ def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> 
         report.explained = [explain(problem, source)]
         report.summary = report.explained[0]
         return report
-    missing = undefined_names(source)
+    framework = other_framework(source, name)
+    if framework is not None:
+        words = SENTENCE.format(framework)
+        name = name or next((one.name for one in candidates(source)), path.stem)
+        return Report(name, ok=False, summary=words, path=str(path), judged=False)
+    later = names_under_main(source)
+    missing = [one for one in undefined_names(source) if one.name not in later]
     if cells.first_lines:
         missing = [one for one in missing if _matters(one, name, source)]
     if not missing:

@@ -35,6 +35,7 @@ from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
 from .source.parsed import Definition, text_of, tree_of
 from .source.repairs import in_their_names
+from .source.under_main import names_under_main
 
 OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
 THEIRS = {
@@ -48,6 +49,7 @@ HERE = re.compile(
     r"|Torch not compiled|MPS"
 )
 UNMERGED = re.compile(r"returned a tensor \[\d+, \d+, \d+, \d+\]")
+UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 NO_FORWARD = re.compile(r"missing the required \"forward\"")
 SIZES = re.compile(r"heads|width|d_model|embed|dim|divisible", re.IGNORECASE)
 
@@ -60,6 +62,8 @@ def is_theirs(problem: Problem, evidence: Evidence) -> bool:
         return True
     if problem.kind == "shape" and evidence.kind == "class" and UNMERGED.search(problem.message):
         return True  # the heads are still apart
+    if (name := UNDEFINED.match(problem.message)) and name[1] in names_under_main(evidence.source or ""):
+        return False  # whoever runs the file has it
     if problem.kind in OURS or HERE.search(problem.message) or problem.line is None:
         return False
     return not (problem.stage in ("build", "call") and _is_refusal(problem, evidence.source))

@@ -35,6 +35,17 @@ class Named:
 
 
 @dataclass
+class Other:
+    """Another class or function of the same file that looks like attention."""
+
+    name: str
+    line: int | None
+    cell: int | None = None  # of a notebook; then the line is counted in it
+    verdict: str = ""  # "right", "wrong", "not judged"; "": it was not looked at
+    summary: str = ""
+
+
+@dataclass
 class Report:
     """The verdict on one class or function."""
 
@@ -65,6 +76,9 @@ class Report:
     counsel: list[str] = field(default_factory=list)  # where nothing was judged: what to do, for Python
     counsel_for_files: list[str] = field(default_factory=list)  # the same for the command line
     on_command_line: bool = False  # which of the two its reader needs
+    line: int | None = None  # of a file: where what was judged begins
+    cell: int | None = None  # of a notebook; then the line is counted in it
+    others: list[Other] = field(default_factory=list)  # of a file, where no name was given
 
     @property
     def verdict(self) -> str:

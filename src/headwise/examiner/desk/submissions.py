@@ -143,7 +143,7 @@ def not_checked(path: Path, name: str | None, error: Exception) -> Report:
     return Report(name or path.stem, ok=False, summary=str(error), path=str(path), judged=False)
 
 
-COLUMNS = ("file", "name", "verdict", "exit_code", "faults", "line", "summary", "seconds")
+COLUMNS = ("file", "name", "verdict", "exit_code", "faults", "line", "summary", "seconds", "others")
 STYLES = {"right": "green", "wrong": "red", "not judged": "yellow"}
 MARKS = {"right": "✓", "wrong": "✗", "not judged": "?"}
 FORMULA = ("=", "+", "-", "@", "\t")  # what spreadsheets take for one of theirs
@@ -178,6 +178,17 @@ def line_of(report: Report) -> int | None:
     return lines[0] if lines and not report.ok else None
 
 
+def judged_in(report: Report) -> str:
+    """The classes or functions of the file that were judged; the others of them with their verdicts."""
+    judged = [f"{plain(one.name)}: {one.verdict}" for one in report.others if one.verdict]
+    return ", ".join([plain(report.name), *judged])
+
+
+def others_of(report: Report) -> str:
+    """What else in the file looks like attention, each with its verdict where it has one."""
+    return "; ".join(f"{one.name}: {one.verdict or 'not looked at'}" for one in report.others)
+
+
 def as_table(reports: Sequence[Report], marks: bool = True) -> Table:
     """One row a file; `marks`: whether the terminal has letters for them."""
     from rich.table import Table
@@ -185,6 +196,7 @@ def as_table(reports: Sequence[Report], marks: bool = True) -> Table:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("file", overflow="fold", ratio=3)
+    table.add_column("judged", overflow="fold", ratio=3)
     table.add_column("verdict", no_wrap=True)
     table.add_column("what", overflow="fold", ratio=5)
     table.add_column("line", justify="right", no_wrap=True)
@@ -194,6 +206,7 @@ def as_table(reports: Sequence[Report], marks: bool = True) -> Table:
         line = line_of(report)
         table.add_row(
             Text(name),
+            Text(judged_in(report)),
             Text(f"{mark}{report.verdict}", style=STYLES[report.verdict]),
             Text(plain(what_of(report), 160)),
             Text("" if line is None else str(line)),
@@ -235,7 +248,7 @@ def write_csv(reports: Sequence[Report], file: TextIO) -> None:
         faults = "; ".join(one.key for one in report.faults)
         row = (
             report.path or "", report.name, report.verdict, report.exit_code, faults, line_of(report) or "",
-            report.summary, f"{report.seconds:.2f}",
+            report.summary, f"{report.seconds:.2f}", others_of(report),
         )  # fmt: skip
         writer.writerow([_cell(each) for each in row])
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .plan import Plan, Way, express
+from .rotations import SLOTS, table
 from .subject import Subject, signature_of
 from .surroundings import Unreadable
 
@@ -190,6 +191,11 @@ class Caller:
         named: dict[str, object] = {}
         counts = {"batch": B, "query_len": T, "key_len": S, "height": T, "one": 1, "grid": (T, 1)}
         for name, slot in self.plan.slots:
+            if slot in SLOTS:
+                dtype = self.subject.dtype if query.dtype is torch.float64 else query.dtype
+                shape, D = self.plan.table, self.subject.sizes.D
+                named[name] = table(slot, shape, self.plan.still, B, T, D, dtype)
+                continue
             named[name] = counts[slot] if slot not in given else self._laid_out(given[slot])
         named.update(self.plan.constants)
         named.update(self.subject.weights() if self.subject.is_function else {})

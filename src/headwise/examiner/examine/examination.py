@@ -27,6 +27,7 @@ from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
 from .projections import Found, error_of, find_roles
 from .recognition import long_window, recognise
+from .rotations import SLOTS, STILL, TOLD, without_turning
 from .subject import fields_of, in_precision, signature_of
 from .surroundings import CAUGHT, files_of, problem_of, surroundings
 from .wiring import explained, projected_elsewhere, rewire, torch_inside
@@ -89,6 +90,9 @@ def _words(caller: Caller, causal: bool) -> list[str]:
     }
     if plan.layout in layouts:
         words.append(layouts[plan.layout])
+    turning = ", ".join(name for name, slot in plan.slots if slot in SLOTS)
+    if turning:
+        words.append((STILL if plan.still else TOLD).format(names=turning, shape=plan.table))
     for way in caller.ways:
         if way.kind == "switch":
             words.append(f"{way.argument}={way.on!r} hides the future")
@@ -230,6 +234,11 @@ def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
     caller = _look(evidence, built, asked)
     if _right(evidence):
         return _elsewhere(evidence, built, asked) or caller
+    if caller.plan.table and not any(one.key == "rope" for one in evidence.designs):
+        with without_turning():
+            again = _again(evidence, asked, lambda other: other.weights is not None)
+        if again is not None:
+            return again
     recipe = built.recipe
     if _otherwise_in_single(caller, recipe, asked) or _dtypes(evidence):
         same = [(recipe.sizes, recipe.constructor.choice)] if recipe and recipe.constructor else None
@@ -300,7 +309,8 @@ def _otherwise_in_single(caller: Caller, recipe: Recipe | None, asked: _Asked) -
         return False
     single = replace(built.caller, plan=caller.plan, ways=caller.ways)
     with contextlib.suppress(Exception):  # what its constructor drew is drawn otherwise in float32
-        single.subject.body.load_state_dict(caller.subject.body.state_dict())
+        drawn = dict(caller.subject.body.named_parameters())  # its buffers are its own: a mask is one
+        single.subject.body.load_state_dict(drawn, strict=False)
     inputs = inputs_for(single, caller.subject.sizes.long, caller.subject.sizes.long)
     with torch.no_grad():
         try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .constructor import annotations_of, fits
+from .rotations import SLOTS, TABLES, is_still, rotation_word
 from .subject import Sizes, Subject, entry_of, signature_of
 from .words import bare, input_word, size_word
 
@@ -146,6 +147,8 @@ class Plan:
     layout: str = "batch first"
     as_numpy: bool = False
     guessed: tuple[str, ...] = ()  # parameters whose names say nothing: what they are given is ours
+    table: str = ""  # the shape of cos and sin, where it takes them
+    still: bool = False  # they turn nothing
 
     @property
     def self_only(self) -> bool:
@@ -196,6 +199,8 @@ def plans(subject: Subject) -> list[Plan]:
         if one.name in image:
             if required:
                 found.append((one.name, image[one.name]))
+        elif required and not plain and rotation_word(one.name) is not None:
+            found.append((one.name, rotation_word(one.name) or ""))
         elif one.default is False and (slot == "mask" or size_word(one.name) == "causal"):
             switches.append(one.name)
         elif slot in INPUTS and not plain:
@@ -224,6 +229,8 @@ def plans(subject: Subject) -> list[Plan]:
             replace(one, slots=(*one.slots, (short[0], "memory")), needs_mask=tuple(set(needs) - set(short)))
             for one in others
         ]
+    if any(slot in SLOTS for _, slot in found):
+        made = [replace(one, table=shape, still=is_still()) for shape in TABLES for one in made]
     return made
 
 

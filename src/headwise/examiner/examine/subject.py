@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .surroundings import by_default
+from .surroundings import FRAMEWORKS, by_default
 from .surroundings import seed as sow
 from .words import role_word, size_word
 
@@ -394,7 +394,7 @@ def globals_of(cls: type) -> dict[str, int]:
     found: dict[str, int] = {}
     for owner in cls.__mro__:
         module = sys.modules.get(owner.__module__)
-        if module is None or owner.__module__.startswith(("torch", "builtins")):
+        if module is None or owner.__module__.startswith((*FRAMEWORKS, "builtins")):
             continue
         for method in vars(owner).values():
             code = getattr(method, "__code__", None)

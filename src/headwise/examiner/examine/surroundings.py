@@ -41,6 +41,8 @@ ASKED = frozenset("to type type_as float half bfloat16 double view new_tensor ne
 
 AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")  # kinds that may have one
 
+FRAMEWORKS = ("torch", "pytorch_lightning", "lightning.")  # modules whose code is no learner's
+
 _now = threading.local()
 
 
@@ -227,7 +229,7 @@ def files_of(obj: object) -> frozenset[str]:
         return frozenset({code.co_filename})
     found = set()
     for one in getattr(owner, "__mro__", ()):
-        if one.__module__.startswith(("torch", "builtins")) and one is not owner:
+        if one.__module__.startswith((*FRAMEWORKS, "builtins")) and one is not owner:
             continue
         for member in vars(one).values():
             function = getattr(member, "__func__", member)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..source.parsed import unwarned
+from .surroundings import FRAMEWORKS
 
 _WIDTH = frozenset(
     """dmodel embeddim embdim emb embed embedsize embedingdim embeddingdim embeddingsize embsize embedding
@@ -231,7 +232,9 @@ def texts_of(obj: object, source: str | None) -> list[str]:
         owners: list[Any] = [obj]
     else:
         cls = obj if isinstance(obj, type) else type(obj)
-        owners = [one for one in cls.__mro__ if not one.__module__.startswith("torch") and one is not object]
+        owners = [
+            one for one in cls.__mro__ if not one.__module__.startswith(FRAMEWORKS) and one is not object
+        ]
         if not owners:
             return []
     texts = []

@@ -58,8 +58,11 @@ def _examine(
     from headwise.examiner.examine.surroundings import silently
     from headwise.examiner.inquiry import understand
     from headwise.examiner.sandbox.learner import answers, choose, load, load_all_the_same
+    from headwise.examiner.sandbox.packages_without_effect import has_no_effect
     from headwise.examiner.sandbox.verdicts import of_exception
+    from headwise.examiner.sandbox.without_gpu import WORDS, OnCPU, asks_for_gpu, quieten
     from headwise.examiner.source.likely_classes import source_of
+    from headwise.examiner.source.under_main import NOTE, set_as_under_main
 
     limits = sys.modules[f"{confine.__name__}.limits"]
     own, end, dumps, loads, pack, header = os.getpid(), os._exit, json.dumps, json.loads, HEADER.pack, HEADER
@@ -100,6 +103,10 @@ def _examine(
     caller: Any = None
     facts: dict[str, object] = {}
     numbers = b""
+    on_cpu = OnCPU() if asks_for_gpu(source) else None
+    if on_cpu is not None:
+        quieten()
+        on_cpu.__enter__()  # until this process ends
     try:
         lacking: ImportError | None = None
         stood_in: list[str] = []
@@ -111,6 +118,7 @@ def _examine(
                 module, stood_in = load_all_the_same(path, source)
             except Exception:
                 raise error from None
+        set_there = set_as_under_main(module, source)
         obj = choose(module, request["name"])
         if os.getpid() != own:
             end(1)
@@ -120,11 +128,16 @@ def _examine(
         if os.getpid() != own:
             end(1)
         if lacking is not None:
-            if evidence.weights is None or evidence.problems:  # it could not do without
+            needed = not stood_in or not all(map(has_no_effect, stood_in))
+            if needed and (evidence.weights is None or evidence.problems):  # it could not do without
                 stage = "import"
                 raise lacking
             names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
             evidence.conventions.words.append(f"not here, and not needed for this: {names}")
+        if set_there:
+            evidence.conventions.words.append(NOTE.format(names=", ".join(set_there)))
+        if on_cpu is not None and on_cpu.met:
+            evidence.conventions.words.append(WORDS)
         if caller is None:  # a single step
             caller = cast(Any, evidence.again)
         facts["evidence"], numbers = evidence.written()

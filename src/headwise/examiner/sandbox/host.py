@@ -45,7 +45,7 @@ def load_examiner() -> None:
     torch.set_num_threads(1)
     package("headwise", HERE.parents[1])
     from headwise.examiner.examine import examination  # noqa: F401
-    from headwise.examiner.sandbox import learner, verdicts  # noqa: F401
+    from headwise.examiner.sandbox import learner, verdicts, without_gpu  # noqa: F401
 
 
 class Host:

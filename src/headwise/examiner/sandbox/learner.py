@@ -25,6 +25,7 @@ from ..examine.plan import express
 from ..examine.surroundings import CAUGHT, problem_of, surroundings
 from ..source.likely_classes import is_notebook, load_notebook
 from ..steps.counterfactuals import Callee
+from .packages_without_effect import named_in
 
 
 def package_root(path: Path, source: str) -> Path | None:
@@ -120,7 +121,8 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (StandIn,), {"__module__": self.__name__})
+        known = named_in(self.__name__, name)
+        return type(name, (StandIn,), {"__module__": self.__name__}) if known is None else known
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from ...errors import ArgumentError
 from ...show.texts import plain
 from ..evidence import Finding, Problem, line_in_words
-from ..report import Named, Report
+from ..report import Named, Other, Report
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,22 @@ def _size(error: float) -> str:
 
 
 # How the code was understood
+
+
+def what_was_judged(report: Report) -> list[Note]:
+    """Of a file: which class or function, on which line; and which others look like attention."""
+    if report.line is None:
+        return []
+    said = [f"Judged: {_at(report)}"]
+    said += [f"{_at(one)}: {one.verdict}" for one in report.others if one.verdict]
+    left = [_at(one) for one in report.others if not one.verdict]
+    said += [f"not judged, for there is a likelier one: {', '.join(left)} (--name NAME)"] if left else []
+    return [Note("; ".join(said))]
+
+
+def _at(one: Report | Other) -> str:
+    where = "" if one.line is None else f" ({line_in_words(one.line, one.cell)})"
+    return f"{one_line(one.name)}{where}"
 
 
 def what_it_is(report: Report) -> list[Row]:
@@ -377,6 +393,7 @@ def tell(report: Report, hint: int | None = None) -> list[Part]:
         parts = _wrong(report)
     else:
         parts = _hinted(report, hint)
+    parts = [*what_was_judged(report), *parts]
     return [part for part in parts if part or not isinstance(part, Rows | Listed)]
 
 

@@ -77,9 +77,45 @@ def candidates(source: str) -> list[Candidate]:
     projections, heads; then by its name. What is a part of another (a softmax, one head) and what has
     another inside (an encoder layer) comes after that other. Empty where nothing comes near.
     """
+    definitions, works = _read(source)
+    found = []
+    for name, node in definitions.items():
+        score = works.score(name)
+        if score >= ENOUGH:
+            found.append(_candidate(node, score))
+    return sorted(found or _steps(definitions), key=lambda one: (-one.score, -one.first_line))
+
+
+def plausible(source: str) -> tuple[list[Candidate], list[Candidate]]:
+    """Those that are judged where no name is given, the best first; and the candidates beside them.
+
+    Several are judged where each is a whole of its own: a class with projections, heads and a softmax, which
+    no other takes for a part or derives from, and which has no other inside.
+    """
+    found = candidates(source)
+    _, works = _read(source)
+    judged = found[:1] + [one for one in found[1:] if found[0].kind == "class" and works.is_whole(one.name)]
+    return judged, [one for one in found if one not in judged]
+
+
+def line_of_name(source: str, name: str) -> int | None:
+    """The line on which the class or function of this name begins, or a method: "MyAttention.split"."""
+    tree = tree_of(source)
+    body: list[ast.stmt] = [] if tree is None else tree.body
+    line = None
+    for part in name.split("."):
+        named = [node for node in _definitions(body) if node.name == part]
+        if not named:
+            return None
+        line, body = named[-1].lineno, named[-1].body
+    return line
+
+
+def _read(source: str) -> tuple[dict[str, Definition], _File]:
+    """The definitions of a file by name, and what each does; none where it does not parse."""
     tree = tree_of(source)
     if tree is None:
-        return []
+        return {}, _File({})
     definitions = {node.name: node for node in _definitions(tree.body)}  # of one name the last: it is bound
     aliases = {
         one.asname: one.name
@@ -88,13 +124,7 @@ def candidates(source: str) -> list[Candidate]:
         for one in node.names
         if one.asname
     }
-    works = _File({name: _work_of(node, aliases) for name, node in definitions.items()})
-    found = []
-    for name, node in definitions.items():
-        score = works.score(name)
-        if score >= ENOUGH:
-            found.append(_candidate(node, score))
-    return sorted(found or _steps(definitions), key=lambda one: (-one.score, -one.first_line))
+    return definitions, _File({name: _work_of(node, aliases) for name, node in definitions.items()})
 
 
 def _candidate(node: Definition, score: float) -> Candidate:
@@ -264,6 +294,20 @@ class _File:
         if any(self._uses(other, name) and not self._stands_alone(name, other) for other in others):
             score -= PART
         return round(score, 2)
+
+    def is_whole(self, name: str) -> bool:
+        """Whether it is multi-head attention by itself, and neither a part of another nor its base."""
+        own, reach = self.own[name], self.reach[name]
+        if not (own.is_class and own.runs and reach.whole and reach.heads) or own.by_name < 0.0 or own.beside:
+            return False
+        for other in self.own:
+            if other == name:
+                continue
+            is_part = self._uses(other, name) and not self._stands_alone(name, other)
+            has_another = self._uses(name, other) and self._stands_alone(other, name)
+            if is_part or has_another or (name in self.own[other].bases and self.reach[other].whole):
+                return False
+        return True
 
     def _uses(self, name: str, part: str) -> bool:
         """As a part: what a class inherits from is no part of it."""

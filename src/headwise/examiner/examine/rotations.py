@@ -1,0 +1,87 @@
+"""Tables of a rotation by position that code takes with its inputs: cos and sin, a pair of them, or complex.
+
+They are given as half-split RoPE has them, in one shape after another. Where the rotation is not recognised
+with those, the tables turn nothing, and the attention is judged without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .words import bare
+
+SLOTS = ("cos", "sin", "cos and sin", "turns")
+TABLES = (
+    "[T, D]",
+    "[B, T, D]",
+    "[1, 1, T, D]",
+    "[1, T, 1, D]",
+    "[T, D/2]",
+    "[1, 1, T, D/2]",
+    "[1, T, 1, D/2]",
+)
+TOLD = "it is given {names} as tables {shape} of cos and sin"
+STILL = "it is given {names} as tables {shape} that turn nothing: the rotation itself was not judged"
+_ONE = re.compile(
+    r"(?:freqs?|rotary|rope|pos(?:ition)?|emb)?(cos|sin)(?:es|ines?|cached?|cache|table|emb|embed|freqs?|pos)?"
+)
+_BOTH = frozenset("positionembeddings positionembedding rotaryposemb cossin ropecache".split())
+_TURNS = frozenset("freqscis freqcis freqscomplex freqsciscomplex".split())
+
+_now = threading.local()
+
+
+def rotation_word(name: str) -> str | None:
+    """What a parameter of forward takes of a rotation, one of `SLOTS`."""
+    word = bare(name)
+    if word in _BOTH:
+        return "cos and sin"
+    if word in _TURNS:
+        return "turns"
+    found = _ONE.fullmatch(word)
+    return None if found is None else found[1]
+
+
+@contextlib.contextmanager
+def without_turning() -> Iterator[None]:
+    """Plans that are made meanwhile give tables that turn nothing."""
+    _now.still = True
+    try:
+        yield
+    finally:
+        _now.still = False
+
+
+def is_still() -> bool:
+    """Whether plans are to give tables that turn nothing."""
+    return getattr(_now, "still", False)
+
+
+def table(slot: str, shape: str, still: bool, B: int, T: int, D: int, dtype: torch.dtype) -> object:
+    """What the parameter is given for T positions and D channels a head."""
+    pairs = D // 2
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * 1e4 ** -(
+        torch.arange(pairs, dtype=torch.float64) / max(1, pairs)
+    )
+    angles = angles * (0.0 if still else 1.0)  # [T, D/2]
+    if slot == "turns":
+        turns = torch.polar(torch.ones_like(angles), angles)
+        return turns if dtype is torch.float64 else turns.to(torch.complex64)
+    cos, sin = (_shaped(wave, shape, B).to(dtype) for wave in (angles.cos(), angles.sin()))
+    return {"cos": cos, "sin": sin}.get(slot, (cos, sin))
+
+
+def _shaped(wave: Tensor, shape: str, B: int) -> Tensor:
+    if not shape.endswith("D/2]"):
+        wave = torch.cat((wave, wave), -1)
+    if shape.startswith("[B"):
+        return wave.expand(B, *wave.shape).contiguous()
+    if shape.startswith("[1, 1"):
+        return wave[None, None]
+    return wave[None, :, None] if shape.startswith("[1, T") else wave

@@ -1,0 +1,55 @@
+"""A file with several classes of attention: each of them is judged, and one verdict is made of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ArgumentError
+from .report import Other, Report
+from .source.likely_classes import Candidate, Cells, plausible, source_of
+
+
+@dataclass
+class Several:
+    """What of a file is judged, the likeliest first, and what else looks like attention."""
+
+    judged: list[Candidate]
+    beside: list[Candidate]
+    cells: Cells
+
+    def check_each(self, check: Callable[[str], Report]) -> Report:
+        """The report on the file: of the first class that is wrong, else of the likeliest one.
+
+        Raises:
+            ArgumentError: the likeliest cannot be checked as it was asked for.
+        """
+        reports = [check(self.judged[0].name)]
+        refused: list[Other] = []
+        for one in self.judged[1:]:
+            try:
+                reports.append(check(one.name))
+            except ArgumentError as error:  # what was asked for fits the likeliest alone
+                refused.append(self._other(one, "not judged", str(error)))
+        told = next((one for one in reports if one.verdict == "wrong"), reports[0])
+        told.others = [
+            Other(one.name, one.line, one.cell, one.verdict, one.summary)
+            for one in reports
+            if one is not told
+        ]
+        told.others += [*refused, *(self._other(one) for one in self.beside)]
+        told.seconds = sum(one.seconds for one in reports)
+        return told
+
+    def _other(self, one: Candidate, verdict: str = "", summary: str = "") -> Other:
+        cell, line = None, one.first_line
+        if self.cells.first_lines:
+            cell, line = self.cells.place(line)
+        return Other(one.name, line, cell, verdict, summary)
+
+
+def each_judged(path: Path, source: str) -> Several | None:
+    """None where there is one to judge and nothing beside it, or nothing to judge."""
+    judged, beside = plausible(source)
+    return Several(judged, beside, source_of(path)[1]) if judged and len(judged) + len(beside) > 1 else None
