@@ -13,7 +13,7 @@ from headwise.examiner.desk.submissions import as_table, check_files, write_csv
 from headwise.examiner.desk.template import Template
 from headwise.examiner.report import Other, Report
 from headwise.examiner.showing import as_json, as_text
-from headwise.examiner.source import line_of_name, plausible
+from headwise.examiner.source.likely_classes import line_of_name, plausible
 
 TOP = "import torch\nfrom torch import nn\n\n\n"
 WHOLE = """class {name}(nn.Module):

@@ -7,9 +7,9 @@ from itertools import combinations
 
 from . import finishing, masking, seen
 from .fault import Fault
-from .heads import MERGING, SPLITTING
-from .projections import INPUTS, PROJECTING
-from .scores import SCORING, WEIGHING
+from .projecting import INPUTS, PROJECTING
+from .scaling_and_softmax import SCORING, WEIGHING
+from .splitting_and_merging import MERGING, SPLITTING
 
 __all__ = ["FAULTS", "Fault", "computed", "pairs"]
 
