@@ -38,15 +38,21 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "INTERPRET", True)
 
 
+@pytest.fixture
+def unhurried() -> None:
+    """A test that asks for this makes the interpreter faster itself."""
+
+
 @pytest.fixture(autouse=True)
-def mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def mended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter, four times faster, silent as a GPU, and right about bfloat16.
 
     It prepares its language anew at each call of a helper, where once a launch will do; it looks for overflow
     in every sum of whole numbers; it warns of log(0), wherever that is thrown away; it cuts numbers off where
     bfloat16 rounds, and multiplies its bits as if they were numbers.
     """
-    fast_interpreter.quicken(monkeypatch)
+    if "unhurried" not in request.fixturenames:
+        fast_interpreter.quicken(monkeypatch)
     done: set[str] = set()
     prepare, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     builder = interpreter.InterpreterBuilder

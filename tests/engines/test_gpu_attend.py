@@ -38,6 +38,7 @@ if torch.cuda.is_available():
     pytest.skip("by design: with a GPU, the tests named for cuda", allow_module_level=True)
 
 
+import fast_interpreter
 import interpreted_kernels
 from headwise.engines.gpu import attend as attend_room
 from headwise.engines.gpu import request as request_room
@@ -45,6 +46,7 @@ from headwise.engines.gpu.request import Prepared
 
 interpreted, mended = interpreted_kernels.interpreted, interpreted_kernels.mended
 poisoned, launched = interpreted_kernels.poisoned, interpreted_kernels.launched
+unhurried = interpreted_kernels.unhurried
 
 TILE = 16
 LOWEST = torch.finfo(torch.float32).min
@@ -502,6 +504,29 @@ def test_the_same_bits_every_time_and_nothing_is_written_to(rule: str, option: s
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True))
     assert all(torch.equal(x, case.mask.tensors[name]) for name, x in rules.items())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize(
+    ("rule", "option", "dtype"),
+    [
+        (*both, dtype)
+        for both, dtype in zip(BITS, (torch.float32, torch.bfloat16, torch.float16), strict=True)
+    ],
+)
+def test_the_faster_interpreter_gives_the_bits_of_tritons_own(
+    rule: str, option: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = made(Size(2, 2, 1, 17, 19, 4, 8), rule, option).to(dtype).with_gradients()
+    found = []
+    for faster in (False, True):
+        if faster:
+            fast_interpreter.quicken(monkeypatch)
+        out, w = run(case)
+        grads = torch.autograd.grad(out, list(case.leaves().values()), normal(9, *out.shape).to(dtype))
+        found.append((out, w.lse, w.statistics().entropy, *grads))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def by_position(x: Tensor) -> Tensor:
