@@ -24,7 +24,7 @@ PROCESSES.set_forkserver_preload(
         "torch.distributed",
         "torch.distributed.tensor",
         "headwise",
-        "headwise.cli.look_verbs",
+        "headwise.cli.verbs",
         "pyarrow.parquet",
     ]
 )

@@ -111,17 +111,17 @@ def attention(
     plan = None if kind is None else first_pass.known(kind)
     if plan is not None:  # a call like an earlier one: the checks below would find nothing new
         scores = plan.scores(q, k, mask, *_added(bias), sinks)
-        output, lse, known = first_pass.run(plan.runner, scores, v)
-        return output, make(scores, lse, None, known)
+        output, lse, collected = first_pass.run(plan.runner, scores, v)
+        return output, make(scores, lse, None, collected)
     q, k, v = under_autocast(q, k, v)
     scores = scores_from(q, k, v, options)
     if dropout:
         check_dropout(dropout)
     if ordinary:
-        output, lse, known = first_pass.answer(scores, v, collect, kind)
+        output, lse, collected = first_pass.answer(scores, v, collect, kind)
     else:
-        output, lse, known = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
-    return output, make(scores, lse, None, known)
+        output, lse, collected = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
+    return output, make(scores, lse, None, collected)
 
 
 def _kind(

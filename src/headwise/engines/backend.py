@@ -60,7 +60,7 @@ class Call:
 
     @property
     def shape_key(self) -> Hashable:
-        """What a kernel that plans plans for."""
+        """The shapes for which cuDNN makes a plan of its own."""
         q, k, v = self.scores.q, self.scores.k, self.v
         return q.shape, k.shape, v.shape, q.dtype, self.scores.mask.right
 

@@ -203,7 +203,7 @@ def kind_of(
     collect: tuple[str, ...] = (),
     learning: bool = False,
 ) -> Kind | None:
-    """The kind of a call; None: none that is ever planned.
+    """What a plan is kept by; None: no plan is kept for such a call.
 
     Args:
         scale: None for the usual one.

@@ -216,7 +216,7 @@ class Fused(Backend):
         least = kernel.capability
         if least is not None and torch.cuda.get_device_capability(call.v.device) < least:
             return f"it needs compute capability {least[0]}.{least[1]} or later"
-        if not kernel.repeats and torch.are_deterministic_algorithms_enabled():
+        if not kernel.deterministic and torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms were asked for, and it promises none"
         if not kernel.takes_one_key and scores.k.shape[2] == 1:
             return "it does not take a single key"

@@ -137,7 +137,7 @@ class Kernel:
     takes_parts: bool = True  # a call may be cut for it
     folds: bool = False  # of one query: heads that share a key head are passed as rows of one head
     takes_one_key: bool = True
-    repeats: bool = True  # the same bits every time
+    deterministic: bool = True  # the same bits every time
     insists: bool = False  # its `backward` above must be used, not torch's own formula
     capability: tuple[int, int] | None = None  # of a CUDA device, at least
     switch: Callable[[], bool] | None = None  # torch's own, by which users turn it off
@@ -146,7 +146,7 @@ class Kernel:
     def is_welcome(self) -> bool:
         """Whether nobody has spoken against it, whatever the call."""
         return (self.switch is None or self.switch()) and (
-            self.repeats or not torch.are_deterministic_algorithms_enabled()
+            self.deterministic or not torch.are_deterministic_algorithms_enabled()
         )
 
     def added_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -337,7 +337,7 @@ CUDNN = Kernel(
     max_head_dim=128,
     takes_parts=False,  # it would plan each one anew
     takes_one_key=False,
-    repeats=False,
+    deterministic=False,
     # torch keeps the plan of its own backward without the layout of the gradient it was made for, so that
     # another layout gives wrong numbers: `_cudnn_backward` always hands over the same one
     insists=True,

@@ -4,7 +4,7 @@
     after  around
 
 `before`, `rotate`, `place` and `around` do nothing here: they are where designs have their say, a norm of the
-inputs, a rotation by position, a bias or a window by position, a residual connection (`designs.py`).
+inputs, a rotation by position, a bias or a window by position, a residual connection (`steps_of`).
 
 Each step reads and writes fields of one `State`; float64 throughout. A fault is another function for one of
 the steps: what a learner would have computed with that mistake and their own weights. Nothing here is fast,

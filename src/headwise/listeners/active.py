@@ -397,7 +397,7 @@ def note_empty_call() -> None:
 # Which queries and keys are real
 
 
-def padding_now(path: str | None, batch: int, length: int) -> Tensor | None:
+def real_queries_now(path: str | None, batch: int, length: int) -> Tensor | None:
     """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
     for attachment, run in running():
         decodes = attachment.two_texts and "decoder" in (path or "").split(".")

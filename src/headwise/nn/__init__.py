@@ -1,4 +1,16 @@
-"""Modules: attention with its projections, and what belongs to them."""
+"""Modules: attention with its projections, and what belongs to them.
+
+multihead.py           `MultiHeadAttention`: what it is made of, and its forward from the top
+self_attention.py      mha(x) without options
+one_step.py            attention and its projections as one step of autograd
+packed_weights.py      the projections' weights side by side, and whether they are untouched
+module_call.py         what a call of the module is given, checked
+options.py rotary.py   what a module can have beside: norms, gates, biases by distance; rotary positions
+cache.py               `KVCache`; cached_call.py: a token over a cache, `Memory`
+ragged.py              sequences of several lengths
+as_torch/              in place of torch's class: the class, its call, `adopt` and `restore`
+presets.py torch_conversion.py   configurations of known models; weights from torch's class and back
+"""
 
 from ..lazy_names import lazy_attributes
 

@@ -4,7 +4,7 @@ A training step of one layer at the size of GPT-2 small keeps a GPU busy for 0.5
 torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node (none without
 gradients), and none of the copies between the nodes: the gradients of q, k and v are laid side by side
 once, where the products that follow want them. Torch's class and `MultiHeadAttention` both go this way,
-with gradients and without.
+with gradients and without, where no shorter way takes the call (on a GPU without gradients).
 
 In between is a fused kernel; or, where weights are wanted and few, their matrix itself, since the steps
 around a second pass would take longer than the pass: two products and a softmax, as torch's class does it,
@@ -43,7 +43,7 @@ Projected = tuple[Tensor, ...]
 Masks = tuple[Tensor, ...]  # as torch has them: bool, True = hidden, or numbers to add; like [N, H, L, S]
 
 aten = torch.ops.aten
-SEES_NOTHING = -HIDDEN  # lse of a query that sees no key, so that exp(score - lse) is 0
+LSE_OF_EMPTY_ROW = -HIDDEN  # lse of a query that sees no key, so that exp(score - lse) is 0
 
 
 def joined(heads: Tensor, batch_dim: int) -> Tensor:
@@ -267,7 +267,7 @@ def _attended(
     if added is not None and not (added.is_cpu and bool((added[:, :, :, 0] == 0).all())):
         empty = lse < _hiding(added.dtype) / 2  # [N, H, L]
         out = out.masked_fill_(empty[..., None], step.empty_row_value)
-        lse = lse.masked_fill_(empty, SEES_NOTHING)
+        lse = lse.masked_fill_(empty, LSE_OF_EMPTY_ROW)
     return projected, joined(out, step.batch_dim), lse
 
 
@@ -444,7 +444,7 @@ def _way_back(
     out, lse = step.by_head(heads), state
     assert d_out is not None
     if lse.is_cpu and _is_rough(lse):
-        lse = lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+        lse = lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, -torch.inf)
         back, dv, _ = TILES.backward(Call(step.scores(q, k, added), v), out, lse, d_out)
         three = back.q.to(v.dtype), back.k.to(v.dtype), dv.to(v.dtype)
     else:
@@ -456,7 +456,7 @@ def _is_rough(lse: Tensor) -> bool:
     """Return True if a fused kernel's backward would be too inexact for some query."""
     if lse.dtype == torch.float64 or float(lse.abs().max()) <= REACH:
         return False
-    return float(lse.masked_fill(lse > SEES_NOTHING / 2, 0).abs().max()) > REACH
+    return float(lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, 0).abs().max()) > REACH
 
 
 def _matrix_way_back(
@@ -525,9 +525,9 @@ def weights_of_step(
 ) -> Tensor:
     """The weights of a step, [N, H, L, S] or [N, L, S]."""
     q, k, _ = step.heads(projected)
-    seen = lse if added is None else lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+    seen = lse if added is None else lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, -torch.inf)
     shown = weights.weights(step.scores(q, k, added), seen, mean=average)
     if added is None or step.empty_row_value == 0:
         return shown
-    empty = lse > SEES_NOTHING / 2  # [N, H, L]
+    empty = lse > LSE_OF_EMPTY_ROW / 2  # [N, H, L]
     return shown.masked_fill((empty[:, 0] if average else empty)[..., None], step.empty_row_value)

@@ -110,7 +110,7 @@ class Packed:
     def holds(self, layers: Sequence[nn.Module]) -> bool:
         """Return True if these are its layers, untouched and with their parameters where they were.
 
-        Once a parameter is gone or has been moved, the block is of no use any more and is let go.
+        Once the memory of a parameter is freed, because it is gone or has been moved, the block is let go.
         """
         if Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
             return False

@@ -3,9 +3,9 @@
 `mha(x)` and `mha(x, mask=padding)` come here first (`plain_self_attention`): between two matrix products
 every line of Python starts in a cold cache. With gradients, and on a CPU, the three are one step
 (`one_step.py`), which is one node of autograd where gradients are wanted. Without gradients on a GPU they are
-a product, torch's own attention function and a product (`served`); torch's function gives no lse, so a map
-computes it when it is looked at, from what was projected. A call with more to it is answered by
-`MultiHeadAttention._attend`.
+a product, torch's own attention function (with padding headwise's) and a product (`served`); torch's function
+gives no lse, so a map computes it when it is looked at, from what was projected. A call with more to it is
+answered by `MultiHeadAttention._attend`.
 
 Letters: B batch, T query_len, E d_model, H num_heads, Hk num_kv_heads, D head_dim.
 """
@@ -26,7 +26,7 @@ from ..engines.scores import Scores
 from ..map import AttentionMap, later
 from ..masks import CAUSAL, NOTHING_HIDDEN, BoundMask, Mask
 from ..scoring import Scoring
-from .one_step import SEES_NOTHING, CustomKernel, Parameters, Step, kernel_for, run
+from .one_step import LSE_OF_EMPTY_ROW, CustomKernel, Parameters, Step, kernel_for, run
 from .packed_weights import is_plain_call, is_untouched, parameters_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plain_self_attention(
 ) -> tuple[Tensor, AttentionMap | None] | None:
     """(output [B, T, E], the map) of a module attending to x; None: not as plain as that.
 
-    Gradients or none, causal or not, padding or none: `one_step`.
+    By `one_step`; on a GPU without gradients by `served`, where that takes the call.
     """
     layers = packed_layers(module, x)
     if layers is None:
@@ -49,7 +49,7 @@ def plain_self_attention(
     held: dict[str, Any] = module.__dict__
     padding, keys, causal = None, None, held["causal"]
     if mask is not None:
-        read = padding_of(mask, x)
+        read = real_keys_of(mask, x)
         if read is None:
             return None
         keys, further = read
@@ -131,7 +131,7 @@ def run_packed_layers(
 def _map(
     projected: Tensor, lse: Tensor, padding: Tensor | None, keys: Tensor | None, step: Step
 ) -> AttentionMap:
-    """The map of a step, made when it is looked at; nobody else holds what it is made of."""
+    """The map of a step, made when it is looked at; nobody else can write to what it is made of."""
     grad = torch.is_grad_enabled()
 
     def build() -> tuple[Scores, Tensor]:
@@ -143,13 +143,13 @@ def _map(
             real = ~padding
             right = 0 if step.causal else None
             rules = BoundMask(right=right, keys=real if keys is None else keys, queries=real)
-            seen = lse.masked_fill(lse > SEES_NOTHING / 2, -torch.inf)
+            seen = lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, -torch.inf)
             return Scores(q, k, rules, scoring), seen
 
     return later(build)
 
 
-def padding_of(mask: Mask | Tensor, x: Tensor) -> tuple[Tensor | None, bool] | None:
+def real_keys_of(mask: Mask | Tensor, x: Tensor) -> tuple[Tensor | None, bool] | None:
     """(real keys, bool [B, T], or lengths [B], as they were given; causal); None: there is more to a mask."""
     B, T, _ = x.shape
     if type(mask) is Tensor:
@@ -184,7 +184,7 @@ def served(
 ) -> tuple[Tensor, AttentionMap | None] | None:
     """(output [B, T, E], the map) of a module whose layers are bare and packed; None: not a call for this.
 
-    keys: which are real, as `padding_of` reads them; None: all.
+    keys: which are real, as `real_keys_of` reads them; None: all.
     """
     held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]

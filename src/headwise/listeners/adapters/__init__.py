@@ -5,7 +5,7 @@
       2. every adapter    q, k, v and mask of each layer go through `announce`: by an overridden forward,
                           another answer to a lookup of functions, or a mode that sees torch's functions
       3. add_hooks        modules tell when they run: which one attends, which tokens and padding it was given
-    model(...) ──> announce(module, map, values, outputs) ──> every listener's hear(call)
+    model(...) ──> announce(module, kind, map, values, outputs) ──> every listener's hear(call)
     at the end `attachment.undo`, an ExitStack, puts everything back, the last change first
 
 Of a Hugging Face layer, q, k and v are those with which it calls the attention function that it has looked

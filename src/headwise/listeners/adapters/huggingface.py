@@ -33,7 +33,7 @@ from ...functional import attention
 from ...map import AttentionMap
 from ...masks import CAUSAL, NOTHING_HIDDEN, Mask
 from ...private_names import check_transformers
-from ..active import active, announce, padding_now, path_of, quietly
+from ..active import active, announce, path_of, quietly, real_queries_now
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, sounds_cross
 from ..module_overrides import share
@@ -285,7 +285,7 @@ def _look(code: AttentionCode, module: nn.Module, answer: object, query: Tensor,
             "this layer out with fallback='skip'"
         )
     copied = weights.detach().clone()  # the model may write to its own
-    given = AttentionMap.from_weights(copied, Mask(queries=padding_now(path, B, T)))
+    given = AttentionMap.from_weights(copied, Mask(queries=real_queries_now(path, B, T)))
     cross = _is_cross(module, path, T, S, None, None)
     announce(module, "cross" if cross else "self", given, None, None)
 
@@ -432,13 +432,13 @@ def _answer(
     by = _rules_of_call(code, reading, call, mask, itself=not cross and not made)
     rules, used = by.mask, by.used
     if made:
-        rules = _with_padding_given(rules, padding_now(path, query.shape[0], T))
+        rules = _with_padding_given(rules, real_queries_now(path, query.shape[0], T))
     # What is filled of a cache; a copy, for a buffer that is filled in place, as far as one can know, goes on
     # changing.
     if used < S or key.is_inference() or key._version > 0:
         key, value = key[:, :, :used].clone(), value[:, :, :used].clone()
     if cross and rules.queries is None:
-        real = padding_now(path, query.shape[0], T)
+        real = real_queries_now(path, query.shape[0], T)
         if real is not None and isinstance(mask, CompactMask):
             rules = mask.counting(rules, real)
         elif real is not None:

@@ -29,7 +29,7 @@ from ...map import AttentionMap
 from ...mask_meaning import fact
 from ...mask_rules import can_read
 from ...masks import Mask
-from ..active import Bypassed, is_quiet, note_empty_call, padding_now, quietly, with_padding
+from ..active import Bypassed, is_quiet, note_empty_call, quietly, real_queries_now, with_padding
 from ..attachment import Attachment
 from ..model_structure import DISPATCHES, names_in, opaque_call, sounds_cross
 from ..module_overrides import hidden_from_compilers
@@ -244,7 +244,7 @@ class TorchFunctions(TorchFunctionMode):
         cross = sounds_cross(path) or (T != S and path not in self.were_self)
         if T == S and not cross:
             self.were_self.add(path)
-        self._tell(weights, None if cross or T != S else padding_now(path, B, T), cross)
+        self._tell(weights, None if cross or T != S else real_queries_now(path, B, T), cross)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """torch's function behind its module, called by a layer that is not its module."""
@@ -267,7 +267,7 @@ class TorchFunctions(TorchFunctionMode):
 
     def _tell(self, weights: Tensor, real: Tensor | None, cross: bool) -> None:
         B, _, T, S = weights.shape
-        queries = padding_now(self.attachment.here, B, T) if cross else real if T == S else None
+        queries = real_queries_now(self.attachment.here, B, T) if cross else real if T == S else None
         given = AttentionMap.from_weights(weights, Mask(keys=real, queries=queries))
         with quietly():  # to those who listen here: others may not want to read weights
             module = self.attachment.entered[-1].module
@@ -317,9 +317,9 @@ class TorchFunctions(TorchFunctionMode):
         if kind == "self" and T == S:
             mask = with_padding(mask, B)
             if mask.queries is None:
-                mask = replace(mask, queries=padding_now(self.attachment.here, B, T))
+                mask = replace(mask, queries=real_queries_now(self.attachment.here, B, T))
         elif kind == "cross":
-            mask = replace(mask, queries=padding_now(self.attachment.here, B, T))
+            mask = replace(mask, queries=real_queries_now(self.attachment.here, B, T))
         output, _ = attended(None, kind, q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
         return output.reshape(*lead, T, value.shape[-1])
 
