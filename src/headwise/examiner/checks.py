@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,7 @@ def check_file(
     """
     from .desk.conditions import conditions_of
     from .desk.secrets import Secrets
+    from .desk.template import Template
     from .inquiry import judge
     from .sandbox.run import run_file
     from .several import each_judged
@@ -133,12 +135,16 @@ def check_file(
     start, path = time.perf_counter(), Path(path)
     source, cells = source_of(path)
     if name is None and (several := each_judged(path, source)) is not None:
-        return several.check_each(
-            lambda one: check_file(
-                path, one, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
-                num_heads=num_heads, roles=roles, arguments=arguments, template=template,
-            )
-        )  # fmt: skip
+        with Template() if template is None else nullcontext(template) as shared:
+
+            def check_one(one: str, as_asked: bool) -> Report:
+                return check_file(
+                    path, one, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
+                    num_heads=num_heads, roles=roles if as_asked else None,
+                    arguments=arguments if as_asked else None, template=shared,
+                )  # fmt: skip
+
+            return several.check_each(check_one)
     report = _before_running(path, name, source, cells)
     if report is None:
         if name is None:
@@ -194,7 +200,7 @@ def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> 
     from .source.frameworks import SENTENCE, other_framework
     from .source.likely_classes import broken_cell, candidates
     from .source.names import undefined_names
-    from .source.under_main import names_under_main
+    from .source.under_main import settings_under_main
 
     try:
         if (broken := broken_cell(source, cells)) is not None:
@@ -213,7 +219,7 @@ def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> 
         words = SENTENCE.format(framework)
         name = name or next((one.name for one in candidates(source)), path.stem)
         return Report(name, ok=False, summary=words, path=str(path), judged=False)
-    later = names_under_main(source)
+    later = settings_under_main(source)
     missing = [one for one in undefined_names(source) if one.name not in later]
     if cells.first_lines:
         missing = [one for one in missing if _matters(one, name, source)]

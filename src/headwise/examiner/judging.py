@@ -35,7 +35,7 @@ from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
 from .source.parsed import Definition, text_of, tree_of
 from .source.repairs import in_their_names
-from .source.under_main import names_under_main
+from .source.under_main import settings_under_main
 
 OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
 THEIRS = {
@@ -62,7 +62,7 @@ def is_theirs(problem: Problem, evidence: Evidence) -> bool:
         return True
     if problem.kind == "shape" and evidence.kind == "class" and UNMERGED.search(problem.message):
         return True  # the heads are still apart
-    if (name := UNDEFINED.match(problem.message)) and name[1] in names_under_main(evidence.source or ""):
+    if (name := UNDEFINED.match(problem.message)) and name[1] in settings_under_main(evidence.source or ""):
         return False  # whoever runs the file has it
     if problem.kind in OURS or HERE.search(problem.message) or problem.line is None:
         return False
@@ -161,6 +161,12 @@ MORE = re.compile(
     r"|normalize|cosine\w*|talking\w*|landmark\w*|kernel\w*|feature_map|elu|conv\w*|cache\w*|landmarks|top_?k"
     r"|local\w*|window\w*|dilat\w*|sparse\w*|pool\w*|softmax_?(1|one)|relu\w*|squared_relu|entmax\w*|sigmoid\w*"
     r"|log_?n|mup|prefix\w*|train_len\w*|temperature|temp)\b",
+    re.IGNORECASE,
+)
+# The same of lengths beyond those that the other probes have.
+REACH = re.compile(
+    r"\b(\w*radius|\w*span|\w*chunk_?(size|len)?|\w*context_?(len\w*|size|window)|local_context|\w*block_?(size|len)"
+    r"|train_\w*len\w*|\w*dist(ances?)?|clamp\w*|clip|\w*stride)\b",
     re.IGNORECASE,
 )
 TEMPERATURE = re.compile(  # a number for the scale that whoever builds it chooses
@@ -330,6 +336,11 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
         fault = FAULTS.get(finding.fault or "")
         if finding.verdict == "unknown":
             report.not_judged.append(f"{finding.name}: {finding.detail}")
+        own = own_code(evidence.source or "", evidence.first_line)
+        more = MORE.search(own) or REACH.search(own)
+        if finding.fault == "wrong at other lengths" and finding.verdict == "wrong" and more is not None:
+            finding.verdict = "unknown"  # a window that is wider than the other probes, say
+            report.not_judged.append(f"{finding.name}: {finding.detail}; there is more in it ({more[0]})")
         if finding.verdict == "wrong" and fault is None and report.faults:
             finding.verdict = "consequence"
         if finding.verdict != "wrong" or fault is None:

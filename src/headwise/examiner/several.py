@@ -10,6 +10,8 @@ from ..errors import ArgumentError
 from .report import Other, Report
 from .source.likely_classes import Candidate, Cells, plausible, source_of
 
+ENDED = ("import", "timeout")  # what ends a file for every class of it
+
 
 @dataclass
 class Several:
@@ -19,19 +21,26 @@ class Several:
     beside: list[Candidate]
     cells: Cells
 
-    def check_each(self, check: Callable[[str], Report]) -> Report:
+    def check_each(self, check: Callable[[str, bool], Report]) -> Report:
         """The report on the file: of the first class that is wrong, else of the likeliest one.
+
+        Args:
+            check: a class by its name; False: without arguments and roles, which fit the likeliest.
 
         Raises:
             ArgumentError: the likeliest cannot be checked as it was asked for.
         """
-        reports = [check(self.judged[0].name)]
+        reports = [check(self.judged[0].name, True)]
         refused: list[Other] = []
         for one in self.judged[1:]:
+            if any(problem.stage in ENDED or problem.kind in ENDED for problem in reports[-1].problems):
+                refused.append(self._other(one, "not judged", "the file ended before it"))
+                continue
             try:
-                reports.append(check(one.name))
-            except ArgumentError as error:  # what was asked for fits the likeliest alone
-                refused.append(self._other(one, "not judged", str(error)))
+                report = check(one.name, True)
+            except ArgumentError:
+                report = check(one.name, False)
+            reports.append(report if report.verdict != "not judged" else check(one.name, False))
         told = next((one for one in reports if one.verdict == "wrong"), reports[0])
         told.others = [
             Other(one.name, one.line, one.cell, one.verdict, one.summary)

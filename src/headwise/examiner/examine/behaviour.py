@@ -323,12 +323,12 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
     leaves: dict[int, Tensor] = {id(one): one.clone().requires_grad_() for one in inputs}
     query, key, value = (leaves[id(one)] for one in inputs)
     parameters = {k: p for k, p in subject.parameters.items() if p.is_floating_point()}
-    for one in parameters.values():
-        one.grad = None
+    learn = [one for one in (*leaves.values(), *parameters.values()) if one.requires_grad]
     try:
         output = caller.call(query, key, value).output
         dice = torch.Generator().manual_seed(8)
-        (output * torch.randn(output.shape, generator=dice, dtype=output.dtype)).sum().backward()
+        loss = (output * torch.randn(output.shape, generator=dice, dtype=output.dtype)).sum()
+        found_grads = torch.autograd.grad(loss, learn, allow_unused=True)
     except CAUGHT as error:
         problem = problem_of(error, "backward", subject.files)
         detail = f"backward raises {problem.kind}: {problem.message}"
@@ -339,13 +339,16 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
         words = {"input": query}
     elif caller.plan.memory_only:
         words = {"query": query, "memory": key}
-    dead = [f"the {word}" for word, one in words.items() if one.grad is None or not bool(one.grad.any())]
+    grads = {id(one): grad for one, grad in zip(learn, found_grads, strict=True) if grad is not None}
+
+    def is_dead(one: Tensor) -> bool:
+        return id(one) not in grads or not bool(grads[id(one)].any())
+
+    dead = [f"the {word}" for word, one in words.items() if is_dead(one)]
     keys = {piece.name for piece in (found.guess.biases.get("k", []) if found.guess else [])}
     keys |= {k for k in parameters if "k" in k.lower() and parameters[k].ndim == 1}
-    lost = [k for k, p in parameters.items() if (p.grad is None or not bool(p.grad.any())) and k not in keys]
-    lost += _slices_lost(caller, evidence, lost)
-    for one in parameters.values():
-        one.grad = None
+    lost = [k for k, p in parameters.items() if is_dead(p) and k not in keys]
+    lost += _slices_lost(caller, evidence, lost, grads)
     if dead or lost:
         which = ", ".join(dead + lost[:6])
         fault = "gradients blocked" if right else None  # else a symptom of what is wrong with the numbers
@@ -354,12 +357,14 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
         yield Finding(name, "right", "gradients reach every input and every parameter")
 
 
-def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str]) -> list[str]:
+def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dict[int, Tensor]) -> list[str]:
     """Projections that are a part of one parameter, and get no gradient although another part of it does."""
     every = caller.subject.parameters.values()
     if not every:
         return []
-    grads = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.cpu().flatten() for p in every])
+    grads = torch.cat(
+        [found[id(p)].cpu().flatten() if id(p) in found else torch.zeros(p.numel()) for p in every]
+    )
     return [
         role.parameter
         for name in "qkvo"

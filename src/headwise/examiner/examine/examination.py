@@ -269,34 +269,49 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
     """Built once more at sizes drawn anew: that evidence, where it computes something else there."""
     if evidence.designs or asked.given or asked.embed_dim or asked.num_heads or built.caller is None:
         return None
-    recipe, sizes = built.recipe, other_sizes(built.recipe)
-    how: dict[str, Any] = {}
+    recipe, made = built.recipe, evidence.conventions
     if asked.is_class:
         if recipe is None or recipe.constructor is None or not (recipe.heads_given and recipe.width_given):
             return None
-        how = {"ways": [(sizes, recipe.constructor.choice)], "manners": (recipe.manner,)}
     elif built.caller.subject.parameters or not asked.is_function:
         return None
-    else:
-        asked = replace(asked, embed_dim=sizes.E, num_heads=sizes.H)
-    made = evidence.conventions
 
     def differs(other: Evidence) -> bool:
         """Every probe gave other numbers, in the same way; what raises may be owed to our sizes."""
         answered = all(call.output is not None for call in other.calls)
         alike = other.weights is not None and replace(other.conventions, words=[]) == replace(made, words=[])
-        return alike and answered and not other.problems and not _right(other)
+        fixed = any(one.fault == "hard-coded heads" for one in other.findings)
+        return alike and answered and not other.problems and (fixed or not _right(other))
 
-    try:
-        again = asked.build(**how)
-        if again.caller is None:
-            return None
-        other, _ = find_layout(again.caller, "\n".join(asked.texts))
-        if find_roles(other, _truth(other, made.always_causal), None).proven:
-            return None
-    except CAUGHT:
-        return None
-    return _again(evidence, asked, differs, **how)
+    raised: list[str] = []
+    every = other_sizes(recipe)
+    for sizes in every:
+        how: dict[str, Any] = {}
+        there = asked
+        if recipe is not None and recipe.constructor is not None:
+            how = {"ways": [(sizes, recipe.constructor.choice)], "manners": (recipe.manner,)}
+        else:
+            there = replace(asked, embed_dim=sizes.E, num_heads=sizes.H)
+        try:
+            again = there.build(**how)
+            if again.caller is None:
+                raised.append(f"{sizes.H} heads of {sizes.E} channels")
+                continue
+            other, _ = find_layout(again.caller, "\n".join(asked.texts))
+            found = find_roles(other, _truth(other, made.always_causal), None)
+        except CAUGHT:
+            raised.append(f"{sizes.H} heads of {sizes.E} channels")
+            continue
+        if not found.proven or found.hard_coded:
+            caller = _again(evidence, there, differs, **how)
+            if caller is not None:
+                return caller
+    if len(raised) == len(every):
+        detail = (
+            f"with {' and with '.join(raised)} it raises: it was asked with {evidence.num_heads} heads alone"
+        )
+        evidence.findings.append(Finding("other sizes", "unknown", detail))
+    return None
 
 
 def _otherwise_in_single(caller: Caller, recipe: Recipe | None, asked: _Asked) -> bool:

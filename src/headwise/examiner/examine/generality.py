@@ -18,32 +18,32 @@ from ..evidence import Call, Evidence, Finding
 from ..recipe import Given, Weights, run
 from .build import Recipe
 from .call import Caller, inputs_for
+from .conventions import padding_mask
+from .plan import express
 from .probes import causal_mask, plain, share_off
 from .subject import Sizes, in_precision
 from .surroundings import CAUGHT, seed
 
 LONG_PROBE = "many positions"
 FEW, MANY = 3, 29  # positions: fewer and more than any other probe has
-DRAWN = (17, 40)  # of questions whose numbers nobody can know before
+DRAWN = (17, MANY)  # of questions whose numbers nobody can know before: no more than was tried
 NEAR = 1e-5
 # (width, heads, batch, longest, shorter): no two of a row alike, and none of them as in the other probes
-ELSEWHERE = (
-    (40, 2, 5, 11, 9),
-    (80, 8, 5, 13, 11),
-    (32, 2, 5, 11, 9),
-    (96, 8, 5, 11, 7),
-    (56, 4, 5, 13, 9),
-    (72, 4, 5, 11, 8),
-)
+FEWER_HEADS = ((40, 2, 5, 11, 9), (32, 2, 5, 11, 9))
+MORE_HEADS = ((80, 8, 5, 13, 11), (96, 8, 5, 11, 7))
 WIDER_VALUES = 3  # channels more than a query's
 
 
-def other_sizes(recipe: Recipe | None) -> Sizes:
-    """Drawn anew each time: a constant that fits the usual ones fits these by chance only."""
-    width, heads, batch, longest, shorter = random.SystemRandom().choice(ELSEWHERE)
+def other_sizes(recipe: Recipe | None) -> list[Sizes]:
+    """Fewer heads and more; widths drawn anew: a constant fits these by chance only."""
+    drawn = random.SystemRandom()
     usual = Sizes() if recipe is None else recipe.sizes
-    sizes = usual.of_width(width, heads)
-    return replace(sizes, B=batch, long=longest, short=shorter, value=sizes.D + WIDER_VALUES)
+    found = []
+    for rows in (FEWER_HEADS, MORE_HEADS):
+        width, heads, batch, longest, shorter = drawn.choice(rows)
+        sizes = usual.of_width(width, heads)
+        found.append(replace(sizes, B=batch, long=longest, short=shorter, value=sizes.D + WIDER_VALUES))
+    return found
 
 
 def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
@@ -51,14 +51,17 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     if evidence.designs or caller.plan.layout == "image":
         return
     name = "lengths of 3 to 40"
-    for length in (FEW, MANY):
+    asked: list[tuple[int, Tensor | None]] = [(FEW, None), (MANY, None)]
+    asked += [(MANY, mask) for mask in _masks(caller)]
+    for length, mask in asked:
         inputs = inputs_for(caller, length, length, seed=108)
-        mask = causal_mask(len(inputs[0]), length, length) if evidence.conventions.always_causal else None
         query, key, value = (one.clone() for one in inputs)
-        call = Call(LONG_PROBE, Given(query, key, value, mask))
+        hidden = causal_mask(len(query), length, length) if evidence.conventions.always_causal else None
+        both = mask if hidden is None else hidden if mask is None else mask & hidden
+        call = Call(LONG_PROBE, Given(query, key, value, both, mask if hidden is not None else None))
         try:
             with torch.no_grad():
-                call.output = caller.call(*inputs).output.detach().double()
+                call.output = caller.call(*inputs, mask).output.detach().double()
         except CAUGHT:
             return  # it may be built for so many positions and no more
         truth = evidence.truth(call)
@@ -66,11 +69,29 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
             return
         off = share_off(call.output, truth.output)
         if off > NEAR:
-            detail = f"right at {caller.subject.sizes.long} positions, and off by {off:.0e} at {length}"
+            with_mask = "" if mask is None else " with a mask"
+            detail = (
+                f"right at {caller.subject.sizes.long} positions, and off by {off:.0e} at {length}{with_mask}"
+            )
             yield Finding(name, "wrong", detail, "wrong at other lengths")
             return
-    evidence.calls.append(call)
+        if mask is None and length == MANY:
+            evidence.calls.append(call)
     yield Finding(name, "right", f"right at {FEW} positions and at {MANY}")
+
+
+def _masks(caller: Caller) -> list[Tensor]:
+    """One mask for many positions that its arguments can say, if there is one."""
+    B = caller.subject.sizes.B
+    if caller.plan.layout == "one sequence":
+        return []
+    choices = (
+        causal_mask(B, MANY, MANY),
+        padding_mask(B, MANY, MANY),
+        padding_mask(B, MANY, MANY, same=True),
+    )
+    said = [one for one in choices if caller.ways and express(caller.ways, one, caller.subject.sizes.H)]
+    return said[:1]
 
 
 def kept_from_first(caller: Caller, same: float) -> str:
@@ -111,11 +132,8 @@ def _asked_for(caller: Caller, length: int) -> Tensor:
 def seeds_kept(caller: Caller) -> Iterator[Finding]:
     """Random numbers drawn after a call depend on the seed set before it."""
     drawn: list[tuple[float, ...]] = []
+    numpy = sys.modules.get("numpy")
     for number in (11, 12):
-        random.seed(number)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(number)
         with torch.no_grad():
             caller.call(*plain(caller), seed=number)
         after = [float(torch.rand(1, dtype=torch.float64)), random.random()]

@@ -1,7 +1,8 @@
 """Tables of a rotation by position that code takes with its inputs: cos and sin, a pair of them, or complex.
 
 They are given as half-split RoPE has them, in one shape after another. Where the rotation is not recognised
-with those, the tables turn nothing, and the attention is judged without it.
+with those, the tables turn every position by one angle: what turns queries and keys alike, and nothing else,
+has the scores it would have without, and is judged so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ TABLES = (
     "[1, T, 1, D/2]",
 )
 TOLD = "it is given {names} as tables {shape} of cos and sin"
-STILL = "it is given {names} as tables {shape} that turn nothing: the rotation itself was not judged"
+STILL = "it is given {names} as tables {shape} that turn all positions alike: the rotation was not judged"
+ANGLE = 0.6435
 _ONE = re.compile(
     r"(?:freqs?|rotary|rope|pos(?:ition)?|emb)?(cos|sin)(?:es|ines?|cached?|cache|table|emb|embed|freqs?|pos)?"
 )
@@ -50,7 +52,7 @@ def rotation_word(name: str) -> str | None:
 
 @contextlib.contextmanager
 def without_turning() -> Iterator[None]:
-    """Plans that are made meanwhile give tables that turn nothing."""
+    """Plans that are made meanwhile give tables that turn every position alike."""
     _now.still = True
     try:
         yield
@@ -59,7 +61,7 @@ def without_turning() -> Iterator[None]:
 
 
 def is_still() -> bool:
-    """Whether plans are to give tables that turn nothing."""
+    """Whether plans are to give tables that turn every position alike."""
     return getattr(_now, "still", False)
 
 
@@ -69,7 +71,8 @@ def table(slot: str, shape: str, still: bool, B: int, T: int, D: int, dtype: tor
     angles = torch.arange(T, dtype=torch.float64)[:, None] * 1e4 ** -(
         torch.arange(pairs, dtype=torch.float64) / max(1, pairs)
     )
-    angles = angles * (0.0 if still else 1.0)  # [T, D/2]
+    if still:  # one angle for all: queries and keys that are turned alike have the scores they had
+        angles = torch.full_like(angles, ANGLE)  # [T, D/2]
     if slot == "turns":
         turns = torch.polar(torch.ones_like(angles), angles)
         return turns if dtype is torch.float64 else turns.to(torch.complex64)

@@ -174,7 +174,11 @@ def _generators() -> list[torch.Generator]:
 
 
 def seed(number: int) -> None:
-    """Inside `surroundings`: what the code draws is the same each time."""
+    """Inside `surroundings`: what the code draws is the same each time, from torch, Python and NumPy."""
+    random.seed(number)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number)
     for one in _generators():  # torch.manual_seed would also seed GPUs that are yet to come into use
         one.manual_seed(number)
 

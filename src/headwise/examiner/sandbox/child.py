@@ -128,7 +128,8 @@ def _examine(
         if os.getpid() != own:
             end(1)
         if lacking is not None:
-            needed = not stood_in or not all(map(has_no_effect, stood_in))
+            met = any("StandIn" in one.message for one in evidence.problems)
+            needed = met or not stood_in or not all(map(has_no_effect, stood_in))
             if needed and (evidence.weights is None or evidence.problems):  # it could not do without
                 stage = "import"
                 raise lacking

@@ -53,6 +53,9 @@ DECORATORS = frozenset(
 )
 
 
+CHECKS = frozenset("check_type die_if_unbearable move_data_to_device".split())  # they give back what came
+
+
 class HyperParameters(dict[str, Any]):
     """What `save_hyperparameters` kept, by key and by attribute."""
 
@@ -123,6 +126,8 @@ def named_in(package: str, name: str) -> Any:
         return LightningModule if name in ("LightningModule", "_LightningModule") else None
     if name in DECORATORS:
         return decorate
+    if name in CHECKS:
+        return lambda value, *_, **__: value
     if root in ("jaxtyping", "torchtyping") and name[:1].isupper():
         return Annotation
     if package in ("beartype.typing", "typeguard.typing"):

@@ -8,9 +8,12 @@ from __future__ import annotations
 import ast
 from types import ModuleType
 
+from ..examine.words import input_word
 from .parsed import DEFINITIONS, tree_of
 
 HARMLESS = frozenset("int float bool str min max len range round dict list tuple set".split())
+TENSORS = frozenset("torch np numpy nn F".split())  # what is made with these is data, or a module
+INNER = frozenset("weights scores attn attention out output qkv".split())  # what forward computes itself
 NOTE = "set under __main__, and set so before it was built: {names}"
 
 
@@ -22,6 +25,24 @@ def names_under_main(source: str) -> set[str]:
     inside = {name for body in _bodies(tree) for node in body for name in _bound(node)}
     outside = {name for node in tree.body if not _is_main(node) for name in _bound(node)}
     return inside - outside
+
+
+def settings_under_main(source: str) -> set[str]:
+    """Of those, names that are settings: no tensors, and no inputs or steps of attention."""
+    tree = tree_of(source)
+    if tree is None:
+        return set()
+    found: set[str] = set()
+    for body in _bodies(tree):
+        for node in body:
+            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+                continue
+            made_of = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
+            if not made_of & TENSORS:
+                found |= _bound(node)
+    return {
+        name for name in found & names_under_main(source) if input_word(name) is None and name not in INNER
+    }
 
 
 def set_as_under_main(module: ModuleType, source: str) -> list[str]:
