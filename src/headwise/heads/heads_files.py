@@ -40,8 +40,9 @@ NUMBERS = ("rows", "counts", "pairs", "large")  # of a record, by name
 def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
     """Write heads to a file, whole or not at all; see `Heads.save`."""
     with needed("safetensors", "saving heads needs safetensors"):
-        import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
         import safetensors.torch
+    with needed("safetensors", "saving heads needs safetensors"):
+        import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
     if maps:
         _check_budget([call for layer in heads.values() for call in layer.calls])
     tensors: dict[str, Tensor] = {}

@@ -170,7 +170,8 @@ class Secrets:
             if call is not None and call.given.mask is not None and evidence.conventions.mask_argument:
                 yield _Asked(name, inputs(B, T, T), list(self._masks(name, B, T)))
         if evidence.call(LONG_PROBE) is not None:
-            length = random.SystemRandom().randint(*DRAWN)
+            lengths = [one for one in range(*DRAWN) if one not in (E, evidence.num_heads)]
+            length = random.SystemRandom().choice(lengths)
             yield _Asked("plain", inputs(B, length, length), [])
         if evidence.call("batch of one") is not None:
             yield _Asked("another batch", inputs(max(1, B - 1), T, T), [])

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -273,8 +274,8 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
     if asked.is_class:
         if recipe is None or recipe.constructor is None or not (recipe.heads_given and recipe.width_given):
             return None
-    elif built.caller.subject.parameters or not asked.is_function:
-        return None
+    elif built.caller.subject.parameters or not isinstance(asked.obj, FunctionType) or asked.obj.__closure__:
+        return None  # a method, or a function in another, has sizes of its own
 
     def differs(other: Evidence) -> bool:
         """Every probe gave other numbers, in the same way; what raises may be owed to our sizes."""

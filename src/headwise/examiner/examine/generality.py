@@ -26,7 +26,7 @@ from .surroundings import CAUGHT, seed
 
 LONG_PROBE = "many positions"
 FEW, MANY = 3, 29  # positions: fewer and more than any other probe has
-DRAWN = (17, MANY)  # of questions whose numbers nobody can know before: no more than was tried
+DRAWN = (17, MANY + 1)  # of questions whose numbers nobody can know before: no more than was tried
 NEAR = 1e-5
 # (width, heads, batch, longest, shorter): no two of a row alike, and none of them as in the other probes
 FEWER_HEADS = ((40, 2, 5, 11, 9), (32, 2, 5, 11, 9))
@@ -48,7 +48,7 @@ def other_sizes(recipe: Recipe | None) -> list[Sizes]:
 
 def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     """Three positions, then many; each as the recipe has it. Many become one more call of the evidence."""
-    if evidence.designs or caller.plan.layout == "image":
+    if evidence.designs or caller.plan.layout == "image" or caller.subject.sizes.E == MANY:
         return
     name = "lengths of 3 to 40"
     asked: list[tuple[int, Tensor | None]] = [(FEW, None), (MANY, None)]

@@ -123,7 +123,7 @@ def named_in(package: str, name: str) -> Any:
     if package == "lightning" and name == "pytorch":
         return importlib.import_module("lightning.pytorch")
     if root in TRAINERS:
-        return LightningModule if name in ("LightningModule", "_LightningModule") else None
+        return LightningModule if name == "LightningModule" else None
     if name in DECORATORS:
         return decorate
     if name in CHECKS:
