@@ -340,7 +340,12 @@ def test_a_plain_call_asks_a_backend_that_was_added(monkeypatch: pytest.MonkeyPa
 
 
 FA3 = replace(
-    kernels.CUDA_FLASH, name="fa3", takes_parts=False, repeats=False, switch=None, churn=ShapeChurn(most=2)
+    kernels.CUDA_FLASH,
+    name="fa3",
+    takes_parts=False,
+    deterministic=False,
+    switch=None,
+    churn=ShapeChurn(most=2),
 )
 
 
@@ -403,7 +408,7 @@ def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_aga
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     churn, on = ShapeChurn(most=1), [True]
-    backend = entered(monkeypatch, churn=churn, repeats=False, switch=lambda: on[0])
+    backend = entered(monkeypatch, churn=churn, deterministic=False, switch=lambda: on[0])
     PLANS.clear()
     asked: list[Call] = []
     monkeypatch.setattr(backend, "cannot", lambda call: asked.append(call) or Fused.cannot(backend, call))
