@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from headwise.errors import ArgumentError
 from headwise.examiner import check_file
 from headwise.examiner.desk.submissions import as_table, check_files, write_csv
 from headwise.examiner.desk.template import Template
 from headwise.examiner.report import Other, Report
+from headwise.examiner.several import Several
 from headwise.examiner.showing import as_json, as_text
-from headwise.examiner.source.likely_classes import line_of_name, plausible
+from headwise.examiner.source.likely_classes import Candidate, Cells, line_of_name, plausible
 
 TOP = "import torch\nfrom torch import nn\n\n\n"
 WHOLE = """class {name}(nn.Module):
@@ -131,3 +134,35 @@ def test_a_name_is_for_every_file(tmp_path: Path, one_template: Template) -> Non
     reports = list(check_files(asked, template=one_template))
     assert [one.verdict for one in reports] == ["right", "not judged", "right"]
     assert "MultiHeadAttention" in reports[1].summary and not reports[0].others
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "verdict"),
+    [
+        ([["right", "right"]], ["A", "B"], "right"),
+        ([["right", "not judged"]], ["A", "B"], "not judged"),
+        ([["right", None], ["right", "wrong"]], ["A", "B", "B"], "wrong"),
+        ([["right", "not judged"], ["right", "wrong"]], ["A", "B", "B"], "wrong"),
+        ([["right", None], ["right", None]], ["A", "B", "B"], "not judged"),
+    ],
+)
+def test_a_class_beside_the_likeliest_is_checked_until_it_can_be_judged(
+    answers: list[list[str | None]], asked: list[str], verdict: str
+) -> None:
+    """`answers`: of each way to check, the verdict on A and on B; None: it refuses."""
+    met: list[str] = []
+
+    def way(verdicts: list[str | None]) -> Callable[[str], Report]:
+        def check(name: str) -> Report:
+            met.append(name)
+            said = verdicts["AB".index(name)]
+            if said is None:
+                raise ArgumentError(f"arguments must name parameters of {name}")
+            return Report(name, ok=said == "right", summary="", judged=said != "not judged")
+
+        return check
+
+    judged = [Candidate(name, "class", 1, 2, 5.0) for name in "AB"]
+    report = Several(judged, [], Cells()).check_each(*map(way, answers))
+    every = {report.name: report.verdict} | {one.name: one.verdict for one in report.others}
+    assert met == asked and every == {"A": "right", "B": verdict}

@@ -136,15 +136,14 @@ def check_file(
     source, cells = source_of(path)
     if name is None and (several := each_judged(path, source)) is not None:
         with Template() if template is None else nullcontext(template) as shared:
-
-            def check_one(one: str, as_asked: bool) -> Report:
-                return check_file(
-                    path, one, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
-                    num_heads=num_heads, roles=roles if as_asked else None,
-                    arguments=arguments if as_asked else None, template=shared,
-                )  # fmt: skip
-
-            return several.check_each(check_one)
+            alike: dict[str, Any] = {
+                "seconds": seconds, "memory": memory, "trust": trust, "d_model": d_model,
+                "num_heads": num_heads, "template": shared,
+            }  # fmt: skip
+            checks = [lambda one: check_file(path, one, roles=roles, arguments=arguments, **alike)]
+            if roles or arguments:  # which may fit the likeliest class alone
+                checks.append(lambda one: check_file(path, one, **alike))
+            return several.check_each(*checks)
     report = _before_running(path, name, source, cells)
     if report is None:
         if name is None:
@@ -219,8 +218,8 @@ def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> 
         words = SENTENCE.format(framework)
         name = name or next((one.name for one in candidates(source)), path.stem)
         return Report(name, ok=False, summary=words, path=str(path), judged=False)
-    later = settings_under_main(source)
-    missing = [one for one in undefined_names(source) if one.name not in later]
+    settings = settings_under_main(source)
+    missing = [unknown for unknown in undefined_names(source) if unknown.name not in settings]
     if cells.first_lines:
         missing = [one for one in missing if _matters(one, name, source)]
     if not missing:

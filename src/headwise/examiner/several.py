@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,26 +21,26 @@ class Several:
     beside: list[Candidate]
     cells: Cells
 
-    def check_each(self, check: Callable[[str, bool], Report]) -> Report:
+    def check_each(self, *checks: Callable[[str], Report]) -> Report:
         """The report on the file: of the first class that is wrong, else of the likeliest one.
 
         Args:
-            check: a class by its name; False: without arguments and roles, which fit the likeliest.
+            checks: ways to check a class by its name. The likeliest is checked the first way, and each of the
+                others the first way by which it can be judged.
 
         Raises:
-            ArgumentError: the likeliest cannot be checked as it was asked for.
+            ArgumentError: the likeliest cannot be checked the first way.
         """
-        reports = [check(self.judged[0].name, True)]
+        reports = [checks[0](self.judged[0].name)]
         refused: list[Other] = []
         for one in self.judged[1:]:
-            if any(problem.stage in ENDED or problem.kind in ENDED for problem in reports[-1].problems):
-                refused.append(self._other(one, "not judged", "the file ended before it"))
-                continue
-            try:
-                report = check(one.name, True)
-            except ArgumentError:
-                report = check(one.name, False)
-            reports.append(report if report.verdict != "not judged" else check(one.name, False))
+            report, why = None, "the file ended before it"
+            if not any(problem.stage in ENDED or problem.kind in ENDED for problem in reports[-1].problems):
+                report, why = _first_judged(one.name, checks)
+            if report is None:
+                refused.append(self._other(one, "not judged", why))
+            else:
+                reports.append(report)
         told = next((one for one in reports if one.verdict == "wrong"), reports[0])
         told.others = [
             Other(one.name, one.line, one.cell, one.verdict, one.summary)
@@ -56,6 +56,19 @@ class Several:
         if self.cells.first_lines:
             cell, line = self.cells.place(line)
         return Other(one.name, line, cell, verdict, summary)
+
+
+def _first_judged(name: str, checks: Sequence[Callable[[str], Report]]) -> tuple[Report | None, str]:
+    """The first report that judges a class, else the last one; None, and why, where every check refuses."""
+    report, why = None, ""
+    for check in checks:
+        try:
+            report = check(name)
+        except ArgumentError as error:
+            why = str(error)
+        if report is not None and report.verdict != "not judged":
+            break
+    return report, why
 
 
 def each_judged(path: Path, source: str) -> Several | None:

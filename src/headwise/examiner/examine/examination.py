@@ -267,7 +267,7 @@ def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
 
 
 def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None:
-    """Built once more at sizes drawn anew: that evidence, where it computes something else there."""
+    """Build it again with fewer and with more heads; where it is wrong there, that evidence replaces this."""
     if evidence.designs or asked.given or asked.embed_dim or asked.num_heads or built.caller is None:
         return None
     recipe, made = built.recipe, evidence.conventions
@@ -293,17 +293,15 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
             how = {"ways": [(sizes, recipe.constructor.choice)], "manners": (recipe.manner,)}
         else:
             there = replace(asked, embed_dim=sizes.E, num_heads=sizes.H)
-        try:
+        found: Found | None = None
+        with contextlib.suppress(*CAUGHT):
             again = there.build(**how)
-            if again.caller is None:
-                raised.append(f"{sizes.H} heads of {sizes.E} channels")
-                continue
-            other, _ = find_layout(again.caller, "\n".join(asked.texts))
-            found = find_roles(other, _truth(other, made.always_causal), None)
-        except CAUGHT:
+            if again.caller is not None:
+                other, _ = find_layout(again.caller, "\n".join(asked.texts))
+                found = find_roles(other, _truth(other, made.always_causal), None)
+        if found is None:
             raised.append(f"{sizes.H} heads of {sizes.E} channels")
-            continue
-        if not found.proven or found.hard_coded:
+        elif not found.proven or found.hard_coded:
             caller = _again(evidence, there, differs, **how)
             if caller is not None:
                 return caller

@@ -50,7 +50,7 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     """Three positions, then many; each as the recipe has it. Many become one more call of the evidence."""
     if evidence.designs or caller.plan.layout == "image" or caller.subject.sizes.E == MANY:
         return
-    name = "lengths of 3 to 40"
+    name = f"lengths of {FEW} to {MANY}"
     asked: list[tuple[int, Tensor | None]] = [(FEW, None), (MANY, None)]
     asked += [(MANY, mask) for mask in _masks(caller)]
     for length, mask in asked:
