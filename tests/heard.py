@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.heads import together
-from headwise.listeners.active import Call, Listener
+from headwise.listeners.active import LayerCall, Listener
 
 
 class Heard(Listener):
     """Keeps every call."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[LayerCall] = []
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         self.calls.append(call)
 
     @property

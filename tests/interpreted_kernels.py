@@ -28,7 +28,7 @@ from triton.runtime import interpreter
 
 import fast_interpreter
 from headwise.engines.gpu import request as request_room
-from headwise.engines.gpu.launches import PLANS
+from headwise.engines.plans import PLANS
 
 
 @pytest.fixture(autouse=True)

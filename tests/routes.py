@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from headwise.engines import first_pass, one_query
-from headwise.engines.gpu.launches import PLANS
+from headwise.engines.plans import PLANS
 from headwise.listeners.adapters import attended, huggingface
 from headwise.models import layers
 from headwise.nn import cached_call, multihead, ragged, self_attention
@@ -56,7 +56,7 @@ class Route:
 
 GENERAL = Route("as it comes")
 COMPILED = Route("compiled", compiled=True)
-NO_PLANS = Route("without plans", ((first_pass, "known", nothing),))
+NO_PLANS = Route("without plans", ((first_pass, "plan_for", nothing),))
 BY_PLAN = Route("by plan", warm_up=2)
 
 ATTENTION = [

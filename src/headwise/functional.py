@@ -107,8 +107,8 @@ def attention(
     ordinary = not (
         dropout or backend != "auto" or torch.compiler.is_compiling() or plain.transforms_are_active()
     )
-    kind = _kind(q, k, v, options, collect) if ordinary else None
-    plan = None if kind is None else first_pass.known(kind)
+    key = _plan_key(q, k, v, options, collect) if ordinary else None
+    plan = None if key is None else first_pass.plan_for(key)
     if plan is not None:  # a call like an earlier one: the checks below would find nothing new
         scores = plan.scores(q, k, mask, *_added(bias), sinks)
         output, lse, collected = first_pass.run(plan.runner, scores, v)
@@ -118,18 +118,18 @@ def attention(
     if dropout:
         check_dropout(dropout)
     if ordinary:
-        output, lse, collected = first_pass.answer(scores, v, collect, kind)
+        output, lse, collected = first_pass.answer(scores, v, collect, key)
     else:
         output, lse, collected = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
     return output, make(scores, lse, None, collected)
 
 
-def _kind(
+def _plan_key(
     q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, collect: tuple[str, ...]
-) -> first_pass.Kind | None:
+) -> first_pass.PlanKey | None:
     """Return the plan key of a call, made from its arguments before any check.
 
-    Two calls of one kind are alike in all that `scores_from` looks at. None: there is no such key;
+    Calls with equal keys are equal in everything that `scores_from` looks at. None: there is no such key;
     `first_pass.answer` may still make one from the checked scores.
     """
     mask, causal, window, scale, softcap, bias, sinks = options
@@ -167,11 +167,11 @@ def _kind(
             return None
         if slopes is not None and slopes.device != q.device:  # `scores_from` takes them there
             return None
-        rules = tuple([first_pass.added_kind(x) for x in (added, slopes, sinks)])
+        rules = tuple([first_pass.tensor_key(x) for x in (added, slopes, sinks)])
         learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
     if held or numbers:
-        rules = (rules, numbers, *held, *[first_pass.added_kind(x) for x in held.values()])
-    return first_pass.kind_of(q, k, v, left, right, scale, softcap, rules, collect, learning)
+        rules = (rules, numbers, *held, *[first_pass.tensor_key(x) for x in held.values()])
+    return first_pass.plan_key(q, k, v, left, right, scale, softcap, rules, collect, learning)
 
 
 def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:

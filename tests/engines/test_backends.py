@@ -23,9 +23,9 @@ from headwise.engines import backends, first_pass, fused, kernels
 from headwise.engines import scores as scores_room
 from headwise.engines.backend import Backend, Call, Gradients
 from headwise.engines.fused import Fused
-from headwise.engines.gpu.launches import PLANS
 from headwise.engines.kernels import ShapeChurn
 from headwise.engines.plain import TILES
+from headwise.engines.plans import PLANS
 from headwise.engines.scores import Scores
 from headwise.errors import BackendUnavailable
 from headwise.nn import one_step
@@ -202,7 +202,7 @@ def test_attention_runs_what_why_says(
                 return made
 
             monkeypatch.setattr(backend, name, noted)
-    monkeypatch.setattr(first_pass, "known", lambda kind: None)
+    monkeypatch.setattr(first_pass, "plan_for", lambda key: None)
     q, k, v = qkv()
     hw.attention(q.requires_grad_(grad), k, v, **options)
     assert ran == {hw.why(q, k, v, **options).backend}

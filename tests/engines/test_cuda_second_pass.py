@@ -141,7 +141,7 @@ def test_the_same_bits_come_out_every_time() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("job", PLANNED)
 def test_a_measurement_by_plan_gives_the_same_bits(job: str, request: pytest.FixtureRequest) -> None:
-    from headwise.engines.gpu.launches import PLANS
+    from headwise.engines.plans import PLANS
 
     def found(lse: Tensor | None) -> dict[str, Tensor]:
         weights = make(map_of(low).parts()[0], lse)

@@ -26,7 +26,7 @@ from headwise.engines import backends, first_pass, second_pass
 from headwise.engines.backend import ON_THE_WAY
 from headwise.engines.backends import OwnKernels, backend_named
 from headwise.engines.gpu import launches
-from headwise.engines.gpu.launches import PLANS
+from headwise.engines.plans import PLANS
 from headwise.engines.scores import Scores
 from headwise.errors import BackendUnavailable
 from headwise.scoring import Alibi, Relative
@@ -965,8 +965,8 @@ def test_a_planned_call_is_the_same_launch(name: str, monkeypatch: pytest.Monkey
     for seed in (0, 20, 41):
         again = answered(seed)
         with monkeypatch.context() as patch:
-            patch.setattr(first_pass, "known", lambda kind: None)
-            patch.setattr(first_pass, "_remember", lambda *_: None)
+            patch.setattr(first_pass, "plan_for", lambda key: None)
+            patch.setattr(first_pass, "_make_plan", lambda *_: None)
             ordinary = answered(seed)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, ordinary, strict=True))
     assert PLANS.made_by(first_pass.OWNER)

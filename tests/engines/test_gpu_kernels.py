@@ -486,9 +486,9 @@ def test_kernels_are_told_apart_where_triton_compiles_anew() -> None:
     room = torch.zeros(32)
     numbers = [None, 1.5, 1, 2, 16, 2**31 + 1, 2**31 + 16]
     kinds = [*numbers, room, room[1:], room.half(), room.int(), (1, room), (2, room)]
-    assert len({launches.kind_of(x) for x in kinds}) == len(kinds)
+    assert len({launches.specialization(x) for x in kinds}) == len(kinds)
     for alike in ((2, 3), (16, 48), (1.5, 2.5), (room, room[4:]), ((3, None), (5, None))):
-        assert len({launches.kind_of(x) for x in alike}) == 1
+        assert len({launches.specialization(x) for x in alike}) == 1
 
 
 def test_what_a_bias_learns_is_found_tile_by_tile(launched: list[str]) -> None:

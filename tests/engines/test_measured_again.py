@@ -25,7 +25,7 @@ from interpreted_kernels import interpreted, mended, poisoned
 from second_pass_cases import normal
 
 from triton.runtime.interpreter import InterpretedFunction  # isort: skip
-from headwise.engines.gpu.launches import PLANS  # isort: skip
+from headwise.engines.plans import PLANS  # isort: skip
 
 __all__ = ["interpreted", "mended", "poisoned"]
 
@@ -70,7 +70,7 @@ def assert_alike(
     found = answers(build(), names, reach)
     assert planned() == before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PLANS, "_known", {})
+        patch.setattr(PLANS, "_plans", {})
         truth = answers(build(), names, reach)
     assert found.keys() == truth.keys()
     for name, value in found.items():

@@ -17,7 +17,7 @@ import headwise as hw
 from headwise import Mask
 from headwise.engines import first_pass
 from headwise.engines.gpu import launches
-from headwise.engines.gpu.launches import PLANS
+from headwise.engines.plans import PLANS
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from second_pass_cases import normal
 
@@ -56,10 +56,10 @@ def test_a_plan_is_for_one_kind_alone() -> None:
     for _ in range(3):
         hw.attention(q, k, v, causal=True)
     used: list[object] = []
-    known = first_pass.known
+    plan_for = first_pass.plan_for
 
-    def noted(kind: Any) -> Any:
-        used.append(known(kind))
+    def noted(key: Any) -> Any:
+        used.append(plan_for(key))
         return used[-1]
 
     others: dict[str, Callable[[], object]] = {
@@ -78,16 +78,17 @@ def test_a_plan_is_for_one_kind_alone() -> None:
         "vmap": lambda: torch.vmap(lambda x: hw.attention(x, k, v, causal=True)[0])(q[None]),
         "alignment": lambda: hw.attention(shifted(q), k, v, causal=True),
     }
-    first_pass.known = noted
+    first_pass.plan_for = noted
     try:
         hw.attention(q, k, v, causal=True)
-        assert used == [known(first_pass.kind_of(q, k, v, None, 0, D**-0.5, None))] and used[0] is not None
+        assert used == [plan_for(first_pass.plan_key(q, k, v, None, 0, D**-0.5, None))]
+        assert used[0] is not None
         for name, call in others.items():
             used.clear()
             call()
             assert not any(used), name
     finally:
-        first_pass.known = known
+        first_pass.plan_for = plan_for
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ def test_plans_are_forgotten_when_they_become_too_many(monkeypatch: pytest.Monke
     for length in range(2, 12):
         for seed in range(2):
             hw.attention(*made(seed, length=length), causal=True)
-    assert len(PLANS._known) <= 3
+    assert len(PLANS._plans) <= 3
 
 
 assert not launches.INTERPRET, "kernels in Python have tests of their own"

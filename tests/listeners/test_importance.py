@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.listeners.ablation import ablate
-from headwise.listeners.active import Call, Listener
+from headwise.listeners.active import LayerCall, Listener
 from headwise.listeners.adapters import attach
 from headwise.listeners.importance import Importance, Robustness, importance, robustness
 from headwise.listeners.pruning import prune
@@ -46,7 +46,7 @@ class Gates(Listener):
     def __init__(self) -> None:
         self.gates: dict[str, Tensor] = {}
 
-    def hear(self, call: Call) -> Tensor:
+    def hear(self, call: LayerCall) -> Tensor:
         assert call.output is not None
         path = call.path.partition("#")[0]
         gate = self.gates.setdefault(

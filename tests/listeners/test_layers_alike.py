@@ -335,9 +335,9 @@ def test_a_call_is_answered_as_one_of_its_own_kind(
     asked = first_pass.answer
     kinds: list[bool] = []
 
-    def checking(scores: Any, v: Tensor, collect: tuple[str, ...] = (), kind: Any = None) -> Any:
-        kinds.append(kind is None or kind == first_pass.kind_of_scores(scores, v, collect))
-        return asked(scores, v, collect, kind)
+    def checking(scores: Any, v: Tensor, collect: tuple[str, ...] = (), key: Any = None) -> Any:
+        kinds.append(key is None or key == first_pass.plan_key_of_scores(scores, v, collect))
+        return asked(scores, v, collect, key)
 
     monkeypatch.setattr(first_pass, "answer", checking)
     model, ids = body("gpt2"), small_models.tokens()

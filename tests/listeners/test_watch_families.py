@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from headwise import AttentionMap, Mask, ablate, budget, watch
 from headwise.errors import AttentionBypassed, AttentionUnheard
-from headwise.listeners.active import Call
+from headwise.listeners.active import LayerCall
 from headwise.listeners.adapters import attach
 from headwise.listeners.model_structure import DISPATCHES, likely_places, names_in
 from heard import Heard
@@ -252,7 +252,7 @@ def only(weights: Tensor, queries: Tensor | None) -> Tensor:
 
 def heard(
     family: Family, side: str, dtype: torch.dtype, model: nn.Module, fallback: str | None = None
-) -> dict[str, Call]:
+) -> dict[str, LayerCall]:
     listener = Heard()
     with attach(model, listener, fallback):
         run(model, family.feed(side, dtype))
@@ -260,7 +260,7 @@ def heard(
     return {call.path: call for call in listener.calls}
 
 
-def check_padding(family: Family, side: str, call: Call) -> tuple[Tensor | None, Tensor | None]:
+def check_padding(family: Family, side: str, call: LayerCall) -> tuple[Tensor | None, Tensor | None]:
     """Which queries and keys are real; those and only those are counted."""
     B, _, T, S = call.weights.shape
     inputs = family.feed(side)
@@ -563,7 +563,7 @@ def test_generating(name: str, cache: str) -> None:
         assert torch.equal(found, expected)
         with eager_weights_kept(eager) as kept:
             assert torch.equal(generated(eager, cache, side), expected)
-        steps: dict[str, list[Call]] = defaultdict(list)
+        steps: dict[str, list[LayerCall]] = defaultdict(list)
         for call in listener.calls:
             steps[call.path].append(call)
         assert set(steps) == set(kept)
@@ -575,7 +575,7 @@ def test_generating(name: str, cache: str) -> None:
                 check_lengths([call.weights.shape for call in calls], name, side)
 
 
-def check_step(call: Call, truth: Tensor) -> None:
+def check_step(call: LayerCall, truth: Tensor) -> None:
     S = call.weights.shape[3]
     rows = call.weights.mask.counted(call.weights.shape[2])
     assert not only(truth[..., S:], rows).any(), "places of a cache not yet filled"

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import headwise as hw
 from headwise.errors import AttentionBypassed
-from headwise.listeners.active import Call
+from headwise.listeners.active import LayerCall
 from headwise.listeners.adapters import attach
 from heard import Heard
 from judge import error
@@ -47,7 +47,7 @@ def _nothing_is_left_behind() -> Any:
 
 def listen(
     model: nn.Module, *args: Any, fallback: str | None = None, **kwargs: Any
-) -> tuple[Any, list[Call]]:
+) -> tuple[Any, list[LayerCall]]:
     """(output, calls); the output is that without listening, and nothing stays on the model."""
     outside, marks, listener = model(*args, **kwargs), hooks(model), Heard()
     with attach(model, listener, fallback):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError
 from headwise.heads.record import Marks, measure_written
-from headwise.listeners.active import Call, Listener
+from headwise.listeners.active import LayerCall, Listener
 from headwise.listeners.adapters import attach
 from headwise.listeners.head_outputs import output_projection, written
 from headwise.listeners.pruning import is_conv1d
@@ -147,10 +147,10 @@ class Proof(Listener):
     """Holds what each projection is really given against what the heads said."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.calls = model, list[Call]()
+        self.model, self.calls = model, list[LayerCall]()
         self.given: dict[nn.Module, list[Tensor]] = {}
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         self.calls.append(call)
 
     def note(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

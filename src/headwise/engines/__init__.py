@@ -1,7 +1,8 @@
 """Engines: from q, k, v and a mask to numbers, as fast as each device allows.
 
     scores.py              everything that decides one score, any tile of them, their flat form
-    first_pass.py          the first pass: plans of calls that come again, autograd, the log-sum-exp
+    first_pass.py          the first pass: who runs a call, autograd, the log-sum-exp
+    plans.py               how calls were run, kept for the next call of the same shapes and options
     backends.py            the table: who is asked to run a call, in which order; our own kernels, on a GPU
     backend.py             what a backend is: the call it is given, what it is asked, what it answers
     fused.py               on fused kernels: calls cut into parts they can take, merged by lse

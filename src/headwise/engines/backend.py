@@ -138,7 +138,7 @@ class Backend(ABC):
         """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
 
     def verdict_holds(self, call: Call) -> Holds:
-        """Whether its answers to a call hold for every call of that kind (see `first_pass.kind_of`).
+        """Whether its answers to a call hold for every call of that kind (see `first_pass.plan_key`).
 
         False, the default: no call that this backend is asked about is planned, even if another one runs it.
         A function is called before each use of a plan and returns whether it still holds; it may count calls.

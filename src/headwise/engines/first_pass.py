@@ -1,22 +1,21 @@
 """The first pass: who runs a call, and how its output and log-sum-exp come with their gradients.
 
     attention (functional.py)
-      of a kind that came before     `known` has the plan of its kind, and `run` runs it
-      of any other                   `answer`: the table (backends.py) chooses, `run` runs, `_remember` plans
+      with a plan                    `plan_for` finds it by the call's key, and `run` runs it
+      without a plan                 `answer`: the table (backends.py) chooses, `run` runs, `_make_plan` plans
       by a backend's name, dropout   `attend_and_collect`
       in a graph of torch.compile    one operator, `headwise::attend` (operators.py), or torch's own kernel
 
 The lse is saved, never differentiated: whoever needs gradients through weights goes through the second pass.
 Derivatives of derivatives are taken through the plain path.
 
-A kind is all that decides how a call is run: shapes, strides, dtypes, devices, alignment, the numbers among
-its options, which tensors there are beside q, k and v, whether gradients are wanted, torch's switches.
-Nothing of what tensors hold is part of it. A backend gives what runs such calls in one stroke
-(`Backend.runner`); they go there without checks, `Call` or table. If a backend's verdict can change between
-calls, its `verdict_holds` returns a function that is called before each reuse, or there is no plan. Nor is
-there one for what a kind does not cover: a compiler, autocast, a function transform, tensor subclasses.
-
-Plans of every kind, on a CPU as well, are kept in `gpu.launches.PLANS`, which says when they are thrown away.
+The key of a call (`plan_key`) holds everything that decides how the call is run: shapes, strides, dtypes,
+devices, alignment, the numbers among its options, which tensors there are beside q, k and v, whether
+gradients are wanted, torch's switches. The values of tensors are not part of it. A backend returns a
+function that runs such calls (`Backend.runner`); calls with a plan go there without argument checks, `Call`
+or table. If a backend's verdict can change between calls, its `verdict_holds` returns a function that is
+called before each reuse, or no plan is made. No plan is made either for what a key does not cover: a
+compiler, autocast, a function transform, tensor subclasses. plans.py says how long plans are kept.
 """
 
 from __future__ import annotations
@@ -36,12 +35,13 @@ from . import backends, plain
 from .backend import Backend, Call, Collected, Gradients, Runner
 from .fused import adds
 from .gpu import launches
-from .gpu.launches import PLANS, cannot
+from .gpu.launches import cannot
 from .gradients import Context, ScoresTemplate
 from .kernels import CAUSAL, FULL, Band
+from .plans import PLANS
 from .scores import FURTHER_NUMBERS, Scores, own_precision, without_graph
 
-Kind = tuple[Hashable, ...]
+PlanKey = tuple[Hashable, ...]
 Answer = tuple[Tensor, Tensor, Collected | None]
 
 OWNER = "attention"  # of these plans in `PLANS`
@@ -160,7 +160,7 @@ def lse_of(scores: Scores) -> Tensor:
 
 
 class CallPlan:
-    """A kind of call: what stands for its options, and who answers it."""
+    """How calls with one key are run: their options as numbers, and the backend's function."""
 
     __slots__ = ("asks", "held", "lengths", "mask", "numbers", "runner", "scoring", "table")
 
@@ -181,17 +181,17 @@ class CallPlan:
         slopes: Tensor | None,
         sinks: Tensor | None,
     ) -> Scores:
-        """Those of another call of this kind, from what may be new in it."""
+        """Return the scores of another call with this key, from the tensors that may differ."""
         scoring, rules = self.scoring, self.mask
         if bias is not None or slopes is not None or sinks is not None:
             scoring = Scoring(scoring.scale, scoring.softcap, bias, slopes, sinks)
         if self.held:
-            assert isinstance(mask, Mask), "its kind says so"
+            assert isinstance(mask, Mask), "its key says so"
             rules = mask.bound_alike(self.numbers, *self.lengths)
         return Scores(q, k, rules, scoring)
 
 
-def kind_of(
+def plan_key(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -202,12 +202,12 @@ def kind_of(
     rules: Hashable = None,
     collect: tuple[str, ...] = (),
     learning: bool = False,
-) -> Kind | None:
-    """What a plan is kept by; None: no plan is kept for such a call.
+) -> PlanKey | None:
+    """Return the key of a call; None: no plan is kept for such a call.
 
     Args:
         scale: None for the usual one.
-        rules: all that is to be known of tensors beside q, k and v; see `added_kind`.
+        rules: all that is to be known of tensors beside q, k and v; see `tensor_key`.
         learning: one of them wants a gradient.
     """
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
@@ -241,23 +241,23 @@ def kind_of(
     )  # fmt: skip
 
 
-def kind_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> Kind | None:
-    """A kind from scores that have been checked, whatever their mask; None likewise.
+def plan_key_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> PlanKey | None:
+    """Return the key of a call from its checked scores, whatever their mask; None: no plan is kept for it.
 
     It is not the key that `functional` makes of the arguments of the same call.
     """
-    mask, scoring, rules = scores.mask, scores.scoring, rules_kind(scores)
+    mask, scoring, rules = scores.mask, scores.scoring, rules_key(scores)
     if rules is UNUSUAL:
         return None
     learned = scoring.bias, scoring.slopes, scoring.sinks
     learning = any(x is not None and x.requires_grad for x in learned)
-    return kind_of(
+    return plan_key(
         scores.q, scores.k, v, mask.left, mask.right, scoring.scale, scoring.softcap, rules, collect, learning
     )
 
 
-def rules_kind(scores: Scores) -> Hashable:
-    """What of the tensors beside q, k and v is part of a kind, None where there are none; or `UNUSUAL`."""
+def rules_key(scores: Scores) -> Hashable:
+    """Return the part of a key for the tensors beside q, k and v; None: there are none; or `UNUSUAL`."""
     scoring = scores.scoring
     if scoring.relative is not None or scores.positions is not None:
         return UNUSUAL
@@ -269,7 +269,7 @@ def rules_kind(scores: Scores) -> Hashable:
     return (
         further_numbers(scores.mask),
         tuple(held),
-        tuple([added_kind(x) for x in (*learned, *held.values())]),
+        tuple([tensor_key(x) for x in (*learned, *held.values())]),
     )
 
 
@@ -285,19 +285,19 @@ def is_usual(x: object) -> TypeGuard[Tensor]:
     return (x.is_cuda or x.is_cpu) and not x.is_nested and x.layout is torch.strided
 
 
-def added_kind(x: Tensor | None) -> Hashable:
-    """What of a tensor beside q, k and v is part of a kind."""
+def tensor_key(x: Tensor | None) -> Hashable:
+    """Return the part of a key for one tensor beside q, k and v."""
     if x is None:
         return None
     return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15, x.requires_grad
 
 
-def known(kind: Kind) -> CallPlan | None:
-    """Return the plan of a kind, or None if there is none to be used now.
+def plan_for(key: PlanKey) -> CallPlan | None:
+    """Return the plan of a key, or None if there is none that holds now.
 
     Side effect: each backend of `plan.asks` is asked, and cuDNN's count of shapes notes the call.
     """
-    plan: CallPlan | None = PLANS.get(kind)
+    plan: CallPlan | None = PLANS.get(key)
     if plan is None or plan.table is not backends.BACKENDS:
         return None
     for ask in plan.asks:
@@ -306,15 +306,15 @@ def known(kind: Kind) -> CallPlan | None:
     return plan
 
 
-def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), kind: Kind | None = None) -> Answer:
+def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), key: PlanKey | None = None) -> Answer:
     """(output, lse, what was collected) of scores that have been checked, by plan where there is one.
 
-    kind: of the call, where it is known.
+    key: the call's plan key, where the caller has made it.
     """
-    kind = kind_of_scores(scores, v, collect) if kind is None else kind
-    if kind is None:
+    key = plan_key_of_scores(scores, v, collect) if key is None else key
+    if key is None:
         return attend_and_collect(scores, v, collect=collect)
-    plan = known(kind)
+    plan = plan_for(key)
     if plan is not None:
         return run(plan.runner, scores, v)
     call = call_of(scores, v, collect=collect)
@@ -324,13 +324,13 @@ def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), kind: Kind 
         return _run_by(backend, call)
     backends.note(call)
     found = run(runner, scores, v)
-    _remember(kind, call)
+    _make_plan(key, call)
     return found
 
 
-def _remember(kind: Kind, call: Call) -> None:
-    """A call of this kind has been run; the second time it is planned."""
-    if not PLANS.seen_before(kind):
+def _make_plan(key: PlanKey, call: Call) -> None:
+    """Make a plan for a call that has been run, the second time its key comes."""
+    if not PLANS.seen_before(key):
         return
     asks = []
     for backend in backends.BACKENDS:
@@ -340,11 +340,9 @@ def _remember(kind: Kind, call: Call) -> None:
         if holds is not True:
             asks.append(holds)
         if backends.verdict(backend, call) is None:
-            runner = backend.runner(
-                call
-            )  # once more: kernels of ours can be launched at once only after a run
+            runner = backend.runner(call)  # again: our kernels can be launched directly only after a run
             if runner is not None:
-                PLANS.keep(kind, CallPlan(call.scores, runner, tuple(asks)))
+                PLANS.keep(key, CallPlan(call.scores, runner, tuple(asks)))
             return
 
 

@@ -49,7 +49,7 @@ MOST_CHANNELS = 256  # of a head: with more, torch's own function makes the whol
 KernelCall = tuple[Tensor, Tensor, Tensor, Tensor | None, Band, float]
 Answer = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
 Three = tuple[Tensor, Tensor, Tensor]  # gradients of q, k, v
-Forward = Callable[[KernelCall], Answer]
+KernelFunction = Callable[[KernelCall], Answer]
 Backward = Callable[[KernelCall, Tensor, Tensor, Tensor], Three]  # call, output, lse, output's gradient
 
 
@@ -127,7 +127,7 @@ class Kernel:
     name: str
     device: str
     dtypes: tuple[torch.dtype, ...]
-    forward: Forward
+    forward: KernelFunction
     backward: Backward
     max_head_dim: int | None = None
     channels: int = 8  # head_dim is padded to a multiple of this

@@ -25,7 +25,7 @@ from ..indexing import take
 from ..masks import Mask
 from ..models.batches import Loss, as_batches, checked_loss, run
 from ..scoring import HIDDEN, hidden_is_endless
-from .active import Call, Listener
+from .active import LayerCall, Listener
 from .adapters import attach
 from .chosen_heads import Changing, ChosenHeads, Heads, base_of, by_path, check_any, of_visit, outputs_of
 
@@ -85,7 +85,7 @@ def ablate(
         raise ArgumentError(f"means must go with method='mean': got method={method!r}; leave them out")
     given = None if means is None else by_path(model, means, "means", chosen, maker="head_means")
 
-    def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
+    def change(call: LayerCall, index: Tensor, output: Tensor) -> Tensor:
         if method == "zero":
             return output.index_fill(1, index, 0)
         if method == "uniform":
@@ -132,12 +132,12 @@ class _Sums(Listener):
     def __init__(self) -> None:
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}  # by path
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         new, known = _sum_and_count(call, outputs_of(call)), self.sums.get(call.path)
         self.sums[call.path] = new if known is None else (known[0] + new[0], known[1] + new[1])
 
 
-def _sum_and_count(call: Call, output: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_and_count(call: LayerCall, output: Tensor) -> tuple[Tensor, Tensor]:
     """The sum over real positions, [H, Dv] in at least float32, and how many these are; both detached."""
     counted = call.weights.mask.counted(output.shape[2])
     output = output.detach().to(torch.promote_types(output.dtype, torch.float32))
@@ -151,7 +151,7 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
     return total / count.clamp(min=1)
 
 
-def _given(means: Mapping[str, Tensor], call: Call, output: Tensor) -> Tensor:
+def _given(means: Mapping[str, Tensor], call: LayerCall, output: Tensor) -> Tensor:
     """The means of this visit, or of the layer, [H, Dv]."""
     mean = of_visit(means, call.path, "means", maker="head_means")
     want = (output.shape[1], output.shape[3])
@@ -163,7 +163,7 @@ def _given(means: Mapping[str, Tensor], call: Call, output: Tensor) -> Tensor:
     return mean
 
 
-def _uniform(call: Call, index: Tensor) -> Tensor:
+def _uniform(call: LayerCall, index: Tensor) -> Tensor:
     """What these heads say if they attend evenly to all they may see, [B, n, T, Dv]."""
     assert call.value is not None  # there where outputs are
     group = call.num_heads // call.num_kv_heads
@@ -171,7 +171,7 @@ def _uniform(call: Call, index: Tensor) -> Tensor:
     return attention(q, k, call.value.index_select(1, index // group), mask)[0]
 
 
-def even_scores(call: Call, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
+def even_scores(call: LayerCall, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
     """Queries and keys by which these heads attend evenly to all they may see, and who may see whom.
 
     Queries and keys of zeros make every score 0; only who may see whom is left of the rules.
@@ -187,7 +187,7 @@ def even_scores(call: Call, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
     return q, k, mask
 
 
-def _hidden_by_bias(call: Call, index: Tensor) -> Tensor | None:
+def _hidden_by_bias(call: LayerCall, index: Tensor) -> Tensor | None:
     """Which keys a bias hides, bool broadcastable to [B, n, T, S]: many models' masks are added to scores."""
     bias, relative = call.weights.bias, call.weights.relative
     hidden = None
@@ -220,7 +220,7 @@ class Switches(Listener):
         self._visits: list[Visit] = []
         self._off: dict[str, list[int]] = {}  # by path
 
-    def hear(self, call: Call) -> Tensor | None:
+    def hear(self, call: LayerCall) -> Tensor | None:
         """Take note of the layer; its output without the heads that are off."""
         output, path = outputs_of(call), base_of(call.path)
         B, H, T, _ = output.shape

@@ -45,7 +45,7 @@ _order = itertools.count()
 
 
 @dataclass(eq=False)
-class Forward:
+class ForwardPass:
     """One forward pass of a model. What was measured refers to it, also when the pass is over."""
 
     number: int = 0
@@ -56,7 +56,7 @@ class Forward:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LayerCall:
     """One attention layer at work, once.
 
     Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim.
@@ -67,7 +67,7 @@ class Call:
     weights: AttentionMap  # [B, H, T, S], before dropout
     value: Tensor | None  # [B, Hk, S, Dv]; None where only weights are to be had
     output: Tensor | None  # [B, H, T, Dv], each head before they are joined; None likewise
-    forward: Forward
+    forward: ForwardPass
     tokens: dict[str, Tensor] = field(default_factory=dict)  # given around it, by argument name: int [B, T]
 
     @property
@@ -80,7 +80,7 @@ class Call:
         return self.num_heads if self.value is None else self.value.shape[1]
 
 
-class SplitCall(Call):
+class SplitCall(LayerCall):
     """A call of some heads of a layer, heard as the call of all of them; `own` is what is here.
 
         rank 0  heads 0 1 ──┐                                   ┌── heads 0 1 ──> out_proj
@@ -90,13 +90,13 @@ class SplitCall(Call):
     Nothing is gathered that nobody asks for; who asks does so on every rank.
     """
 
-    def __init__(self, own: Call, here: LocalHeads, output: Tensor | None = None) -> None:
+    def __init__(self, own: LayerCall, here: LocalHeads, output: Tensor | None = None) -> None:
         known = {"own": own, "here": here, "path": own.path, "kind": own.kind, "forward": own.forward}
         self.__dict__.update(known, tokens=own.tokens)
         if output is not None:  # as another listener left it
             self.__dict__["output"] = output
 
-    own: Call
+    own: LayerCall
     here: LocalHeads
 
     @cached_property
@@ -127,11 +127,11 @@ class Listener:
     # this rank's
     hears_shards = False
 
-    def hear(self, call: Call) -> Tensor | None:
+    def hear(self, call: LayerCall) -> Tensor | None:
         """Take note; a tensor takes the place of the heads' output, [B, H, T, Dv]."""
         raise NotImplementedError
 
-    def after(self, forward: Forward) -> None:
+    def after(self, forward: ForwardPass) -> None:
         """A forward is over, or has raised."""
 
     def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
@@ -142,7 +142,7 @@ class Noted(NamedTuple):
     """How a call was put aside by one that waits."""
 
     kind: str
-    forward: Forward
+    forward: ForwardPass
     group: Group  # with those it is to be measured with, while there is room
     # Another of the same forward, which differs in its place, its scores and lse; False: no more are taken
     again: Callable[[str, Scores, Tensor | None], bool]
@@ -200,7 +200,7 @@ class Entered:
 class ForwardState:
     """State of the forward pass in progress in one thread."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: ForwardPass) -> None:
         self.forward = forward
         self.entered: list[Entered] = []  # the modules that run now, the innermost last
         self.query_padding: dict[str, Tensor | None] = {}  # of self-attention, by its parent: what is real

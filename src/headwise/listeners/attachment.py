@@ -24,10 +24,10 @@ from ..heads.layer_names import Layer, names_of
 from ..map import AttentionMap
 from .active import (
     Bypassed,
-    Call,
     Entered,
-    Forward,
+    ForwardPass,
     ForwardState,
+    LayerCall,
     Listener,
     Noted,
     SplitCall,
@@ -98,7 +98,7 @@ class LayerHook:
 
 class _Running(threading.local):
     run: ForwardState | None = None
-    forward: Forward | None = None  # the last, which a part of it may be run again of
+    forward: ForwardPass | None = None  # the last, which a part of it may be run again of
 
 
 class Attachment:
@@ -119,7 +119,7 @@ class Attachment:
         self.two_texts = getattr(config, "is_encoder_decoder", False) is True or named
         # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
         self.is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", self.two_texts))
-        self.forward = Forward()  # the last that began, in any thread
+        self.forward = ForwardPass()  # the last that began, in any thread
         self.bypassed: dict[str, Bypassed] = {}  # in forwards that are over
         self._told_of: set[str] = set()  # the paths of those that somebody was warned of
         self.has_heard = False
@@ -220,7 +220,7 @@ class Attachment:
         return self._running.run
 
     @property
-    def forward_here(self) -> Forward:
+    def forward_here(self) -> ForwardPass:
         """The forward at work in this thread; if there is none, the last that began in any."""
         return self.forward if self.run is None else self.run.forward
 
@@ -230,11 +230,11 @@ class Attachment:
             running.run = ForwardState(self._new_forward())
         return running.run
 
-    def _new_forward(self) -> Forward:
+    def _new_forward(self) -> ForwardPass:
         if in_backward():  # a part of an earlier forward, run again for its gradients
             return self._running.forward or self.forward
         with self._telling:
-            self.forward = self._running.forward = Forward(self.forward.number + 1)
+            self.forward = self._running.forward = ForwardPass(self.forward.number + 1)
             return self.forward
 
     def left(self, run: ForwardState) -> None:
@@ -260,7 +260,7 @@ class Attachment:
         known = {path: type(module).__name__ for module, path in self.paths.items()}
         return {path: known.get(path, "module") for path in paths}
 
-    def _report_end(self, forward: Forward) -> None:
+    def _report_end(self, forward: ForwardPass) -> None:
         """Tell listeners that a forward has ended."""
         with self._telling, quietly():
             for listener, _ in self.heard_by():
@@ -348,7 +348,7 @@ class Attachment:
                         f"model must not lie over ranks while it is changed or measured by more than watch: "
                         f"{named or 'the model itself'} does, over {weights.ranks}; use one process"
                     )
-                call = Call(named, kind, weights, value, output, run.forward, tokens)
+                call = LayerCall(named, kind, weights, value, output, run.forward, tokens)
                 changed = listener.hear(call if here is None else SplitCall(call, here, said))
                 if changed is not None and here is not None:
                     said = changed

@@ -25,7 +25,7 @@ from ..heads.record import IN_ROWS, Marks, Record, reduce, settle
 from ..heads.together import is_short
 from ..map import AttentionMap
 from ..parallel.local_heads import LocalHeads
-from .active import Bypassed, Call, Forward, Listener, Noted, SplitCall, in_backward
+from .active import Bypassed, ForwardPass, LayerCall, Listener, Noted, SplitCall, in_backward
 from .adapters import attach
 from .attachment import Attachment
 from .chosen_heads import check_any
@@ -231,7 +231,7 @@ class _Listener(Listener):
         self._marks: Marks | None = None  # what is known of its tokens
         self._named: Marks | None = None  # the last whose tokens were put into words
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
         self.noted = None
         if in_backward():
@@ -295,7 +295,7 @@ class _Listener(Listener):
     def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
         self.heads.miss(Unheard(path, kind, bypassed.softmaxes, bypassed.why))
 
-    def after(self, forward: Forward) -> None:
+    def after(self, forward: ForwardPass) -> None:
         """A forward is over, or has raised: measure what it left."""
         self._read = self._marks = self.noted = None
         self.heads.waiting.measure(forward)
@@ -345,10 +345,10 @@ class Tokens:
         special = _roles(config) if tokenizer is None else set(tokenizer.all_special_ids) - {self.unknown}
         self.special: list[int] = sorted(special)
         self._named = self._name if tokenizer is None else lru_cache(maxsize=2**16)(self._name)
-        self._marks: WeakKeyDictionary[Forward, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
+        self._marks: WeakKeyDictionary[ForwardPass, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
         self._there: dict[torch.device, Tensor] = {}
 
-    def marks(self, call: Call) -> Marks | None:
+    def marks(self, call: LayerCall) -> Marks | None:
         """What is known of the tokens of a call's keys, if its queries and keys are one text that a module
         around it was given; the ids are copied, once a forward."""
         B, _, T, S = call.weights.shape

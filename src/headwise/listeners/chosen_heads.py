@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, AttentionBypassed
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer, names_of, resolve
-from .active import Call, Listener
+from .active import LayerCall, Listener
 from .adapters import attach
 from .model_structure import Structure, structure_of
 
@@ -41,7 +41,7 @@ class Named(Protocol):
 Heads = Iterable[tuple[Layer, int | None] | Named] | GivenByLayer[Iterable[int] | None]
 
 # What is done at a call, given the heads chosen there, int [n], and their output [B, H, T, Dv]
-Change = Callable[[Call, Tensor, Tensor], Tensor | None]
+Change = Callable[[LayerCall, Tensor, Tensor], Tensor | None]
 
 
 def layer_names(model: nn.Module) -> dict[str, Layer]:
@@ -55,7 +55,7 @@ def base_of(path: str) -> str:
 
 
 def _visit(path: str) -> str:
-    """A call's place with the number of its visit, which `Call.path` leaves out of the first."""
+    """A call's place with the number of its visit, which `LayerCall.path` leaves out of the first."""
     return path if "#" in path else f"{path}#0"
 
 
@@ -108,7 +108,7 @@ class ChosenHeads:
         return [path for path in self._chosen if path not in present]
 
     def at(self, path: str, num_heads: int) -> list[int]:
-        """The heads chosen in a layer, sorted, as `Call.path` names it.
+        """The heads chosen in a layer, sorted, as `LayerCall.path` names it.
 
         Raises:
             ArgumentError: a head that this layer does not have.
@@ -186,7 +186,7 @@ def by_path(
 
 
 def of_visit(given: Mapping[str, Value], path: str, argument: str, maker: str) -> Value:
-    """What was given for a call, as `Call.path` names it: for this visit, or else for the layer."""
+    """What was given for a call, as `LayerCall.path` names it: for this visit, or else for the layer."""
     value = given.get(_visit(path), given.get(base_of(path)))
     if value is None:
         raise ArgumentError(f"{argument} must hold every visit: {path} is missing; make them with {maker}")
@@ -241,7 +241,7 @@ def check_count(count: object, argument: str, advice: str, least: int = 1) -> No
 # The block
 
 
-def outputs_of(call: Call) -> Tensor:
+def outputs_of(call: LayerCall) -> Tensor:
     """The heads' output of a call, [B, H, T, Dv]; raises `AttentionBypassed` where only weights are heard."""
     if call.output is None:
         raise AttentionBypassed(
@@ -343,7 +343,7 @@ class _Listener(Listener):
         self.chosen, self.change = chosen, change
         self.heard: set[str] = set()  # paths, with visits
 
-    def hear(self, call: Call) -> Tensor | None:
+    def hear(self, call: LayerCall) -> Tensor | None:
         self.heard.add(call.path)
         heads = self.chosen.at(call.path, call.num_heads)
         if not heads:

@@ -27,7 +27,7 @@ from ..heads.layer_names import ByLayer, GivenByLayer, Layer
 from ..indexing import as_index, positions_of
 from ..nn import MultiHeadAttention
 from ..nn.as_torch.module import MultiheadAttention
-from .active import Call, in_backward
+from .active import LayerCall, in_backward
 from .chosen_heads import (
     Change,
     Changing,
@@ -142,7 +142,7 @@ class _Collecting(ChosenListening[HeadOutputs]):
         kept = HeadOutputs({}, layer_names(self.model))
         kept._model = ref(self.model)
 
-        def keep(call: Call, index: Tensor, output: Tensor) -> None:
+        def keep(call: LayerCall, index: Tensor, output: Tensor) -> None:
             if not in_backward():
                 kept._put(call.path, output.detach().clone())
 
@@ -184,7 +184,7 @@ def patch(
     chosen = ChosenHeads(model, heads)
     given = by_path(model, outputs, "outputs", chosen, maker="collect")
 
-    def change(call: Call, index: Tensor, output: Tensor) -> Tensor:
+    def change(call: LayerCall, index: Tensor, output: Tensor) -> Tensor:
         new = of_visit(given, call.path, "outputs", maker="collect")
         if new.shape != output.shape:
             raise ShapeError(
@@ -314,7 +314,7 @@ def written(heads: Tensor, projection: OutputProjection) -> Tensor:
         return heads.detach().to(dtype) @ projection.weight.to(heads.device, dtype)
 
 
-def written_norms(model: nn.Module, call: Call) -> Tensor:
+def written_norms(model: nn.Module, call: LayerCall) -> Tensor:
     """||v_j W_O|| of every head and key of a call, [B, H, S], in float32 at least.
 
     The product itself is made, in blocks of keys: v G v with G = W_O W_O^T would be less work, and may come

@@ -24,7 +24,7 @@ from ..errors import ArgumentError, ShapeError, nearest
 from ..heads.layer_names import ByLayer, GivenByLayer, Layer
 from ..models.batches import Loss, as_batches, checked_loss, tracked
 from .ablation import Switches, count_examples, entering
-from .active import Call, Listener, in_backward
+from .active import LayerCall, Listener, in_backward
 from .adapters import attach
 from .chosen_heads import base_of, by_path, check_count, layer_names, outputs_of
 
@@ -267,7 +267,7 @@ class _Outputs(Listener):
         self.heard: list[tuple[str, Tensor]] = []
         self.num_kv_heads: dict[str, int] = {}
 
-    def hear(self, call: Call) -> Tensor:
+    def hear(self, call: LayerCall) -> Tensor:
         output = outputs_of(call)
         self.num_kv_heads[base_of(call.path)] = call.num_kv_heads
         if not torch.is_grad_enabled():

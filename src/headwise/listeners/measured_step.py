@@ -34,7 +34,7 @@ from ..heads.layer_names import Layer
 from ..heads.record import fetched
 from ..map import AttentionMap
 from .ablation import even_scores
-from .active import Call, Listener, in_backward
+from .active import LayerCall, Listener, in_backward
 from .chosen_heads import base_of
 
 OUTPUT = "output"  # the mean norm of a head's output
@@ -64,7 +64,7 @@ class Measuring(Listener):
         self.layers: dict[str, dict[str, Tensor]] = {}
 
     @torch.no_grad()
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         """Add one call to what was heard before."""
         if in_backward():
             return
@@ -104,7 +104,7 @@ class Measuring(Listener):
         return values_of
 
 
-def _even_entropy(call: Call) -> Tensor:
+def _even_entropy(call: LayerCall) -> Tensor:
     """The entropy of each query that attends evenly to all it sees, a sink included, [B, H or 1, T].
 
     log n for n keys, the log-sum-exp of so many zeros. A query of one key has none, collapsed or not.

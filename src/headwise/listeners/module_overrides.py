@@ -58,7 +58,7 @@ def _missing() -> None:
     """Stands for an attribute that is not there."""
 
 
-Forward = Callable[..., object]
+ForwardFunction = Callable[..., object]
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
@@ -157,7 +157,7 @@ class _ModuleOverrides:
         self._module = ref(module)
         self.attributes: dict[str, _Override] = {}
         self.hooks: tuple[LayerHook, ...] = ()  # told of every run of the module
-        self.replacements: tuple[Forward, ...] = ()  # of the module's own forward: the first one runs
+        self.replacements: tuple[ForwardFunction, ...] = ()  # of the module's own forward: the first one runs
         self._rebind: RemovableHandle | None = None
 
     def override(self, name: str, value: object) -> None:
@@ -210,7 +210,7 @@ class _ModuleOverrides:
         if FORWARD not in self.attributes and self._rebind is not None:
             self._rebind.remove()
 
-    def remove_replacement(self, forward: Forward) -> None:
+    def remove_replacement(self, forward: ForwardFunction) -> None:
         rest = list(self.replacements)
         rest.remove(forward)
         self.replacements = tuple(rest)
@@ -327,7 +327,7 @@ def add_hooks(attachment: Attachment) -> None:
         added.append((overrides, hook))
 
 
-def override_forward(undo: ExitStack, modules: Iterable[nn.Module], forward: Forward) -> None:
+def override_forward(undo: ExitStack, modules: Iterable[nn.Module], forward: ForwardFunction) -> None:
     """Let `forward(module, ...)` run in place of each module's own until `undo` is closed.
 
     A module with a forward of its own in its dict is left alone. Where a placement library has wrapped the
@@ -340,7 +340,7 @@ def override_forward(undo: ExitStack, modules: Iterable[nn.Module], forward: For
             _replace_forward(undo, module, forward)
 
 
-def _replace_forward(undo: ExitStack, module: nn.Module, forward: Forward) -> None:
+def _replace_forward(undo: ExitStack, module: nn.Module, forward: ForwardFunction) -> None:
     overrides = _overrides_of(module)
     overrides.wrap_forward()
     overrides.replacements += (forward,)
@@ -386,17 +386,19 @@ class _WrappingForward:
 
     __slots__ = ("_function", "_module", "_original", "_takes_module")
 
-    def __init__(self, original: Forward, takes_module: bool, module: nn.Module | None = None) -> None:
+    def __init__(
+        self, original: ForwardFunction, takes_module: bool, module: nn.Module | None = None
+    ) -> None:
         self._original, self._takes_module = original, takes_module  # _missing: the forward of the class
         self._module = None if module is None else ref(module)  # None: for all modules of a class
 
-    def as_function(self, like: Forward) -> FunctionType:
+    def as_function(self, like: ForwardFunction) -> FunctionType:
         def forward(module: nn.Module, /, *args: object, **kwargs: object) -> object:
             replica = _replica_of(module)
             module = module if replica is None else replica
             overrides = _overrides_in(module)
             now = None if overrides is None else overrides.attributes.get(FORWARD)
-            own: Forward = type(module).forward if self._original is _missing else self._original
+            own: ForwardFunction = type(module).forward if self._original is _missing else self._original
             in_use = None if now is None else getattr(now.value, "__func__", None)
             if overrides is None or in_use is not self._function():
                 self._check_copy(module)  # the block is over
@@ -417,7 +419,7 @@ class _WrappingForward:
         """Return False for a function made to look like ours: `functools.wraps` copies what it carries."""
         return self._function() is function
 
-    def original(self, module: nn.Module) -> Forward:
+    def original(self, module: nn.Module) -> ForwardFunction:
         """Return what was in the module's dict."""
         if self._takes_module and self._original is not _missing:
             return MethodType(self._original, module)
@@ -436,7 +438,7 @@ class _WrappingForward:
 
 def _run_among(
     hooks: tuple[LayerHook, ...],
-    own: Forward,
+    own: ForwardFunction,
     module: nn.Module,
     args: tuple[object, ...],
     kwargs: dict[str, object],
@@ -475,7 +477,7 @@ def _wrap_class(kind: type[nn.Module]) -> FunctionType:
     return function
 
 
-def _wrap_own(module: nn.Module, own: Forward) -> FunctionType:
+def _wrap_own(module: nn.Module, own: ForwardFunction) -> FunctionType:
     """The same for one module that has a forward of its own in its dict, bound already."""
     unbound = own.__func__ if isinstance(own, MethodType) and own.__self__ is module else own
     function = _WrappingForward(unbound, unbound is not own, module).as_function(own)
@@ -498,15 +500,15 @@ def _wrapping_behind(forward: object) -> _WrappingForward | None:
     return cast(_WrappingForward, wrapping) if known else None
 
 
-def _original_forward(module: nn.Module) -> Forward:
+def _original_forward(module: nn.Module) -> ForwardFunction:
     """The forward in a module's dict, without wrapping forwards of ours that have stayed there."""
-    own: Forward = module.__dict__.get(FORWARD, _missing)
+    own: ForwardFunction = module.__dict__.get(FORWARD, _missing)
     while (wrapping := _wrapping_behind(own)) is not None and getattr(own, "__self__", None) is module:
         own = wrapping.original(module)
     return own
 
 
-def _written(forward: Forward) -> Forward:
+def _written(forward: ForwardFunction) -> ForwardFunction:
     """The function behind a compiled one."""
     return getattr(forward, WRITTEN, forward)
 
@@ -514,7 +516,7 @@ def _written(forward: Forward) -> Forward:
 def _runs_forward_of_class(module: nn.Module) -> bool:
     overrides = _overrides_in(module)
     override = None if overrides is None else overrides.attributes.get(FORWARD)
-    own = _original_forward(module) if override is None else cast(Forward, override.original)
+    own = _original_forward(module) if override is None else cast(ForwardFunction, override.original)
     return own is _missing or getattr(_written(own), "__func__", None) is type(module).forward
 
 

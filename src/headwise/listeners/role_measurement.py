@@ -43,7 +43,7 @@ from ..heads.roles import FORMAT, Roles, judge
 from ..models.batches import tracked
 from ..models.transformer_config import TransformerConfig
 from ..whole_files import whole_file
-from .active import Call, Listener, in_backward
+from .active import LayerCall, Listener, in_backward
 from .adapters import attach
 from .chosen_heads import check_any, check_count
 from .importance import ranked
@@ -275,7 +275,7 @@ class Ahead(Listener):
         self.heard: list[bool] = []
         self.thread = get_ident()  # a model may run in others, too
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         if call.kind == "self" and self.thread == get_ident():
             weights = call.weights.detach().dense()
             if weights.isnan().any():
@@ -313,7 +313,7 @@ class _Words(Listener):
         self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
         self.heard = {}
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         if self.thread != get_ident() or call.kind != "self" or in_backward():
             return
         B, W, T = self.member.shape
@@ -515,7 +515,7 @@ class _TopKeys(Listener):
         self.tokens, self.steps, self.step = tokens, steps, 0
         self.found: dict[str, Tensor] = {}  # [steps, H]; -1 where a layer did not run
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: LayerCall) -> None:
         if call.kind == "self":
             _, H, T, S = call.weights.shape
             last = call.weights.detach().select(batch=0, queries=T - 1).top(1).indices[0, :, 0, 0]  # [H]

@@ -30,10 +30,10 @@ from torch.nn import functional
 
 from ..engines import backends, kernels, plain, weights
 from ..engines.backend import Call
-from ..engines.gpu.launches import PLANS
 from ..engines.gradients import Context
 from ..engines.kernels import HALF, Kernel, KernelCall, Three
 from ..engines.plain import TILES
+from ..engines.plans import PLANS
 from ..engines.scores import HAS_MKL, Scores, turned
 from ..engines.walk import REACH
 from ..masks import CAUSAL, NOTHING_HIDDEN, Mask

@@ -1,6 +1,6 @@
 """Our kernels on a GPU, in Triton: the first pass with every rule, the second over q, k and lse.
 
-    launches.py         whether kernels can take a request; block sizes, plans, launches
+    launches.py         whether kernels can take a request; block sizes, launches
     straight_launch.py  a compiled kernel launched without Triton's own way there, where that is known
     request.py          a request as the kernels see it: descriptors, rules, lists of tiles
     tile.py             what every kernel shares: loading, the product, the rules, which tiles a block sees

@@ -18,16 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ..backend import ON_THE_WAY
+from ..plans import PLANS
 from ..scores import Scores
 from .launches import (
     FEW_QUERIES,
     NOT_SPECIAL,
-    PLANS,
     Arguments,
     interpreted,
-    kind_of,
     launch,
     multiprocessors,
+    specialization,
 )
 from .lists import own_list
 from .request import (
@@ -355,7 +355,7 @@ def _merge(prepared: Prepared, parts: Tensor, parts_lse: Tensor, out: Tensor, ls
     given = (parts, parts_lse, out, strides_of(out)[:3], lse, prepared.rules.sinks)
     constants = (Dv, max(16, triton.next_power_of_2(Dv)), max(2, triton.next_power_of_2(splits)))
     numbers = (H, T, splits, B * H * T)
-    launch(merge_kernel, (B * H * T, 1, 1), (*given, *numbers), constants, kind_of(given), out.device)
+    launch(merge_kernel, (B * H * T, 1, 1), (*given, *numbers), constants, specialization(given), out.device)
 
 
 def room_like(q: Tensor, v: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..plans import PLANS, Plans
 from ..scores import Scores
 from .attend import mixed
 from .backward import spread
-from .launches import NOT_SPECIAL, PLANS, Plans
+from .launches import NOT_SPECIAL
 from .lists import ROOM, Tables, own_list
 from .request import (
     Launch,

@@ -1,10 +1,10 @@
-"""Whether kernels can take a request, block sizes, plans, and launches. Imports no triton.
+"""Whether kernels can take a request, block sizes, and launches. Imports no triton.
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
 capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take `CAREFUL`.
 
-A compiled kernel is looked up by us, by what Triton would compile anew for (`kind_of`): its own way there
-looks at every argument each time.
+Compiled kernels are looked up here, by what Triton would compile anew for (`specialization`): Triton's own
+dispatch looks at every argument in every call.
 """
 
 from __future__ import annotations
@@ -163,49 +163,6 @@ THREADS = threading.local()  # has `bound` where a thread has launched something
 COMPILED: dict[Hashable, Kernel] = {}  # kernel and what it was specialised for -> the compiled one
 
 
-class Plans:
-    """What was found out about calls of one kind, for the next call of that kind.
-
-    A key is a tuple: who planned, then all that decides how such a call is run (shapes, strides, dtypes,
-    devices, alignment, numbers, switches). Nothing of what tensors hold is part of it, and a plan holds no
-    tensor of a call. A caller that asks `seen_before` stores a plan when a key comes the second time, because
-    most keys of a generation occur once. When there are `most` plans, all are thrown away.
-    """
-
-    most = 8192
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, ...], Any] = {}
-
-    def get(self, key: tuple[Hashable, ...]) -> Any | None:
-        """The plan; None: there is none, or not yet."""
-        return self._known.get(key)
-
-    def keep(self, key: tuple[Hashable, ...], plan: object) -> None:
-        """Store a plan under a key. If `most` keys are stored, all are removed first."""
-        if len(self._known) >= self.most and key not in self._known:
-            self._known.clear()
-        self._known[key] = plan
-
-    def seen_before(self, key: tuple[Hashable, ...]) -> bool:
-        """Return True if the key was seen before, and record that it has been seen now."""
-        if key in self._known:
-            return True
-        self.keep(key, None)
-        return False
-
-    def made_by(self, owner: Hashable) -> list[Any]:
-        """The plans of one owner."""
-        return [plan for key, plan in self._known.items() if key[0] == owner and plan is not None]
-
-    def clear(self) -> None:
-        """Throw all away."""
-        self._known.clear()
-
-
-PLANS = Plans()  # of the whole process
-
-
 def launch(
     kernel: Kernel,
     grid: tuple[int, int, int],
@@ -220,7 +177,7 @@ def launch(
 
     Args:
         constants: what the kernel is compiled for.
-        kinds: what of the arguments decides which compiled kernel it is; see `kind_of`.
+        kinds: what of the arguments decides which compiled kernel it is; see `specialization`.
         registers: most a thread may have, 0: as many as the compiler likes.
     """
     with on_device(device):
@@ -305,10 +262,10 @@ def compiled_beside(
         beside.join()
 
 
-def kind_of(x: object) -> Hashable:
+def specialization(x: object) -> Hashable:
     """What Triton compiles anew for: types, what is missing, sixteens and ones, numbers beyond 32 bits."""
     if isinstance(x, tuple):
-        return tuple([kind_of(part) for part in x])
+        return tuple([specialization(part) for part in x])
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() & 15 == 0
     if isinstance(x, int):

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launches import NOT_SPECIAL, Arguments, interpreted, kind_of, launch
+from .launches import NOT_SPECIAL, Arguments, interpreted, launch, specialization
 from .tile import BIG, HIDDEN, LOWEST_HALF, Setup, ends, key_stop, listed_rules, load_lse, long, place
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def seen_tiles(
     args = (
         seen, request.prepared.rules, heads, *numbers, request.blocks, count, step or setup.N, parts, begin
     )  # fmt: skip
-    kinds = (request.prepared.kind, kind_of(seen))
+    kinds = (request.prepared.kind, specialization(seen))
     launch(look, (seen.numel(), 1, 1), args, (request.keys_first, setup), kinds, seen.device)
     return seen.view(torch.bool)
 
@@ -447,7 +447,7 @@ def powers_of(lse: Tensor, kind: int, counted: Tensor | None = None) -> Tensor:
     padded = -(-T // ROOM) * ROOM
     out = torch.empty(B, H, padded, dtype=torch.float32, device=lse.device)
     size = 64 if interpreted() else SIZE
-    kinds = (kind, kind_of((lse, counted)))
+    kinds = (kind, specialization((lse, counted)))
     args = (lse, counted, out, H, T, padded)
     launch(powers_kernel, (B * H, triton.cdiv(padded, size), 1), args, (size,), kinds, out.device)
     return out

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..plans import PLANS
 from . import rows as by_row
-from .launches import NOT_SPECIAL, PLANS, Arguments, interpreted, kind_of, launch, ready
+from .launches import NOT_SPECIAL, Arguments, interpreted, launch, ready, specialization
 from .lists import in_order, powers_of, seen_tiles
 from .request import Launch, Prepared, Request, as_lists, rules_and_lists_by
 from .rows import Picture, added_up, cell_of
@@ -281,7 +282,7 @@ def _fold(prepared: Prepared, values: Tensor, out: Tensor, kinds: Sequence[Kind]
         (B * H, len(kinds), 1),
         (H, T, S, S - T, B * H, low, high),
         (32 if interpreted() else 1024 if T <= 1024 else 4096, placed),
-        (prepared.kind, kind_of((values, prepared.lse, out))),
+        (prepared.kind, specialization((values, prepared.lse, out))),
         4 if T <= 1024 else 8,
     )
 

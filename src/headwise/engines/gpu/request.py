@@ -18,19 +18,19 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...scoring import hidden_is_endless
 from ..one_query import KNOWN
+from ..plans import PLANS
 from ..scores import FURTHER_NUMBERS, Scores
 from .launches import (
-    PLANS,
     Arguments,
     Blocks,
     Kernel,
     blocks_for,
     compiled_beside,
     interpreted,
-    kind_of,
     launch,
     number_of,
     ready,
+    specialization,
     takes_descriptors,
 )
 from .lists import ListPlan, Tables, chunk_of, in_order, list_plan, seen_tiles, tables
@@ -119,7 +119,7 @@ class Prepared:
         number = PLANS.get(("kind", signature))
         if number is None:
             parts = self.q, self.k, strides_of(self.q), strides_of(self.k), tuple(self.rules), self.numbers
-            number = number_of(kind_of(parts))
+            number = number_of(specialization(parts))
             PLANS.keep(("kind", signature), number)
         return number
 
@@ -389,7 +389,7 @@ class Request:
         mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, strides_of(k))
         return Launch(
             kernel, grid, self.B, self.setup, self.keys_first, prepared.numbers, sizes, options,
-            number_of((prepared.kind, kind_of(mine))), prepared.device, self.tuned.warps,
+            number_of((prepared.kind, specialization(mine))), prepared.device, self.tuned.warps,
             self.tuned.registers,
         )  # fmt: skip
 

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..plans import PLANS
 from ..scores import Scores
-from .launches import NOT_SPECIAL, PLANS, kind_of, launch
+from .launches import NOT_SPECIAL, launch, specialization
 from .request import Launch, Prepared, Request, rules_and_lists_by
 from .tile import (
     BIG,
@@ -363,7 +364,8 @@ def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
     out = request.prepared.empty(B, H, *picture)
     args = (parts, out, T, parts.shape[1], picture.rows, picture.columns, parts.shape[2])
     grid = (B * H * picture.rows, triton.cdiv(picture.columns, C), 1)
-    launch(add_up, grid, args, (parts.shape[4], request.setup.M, C), kind_of((parts, out, T)), parts.device)
+    constants = (parts.shape[4], request.setup.M, C)
+    launch(add_up, grid, args, constants, specialization((parts, out, T)), parts.device)
     return out
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...scoring import hidden_is_endless
 from ..scores import Scores
-from .launches import interpreted, kind_of, launch, multiprocessors
+from .launches import interpreted, launch, multiprocessors, specialization
 from .request import as_loaded, in_float32
 from .tile import BIG, HIDDEN, LN2, LOG2E, finite, long, tanh
 
@@ -201,10 +201,10 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
         1 if seen is not None or interpreted() else 3,
     )  # fmt: skip
     numbers = (H, S, left, splits, part, reach, float(scoring.scale), float(cap))
-    kinds = kind_of((*tensors, *strides))
+    kinds = specialization((*tensors, *strides))
     launch(one_query_kernel, (B * splits, Hk, 1), (*tensors, *strides, *numbers), constants, kinds, device)
     if splits > 1:
         given = (parts, parts_lse, out, lse, sinks)
         options = (Dv, wide_v, max(2, triton.next_power_of_2(splits)), sinks is not None)
-        launch(merge_kernel, (H, B, 1), (*given, H, splits), options, kind_of(given), device)
+        launch(merge_kernel, (H, B, 1), (*given, H, splits), options, specialization(given), device)
     return out, lse

@@ -177,8 +177,8 @@ class Alike(NamedTuple):
     given: Mapping[str, object]
     rules: Mask
     scoring: Scoring
-    held: Hashable  # what of the tensors in the rules is part of a kind
-    kind: first_pass.Kind
+    held: Hashable  # what of the tensors in the rules is part of a plan key
+    key: first_pass.PlanKey
     lse_later: bool
 
 
@@ -222,10 +222,10 @@ def remember_answer(
         return
     if not isinstance(scores, Scores) or scores.scoring.has_tensors or scores.k.shape != k.shape:
         return
-    held, by, how = first_pass.rules_kind(scores), scores.mask, scores.scoring
+    held, by, how = first_pass.rules_key(scores), scores.mask, scores.scoring
     if held is first_pass.UNUSUAL or (meaning is not None and not isinstance(meaning, CompactMask)):
         return
-    same = first_pass.kind_of(q, k, v, by.left, by.right, how.scale, how.softcap, held)
+    same = first_pass.plan_key(q, k, v, by.left, by.right, how.scale, how.softcap, held)
     if same is not None:
         path = attachment.paths[module]
         run.alike.append(
@@ -273,7 +273,7 @@ def answered_alike(
         return None
     rules, scoring = alike.rules, alike.scoring
     left, right, scale = rules.left, rules.right, scoring.scale
-    if first_pass.kind_of(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.kind:
+    if first_pass.plan_key(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.key:
         return None
     lse = None
     silence.depth += 1  # quietly: this is on every layer's way
@@ -286,11 +286,11 @@ def answered_alike(
             filled = k.is_inference() or k._version > 0  # a cache, perhaps, which goes on being filled
             kept = k.clone() if filled else k
             scores = Scores(q, kept, rules, scoring)
-            plan = first_pass.known(alike.kind)
+            plan = first_pass.plan_for(alike.key)
             if kept is not k and (kept.stride() != k.stride() or (kept.data_ptr() | k.data_ptr()) & 15):
-                output, lse, _ = first_pass.answer(scores, v)  # a copy that lies otherwise is of another kind
+                output, lse, _ = first_pass.answer(scores, v)  # a copy with other strides has another key
             elif plan is None:
-                output, lse, _ = first_pass.answer(scores, v, (), alike.kind)
+                output, lse, _ = first_pass.answer(scores, v, (), alike.key)
             else:
                 output, lse, _ = plan.runner.forward(scores, v)  # nothing in it learns
         return output if attachment.note(run, path, noted, scores, lse) else None

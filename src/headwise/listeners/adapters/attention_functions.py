@@ -309,7 +309,7 @@ class FunctionCall(NamedTuple):
 # Kinds of calls
 
 
-def kind_of(code: AttentionCode, call: FunctionCall) -> Hashable:
+def call_key(code: AttentionCode, call: FunctionCall) -> Hashable:
     """Return all that may decide what a function computes, but for the numbers in its tensors."""
     module, query, key, value, mask, given = call
     own = module.__dict__

@@ -42,9 +42,9 @@ from .attention_functions import (
     AttentionCode,
     FunctionCall,
     Reading,
+    call_key,
     difference,
     draw,
-    kind_of,
     read,
     run,
 )
@@ -354,7 +354,7 @@ def _proved(code: AttentionCode, function: Function, call: FunctionCall) -> Read
     for name, x in (("attention_mask", call.mask), ("position_bias", given.get("position_bias"))):
         if x is not None and (not isinstance(x, Tensor) or x.ndim > 4):
             return f"{code.name} is given {name}={type(x).__name__}"
-    kind = kind_of(code, call)
+    kind = call_key(code, call)
     proof = code.proofs.get(kind)
     if proof is None:
         if len(code.proofs) >= MOST_KINDS:
