@@ -11,6 +11,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 
+from . import rotary
+
 
 class Right(NamedTuple):
     """A right module: `make(**arguments)` builds it; a function has no arguments and is `make` itself."""
@@ -803,6 +805,9 @@ class QueriesOneByOne(nn.Module):
 
 
 RIGHT = [
+    Right("rotary, halves", rotary.RotarySeparate, {"d_model": 24, "num_heads": 4}, "rotate_half; a mask"),
+    Right("rotary, complex", rotary.RotaryFused, {"dim": 24, "heads": 4}, "causal; neighbours; a buffer"),
+    Right("rotary, einsum", rotary.RotaryEinsum, {"d_model": 24, "n_heads": 4}, "base 500000"),
     Right(
         "four linears in a list", FourLinears, {"h": 4, "d_model": 24}, "-1e9: overflows in half, right else"
     ),

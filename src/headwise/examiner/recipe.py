@@ -192,6 +192,7 @@ class Design:
     words: str  # "a sliding window of 3 keys inside"
     numbers: dict[str, float] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    fault: str = ""  # the key of a fault, for a design that is there and wrongly made
 
 
 def steps_of(designs: Sequence[Design]) -> Mapping[str, Step]:
@@ -278,11 +279,23 @@ def turned(x: Tensor, one: Design) -> Tensor:
     n, first = int(one.numbers["channels"]), int(one.numbers["first"])
     at = torch.arange(x.shape[-2], dtype=torch.float64)
     angle = at[:, None] * one.tensors["frequencies"]  # [T, n / 2]
+    if one.numbers.get("mixed"):
+        return _turned_with_mixed_pairs(x, angle, bool(one.numbers["neighbours"]))
     a, b = pairs(x[..., first : first + n], bool(one.numbers["neighbours"]))
     cos, sin = angle.cos(), angle.sin()
     a, b = a * cos - b * sin, a * sin + b * cos
     whole = torch.stack([a, b], -1).flatten(-2) if one.numbers["neighbours"] else torch.cat([a, b], -1)
     return torch.cat([x[..., :first], whole, x[..., first + n :]], -1)
+
+
+def _turned_with_mixed_pairs(x: Tensor, angle: Tensor, neighbours: bool) -> Tensor:
+    """x [B, H, T, D] with channels paired one way and the angles [T, D / 2] laid out for the other."""
+    a, b = pairs(x, neighbours)
+    if neighbours:
+        partner, laid_out = torch.stack([-b, a], -1).flatten(-2), torch.cat([angle, angle], -1)
+    else:
+        partner, laid_out = torch.cat([-b, a], -1), angle.repeat_interleave(2, -1)
+    return x * laid_out.cos() + partner * laid_out.sin()
 
 
 def pairs(x: Tensor, neighbours: bool) -> tuple[Tensor, Tensor]:
@@ -295,7 +308,9 @@ def pairs(x: Tensor, neighbours: bool) -> tuple[Tensor, Tensor]:
 
 def _rope(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.q, state.k = turned(state.q, one), turned(state.k, one)
+        for name in ("q", "k", "v"):
+            if one.numbers.get(name, name != "v"):
+                setattr(state, name, turned(getattr(state, name), one))
 
     return {"rotate": apply}
 

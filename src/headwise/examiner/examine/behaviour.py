@@ -349,7 +349,10 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
     keys |= {k for k in parameters if "k" in k.lower() and parameters[k].ndim == 1}
     lost = [k for k, p in parameters.items() if is_dead(p) and k not in keys]
     lost += _slices_lost(caller, evidence, lost, grads)
-    if dead or lost:
+    unused = _heads_unused(caller, evidence, grads) if right and not (dead or lost) else []
+    if unused:
+        yield Finding(name, "wrong", f"no output depends on {', '.join(unused)}", "same head for all")
+    elif dead or lost:
         which = ", ".join(dead + lost[:6])
         fault = "gradients blocked" if right else None  # else a symptom of what is wrong with the numbers
         yield Finding(name, "wrong", f"no gradient reaches {which}", fault)
@@ -373,6 +376,24 @@ def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dic
         for places in evidence.origin.get(name, [])
         if bool((places >= 0).any()) and not bool(grads[places[places >= 0]].any())
     ]
+
+
+def _heads_unused(caller: Caller, evidence: Evidence, grads: dict[int, Tensor]) -> list[str]:
+    """The parts of the weights of q, k and v, of a head or more, that no output depends on."""
+    sizes, unused = caller.subject.sizes, []
+    names = {
+        re.split(r"[\[ ]", evidence.roles[role].parameter)[0] for role in "qkv" if role in evidence.roles
+    }
+    for name, parameter in caller.subject.parameters.items():
+        grad = grads.get(id(parameter))
+        if name not in names or grad is None or grad.ndim < 2:
+            continue
+        for axis, count in enumerate(grad.shape):
+            dead = int((grad.movedim(axis, 0).flatten(1) == 0).all(1).sum())
+            if dead * (grad.numel() // count) >= sizes.E * sizes.D:
+                unused.append(f"{dead} of {count} rows of {name}")
+                break
+    return unused
 
 
 def _state(caller: Caller) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from .pieces import origin_of
 from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
 from .projections import Found, error_of, find_roles
-from .recognition import long_window, recognise
+from .recognition import long_window, recognise, turned_over_another_axis
 from .rotations import SLOTS, STILL, TOLD, without_turning
 from .subject import fields_of, in_precision, signature_of
 from .surroundings import CAUGHT, files_of, problem_of, surroundings
@@ -408,7 +408,8 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     found = find_roles(caller, _truth(caller, causal), roles)
     if not found.proven:
         L = caller.subject.sizes.long
-        found, evidence.designs = recognise(caller, causal_mask(1, L, L)[0] if causal else None, found, roles)
+        hidden = causal_mask(1, L, L)[0] if causal else None
+        found, evidence.designs = recognise(caller, hidden, found, roles, texts)
     wired: list[Finding] = []
     if not found.proven and not evidence.designs and not roles and not found.unjudged:
         truth = _truth(caller, causal)
@@ -442,6 +443,9 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     evidence.conventions = conventions(caller, causal, returns, said + found.words)
     evidence.doubts = [one for one in said if isinstance(one, Doubt)]
     evidence.findings = wired + lengths + loud + findings(caller, found, evidence, recipe)
+    evidence.findings += [
+        Finding("design", "wrong", one.words, one.fault) for one in evidence.designs if one.fault
+    ]
     return caller
 
 
@@ -481,11 +485,13 @@ def _heads_major(caller: Caller) -> bool:
 def _beside(evidence: Evidence, caller: Caller, found: Found) -> list[Design]:
     """Designs that do nothing to the numbers: where the work, or its last step, is done."""
     wraps = torch_inside(caller.subject.body) if found.proven else None
+    plain = found.proven and not evidence.designs and not caller.plan.table
+    elsewhere = turned_over_another_axis(caller, found) if plain else None
     lacks = found.guess is not None and not found.guess.weights.get("o")
     split = projected_elsewhere(evidence.name, evidence.source) if lacks else None
     found.elsewhere = split is not None
     window = long_window(caller) if found.proven else None
-    return [one for one in (wraps, split, window) if one is not None]
+    return [one for one in (wraps, split, window, elsewhere) if one is not None]
 
 
 def _switched_on(caller: Caller, recipe: Recipe) -> list[Call]:

@@ -13,6 +13,7 @@ Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim, L on
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import recipe
+from ..faults import FAULTS
 from ..recipe import EVERY, Design, Given, State, Weights, normed, pairs, steps_of, turned
 from .call import Caller, inputs_for
 from .projections import NEARLY, Found, error_of, find_roles
@@ -36,10 +38,13 @@ def recognise(
     causal: Tensor | None,
     found: Found,
     roles: dict[str, str] | None,
+    texts: Sequence[str] = (),
 ) -> tuple[Found, list[Design]]:
     """The projections, found again with the designs that are inside; and these.
 
-    causal: bool [L, L], the mask it always makes, if it does.
+    Args:
+        causal: bool [L, L], the mask it always makes, if it does.
+        texts: its source, whose numbers may be the base of a rotation by position.
     """
     L = caller.subject.sizes.long
     inputs = inputs_for(caller, L, L, seed=30)
@@ -71,6 +76,12 @@ def recognise(
             inside = _inside(caller, inner, inputs, causal is not None)
             if inside:
                 inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+                if not inner.proven:
+                    inner, inside = _with_values_turned(caller, inner, inside, [(Given(*inputs, mask), bare)])
+            else:
+                inside = _wrongly_turned(caller, inner, inputs, texts)
+                if inside:
+                    inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
     shell = _around(before, after, added, inputs)
     designs = [*(one for one in shell if one.key == "norm before"), *inside]
     designs += [one for one in shell if one.key != "norm before"]
@@ -303,6 +314,102 @@ def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
                 made.words = _rope_words(theta, n, D, first, bool(neighbours))
                 return made
     return None
+
+
+def _with_values_turned(
+    caller: Caller, inner: Found, inside: list[Design], truth: list[tuple[Given, Tensor]]
+) -> tuple[Found, list[Design]]:
+    """The same, with a rotation that turns the values as well, where that explains the output."""
+    turning = [replace(one, numbers={**one.numbers, "v": 1.0}) for one in inside if one.key == "rope"]
+    if not turning:
+        return inner, inside
+    turning[0].fault, turning[0].words = "rotation of values", f"{turning[0].words}, of the values as well"
+    designs = [turning[0] if one.key == "rope" else one for one in inside]
+    found = find_roles(caller, truth, None, steps_of(designs))
+    return (found, designs) if found.proven else (inner, inside)
+
+
+BASES = (1e4, 5e5, 1e6, 1e3, 1e2)  # of rotations, the usual one first
+NUMBER = re.compile(r"(?<![\w.])\d[\d_]*(?:\.\d+)?(?:e\d+)?(?![\w.])")
+
+
+def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence[str]) -> list[Design]:
+    """A rotation by position that is there and wrongly made, or one of shared keys dealt out wrongly."""
+    try:
+        scores = caught(caller, inputs)[1]
+    except CAUGHT:
+        return []
+    if scores is None or inner.weights is None:
+        return []
+    H, weights = inner.num_heads, inner.weights
+    state = _state(weights, H, inputs)
+    D = state.q.shape[-1]
+    if D % 2:
+        return []
+    written = [float(number.replace("_", "")) for text in texts for number in NUMBER.findall(text)]
+    for base in dict.fromkeys((*BASES, *(number for number in written if number > 50))):
+        frequencies = base ** (torch.arange(D // 2, dtype=torch.float64) * -2 / D)
+        for neighbours in (0.0, 1.0):
+            numbers = {"channels": float(D), "first": 0.0, "neighbours": neighbours}
+            for fault, words, changed in WRONGLY:
+                made = Design("rope", "", {**numbers, **changed}, {"frequencies": frequencies}, fault)
+                q = turned(state.q, made) if made.numbers.get("q", 1.0) else state.q
+                k = turned(state.k, made) if made.numbers.get("k", 1.0) else state.k
+                if fit(scores, q @ k.mT) is not None:
+                    made.words = f"{_rope_words(frequencies, D, D, 0, bool(neighbours))}, {words}"
+                    return [made]
+    for way in FAULTS["groups repeated in wrong order"].ways:
+        try:
+            state = recipe.run(Given(*inputs), weights, H, way)
+        except ValueError:  # keys are not shared by groups of heads
+            break
+        rope = _rope(scores, state.q, state.k)
+        if rope is not None and fit(scores, turned(state.q, rope) @ turned(state.k, rope).mT) is not None:
+            return [rope]
+    return []
+
+
+def turned_over_another_axis(caller: Caller, found: Found) -> Design | None:
+    """A rotation of queries that goes by the head or the sample, so that no score feels it.
+
+    found: projections that are proven without any design.
+    """
+    L = caller.subject.sizes.long
+    inputs = inputs_for(caller, L, L, seed=33)
+    try:
+        ran = watch(caller, inputs)
+    except CAUGHT:
+        return None
+    if found.weights is None or found.num_heads < 2:
+        return None
+    q = _state(found.weights, found.num_heads, inputs).q  # [B, H, T, D]
+    B, H, T, D = q.shape
+    for factor in ran.factors:
+        for x in (factor, factor.transpose(1, 2)):
+            x = x.unflatten(0, (B, H)) if x.shape == (B * H, T, D) else x
+            if x.shape != q.shape or same(x, q):
+                continue
+            for scale in (1.0, D**-0.5, D**-0.25):
+                for which, still, others in (
+                    ("head", (x[:, 0], q[:, 0]), (x[:, 1:], q[:, 1:])),
+                    ("sample", (x[0], q[0]), (x[1:], q[1:])),
+                ):
+                    lengths = [one.double().norm(dim=-1) for one in others]
+                    if _near(still[0], still[1] * scale) and _near(lengths[0], lengths[1] * scale):
+                        words = f"a rotation inside that goes by the number of the {which}, not by position"
+                        return Design("rotation", words, fault="rotation over another axis")
+    return None
+
+
+def _near(x: Tensor, y: Tensor) -> bool:
+    return torch.allclose(x.double(), y.double(), rtol=1e-6, atol=1e-9)
+
+
+WRONGLY: tuple[tuple[str, str, dict[str, float]], ...] = (
+    ("rotation on one side", "of the queries alone", {"k": 0.0}),
+    ("rotation on one side", "of the keys alone", {"q": 0.0}),
+    ("rotation with mixed pairs", "with the angles laid out for other pairs", {"mixed": 1.0}),
+)
 
 
 def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> str:

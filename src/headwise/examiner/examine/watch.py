@@ -26,6 +26,7 @@ from .surroundings import CAUGHT
 
 Three = tuple[Tensor, Tensor, Tensor]
 NORMS = frozenset({"layer_norm", "rms_norm"})
+PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ bmm baddbmm einsum scaled_dot_product_attention".split())
 
 
 @dataclass(eq=False)
@@ -60,6 +61,7 @@ class Ran:
     norms: list[Norm] = field(default_factory=list)
     linear: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # (path, given, made)
     scores: list[Tensor] = field(default_factory=list)  # what went into a softmax, or an exp
+    factors: list[Tensor] = field(default_factory=list)  # what went into products of two tensors
 
 
 class _Watch(TorchFunctionMode):
@@ -74,6 +76,8 @@ class _Watch(TorchFunctionMode):
             self.ran.scores.append(args[0].detach().clone())
         elif name == "scaled_dot_product_attention":
             self.ran.scores.append(_scores(*args, **kwargs))
+        if name in PRODUCTS:
+            self.ran.factors += [x.detach().clone() for x in args if isinstance(x, Tensor) and x.ndim > 2]
         made = func(*args, **kwargs)
         if name in NORMS and args and isinstance(made, Tensor):
             self.ran.norms.append(Norm(args[0].detach().clone(), made.detach().clone(), None))

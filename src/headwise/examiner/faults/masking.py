@@ -52,6 +52,9 @@ def filled(number: float) -> Way:
     return {"hide": hide}
 
 
+TOO_SMALL = (1e5, 1e4, 1e3, 1e2, 1e1, 5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 15.0, 20.0, 30.0, 50.0)
+
+
 def _raised(number: float) -> Way:
     def hide(state: State) -> None:
         state.hidden = state.scaled
@@ -59,6 +62,12 @@ def _raised(number: float) -> Way:
             state.hidden = state.scaled + ~state.mask * number
 
     return {"hide": hide}
+
+
+def _not_a_number(state: State) -> None:
+    state.hidden = state.scaled
+    if state.mask is not None:
+        state.hidden = state.scaled.masked_fill(~state.mask, -torch.inf).masked_fill(state.mask, torch.nan)
 
 
 def _ignored(state: State) -> None:
@@ -333,8 +342,25 @@ FAULTS = [
         "It works until scores grow, and then leaks without a word.",
         REPAIR,
         "hide",
-        tuple(filled(-number) for number in (1e5, 1e4, 1e3, 1e2, 1e1)),
+        tuple(filled(-number) for number in TOO_SMALL),
         (r"masked_fill_?\(.*-\s*(1e[1-5]\b|\d{2,6}\b)", r"\*\s*-\s*(1e[1-5]\b|\d{2,6}\b)", *FILLS),
+        needs_mask=True,
+    ),
+    Fault(
+        "mask makes NaN",
+        "0 is multiplied by -inf where a key may be seen: every score becomes NaN",
+        "scores + (1 - mask) * -inf",
+        RIGHT,
+        (
+            "Print the scores after the mask.",
+            "0 * -inf is NaN, and one NaN in a row makes the whole row NaN.",
+            'Use masked_fill(mask == 0, float("-inf")), or multiply by a finite number such as -1e9.',
+        ),
+        "Every output is NaN as soon as a mask is given, and NaN spreads to every parameter in training.",
+        REPAIR,
+        "hide",
+        ({"hide": _not_a_number},),
+        (r"\*\s*(-\s*)?(float\(.-?inf|torch\.inf|math\.inf|np\.inf)", *FILLS),
         needs_mask=True,
     ),
     Fault(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..recipe import RIGHT as RIGHT_STEPS
-from ..recipe import State
+from ..recipe import State, Step
 from .fault import Fault, Way
 
 RIGHT_MERGE = "heads.transpose(1, 2).reshape(B, T, d_model)"
@@ -53,6 +53,19 @@ def _padded(state: State, one: Tensor) -> Tensor:
 
 def _first_weights(state: State) -> None:
     state.p = state.p[:, :1].expand_as(state.p)
+
+
+def _last_weights(state: State) -> None:
+    state.p = state.p[:, -1:].expand_as(state.p)
+
+
+def _values_of(head: int) -> Step:
+    """Every head mixes the values of this one."""
+
+    def apply(state: State) -> None:
+        state.v = state.v[:, head].unsqueeze(1).expand_as(state.v)
+
+    return apply
 
 
 def _reversed(state: State) -> Tensor:
@@ -163,6 +176,27 @@ MERGING = [
         "merge",
         (*_merged(lambda state: _of_all(state, state.heads[:, 0])), {"drop": _first_weights}),
         (r"\[\s*:\s*,\s*0", r"\[0\]"),
+    ),
+    Fault(
+        "same head for all",
+        "one head's keys, values or weights are used for all heads",
+        "concat(head_H, head_H, ..)",
+        "concat(head_1, head_2, ..)",
+        (
+            "Which head does each part of the joined vector come from?",
+            "An index stays the same for all heads, or a loop keeps only its last result.",
+            "Index or loop over all heads, in q, k and v alike.",
+        ),
+        "Heads that are computed alike, or thrown away, add nothing to the one that is left.",
+        REPAIR_MERGE,
+        "merge",
+        (
+            *_merged(lambda state: _of_all(state, state.heads[:, -1])),
+            {"drop": _last_weights},
+            {"drop": _values_of(0)},
+            {"drop": _values_of(-1)},
+        ),
+        (r"\[\s*:\s*,\s*:?\s*\[?-?[01]\b", r"\[(-1|0)\]", r"\bfor\b"),
     ),
     Fault(
         "heads reversed",
