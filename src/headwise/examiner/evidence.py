@@ -42,6 +42,7 @@ class Problem:
     line: int | None = None  # in the learner's file, the last of their lines on the way
     probe: str | None = None
     cell: int | None = None  # of a notebook; then the line is counted in it
+    shapes: dict[str, list[int]] = field(default_factory=dict)  # of the tensors there, by variable
 
 
 @dataclass

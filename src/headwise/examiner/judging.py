@@ -48,7 +48,8 @@ HERE = re.compile(
     r"No module named|not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs|CUDA is not available"
     r"|Torch not compiled|MPS"
 )
-UNMERGED = re.compile(r"returned a tensor \[\d+, \d+, \d+, \d+\]")
+# of a class: the heads are still apart, or nothing is returned
+UNREADABLE = re.compile(r"returned a tensor \[\d+, \d+, \d+, \d+\]|returned None;")
 UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 NO_FORWARD = re.compile(r"missing the required \"forward\"")
 SIZES = re.compile(r"heads|width|d_model|embed|dim|divisible", re.IGNORECASE)
@@ -60,8 +61,8 @@ def is_theirs(problem: Problem, evidence: Evidence) -> bool:
         return problem.kind in THEIRS
     if NO_FORWARD.search(problem.message):
         return True
-    if problem.kind == "shape" and evidence.kind == "class" and UNMERGED.search(problem.message):
-        return True  # the heads are still apart
+    if problem.kind == "shape" and evidence.kind == "class" and UNREADABLE.search(problem.message):
+        return True
     if (name := UNDEFINED.match(problem.message)) and name[1] in settings_under_main(evidence.source or ""):
         return False  # whoever runs the file has it
     if problem.kind in OURS or HERE.search(problem.message) or problem.line is None:

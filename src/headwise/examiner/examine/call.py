@@ -57,6 +57,8 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
     """
     found = list(_tensors(raw))
     if not found:
+        if raw is None:
+            raise Unreadable("it returned None; end forward with `return` and the output")
         raise Unreadable(f"it returned {type(raw).__name__} and no tensor; return the output")
     for i, tensor in enumerate(found):
         output = _output(tensor, layout, B, T, H)

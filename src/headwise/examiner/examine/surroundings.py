@@ -219,6 +219,7 @@ def silently() -> Iterator[None]:
 
 
 CAUGHT = (Exception, SystemExit)
+MOST_SHAPES = 30  # variables of a frame whose shapes are told
 
 
 class Unreadable(Exception):
@@ -244,10 +245,12 @@ def files_of(obj: object) -> frozenset[str]:
 
 def problem_of(error: BaseException, stage: str, files: frozenset[str], probe: str | None = None) -> Problem:
     """The exception, with the last line of the learner's on its way."""
-    line = None
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename in files:
-            line = frame.lineno
+    line, shapes = None, dict[str, list[int]]()
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename in files:
+            line, variables = number, frame.f_locals.items()
+            tensors = [(name, x) for name, x in variables if isinstance(x, Tensor) and name.isidentifier()]
+            shapes = {name: list(x.shape) for name, x in tensors[:MOST_SHAPES]}
     message = str(error) or type(error).__name__
     kind = "shape" if isinstance(error, Unreadable) else type(error).__name__
-    return Problem(stage, kind, message, line, probe)
+    return Problem(stage, kind, message, line, probe, shapes=shapes)

@@ -38,7 +38,9 @@ def explain(problem: Problem, source: str | None = None) -> str:
     if said is None:
         words = f"{problem.kind}: {message}" if message else problem.kind
         return f"{_where(about)}: {_ended(words)}"
-    return f"{_where(about)}: {_ended(said.what)} {_ended(said.do[0].upper() + said.do[1:])}"
+    shapes = " and ".join(f"{name} is {shape}" for name, shape in [*about.shapes.items()][:4])
+    here = f" Here {shapes}." if shapes else ""
+    return f"{_where(about)}: {_ended(said.what)}{here} {_ended(said.do[0].upper() + said.do[1:])}"
 
 
 def _ended(words: str) -> str:

@@ -115,6 +115,26 @@ class About:
                 return f" (line {line}: `{text_of(self.source or '', line)}`)"
         return ""
 
+    @cached_property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shapes of the tensors that the statement names, in its order."""
+        names = (
+            [node.id for node in ast.walk(self.statement) if isinstance(node, ast.Name)]
+            if (self.statement is not None)
+            else []
+        )
+        return {name: self.problem.shapes[name] for name in names if name in self.problem.shapes}
+
+    def assigned(self, name: str) -> ast.expr | None:
+        """What the variable was last assigned before the line, in the same function."""
+        found = None
+        for node in ast.walk(self.function) if self.function is not None else ():
+            if not isinstance(node, ast.Assign) or node.lineno >= (self.problem.line or 0):
+                continue
+            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+                found = node.value if found is None or node.lineno > found.lineno else found
+        return found
+
     def says(self, pattern: str) -> bool:
         """Whether the learner's line has this in it."""
         return re.search(pattern, self.text) is not None

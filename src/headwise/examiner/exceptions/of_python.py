@@ -228,6 +228,13 @@ def _not_callable(match: Match, about: About) -> Said:
     return Said(f"{_type(match[1])} was called like a function", do)
 
 
+def _pair_of_torch(match: Match, about: About) -> Said:
+    return Said(
+        f"{match[1]} along an axis returns two tensors, the values and where they are",
+        f"take the values: x.{match[1]}(dim=-1, keepdim=True).values, or x.a{match[1]}(dim=-1, keepdim=True)",
+    )
+
+
 def _operand(match: Match, about: About) -> Said:
     sign, one, other = match.groups()
     none = "NoneType" in (one, other)
@@ -294,6 +301,7 @@ OF_CALLS = (
         _count,
     ),
     Rule(r"'(\w+)' object is not callable", _not_callable),
+    Rule(r"unsupported operand type.*torch\.return_types\.(max|min)'", _pair_of_torch),
     Rule(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(\w+)'", _operand),
     Rule(
         r"(\w+)\(\) received an invalid combination of arguments - got \((.*?)\), but", _invalid_combination

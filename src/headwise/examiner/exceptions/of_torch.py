@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 
+from ..source.parsed import dotted
 from .about import About, Rule, Said, counted
 
 Match = re.Match[str]
@@ -79,14 +81,60 @@ def _must_match(match: Match, about: About) -> Said:
             "in the other. The transpose on this line swaps other axes than the last two",
             "write k.transpose(-2, -1), which swaps the last two whatever comes before them",
         )
+    if (said := _without_keepdim(about)) is not None:
+        return said
     return Said(
         f"two tensors do not line up: axis {axis} is {a} in one and {b} in the other, and neither is 1",
         "print both shapes before this line; a transpose, or a length taken from the wrong tensor, is likely",
     )
 
 
+REDUCES = re.compile(r"(\w+)\.(sum|mean|max|min|amax|amin|norm|std|var|logsumexp)\(")
+
+
+def _without_keepdim(about: About) -> Said | None:
+    """A sum or the like beside the tensor it was made of, whose axis is gone."""
+    found = REDUCES.search(about.text)
+    if found is None or "keepdim" in about.text:
+        return None
+    shape = about.problem.shapes.get(found[1])
+    kept = "" if shape is None else f": {[*shape[:-1], 1]} beside {shape}"
+    return Said(
+        f"{found[1]}.{found[2]}(..) drops the axis it goes over, so it no longer lines up with {found[1]}",
+        f"write {found[1]}.{found[2]}(dim=-1, keepdim=True){kept}",
+    )
+
+
+def _product_of_names(about: About) -> Said | None:
+    """left @ right, where both are variables: which size is wrong, and what it should be."""
+    for node in ast.walk(about.statement) if about.statement is not None else ():
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.MatMult):
+            continue
+        left, right = dotted(node.left), dotted(node.right)
+        a, b = about.problem.shapes.get(left), about.problem.shapes.get(right)
+        if a is None or b is None or len(a) < 2 or len(b) < 2 or a[-1] == b[-2]:
+            continue
+        what = f"the last size of {left} must be the last but one of {right}, {b[-2]}, and is {a[-1]}"
+        made = about.assigned(left)
+        if made is not None and any(_is_elementwise(each) for each in ast.walk(made)):
+            return Said(
+                what, f"weights [.., T, S] come from q @ k.transpose(-2, -1), line {made.lineno} has *"
+            )
+        return Said(what, f"make {left} {[*a[:-1], b[-2]]}, where it is assigned")
+    return None
+
+
+def _is_elementwise(node: ast.AST) -> bool:
+    """Whether it is `a * b` of two variables."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+        return False
+    return isinstance(node.left, ast.Name) and isinstance(node.right, ast.Name)
+
+
 def _batch_product(match: Match, about: About) -> Said:
     expected, got = match[1], match[2]
+    if not about.says(r"(?i)\b(k|key|keys)\b") and (said := _product_of_names(about)) is not None:
+        return said
     if about.says(r"transpose|\.m?T\b|permute|swapaxes") or not about.says(r"(?i)\b(k|key|keys)\b"):
         why, do = "the axes that are multiplied have different sizes", "print both shapes before this line"
     else:

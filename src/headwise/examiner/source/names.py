@@ -71,7 +71,7 @@ def used_too_early(tree: ast.Module, given: Collection[str]) -> Iterator[tuple[s
     yield from _too_early(tree.body, shared | set(given))
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _too_early(node.body, shared | _parameters(node))
+            yield from _too_early(_reachable(node.body), shared | _parameters(node))
 
 
 def _parameters(node: Function) -> set[str]:
@@ -422,7 +422,7 @@ class _Uses(ast.NodeVisitor):
             self.each([one.annotation for one in arguments if one is not None and one.annotation is not None])
             self.each([node.returns] if node.returns is not None else [])
         self.inside.append(node)
-        self.enter(node.name, node.lineno, [*node.body])
+        self.enter(node.name, node.lineno, [*_reachable(node.body)])
         self.inside.pop()
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 -- ast's own spelling
@@ -460,6 +460,12 @@ class _Uses(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         if not may_not_run(node.test):
             self.generic_visit(node)
+
+
+def _reachable(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements up to the first `raise` or `return`: what follows is never run."""
+    ends = [i for i, node in enumerate(body) if isinstance(node, (ast.Raise, ast.Return))]
+    return body[: ends[0] + 1] if ends else body
 
 
 def _module_names(tree: ast.Module) -> set[str]:
