@@ -395,7 +395,11 @@ def turned_over_another_axis(caller: Caller, found: Found) -> Design | None:
                     ("sample", (x[0], q[0]), (x[1:], q[1:])),
                 ):
                     lengths = [one.double().norm(dim=-1) for one in others]
-                    if _near(still[0], still[1] * scale) and _near(lengths[0], lengths[1] * scale):
+                    if (
+                        _near(still[0], still[1] * scale)
+                        and _near(lengths[0], lengths[1] * scale)
+                        and not _near(others[0], others[1] * scale)
+                    ):
                         words = f"a rotation inside that goes by the number of the {which}, not by position"
                         return Design("rotation", words, fault="rotation over another axis")
     return None
