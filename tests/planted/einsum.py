@@ -645,6 +645,17 @@ class MaskMakesNaN(PerHead):
         return scores.softmax(dim=-1)
 
 
+class PaddingBecomesNaN(PerHead):
+    """mask: bool [B, T], True where there is a token."""
+
+    def pattern(self, q, k, mask):
+        scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(self.d_head)
+        if mask is not None:
+            both = torch.einsum("bt,bs->bts", mask.float(), mask.float())
+            scores = scores.masked_fill(both[:, None] == 0, -torch.inf)
+        return scores.softmax(dim=-1)
+
+
 class WeightsScaled(PerHead):
     def pattern(self, q, k, mask):
         scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(self.d_head)
@@ -1188,6 +1199,7 @@ FAULTS = [
     ("heads interleaved", HeadsInterleaved, "[D, H]: head h takes every H-th feature"),
     ("heads reversed", HeadsReversed, "flip(2) before W_O"),
     ("same head for all", SameHeadForAll, "the index is -1 for every head"),
+    ("padding becomes NaN", PaddingBecomesNaN, "the padding mask hides rows as well as columns"),
     ("mask makes NaN", MaskMakesNaN, "0 * -inf is NaN"),
     ("weights scaled after softmax", WeightsScaled, "a mean over heads after the softmax"),
     *rotary.EINSUM,

@@ -558,6 +558,17 @@ class MaskMakesNaN(Fused):
         return attn.softmax(dim=-1) @ v
 
 
+class PaddingBecomesNaN(Fused):
+    """mask: bool [B, T], True where there is a token."""
+
+    def weigh(self, q, k, v, mask):
+        attn = (q @ k.transpose(-2, -1)) * self.scale
+        if mask is not None:
+            allowed = mask.unsqueeze(1) & mask.unsqueeze(2)  # [B, T, T]
+            attn = attn.masked_fill(~allowed.unsqueeze(1), float("-inf"))
+        return attn.softmax(dim=-1) @ v
+
+
 class WeightsScaled(Fused):
     def weigh(self, q, k, v, mask):
         attn = (q @ k.transpose(-2, -1)) * self.scale
@@ -1044,6 +1055,7 @@ FAULTS = [
     ("heads interleaved", HeadsInterleaved, "[3, D, H]: head h takes every H-th feature"),
     ("heads reversed", HeadsReversed, "flip(1) before merging"),
     ("same head for all", SameHeadForAll, "every head mixes the values of the first"),
+    ("padding becomes NaN", PaddingBecomesNaN, "the padding mask hides rows as well as columns"),
     ("mask makes NaN", MaskMakesNaN, "False * -inf is NaN"),
     ("weights scaled after softmax", WeightsScaled, "a mean over the keys after the softmax"),
     *rotary.FUSED,

@@ -630,6 +630,17 @@ class MaskMakesNaN(Separate):
         return scores.softmax(dim=-1) @ v
 
 
+class PaddingBecomesNaN(Separate):
+    """mask: [B, T], 1 where there is a token."""
+
+    def attention(self, q, k, v, mask=None):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            both = mask[:, None, None, :] * mask[:, None, :, None]
+            scores = scores.masked_fill(both == 0, float("-inf"))
+        return scores.softmax(dim=-1) @ v
+
+
 class WeightsScaled(Separate):
     def attention(self, q, k, v, mask=None):
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
@@ -1160,6 +1171,7 @@ FAULTS = [
     ("heads interleaved", HeadsInterleaved, "view(B, T, D, H): head h takes every H-th feature"),
     ("heads reversed", HeadsReversed, "concatenated from the last to the first"),
     ("same head for all", SameHeadForAll, "the loop keeps its last result alone"),
+    ("padding becomes NaN", PaddingBecomesNaN, "the padding mask hides rows as well as columns"),
     ("mask makes NaN", MaskMakesNaN, "0 * -inf is NaN"),
     ("weights scaled after softmax", WeightsScaled, "divided by sqrt(D) before and after the softmax"),
     *rotary.SEPARATE,

@@ -64,6 +64,13 @@ def _raised(number: float) -> Way:
     return {"hide": hide}
 
 
+def _without_padding_queries(state: State, mask: Tensor) -> Tensor:
+    """The mask without the rows of queries that stand where a key is hidden from all."""
+    if mask.shape[-1] != mask.shape[-2]:
+        raise ValueError("queries and keys are not the same tokens")
+    return mask & mask.any(-2).unsqueeze(-1)
+
+
 def _not_a_number(state: State) -> None:
     state.hidden = state.scaled
     if state.mask is not None:
@@ -204,7 +211,7 @@ FAULTS = [
         "A query that sees one key out of ten gets a tenth of it: outputs shrink where much is hidden.",
         REPAIR,
         "drop",
-        ({"hide": _ignored, "drop": _after},),
+        ({"hide": _ignored, "drop": _after}, filled(0.0) | {"drop": _after}),
         (r"(weights?|attn\w*|probs?|scores?|a|w|p)\s*\*=?\s*\(?~?\w*mask", r"masked_fill_?\(", *FILLS),
         needs_mask=True,
         common=True,
@@ -342,9 +349,44 @@ FAULTS = [
         "It works until scores grow, and then leaks without a word.",
         REPAIR,
         "hide",
-        tuple(filled(-number) for number in TOO_SMALL),
+        tuple(way(-number) for way in (filled, _raised) for number in TOO_SMALL),
         (r"masked_fill_?\(.*-\s*(1e[1-5]\b|\d{2,6}\b)", r"\*\s*-\s*(1e[1-5]\b|\d{2,6}\b)", *FILLS),
         needs_mask=True,
+    ),
+    Fault(
+        "padding becomes NaN",
+        "queries that are padding may see nothing: their outputs are NaN",
+        "mask[:, None, None, :] & mask[:, None, :, None], with -inf where hidden",
+        "mask[:, None, None, :]: keys that are padding are hidden, queries are not",
+        (
+            "Look at the rows of queries that are padding.",
+            "A row in which every score is -inf becomes NaN in the softmax.",
+            "Hide the keys that are padding and leave the queries alone; nobody reads their outputs.",
+        ),
+        "The next layer multiplies the NaN by a weight of 0, which is NaN again, for every token.",
+        "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
+        "hide",
+        _masks(_without_padding_queries)[:1],
+        (r"&", r"unsqueeze\(", *FILLS),
+        needs_mask=True,
+    ),
+    Fault(
+        "padding queries hidden",
+        "queries that are padding may see nothing; their outputs are finite",
+        "mask[:, None, None, :] & mask[:, None, :, None]",
+        "mask[:, None, None, :]: keys that are padding are hidden, queries are not",
+        (
+            "Look at the rows of queries that are padding.",
+            "All their keys are hidden, so their weights are equal, or 0.",
+            "Nobody reads these rows: hide the keys that are padding, that is enough.",
+        ),
+        "It changes nothing that is read, as long as the number that hides is finite.",
+        "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
+        "hide",
+        _masks(_without_padding_queries)[1:],
+        (r"&", r"unsqueeze\(", *FILLS),
+        needs_mask=True,
+        design="a mask of queries that are padding",
     ),
     Fault(
         "mask makes NaN",
