@@ -342,7 +342,10 @@ def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence
     if scores is None or inner.weights is None:
         return []
     H, weights = inner.num_heads, inner.weights
-    state = _state(weights, H, inputs)
+    try:
+        state = _state(weights, H, inputs)
+    except (RuntimeError, ValueError, IndexError):
+        return []
     D = state.q.shape[-1]
     if D % 2:
         return []
@@ -361,7 +364,7 @@ def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence
     for way in FAULTS["groups repeated in wrong order"].ways:
         try:
             state = recipe.run(Given(*inputs), weights, H, way)
-        except ValueError:  # keys are not shared by groups of heads
+        except (RuntimeError, ValueError, IndexError):  # keys are not shared by groups of heads
             break
         rope = _rope(scores, state.q, state.k)
         if rope is not None and fit(scores, turned(state.q, rope) @ turned(state.k, rope).mT) is not None:

@@ -197,6 +197,7 @@ MERGING = [
             {"drop": _values_of(-1)},
         ),
         (r"\[\s*:\s*,\s*:?\s*\[?-?[01]\b", r"\[(-1|0)\]", r"\bfor\b"),
+        said_by=("no projections", "no q and k projection", "no v projection", "shared projection"),
     ),
     Fault(
         "heads reversed",
