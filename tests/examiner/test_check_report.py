@@ -261,7 +261,9 @@ def test_what_was_not_judged_is_neither_right_nor_wrong(show: Rendering) -> None
         (Problem("limits", "timeout", "it ran for more than 60 seconds"), True),
         (Problem("limits", "memory", "it ran out of memory"), False),
         (
-            Problem("call", "shape", "it returned a tensor [3, 4, 7, 6]; the output must be [3, 7, width]"),
+            Problem(
+                "call", "shape", "it returned [3, 4, 7, 6], the output is [3, 7, width]", heads_apart=True
+            ),
             True,
         ),
         (Problem("call", "shape", "it returned a tensor [3, 5]; the output must be [3, 7, width]"), False),
@@ -502,7 +504,8 @@ def test_json_comes_back_as_it_was() -> None:
     assert back["errors"] == {"plain": 0.41, "causal": "NaN"}
     assert back["faults"][0] == {**vars(SCALE), "hints": list(HINTS)}
     assert back["conventions"]["words"] == report.conventions.words
-    assert back["roles"]["o"] == {"parameter": "W_o", "how": "gradients", "transposed": True}
+    kept = {"parameter": "W_o", "how": "gradients", "transposed": True, "path": "W_o", "start": None}
+    assert back["roles"]["o"] == kept
     assert (back["ok"], back["name"], back["first_wrong"]) == (False, "MyAttention", "the scaled scores")
 
 

@@ -42,6 +42,7 @@ class Problem:
     line: int | None = None  # in the learner's file, the last of their lines on the way
     probe: str | None = None
     cell: int | None = None  # of a notebook; then the line is counted in it
+    heads_apart: bool = False  # of the kind "shape": what came back has four axes
 
 
 @dataclass
@@ -51,6 +52,11 @@ class Role:
     parameter: str  # "W_q.weight", "heads.0.key.weight and 3 more", "qkv.weight[0:24]"
     how: str  # "names", "calls", "gradients", "given"
     transposed: bool = False  # kept as [in, out]
+    path: str = ""  # of the parameter, the first where there are several: "qkv.weight"
+    start: int | None = None  # the first of its rows, where they are a run of a larger parameter's
+
+    def __post_init__(self) -> None:
+        self.path = self.path or self.parameter
 
 
 @dataclass
@@ -102,6 +108,7 @@ class Finding:
     fault: str | None = None  # the key of the fault this is, where it has one
     line: int | None = None
     cell: int | None = None
+    parts: list[str] = field(default_factory=list)  # the parameters and inputs that it is about
 
 
 @dataclass

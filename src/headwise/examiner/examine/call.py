@@ -71,7 +71,8 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
     }
     shapes = ", ".join(map(shape_text, found[:3]))
     raise Unreadable(
-        f"it returned a tensor {shapes}; the output must be {wanted.get(layout, f'[{B}, {T}, width]')}"
+        f"it returned a tensor {shapes}; the output must be {wanted.get(layout, f'[{B}, {T}, width]')}",
+        heads_apart=found[0].ndim == 4,
     )
 
 

@@ -224,6 +224,10 @@ CAUGHT = (Exception, SystemExit)
 class Unreadable(Exception):
     """What came back is not an attention's answer: no tensor, or none of the right shape."""
 
+    def __init__(self, message: str, heads_apart: bool = False) -> None:
+        super().__init__(message)
+        self.heads_apart = heads_apart
+
 
 def files_of(obj: object) -> frozenset[str]:
     """The file names that tracebacks call the learner's code by."""
@@ -250,4 +254,5 @@ def problem_of(error: BaseException, stage: str, files: frozenset[str], probe: s
             line = frame.lineno
     message = str(error) or type(error).__name__
     kind = "shape" if isinstance(error, Unreadable) else type(error).__name__
-    return Problem(stage, kind, message, line, probe)
+    apart = isinstance(error, Unreadable) and error.heads_apart
+    return Problem(stage, kind, message, line, probe, heads_apart=apart)

@@ -206,7 +206,11 @@ def _told(
         said.append(Finding("output projection", "wrong", detail, "no output projection"))
     weights = Weights(q.weight, k.weight, v.weight, o.weight, q.bias, k.bias, v.bias, o.bias)
     every = {**three, "o": o}
-    roles = {name: Role(" and ".join(one.names), "gradients") for name, one in every.items() if one.names}
+    roles = {
+        name: Role(" and ".join(one.names), "gradients", path=one.names[0])
+        for name, one in every.items()
+        if one.names
+    }
     return replace(
         found, weights=weights, roles=roles, proven=proven, guess=None, tried=[], unjudged=""
     ), said

@@ -10,7 +10,8 @@ import threading
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
@@ -90,6 +91,91 @@ def bound_in(function: Function) -> set[str]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     return names | {node.name for node in inner_nodes(function) if isinstance(node, DEFINITIONS)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a source, and the statement, function and class around it."""
+
+    source: str | None
+    line: int | None
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        return None if self.source is None else tree_of(self.source)
+
+    @cached_property
+    def statement(self) -> ast.stmt | None:
+        """The smallest statement that holds the line."""
+        around = [one for one in self._around() if isinstance(one, ast.stmt)]
+        return min(around, key=lambda one: (one.end_lineno or one.lineno) - one.lineno, default=None)
+
+    @cached_property
+    def text(self) -> str:
+        """The learner's line; the whole statement where it goes over a few lines."""
+        if self.source is None:
+            return ""
+        line, node = text_of(self.source, self.line), self.statement
+        compound = any(hasattr(node, name) for name in ("body", "cases"))
+        if node is None or compound or node.end_lineno == node.lineno:
+            return line
+        lines = self.source.splitlines()[node.lineno - 1 : node.end_lineno]
+        whole = " ".join(one.partition(" #")[0].strip() for one in lines)
+        whole = re.sub(r"(?<=[(\[{]) | (?=[)\]}.])|,(?= ?[)\]}])", "", whole)
+        return whole if len(whole) <= 110 else line
+
+    @cached_property
+    def function(self) -> Function | None:
+        """The innermost function that holds the line."""
+        around = [one for one in self._around() if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return max(around, key=lambda one: one.lineno, default=None)
+
+    @cached_property
+    def owner(self) -> ast.ClassDef | None:
+        """The innermost class that holds the line."""
+        around = [one for one in self._around() if isinstance(one, ast.ClassDef)]
+        return max(around, key=lambda one: one.lineno, default=None)
+
+    def _around(self) -> list[ast.AST]:
+        line = self.line
+        if self.tree is None or line is None:
+            return []
+        return [
+            node
+            for node in ast.walk(self.tree)
+            if hasattr(node, "lineno") and node.lineno <= line <= (getattr(node, "end_lineno", None) or 0)
+        ]
+
+    def definition(self, name: str) -> Definition | None:
+        """A class or function of the file by its name."""
+        for node in ast.walk(self.tree) if self.tree is not None else ():
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+                return node
+        return None
+
+    @property
+    def locals(self) -> set[str]:
+        return set() if self.function is None else bound_in(self.function)
+
+    def layers(self) -> list[str]:
+        """The parts of self that the statement calls: "W_q" of `self.W_q(x)`."""
+        if self.statement is None:
+            return []
+        calls = [dotted(node.func) for node in ast.walk(self.statement) if isinstance(node, ast.Call)]
+        return list(dict.fromkeys(call[5:] for call in calls if re.fullmatch(r"self\.\w+", call)))
+
+    def where_set(self, attribute: str) -> str:
+        """Where `self.attribute` is first assigned: " (line 12: `self.W_q = nn.Linear(d, d)`)", or ""."""
+        for node in ast.walk(self.owner) if self.owner is not None else ():
+            stores = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if stores and dotted(node) == f"self.{attribute}":
+                line: int = node.lineno  # type: ignore[attr-defined]
+                return f" (line {line}: `{text_of(self.source or '', line)}`)"
+        return ""
+
+    def says(self, pattern: str) -> bool:
+        """Whether the learner's line has this in it."""
+        return re.search(pattern, self.text) is not None
 
 
 IMPORTS = {
