@@ -730,3 +730,27 @@ def test_a_design_whose_numbers_are_not_found_is_refused(monkeypatch: pytest.Mon
         ArgumentError, match=r"Rotary has a rotation by position inside .* for 6 queries and 6"
     ):
         explain(module_of("Rotary"), torch.randn(1, 6, 24))
+
+
+def test_a_window_wider_than_every_probe_is_shown() -> None:
+    names: dict[str, Any] = {}
+    exec(DESIGNS + WIDE, names)
+    torch.manual_seed(5)
+    module, x = names["Wide"](24, 4).double(), torch.randn(1, 50, 24).double()
+    found = explain(module, x)
+    assert "window" in {step.key for step in found.steps} and found.first is None
+    torch.testing.assert_close(found.fields["output"], module(x))
+
+
+WIDE = """
+
+class Wide(Rotary):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.window = 20
+
+    def place(self, scores):
+        at = torch.arange(scores.shape[-1])
+        away = at - at[:, None]
+        return (scores / math.sqrt(self.d)).masked_fill(away.abs() > self.window, -torch.inf)
+"""

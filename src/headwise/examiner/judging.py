@@ -33,9 +33,9 @@ from .faults.fault import Fault
 from .report import Named, Report
 from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
-from .source.parsed import Definition, text_of, tree_of
+from .source.names import settings_under_main
+from .source.parsed import methods_of, text_of, tree_of
 from .source.repairs import in_their_names
-from .source.under_main import settings_under_main
 
 OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
 THEIRS = {
@@ -132,25 +132,16 @@ def _advice(report: Report, evidence: Evidence) -> list[tuple[str, str]]:
 def _needed(evidence: Evidence) -> list[str]:
     """The constructor's parameters without a default."""
     tree = tree_of(evidence.source or "")
-    node = None if tree is None else _definition(tree, evidence.name)
-    body = node.body if isinstance(node, ast.ClassDef) else []
-    own = [one for one in body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-    if not own:
+    owners = [one for one in (tree.body if tree is not None else ()) if isinstance(one, ast.ClassDef)]
+    own = [methods_of(one).get("__init__") for one in owners if one.name == evidence.name]
+    if not own or own[0] is None:
         return []
     spec = own[0].args
     every = [one.arg for one in (*spec.posonlyargs, *spec.args)]
     required = every[: len(every) - len(spec.defaults)]
-    required += [
-        one.arg for one, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is None
-    ]
+    keywords = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+    required += [one.arg for one, default in keywords if default is None]
     return [one for one in required if one not in ("self", "cls")]
-
-
-def _definition(tree: ast.Module, name: str) -> Definition | None:
-    for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            return node
-    return None
 
 
 TORCHS = "torch.nn.MultiheadAttention"

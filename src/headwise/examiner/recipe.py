@@ -85,7 +85,7 @@ class State:
 
 
 Step = Callable[[State], None]
-CHANGED = ("query", "key", "value", "q", "k", "scaled", "joined", "output")  # fields that designs change
+CHANGED = ("query", "key", "value", "q", "k", "scaled", "output")  # fields that designs change
 
 
 def _inputs(state: State) -> None:
@@ -214,8 +214,6 @@ def steps_of(designs: Sequence[Design]) -> Mapping[str, Step]:
 
 def _in_turn(name: str, steps: list[tuple[Design, Step]]) -> Step:
     def apply(state: State) -> None:
-        if name == "merge":  # a design changes what was merged
-            _merge(state)
         for design, step in steps:
             before = {field: getattr(state, field, None) for field in CHANGED}
             step(state)
@@ -353,19 +351,6 @@ def _window(one: Design) -> dict[str, Step]:
     return {"place": apply}
 
 
-def _gate(one: Design) -> dict[str, Step]:
-    def apply(state: State) -> None:
-        gate = state.query @ one.tensors["gate"].T
-        if "gate bias" in one.tensors:
-            gate = gate + one.tensors["gate bias"]
-        gate = torch.sigmoid(gate)
-        if gate.shape[-1] != state.joined.shape[-1]:  # one per head
-            gate = gate.repeat_interleave(state.joined.shape[-1] // gate.shape[-1], -1)
-        state.joined = state.joined * gate
-
-    return {"merge": apply}
-
-
 def _residual(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         state.output = state.output + (state.query if one.numbers["normed"] else state.given.query)
@@ -389,7 +374,6 @@ _STEPS: dict[str, Callable[[Design], dict[str, Step]]] = {
     "own scale": _own_scale,
     "position bias": _position_bias,
     "window": _window,
-    "gate": _gate,
     "residual": _residual,
     "norm after": _norm_after,
 }

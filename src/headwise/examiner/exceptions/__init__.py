@@ -12,7 +12,7 @@ import sys
 
 from ..evidence import Problem
 from ..source.names import undefined_names
-from ..source.parsed import Place, attributes_of, import_for, nearest
+from ..source.parsed import Place, attributes_of, import_for, methods_of, nearest
 from .of_torch import OF_SIZES, OF_TYPES, Match, Rule, Said, always
 
 __all__ = ["explain"]
@@ -80,8 +80,7 @@ def _attribute(match: Match, place: Place) -> Said | None:
     kind, name = match.groups()
     node = place.definition(kind)
     if isinstance(node, ast.ClassDef):
-        have = attributes_of(node)
-        have |= {one.name for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        have = attributes_of(node) | methods_of(node).keys()
         if name in have:
             return Said(
                 f"self.{name} has no value yet: the line that assigns it{place.where_set(name)} has not run",

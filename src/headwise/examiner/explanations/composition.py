@@ -433,25 +433,27 @@ class Understood:
         Raises:
             ArgumentError: they cannot be measured.
         """
-        if not steps_of(self.evidence.designs):
-            return []
+        there = [one for one in self.evidence.designs if steps_of([one])]
+        windows = [one for one in there if _is_band(one)]  # they hold no number of the module's
+        if len(windows) == len(there):
+            return windows
         caller, T, S = self._caller, given.query.shape[1], given.key.shape[1]
         causal = None
         if self.evidence.conventions.always_causal:
             causal = torch.ones(caller.subject.sizes.long, caller.subject.sizes.long).tril().bool()
         with surroundings():
             try:
-                designs = measured(caller, causal, self.weights, self.num_heads, T, S)
+                found = measured(caller, causal, self.weights, self.num_heads, T, S) or []
             except CAUGHT:
-                designs = None
-        there = [one.key for one in self.evidence.designs if steps_of([one])]
-        if designs is None or [one.key for one in designs] != there:
+                found = []
+        designs = [one for one in found if not _is_band(one)]
+        if [one.key for one in designs] != [one.key for one in there if not _is_band(one)]:
             name, what = type(self.module).__name__, "; ".join(one.words for one in self.evidence.designs)
             raise ArgumentError(
                 f"module must have designs whose numbers can be measured: {name} has {what}, and for {T} "
                 f"queries and {S} keys they were not found; headwise explain FILE shows it"
             )
-        return designs
+        return [*designs, *windows]
 
     @undisturbed()
     def explanation(
@@ -484,6 +486,11 @@ class Understood:
             name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=report.faults,
             notes=notes, batch=batch, checked=None if report.ok else report.summary,
         )  # fmt: skip
+
+
+def _is_band(one: Design) -> bool:
+    """A window by distance alone, whatever it is computed from."""
+    return one.key == "window" and "from" in one.numbers
 
 
 def understood(module: nn.Module) -> Understood:

@@ -250,7 +250,6 @@ DESIGNS = {
     ),
     "position bias": Drawn("bias", "Add a bias by position", "{0}[t, s] = {1}[t, s] + bias[t, s]"),
     "window": Drawn("window", "Hide by position", "{0}[t, s] = {1}[t, s] inside the window, else −∞"),
-    "gate": Drawn("gate", "Gate what the heads found", "{0} = {1} · sigmoid(query · W_gateᵀ + b_gate)"),
     "residual": Drawn("residual", "Residual connection: add what went in", "{0} = {1} + {2}"),
     "norm after": Drawn("norm-after", "Normalise the output", NORM),
 }
@@ -261,12 +260,11 @@ MAPS = {  # of fields that designs change: name on the page, rows, columns
     "q": ("q", "query", "channel"),
     "k": ("k", "key", "channel"),
     "scaled": ("scaled", "query", "key"),
-    "joined": ("concat", "query", "width"),
     "output": ("output", "query", "feature"),
 }
 AFTER = {  # the step that makes such a field
     "query": "inputs", "key": "inputs", "value": "inputs", "q": "split", "k": "split", "scaled": "scale",
-    "joined": "concat", "output": "output",
+    "output": "output",
 }  # fmt: skip
 
 
@@ -369,7 +367,7 @@ def _plain_steps(
     scores, hidden = (Map(name, name, "query", "key") for name in ("scores", "hidden"))  # [B, H, T, S] each
     scaled = maps.last("scaled")
     p = Map("p", "weights p", "query", "key", "share")
-    heads, joined = Map("heads", "head output", "query", "channel"), maps.last("joined")
+    heads, joined = Map("heads", "head output", "query", "channel"), Map("joined", "concat", "query", "width")
     pairs, per_head = f"[B, H, T, S] = {[B, H, T, S]}", f"[B, H, T, D] = {[B, H, T, D]}"
     inputs = [maps.first(name) for name, _ in _SIDES]
     inputs = [replace(inputs[0], name="x")] if itself else inputs
@@ -455,10 +453,10 @@ def _plain_steps(
             f"Nothing is computed. The {H} answers to one query are laid side by side, head 0 first; the "
             "transpose comes before the reshape, or tokens would be mixed.",
             (f"[B, H, T, D] = {[B, H, T, Dv]} → [B, T, H·D] = {[B, T, H * Dv]}",),
-            (Flow(maps.first("joined"), (heads,)),),
+            (Flow(joined, (heads,)),),
         ),
         ExplainedStep(
-            "output", "Project once more: the output", f"output = {joined.name} · W_oᵀ + b_o",
+            "output", "Project once more: the output", "output = concat · W_oᵀ + b_o",
             "The last matrix mixes what the heads found: until here no head knew of another.",
             (f"[B, T, H·D] = {[B, T, H * Dv]} → [B, T, E] = {[B, T, state.weights.o.shape[0]]}",),
             (Flow(maps.first("output"), (joined, Map("w_o", "W_o", "feature", "width"))),),

@@ -15,7 +15,8 @@ from functools import cached_property, lru_cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 
 
 _parsing = threading.Lock()
@@ -80,12 +81,38 @@ def inner_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from inner_nodes(child)
 
 
+def expression(text: str) -> ast.expr:
+    """Python that has a value, as a tree."""
+    return ast.parse(text, mode="eval").body
+
+
+def methods_of(owner: ast.ClassDef) -> dict[str, Function]:
+    """The functions of a class by name; of one name the last, which is the one that is bound."""
+    return {one.name: one for one in owner.body if isinstance(one, FUNCTIONS)}
+
+
+def parameters_of(function: Function) -> list[ast.arg]:
+    """Every parameter, * and ** last."""
+    spec = function.args
+    last = [one for one in (spec.vararg, spec.kwarg) if one is not None]
+    return [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *last]
+
+
+def extent_of(node: ast.stmt) -> tuple[int, int]:
+    """First and last line."""
+    return node.lineno, node.end_lineno or node.lineno
+
+
+def is_main(node: ast.AST) -> bool:
+    """Whether it is `if __name__ == "__main__":`."""
+    return isinstance(node, ast.If) and any(
+        isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)
+    )
+
+
 def bound_in(function: Function) -> set[str]:
     """Parameters and whatever is assigned in the function itself."""
-    spec = function.args
-    parameters = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
-    names = {one.arg for one in parameters if one is not None}
-    names |= {
+    names = {one.arg for one in parameters_of(function)} | {
         node.id
         for node in inner_nodes(function)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
@@ -127,7 +154,7 @@ class Place:
     @cached_property
     def function(self) -> Function | None:
         """The innermost function that holds the line."""
-        around = [one for one in self._around() if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        around = [one for one in self._around() if isinstance(one, FUNCTIONS)]
         return max(around, key=lambda one: one.lineno, default=None)
 
     @cached_property
@@ -149,7 +176,7 @@ class Place:
     def definition(self, name: str) -> Definition | None:
         """A class or function of the file by its name."""
         for node in ast.walk(self.tree) if self.tree is not None else ():
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            if isinstance(node, DEFINITIONS) and node.name == name:
                 return node
         return None
 
@@ -313,16 +340,14 @@ def suggestion_for(
 
 def _of_class(name: str, owner: ast.ClassDef, function: Function) -> str | None:
     """Where the class has that name, only not under it."""
-    methods = {
-        one.name: one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
+    methods = methods_of(owner)
     me = function.args.args[0].arg if function.args.args else "self"
     kept = attributes_of(owner)
     if name in kept or name in methods or name in _class_level(owner):
         return f"did you mean {me}.{name}?"
     start = methods.get("__init__")
     if start is not None and start is not function and name in bound_in(start):
-        word = "an argument" if name in _arguments(start) else "a local name"
+        word = "an argument" if name in {one.arg for one in parameters_of(start)} else "a local name"
         return (
             f"it is {word} of __init__ alone: keep it there, self.{name} = {name}, and use {me}.{name} here"
         )
@@ -357,14 +382,11 @@ def _class_level(owner: ast.ClassDef) -> set[str]:
     return {target.id for group in targets for target in group if isinstance(target, ast.Name)}
 
 
-def _arguments(function: Function) -> list[str]:
-    spec = function.args
-    return [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
-
-
 def _size(name: str, function: Function) -> str | None:
     """An assignment that takes a size from the function's first tensor."""
-    tensors = [one for one in _arguments(function) if one not in NOT_TENSORS]
+    spec = function.args
+    tensors = [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+    tensors = [one for one in tensors if one not in NOT_TENSORS]
     if not tensors or tensors[0] == name or function.name == "__init__":
         return None
     source = tensors[0]
@@ -379,8 +401,6 @@ def _size(name: str, function: Function) -> str | None:
 def _assigned_elsewhere(name: str, tree: ast.Module, function: Function | None) -> str | None:
     """The first other function that has the name for itself."""
     for node in ast.walk(tree):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node is function:
-            continue
-        if name in bound_in(node):
+        if isinstance(node, FUNCTIONS) and node is not function and name in bound_in(node):
             return node.name
     return None
