@@ -276,6 +276,17 @@ def test_only_what_is_the_learners_own_doing_is_wrong(problem: Problem, judged: 
     assert (report.judged, report.exit_code) == (judged, 1 if judged else 2)
 
 
+@pytest.mark.parametrize(
+    ("part", "verdict"), [("W_q.weight", "wrong"), ("query", "wrong"), ("aux", "unknown")]
+)
+def test_what_a_finding_is_about_is_a_field_and_not_its_sentence(part: str, verdict: str) -> None:
+    detail = "no gradient reaches W_q.weight, the query, aux"
+    finding = Finding("gradients", "wrong", detail, "gradients blocked", parts=[part])
+    roles = {"q": Role("W_q.weight and 3 more", "names", path="W_q.weight")}
+    report = judge(Evidence("Mine", "class", source="x = 1\n", roles=roles, findings=[finding]))
+    assert report.findings[0].verdict == verdict
+
+
 def test_what_to_pass_is_said_for_projections_and_packages() -> None:
     report = unjudged("the projections could not be found (a.w, b.w); pass roles=", "roles")
     assert "--role q=NAME --role k=NAME" in report.counsel_for_files[0]
