@@ -18,8 +18,8 @@ from headwise.examiner.sandbox.packages_without_effect import (
     named_in,
 )
 from headwise.examiner.sandbox.without_gpu import WORDS, OnCPU, asks_for_gpu
-from headwise.examiner.source.frameworks import other_framework
-from headwise.examiner.source.under_main import names_under_main
+from headwise.examiner.source.likely_classes import other_framework
+from headwise.examiner.source.names import names_under_main
 
 ATTENTION = """{top}import torch
 from torch import nn

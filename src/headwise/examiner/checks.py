@@ -196,10 +196,8 @@ def _refuse(report: Report, refusal: Refusal) -> None:
 def _before_running(path: Path, name: str | None, source: str, cells: Cells) -> Report | None:
     """What can be said without running it: it is no Python, or uses names that nothing defines."""
     from .exceptions import explain
-    from .source.frameworks import SENTENCE, other_framework
-    from .source.likely_classes import broken_cell, candidates
-    from .source.names import undefined_names
-    from .source.under_main import settings_under_main
+    from .source.likely_classes import SENTENCE, broken_cell, candidates, other_framework
+    from .source.names import settings_under_main, undefined_names
 
     try:
         if (broken := broken_cell(source, cells)) is not None:

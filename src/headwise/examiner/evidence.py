@@ -43,6 +43,7 @@ class Problem:
     probe: str | None = None
     cell: int | None = None  # of a notebook; then the line is counted in it
     shapes: dict[str, list[int]] = field(default_factory=dict)  # of the tensors there, by variable
+    no_output: bool = False  # of the kind "shape": heads are still apart, or None came back
 
 
 @dataclass
@@ -52,6 +53,11 @@ class Role:
     parameter: str  # "W_q.weight", "heads.0.key.weight and 3 more", "qkv.weight[0:24]"
     how: str  # "names", "calls", "gradients", "given"
     transposed: bool = False  # kept as [in, out]
+    path: str = ""  # of the parameter, the first where there are several: "qkv.weight"
+    start: int | None = None  # the first of its rows, where they are a run of a larger parameter's
+
+    def __post_init__(self) -> None:
+        self.path = self.path or self.parameter
 
 
 @dataclass
@@ -103,6 +109,7 @@ class Finding:
     fault: str | None = None  # the key of the fault this is, where it has one
     line: int | None = None
     cell: int | None = None
+    parts: list[str] = field(default_factory=list)  # the parameters and inputs that it is about
 
 
 @dataclass

@@ -355,7 +355,8 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
     elif dead or lost:
         which = ", ".join(dead + lost[:6])
         fault = "gradients blocked" if right else None  # else a symptom of what is wrong with the numbers
-        yield Finding(name, "wrong", f"no gradient reaches {which}", fault)
+        parts = [*(word for word, one in words.items() if is_dead(one)), *lost]
+        yield Finding(name, "wrong", f"no gradient reaches {which}", fault, parts=parts)
     else:
         yield Finding(name, "right", "gradients reach every input and every parameter")
 
@@ -371,8 +372,7 @@ def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dic
     return [
         role.parameter
         for name in "qkvo"
-        if (role := evidence.roles.get(name)) is not None
-        and re.split(r"[\[ ]", role.parameter)[0] not in lost
+        if (role := evidence.roles.get(name)) is not None and role.path not in lost
         for places in evidence.origin.get(name, [])
         if bool((places >= 0).any()) and not bool(grads[places[places >= 0]].any())
     ]
@@ -381,6 +381,8 @@ def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dic
 def _heads_unused(caller: Caller, evidence: Evidence, grads: dict[int, Tensor]) -> list[str]:
     """The parts of the weights of q, k and v, of a head or more, that no output depends on."""
     sizes, unused = caller.subject.sizes, []
+    if not {"q", "k", "v"} <= evidence.roles.keys():
+        return []
     names = {
         re.split(r"[\[ ]", evidence.roles[role].parameter)[0] for role in "qkv" if role in evidence.roles
     }
@@ -405,7 +407,8 @@ def _state(caller: Caller) -> Iterator[Finding]:
         which = ", ".join(subject.unregistered[:4])
         layers = any(c.isdigit() for c in which) or ".weight" in which  # a plain tensor has no such name
         fault = "heads in a list" if layers else "state dict incomplete"
-        yield Finding(name, "wrong", f"state_dict() and parameters() know nothing of {which}", fault)
+        detail = f"state_dict() and parameters() know nothing of {which}"
+        yield Finding(name, "wrong", detail, fault, parts=list(subject.unregistered))
         return
     if subject.make is None:
         yield Finding(name, "right", "every weight found is in state_dict()")

@@ -58,7 +58,7 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
     found = list(_tensors(raw))
     if not found:
         if raw is None:
-            raise Unreadable("it returned None; end forward with `return` and the output")
+            raise Unreadable("it returned None; end forward with `return` and the output", no_output=True)
         raise Unreadable(f"it returned {type(raw).__name__} and no tensor; return the output")
     for i, tensor in enumerate(found):
         output = _output(tensor, layout, B, T, H)
@@ -73,7 +73,8 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
     }
     shapes = ", ".join(map(shape_text, found[:3]))
     raise Unreadable(
-        f"it returned a tensor {shapes}; the output must be {wanted.get(layout, f'[{B}, {T}, width]')}"
+        f"it returned a tensor {shapes}; the output must be {wanted.get(layout, f'[{B}, {T}, width]')}",
+        no_output=found[0].ndim == 4,
     )
 
 

@@ -128,6 +128,37 @@ def _silenced(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
                 one.copy_(was)
 
 
+def measured(
+    caller: Caller, causal: Tensor | None, weights: Weights, H: int, T: int, S: int
+) -> list[Design] | None:
+    """The designs with the numbers that this module has, for T queries and S keys; None where they cannot be.
+
+    Args:
+        causal: bool [L, L], the mask it always makes, if it does.
+        weights: the projections, which are known.
+    """
+    L = caller.subject.sizes.long
+    with torch.no_grad():
+        inputs = inputs_for(caller, L, L, seed=30)
+        given = Given(*inputs, None if causal is None else causal.expand(len(inputs[0]), L, L))
+        truth = [(given, caller.call(*inputs).output.detach().double())]
+    found, designs = recognise(caller, causal, find_roles(caller, truth, None), None)
+    if not designs or found.weights is None:
+        return None
+    placed = [one for one in designs if one.key == "position bias" or "seen" in one.tensors]
+    if placed:
+        inputs = inputs_for(caller, T, S, seed=33)
+        scores = caught(caller, inputs)[1]
+        state = _state(weights, H, inputs, [one for one in designs if one not in placed])
+        fitted = None if scores is None else fit(scores, state.q @ state.k.mT)
+        if fitted is None:
+            return None
+        for one in placed:
+            key, value = ("seen", fitted.seen) if "seen" in one.tensors else (f"{T} x {S}", fitted.bias)
+            one.tensors[key] = value
+    return designs
+
+
 def _around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -> list[Design]:
     """Norms and the residual connection, where they are a sub-layer's: one of them alone is none."""
     made: list[Design] = []
@@ -205,7 +236,10 @@ def fit(scores: Tensor, products: Tensor) -> Fit | None:
         return None
     bias = (c - scale[:, None, None] * s).mean(0)
     if float(bias.abs().max()) <= NEARLY * float(c.abs().max()):
-        bias = torch.zeros_like(bias)
+        return Fit(scale, torch.zeros_like(bias), seen)
+    whole = torch.where(seen, scores - scale[:, None, None] * products, 0.0)
+    if float((whole - whole[:1]).abs().max()) <= NEARLY * float(c.abs().max()):  # nothing was taken off rows
+        bias = whole.mean(0)
     return Fit(scale, bias, seen)
 
 

@@ -225,6 +225,10 @@ MOST_SHAPES = 30  # variables of a frame whose shapes are told
 class Unreadable(Exception):
     """What came back is not an attention's answer: no tensor, or none of the right shape."""
 
+    def __init__(self, message: str, no_output: bool = False) -> None:
+        super().__init__(message)
+        self.no_output = no_output
+
 
 def files_of(obj: object) -> frozenset[str]:
     """The file names that tracebacks call the learner's code by."""
@@ -253,4 +257,5 @@ def problem_of(error: BaseException, stage: str, files: frozenset[str], probe: s
             shapes = {name: list(x.shape) for name, x in tensors[:MOST_SHAPES]}
     message = str(error) or type(error).__name__
     kind = "shape" if isinstance(error, Unreadable) else type(error).__name__
-    return Problem(stage, kind, message, line, probe, shapes=shapes)
+    apart = isinstance(error, Unreadable) and error.no_output
+    return Problem(stage, kind, message, line, probe, shapes=shapes, no_output=apart)

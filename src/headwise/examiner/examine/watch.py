@@ -352,7 +352,8 @@ def find_latent(caller: Caller, ran: Ran, inputs: Three) -> tuple[Found, Design]
     design.words = (
         f"{names} through {widths} channels inside (latent attention{f', {norm} between' if norm else ''})"
     )
-    roles = {name: Role(pieces[0].name + pieces[0].where, "calls") for name, pieces in guess.weights.items()}
+    first = {name: pieces[0] for name, pieces in guess.weights.items()}
+    roles = {name: Role(one.name + one.where, "calls", path=one.name) for name, one in first.items()}
     return Found(made[0], roles, H, False, list(made[1]), guess=guess), design
 
 

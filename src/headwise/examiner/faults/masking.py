@@ -211,7 +211,7 @@ FAULTS = [
         "A query that sees one key out of ten gets a tenth of it: outputs shrink where much is hidden.",
         REPAIR,
         "drop",
-        ({"hide": _ignored, "drop": _after}, filled(0.0) | {"drop": _after}),
+        ({"hide": _ignored, "drop": _after}, {**filled(0.0), "drop": _after}),
         (r"(weights?|attn\w*|probs?|scores?|a|w|p)\s*\*=?\s*\(?~?\w*mask", r"masked_fill_?\(", *FILLS),
         needs_mask=True,
         common=True,

@@ -62,7 +62,7 @@ def _examine(
     from headwise.examiner.sandbox.verdicts import of_exception
     from headwise.examiner.sandbox.without_gpu import WORDS, OnCPU, asks_for_gpu, quieten
     from headwise.examiner.source.likely_classes import source_of
-    from headwise.examiner.source.under_main import NOTE, set_as_under_main
+    from headwise.examiner.source.names import NOTE, set_as_under_main
 
     limits = sys.modules[f"{confine.__name__}.limits"]
     own, end, dumps, loads, pack, header = os.getpid(), os._exit, json.dumps, json.loads, HEADER.pack, HEADER
