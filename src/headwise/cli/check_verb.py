@@ -142,7 +142,7 @@ def _check_one(
 
     def verdict(template: Template | None) -> Report:
         with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
-            from ..examiner import check_file  # and torch with it, while the template imports its own
+            from ..examiner import check_file
             from ..examiner.desk.conditions import hold_to, requirements_of
 
             required = requirements_of(words)
@@ -181,7 +181,7 @@ def _check_one(
 
 
 def template_of_checks() -> AbstractContextManager[Template | None]:
-    """Start a template process before torch is imported here; None where files cannot be run."""
+    """Start the process that imports torch, for this one needs none; None where files cannot be run."""
     from ..examiner.desk.template import Template
 
     return Template() if os.name == "posix" else nullcontext()

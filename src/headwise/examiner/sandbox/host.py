@@ -1,6 +1,8 @@
-"""The template: one process that imports torch and the examiner once, and a copy of itself for each file.
+"""The template: one process that imports torch and the examiner once, and two copies of itself for each file.
 
-    python -I -B host.py MODE CONTROL LOCK FOLDER ROOT...
+One runs the file, behind fences; the other judges it, and never runs any of it.
+
+    python -I host.py MODE CONTROL LOCK FOLDER ROOT...
 
 It is run by its path, and runs no code of a learner's, ever: that happens in the copies, behind fences.
 Whoever started it holds the other end of CONTROL. When that end is gone, so is all this started, and FOLDER:
@@ -20,6 +22,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -39,12 +42,12 @@ def package(name: str, folder: Path) -> ModuleType:
 
 
 def load_examiner() -> None:
-    """Torch on one thread, and all of headwise that an examination needs."""
+    """Torch on one thread, and all of headwise that an examination and a judgement need."""
+    package("headwise", HERE.parents[1])  # before torch: then it imports nothing that is not asked for
     import torch
 
     torch.set_num_threads(1)
-    package("headwise", HERE.parents[1])
-    from headwise.examiner.examine import examination  # noqa: F401
+    from headwise.examiner.desk import judge  # noqa: F401
     from headwise.examiner.sandbox import learner, verdicts, without_gpu  # noqa: F401
 
 
@@ -57,7 +60,7 @@ class Host:
         self.confine = package("headwise_confine", HERE / "confine")
         self.linux = sys.modules[f"{self.confine.__name__}.linux"]
         self.sweep = sys.modules[f"{self.confine.__name__}.limits"].sweep
-        self.copies: dict[int, int] = {}  # process -> the request's number
+        self.copies: dict[int, int | None] = {}  # process -> the request's number; None: a judge
 
     def serve(self, *, bare: bool) -> NoReturn:
         # What a copy left behind comes here and is ended; a copy ends with this process.
@@ -68,8 +71,10 @@ class Host:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
         if not bare:
+            gc.disable()  # of what is imported nothing is garbage
             load_examiner()
             gc.freeze()
+            gc.enable()
         self._say({"ready": os.getpid()})
         while True:
             ready, _, _ = select.select([self.control.fileno(), woken], [], [])
@@ -91,36 +96,55 @@ class Host:
             self.control.send(json.dumps(fact).encode())
 
     def _copy(self, request: dict[str, object], ends: list[int]) -> None:
-        number, folder = request["number"], Path(str(request["folder"]))
-        assert isinstance(number, int)
+        number = request.get("number")
+        assert number is None or isinstance(number, int)
         try:
             copy = os.fork()
         except OSError as error:
-            self._say({"number": number, "ended": -1, "why": str(error)})
+            if number is not None:
+                self._say({"number": number, "ended": -1, "why": str(error)})
             copy = -1
         if copy == 0:
             try:
-                self._become(folder, *ends)
+                if number is None:
+                    self._become_judge(*ends)
+                else:
+                    self._become(Path(str(request["folder"])), *ends)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(70)
         for end in ends:
             os.close(end)
         if copy > 0:
             self.copies[copy] = number
-            self._say({"number": number, "process": copy})
+            if number is not None:
+                self._say({"number": number, "process": copy})
 
     def _become(self, folder: Path, output: int, status: int, talk: int) -> NoReturn:
         """In the copy: nothing of the template's but its code and its own three pipes."""
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        self._leave_all_but(status, talk)
+        _work(folder, status, talk, self.confine)
+
+    def _become_judge(self, talk: int) -> NoReturn:
+        """In the copy that judges: it never runs what the others run, and ends with this process."""
+        self.linux.prctl(self.linux.SET_DEATH_SIGNAL, signal.SIGKILL)
+        self.linux.prctl(self.linux.SET_DUMPABLE, 0)  # nobody looks into it
+        self._leave_all_but(talk)
+        from headwise.examiner.desk.judge import serve
+
+        serve(talk)
+
+    def _leave_all_but(self, *ends: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        kept = sorted((status, talk))
         self.control.detach()
+        kept = sorted(ends)
         for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(low + 1, min(high, 2**16))
-        _work(folder, status, talk, self.confine)
 
     def _reap(self) -> None:
         while True:
@@ -155,6 +179,7 @@ class Host:
 
 
 def _work(folder: Path, status: int, talk: int, confine: ModuleType) -> NoReturn:
+    sys.dont_write_bytecode = True  # of what the learner's file imports
     spec = importlib.util.spec_from_file_location("headwise_child", HERE / "child.py")
     assert spec is not None and spec.loader is not None
     child = importlib.util.module_from_spec(spec)
