@@ -104,7 +104,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: Template
     assert list(temporary.iterdir()) == []
     assert _left(temporary) == []
     assert {each.name for each in one_template.folder.iterdir()} == {"owner", "words.txt"}
-    assert one_template.alive() and descendants_of(os.getpid()) == before
+    assert one_template.alive() and set(descendants_of(os.getpid())) <= set(before)  # a judge may have gone
     assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # not even a zombie
 
 

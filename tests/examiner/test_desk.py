@@ -342,6 +342,35 @@ def test_folders_without_an_owner_go_and_those_with_one_stay(
         one.copy(Path("7"), 0, 0, 0)
 
 
+# The command
+
+
+COMMAND = """
+import sys
+from headwise.cli import main
+code = main(["check", *sys.argv[1:], "--trust"])
+assert "torch" not in sys.modules, "the command imported torch, beside the process that it starts for that"
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["a file", "a folder"])
+def test_torch_is_imported_once_and_not_by_the_command_itself(many: bool, tmp_path: Path) -> None:
+    """It took twice as long as importing torch: the command imported it beside the process it starts."""
+    (tmp_path / "wrong.py").write_text(UNSCALED)
+    if many:
+        (tmp_path / "good.py").write_text(GOOD)
+        (tmp_path / "undefined.py").write_text(GOOD.replace("import torch\n", ""))
+    where = tmp_path if many else tmp_path / "wrong.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, str(where), "--require", "batch=first"],
+        capture_output=True, text=True, env=environment, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 1 and "no scale" in done.stdout, done.stderr
+    assert not many or ("✓ right" in done.stdout and "undefined name" in done.stdout)
+
+
 RUN = """
 import sys, time
 from headwise.examiner.desk.template import Template

@@ -47,6 +47,9 @@ def load_examiner() -> None:
     import torch
 
     torch.set_num_threads(1)
+    with suppress(ImportError):
+        import numpy.random  # what an examination would import itself, in each copy anew
+    import torch.utils._device
     from headwise.examiner.desk import judge  # noqa: F401
     from headwise.examiner.sandbox import learner, verdicts, without_gpu  # noqa: F401
 
