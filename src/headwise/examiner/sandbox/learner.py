@@ -25,7 +25,7 @@ from ..examine.plan import express
 from ..examine.surroundings import CAUGHT, problem_of, surroundings
 from ..source.likely_classes import is_notebook, load_notebook, package_root
 from ..steps.counterfactuals import Callee
-from .packages_without_effect import named_in
+from .stand_ins import named_in
 
 
 def load(path: Path, source: str) -> ModuleType:
