@@ -36,13 +36,14 @@ from headwise.examiner.desk.submissions import (
     json_line,
     write_csv,
 )
-from headwise.examiner.desk.template import Template
+from headwise.examiner.desk.template import RemoteJudge, Template
 from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
 from headwise.examiner.inquiry import judge, understand
 from headwise.examiner.report import Named, Report
 from headwise.examiner.sandbox.confine.limits import descendants_of
 from headwise.examiner.sandbox.learner import answers
 from headwise.examiner.sandbox.run import run_file
+from headwise.examiner.source.likely_classes import Cells
 
 FORGERIES = Path(__file__).parents[1] / "forged"
 
@@ -340,6 +341,15 @@ def test_folders_without_an_owner_go_and_those_with_one_stay(
     assert not one.folder.exists()
     with pytest.raises(BackendUnavailable, match="was stopped"):
         one.copy(Path("7"), 0, 0, 0)
+
+
+def test_a_judge_that_ended_is_told() -> None:
+    with Template(bare=True) as one, RemoteJudge(one, "mha.py", None, GOOD, Cells(), None, []) as judge:
+        assert one._process is not None
+        one._process.kill()
+        one._process.wait()
+        with pytest.raises(BackendUnavailable, match="a file cannot be judged: the process that judges it"):
+            judge.before_running()
 
 
 # The command
