@@ -138,11 +138,9 @@ def _check_one(
     source: str, path: Path, name: str | None, words: tuple[str, ...], options: dict[str, Any], *,
     hint: int | None, as_json: bool, csv: Path | None, watch: bool,
 ) -> NoReturn:  # fmt: skip
-    console = None if as_json else console_of("check")
-
     def verdict(template: Template | None) -> Report:
         with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
-            from ..examiner import check_file  # and torch with it, while the template imports its own
+            from ..examiner import check_file
             from ..examiner.desk.conditions import hold_to, requirements_of
 
             required = requirements_of(words)
@@ -150,7 +148,8 @@ def _check_one(
             hold_to(report, required, path)
             return report
 
-    with template_of_checks() as template:
+    with template_of_checks() as template:  # begins at once: importing torch is what takes long
+        console = None if as_json else console_of("check")
         if not watch:
             try:
                 report = verdict(template)
@@ -181,7 +180,7 @@ def _check_one(
 
 
 def template_of_checks() -> AbstractContextManager[Template | None]:
-    """Start a template process before torch is imported here; None where files cannot be run."""
+    """Start the process that imports torch, for this one needs none; None where files cannot be run."""
     from ..examiner.desk.template import Template
 
     return Template() if os.name == "posix" else nullcontext()
@@ -191,9 +190,9 @@ def _check_many(
     sources: list[str], name: str | None, words: tuple[str, ...], options: dict[str, Any], *,
     as_json: bool, csv: Path | None, jobs: int | None,
 ) -> NoReturn:  # fmt: skip
-    console = None if as_json else console_of("check")
     asked: list[tuple[Path, str | None]] = []
     with template_of_checks() as template:
+        console = None if as_json else console_of("check")
         for source in sources:
             folder = Path(source).expanduser()
             if folder.is_dir():

@@ -2,7 +2,7 @@
 attention.
 
 What an examination brings back was gathered where the learner's code runs, and that code can write into it
-what it likes. These numbers cannot be known before: they are drawn here, and compared here.
+what it likes. These numbers cannot be known before: they are drawn where the judge is, and compared there.
 """
 
 from __future__ import annotations

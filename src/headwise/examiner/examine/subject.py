@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .surroundings import FRAMEWORKS, by_default
+from .surroundings import by_default
 from .surroundings import seed as sow
-from .words import role_word, size_word
+from .words import FRAMEWORKS, role_word, size_word
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from torch.amp.autocast_mode import is_autocast_available
 from torch.overrides import TorchFunctionMode
 
 from ..evidence import Problem
+from .words import FRAMEWORKS
 
 # Made of nothing, as floats; and of numbers, as floats if those are
 FLOATS = frozenset(
@@ -41,7 +42,6 @@ ASKED = frozenset("to type type_as float half bfloat16 double view new_tensor ne
 
 AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")  # kinds that may have one
 
-FRAMEWORKS = ("torch", "pytorch_lightning", "lightning.")  # modules whose code is no learner's
 
 _now = threading.local()
 

@@ -526,14 +526,14 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     Raises:
         ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
     """
-    from ..checks import _before_running
+    from ..desk.judge import before_running
     from ..diagnose import diagnose
     from ..inquiry import judge
     from ..sandbox.run import run_file
     from ..source.likely_classes import likeliest, source_of, told_by_cell
 
     source, cells = source_of(path)
-    report = _before_running(path, name, source, cells)
+    report = before_running(path, name, source, cells)
     if report is not None:
         raise ArgumentError(
             f"file must run to be explained: {report.summary}; see headwise check {path.name}"

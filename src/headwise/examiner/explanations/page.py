@@ -18,7 +18,7 @@ from ...errors import ArgumentError
 from ...show.offline_pages import built, filled, policy
 from ...show.tables import empty_table
 from ...show.texts import plain
-from ..evidence import line_in_words
+from ..report import line_in_words
 from .explanation import differing
 from .shown_steps import POLARITY, of_key_heads
 

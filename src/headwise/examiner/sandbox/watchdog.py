@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..desk.template import Copy
 from .confine.limits import PROCESSES, descendants_of, memory_of, share_of, waited
+from .verdicts import HEADER
 
 INTERVAL = 0.05
 START_SECONDS = 120.0  # importing torch from a cold disk
@@ -25,7 +25,6 @@ STARVED = 3.0  # times the seconds it has, at most: while it waits for a process
 OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
 FOLDER_BYTES = 1 * 2**30
 FOLDER_FILES = 10_000
-HEADER = struct.Struct(">IQ")  # of a message: bytes of JSON, bytes of numbers
 MESSAGE_BYTES = 256 * 2**20
 
 

@@ -12,8 +12,7 @@ from itertools import zip_longest
 
 from ...errors import ArgumentError
 from ...show.texts import plain
-from ..evidence import Finding, Problem, line_in_words
-from ..report import Named, Other, Report
+from ..report import Finding, Named, Other, Problem, Report, line_in_words
 
 
 @dataclass(frozen=True)

@@ -422,6 +422,20 @@ class Cells:
         return "cell {}, line {}".format(*self.place(line)) if self.first_lines else f"line {line}"
 
 
+def package_root(path: Path, source: str) -> Path | None:
+    """The folder the outermost package lies in, if the file imports relative to its package."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+        return None
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder = folder.parent
+    return None if folder == path.parent else folder
+
+
 def is_notebook(path: Path) -> bool:
     """By its name."""
     return path.suffix.lower() == ".ipynb"
