@@ -16,7 +16,7 @@ from ..arguments import told
 from ..errors import ArgumentError
 from .evidence import Evidence, Problem
 from .report import Named, Report
-from .steps.single_steps import FAULTS
+from .steps import FAULTS
 
 if TYPE_CHECKING:
     from .desk.conditions import Refusal
