@@ -331,7 +331,8 @@ def _say_faults(report: Report, evidence: Evidence, verdict: Verdict) -> None:
         if finding.verdict == "unknown":
             report.not_judged.append(f"{finding.name}: {finding.detail}")
         elif finding.verdict == "wrong" and finding.fault in FAULTS:
-            named = _named(evidence, FAULTS[finding.fault], f"{finding.name}: {finding.detail}")
+            where = f"{finding.name}: " if evidence.step == "block" else ""
+            named = _named(evidence, FAULTS[finding.fault], where + finding.detail)
             if finding.line is not None:
                 named.line, named.text = finding.line, text_of(evidence.source or "", finding.line)
             _add(report, named)

@@ -123,7 +123,7 @@ class Step:
     plans: Callable[[Callee, Evidence], list[Plan]]
     accepts: Callable[[Asked], bool]
     read: Callable[[Evidence, list[Asked]], list[Reading] | Verdict]
-    refine: Callable[[Evidence, Verdict], Verdict]
+    refine: Callable[[Evidence, list[Asked], Verdict], Verdict]
     insists: bool = True
 
 
@@ -177,7 +177,9 @@ def judge(step: Step, evidence: Evidence) -> Verdict:
     if not answered:
         return Verdict(unjudged="; ".join(evidence.tried) or "it gave no tensor for any input that was tried")
     readings = step.read(evidence, answered)
-    return readings if isinstance(readings, Verdict) else step.refine(evidence, compare(readings))
+    if isinstance(readings, Verdict):
+        return readings
+    return step.refine(evidence, answered, compare(readings))
 
 
 def compare(readings: Sequence[Reading]) -> Verdict:

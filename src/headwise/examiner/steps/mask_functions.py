@@ -480,9 +480,8 @@ def _concerns(fault: StepFault, meant: frozenset[str]) -> bool:
     return bool(fault.about & meant) if meant else fault.key != "mask hides nothing"
 
 
-def _refine(evidence: Evidence, verdict: Verdict) -> Verdict:
+def _refine(evidence: Evidence, answered: list[Asked], verdict: Verdict) -> Verdict:
     """In which convention it is right or wrong, and whether its words say so, too."""
-    answered = [asked for asked in evidence.asked if asked.output is not None]
     kind, spread = _kind(answered), _spread(answered[0])
     assert kind is not None and spread is not None
     attends = kind != "added" and verdict.reading == 0

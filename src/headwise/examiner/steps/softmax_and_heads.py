@@ -5,6 +5,7 @@ Letters: B batch, T length, E width, H num_heads, D head_dim.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -258,9 +259,9 @@ def _read_softmax(evidence: Evidence, answered: list[Asked]) -> list[Reading] | 
     return [Reading(ordinary, right, [fault for fault in OF_SOFTMAX if fault.key != left_out])]
 
 
-def _refine_softmax(evidence: Evidence, verdict: Verdict) -> Verdict:
+def _refine_softmax(evidence: Evidence, answered: list[Asked], verdict: Verdict) -> Verdict:
     """Whether it is right for matrices or vectors alone, and whether it holds for large scores."""
-    asked = {each.probe: each for each in evidence.asked if each.output is not None}
+    asked = {each.probe: each for each in answered}
     if verdict.right:
         return _stressed(verdict, asked)
     if "axis" in evidence.roles:
@@ -309,7 +310,7 @@ SOFTMAX = Step(
     OF_SOFTMAX, _softmax_plans, lambda asked: asked.output is not None, _read_softmax, _refine_softmax
 )
 
-# Splitting: x is [B, T, E]
+# Splitting and merging
 
 SPLIT, MERGE = "split heads", "merge heads"
 VIEWS = (
@@ -319,63 +320,51 @@ VIEWS = (
 MOVES = (r"\.(transpose|permute|swapaxes|movedim)\(|rearrange\(|einsum\(", r"\.(view|reshape)\(", r"return")
 
 
-def _apart(question: Question) -> Tensor:
-    """[B, T, H, D], the channels of one head beside each other."""
-    return question["x"].unflatten(-1, (int(question["heads"]), -1))
+def _moved(view: str, made: str, viewed: str = "") -> Answer:
+    """Numbers that are read as the axes `view` and put in the order `made`, "bh t d": two axes become one.
+
+    An axis that is made and not read holds copies. Letters: e is the width, 1 an axis of one. For one
+    sequence there is no b.
+
+    Args:
+        view: the axes of what goes in, as it lies in memory.
+        made: the axes of the result.
+        viewed: what the result is viewed as in the end; "": as it was made.
+    """
+
+    def answer(question: Question) -> Tensor:
+        names = {"b": "batch", "t": "length", "h": "heads", "d": "head dim", "e": "width"}
+        sizes = {"1": 1, **{letter: int(question[name]) for letter, name in names.items()}}
+        absent = "b" if question["alone"] else ""
+        axes = [axis for axis in view.split() if axis != absent]
+        order = [axis for axis in made if axis not in f" 1{absent}"]
+        copies = [axis for axis in order if axis not in axes]
+        x = question["x"].reshape([sizes[axis] for axis in axes])
+        x = x.expand([sizes[axis] for axis in (*copies, *axes)])
+        x = x.permute([[*copies, *axes].index(axis) for axis in order])
+        parts = [part.replace("b", "") if absent else part for part in (viewed or made).split()]
+        return x.reshape([math.prod(sizes[axis] for axis in part) for part in parts if part])
+
+    return answer
 
 
-def _strided(question: Question) -> Tensor:
-    """[B, T, H, D], head h made of the channels h, h + H, h + 2H."""
-    return question["x"].unflatten(-1, (-1, int(question["heads"]))).transpose(-1, -2)
-
-
-def _sized(question: Question) -> tuple[int, int, int, int]:
-    B, T, E = question["x"].shape
-    H = int(question["heads"])
-    return B, T, H, E // H
-
-
-def _moved(*order: int, of: Callable[[Question], Tensor] = _apart) -> Answer:
-    return lambda question: of(question).permute(order)
-
-
-def _in_batch(*order: int, of: Callable[[Question], Tensor] = _apart) -> Answer:
-    """The same with the first two axes as one."""
-    return lambda question: of(question).permute(order).flatten(0, 1)
-
-
-def _alone(answer: Answer, *, last: Callable[[Tensor], Tensor] = lambda out: out) -> Answer:
-    """The same for one sequence, [T, E]: without the axis for the batch."""
-    return lambda question: last(answer({**question, "x": question["x"][None]}))
-
-
-def _sequence_first(answer: Answer) -> Answer:
-    return lambda question: answer({**question, "x": question["x"].transpose(0, 1)})
-
-
-SPLITS: dict[str, Answer] = {
-    "[B, H, T, D]": _moved(0, 2, 1, 3),
-    "[B, T, H, D]": _apart,
-    "[B * H, T, D]": _in_batch(0, 2, 1, 3),
-    "[H * B, T, D]": _in_batch(2, 0, 1, 3),
-    "[H, B, T, D]": _moved(2, 0, 1, 3),
-    "[B, H, D, T], for keys that are multiplied from the right": _moved(0, 2, 3, 1),
-    "[B * H, D, T], for keys that are multiplied from the right": _in_batch(0, 2, 3, 1),
-    "[B, H, T, D] of an input [T, B, E]": _sequence_first(_moved(0, 2, 1, 3)),
-    "[B * H, T, D] of an input [T, B, E]": _sequence_first(_in_batch(0, 2, 1, 3)),
+SPLITS = {
+    "[B, H, T, D]": _moved("b t h d", "b h t d"),
+    "[B, T, H, D]": _moved("b t h d", "b t h d"),
+    "[B * H, T, D]": _moved("b t h d", "bh t d"),
+    "[H * B, T, D]": _moved("b t h d", "hb t d"),
+    "[H, B, T, D]": _moved("b t h d", "h b t d"),
+    "[B, H, D, T], for keys that are multiplied from the right": _moved("b t h d", "b h d t"),
+    "[B * H, D, T], for keys that are multiplied from the right": _moved("b t h d", "bh d t"),
+    "[B, H, T, D] of an input [T, B, E]": _moved("b t h d", "t h b d"),
+    "[B * H, T, D] of an input [T, B, E]": _moved("b t h d", "th b d"),
 }
-ALONE: dict[str, Answer] = {
-    "[H, T, D]": _alone(_moved(0, 2, 1, 3), last=lambda out: out[0]),
-    "[T, H, D]": _alone(_apart, last=lambda out: out[0]),
-}
-BY_LETTERS = {  # what a docstring may ask for
-    "BHTD": "[B, H, T, D]", "BTHD": "[B, T, H, D]", "HBTD": "[H, B, T, D]",
-}  # fmt: skip
-OTHER_ORDERS = [
-    order
-    for order in permutations(range(4))
-    if order not in {(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 2, 3, 1)}
-]
+SPLITS_ALONE = {"[H, T, D]": _moved("b t h d", "b h t d"), "[T, H, D]": _moved("b t h d", "b t h d")}
+MERGES = {"[B, H, T, D]": _moved("b h t d", "b t hd"), "[B, T, H, D]": _moved("b h t d", "b h td")}
+MERGES_OF_BATCH = {"[B * H, T, D]": _moved("b h t d", "b t hd"), "[H * B, T, D]": _moved("h b t d", "b t hd")}
+MERGES_ALONE = {"[H, T, D]": _moved("b h t d", "b t hd"), "[T, H, D]": _moved("b h t d", "b h td")}
+OTHER_ORDERS = [order for order in permutations("bhtd") if "".join(order) not in {"bhtd", "bthd", "btdh"}]
+LAYOUTS = ("[B, H, T, D]", "[B, T, H, D]", "[H, B, T, D]")  # what a docstring may promise
 SPLIT_RIGHT = "x.view(B, T, H, d_k).transpose(1, 2)"
 SPLIT_REPAIR = "return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)  # [B, T, E] to [B, H, T, d_k]"
 MERGE_RIGHT = "x.transpose(1, 2).reshape(B, T, H * d_k)"
@@ -384,16 +373,6 @@ UNDONE = (
     " A merge that makes the same mistake backwards undoes it: a round trip that gives x again "
     "proves nothing."
 )
-
-
-def _viewed(question: Question) -> Tensor:
-    B, T, H, D = _sized(question)
-    return question["x"].reshape(B, H, T, D)
-
-
-def _flat_view(question: Question) -> Tensor:
-    B, T, H, D = _sized(question)
-    return question["x"].reshape(B * H, T, D)
 
 
 _split = faults_of(SPLIT, right=SPLIT_RIGHT, repair=SPLIT_REPAIR, lines=VIEWS)
@@ -407,11 +386,8 @@ OF_SPLIT = [
         "View as [B, T, H, d_k] first, then transpose(1, 2).",
         "Each head sees T / H positions in pieces and calls them T: attention compares the wrong things."
         + UNDONE,
-        _viewed, _flat_view,
-        lambda q: _viewed(q).transpose(1, 2),
-        lambda q: _flat_view(q).unflatten(0, (-1, int(q["heads"]))).transpose(0, 1),
-        lambda q: q["x"].reshape(q["heads"], q["x"].shape[0], q["x"].shape[1], -1),
-        lambda q: _flat_view(q).unflatten(0, (-1, q["x"].shape[0])),
+        _moved("b h t d", "b h t d"), _moved("b h t d", "bh t d"), _moved("b h t d", "b t h d"),
+        _moved("b h t d", "h b t d"), _moved("h b t d", "h b t d"),
     ),
     _split(
         "heads and their widths exchanged",
@@ -421,9 +397,7 @@ OF_SPLIT = [
         "H and d_k stand in each other's place.",
         "x.view(B, T, num_heads, d_k): the number of heads first.",
         "As many heads as a head should be wide, each of the wrong channels." + UNDONE,
-        lambda q: q["x"].unflatten(-1, (-1, int(q["heads"]))).transpose(1, 2),
-        lambda q: q["x"].unflatten(-1, (-1, int(q["heads"]))),
-        lambda q: q["x"].unflatten(-1, (-1, int(q["heads"]))).transpose(1, 2).flatten(0, 1),
+        _moved("b t d h", "b d t h"), _moved("b t d h", "b t d h"), _moved("b t d h", "bd t h"),
     ),
     _split(
         "channels dealt out in turn",
@@ -434,9 +408,7 @@ OF_SPLIT = [
         "View as [B, T, H, d_k]: the number of heads stands before the width of one.",
         "The projections of a trained model lie head by head: dealt out in turn, each head gets some of all."
         + UNDONE,
-        _moved(0, 2, 1, 3, of=_strided), _strided, _moved(2, 0, 1, 3, of=_strided),
-        _in_batch(0, 2, 1, 3, of=_strided),
-        _in_batch(2, 0, 1, 3, of=_strided),
+        *(_moved("b t d h", made) for made in ("b h t d", "b t h d", "h b t d", "bh t d", "hb t d")),
     ),
     _split(
         "not split",
@@ -446,7 +418,7 @@ OF_SPLIT = [
         "All channels are still in one head.",
         "View as [B, T, H, d_k], then transpose(1, 2).",
         "One softmax for all channels: a position can look at one thing at a time.",
-        lambda q: q["x"][:, None], lambda q: q["x"], lambda q: q["x"][:, :, None],
+        _moved("b t e", "b 1 t e"), _moved("b t e", "b t e"), _moved("b t e", "b t 1 e"),
         lines=(*VIEWS, r"unsqueeze|None|return"),
     ),
     _split(
@@ -457,10 +429,7 @@ OF_SPLIT = [
         "All heads hold the same numbers.",
         "View as [B, T, H, d_k] in place of repeat or expand.",
         "Heads that are all the same attend to the same.",
-        lambda q: q["x"][:, None].expand(-1, int(q["heads"]), -1, -1),
-        lambda q: q["x"][:, :, None].expand(-1, -1, int(q["heads"]), -1),
-        lambda q: q["x"].repeat(int(q["heads"]), 1, 1),
-        lambda q: q["x"].repeat_interleave(int(q["heads"]), 0),
+        *(_moved("b t e", made) for made in ("b h t e", "b t h e", "hb t e", "bh t e")),
         lines=(r"expand|repeat|stack",),
     ),
     _split(
@@ -471,10 +440,8 @@ OF_SPLIT = [
         "Heads stand beside the batch, and each is positions times channels: [B, H, T, d_k].",
         "transpose(1, 2) after the view, nothing else.",
         "q @ k^T then multiplies along another axis than the head's width." + UNDONE,
-        *(_moved(*order) for order in OTHER_ORDERS),
-        _in_batch(1, 2, 0, 3),
-        lambda q: _apart(q).flatten(0, 1),
-        lambda q: _apart(q).flatten(1, 2),
+        *(_moved("b t h d", " ".join(order)) for order in permutations("bthd")),
+        _moved("b t h d", "bt h d"), _moved("b t h d", "b th d"),
         lines=MOVES,
     ),
     _split(
@@ -509,44 +476,6 @@ OF_SPLIT = [
     ),
 ]  # fmt: skip
 
-
-# Merging: x is [B, H, T, D]
-
-
-def _merged(question: Question) -> Tensor:
-    return question["x"].transpose(-3, -2).flatten(-2)
-
-
-def _from_batch(heads_first: bool) -> Answer:
-    def answer(question: Question) -> Tensor:
-        x, H = question["x"], int(question["heads"])
-        parts = x.unflatten(0, (H, -1)).transpose(0, 1) if heads_first else x.unflatten(0, (-1, H))
-        return parts.transpose(1, 2).flatten(2)
-
-    return answer
-
-
-MERGES: dict[str, dict[str, Answer]] = {
-    "heads first": {"[B, H, T, D]": _merged, "[B, T, H, D]": lambda q: q["x"].flatten(2)},
-    "heads in the batch": {"[B * H, T, D]": _from_batch(False), "[H * B, T, D]": _from_batch(True)},
-    "one sequence": {"[H, T, D]": _merged, "[T, H, D]": lambda q: q["x"].flatten(1)},
-}
-
-
-def _joined_view(question: Question) -> Tensor:
-    B, H, T, D = question["x"].shape
-    return question["x"].reshape(B, T, H * D)
-
-
-def _joined_batch(question: Question) -> Tensor:
-    H, (BH, T, D) = int(question["heads"]), question["x"].shape
-    return question["x"].reshape(BH // H, T, H * D)
-
-
-def _reordered(order: tuple[int, ...]) -> Answer:
-    return lambda q: q["x"].permute(order).reshape(q["x"].shape[0], q["x"].shape[2], -1)
-
-
 _merge = faults_of(MERGE, right=MERGE_RIGHT, repair=MERGE_REPAIR, lines=VIEWS)
 OF_MERGE = [
     _merge(
@@ -557,7 +486,7 @@ OF_MERGE = [
         "One position of the result holds several positions of one head.",
         "transpose(1, 2) first, then reshape.",
         "Positions and heads are mixed before the output projection." + UNDONE,
-        _joined_view, _joined_batch,
+        _moved("b t e", "b t e"),
     ),
     _merge(
         "heads merged interleaved",
@@ -567,9 +496,7 @@ OF_MERGE = [
         "It reads 0, 1, 2, 0, 1, 2 instead of 0, 0, 0, 1, 1, 1.",
         "The heads come before the width of one: permute(0, 2, 1, 3).",
         "The output projection of a trained model expects head after head." + UNDONE,
-        lambda q: q["x"].permute(0, 2, 3, 1).flatten(2),
-        lambda q: q["x"].permute(0, 1, 3, 2).flatten(2),
-        lambda q: q["x"].unflatten(0, (-1, int(q["heads"]))).permute(0, 2, 3, 1).flatten(2),
+        _moved("b h t d", "b t dh"), _moved("b h t d", "b h dt"),
         lines=MOVES,
     ),
     _merge(
@@ -580,13 +507,8 @@ OF_MERGE = [
         "It must be [B, T, H, d_k]: the last two become the width.",
         "transpose(1, 2) and nothing else before the reshape.",
         "Numbers of other positions, or of other samples, end up in a position's row.",
-        *(
-            _reordered(order) for order in permutations(range(4))
-            if order not in {(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1)}
-        ),
-        lambda q: q["x"].transpose(1, 2).flatten(2).transpose(1, 2),
-        lambda q: q["x"].transpose(2, 3).flatten(1, 2),
-        lambda q: _joined_view({"x": q["x"].unflatten(0, (int(q["heads"]), -1)).transpose(0, 1)}),
+        *(_moved("b h t d", " ".join(order), "b t e") for order in OTHER_ORDERS),
+        _moved("b h t d", "b hd t"), _moved("h b t d", "b h t d", "b t e"),
         lines=MOVES,
     ),
     _merge(
@@ -597,7 +519,7 @@ OF_MERGE = [
         "It is H times as long, and as wide as one head.",
         "The heads belong beside each other: [B, T, H * d_k].",
         "The output projection takes the full width of the model.",
-        lambda q: q["x"].flatten(1, 2), lambda q: q["x"].transpose(1, 2).flatten(1, 2),
+        _moved("b h t d", "b ht d"), _moved("b h t d", "b th d"),
     ),
     _merge(
         "heads added together",
@@ -624,12 +546,10 @@ OF_MERGE = [
 SIZES = ((2, 5, 3, 8), (3, 11, 4, 6), (1, 7, 6, 4), (5, 2, 8, 3), (2, 7, 3, 5))
 BATCHES = ((3, 7), (2, 5), (1, 11), (5, 2))  # B, T, where the heads are known
 WIDTHS = (24, 12, 16, 8, 32, 64, 128, 256, 512, 768, 1024, 6, 4, 20, 30)
-SHAPES: dict[str, list[Callable[[int, int, int, int], tuple[int, ...]]]] = {  # of what is passed
-    SPLIT: [lambda B, T, H, D: (B, T, H * D), lambda B, T, H, D: (T, H * D)],
-    MERGE: [
-        lambda B, T, H, D: (B, H, T, D), lambda B, T, H, D: (B * H, T, D), lambda B, T, H, D: (H, T, D),
-    ],
-}  # fmt: skip
+SHAPES = {  # of what is passed; without b it is one sequence
+    SPLIT: ("b t e", "t e"),
+    MERGE: ("b h t d", "bh t d", "h t d"),
+}
 SIZE_NAMES = {
     **dict.fromkeys(("B", "b", "N", "bsz", "batch_size"), "batch"),
     **dict.fromkeys(("T", "t", "L", "S", "seq", "n"), "length"),
@@ -656,11 +576,11 @@ def _plans(step: str, callee: Callee, evidence: Evidence) -> list[Plan]:
     ]
 
 
-def _question(
-    shape: Callable[[int, int, int, int], tuple[int, ...]], B: int, T: int, H: int, D: int, seed: int
-) -> tuple[str, Question]:
+def _question(shape: str, B: int, T: int, H: int, D: int, seed: int) -> tuple[str, Question]:
+    letters = {"b": B, "t": T, "h": H, "d": D, "e": H * D}
+    x = numbers(*(math.prod(letters[axis] for axis in part) for part in shape.split()), seed=seed)
     sizes = {"heads": H, "head dim": D, "batch": B, "length": T, "width": H * D}
-    return f"B={B}, T={T}, H={H}, d_k={D}", {"x": numbers(*shape(B, T, H, D), seed=seed), **sizes}
+    return f"B={B}, T={T}, H={H}, d_k={D}", {"x": x, **sizes, "alone": "b" not in shape}
 
 
 def _roles(callee: Callee, evidence: Evidence) -> dict[str, str] | None:
@@ -709,27 +629,21 @@ def _built_in_sizes(callee: Callee) -> list[tuple[int, int, int, int]]:
 
 def _right(step: str, asked: Asked) -> Mapping[str, Answer]:
     """The layouts that are right for what it was asked with."""
-    x = _x(asked)
-    if step == SPLIT:
-        return ALONE if x.ndim == 2 else SPLITS
-    if x.ndim == 4:
-        return MERGES["heads first"]
-    return MERGES["one sequence" if len(x) == asked.given["heads"] else "heads in the batch"]
-
-
-def _x(asked: Asked) -> Tensor:
     x = asked.given["x"]
     assert isinstance(x, Tensor)
-    return x
+    if step == SPLIT:
+        return SPLITS_ALONE if asked.given["alone"] else SPLITS
+    if asked.given["alone"]:
+        return MERGES_ALONE
+    return MERGES if x.ndim == 4 else MERGES_OF_BATCH
 
 
 def _read(step: str, evidence: Evidence, answered: list[Asked]) -> list[Reading] | Verdict:
     return [Reading(answered, _right(step, answered[0]), OF_SPLIT if step == SPLIT else OF_MERGE)]
 
 
-def _refine(step: str, evidence: Evidence, verdict: Verdict) -> Verdict:
+def _refine(step: str, evidence: Evidence, answered: list[Asked], verdict: Verdict) -> Verdict:
     """Whether it has a number of heads or a size built in, and gives the layout that it promises."""
-    answered = [asked for asked in evidence.asked if asked.output is not None]
     if step == SPLIT and "heads" in evidence.roles and not verdict.right and not verdict.faults:
         for heads in range(2, 13):
             if _splits_into(heads, answered):
@@ -743,8 +657,11 @@ def _refine(step: str, evidence: Evidence, verdict: Verdict) -> Verdict:
 
 def _splits_into(heads: int, answered: list[Asked]) -> bool:
     """Whether the answers are right for this number of heads, whatever was asked for."""
-    fitting = [asked for asked in answered if _x(asked).shape[-1] % heads == 0]
-    as_if = [replace(asked, given={**asked.given, "heads": heads}) for asked in fitting]
+    as_if = [
+        replace(asked, given={**asked.given, "heads": heads, "head dim": int(asked.given["width"]) // heads})
+        for asked in answered
+        if int(asked.given["width"]) % heads == 0
+    ]
     return len(as_if) > 1 and bool(compare([Reading(as_if, SPLITS, ())]).right)
 
 
@@ -764,8 +681,8 @@ def _of_one_size(step: str, evidence: Evidence, answered: list[Asked], verdict: 
 
 def _as_promised(evidence: Evidence, verdict: Verdict) -> Verdict:
     """Right in a layout: whether it is the one that its own words promise."""
-    promised = BY_LETTERS.get(_promised_order(own_text(evidence)) or "", verdict.right)
-    if promised != verdict.right and verdict.right in BY_LETTERS.values():
+    promised = _promised_layout(own_text(evidence))
+    if promised in LAYOUTS and verdict.right in LAYOUTS and promised != verdict.right:
         detail = f"it says {promised}; it gives {verdict.right}"
         return verdict.becomes("split for its callers in the wrong layout", detail)
     verdict.words.append(f"it gives {verdict.right}")
@@ -780,9 +697,9 @@ LETTERS = (
 )
 
 
-def _promised_order(text: str) -> str | None:
-    """The order of four axes that its words say of what is returned, "BHTD"; None without one."""
-    order = None
+def _promised_layout(text: str) -> str:
+    """The four axes that its words say are returned, "[B, H, T, D]"; "" where they say none."""
+    layout = ""
     returned = set(re.findall(r"(?m)^\s*return\s+(\w+)\s*(?:#.*)?$", text))
     lines = [line for line in text.splitlines() if not _is_on_the_way(line, returned)]
     for inside in re.findall(r"[\[(]([^\[\]()]*)[\])]", words_in("\n".join(lines)).lower()):
@@ -791,8 +708,8 @@ def _promised_order(text: str) -> str | None:
             next((name for name, pattern in LETTERS if re.fullmatch(pattern, axis)), "?") for axis in axes
         ]
         if len(letters) == 4 and letters[0] in "BT" and sorted(["B", *letters[1:]]) == ["B", "D", "H", "T"]:
-            order = "B" + "".join(letters[1:])
-    return order
+            layout = f"[B, {', '.join(letters[1:])}]"
+    return layout
 
 
 def _is_on_the_way(line: str, returned: set[str]) -> bool:
