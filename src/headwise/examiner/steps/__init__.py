@@ -231,8 +231,8 @@ def owner_of(obj: Any) -> tuple[type | None, str]:
     cls = obj.__globals__.get(first)
     for part in others:
         cls = getattr(cls, part, None)
-    found = isinstance(cls, type) and inspect.getattr_static(cls, method, None) is obj
-    return (cls if found else None), method
+    is_theirs = isinstance(cls, type) and inspect.getattr_static(cls, method, None) is obj
+    return (cls if is_theirs else None), method
 
 
 def whole_of(obj: Any) -> Any:

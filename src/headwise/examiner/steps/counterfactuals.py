@@ -194,17 +194,25 @@ def compare(readings: Sequence[Reading]) -> Verdict:
         first_errors = first_errors or errors
     fitting: dict[str, tuple[int, str]] = {}
     for fault in dict.fromkeys(fault for reading in readings for fault in reading.faults):
-        for number, (asked, _, faults) in enumerate(readings):
-            fit = min((difference(asked, answer) for answer in fault.instead), default=float("inf"))
-            if fault in faults and fit <= NEAR:
-                many = f"{len(asked)} question{'s' * (len(asked) != 1)}"
-                detail = f"your output equals {fault.formula} to {fit:.0e}, in {many}"
+        for number, reading in enumerate(readings):
+            detail = _how_it_fits(fault, reading)
+            if detail:
                 fitting.setdefault(fault.key, (number, detail))
     if not fitting:
         return Verdict(errors=first_errors)
     key, *others = fitting
     number, detail = fitting[key]
     return Verdict("", [(key, detail)], others, number, errors=first_errors)
+
+
+def _how_it_fits(fault: StepFault, reading: Reading) -> str:
+    """That the answers are what this fault computes, in words; "" where they are not."""
+    asked = reading.asked if fault in reading.faults else ()
+    fit = min((difference(asked, answer) for answer in fault.instead), default=float("inf"))
+    if not asked or fit > NEAR:
+        return ""
+    many = f"{len(asked)} question{'s' * (len(asked) != 1)}"
+    return f"your output equals {fault.formula} to {fit:.0e}, in {many}"
 
 
 def is_right(asked: Asked, answer: Answer) -> bool:

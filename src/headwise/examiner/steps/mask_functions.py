@@ -361,23 +361,18 @@ def _is_mask(asked: Asked) -> bool:
 # Judging
 
 
-class _Marks(NamedTuple):
-    kind: str  # "bool", "0 and 1", "added", "NaN"
-    marked: Tensor  # True, 1, or what hides when added
-
-
-def _marks(mask: Tensor) -> _Marks | None:
-    """What kind of mask it is; None: none."""
+def _marks(mask: Tensor) -> tuple[str, Tensor] | None:
+    """What kind of mask it is, and what is marked: True, 1, or what hides when added. None: no mask."""
     if mask.dtype is torch.bool:
-        return _Marks("bool", mask)
+        return "bool", mask
     if mask.is_complex() or mask.numel() == 0:
         return None
     if bool(mask.isnan().any()):
-        return _Marks("NaN", mask.isnan())
+        return "NaN", mask.isnan()
     if bool(((mask == 0) | (mask == 1)).all()):
-        return _Marks("0 and 1", mask == 1)
+        return "0 and 1", mask == 1
     hides = mask <= -1e4
-    return _Marks("added", hides) if bool((hides | (mask == 0)).all()) else None
+    return ("added", hides) if bool((hides | (mask == 0)).all()) else None
 
 
 class _Spread(NamedTuple):

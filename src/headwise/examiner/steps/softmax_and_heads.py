@@ -570,9 +570,11 @@ def _plans(step: str, callee: Callee, evidence: Evidence) -> list[Plan]:
         evidence.tried.append("it takes no number of heads, and no width of 1 to 1024 was split by it")
         return []
     evidence.embed_dim, evidence.num_heads = sizes[0][2] * sizes[0][3], sizes[0][2]
+    knows_heads = len(roles) > 1 or callee.heads is not None  # who does not cannot find them in a batch
     return [
         Plan(roles, [_question(shape, *each, seed=i + 11) for i, each in enumerate(sizes)])
         for shape in SHAPES[step]
+        if knows_heads or shape != "bh t d"
     ]
 
 

@@ -15,6 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -321,23 +322,19 @@ def _watch(body: nn.Module, inputs: Inputs, named: dict[str, object], evidence: 
 
 def _hooks(parts: Sequence[tuple[str, str, nn.Module]], log: list[Asked]) -> Iterator[Any]:
     """Each part writes down its calls, and so do the layers of a feed-forward."""
-    for kind, path, module in parts:
-        yield module.register_forward_hook(_note(f"{kind}: {path}", log), with_kwargs=True)
-        for name, layer in module.named_modules() if kind == "feed-forward" else ():
-            if isinstance(layer, nn.Linear):
-                note = _note(f"inner: {path}.{name}", log)
-                yield layer.register_forward_hook(note, with_kwargs=True)
 
-
-def _note(probe: str, log: list[Asked]) -> Any:
-    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def note(probe: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         every = (*args, *kwargs.values())
         tensors = [x for x in every if isinstance(x, Tensor) and x.is_floating_point()]
         if tensors:
             inputs = {f"in {number}": x.detach().clone() for number, x in enumerate(tensors[:3])}
             log.append(Asked(probe, dict(inputs), first_array(output).clone()))
 
-    return note
+    for kind, path, module in parts:
+        yield module.register_forward_hook(partial(note, f"{kind}: {path}"), with_kwargs=True)
+        for name, layer in module.named_modules() if kind == "feed-forward" else ():
+            if isinstance(layer, nn.Linear):
+                yield layer.register_forward_hook(partial(note, f"inner: {path}.{name}"), with_kwargs=True)
 
 
 def _fresh(value: object) -> Any:
@@ -347,9 +344,7 @@ def _fresh(value: object) -> Any:
     return value
 
 
-def _look_at_samples(
-    body: nn.Module, inputs: Inputs, named: dict[str, object], evidence: Evidence
-) -> None:  # fmt: skip
+def _look_at_samples(body: nn.Module, inputs: Inputs, named: dict[str, object], evidence: Evidence) -> None:
     """Whether its output is finite, and samples of a batch keep to themselves."""
     names = {name: role for name, x in named.items() for role in inputs if x is inputs[role]}
 
@@ -418,7 +413,7 @@ OTHER_AXES = {
     (0, 1): "samples and positions together", (0, 1, 2): "everything at once",
 }  # fmt: skip
 Sum = frozenset[str]  # names of tensors that are added
-Told = tuple[str, str]  # a fault's key, and how we know
+Mistake = tuple[str, str]  # a fault's key, and how we know
 X = frozenset({"x"})
 
 
@@ -531,7 +526,7 @@ class _Way:
     stream: Sum
     cost: float = 0.0
     norms: tuple[str, ...] = ()  # for each part: "before", "after", "inside", "both", ""
-    faults: tuple[Told, ...] = ()
+    faults: tuple[Mistake, ...] = ()
     parallel: bool = False
 
 
@@ -594,7 +589,7 @@ def _entries(flow: _Flow, way: _Way, into: Sum, is_first: bool) -> Iterator[tupl
 
 def _residuals(
     flow: _Flow, way: _Way, part: _Part, into: Sum, is_first: bool
-) -> Iterator[tuple[Sum, float, list[Told]]]:
+) -> Iterator[tuple[Sum, float, list[Mistake]]]:
     """What may be added to the part's output, what that costs, and the fault that it is."""
     yield way.stream, 0.0, []
     missing = f"no residual around {part.kind}"
@@ -667,7 +662,7 @@ def _has_no_activation(feed: _Part) -> bool:
     return first is not None and isinstance(into, Tensor) and apart(into, first) < 1e-9
 
 
-def _feed_faults(feed: _Part) -> Iterator[Told]:
+def _feed_faults(feed: _Part) -> Iterator[Mistake]:
     """An activation that is missing, and one that is too many."""
     if _has_no_activation(feed):
         detail = f"what leaves the first layer of {feed.path} enters the second as it is"
@@ -679,7 +674,7 @@ def _feed_faults(feed: _Part) -> Iterator[Told]:
             yield "activation after the feed-forward", f"{name} follows the last layer of {feed.path}"
 
 
-def _norm_axes(parts: Sequence[_Part]) -> Iterator[Told]:
+def _norm_axes(parts: Sequence[_Part]) -> Iterator[Mistake]:
     """Norms that are right over another axis than the last."""
     for part in parts:
         x = part.inputs[0]
@@ -717,7 +712,7 @@ def _norm_words(way: _Way) -> list[str]:
     return words
 
 
-def _missing_norms(way: _Way, parts: Sequence[_Part], evidence: Evidence) -> Iterator[Told]:
+def _missing_norms(way: _Way, parts: Sequence[_Part], evidence: Evidence) -> Iterator[Mistake]:
     """Norms that are not there, and one that is used twice."""
     if set(way.norms) == {""}:
         yield "block without norms", "no norm was called between the parts"
@@ -745,8 +740,8 @@ class _TimesValues:
         self.__name__, self.__code__ = getattr(body, "__name__", "weights"), getattr(body, "__code__", None)
         ours = list(inspect.signature(body).parameters.values())
         value = inspect.Parameter("value", inspect.Parameter.KEYWORD_ONLY)
-        last = [one for one in ours if one.kind is one.VAR_KEYWORD]
-        self.__signature__ = inspect.Signature([*(one for one in ours if one not in last), value, *last])
+        last = [each for each in ours if each.kind is each.VAR_KEYWORD]
+        self.__signature__ = inspect.Signature([*(each for each in ours if each not in last), value, *last])
 
     def __call__(self, *args: Any, value: Tensor, **named: Any) -> Tensor:
         made = self.body(*args, **named)
@@ -766,17 +761,18 @@ def examine_scores(callee: Callee, evidence: Evidence, wanted: Wanted) -> None:
         ("plain", {"query": numbers(*shape, seed=3), "key": numbers(*shape, seed=4)}) for shape in shapes
     ]
     first = callee.first_answer(questions, lambda asked: asked.output is not None)
+    evidence.asked.append(first)
     if first.output is None:
         assert first.problem is not None
-        evidence.asked.append(first)
         evidence.problems.append(first.problem)
         return
-    callee.ask(evidence, "plain", first.given)
     query, made = first.given["query"], list(first.output.shape)
     assert isinstance(query, Tensor)
     if made != [*query.shape[:-1], query.shape[-2]]:
         evidence.tried.append(f"for q and k {list(query.shape)} it gives {made}, neither scores nor weights")
         return
+    _, touched = callee.answer("plain", first.given)
+    evidence.findings += [] if touched is None else [callee.modified(touched)]
     evidence.step = "scores" if bool((first.output < 0).any()) else "weights"
     _examine_as_attention(callee, evidence, wanted)
 
