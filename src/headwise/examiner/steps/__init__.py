@@ -41,11 +41,11 @@ from .counterfactuals import (
 )
 
 ROOMS = {
-    "A softmax of the learner's own": softmax_and_heads.OF_SOFTMAX,
+    "A softmax of the learner's own": softmax_and_heads.SOFTMAX.faults,
     "Splitting the width into heads, and merging the heads again: numbers are only put elsewhere": [
-        *softmax_and_heads.OF_SPLIT, *softmax_and_heads.OF_MERGE,
+        *softmax_and_heads.SPLITTING.faults, *softmax_and_heads.MERGING.faults,
     ],
-    "Functions that make a mask: the future hidden, padding hidden, or both": mask_functions.FAULTS,
+    "Functions that make a mask: the future hidden, padding hidden, or both": mask_functions.MASK.faults,
     "What can be wrong with a Transformer block": wholes.FAULTS,
 }  # fmt: skip
 OWN = [fault for room in ROOMS.values() for fault in room]
