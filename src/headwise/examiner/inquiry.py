@@ -14,7 +14,7 @@ from .examine.surroundings import CAUGHT, files_of, problem_of, surroundings, un
 from .judging import judge_whole
 from .report import Report
 from .source.parsed import tree_of
-from .steps.single_steps import bound, examine_step, judge_step, owner_of, step_of, whole_of
+from .steps import bound, examine_step, judge_step, owner_of, step_of, whole_of
 from .steps.wholes import told_as
 
 if TYPE_CHECKING:

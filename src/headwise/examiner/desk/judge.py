@@ -35,7 +35,7 @@ from ..source.likely_classes import (
     other_framework,
 )
 from ..source.names import Undefined, settings_under_main, undefined_names
-from ..steps.single_steps import FAULTS
+from ..steps import FAULTS
 from .conditions import Refusal, conditions_of
 from .secrets import Secrets
 
