@@ -177,7 +177,7 @@ def check_file(
             _refuse(report, refusal)
         elif outcome.evidence is not None and outcome.problem is not None and not report.faults:
             report.judged = False  # it was examined, and ended while it was asked again
-        report.protections = outcome.protections
+        report.protections, report.missing_protections = outcome.protections, outcome.missing
     report.line = line_of_name(source, report.name)
     told_by_cell(report, cells)
     report.on_command_line = True

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..desk.template import Copy
-from .confine.limits import PROCESSES, descendants_of, memory_of, share_of, waited
+from .confine.limits import PROCESSES, descendants_of, memory_of, processor_time, share_of, waited
 
 INTERVAL = 0.05
 START_SECONDS = 120.0  # importing torch from a cold disk
 PATIENCE = 3.0  # for a process that was asked where it is
-STARVED = 3.0  # times the seconds it has, at most: while it waits for a processor its time does not run
+STARVED = 30.0  # times the seconds it has, at most: while it waits for a processor its time does not run
 OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
 FOLDER_BYTES = 1 * 2**30
 FOLDER_FILES = 10_000
@@ -57,6 +57,7 @@ class Watch:
         self.killed_for: str | None = None
         self.started: float | None = None  # when the learner's file began to run
         self.took = 0.0
+        self._used_before = 0.0  # seconds of processor time when the learner's file began
         self.printed = 0
         self._head, self._tail = bytearray(), bytearray()
         self._output, self._status, self._talk, self._pending = output, status, talk, b""
@@ -161,6 +162,7 @@ class Watch:
             self.facts |= json.loads(line)
         if "ready" in self.facts and self.started is None:
             self.started = time.monotonic()
+            self._used_before = sum(map(processor_time, self._family()))
         return bool(piece)
 
     def _family(self) -> list[int]:
@@ -177,11 +179,17 @@ class Watch:
         crowd = len(family) > PROCESSES // 2
         if len(family) > PROCESSES or (crowd and elapsed > self.seconds):
             return "processes"
-        if elapsed > self.seconds and elapsed > self.seconds + self._starved(family):
+        if elapsed > self.seconds and self._is_late(family, elapsed):
             return "timeout"
         if self._used(family) > self.memory:
             return "processes" if crowd else "memory"
         return "files" if _too_large(self.folder) else None
+
+    def _is_late(self, family: list[int], elapsed: float) -> bool:
+        """Whether it used its seconds of a processor, or as many again without one: asleep, or at a disk."""
+        working = max(sum(map(processor_time, family)) - self._used_before, 0.0)
+        asleep = elapsed - working - self._starved(family)
+        return working > self.seconds or asleep > self.seconds
 
     def _used(self, family: list[int]) -> int:
         """Bytes beyond what torch and headwise took before the learner's file began."""
