@@ -99,9 +99,9 @@ def check_plain(path: Path) -> None:
 def own_files(submissions: Sequence[Path], folders: Sequence[Path]) -> dict[Path, OwnFiles]:
     """What each of them may read.
 
-    A folder in which lies one submission alone is its own, with all that is in it. So is a folder below one
-    of `folders`, as in a folder for each student, but for other submissions in it that hold attention. What
-    lies directly in one of `folders`, beside others, reads itself and what it imports by its own text.
+    A folder in which one submission alone holds attention is its own, with all in it. So is a folder below
+    one of `folders`, as in a folder for each student, but for other submissions in it that hold attention.
+    What lies directly in one of `folders`, beside others, reads itself and what it imports by its own text.
 
     Args:
         submissions: absolute paths of plain files.
@@ -114,21 +114,13 @@ def own_files(submissions: Sequence[Path], folders: Sequence[Path]) -> dict[Path
     result = {}
     for path in submissions:
         home = _home(path, tops[path])
-        others = [
-            other
-            for other in submissions
-            if other != path
-            and attends[other]
-            and home in other.parents
-            and other not in imported[path]
-            and path not in imported[other]
-        ]
-        beneath = any(folder in home.parents for folder in folders)
-        if others and not beneath:
+        others = [each for each in submissions if each != path and attends[each] and home in each.parents]
+        if others and not any(folder in home.parents for folder in folders):
             beside = sorted(imported[path])
             result[path] = OwnFiles(tops[path], [path, *beside], beside)
         else:
-            files = [each for each in _files_in(home) if each not in others and each != path]
+            apart = [each for each in others if each not in imported[path] and path not in imported[each]]
+            files = [each for each in _files_in(home) if each not in apart and each != path]
             result[path] = OwnFiles(tops[path], [path, *files], folder=home)
     return result
 
