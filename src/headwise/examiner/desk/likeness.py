@@ -61,7 +61,7 @@ def tokens_of(source: str) -> list[str]:
 
 
 def _as_token(name: str, own: set[str] | None) -> str:
-    if keyword.iskeyword(name) or hasattr(builtins, name):
+    if not name.isidentifier() or keyword.iskeyword(name) or hasattr(builtins, name):
         return name
     return "x" if own is None or name in own else name
 

@@ -14,13 +14,22 @@ from typing import Any, NoReturn
 from ...errors import ArgumentError, nearest
 from ..recipe import RIGHT
 from ..report import Report
+from ..steps import arrangements, blocks, mask_functions, own_softmax
 from ..steps.single_steps import FAULTS
 from .conditions import KEY
 
 SINGLE = ("full", "floor", "fault", "unnamed", "crash")
 TABLES = ("faults", "steps")
-BESIDE = "beside"  # the step of a fault that is seen beside the numbers, in no step of the recipe
-STEPS = (*RIGHT, BESIDE)
+BESIDE, BLOCK = "beside", "block"  # of faults that are seen beside the numbers; of a Transformer block
+STEPS = (*RIGHT, BLOCK, BESIDE)
+OF_SINGLE_STEPS = (
+    ("softmax", own_softmax.FAULTS),
+    ("split", arrangements.OF_SPLIT),
+    ("merge", arrangements.OF_MERGE),
+    ("hide", mask_functions.FAULTS),
+    (BLOCK, blocks.FAULTS),
+)
+STEP_OF = {fault.key: step for step, faults in OF_SINGLE_STEPS for fault in faults}
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class Rubric:
         full: for code that is right.
         floor: the fewest that judged code gets.
         faults: what a fault takes away, by its key.
-        steps: what a fault takes away that `faults` does not name, by the step of the recipe it is in.
+        steps: what a fault takes away that `faults` does not name, by the step it is in.
         fault: what any other fault takes away; None: all.
         unnamed: what is taken away where code is wrong and no fault is named; None: all.
         crash: what is taken away where code stops at a line of its own; None: all.
@@ -82,8 +91,8 @@ class Rubric:
 
 
 def step_of(key: str) -> str:
-    """The step of the recipe a fault is in."""
-    return (FAULTS[key].step if key in FAULTS else "") or BESIDE
+    """The step a fault is in."""
+    return STEP_OF.get(key) or (FAULTS[key].step if key in FAULTS else "") or BESIDE
 
 
 def read_rubric(path: str | os.PathLike[str]) -> Rubric:
