@@ -230,6 +230,10 @@ def _check_many(
 
             required = requirements_of(words)
             scheme = None if rubric is None else read_rubric(rubric)
+            if feedback is not None:
+                from ..examiner.desk.feedback import make_folder
+
+                make_folder(feedback)
             reports, ready, marks = [], [], []
 
             def count(report: Report) -> None:

@@ -15,6 +15,7 @@ from ..report import Report
 from ..showing.sentences import MARKS, Heading, Listed, Note, Part, Quote, Rows, tell
 from .rubric import Mark
 from .submissions import (
+    facts_in_words,
     in_numbers,
     judged_in,
     line_of,
@@ -111,17 +112,9 @@ def for_class(reports: Sequence[Report], marks: Sequence[Mark] | None = None) ->
             f"Points: {sum(given) / len(given):.3g} of {marks[0].full:g} on average of {len(given)} judged."
         )
     blocks.append("\n".join(f"| {' | '.join(each)} |" for each in [head, ["---"] * len(head), *rows]))
-    facts = [
-        f"- {markdown(name)}: {markdown(fact)}"
-        for name, report in zip(names, reports, strict=True)
-        for fact in report.facts
-    ]
-    if facts:
-        blocks += [
-            "## What files have in common",
-            "Facts, and no verdict: a person decides what they mean.",
-        ]
-        blocks.append("\n".join(facts))
+    if facts := facts_in_words(reports):
+        blocks += ["## What files have in common", "Facts, and no verdict: a person decides what they mean."]
+        blocks.append("\n".join(f"- {markdown(each)}" for each in facts))
     if missing := missing_in_words(reports):
         blocks += ["## Protections this system lacks", "\n".join(f"- {markdown(each)}" for each in missing)]
     return "\n\n".join(blocks) + "\n"
@@ -164,11 +157,19 @@ def _place(top: Path, name: str, taken: Sequence[Path]) -> Path:
 
 
 def _write(place: Path, text: str) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError(
-            f"feedback must be a folder to write to: {place.parent}: {error.strerror}; choose another place"
-        ) from error
+    make_folder(place.parent)
     with whole_file(place, "feedback") as half:
         half.write_text(text, "utf-8", errors="replace")
+
+
+def make_folder(folder: str | os.PathLike[str]) -> None:
+    """
+    Raises:
+        ArgumentError: there is a file in its place, or no right to make it.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"feedback must be a folder to write to: {folder}: {error.strerror}; choose another place"
+        ) from error
