@@ -25,7 +25,7 @@ from ..showing import as_json
 from ..source.likely_classes import source_of
 from . import likeness
 from .conditions import Requirement, hold_to
-from .own_files import SKIPPED, OwnFiles, check_plain, own_files
+from .submission_files import SKIPPED, OwnFiles, check_plain, own_files
 from .template import Template
 
 if TYPE_CHECKING:
