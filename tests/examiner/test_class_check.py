@@ -73,6 +73,7 @@ def test_files_named_by_hand_are_as_those_of_a_flat_folder(tmp_path: Path) -> No
 
 def test_a_folder_of_one_submission_is_its_own(tmp_path: Path) -> None:
     write(tmp_path, {"mha.py": GOOD, "plot.py": "x = 1", "data/sizes.json": "{}", ".hidden/x.py": ""})
+    (tmp_path / "mha.py").write_text("import plot\n" + GOOD)
     (tmp_path / "link.json").symlink_to("/etc/hostname")
     found = own_files(collected([tmp_path]), [tmp_path])[tmp_path / "mha.py"]
     assert names(found.files, tmp_path) == ["data/sizes.json", "mha.py", "plot.py"]
@@ -89,6 +90,9 @@ def test_a_folder_for_each_student_is_theirs_but_for_other_attention_in_it(tmp_p
         "anna/data.json", "anna/helper.py", "anna/mha.py",
     ]  # fmt: skip
     assert names(found[tmp_path / "ben/mha.py"].files, tmp_path) == ["ben/mha.py"]
+    (tmp_path / "anna/mha.py").write_text("import helper, first_try\n" + GOOD)
+    anna = own_files(collected([tmp_path]), [tmp_path])[tmp_path / "anna/mha.py"]
+    assert names(anna.imported, tmp_path) == ["anna/first_try.py"]  # told: it may be a classmate's after all
 
 
 def test_a_package_of_a_student_does_not_open_the_folder_around_it(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_copies_and_renamed_files_are_found_and_told_as_numbers() -> None:
     renamed = GOOD.replace("q_proj", "first").replace("num_heads", "h")
     longer = renamed + "\n\ndef more(x):\n    return [y * y for y in x if y > 0 and y not in (1, 2, 3)]\n"
     sources = [GOOD, GOOD, renamed, longer, "x = 1", "x = 1"]
-    found = alike(sources, range(len(sources)))
+    found = alike(sources)
     assert [(each.other, each.share, each.same_text) for each in found[0]][:2] == [
         (1, 1.0, True),
         (2, 1.0, False),
@@ -256,7 +256,24 @@ def test_copies_and_renamed_files_are_found_and_told_as_numbers() -> None:
     many = [Alike(number, 0.999, False) for number in range(5)]
     assert in_words(many, names)[0].startswith("99% of the tokens")
     assert in_words(many, names)[-1] == "and as much as in 2 more files"
-    assert alike(sources[:3], ["anna", "anna", "ben"])[0][0].other == 2  # not one's own first try
+
+
+def test_the_share_counts_tokens_that_lie_in_no_equal_run() -> None:
+    first = GOOD.splitlines()
+    middle = len(first) // 2
+    for places in ((), (0,), (middle,), (len(first),), (0, middle)):
+        lines = list(first)
+        for at in reversed(places):
+            lines.insert(at, "del nothing[0]" if at == 0 else "    " * 2 + "pass")
+        mine, theirs = tokens_of("\n".join(lines)), tokens_of("\n".join(first))
+        runs = {tuple(theirs[at : at + likeness.RUN]) for at in range(len(theirs) - likeness.RUN + 1)}
+        covered = set()
+        for at in range(len(mine) - likeness.RUN + 1):
+            if tuple(mine[at : at + likeness.RUN]) in runs:
+                covered |= {*range(at, at + likeness.RUN)}
+        (found,) = alike(["\n".join(lines), "\n".join(first)])[0]
+        assert found.share == pytest.approx(len(covered) / len(mine)), places
+        assert (found.share == 1) == (not places)
 
 
 def test_solutions_written_apart_are_not_alike() -> None:
@@ -265,5 +282,5 @@ def test_solutions_written_apart_are_not_alike() -> None:
     classes = re.findall(r"(?m)^class \w+\(nn\.Module\):\n(?:(?:    .*)?\n)+", text)
     sources = [each for each in classes if len(tokens_of(each)) >= likeness.FEWEST]
     assert len(sources) >= 8 and len(RIGHT) >= 8
-    close = [(len(each), number) for number, each in enumerate(alike(sources, range(len(sources)))) if each]
+    close = [(len(each), number) for number, each in enumerate(alike(sources)) if each]
     assert len(close) <= len(sources) // 5, close

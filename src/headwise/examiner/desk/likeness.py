@@ -86,51 +86,60 @@ def _names_given(source: str) -> set[str] | None:
     return names - {"forward", "__init__"}
 
 
-def alike(sources: Sequence[str], groups: Sequence[object]) -> list[list[Alike]]:
-    """For each file those that share `TOLD_FROM` of its tokens with it, the most alike first.
-
-    Args:
-        sources: their texts.
-        groups: files of one group, as of one writer, are not compared with each other.
-    """
-    tokens = [tokens_of(source) for source in sources]
-    runs = [_runs(each) for each in tokens]
-    kinds = [set(each) for each in runs]
-    holders: dict[int, list[int]] = {}
-    for number, each in enumerate(kinds):
-        for run in each:
-            holders.setdefault(run, []).append(number)
+def alike(sources: Sequence[str]) -> list[list[Alike]]:
+    """For each file those that share `TOLD_FROM` of its tokens with it, the most alike first."""
+    tokens = [tuple(tokens_of(source)) for source in sources]
+    equal: dict[tuple[str, ...], list[int]] = {}  # files of the same tokens are compared once
+    for number, each in enumerate(tokens):
+        if len(each) >= FEWEST:
+            equal.setdefault(each, []).append(number)
+    places = [_places(each) for each in equal]
+    runs = [frozenset(each) for each in places]
     result: list[list[Alike]] = [[] for _ in sources]
-    for number, own in enumerate(runs):
-        if len(tokens[number]) < FEWEST:
-            continue
-        counts: dict[int, int] = {}
-        for run in kinds[number]:
-            for other in holders[run]:
-                counts[other] = counts.get(other, 0) + 1
-        for other, count in counts.items():
-            if other == number or groups[other] == groups[number] or 2 * count < len(kinds[number]):
+    for mine, numbers in enumerate(equal.values()):
+        for theirs, others in enumerate(equal.values()):
+            share = 1.0
+            if mine != theirs:
+                lacking = runs[mine] - runs[theirs]
+                if 2 * len(lacking) > len(runs[mine]):
+                    continue
+                count = len(tokens[numbers[0]])
+                share = 1 - _alone([at for run in lacking for at in places[mine][run]], count) / count
+            if share < TOLD_FROM:
                 continue
-            share = _covered(own, kinds[other]) / len(tokens[number])
-            if share >= TOLD_FROM:
-                result[number].append(Alike(other, share, sources[other] == sources[number]))
-        result[number].sort(key=lambda one: (-one.same_text, -one.share, one.other))
+            for number in numbers:
+                result[number] += [
+                    Alike(other, share, sources[other] == sources[number])
+                    for other in others
+                    if other != number
+                ]
+    for found in result:
+        found.sort(key=lambda each: (-each.same_text, -each.share, each.other))
     return result
 
 
-def _runs(tokens: list[str]) -> list[int]:
-    """Every `RUN` tokens in a row, as one number."""
-    return [hash(tuple(tokens[at : at + RUN])) for at in range(len(tokens) - RUN + 1)]
+def _places(tokens: Sequence[str]) -> dict[int, list[int]]:
+    """Where each `RUN` tokens in a row begin, which stand there as one number."""
+    places: dict[int, list[int]] = {}
+    for at in range(len(tokens) - RUN + 1):
+        places.setdefault(hash(tokens[at : at + RUN]), []).append(at)
+    return places
 
 
-def _covered(runs: list[int], others: set[int]) -> int:
-    """How many tokens lie in a run that the other has, too."""
-    count = reach = 0
-    for at, run in enumerate(runs):
-        if run in others:
-            count += at + RUN - max(reach, at)
-            reach = at + RUN
-    return count
+def _alone(starts: list[int], count: int) -> int:
+    """How many of `count` tokens lie only in runs that another file lacks; these begin at `starts`."""
+    lacking = set(starts)
+    alone = 0
+    for at in starts:
+        if at - 1 in lacking:
+            continue
+        end = at
+        while end in lacking:
+            end += 1
+        first = 0 if at == 0 else at + RUN - 1  # of the tokens that no run before these holds
+        last = count if end == count - RUN + 1 else end
+        alone += max(0, last - first)
+    return alone
 
 
 def in_words(found: Sequence[Alike], names: Sequence[str]) -> list[str]:

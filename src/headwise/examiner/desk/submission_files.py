@@ -29,7 +29,8 @@ class OwnFiles:
     Args:
         top: the folder from which its modules are imported, above its package if it is part of one.
         files: every file it may read, itself among them.
-        imported: files that its own text imports, directly or through one of them, from a shared folder.
+        imported: files that its text imports, directly or through one of them: all of them from a folder that
+            is shared, and those that hold attention from its own.
         folder: the folder that belongs to its writer; None where several submissions share it.
     """
 
@@ -111,17 +112,17 @@ def own_files(submissions: Sequence[Path], folders: Sequence[Path]) -> dict[Path
     tops = {path: _top(path, source) for path, source in sources.items()}
     imported = {path: imports_of(path, tops[path]) for path in submissions}
     attends = {path: _holds_attention(source) for path, source in sources.items()}
+    above = {path: set(path.parents) for path in submissions}
     result = {}
     for path in submissions:
-        home = _home(path, tops[path])
-        others = [each for each in submissions if each != path and attends[each] and home in each.parents]
+        home, beside = _home(path, tops[path]), sorted(imported[path])
+        others = [each for each in submissions if each != path and attends[each] and home in above[each]]
         if others and not any(folder in home.parents for folder in folders):
-            beside = sorted(imported[path])
             result[path] = OwnFiles(tops[path], [path, *beside], beside)
         else:
-            apart = [each for each in others if each not in imported[path] and path not in imported[each]]
-            files = [each for each in _files_in(home) if each not in apart and each != path]
-            result[path] = OwnFiles(tops[path], [path, *files], folder=home)
+            apart = {path, *others, *beside}
+            files = [path, *beside, *(each for each in _files_in(home) if each not in apart)]
+            result[path] = OwnFiles(tops[path], files, [each for each in beside if each in others], home)
     return result
 
 

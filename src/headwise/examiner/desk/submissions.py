@@ -195,8 +195,7 @@ def _in_common(own: Mapping[Path, OwnFiles]) -> dict[Path, list[str]]:
             continue
     paths = list(texts)
     names = _names([str(path) for path in paths])
-    groups = [own[path].folder or path for path in paths]
-    found = likeness.alike([texts[path] for path in paths], groups)
+    found = likeness.alike([texts[path] for path in paths])
     facts: dict[Path, list[str]] = {path: [] for path in own}
     for path, each in zip(paths, found, strict=True):
         facts[path] = likeness.in_words(each, names)
@@ -223,7 +222,10 @@ class _Place:
         """The report on the copy as one on the submission."""
         for problem in report.problems:
             if problem.kind == "FileNotFoundError" and self._is_out_of_reach(problem):
-                words = f"it reads a file that is not its own: {problem.message}"
+                words = (
+                    f"it reads a file that is not its own ({problem.message}): in a folder of many "
+                    "submissions each reads itself and what it imports; give each a folder of its own"
+                )
                 report.ok = report.judged = False
                 report.summary, report.explained = words, [words]
                 report.problems, report.faults = [Problem("limits", "forbidden", words, problem.line)], []
