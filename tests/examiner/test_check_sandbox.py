@@ -626,6 +626,8 @@ def test_time_spent_waiting_for_a_processor_is_not_the_learners(
         (2.1, 2.0, None),  # several threads: there is time on the clock
     ):
         assert watch._too_much(elapsed) == expected, (worked, elapsed)
+    worked, watch._own_delay = 0.0, 2.0  # the answer to what it said was late, and it waited for that
+    assert [watch._too_much(elapsed) for elapsed in (4.9, 5.1)] == [None, "timeout"]
     assert limits.processor_time("self") > 0.0 and limits.processor_time("nobody") == 0.0
     assert limits.waited("self") >= 0.0 and limits.waited("nobody") == 0.0
 

@@ -57,6 +57,7 @@ class Watch:
         self.killed_for: str | None = None
         self.started: float | None = None  # when the learner's file began to run
         self.took = 0.0
+        self._own_delay = 0.0  # seconds in which this process did not look: it may have been waited for
         self._used_before = 0.0  # seconds of processor time when the learner's file began
         self.printed = 0
         self._head, self._tail = bytearray(), bytearray()
@@ -66,7 +67,7 @@ class Watch:
     def follow(self) -> None:
         """Until it has ended; nothing of it is left then."""
         begun = time.monotonic()
-        look_at = begun
+        look_at = last = begun
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._output, selectors.EVENT_READ, self._take_output)
@@ -76,6 +77,9 @@ class Watch:
                 while (selector.get_map() or self.process.poll() is None) and self.killed_for is None:
                     self._once(INTERVAL if selector.get_map() else 0.002)
                     now = time.monotonic()
+                    if self.started is not None:
+                        self._own_delay += max(now - last - INTERVAL, 0.0)
+                    last = now
                     if self.process.why:  # the template is gone, and what it started with it
                         break
                     if self.started is None:
@@ -188,7 +192,7 @@ class Watch:
     def _is_late(self, family: list[int], elapsed: float) -> bool:
         """Whether it used its seconds of a processor, or as many again without one: asleep, or at a disk."""
         working = max(sum(map(processor_time, family)) - self._used_before, 0.0)
-        asleep = elapsed - working - self._starved(family)
+        asleep = elapsed - working - self._starved(family) - min(self._own_delay, STARVED * self.seconds)
         return working > self.seconds or asleep > self.seconds
 
     def _used(self, family: list[int]) -> int:
