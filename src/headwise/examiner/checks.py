@@ -159,7 +159,7 @@ def _judged(
             path.resolve(), begun, options=options, arguments=arguments, listener=judge, **limits
         )
         report = judge.report(outcome.problem)
-    report.protections = outcome.protections
+    report.protections, report.missing_protections = outcome.protections, outcome.missing
     return report
 
 

@@ -137,6 +137,8 @@ class Report:
     roles: dict[str, Role] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)  # probe -> largest difference from torch's class
     protections: list[str] = field(default_factory=list)  # in force while the code ran
+    missing_protections: list[str] = field(default_factory=list)  # those this system lacks, with the reason
+    facts: list[str] = field(default_factory=list)  # of one of many: what it shares with others; no verdict
     seconds: float = 0.0
     beside: str = "torch.nn.MultiheadAttention"  # what it was compared with
     built: str = ""  # how it was built, as Python

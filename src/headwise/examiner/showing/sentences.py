@@ -261,6 +261,8 @@ def how_it_ran(report: Report) -> str:
     fenced = "; ".join(f"without protections{colon}{why}" for name, colon, why in named if name == "none")
     if names := ", ".join(name for name, _, _ in named if name != "none"):
         fenced = f"behind these protections: {names}"
+    if missing := ", ".join(one_line(each).partition(":")[0] for each in report.missing_protections):
+        fenced += f"{'; ' if fenced else ''}this system lacks: {missing}"
     return f"Checked {one_line(report.name)}{where}{took}{', ' if fenced else ''}{fenced}."
 
 
