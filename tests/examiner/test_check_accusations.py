@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -107,6 +107,127 @@ class CausalIfConfigured(AddedInWords):
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         mask = torch.zeros_like(later, dtype=x.dtype).masked_fill(later, -torch.inf)
         return super().forward(x, mask if self.config.causal else None)
+
+
+class Looking(AddedInWords):
+    """What a position may see is for whoever builds it to say; below, under names that no list has."""
+
+    def hidden(self, T: int) -> Tensor:
+        return torch.ones(T, T, dtype=torch.bool).triu(1)
+
+    def seen(self, x: Tensor, alone: bool) -> Tensor:
+        T = x.shape[1]
+        added = torch.zeros(T, T, dtype=x.dtype)
+        if alone:
+            added = added.masked_fill(self.hidden(T), -torch.inf)
+        return AddedInWords.forward(self, x, added)
+
+
+class Turned(Looking):
+    def hidden(self, T: int) -> Tensor:
+        return torch.ones(T, T, dtype=torch.bool).tril(-1)
+
+
+class LooksBack(Looking):
+    def __init__(self, d_model: int, num_heads: int, look_back_only: bool = False) -> None:
+        super().__init__(d_model, num_heads)
+        self.back = look_back_only
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.seen(x, alone=True) if self.back else self.seen(x, alone=False)
+
+
+class LooksBackTurned(LooksBack, Turned):
+    pass
+
+
+class BothWays(Looking):
+    def __init__(self, d_model: int, num_heads: int, bidirectional: bool = True) -> None:
+        super().__init__(d_model, num_heads)
+        if not bidirectional:
+            self.register_buffer("later", self.hidden(64))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        T = x.shape[1]
+        later = self.later[:T, :T] if hasattr(self, "later") else torch.zeros(T, T, dtype=torch.bool)
+        return AddedInWords.forward(self, x, torch.zeros(T, T, dtype=x.dtype).masked_fill(later, -torch.inf))
+
+
+class BothWaysTurned(BothWays, Turned):
+    pass
+
+
+class Directed(Looking):
+    def __init__(self, d_model: int, num_heads: int, direction: str) -> None:
+        super().__init__(d_model, num_heads)
+        self.direction = direction
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if self.direction == "left":
+            return self.seen(x, alone=True)
+        return self.seen(x, alone=False)
+
+
+class DirectedTurned(Directed, Turned):
+    pass
+
+
+class Told(Looking):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.d_model, config.num_heads)
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if self.config.past_only:
+            return self.seen(x, alone=True)
+        return self.seen(x, alone=False)
+
+
+class ToldTurned(Told, Turned):
+    pass
+
+
+class AskedInCall(Looking):
+    def forward(self, x: Tensor, both_sides: bool = True) -> Tensor:  # type: ignore[override]
+        if not both_sides:
+            return self.seen(x, alone=True)
+        return self.seen(x, alone=False)
+
+
+class AskedInCallTurned(AskedInCall, Turned):
+    pass
+
+
+class Flashing(Looking):
+    """Whether there is a fast way is no switch: without it the future is hidden, with it it is seen."""
+
+    def __init__(self, d_model: int, num_heads: int, use_flash: bool = True) -> None:
+        super().__init__(d_model, num_heads)
+        self.use_flash = use_flash
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if self.use_flash:
+            return self.seen(x, alone=False)
+        return AddedInWords.forward(self, x, torch.zeros(1).masked_fill(self.hidden(x.shape[1]), -torch.inf))
+
+
+@pytest.mark.parametrize("kind", [LooksBack, BothWays, Directed, Told, AskedInCall])
+def test_a_switch_for_a_causal_mask_may_have_any_name(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+    if kind is LooksBack:
+        assert check(LooksBack(24, 4)).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    "kind", [LooksBackTurned, BothWaysTurned, DirectedTurned, ToldTurned, AskedInCallTurned]
+)
+def test_a_switch_of_any_name_is_thrown_and_what_it_hides_is_looked_at(kind: type) -> None:
+    assert [one.key for one in check(kind).faults] == ["causal flipped"]
+
+
+def test_a_fast_way_without_the_mask_is_no_switch() -> None:
+    assert [one.key for one in check(Flashing).faults] == ["mask ignored"]
 
 
 class MatricesInLists(nn.Module):

@@ -57,7 +57,7 @@ class Recipe:
     dropout: Callable[[float], Any] | None = (
         None  # the same with this much dropout, where it can be asked for
     )
-    causal: Callable[[], Any] | None = None  # the same with its causal switch on
+    throw: Callable[[Mapping[str, object]], Any] | None = None  # the same with these switches
     constructor: Constructor | None = None
     manner: str = "double"
 
@@ -198,14 +198,14 @@ def _recipe(constructor: Constructor, manner: str) -> Recipe:
     words = {size_word(one.name) for one in parameters_of(constructor.cls)}
     config = "config" in words
 
-    def make(dropout: float = 0.0, switch: bool = False) -> Any:
+    def make(dropout: float = 0.0, thrown: Mapping[str, object] | None = None) -> Any:
         with by_default(torch.float32 if manner == "single" else torch.float64):
-            return constructor.make(dropout, switch)
+            return constructor.make(dropout, thrown)
 
     return Recipe(
         make, constructor.sizes, config or "heads" in words, config or "width" in words,
         make if "dropout" in words or config else None,
-        (lambda: make(switch=True)) if "causal" in words else None,
+        lambda thrown: make(thrown=thrown),
         constructor, manner,
     )  # fmt: skip
 

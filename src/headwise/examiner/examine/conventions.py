@@ -499,9 +499,11 @@ def find_ways(
             pairs = way
     if pairs is None and padding is None and switch is None:
         ignored = _ignored(caller, asker, texts)
-        return ignored or tuple(Way(argument, "", "switch") for argument in plan.switches[:1]), sentences
+        return ignored or tuple(Way(name, "", "switch", on=on) for name, on in plan.switches[:1]), sentences
     if pairs is None or padding is None:
-        switch = switch or next((Way(one, "", "switch") for one in plan.switches if not causal), None)
+        switch = switch or next(
+            (Way(one, "", "switch", on=on) for one, on in plan.switches if not causal), None
+        )
     found = tuple(way for way in (pairs, padding) if way is not None)
     if switch is not None and _together(caller, asker, (*found, switch)):
         found = (*found, switch)
