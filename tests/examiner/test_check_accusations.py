@@ -325,3 +325,45 @@ def test_scores_that_write_to_their_queries_are_told_so() -> None:
 def test_the_first_stop_is_told_and_not_that_of_another_kind_of_array() -> None:
     report = check(crossed_scores)
     assert not report.ok and "gufunc" not in str(report)
+
+
+class Counting(nn.Module):
+    """Counts its calls, and keeps a part of what it was given."""
+
+    divisor = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(24, 24) for _ in range(4))
+        self.num_heads, self.calls = 4, 0
+        self.register_buffer("longest", torch.zeros(1))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def attend(self, x: Tensor) -> Tensor:
+        self.longest += x.shape[1]
+        q, k, v = (self.split_heads(layer(x)) for layer in (self.q, self.k, self.v))
+        weights = (q @ k.mT / self.divisor**0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x)
+
+
+class CountingWrong(Counting):
+    divisor = 24
+
+
+@pytest.mark.parametrize("method", ["forward", "attend", "split_heads"])
+def test_a_method_is_checked_on_a_copy_of_its_module(method: str) -> None:
+    """It was called some hundred times as the user's own: their counters and buffers moved."""
+    module = Counting()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    report = check(getattr(module, method))
+    assert report.verdict == "right", report.summary
+    assert module.calls == 0 and module.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    if method != "split_heads":
+        assert [one.key for one in check(getattr(CountingWrong(), method)).faults] == ["scale by d_model"]
