@@ -24,6 +24,7 @@ from .call import Caller
 from .constructor import Choice, Constructor, parameters_of
 from .conventions import find_caller
 from .plan import plans
+from .rotations import is_rotation
 from .subject import (
     USUAL,
     Sizes,
@@ -89,7 +90,7 @@ def recipes(
     """Ways to construct it, the likeliest first."""
     every = parameters_of(cls)
     words = {size_word(one.name) for one in every}
-    config = "config" in words
+    config, turns = "config" in words, any(is_rotation(one.name) for one in every)
     said = {size_word(path.rpartition(".")[2]): n for path, n in given.items() if type(n) is int}
     embed_dim, num_heads = embed_dim or said.get("width"), num_heads or said.get("heads")
     usual = [(embed_dim or E, num_heads or H) for E, H in USUAL]
@@ -116,8 +117,9 @@ def recipes(
     if None in words:
         yield from one(*first, Choice(swapped=True))
         yield from one(*first, Choice(made_up=1))
-    if config:
+    if config or turns:
         yield from one(*first, Choice(own_config=False))
+    if config:
         yield from (pair for i in (1, 2) for pair in one(*first, Choice(own_config=False, made_up=i)))
     yield from one(*first, Choice(defaults=True))
     for E, H in usual[1:]:
@@ -171,7 +173,8 @@ def by_class(
                 recipe = _recipe(constructor, manner)
                 return Built(caller, recipe, None, constructor.text, built.tried)
             assert problem is not None
-            if problem.kind != GUESS and constructor.made_up:
+            turns = any(is_rotation(one.name) and one.default is one.empty for one in parameters_of(cls))
+            if problem.kind != GUESS and (constructor.made_up or turns):
                 problem = _as_guess(problem)
             (calling if made else problems).append(problem)
             said = f"{constructor.text or cls.__name__}: {_told(problem)}"
@@ -253,7 +256,7 @@ def _own_or_guess(problem: Problem | None, subject: Subject) -> Problem | None:
     if problem is None or problem.kind == "shape":
         return problem
     every = plans(subject)
-    unclear = not every or all(plan.guessed for plan in every)
+    unclear = not every or all(plan.guessed or plan.table for plan in every)
     nothing = "NoneType" in problem.message and any(plan.needs_mask for plan in every)
     lines = [linecache.getline(file, problem.line or 0).strip() for file in subject.files]
     refused = any(line.startswith(REFUSALS) for line in lines)

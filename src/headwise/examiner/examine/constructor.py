@@ -8,6 +8,7 @@ gets its None) until the constructor cannot do without it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .rotations import Rotation, is_rotation, is_still
 from .subject import Sizes
 from .switches import conditions_of, may_throw, thrown
 from .words import VALUE_DIM, bare, size_word
@@ -38,7 +40,7 @@ class Choice:
     per_head: bool = True  # d_k is the width of one head, not of all
     swapped: bool = False  # what no name explains: heads before width
     defaults: bool = False  # nothing that has a default is set
-    own_config: bool = True  # a configuration the file defines, where there is one
+    own_config: bool = True  # a configuration, or a rotation, that the file defines, where there is one
     made_up: int = 0  # which of the values for what no name explains
 
 
@@ -67,6 +69,7 @@ class Told:
     fields: dict[str, object] = dataclasses.field(default_factory=dict)  # by path, as they were asked for
     made_up: dict[str, object] = dataclasses.field(default_factory=dict)
     free: dict[str, object] = dataclasses.field(default_factory=dict)  # width and heads by their places alone
+    rotations: list[str] = dataclasses.field(default_factory=list)  # parameters that got one of ours
 
     def by_name(self, name: str) -> object:
         """What a parameter of this name is given; None where its name says nothing."""
@@ -323,6 +326,11 @@ class Constructor:
         return {} if self.told is None else self.told.made_up
 
     @property
+    def rotations(self) -> list[str]:
+        """Parameters that were given a rotation of ours."""
+        return [] if self.told is None else self.told.rotations
+
+    @property
     def heads_by_place(self) -> bool:
         """Whether the number of heads went to a parameter whose name says nothing."""
         return self.told is not None and self.sizes.H in self.told.free.values()
@@ -401,6 +409,8 @@ class Constructor:
             return (value,)
         if not required:
             return None
+        if is_rotation(one.name) and not _bare_types(annotation) & {int, float, bool, str}:
+            return (self._rotation(one.name, annotation, told),)
         if one.name in told.switches and fits(False, annotation):
             return (False,)
         value = told.scale(one.name)
@@ -412,6 +422,20 @@ class Constructor:
                 return (value,)
         told.made_up[one.name] = value
         return (value,)
+
+    def _rotation(self, name: str, annotation: Any, told: Told) -> object:
+        """Of the class the annotation names, or one the file defines, for one head; else one of ours."""
+        head = dataclasses.replace(self.sizes, E=self.sizes.D)
+        for one in _own_rotations(annotation, self.cls) if self.choice.own_config and not is_still() else ():
+            with contextlib.suppress(Exception):
+                return Constructor(one, head, self.choice).make()
+        told.rotations.append(name)
+        heads = (self.sizes.H, max(1, self.sizes.H // 2), 1)
+        try:
+            source = inspect.getsource(self.cls)
+        except (OSError, TypeError):
+            source = ""
+        return Rotation(self.sizes.D, heads, is_still(), source=source)
 
     def _config(self, name: str, annotation: Any, told: Told) -> object:
         """Of the class the annotation names, or one the file defines, its sizes set; else one of ours."""
@@ -442,6 +466,17 @@ def _is_config(name: str, annotation: Any, cls: type) -> bool:
     return isinstance(annotation, type) and (
         dataclasses.is_dataclass(annotation) or annotation.__name__.lower().endswith(("config", "args"))
     )
+
+
+def _own_rotations(annotation: Any, cls: type) -> list[type]:
+    """The class the annotation names, and those of the file that are called so and know no heads."""
+    file = vars(sys.modules.get(cls.__module__, types.SimpleNamespace()))
+    named = [one for key, one in file.items() if is_rotation(key)]
+    return [
+        one for one in [annotation, *named]
+        if isinstance(one, type) and one.__module__ == cls.__module__
+        and not any(size_word(each.name) == "heads" for each in parameters_of(one))
+    ]  # fmt: skip
 
 
 def _own_configs(annotation: Any, cls: type) -> Iterator[Any]:

@@ -31,7 +31,16 @@ from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
 from .projections import Found, error_of, find_roles
 from .recognition import long_window, recognise
-from .rotations import SLOTS, STILL, TOLD, without_turning
+from .rotations import (
+    ADDED,
+    OBJECT,
+    SLOTS,
+    STILL,
+    STILL_OBJECT,
+    TOLD,
+    ZEROS,
+    without_turning,
+)
 from .subject import fields_of, in_precision, signature_of
 from .surroundings import CAUGHT, files_of, problem_of, surroundings
 from .switches import conditions_of, kept_switches, may_throw
@@ -98,7 +107,8 @@ def _words(caller: Caller, causal: bool) -> list[str]:
         words.append(layouts[plan.layout])
     turning = ", ".join(name for name, slot in plan.slots if slot in SLOTS)
     if turning:
-        words.append((STILL if plan.still else TOLD).format(names=turning, shape=plan.table))
+        told = ZEROS if plan.table == ADDED else STILL if plan.still else TOLD
+        words.append(told.format(names=turning, shape=plan.table))
     for way in caller.ways:
         if way.kind == "switch":
             words.append(f"{way.argument}={way.on!r} hides the future")
@@ -240,7 +250,8 @@ def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
     caller = _look(evidence, built, asked)
     if _right(evidence):
         return _elsewhere(evidence, built, asked) or caller
-    if caller.plan.table and not any(one.key == "rope" for one in evidence.designs):
+    turns = caller.plan.table or _rotations(built.recipe)
+    if turns and not any(one.key == "rope" for one in evidence.designs):
         with without_turning():
             again = _again(evidence, asked, lambda other: other.weights is not None)
         if again is not None:
@@ -400,6 +411,11 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
             subject.calm = False
     caller, sentence = find_layout(caller, "\n".join(texts))
     said = [sentence] if sentence else []
+    if rotations := _rotations(recipe):
+        still = isinstance(subject.body, nn.Module) and any(
+            getattr(one, "still", False) for one in subject.body.modules()
+        )
+        said.append((STILL_OBJECT if still else OBJECT).format(names=", ".join(rotations)))
     closed = not caller.plan.masks and not caller.plan.switches and not _switched_off(caller.subject.body)
     seen = sight(caller)
     open_ = seen is None or bool(seen.all())  # else it has a pattern, and that is no triangle
@@ -493,6 +509,10 @@ def _beside(evidence: Evidence, caller: Caller, found: Found) -> list[Design]:
     found.elsewhere = split is not None
     window = long_window(caller) if found.proven else None
     return [one for one in (wraps, split, window) if one is not None]
+
+
+def _rotations(recipe: Recipe | None) -> list[str]:
+    return [] if recipe is None or recipe.constructor is None else recipe.constructor.rotations
 
 
 def _switched_on(caller: Caller, recipe: Recipe | None) -> Any:
