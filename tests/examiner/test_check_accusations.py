@@ -367,3 +367,57 @@ def test_a_method_is_checked_on_a_copy_of_its_module(method: str) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     if method != "split_heads":
         assert [one.key for one in check(getattr(CountingWrong(), method)).faults] == ["scale by d_model"]
+
+
+class Fused(nn.Module):
+    """Queries, keys and values of one weight."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.o = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).chunk(3, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for one in self.projected(x))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class FrozenRows(Fused):
+    """Its queries are not to learn: their gradients are set to zero once they are there."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        for parameter in self.qkv.parameters():
+            parameter.register_hook(lambda grad: torch.cat([grad[:d_model] * 0, grad[d_model:]]))
+
+
+class FrozenWeight(AddedInWords):
+    """What is not to learn says so, whatever else is done to it."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.q.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        weight, bias = self.q.weight.detach(), self.q.bias.detach()
+        q = nn.functional.linear(x, weight, bias) + 0 * x
+        q, k, v = (
+            one.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for one in (q, self.k(x), self.v(x))
+        )
+        return self.o(((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class DetachedRows(Fused):
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().projected(x)
+        return q.detach(), k, v
+
+
+def test_what_is_frozen_on_purpose_is_not_blocked_and_what_is_detached_is() -> None:
+    for kind in (FrozenRows, FrozenWeight):
+        assert check(kind).verdict == "right", kind
+    assert [one.key for one in check(DetachedRows).faults] == ["gradients blocked"]

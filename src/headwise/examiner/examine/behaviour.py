@@ -4,9 +4,10 @@ missing biases, shared weights, a batch of one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -328,7 +329,8 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
         output = caller.call(query, key, value).output
         dice = torch.Generator().manual_seed(8)
         loss = (output * torch.randn(output.shape, generator=dice, dtype=output.dtype)).sum()
-        found_grads = torch.autograd.grad(loss, learn, allow_unused=True)
+        with _unhooked(parameters.values()):
+            found_grads = torch.autograd.grad(loss, learn, allow_unused=True)
     except CAUGHT as error:
         problem = problem_of(error, "backward", subject.files)
         detail = f"backward raises {problem.kind}: {problem.message}"
@@ -347,7 +349,7 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
     dead = [f"the {word}" for word, one in words.items() if is_dead(one)]
     keys = {piece.name for piece in (found.guess.biases.get("k", []) if found.guess else [])}
     keys |= {k for k in parameters if "k" in k.lower() and parameters[k].ndim == 1}
-    lost = [k for k, p in parameters.items() if is_dead(p) and k not in keys]
+    lost = [k for k, p in parameters.items() if is_dead(p) and k not in keys | subject.frozen]
     lost += _slices_lost(caller, evidence, lost, grads)
     if dead or lost:
         which = ", ".join(dead + lost[:6])
@@ -355,6 +357,19 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
         yield Finding(name, "wrong", f"no gradient reaches {which}", fault)
     else:
         yield Finding(name, "right", "gradients reach every input and every parameter")
+
+
+@contextlib.contextmanager
+def _unhooked(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Without the hooks by which rows of a weight are frozen on purpose: only the graph counts."""
+    hooks = [(one, one._backward_hooks) for one in parameters]
+    try:
+        for one, _ in hooks:
+            one._backward_hooks = None
+        yield
+    finally:
+        for one, kept in hooks:
+            one._backward_hooks = kept
 
 
 def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dict[int, Tensor]) -> list[str]:
@@ -369,7 +384,7 @@ def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dic
         role.parameter
         for name in "qkvo"
         if (role := evidence.roles.get(name)) is not None
-        and re.split(r"[\[ ]", role.parameter)[0] not in lost
+        and re.split(r"[\[ ]", role.parameter)[0] not in {*lost, *caller.subject.frozen}
         for places in evidence.origin.get(name, [])
         if bool((places >= 0).any()) and not bool(grads[places[places >= 0]].any())
     ]

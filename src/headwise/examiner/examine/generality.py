@@ -21,6 +21,7 @@ from .call import Caller, inputs_for
 from .conventions import padding_mask
 from .plan import express
 from .probes import causal_mask, plain, share_off
+from .recognition import by_distance
 from .subject import Sizes, in_precision
 from .surroundings import CAUGHT, seed
 
@@ -69,6 +70,11 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
             return
         off = share_off(call.output, truth.output)
         if off > NEAR:
+            assert evidence.weights is not None
+            inside = by_distance(caller, evidence.weights, evidence.num_heads, inputs) if mask is None else ""
+            if inside:  # it begins farther away than the other probes reach: a choice, and no fault
+                yield Finding(name, "unknown", f"at {length} positions there is {inside}")
+                return
             with_mask = "" if mask is None else " with a mask"
             detail = (
                 f"right at {caller.subject.sizes.long} positions, and off by {off:.0e} at {length}{with_mask}"

@@ -91,6 +91,7 @@ class Subject:
     unregistered: list[str] = field(default_factory=list)  # those that state_dict() does not know
     linear: set[str] = field(default_factory=set)  # weights of nn.Linear: [out, in] for certain
     norms: set[str] = field(default_factory=set)  # a normalisation's own
+    frozen: set[str] = field(default_factory=set)  # parameters that are not to learn, by requires_grad
     heads_given: bool = False
     make: Callable[[], Any] | None = None
     fresh: Callable[[], Any] | None = None  # one more, as its author has it: nothing of it cast or set
@@ -321,6 +322,8 @@ def settle(subject: Subject) -> None:
             with torch.no_grad():
                 tensor.copy_(fresh)
         if tensor.is_floating_point() and tensor.is_leaf:
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+                subject.frozen.add(name)
             tensor.requires_grad_(True)
     subject.parameters = dict(tensors)
 
