@@ -23,7 +23,7 @@ from ..evidence import Problem
 from ..recipe import Given, Weights
 from .call import Caller, inputs_for, moved, reactions
 from .plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, Way, plans
-from .subject import Subject
+from .subject import Subject, of_numpy
 from .surroundings import CAUGHT, problem_of
 from .words import Said, input_word, said_about
 
@@ -80,7 +80,7 @@ def _layouts(subject: Subject) -> list[tuple[str, bool]]:
         found = ["heads first", "batch first", "heads in the batch", "one sequence"]
         if subject.heads_given:
             found = ["batch first", "heads first", "one sequence"]
-    if subject.numpy:
+    if subject.numpy or of_numpy(subject.body):
         return [(one, True) for one in found]
     return [(one, False) for one in found] + [(one, True) for one in found if subject.is_function]
 

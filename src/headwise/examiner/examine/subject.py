@@ -187,6 +187,19 @@ def is_array(value: object) -> bool:
     )
 
 
+def of_numpy(body: object) -> bool:
+    """Whether the file it stands in works with NumPy and knows nothing of torch: it gets arrays alone."""
+    file = getattr(body, "__globals__", None)
+    if file is None:
+        file = vars(sys.modules.get(type(body).__module__, types.SimpleNamespace()))
+    names = [
+        one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) or ""
+        for one in list(file.values())
+    ]
+    rooms = {name.partition(".")[0] for name in names}
+    return "numpy" in rooms and "torch" not in rooms and not isinstance(body, nn.Module)
+
+
 def _kept(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
     """Modules, tensors and arrays in lists, tuples and dicts that torch does not look into."""
     if isinstance(value, (nn.Module, Tensor)) or is_array(value):
