@@ -421,3 +421,135 @@ def test_what_is_frozen_on_purpose_is_not_blocked_and_what_is_detached_is() -> N
     for kind in (FrozenRows, FrozenWeight):
         assert check(kind).verdict == "right", kind
     assert [one.key for one in check(DetachedRows).faults] == ["gradients blocked"]
+
+
+class OwnTriangle(AddedInWords):
+    """Causal, by a buffer as long as the constructor is told, or as long as was asked for."""
+
+    def __init__(self, d_model: int, num_heads: int, max_len: int = 32) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("later", torch.ones(max_len, max_len).triu(1).bool())
+
+    def triangle(self, T: int) -> Tensor:
+        return self.later[:T, :T]
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        T = x.shape[1]
+        added = torch.zeros(T, T, dtype=x.dtype).masked_fill(self.triangle(T), -torch.inf)
+        return AddedInWords.forward(self, x, added)
+
+
+class GrownTriangle(OwnTriangle):
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads, max_len=4)
+
+    def triangle(self, T: int) -> Tensor:
+        if len(self.later) < T:
+            self.later = torch.ones(T, T).triu(1).bool()
+        return super().triangle(T)
+
+
+class FirstTriangle(OwnTriangle):
+    """Wrong: the buffer is made by the first call, whatever comes later."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("later", None)
+
+    def triangle(self, T: int) -> Tensor:
+        if self.later is None:
+            self.later = torch.ones(T, T).triu(1).bool()
+        hidden = torch.zeros(T, T, dtype=torch.bool)
+        n = min(T, len(self.later))
+        hidden[:n, :n] = self.later[:n, :n]
+        return hidden
+
+
+class FirstPadding(AddedInWords):
+    """Wrong: the first mask it is given stays, in a buffer that a state dict holds."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("padding", None)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None and self.padding is None:
+            self.padding = mask
+        return super().forward(x, None if mask is None else self.padding)
+
+
+def test_buffers_of_a_mask_are_as_an_instance_makes_them_itself() -> None:
+    """They were loaded into fresh instances with the weights: what a call had kept was kept in those, too."""
+    for kind in (OwnTriangle, GrownTriangle):
+        report = check(kind)
+        assert report.verdict == "right", report.summary
+        assert not any("size mismatch" in one for one in report.not_judged)
+    for kind in (FirstTriangle, FirstPadding):
+        assert [one.key for one in check(kind).faults] == ["state kept between calls"], kind
+
+
+class FourAtOnce(Fused):
+    """Batches of the size that it is told, 32 by default."""
+
+    root = 1.0
+
+    def __init__(self, d_model: int, num_heads: int, batch_size: int = 32) -> None:
+        super().__init__(d_model, num_heads)
+        self.batch_size = batch_size
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().projected(x.view(self.batch_size, -1, x.shape[-1]))
+        return q * self.root, k, v
+
+
+class FourAtOnceWrong(FourAtOnce):
+    root = 0.7
+
+
+class TenPositions(AddedInWords):
+    """Ten positions, as a constant has it: others were never meant."""
+
+    positions = 10
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("later", torch.ones(self.positions, self.positions).triu(1).bool())
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        added = torch.zeros(1, dtype=x.dtype).masked_fill(self.later, -torch.inf)
+        return super().forward(x, added)
+
+
+class TenPositionsTurned(TenPositions):
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.later = self.later.T
+
+
+@pytest.mark.parametrize("kind", [FourAtOnce, TenPositions])
+def test_code_is_asked_at_constants_of_its_own(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+    assert any("meant for" in one for one in report.not_judged)
+
+
+def test_what_is_wrong_at_constants_of_its_own_is_named() -> None:
+    assert [one.key for one in check(FourAtOnceWrong).faults] == ["constant scale"]
+    assert [one.key for one in check(TenPositionsTurned).faults] == ["causal flipped"]
+
+
+class OddAndMasked(AddedInWords):
+    """Wrong in a way that nobody knows, and right about its mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        scores = q @ k.mT / (q.shape[-1] ** 0.5 + 0.3 * x.shape[1])
+        scores = scores if mask is None else scores + mask
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_no_fault_of_masks_is_told_where_the_rest_is_unexplained() -> None:
+    report = check(OddAndMasked)
+    assert report.verdict == "wrong" and not any("mask" in one.key for one in report.faults)

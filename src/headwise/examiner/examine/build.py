@@ -31,6 +31,7 @@ from .subject import (
     Subject,
     apart,
     entry_of,
+    globals_of,
     has_loose,
     head_count,
     in_precision,
@@ -43,6 +44,7 @@ from .words import bare, input_word, role_word, size_word
 
 MANNERS = ("double", "calm", "single")
 MOST_FAILURES = 5
+MOST_OF_A_BATCH = 128  # of a file's own
 REFUSALS = ("raise ValueError", "raise TypeError", "raise RuntimeError", "raise AssertionError", "assert ")
 GUESS = "guess"  # the kind of a problem that may be owed to what the examiner made up
 
@@ -291,7 +293,9 @@ def _sizes_for(body: object, recipe: Recipe) -> list[Sizes]:
     found = [sizes]
     if not recipe.width_given or (isinstance(body, nn.Module) and not fits_body(body, sizes)):
         found = [sizes.of_width(E, heads or sizes.H) for E in _widths(body)[:6]] or found
-    return found + _short(body, found[0])
+    batch = globals_of(type(body)).get("batch", 0)
+    own = [dataclasses.replace(found[0], B=batch)] if 1 < batch <= MOST_OF_A_BATCH else []
+    return found + _short(body, found[0]) + own
 
 
 def fits_body(body: nn.Module, sizes: Sizes) -> bool:

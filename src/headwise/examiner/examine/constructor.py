@@ -28,7 +28,7 @@ from .switches import conditions_of, may_throw, thrown
 from .words import VALUE_DIM, bare, size_word
 
 # Left as the author has them: switches, and numbers that are no sizes
-KEPT = frozenset("bias causal layer dtype device epsilon theta batch scale temperature flag".split())
+KEPT = frozenset("bias causal layer dtype device epsilon theta scale temperature flag".split())
 MOST_FIELDS = 24
 
 

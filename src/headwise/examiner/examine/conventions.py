@@ -108,7 +108,7 @@ def _try(caller: Caller) -> Problem | None:
     except CAUGHT as error:
         problem = problem_of(error, "call", caller.subject.files, "plain")
     for argument in caller.plan.needs_mask:
-        for way in _any_way(argument):
+        for way in any_way(argument):
             try:
                 caller.call(*inputs, ways=(way,))
             except CAUGHT:
@@ -118,7 +118,8 @@ def _try(caller: Caller) -> Problem | None:
     return problem
 
 
-def _any_way(argument: str) -> list[Way]:
+def any_way(argument: str) -> list[Way]:
+    """The likeliest ways to give a mask, before anything is known of it."""
     kinds: list[tuple[str, torch.dtype]] = [
         ("bool", torch.bool),
         ("0 and 1", torch.float64),

@@ -458,7 +458,8 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     evidence.calls = probe(caller, causal, seen if windows and not causal else None)
     if on is not None and not caller.ways:
         evidence.calls += _asked_causal(caller, on)
-    lengths = one_length(evidence)
+    words = {size_word(one.name) for one in parameters_of(type(subject.body))}
+    lengths = one_length(evidence, told=subject.is_function or not words.isdisjoint(("length", "config")))
     loud = _without_loud(evidence, caller)
     _share_first_problem(evidence)
     returns = any(call.weights is not None for call in evidence.calls)

@@ -466,6 +466,12 @@ def head_count(body: object) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
+def batch_of(body: object) -> int | None:
+    """The size of a batch that it keeps, or reads out of its file."""
+    kept = [value for name, value in attributes_of(body) if size_word(name) == "batch"]
+    return kept[0] if kept else globals_of(type(body)).get("batch")
+
+
 def widths_of(body: object) -> list[int]:
     """Widths its input may have, the likeliest first."""
     found = [value for name, value in attributes_of(body) if size_word(name) == "width"]
