@@ -478,6 +478,16 @@ class FirstPadding(AddedInWords):
         return super().forward(x, None if mask is None else self.padding)
 
 
+class WritesToItsInput(AddedInWords):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x *= 0.5
+        return super().forward(x, mask)
+
+
+def test_what_is_written_to_an_input_is_not_taken_for_state() -> None:
+    assert [one.key for one in check(WritesToItsInput).faults] == ["input modified"]
+
+
 def test_buffers_of_a_mask_are_as_an_instance_makes_them_itself() -> None:
     """They were loaded into fresh instances with the weights: what a call had kept was kept in those, too."""
     for kind in (OwnTriangle, GrownTriangle):

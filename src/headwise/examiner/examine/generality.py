@@ -10,7 +10,6 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,16 +123,15 @@ def twin(caller: Caller) -> Caller | None:
 def state_kept(caller: Caller, same: float) -> str:
     """How an instance that was asked something else before answers otherwise; "" where it does not."""
     sizes = caller.subject.sizes
-    few, many = (inputs_for(caller, n, n, seed=109) for n in (sizes.short, sizes.long))
-    questions: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
-        (f"{sizes.short} positions, one with {sizes.long}", (*few, None), (*many, None))
-    ]
+    few, many = sizes.short, sizes.long
+    questions: list[tuple[str, tuple[int, Tensor | None], tuple[int, Tensor | None]]] = []
     by_mask = _masked_twin(caller)
     if by_mask is not None:
         caller, mask = by_mask
         other = mask.flip(0)
         other = torch.ones_like(mask) if torch.equal(other, mask) else other
-        questions.insert(0, ("another mask the same call", (*plain(caller), other), (*plain(caller), mask)))
+        questions.append(("another mask the same call", (many, other), (many, mask)))
+    questions.append((f"{few} positions, one with {many}", (few, None), (many, None)))
     for words, before, asked in questions:
         after, outputs = f"after a call with {words}", list[Tensor]()
         for first in (None, before):
@@ -141,13 +139,11 @@ def state_kept(caller: Caller, same: float) -> str:
             if one is None:
                 return ""
             try:
-                with torch.no_grad():
-                    _ = None if first is None else one.call(*first)
+                _ = None if first is None else _answer(one, *first)
             except CAUGHT:
                 break
             try:
-                with torch.no_grad():
-                    outputs.append(one.call(*asked).output.detach().nan_to_num())
+                outputs.append(_answer(one, *asked).nan_to_num())
             except CAUGHT as error:
                 if outputs:
                     return f"{after} raises {type(error).__name__}"
@@ -155,6 +151,12 @@ def state_kept(caller: Caller, same: float) -> str:
         if len(outputs) == 2 and (off := share_off(outputs[1], outputs[0])) > same:
             return f"{after} gives another output, off by {off:.0e}"
     return ""
+
+
+@torch.no_grad()
+def _answer(caller: Caller, length: int, mask: Tensor | None) -> Tensor:
+    """To inputs that are drawn anew: it may write to those it was given."""
+    return caller.call(*inputs_for(caller, length, length, seed=109), mask).output.detach()
 
 
 def _masked_twin(caller: Caller) -> tuple[Caller, Tensor] | None:
@@ -167,8 +169,7 @@ def _masked_twin(caller: Caller) -> tuple[Caller, Tensor] | None:
         mask, one = some_mask(told), twin(told)
         try:
             if mask is not None and one is not None:
-                with torch.no_grad():
-                    one.call(*plain(told), mask)
+                _answer(one, caller.subject.sizes.long, mask)
                 return told, mask
         except CAUGHT:
             continue
