@@ -256,7 +256,7 @@ DESIGNS: dict[type[Plain], str] = {
     QueryKeyNorm: "a RMSNorm of queries and keys inside",
     Rope: "pairs of halves, base 10000",
     GivenRope: "pairs of neighbours, base 500",
-    CalledRope: "pairs of neighbours, base 500",
+    CalledRope: "pairs of halves, base 10000",  # the class of the file cannot be called: one of ours
     PartOfRope: "pairs of neighbours, base 500, 4 of 6 channels",
     Alibi: "ALiBi, slopes 0.5, 0.25",
     RelativeBias: r"a bias by distance (s - t) inside",
