@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-from headwise.examiner.steps import FAULTS
 from test_check_sandbox import GOOD
 
 from headwise.errors import ArgumentError
@@ -22,6 +21,7 @@ from headwise.examiner.desk.submissions import facts_in_words, json_line, missin
 from headwise.examiner.evidence import Problem
 from headwise.examiner.report import Named, Report
 from headwise.examiner.showing import as_json
+from headwise.examiner.steps import FAULTS
 from planted.right import RIGHT
 
 # A rubric

@@ -23,7 +23,7 @@ from ..evidence import Problem
 from ..recipe import Given, Weights
 from .call import Caller, inputs_for, moved, reactions
 from .plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, Way, plans
-from .subject import Subject
+from .subject import Subject, of_numpy
 from .surroundings import CAUGHT, problem_of
 from .words import Said, input_word, said_about
 
@@ -80,7 +80,7 @@ def _layouts(subject: Subject) -> list[tuple[str, bool]]:
         found = ["heads first", "batch first", "heads in the batch", "one sequence"]
         if subject.heads_given:
             found = ["batch first", "heads first", "one sequence"]
-    if subject.numpy:
+    if subject.numpy or of_numpy(subject.body):
         return [(one, True) for one in found]
     return [(one, False) for one in found] + [(one, True) for one in found if subject.is_function]
 
@@ -108,7 +108,7 @@ def _try(caller: Caller) -> Problem | None:
     except CAUGHT as error:
         problem = problem_of(error, "call", caller.subject.files, "plain")
     for argument in caller.plan.needs_mask:
-        for way in _any_way(argument):
+        for way in any_way(argument):
             try:
                 caller.call(*inputs, ways=(way,))
             except CAUGHT:
@@ -118,7 +118,8 @@ def _try(caller: Caller) -> Problem | None:
     return problem
 
 
-def _any_way(argument: str) -> list[Way]:
+def any_way(argument: str) -> list[Way]:
+    """The likeliest ways to give a mask, before anything is known of it."""
     kinds: list[tuple[str, torch.dtype]] = [
         ("bool", torch.bool),
         ("0 and 1", torch.float64),
@@ -499,9 +500,11 @@ def find_ways(
             pairs = way
     if pairs is None and padding is None and switch is None:
         ignored = _ignored(caller, asker, texts)
-        return ignored or tuple(Way(argument, "", "switch") for argument in plan.switches[:1]), sentences
+        return ignored or tuple(Way(name, "", "switch", on=on) for name, on in plan.switches[:1]), sentences
     if pairs is None or padding is None:
-        switch = switch or next((Way(one, "", "switch") for one in plan.switches if not causal), None)
+        switch = switch or next(
+            (Way(one, "", "switch", on=on) for one, on in plan.switches if not causal), None
+        )
     found = tuple(way for way in (pairs, padding) if way is not None)
     if switch is not None and _together(caller, asker, (*found, switch)):
         found = (*found, switch)

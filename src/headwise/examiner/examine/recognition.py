@@ -500,6 +500,28 @@ def _placed(
     return made
 
 
+def by_distance(caller: Caller, weights: Weights, H: int, inputs: Three) -> str:
+    """What is beside scaled q.k here by the distance of a key alone, in words; "" for anything else."""
+    try:
+        scores = caught(caller, inputs)[1]
+        state = _state(weights, H, inputs)
+    except CAUGHT:
+        return ""
+    found = None if scores is None else fit(scores, state.q @ state.k.mT)
+    right = torch.full((H,), state.q.shape[-1] ** -0.5, dtype=torch.float64)
+    if found is None or not torch.allclose(found.scale.double(), right, rtol=1e-4):
+        return ""
+    L = len(found.seen)
+    away = torch.arange(L) - torch.arange(L)[:, None]
+    if not torch.equal(found.seen, (away >= away[found.seen].min()) & (away <= away[found.seen].max())):
+        return ""
+    if bool(found.bias.any()):
+        table, words = _by_distance(found.bias, found.seen)
+        return words if table is not None else ""
+    window = _window(found.seen)
+    return "" if window is None else window.words
+
+
 def _two_levels(bias: Tensor, seen: Tensor) -> bool:
     """One number where a triangle of 0 and 1, or of 0 and -5, was added: a causal mask gone wrong."""
     if not bool(seen.all()) or not torch.allclose(bias, bias[:1].expand_as(bias), atol=1e-6):

@@ -91,6 +91,7 @@ class Subject:
     unregistered: list[str] = field(default_factory=list)  # those that state_dict() does not know
     linear: set[str] = field(default_factory=set)  # weights of nn.Linear: [out, in] for certain
     norms: set[str] = field(default_factory=set)  # a normalisation's own
+    frozen: set[str] = field(default_factory=set)  # parameters that are not to learn, by requires_grad
     heads_given: bool = False
     make: Callable[[], Any] | None = None
     fresh: Callable[[], Any] | None = None  # one more, as its author has it: nothing of it cast or set
@@ -184,6 +185,19 @@ def is_array(value: object) -> bool:
         and type(value).__name__ == "ndarray"
         and getattr(value, "dtype", None) in ("float64", "float32", "float16")
     )
+
+
+def of_numpy(body: object) -> bool:
+    """Whether the file it stands in works with NumPy and knows nothing of torch: it gets arrays alone."""
+    file = getattr(body, "__globals__", None)
+    if file is None:
+        file = vars(sys.modules.get(type(body).__module__, types.SimpleNamespace()))
+    names = [
+        one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) or ""
+        for one in list(file.values())
+    ]
+    rooms = {name.partition(".")[0] for name in names}
+    return "numpy" in rooms and "torch" not in rooms and not isinstance(body, nn.Module)
 
 
 def _kept(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
@@ -321,6 +335,8 @@ def settle(subject: Subject) -> None:
             with torch.no_grad():
                 tensor.copy_(fresh)
         if tensor.is_floating_point() and tensor.is_leaf:
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+                subject.frozen.add(name)
             tensor.requires_grad_(True)
     subject.parameters = dict(tensors)
 
@@ -448,6 +464,12 @@ def head_count(body: object) -> int | None:
     shapes = [tensor.shape for _, tensor in _belongs(body)[1] if tensor.ndim == 3]
     counts = {shape[0] for shape in shapes if 1 < shape[0] and shape[0] * min(shape[1:]) == max(shape[1:])}
     return counts.pop() if len(counts) == 1 else None
+
+
+def batch_of(body: object) -> int | None:
+    """The size of a batch that it keeps, or reads out of its file."""
+    kept = [value for name, value in attributes_of(body) if size_word(name) == "batch"]
+    return kept[0] if kept else globals_of(type(body)).get("batch")
 
 
 def widths_of(body: object) -> list[int]:

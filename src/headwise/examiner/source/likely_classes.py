@@ -339,7 +339,7 @@ class _File:
         """Whether what `name` uses is the whole attention already, and not a piece of the one `name` is."""
         piece, whole = self.own[part], self.own[name]
         if not (piece.runs and self.reach[part].whole):
-            return not self.reach[name].whole
+            return self.reach[part].attends and not self.reach[name].whole
         if not self.reach[name].whole or whole.by_name < 0.0 or whole.beside:
             return True
         if whole.is_class and whole.projections and not piece.is_class:

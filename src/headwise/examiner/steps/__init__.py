@@ -8,6 +8,7 @@ wholes              what holds an attention: a block at work, functions of q and
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import re
 from collections.abc import Mapping
@@ -236,9 +237,26 @@ def owner_of(obj: Any) -> tuple[type | None, str]:
 
 
 def whole_of(obj: Any) -> Any:
-    """The class, where its forward was named; else what was named."""
+    """Return the class or the module whose forward was named; of another method, that of a copy; else obj."""
     owner, method = owner_of(obj)
+    held = getattr(obj, "__self__", None) if inspect.ismethod(obj) else None
+    if isinstance(held, nn.Module):
+        return held if obj.__name__ in {"forward", "__call__"} else _of_a_copy(obj, held)
     return owner if owner is not None and method in {"forward", "__call__"} else obj
+
+
+def _of_a_copy(method: Any, module: nn.Module) -> Any:
+    """The same method, so that what it changes is not the user's; a whole attention as a forward."""
+    try:
+        copied = copy.deepcopy(module)
+    except CAUGHT:
+        return method
+    own = getattr(copied, method.__name__)
+    if step_of(method, method.__name__) is None and any(one.ndim > 1 for one in copied.parameters()):
+        copied.forward = own
+        return copied
+    copied.double().eval()
+    return own
 
 
 def bound(
