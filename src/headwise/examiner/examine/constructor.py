@@ -79,7 +79,7 @@ class Told:
         return {
             "width": sizes.E,
             "heads": sizes.H,
-            "key heads": max(1, sizes.H // 2) if self.choice.few_keys else sizes.H,
+            "key heads": max(1, sizes.H // (2 if sizes.H <= 4 else 4)) if self.choice.few_keys else sizes.H,
             "head dim": sizes.D if self.choice.per_head else sizes.E,
             "length": sizes.block,
             "dropout": self.dropout,

@@ -41,7 +41,7 @@ from .rotations import (
     ZEROS,
     without_turning,
 )
-from .subject import fields_of, in_precision, signature_of
+from .subject import Sizes, fields_of, in_precision, signature_of
 from .surroundings import CAUGHT, files_of, problem_of, surroundings
 from .switches import conditions_of, kept_switches, may_throw
 from .switches import thrown as thrown_to
@@ -302,6 +302,9 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
 
     raised: list[str] = []
     every = other_sizes(recipe)
+    if (wrong := _groups_that_raise(asked, recipe, every[-1])) is not None:
+        evidence.findings.append(wrong)
+        return None
     for sizes in every:
         how: dict[str, Any] = {}
         there = asked
@@ -327,6 +330,23 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
         )
         evidence.findings.append(Finding("other sizes", "unknown", detail))
     return None
+
+
+def _groups_that_raise(asked: _Asked, recipe: Recipe | None, sizes: Sizes) -> Finding | None:
+    """A call that raises where groups of query heads that share keys are another size than their number."""
+    if recipe is None or recipe.constructor is None or not recipe.constructor.choice.few_keys:
+        return None
+    fields = recipe.constructor.told.fields if recipe.constructor.told is not None else {}
+    names = [one.name for one in parameters_of(recipe.constructor.cls)]
+    names += [path.rpartition(".")[2] for path in fields]
+    if not any(size_word(name) == "key heads" for name in names):
+        return None
+    built = asked.build(ways=[(sizes, recipe.constructor.choice)], manners=(recipe.manner,))
+    problem = built.problem
+    if problem is None or (problem.stage, problem.kind) != ("call", "RuntimeError") or problem.line is None:
+        return None
+    detail = f"built with {sizes.H} heads over {sizes.H // 4} of keys, it raises: {problem.message}"
+    return Finding("other sizes", "wrong", detail, "groups repeated wrong times", problem.line)
 
 
 def _otherwise_in_single(caller: Caller, recipe: Recipe | None, asked: _Asked) -> bool:

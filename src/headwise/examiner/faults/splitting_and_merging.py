@@ -405,6 +405,20 @@ SPLITTING = [
         (r"\.repeat\(", r"\.(tile|expand)\(", r"repeat\("),
     ),
     Fault(
+        "groups repeated wrong times",
+        "shared keys and values are repeated a wrong number of times",
+        "k.repeat_interleave(num_kv_heads, ..)",
+        "k.repeat_interleave(num_heads // num_kv_heads, ..)",
+        (
+            "How often must each shared head be repeated, so that every query head has one?",
+            "It is repeated num_kv_heads times, which is right for 4 heads over 2 and for few others.",
+            "Repeat it num_heads // num_kv_heads times.",
+        ),
+        "It works for one pair of head counts and raises for the others.",
+        "k = k.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)",
+        lines=(r"repeat_interleave\(", r"\.repeat\(", r"\.expand\("),
+    ),
+    Fault(
         "single head",
         "there is one head as wide as the model: it is never split",
         "softmax(q k^T / sqrt(d_k)) v over all channels at once",
