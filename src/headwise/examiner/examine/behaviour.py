@@ -244,49 +244,40 @@ def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str
 def _inputs_kept(caller: Caller) -> Iterator[Finding]:
     """Neither inputs nor masks are written to."""
     name = "input left unmodified"
-    inputs = plain(caller)
-    before = [one.clone() for one in inputs]
-    with torch.no_grad():
-        caller.call(*inputs)
-    names = ("the query", "the key", "the value")
-    if caller.plan.self_only:
-        names = ("the input",) * 3
-    changed = [
-        what for what, one, was in zip(names, inputs, before, strict=True) if not torch.equal(one, was)
-    ]
+    written = _written_to(caller, None)
+    changed = [slot for argument, slot in caller.plan.slots if argument in written]
     if changed:
-        yield Finding(name, "wrong", f"{changed[0]} is changed in place", "input modified")
+        what = "input" if caller.plan.self_only else changed[0].replace("memory", "key")
+        yield Finding(name, "wrong", f"the {what} is changed in place", "input modified")
     else:
         yield Finding(name, "right", "the inputs are as they were")
-    yield from _masks_kept(caller)
-
-
-def _masks_kept(caller: Caller) -> Iterator[Finding]:
     mask = some_mask(caller)
     if mask is None:
         return
-    said: dict[str, Any] = {}
+    name, arguments = "mask left unmodified", {way.argument for way in caller.ways}
+    masks = sorted(arguments & _written_to(caller, mask))
+    if masks:
+        detail = f"{masks[0]} is changed in place: the next call gets another"
+        yield Finding(name, "wrong", detail, "mask modified")
+    else:
+        yield Finding(name, "right", "the mask is as it was")
+
+
+def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
+    """The arguments whose tensors a call changes, as they are handed over."""
+    handed: list[tuple[str, Tensor, Tensor]] = []
+    names = [argument for argument, _ in caller.plan.slots]
 
     def listen(args: list[object], kwargs: dict[str, object], seed: int = 0) -> object:
-        said.update({k: (v, v.clone()) for k, v in kwargs.items() if k in names and torch.is_tensor(v)})
+        every = [*zip(names, args, strict=False), *kwargs.items()]
+        handed.extend((name, x, x.clone()) for name, x in every if torch.is_tensor(x))
         return Subject.invoke(caller.subject, args, kwargs, seed)
 
-    names = {way.argument for way in caller.ways}
     watched = replace(caller, subject=copy.copy(caller.subject))
     watched.subject.invoke = listen  # type: ignore[method-assign]
     with torch.no_grad():
         watched.call(*plain(caller), mask)
-    for key, (after, was) in said.items():
-        if not torch.equal(after, was):
-            yield Finding(
-                "mask left unmodified",
-                "wrong",
-                f"{key} is changed in place: the next call gets another",
-                "mask modified",
-            )
-            return
-    if said:
-        yield Finding("mask left unmodified", "right", "the mask is as it was")
+    return {name for name, after, before in handed if not torch.equal(after, before)}
 
 
 def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) -> Iterator[Finding]:

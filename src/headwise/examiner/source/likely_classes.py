@@ -39,7 +39,7 @@ OTHERWISE = (
     (r"block|layer(?!ed)|encoder|decoder|transformer|model|gpt|bert|net(work)?$|vit$", 2.5),
     (r"feed_?forward|mlp|embed|posi?tion|norm$|dataset|config|trainer|tokeniz", 4.0),
     (r"^test|main|demo|example|plot|visuali[sz]e|show|check|compare|benchmark|train", 8.0),
-    (r"single|scaled_?dot|dot_?product|bahdanau|additive|luong", 1.5),
+    (r"single|bahdanau|additive|luong", 1.5),
     (r"mask$|mask_|weights$|scores?$|split_?heads|merge_?heads|combine_?heads", 3.0),
 )
 STEP = re.compile(
