@@ -22,8 +22,10 @@ from .call import Caller, inputs_for
 from .generality import other_lengths, seeds_kept, state_kept, wider_values
 from .probes import SAME, SHORT_PROBE, cached, cast, causal_mask, plain, run_body, share_off, some_mask
 from .projections import Found
+from .recognition import FAR
 from .subject import Subject, batch_of, cast_loose, clearing, in_precision, settle
 from .surroundings import CAUGHT, by_default, problem_of, seed
+from .watch import watch
 
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
 
@@ -37,6 +39,7 @@ def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Recipe | 
         lambda: _deterministic(caller, recipe),
         lambda: _training(caller, evidence),
         lambda: _inputs_kept(caller),
+        lambda: _dropout_before_softmax(caller),
         lambda: _gradients(caller, found, evidence, right),
         lambda: _state(caller),
         lambda: half(caller, right),
@@ -239,6 +242,20 @@ def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str
         if share_off(one, hidden.output) <= 1e-5 and share_off(other, seen.output) <= 1e-5:
             return word
     return ""
+
+
+def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
+    """Dropout falls on the weights, not on the scores."""
+    if caller.plan.as_numpy:
+        return
+    ran = watch(caller, plain(caller))
+    for x in ran.dropped:
+        for each in ran.scores:
+            seen = each.isfinite() & (each > -FAR)
+            if x.ndim > 2 and x.shape == each.shape and bool(seen.any()) and torch.equal(x[seen], each[seen]):
+                detail = "dropout falls on the scores, whose zeros are ordinary scores, not on the weights"
+                yield Finding("dropout", "wrong", detail, "dropout before softmax")
+                return
 
 
 def _inputs_kept(caller: Caller) -> Iterator[Finding]:

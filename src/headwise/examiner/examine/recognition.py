@@ -30,6 +30,7 @@ from .subject import attributes_of
 from .surroundings import CAUGHT
 from .watch import Norm, Ran, Three, caught, find_latent, passed_by, same, watch
 
+FAVOURED = "; far keys are favoured"
 FAR = 1e3  # a score this much below the others is hidden
 
 
@@ -83,6 +84,7 @@ def recognise(
                 if inside:
                     inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
     shell = _around(before, after, added, inputs)
+    _far_keys_favoured(caller, inner, inside)
     designs = [*(one for one in shell if one.key == "norm before"), *inside]
     designs += [one for one in shell if one.key != "norm before"]
     if not designs or inner.weights is None:
@@ -493,7 +495,8 @@ def _placed(
     table, words = _by_distance(bias, found.seen)
     if table is not None:
         tensors["by distance"] = table
-    made.append(Design("position bias", words, {}, tensors))
+    numbers = {"far": 1.0} if FAVOURED in words else {}
+    made.append(Design("position bias", words, numbers, tensors))
     if torch.allclose(found.scale, torch.ones_like(found.scale), atol=1e-4):
         words = "no scale beside the bias by position, as T5 has it"
         made.append(Design("own scale", words, {}, {"scale": torch.ones(H, dtype=torch.float64)}))
@@ -533,6 +536,18 @@ def _two_levels(bias: Tensor, seen: Tensor) -> bool:
     return torch.equal(jump, at)
 
 
+def _far_keys_favoured(caller: Caller, inner: Found, inside: list[Design]) -> None:
+    """ALiBi with the wrong sign, where no parameter beside the projections could have learned it."""
+    guess = inner.guess
+    pieces = [] if guess is None else [*guess.weights.values(), *guess.biases.values()]
+    known = {piece.name for every in pieces for piece in every}
+    if set(caller.subject.parameters) - known - caller.subject.norms:
+        return
+    for one in inside:
+        if one.key == "position bias" and one.numbers.get("far"):
+            one.fault = "far keys favoured"
+
+
 def _by_distance(bias: Tensor, seen: Tensor) -> tuple[Tensor | None, str]:
     """(the bias by s - t, [H, 2L - 1], or None where it is not one; what it is in words)."""
     L = bias.shape[-1]
@@ -563,7 +578,7 @@ def _by_distance(bias: Tensor, seen: Tensor) -> tuple[Tensor | None, str]:
     if level and mirrored and float(past.abs().max()) > NEARLY * size:
         numbers = ", ".join(f"{float(one):.3g}" for one in past[:4, 0])
         more = ", ..." if len(past) > 4 else ""
-        far = "; far keys are favoured" if float(past.mean()) < 0 else ""
+        far = FAVOURED if float(past.mean()) < 0 else ""
         return table, f"a bias linear in the distance inside (ALiBi, slopes {numbers}{more}{far})"
     return table, "a bias by distance (s - t) inside"
 

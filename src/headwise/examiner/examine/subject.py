@@ -10,6 +10,7 @@ import contextlib
 import copy
 import inspect
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +52,19 @@ class Sizes:
 USUAL = ((24, 4), (32, 4), (64, 8), (512, 8), (768, 12))
 
 
+_now = threading.local()
+
+
+@contextlib.contextmanager
+def dropped() -> Iterator[list[Tensor]]:
+    """What dropout is given meanwhile, in this thread."""
+    _now.dropped = []
+    try:
+        yield _now.dropped
+    finally:
+        _now.dropped = None
+
+
 class _Calm(TorchFunctionMode):
     """No dropout outside of training, and no step down to float32: the numbers behind both can be judged."""
 
@@ -62,7 +76,10 @@ class _Calm(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name in {"dropout", "dropout_", "alpha_dropout", "feature_dropout"}:
-            return args[0] if args else kwargs["input"]
+            given = args[0] if args else kwargs["input"]
+            if (noted := getattr(_now, "dropped", None)) is not None:
+                noted.append(given.detach().clone())
+            return given
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
             args = args[:4]

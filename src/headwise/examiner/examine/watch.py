@@ -22,6 +22,7 @@ from ..recipe import Design
 from .call import Caller, inputs_for
 from .pieces import Guess, Piece, path_role, weights_of
 from .projections import NEARLY, Found
+from .subject import dropped
 from .surroundings import CAUGHT
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -61,6 +62,7 @@ class Ran:
     norms: list[Norm] = field(default_factory=list)
     linear: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # (path, given, made)
     scores: list[Tensor] = field(default_factory=list)  # what went into a softmax, or an exp
+    dropped: list[Tensor] = field(default_factory=list)  # what went into dropout
     factors: list[Tensor] = field(default_factory=list)  # what went into products of two tensors
 
 
@@ -76,6 +78,8 @@ class _Watch(TorchFunctionMode):
             self.ran.scores.append(args[0].detach().clone())
         elif name == "scaled_dot_product_attention":
             self.ran.scores.append(_scores(*args, **kwargs))
+        if name == "dropout" and args:
+            self.ran.dropped.append(args[0].detach().clone())
         if name in PRODUCTS:
             self.ran.factors += [x.detach().clone() for x in args if isinstance(x, Tensor) and x.ndim > 2]
         made = func(*args, **kwargs)
@@ -125,8 +129,9 @@ def watch(caller: Caller, inputs: Three) -> Ran:
             if module is not body and (isinstance(module, nn.Linear) or not inner):
                 hooks.append(module.register_forward_hook(note(path)))
     try:
-        with torch.no_grad(), _Watch(ran):
+        with torch.no_grad(), _Watch(ran), dropped() as calm:
             ran.output = caller.call(*inputs).output.detach().double()
+        ran.dropped += calm
     finally:
         for hook in hooks:
             hook.remove()

@@ -127,6 +127,16 @@ def _heads_first(state: State, mask: Tensor) -> Tensor:
     return mask[:, 0].repeat_interleave(H, 0).unflatten(0, (H, B)).transpose(0, 1)  # [B, H, T, S]
 
 
+def _either_allows(state: State, mask: Tensor) -> Tensor:
+    """A key is seen where the causal mask or the one that was handed over allows it."""
+    causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    if state.given.handed is not None:
+        return state.given.handed[:, None] | causal
+    padding = mask[..., -1:, :]
+    square = mask.shape[-1] == mask.shape[-2]
+    return causal | padding if square and torch.equal(mask, causal & padding) else mask
+
+
 def _handed_over(state: State, mask: Tensor) -> Tensor:
     """What was handed over, without the mask the code makes itself."""
     if state.given.handed is None:
@@ -455,6 +465,23 @@ FAULTS = [
         "hide",
         (*_masks(_handed_over), *_masks(_one_of_two(False)), *_masks(_one_of_two(True))),
         (r"\bmask\w*\s*=\s*(?!None)", *FILLS),
+        needs_mask=True,
+    ),
+    Fault(
+        "masks joined with or",
+        "of two masks one is enough to let a key be seen: they are joined with or",
+        "causal | padding, True = may attend",
+        "causal & padding: a key is seen where both let it be seen",
+        (
+            "Which keys does a query see that stands before a real token?",
+            "A real token in the future is seen, and padding in the past.",
+            "Combine what may be seen with &, and what is hidden with |.",
+        ),
+        "A decoder sees the future as soon as a padding mask is given.",
+        "mask = causal & padding[:, None, None, :]  # True = may attend",
+        "hide",
+        _masks(_either_allows),
+        (r"\|", r"logical_or\(", *FILLS),
         needs_mask=True,
     ),
     Fault(

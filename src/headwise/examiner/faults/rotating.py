@@ -1,4 +1,4 @@
-"""Faults of a rotation by position (RoPE). The examination recognises them; no step computes them."""
+"""Faults of positions, which the examination recognises: rotations (RoPE), a bias by distance (ALiBi)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ RIGHT_ROTATION = "queries and keys are rotated by their position, values are not
 REPAIR = "q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # not v"
 
 FAULTS = [
+    Fault(
+        "far keys favoured",
+        "the bias by distance has the wrong sign: far keys are favoured",
+        "scores + m |i - j|",
+        "scores - m |i - j|, with m > 0 (ALiBi)",
+        (
+            "What does a key get that is ten positions away, and what does the neighbour get?",
+            "The farther a key is away, the higher its score becomes.",
+            "Subtract the distance times the slope.",
+        ),
+        "Attention runs away from the query, and the more so the longer the text.",
+        "scores = scores - slopes[:, None, None] * distance",
+        lines=(r"alibi|slope", r"dist|abs\(|arange"),
+    ),
     Fault(
         "rotation of values",
         "the values are rotated by position, too",
