@@ -320,11 +320,13 @@ class _Asker:
         dice = torch.Generator().manual_seed(77)
         return torch.randn(self.inputs[1].shape, generator=dice, dtype=torch.float64)
 
-    def wanted(self, way: Way, same: bool, turned: bool = False, alone: bool = False) -> Tensor:
-        """Who should react, bool [B, T, S]; `alone`: as if what it hides by itself were lost."""
+    def wanted(self, way: Way, same: bool, turned: bool = False, join: str = "and") -> Tensor:
+        """Who should react, bool [B, T, S]; join: how the mask meets what it always hides, or "alone"."""
         mask = self.mask(way, same)
         mask = mask.mT if turned else mask
-        return mask if self.always is None or alone else mask & self.always
+        if self.always is None or join == "alone":
+            return mask
+        return mask | self.always if join == "or" else mask & self.always
 
     def react(self, way: Way, of: str = "both", same: bool = False) -> tuple[Tensor, Tensor]:
         """(who reacts, float [B, T, S]; who should)."""
@@ -332,10 +334,10 @@ class _Asker:
         return torch.stack(every, -1), self.wanted(way, same)
 
     def exact(
-        self, way: Way, of: str = "both", same: bool = False, turned: bool = False, alone: bool = False
+        self, way: Way, of: str = "both", same: bool = False, turned: bool = False, join: str = "and"
     ) -> bool:
         """Whether exactly those react that should; `turned`: with queries and keys exchanged in the mask."""
-        wanted = self.wanted(way, same, turned, alone)
+        wanted = self.wanted(way, same, turned, join)
         try:
             for s in range(self.L):  # most conventions are wrong, and the first key tells
                 found, look = self.column(way, of, same, s), self.look[:, s]
@@ -453,8 +455,10 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
         for of in ("key", "value"):
             questions += [(of, False, False), (of, False, True), (of, True, False)]
     for way in likely if asker.always is not None else []:
-        if asker.exact(way, alone=True):
+        if asker.exact(way, join="alone"):
             return way, f"with {argument}, what is hidden without it is not hidden any more"
+        if asker.exact(way, join="or"):
+            return way, f"with {argument}, a key is seen where it or the causal mask allows it"
     for of, same, turned in questions:
         for way in likely:
             if asker.exact(way, of, same, turned):

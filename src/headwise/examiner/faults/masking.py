@@ -133,8 +133,8 @@ def _either_allows(state: State, mask: Tensor) -> Tensor:
     if state.given.handed is not None:
         return state.given.handed[:, None] | causal
     padding = mask[..., -1:, :]
-    square = mask.shape[-1] == mask.shape[-2]
-    return causal | padding if square and torch.equal(mask, causal & padding) else mask
+    both = mask.shape[-1] == mask.shape[-2] and torch.equal(mask, causal & padding)
+    return causal | padding if both and not bool(padding.all()) else mask
 
 
 def _handed_over(state: State, mask: Tensor) -> Tensor:
