@@ -373,7 +373,7 @@ def test_special_ids_are_told_in_few_bits(dtype: torch.dtype) -> None:
     tokens = Tokens(nn.Identity())
     tokens.special = [0, 256, 257]
     ids = torch.tensor([[0, 1, 2, 80]], dtype=dtype)
-    assert tokens._which_are_special(ids).tolist() == [[True, False, False, False]]
+    assert tokens._is_special(ids).tolist() == [[True, False, False, False]]
 
 
 @torch.no_grad()

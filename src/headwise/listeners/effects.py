@@ -226,7 +226,7 @@ def effects(
     with attached as attachment:
         answer = run(model, inputs)
         check_any(model, 1, switches.num_heads, fallback)
-        look = look_at(model, inputs, answer, switches.seen, tokenizer)
+        look = look_at(model, inputs, answer, switches.calls, tokenizer)
         before = look.read(answer)
         look.check(model, before)
         heads = switches.every_head()

@@ -34,8 +34,8 @@ from ..active import (
     announce,
     in_backward,
     quietly,
+    requested_statistics,
     silence,
-    statistics_asked_for,
 )
 from ..attachment import Attachment
 from ..model_structure import sounds_cross
@@ -59,7 +59,7 @@ def attended(
     dropout: float = 0.0,
 ) -> tuple[Tensor, AttentionMap]:
     """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
-    asked, waited = statistics_asked_for((*q.shape[:3], k.shape[2]), q.is_cpu)
+    asked, waited = requested_statistics((*q.shape[:3], k.shape[2]), q.is_cpu)
     with quietly():
         alone = None
         plain = not (asked or dropout) and bias is None and softcap is None and sinks is None
@@ -264,7 +264,7 @@ def answered_alike(
         if value is not then and not (type(value) is float and type(then) is float and value == then):
             return None
     path = attachment.paths.get(module)
-    if path is None or path in run.told or sounds_cross(path) or torch.compiler.is_compiling():
+    if path is None or path in run.call_counts or sounds_cross(path) or torch.compiler.is_compiling():
         return None
     if run.tokens(attachment.is_encoder_decoder and attachment.decodes(path)) is not alike.tokens:
         return None

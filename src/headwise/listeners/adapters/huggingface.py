@@ -213,7 +213,7 @@ def _between_masks(own: Function) -> Function:
         if args or not known:
             return own(*args, **call)
         for attachment in known:
-            attachment.forward_here.masked.append(config)
+            attachment.current_forward.masked.append(config)
         return compact_mask(own, **call)
 
     mask.__headwise_own__ = own  # type: ignore[attr-defined]
@@ -471,7 +471,7 @@ def _with_padding_given(rules: Mask, real: Tensor | None) -> Mask:
 def _is_masked(module: nn.Module) -> bool:
     """Return True if the model around a layer has asked its own mask function in this forward."""
     config = getattr(module, "config", None)
-    around = [attachment.forward_here.masked for attachment in tuple(active) if module in attachment.paths]
+    around = [attachment.current_forward.masked for attachment in tuple(active) if module in attachment.paths]
     return any(config is asked for masked in around for asked in masked)
 
 

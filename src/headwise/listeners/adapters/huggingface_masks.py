@@ -20,7 +20,7 @@ from ... import budget
 from ...errors import AttentionBypassed
 from ...foreign_masks import AS_GOOD_AS_HIDDEN, from_huggingface
 from ...masks import Mask
-from ..active import for_each, with_padding
+from ..active import expand_padding, with_padding
 
 Predicate = Callable[..., Any]
 
@@ -325,7 +325,9 @@ def rules_of(
         mask = mask.masked_fill(mask <= AS_GOOD_AS_HIDDEN, torch.finfo(mask.dtype).min)
     rules, bias = from_huggingface(mask, query_len=query_len)
     if rules.allowed is not None and rules.allowed.shape[1:3] == (1, 1) and rules.allowed.shape[3] == key_len:
-        rules = replace(rules, allowed=None, keys=for_each(rules.allowed[:, 0, 0], batch))  # it is padding
+        rules = replace(
+            rules, allowed=None, keys=expand_padding(rules.allowed[:, 0, 0], batch)
+        )  # it is padding
     if itself and query_len == key_len:
         rules = with_padding(rules, batch)
     return rules, bias, key_len

@@ -33,7 +33,7 @@ from ...nn.as_torch.torch_arguments import content_of
 from ...nn.as_torch.torch_call import TorchCall
 from ...nn.options import Inputs, Positions
 from ...scoring import Bias
-from ..active import announce, note_empty_call, note_query_padding, noted_query_padding, statistics_asked_for
+from ..active import announce, note_empty_call, note_query_padding, noted_query_padding, requested_statistics
 from ..attachment import Attachment
 from ..module_overrides import original_attribute, override_attribute, override_forward
 from .attended import attended
@@ -105,7 +105,7 @@ def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> 
     if not isinstance(query, Tensor) or not isinstance(keys, Tensor) or query.ndim < 2 or keys.ndim < 2:
         return ()  # refused where it is looked at
     shape = (query.shape[:-2].numel(), module.num_heads, query.shape[-2], keys.shape[-2])
-    return statistics_asked_for(shape, query.is_cpu)[0]
+    return requested_statistics(shape, query.is_cpu)[0]
 
 
 # torch's

@@ -233,9 +233,9 @@ class TorchFunctions(TorchFunctionMode):
             count, why = 1, done.unheard
         elif done.is_readable:
             count = 1
-        elif path in self.opaque and not entered.heard:
+        elif path in self.opaque and not entered.was_heard:
             count, why = 1, f"{self.opaque[path]} is called, which gives no weights"
-        if not count or (is_place and entered.heard):
+        if not count or (is_place and entered.was_heard):
             return None
         return Bypassed(count, why, done.is_certain or is_place)
 
@@ -267,7 +267,7 @@ class TorchFunctions(TorchFunctionMode):
 
     def _tell(self, weights: Tensor, real: Tensor | None, cross: bool) -> None:
         B, _, T, S = weights.shape
-        queries = real_queries_now(self.attachment.here, B, T) if cross else real if T == S else None
+        queries = real_queries_now(self.attachment.current_path, B, T) if cross else real if T == S else None
         given = AttentionMap.from_weights(weights, Mask(keys=real, queries=queries))
         with quietly():  # to those who listen here: others may not want to read weights
             module = self.attachment.entered[-1].module
@@ -317,9 +317,9 @@ class TorchFunctions(TorchFunctionMode):
         if kind == "self" and T == S:
             mask = with_padding(mask, B)
             if mask.queries is None:
-                mask = replace(mask, queries=real_queries_now(self.attachment.here, B, T))
+                mask = replace(mask, queries=real_queries_now(self.attachment.current_path, B, T))
         elif kind == "cross":
-            mask = replace(mask, queries=real_queries_now(self.attachment.here, B, T))
+            mask = replace(mask, queries=real_queries_now(self.attachment.current_path, B, T))
         output, _ = attended(None, kind, q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p)
         return output.reshape(*lead, T, value.shape[-1])
 
@@ -330,7 +330,7 @@ class TorchFunctions(TorchFunctionMode):
 
     def _kind(self, T: int, S: int, is_causal: bool) -> str:
         """Self- or cross-attention, as far as sizes and names tell; one new query goes on with what was."""
-        here = self.attachment.here or ""
+        here = self.attachment.current_path or ""
         if sounds_cross(here):
             return "cross"
         if T == S or is_causal:
@@ -339,7 +339,7 @@ class TorchFunctions(TorchFunctionMode):
         return "self" if T == 1 and here in self.were_self else "cross"
 
     def _num_heads(self) -> int | None:
-        here = self.attachment.here
+        here = self.attachment.current_path
         if here is None:
             return None
         module = self.attachment.model.get_submodule(here)
