@@ -212,7 +212,7 @@ class ForwardState:
         self.entered: list[Entered] = []  # the modules that run now, the innermost last
         self.query_padding: dict[str, Tensor | None] = {}  # of self-attention, by its parent: what is real
         self.call_counts: dict[str, int] = {}  # calls heard so far, by path
-        self.alike: list[Any] = []  # calls that later layers may repeat; see attended.py
+        self.call_plans: list[Any] = []  # of calls that later layers may repeat; see attended.py
         self.bypassed: dict[str, Bypassed] = {}
 
     def note(self, entered: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
