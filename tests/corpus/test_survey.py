@@ -27,7 +27,7 @@ from headwise.corpus.shards import Shards, write_whole
 from headwise.corpus.summary import Moments, quantiles
 from headwise.errors import ArgumentError, AttentionBypassed, PackageMissing
 from headwise.heads.record import Record
-from headwise.heads.together import whole_maps
+from headwise.heads.together import joined_maps
 from headwise.models.pretrained import Pretrained, load
 from trained import STORY, an_own_folder
 from warm_start import started_warm
@@ -528,7 +528,7 @@ def test_the_place_is_where_a_head_looks_elsewhere() -> None:
     keys[1, 3] = 3  # too early to be asked: it sees four keys
     map = hw.AttentionMap.from_weights(torch.eye(T)[keys][None], hw.Mask.causal())
     record = Record((1, 2, T, T), map=map)
-    (whole,) = whole_maps([record])
+    (whole,) = joined_maps([record])
     one, other = places_of(whole, [f"t{at}" for at in range(T)])[id(record)]
     assert [one[name] for name in ("place", "token", "key", "key_token", "weight")] == [13, "t13", 5, "t5", 1]
     assert one["moved"] == pytest.approx(11 / 12)  # of twelve queries asked, eleven look at the one before

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, AttentionBypassed, PackageMissing, VersionUnsupported
 from ..heads.record import PATTERNS
-from ..heads.together import Whole, whole_maps
+from ..heads.together import JoinedMaps, joined_maps
 from ..listeners.capture import SHORT, watch
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
 from .documents import FOR_GOOD, RETRY, Document, first_line, shown
@@ -185,8 +185,8 @@ class Measure:
     ) -> list[dict[str, Any]]:
         places: dict[int, list[dict[str, Any]]] = {}  # by record
         calls = [call for layer in heads.values() for call in layer.calls]
-        one_by_one = chain.from_iterable(whole_maps([call]) for call in calls)
-        for whole in one_by_one if sparing else whole_maps(calls):
+        one_by_one = chain.from_iterable(joined_maps([call]) for call in calls)
+        for whole in one_by_one if sparing else joined_maps(calls):
             whole.measure_patterns()
             places |= places_of(whole, reading.tokens)
         told = []
@@ -209,7 +209,7 @@ def finite_or_none(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
+def places_of(whole: JoinedMaps, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
     """Return the place of every head of these calls, by the call's id; {} for cross-attention."""
     first = whole.records[0]
     assert first.map is not None

@@ -21,7 +21,7 @@ from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer import Unheard
 from ..heads.layer_names import Layer
-from ..heads.record import IN_ROWS, Marks, Record, reduce, settle
+from ..heads.record import POOLED_QUERIES, Marks, Record, reduce, settle
 from ..heads.together import is_short
 from ..map import AttentionMap
 from ..parallel.local_heads import LocalHeads
@@ -172,7 +172,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                     self._depth = 0
                     raise
                 self._before = self._attachment.forward.number
-                self.heads.waiting.layers = self._attachment.names
+                self.heads.deferred.layers = self._attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -265,12 +265,12 @@ class _Listener(Listener):
             norms = written_norms(self.writer, call)
         if decoding and not keep:
             names, pooled = _row_statistics(names), None
-        waiting = self.heads.waiting
+        deferred = self.heads.deferred
         if split is None and not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
-            group = waiting.note(call.forward, call.path, record, call.weights, names, pooled, keep)
+            group = deferred.note(call.forward, call.path, record, call.weights, names, pooled, keep)
             if group is not None:
-                again = partial(waiting.note_alike, group, record, keep)
+                again = partial(deferred.note_again, group, record, keep)
                 self.noted = Noted(call.kind, call.forward, group, again)
                 return
         record = reduce(
@@ -290,7 +290,7 @@ class _Listener(Listener):
         )
         if split is not None:
             record = _gathered_record(record, split.local_heads, split.weights.detach() if keep else None)
-        waiting.put(call.path, record)
+        deferred.add(call.path, record)
 
     def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
         self.heads.miss(Unheard(path, kind, bypassed.softmaxes, bypassed.why))
@@ -298,7 +298,7 @@ class _Listener(Listener):
     def after(self, forward: ForwardPass) -> None:
         """Measure the calls that were deferred in a forward that is over, or has raised."""
         self._read = self._marks = self.noted = None
-        self.heads.waiting.measure(forward)
+        self.heads.deferred.measure(forward)
 
 
 def _gathered_record(record: Record, local_heads: LocalHeads, weights: AttentionMap | None) -> Record:
@@ -308,7 +308,8 @@ def _gathered_record(record: Record, local_heads: LocalHeads, weights: Attention
     gathered.rows = {name: local_heads.whole(value) for name, value in record.rows.items()}
     gathered.counts = {name: local_heads.whole(value) for name, value in record.counts.items()}
     gathered.large = {
-        name: value if name == IN_ROWS else local_heads.whole(value) for name, value in record.large.items()
+        name: value if name == POOLED_QUERIES else local_heads.whole(value)
+        for name, value in record.large.items()
     }
     return gathered
 

@@ -147,7 +147,7 @@ class _Collecting(ChosenListening[HeadOutputs]):
 
         def store(call: LayerCall, index: Tensor, output: Tensor) -> None:
             if not in_backward():
-                outputs._put(call.path, output.detach().clone())
+                outputs._set(call.path, output.detach().clone())
 
         return store, outputs
 

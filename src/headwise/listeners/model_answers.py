@@ -300,8 +300,8 @@ class BehaviourPrompts:
         wanted = torch.tensor([row.wanted for row in batch], device=log_softmax.device)  # [B, last, columns]
         sums = log_softmax.gather(-1, wanted).double().sum(1).cpu()  # [B, columns]
         for row, values in zip(batch, sums, strict=True):
-            for (pair, prompt, answer), value in zip(row.where, values, strict=True):
-                log_probs[pair, prompt, answer] = value
+            for (pair, prompt, number), value in zip(row.where, values, strict=True):
+                log_probs[pair, prompt, number] = value
 
 
 def _ids(batch: Sequence[_Row]) -> Tensor:
