@@ -106,17 +106,17 @@ class SplitCall(LayerCall):
     @cached_property
     def weights(self) -> AttentionMap:
         """[B, H, T, S] of all heads"""
-        return self.local_heads.whole_map(self.local_call.weights)
+        return self.local_heads.gather_map(self.local_call.weights)
 
     @cached_property
     def value(self) -> Tensor | None:
         """[B, Hk, S, Dv] of all heads"""
-        return None if self.local_call.value is None else self.local_heads.whole_kv(self.local_call.value)
+        return None if self.local_call.value is None else self.local_heads.gather_kv(self.local_call.value)
 
     @cached_property
     def output(self) -> Tensor | None:
         """[B, H, T, Dv] of all heads"""
-        return None if self.local_call.output is None else self.local_heads.whole(self.local_call.output)
+        return None if self.local_call.output is None else self.local_heads.gather(self.local_call.output)
 
 
 class Listener:

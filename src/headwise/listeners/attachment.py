@@ -359,7 +359,7 @@ class Attachment:
                 else:
                     output = output if changed is None else changed
         if all_heads is not None and local_heads is not None:
-            output = local_heads.own(all_heads)
+            output = local_heads.part(all_heads)
         if is_direct:
             self._report_end(run.forward)
         return output

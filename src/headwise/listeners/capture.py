@@ -305,10 +305,10 @@ def _gathered_record(record: Record, local_heads: LocalHeads, weights: Attention
     """Return the record of all heads from that of each rank's; weights: the map of all heads, if stored."""
     B, _, T, S = record.shape
     gathered = replace(record, shape=(B, local_heads.total, T, S), map=weights)
-    gathered.rows = {name: local_heads.whole(value) for name, value in record.rows.items()}
-    gathered.counts = {name: local_heads.whole(value) for name, value in record.counts.items()}
+    gathered.rows = {name: local_heads.gather(value) for name, value in record.rows.items()}
+    gathered.counts = {name: local_heads.gather(value) for name, value in record.counts.items()}
     gathered.large = {
-        name: value if name == POOLED_QUERIES else local_heads.whole(value)
+        name: value if name == POOLED_QUERIES else local_heads.gather(value)
         for name, value in record.large.items()
     }
     return gathered
