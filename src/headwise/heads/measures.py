@@ -516,7 +516,7 @@ def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: t
 # Parts of measures, also used by other files
 
 
-BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where whole rows are needed
+BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where full rows are needed
 
 
 def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -146,7 +146,7 @@ class DeferredCalls:
 
     def __init__(self, heads: Heads) -> None:
         self._heads = ref(heads)  # to which calls are added in the order in which they were heard
-        self.layers: Mapping[str, Layer] = {}  # names of paths; a missing path is its own name
+        self.layers: Mapping[str, Layer] = {}  # names by path; the name of a missing path is the path
         self._records: list[tuple[str, Record]] = []
         self._groups: dict[object, _DeferredGroups] = {}  # by forward
         self._measured: list[MeasuredCalls] = []

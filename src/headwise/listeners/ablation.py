@@ -261,7 +261,7 @@ class Switches(Listener):
         return [(path, head) for path, count in self.num_heads.items() for head in range(count)]
 
 
-# How many examples a batch holds. The model's input says so: the batch of a layer may be windows or frames
+# The number of examples of a batch, from the model's input: the batch of a layer may be windows or frames
 
 
 @contextlib.contextmanager

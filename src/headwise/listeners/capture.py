@@ -31,7 +31,7 @@ from .attachment import Attachment
 from .chosen_heads import check_any
 from .head_outputs import written_norms
 
-SHORT = 2048  # keys up to which maps are kept without being asked for
+SHORT = 2048  # keys up to which maps are stored by default
 
 
 class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(model)
@@ -236,7 +236,9 @@ class _Listener(Listener):
         self.noted = None
         if in_backward():
             return
-        split = None  # a call of heads over ranks, where each rank measures its own; not to compare heads
+        split = (
+            None  # a call of heads over ranks, each of which measures its heads; not if heads are compared
+        )
         if isinstance(call, SplitCall) and self.writer is None and not self.between:
             local = call.local_call.weights
             if not is_short(local.shape, local.device.type == "cpu"):

@@ -280,7 +280,7 @@ class ChosenListening(AbstractContextManager[Inside]):
 
     def __init__(self, model: nn.Module, chosen: ChosenHeads, fallback: str | None) -> None:
         self.model, self.chosen, self.fallback = model, chosen, fallback
-        attach(model, _Listener(chosen, lambda *_: None), fallback)  # checks the arguments at once
+        attach(model, _Listener(chosen, lambda *_: None), fallback)  # checks the arguments
         self._entered: list[AbstractContextManager[None]] = []
         self._unused = True
 

@@ -278,7 +278,7 @@ class Step(ContextDecorator, AbstractContextManager[Owner]):
             what = f"step() has no attribute {name!r}"
             if not name.startswith("_") and hasattr(self._monitor, name):
                 what += f": it is the monitor's own; write with monitor.step(): model(x), then monitor.{name}"
-                self._unused = False  # the error says so already
+                self._unused = False  # the error explains it
             raise AttributeError(what)
 
 

@@ -258,7 +258,7 @@ def _weak(value: object) -> Callable[[], object]:
     """Return a weak reference, or a function that returns the value where none is possible."""
     try:
         return ref(value)
-    except TypeError:  # None or a dict, which is kept alive so that its id stays its own
+    except TypeError:  # None or a dict, which is kept alive so that its id is not reused
         return lambda: value
 
 

@@ -185,9 +185,7 @@ class _ModuleOverrides:
         if module is None:
             return
         values = module.__dict__
-        if (
-            values.get(name, _missing) is override.value
-        ):  # otherwise the user has set it meanwhile, and it stays
+        if values.get(name, _missing) is override.value:  # otherwise the user has set it, and it stays
             _set_or_delete(values, name, override.original)
         if self.attributes.keys() == {DEEPCOPY}:
             self.restore(DEEPCOPY)
@@ -279,7 +277,7 @@ class _ModuleOverrides:
 
 
 def _nothing() -> None:
-    """Replaces the overrides in a file, where a class pickles its own dict."""
+    """Stand for the overrides in a file of a class that pickles its dict."""
 
 
 def _set_or_delete(values: dict[str, object], name: str, value: object) -> None:

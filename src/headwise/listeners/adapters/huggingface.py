@@ -135,7 +135,7 @@ def _rename_implementation(attachment: Attachment, config: object, undo: ExitSta
     setattr(config, IMPLEMENTATION, stand_in)
 
     def restore() -> None:
-        if getattr(config, IMPLEMENTATION) is stand_in:  # else the user has set another one meanwhile
+        if getattr(config, IMPLEMENTATION) is stand_in:  # else the user has set another one
             setattr(config, IMPLEMENTATION, original)
 
     undo.callback(restore)

@@ -104,7 +104,7 @@ class TorchFunctions(TorchFunctionMode):
         super().__init__()
         self.attachment = attachment
         self.places = set(attachment.places)
-        # path -> the opaque function by which a module attends, as its code says
+        # path -> the opaque function that a module's code names
         self.opaque = attachment.structure.once("opaque calls", self._opaque_calls)
         self._thread = threading.local()
         self.were_self: set[str] = set()  # paths of layers that did self-attention
