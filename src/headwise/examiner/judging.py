@@ -34,7 +34,7 @@ from .report import Named, Report
 from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
 from .source.names import settings_under_main
-from .source.parsed import methods_of, text_of, tree_of
+from .source.parsed import Place, methods_of, text_of, tree_of
 from .source.repairs import in_their_names
 
 OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
@@ -66,7 +66,27 @@ def is_theirs(problem: Problem, evidence: Evidence) -> bool:
         return False  # whoever runs the file has it
     if problem.kind in OURS or HERE.search(problem.message) or problem.line is None:
         return False
+    if problem.kind == "AttributeError" and setter_of(problem, evidence.source or "") is not None:
+        return False  # whoever uses it calls that method first
     return not (problem.stage in ("build", "call") and _is_refusal(problem, evidence.source))
+
+
+def setter_of(problem: Problem, source: str) -> str | None:
+    """A method that assigns the missing attribute, and that nothing in the class calls."""
+    found = re.search(r"'(\w+)' object has no attribute '(\w+)'", problem.message)
+    owner = None if found is None else Place(source, problem.line).definition(found[1])
+    if found is None or not isinstance(owner, ast.ClassDef):
+        return None
+    called = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute)}
+    for name, method in methods_of(owner).items():
+        stores = {
+            node.attr
+            for node in ast.walk(method)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
+        if found[2] in stores and name not in called and name not in ("__init__", "forward"):
+            return name
+    return None
 
 
 def _is_refusal(problem: Problem, source: str | None) -> bool:

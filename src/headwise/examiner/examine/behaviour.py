@@ -40,6 +40,7 @@ def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Recipe | 
         lambda: _training(caller, evidence),
         lambda: _inputs_kept(caller),
         lambda: _dropout_before_softmax(caller),
+        lambda: _one_head_in_a_list(caller),
         lambda: _gradients(caller, found, evidence, right),
         lambda: _state(caller),
         lambda: half(caller, right),
@@ -256,6 +257,22 @@ def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
                 detail = "dropout falls on the scores, whose zeros are ordinary scores, not on the weights"
                 yield Finding("dropout", "wrong", detail, "dropout before softmax")
                 return
+
+
+def _one_head_in_a_list(caller: Caller) -> Iterator[Finding]:
+    """Heads that stand in a list are modules of their own."""
+    body = caller.subject.body
+    for path, module in body.named_modules() if isinstance(body, nn.Module) else ():
+        if not isinstance(module, nn.ModuleList) or len(module) != caller.subject.sizes.H:
+            continue
+        if (
+            len(module) > 1
+            and len({id(one) for one in module}) == 1
+            and any(True for _ in module.parameters())
+        ):
+            detail = f"{path} holds one module {len(module)} times, with one set of weights"
+            yield Finding("heads of their own", "wrong", detail, "same head for all")
+            return
 
 
 def _inputs_kept(caller: Caller) -> Iterator[Finding]:

@@ -179,16 +179,18 @@ def input_word(name: str) -> str | None:
 
 _AROUND = (
     r"(?:weights?|kernel|matrix|p|theta|mat|linear|lin|projections?|project|proj|transform|layers?|dense|fc|to|nets?|w|c|self|"
-    r"attn|attention|mha|multihead|heads?|embeddings?|embed|map|params?|bias|b|states?|input|in|vectors?|mlp|conv|all)*"
+    r"attn|attention|mha|multihead|heads?|embeddings?|embed|map|params?|bias|b|states?|input|in|vectors?|mlp|conv|all|"
+    r"vers|zu|para|proy\w*|projecao|projektion|couche|capa|camada|schicht)*"
 )
 _CORES = {
     "qkv": r"qkvs?|querykeyvalue|querieskeysvalues|kqv|qvk|vkq|kvq|vqk",
     "kv": r"kvs?|keyvalue",
     "qk": r"qk|querykey",
-    "q": r"q|qs|query|queries|querys|que",
-    "k": r"k|ks|key|keys",
-    "v": r"v|vs|val|vals|value|values",
-    "o": r"o|os|out|outs|output|concat|concatenate|unify|unified|combine|combiner|merge|final|wo|mixer|join",
+    "q": r"q|qs|query|queries|querys|que|consultas?|requetes?|anfragen?|abfragen?|zapytani[ae]|zapros\w*",
+    "k": r"k|ks|key|keys|claves?|chaves?|cles?|schluessel|klucze?|chiav[ei]|klyuch\w*",
+    "v": r"v|vs|val|vals|value|values|valor|valores|valeurs?|werte?|wartosci?|valor[ei]|znacheni\w*",
+    "o": r"o|os|out|outs|output|concat|concatenate|unify|unified|combine|combiner|merge|final|wo|mixer|join"
+    r"|salida|saida|sortie|ausgang|ausgabe|uscita|wyjscie|vyhod",
 }
 _ROLES = {role: re.compile(f"{_AROUND}(?:{core}){_AROUND}") for role, core in _CORES.items()}
 

@@ -94,7 +94,9 @@ FAULTS = [
             "Return W_o of the joined heads.",
         ),
         "Heads never meet: each keeps to its own channels, and nothing mixes what they found.",
-        REPAIR, "finish", (_output(lambda state: state.joined),), LINES, common=True,
+        REPAIR, "finish",
+        (_output(lambda state: state.joined), _output(lambda state: state.joined + state.weights.o_bias)),
+        LINES, common=True,
     ),
     Fault(
         "output projection twice",

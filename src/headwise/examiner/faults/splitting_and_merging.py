@@ -55,6 +55,12 @@ def _first_weights(state: State) -> None:
     state.p = state.p[:, :1].expand_as(state.p)
 
 
+def _causal_over_heads(state: State) -> None:
+    """The causal mask of a function that takes heads for positions."""
+    later = torch.ones(state.scaled.shape[-2:], dtype=torch.bool).triu(1)
+    state.hidden = state.scaled.masked_fill(later, -torch.inf)
+
+
 def _last_weights(state: State) -> None:
     state.p = state.p[:, -1:].expand_as(state.p)
 
@@ -368,7 +374,10 @@ SPLITTING = [
         "No position ever sees another one: the module is an expensive feed-forward layer.",
         REPAIR,
         "split",
-        ({"split": _positions_as_heads, "merge": _side_by_side},),
+        (
+            {"split": _positions_as_heads, "merge": _side_by_side},
+            {"split": _positions_as_heads, "hide": _causal_over_heads, "merge": _side_by_side},
+        ),
         (r"\.(view|reshape)\(.*(num_heads|n_heads?|heads|\bh\b|\bH\b)", r"\.(view|reshape|unflatten)\("),
     ),
     Fault(
