@@ -137,6 +137,7 @@ def check_file(
         if roles:
             options["roles"] = dict(roles)
         report = _judged(path, name, source, cells, options, arguments, limits)
+        _try_repairs(report, path, source, cells, options, arguments, limits)
     report.line = line_of_name(source, report.name)
     told_by_cell(report, cells)
     report.on_command_line = True
@@ -146,9 +147,9 @@ def check_file(
 
 def _judged(
     path: Path, name: str | None, source: str, cells: Cells, options: dict[str, Any],
-    arguments: Mapping[str, object] | None, limits: dict[str, Any],
+    arguments: Mapping[str, object] | None, limits: dict[str, Any], changed: str | None = None,
 ) -> Report:  # fmt: skip
-    """By another process than the one it is run in."""
+    """By another process than the one it is run in; changed: this text in place of the file's."""
     from .sandbox.run import run_file
 
     with _judge_of(limits["template"], path, name, source, cells, options["num_heads"]) as judge:
@@ -156,11 +157,37 @@ def _judged(
         if not isinstance(begun, str):
             return begun
         outcome = run_file(
-            path.resolve(), begun, options=options, arguments=arguments, listener=judge, **limits
-        )
+            path.resolve(), begun, options=options, arguments=arguments, listener=judge, changed=changed,
+            **limits,
+        )  # fmt: skip
         report = judge.report(outcome.problem)
     report.protections, report.missing_protections = outcome.protections, outcome.missing
     return report
+
+
+def _try_repairs(
+    report: Report, path: Path, source: str, cells: Cells, options: dict[str, Any],
+    arguments: Mapping[str, object] | None, limits: dict[str, Any],
+) -> None:  # fmt: skip
+    """Check the file with its faults' repairs in it: a repair that does not help is not shown."""
+    from .source.likely_classes import package_root
+    from .source.repairs import repaired
+
+    undefined = any(named.key == "undefined name" for named in report.faults)
+    if report.verdict != "wrong" or not report.faults or undefined or limits["template"] is None:
+        return
+    if cells.first_lines or package_root(path, source) is not None:
+        return
+    text = source
+    for named in sorted(report.faults, key=lambda named: -(named.line or 0)):  # lines above keep their place
+        changed = repaired(text, named.line, named.repair)
+        named.tried, text = changed is not None, changed or text
+    passed = False
+    if text != source:
+        again = _judged(path, report.name, text, cells, options, arguments, limits, text)
+        passed = again.ok
+    for named in report.faults:
+        named.tried = named.tried and passed
 
 
 def _judge_of(

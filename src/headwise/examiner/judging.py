@@ -198,7 +198,7 @@ def judge_whole(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Repor
         evidence.findings,
     )
     report.built, report.tried = evidence.built, list(evidence.tried)
-    report.designs = [one.words for one in evidence.designs]
+    report.designs = [one.words for one in evidence.designs if not one.fault]
     report.problems = _once([*evidence.problems, *(call.problem for call in evidence.calls if call.problem)])
     report.explained = [explain(problem, evidence.source) for problem in report.problems]
     if evidence.weights is None or not any(call.output is not None for call in evidence.calls):

@@ -92,6 +92,7 @@ class Named:
     text: str = ""  # that line
     number: float | None = None  # where a number was fitted
     cell: int | None = None  # of a notebook; then the line is counted in it
+    tried: bool | None = None  # whether the file passed with the repair in it; None: it was not tried
 
     @classmethod
     def of(cls, fault: Fault, detail: str, line: int | None = None, text: str = "") -> Named:

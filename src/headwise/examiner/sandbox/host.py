@@ -231,7 +231,8 @@ def _examine(
     own, end, dumps, loads, pack, header = os.getpid(), os._exit, json.dumps, json.loads, HEADER.pack, HEADER
     if "arguments" in request["options"]:
         request["options"]["arguments"] = ast.literal_eval(request["options"]["arguments"])
-    path, source = Path(request["file"]), source_of(Path(request["file"]))[0]
+    path, changed = Path(request["file"]), request["source"]
+    source = source_of(path)[0] if changed is None else changed
     wire = socket.socket(fileno=talk)
     send, receive = wire.sendall, wire.recv
 
@@ -274,7 +275,7 @@ def _examine(
         lacking: ImportError | None = None
         stood_in: list[str] = []
         try:
-            module = load(path, source)
+            module = load(path, source, changed is not None)
         except ImportError as error:
             lacking = error
             try:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import linecache
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,8 +29,10 @@ from ..steps.counterfactuals import Callee
 from .stand_ins import named_in
 
 
-def load(path: Path, source: str) -> ModuleType:
+def load(path: Path, source: str, changed: bool = False) -> ModuleType:
     """Run the file as a module, not as "__main__"; its folder comes first among those to import from.
+
+    changed: run `source` in place of what the file holds.
 
     Raises:
         BaseException: whatever the file raises.
@@ -50,7 +53,11 @@ def load(path: Path, source: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    if changed:
+        linecache.cache[str(path)] = len(source), None, source.splitlines(keepends=True), str(path)
+        exec(compile(source, str(path), "exec"), vars(module))
+    else:
+        spec.loader.exec_module(module)
     return module
 
 

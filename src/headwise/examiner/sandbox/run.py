@@ -94,6 +94,7 @@ def run_file(
     arguments: Mapping[str, object] | None = None,
     template: Template | None = None,
     listener: Listener | None = None,
+    changed: str | None = None,
 ) -> Outcome:
     """Examine a class or function of a file of someone's, without letting it do harm.
 
@@ -110,6 +111,7 @@ def run_file(
         arguments: literals of Python, for what is examined.
         template: the process to copy, which others may use at the same time; None: one of its own.
         listener: hears the evidence and asks; None: what was said is in the outcome, and nothing is asked.
+        changed: run this text in place of what the file holds.
 
     Raises:
         ArgumentError: no such file.
@@ -124,7 +126,7 @@ def run_file(
         with Template() as own:
             return run_file(
                 path, name, seconds=seconds, memory=memory, trust=trust, options=options,
-                arguments=arguments, template=own, listener=listener,
+                arguments=arguments, template=own, listener=listener, changed=changed,
             )  # fmt: skip
     options = dict(options or {})
     if arguments:  # JSON has fewer kinds of them
@@ -135,7 +137,9 @@ def run_file(
         listener = Conversation(reach_of(path, template))
     folder = template.room()
     try:
-        watch = _start(template, folder, path, source, name, seconds, memory, trust, options, listener.reply)
+        watch = _start(
+            template, folder, path, source, name, seconds, memory, trust, options, listener.reply, changed
+        )
         facts = watch.facts
         if facts.get("refused"):
             raise Unfenced(
@@ -175,7 +179,7 @@ def protections_here() -> tuple[list[str], list[str]]:
 def _start(
     template: Template, folder: Path, path: Path | None, source: str, name: str | None, seconds: float,
     memory: int, trust: bool, options: dict[str, object],
-    reply: Callable[[bytes, bytes], bytes] = lambda text, numbers: b"",
+    reply: Callable[[bytes, bytes], bytes] = lambda text, numbers: b"", changed: str | None = None,
 ) -> Watch:  # fmt: skip
     """Start a copy and follow it to its end; `path` None: only to see what protects it."""
     request: dict[str, Any] = {
@@ -186,6 +190,7 @@ def _start(
         "trust": trust,
         "options": options,
         "probe": path is None,
+        "source": changed,
         "fence": {
             "readable": readable(path, source),
             "listable": listable(path, source),

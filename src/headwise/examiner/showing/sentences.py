@@ -292,7 +292,8 @@ def fault_in_full(report: Report, fault: Named) -> list[Part]:
         Row("Number found", "" if fault.number is None else f"{fault.number:.6g}"),
         Row("How we know", sentence(fault.detail)),
         Row("Why it matters", sentence(fault.why)),
-        Row("Repair", harmless(fault.repair), code=True),
+        Row("Repair", "" if fault.tried is False else harmless(fault.repair), code=True),
+        Row("Tried", "with this line the file passes" if fault.tried else ""),
     )
     return [*quote, Rows(tuple(row for row in known if row.text))]
 

@@ -20,6 +20,7 @@ from .parsed import (
     FUNCTIONS,
     Definition,
     Function,
+    Place,
     bound_in,
     dotted,
     expression,
@@ -84,6 +85,18 @@ def in_their_names(repair: str, evidence: Evidence, line: int | None, fault: Fau
         words += [f"{one}: {IN_WORDS[one]}" for one in dict.fromkeys(theirs.unknown) if one in IN_WORDS]
         lines.append(new + (f"  # {'; '.join(words)}" if words else ""))
     return "\n".join(lines)
+
+
+def repaired(source: str, line: int | None, repair: str) -> str | None:
+    """The source with the statement on the line replaced by a repair; None where that is no Python."""
+    statement = Place(source, line).statement
+    if statement is None or hasattr(statement, "body"):
+        return None
+    lines = source.splitlines()
+    indent = lines[statement.lineno - 1][: statement.col_offset]
+    lines[statement.lineno - 1 : statement.end_lineno] = [indent + each for each in repair.splitlines()]
+    text = "\n".join(lines) + "\n"
+    return text if tree_of(text) is not None and text != source else None
 
 
 def _with_self(text: str, names: _Names) -> str:
