@@ -85,10 +85,10 @@ def faults() -> str:
     It is imported, torch with it (a few seconds, once): texts of faults are made by functions, too.
     """
     sys.path.insert(0, str(ROOT / "src"))  # these pages are of this tree, whatever is installed
+    from headwise.examiner import steps
     from headwise.examiner.faults import ROOMS
-    from headwise.examiner.steps import single_steps
 
-    known = single_steps.FAULTS
+    known = steps.FAULTS
     common = [f"[{key}](#{slug(key)})" for key, fault in known.items() if fault.common]
     told = [
         f"{len(known)} faults have a name. Those made most often: {', '.join(common)}.",
@@ -97,14 +97,9 @@ def faults() -> str:
     for title, room in ROOMS.items():
         told += [f"### {title}", *map(section, room)]
     told.append("## Of single steps")
-    for room in single_steps.STEPS:
-        told += [f"### {first_line(room)}", *map(section, room.FAULTS)]
+    for title, room in steps.ROOMS.items():
+        told += [f"### {title}", *map(section, room)]
     return "\n\n".join(told)
-
-
-def first_line(room: Any) -> str:
-    """What a room is about."""
-    return str(room.__doc__).partition("\n")[0].rstrip(".")
 
 
 def section(fault: Any) -> str:

@@ -29,7 +29,7 @@ from headwise.errors import ArgumentError
 from headwise.examiner import check_file
 from headwise.examiner.desk.template import Template
 from headwise.examiner.report import Report
-from headwise.examiner.steps.single_steps import FAULTS
+from headwise.examiner.steps import FAULTS
 
 RAISES = "raises"
 

@@ -33,7 +33,7 @@ class Heard(Listener):
 def one_by_one() -> Iterator[None]:
     """Inside, every call is measured by itself while its layer runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(together.Waiting, "note", lambda *_: None)
+        patch.setattr(together.DeferredCalls, "note", lambda *_: None)
         yield
 
 

@@ -98,6 +98,6 @@ CLASS = [
 
 WATCHED = [
     GENERAL,
-    Route("each layer for itself", ((huggingface, "answered_alike", nothing),)),
+    Route("each layer for itself", ((huggingface, "repeat_call", nothing),)),
     Route("lse later, as on a GPU", ((attended, "LSE_LATER", ("cpu",)),)),
 ]

@@ -25,7 +25,7 @@ import typer
 import browser
 import headwise
 from headwise.cli import application
-from headwise.examiner.steps.single_steps import FAULTS
+from headwise.examiner.steps import FAULTS
 from trained import minilm
 
 ROOT = Path(__file__).resolve().parents[1]

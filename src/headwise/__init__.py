@@ -132,6 +132,8 @@ def __getattr__(name: str) -> object:
     return _get(name)
 
 
-if "torch" in sys.modules:  # import everything: torch.load and torch.compile then know maps and operators
+if (
+    sys.modules.get("torch") is not None
+):  # import everything: torch.load and torch.compile then know maps and operators
     for _name in __all__:
         __getattr__(_name)

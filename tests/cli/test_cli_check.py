@@ -67,7 +67,7 @@ def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
         one = Examiner(*answers)
         monkeypatch.setattr(import_module("headwise.examiner"), "check_file", one)
         monkeypatch.setattr("headwise.examiner.desk.submissions.check_file", one)
-        started = nullcontext(SimpleNamespace(stop=nothing))
+        started = nullcontext(SimpleNamespace(stop=nothing, folder=None))
         monkeypatch.setattr("headwise.examiner.desk.submissions.Template", lambda: started)
         return one
 
@@ -158,6 +158,56 @@ def test_many_files_are_one_table_and_the_class_in_numbers(examiner, capsys) -> 
     assert [one["verdict"] for one in told] == ["not judged"] * 2
 
 
+def test_a_class_gets_points_and_feedback(examiner, capsys) -> None:
+    Path("class").mkdir()
+    for name in ("class/a.py", "class/b.py"):
+        Path(name).touch()
+    Path("r.toml").write_text("full = 8\n[steps]\nscale = 2.5\n")
+    examiner(WRONG)
+    options = ["--rubric", "r.toml", "--feedback", "told", "--csv", "all.csv", "--jobs", "1"]
+    assert main(["check", "class", *options, "--hint", "1"]) == 1
+    assert "5.5 of 8" in capsys.readouterr().out
+    assert sorted(each.name for each in Path("told").iterdir()) == ["a.py.md", "b.py.md", "class.md"]
+    text = Path("told/a.py.md").read_text("utf-8")
+    assert "**Points:** 5.5 of 8" in text and "the first hint" in text
+    assert "the second hint" not in text and "the repair" not in text
+    assert Path("all.csv").read_text().splitlines()[1].endswith(",5.5,8")
+    assert main(["check", "class", "--json", "--hint", "1", "--rubric", "r.toml"]) == 1
+    out = capsys.readouterr().out
+    facts = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [(each["points"], each["hints"]) for each in facts] == [(5.5, [["the first hint"]])] * 2
+    assert "the second hint" not in out and "the repair" not in out
+
+
+def test_what_a_class_is_marked_with_is_read_before_anything_is_run(examiner, capsys) -> None:
+    one = examiner(WRONG)
+    Path("r.toml").write_text("full = 8\nflor = 1\n")
+    assert "did you mean 'floor'" in mistake(capsys, "mha.py", "--rubric", "r.toml")
+    assert "rubric must be a file that can be read" in mistake(capsys, "mha.py", "--rubric", "none.toml")
+    assert "feedback must be a folder to write to" in mistake(capsys, "mha.py", "--feedback", "r.toml")
+    assert one.asked == []
+
+
+def test_a_hint_holds_for_json(examiner, capsys) -> None:
+    examiner(WRONG)
+    assert main(["check", "mha.py", "--json", "--hint", "2"]) == 1
+    out = capsys.readouterr().out
+    assert json.loads(out)["hints"] == [["the first hint", "the second hint"]]
+    assert "the third hint" not in out and "the repair" not in out and "sqrt(24)" not in out
+
+
+def test_protections_that_are_missing_are_named(examiner, capsys) -> None:
+    report = Report("A", ok=True, summary="right", path="mha.py", protections=["limits: memory"])
+    report.missing_protections = ["Landlock: the kernel does not offer it"]
+    examiner(report)
+    assert main(["check", "mha.py"]) == 0
+    assert "behind these protections: limits; this system lacks: Landlock" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main(["check", "mha.py", "mha.py"]) == 0
+    assert "This system lacks:\n  Landlock: the kernel does not offer it" in capsys.readouterr().out
+
+
 def test_a_name_is_for_a_file_and_for_a_whole_folder(examiner) -> None:
     Path("class").mkdir()
     Path("class/a.py").touch()
@@ -195,7 +245,6 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     assert "memory must be a size: got 'much'; " in mistake(capsys, "mha.py", "--memory", "much")
     assert "--hint" in mistake(capsys, "mha.py", "--hint", "4")
     assert "--heads" in mistake(capsys, "mha.py", "--heads", "0")
-    assert "json must go without a hint" in mistake(capsys, "mha.py", "--json", "--hint", "1")
     assert "many files must go without a hint: got --hint 2" in mistake(
         capsys, "mha.py", "mha.py", "--hint", "2"
     )

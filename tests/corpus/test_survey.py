@@ -23,11 +23,11 @@ import headwise as hw
 from headwise.corpus import documents, shards, summary
 from headwise.corpus.document_rows import STATISTICS, Measure, Rows, fingerprint, places_of
 from headwise.corpus.documents import Document, Plan, Texts
-from headwise.corpus.shards import Shards, write_whole
+from headwise.corpus.shards import Shards, write_atomic
 from headwise.corpus.summary import Moments, quantiles
 from headwise.errors import ArgumentError, AttentionBypassed, PackageMissing
 from headwise.heads.record import Record
-from headwise.heads.together import whole_maps
+from headwise.heads.together import joined_maps
 from headwise.models.pretrained import Pretrained, load
 from trained import STORY, an_own_folder
 from warm_start import started_warm
@@ -528,7 +528,7 @@ def test_the_place_is_where_a_head_looks_elsewhere() -> None:
     keys[1, 3] = 3  # too early to be asked: it sees four keys
     map = hw.AttentionMap.from_weights(torch.eye(T)[keys][None], hw.Mask.causal())
     record = Record((1, 2, T, T), map=map)
-    (whole,) = whole_maps([record])
+    (whole,) = joined_maps([record])
     one, other = places_of(whole, [f"t{at}" for at in range(T)])[id(record)]
     assert [one[name] for name in ("place", "token", "key", "key_token", "weight")] == [13, "t13", 5, "t5", 1]
     assert one["moved"] == pytest.approx(11 / 12)  # of twelve queries asked, eleven look at the one before
@@ -786,15 +786,15 @@ def test_of_two_that_begin_at_once_one_decides_what_the_folder_is(
 
     mine, theirs = lines(tmp_path / "a.jsonl", texts(3)), lines(tmp_path / "b.jsonl", texts(5))
     other = lines(tmp_path / "c.jsonl", texts(3))
-    usual = begun.write_whole
+    usual = begun.write_atomic
 
     def late(place: Path, data: bytes, *, anew: bool = False) -> bool:
         if anew and not place.exists():
-            monkeypatch.setattr(begun, "write_whole", usual)
+            monkeypatch.setattr(begun, "write_atomic", usual)
             run(small, theirs, tmp_path / "out")
         return usual(place, data, anew=anew)
 
-    monkeypatch.setattr(begun, "write_whole", late)
+    monkeypatch.setattr(begun, "write_atomic", late)
     with pytest.raises(
         ArgumentError, match=r"corpus must be the one that .* was begun with: 'b.jsonl' is not"
     ):
@@ -896,11 +896,11 @@ def test_a_full_disk_leaves_what_is_finished(
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    assert write_whole(tmp_path / "a", b"one") and write_whole(tmp_path / "a", b"two")
-    assert not write_whole(tmp_path / "a", b"three", anew=True)
+    assert write_atomic(tmp_path / "a", b"one") and write_atomic(tmp_path / "a", b"two")
+    assert not write_atomic(tmp_path / "a", b"three", anew=True)
     assert (tmp_path / "a").read_bytes() == b"two" and [file.name for file in tmp_path.iterdir()] == ["a"]
     with pytest.raises(ArgumentError, match=r"out must be writable: '.*b': No such file"):
-        write_whole(tmp_path / "none" / "b", b"")
+        write_atomic(tmp_path / "none" / "b", b"")
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
     )

@@ -16,7 +16,7 @@ from headwise.course.study import FILE, Study, at_a_glance, read_progress
 from headwise.errors import ArgumentError
 from headwise.examiner.desk.template import Template
 from headwise.examiner.inquiry import unwritten
-from headwise.examiner.steps.single_steps import FAULTS
+from headwise.examiner.steps import FAULTS
 
 pytest.importorskip("matplotlib")
 every_lesson = pytest.mark.parametrize("one", lessons(), ids=lambda one: one.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ import planted
 from check_score import judge_pair, judge_right, judge_single, judge_unstyled
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
+from headwise.examiner.desk.judge import Judge
 from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Call, Conventions, Evidence, Finding, Problem, Role
 from headwise.examiner.recipe import Given, Weights
-from headwise.examiner.sandbox import run
 from headwise.examiner.sandbox.verdicts import Outcome
+from headwise.examiner.source.likely_classes import Cells
 from planted import pairs, right, unstyled
 
 
@@ -323,31 +325,27 @@ def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
         check_file(written(tmp_path, "x = 1"))
 
 
-def test_a_name_that_is_not_in_the_file_is_a_users_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headwise.examiner import check_file
+def _judge(**outcome: Any) -> Judge:
+    """Of a file that is right, and has ended like this."""
+    judge = Judge("mha.py", None, MENDED, Cells(), None, [])
+    assert judge.before_running() == "MultiHeadAttention"
+    judge.outcome = Outcome(**outcome)
+    return judge
 
+
+def test_a_name_that_is_not_in_the_file_is_a_users_mistake() -> None:
     lacking = Problem("import", "ArgumentError", "name must be a class or function of mha: 'Nope'")
-    monkeypatch.setattr(run, "run_file", lambda *_, **__: Outcome(None, lacking, [], [], ""))
     with pytest.raises(ArgumentError, match="'Nope'"):
-        check_file(written(tmp_path, MENDED), "Nope")
+        _judge(problem=lacking).report(None)
 
 
-@pytest.mark.slow
-def test_evidence_that_does_not_fit_together_is_a_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headwise.examiner import check_file
-
+def test_evidence_that_does_not_fit_together_is_a_verdict() -> None:
     given = Given(*(torch.randn(1, 2, 3) for _ in range(3)))
     forged = Evidence(
         "M", "class", embed_dim="wide", num_heads=0, weights=Weights(*(torch.randn(2, 2),) * 8),  # type: ignore[arg-type]
         calls=[Call("plain", given, torch.randn(5))],
     )  # fmt: skip
-    monkeypatch.setattr(run, "run_file", lambda *_, **__: Outcome(forged, None, [], [], ""))
-    report = check_file(written(tmp_path, MENDED))
-    assert not report.ok
+    assert not _judge(evidence=forged).report(None).ok
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

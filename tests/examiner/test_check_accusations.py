@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -109,6 +109,127 @@ class CausalIfConfigured(AddedInWords):
         return super().forward(x, mask if self.config.causal else None)
 
 
+class Looking(AddedInWords):
+    """What a position may see is for whoever builds it to say; below, under names that no list has."""
+
+    def hidden(self, T: int) -> Tensor:
+        return torch.ones(T, T, dtype=torch.bool).triu(1)
+
+    def seen(self, x: Tensor, alone: bool) -> Tensor:
+        T = x.shape[1]
+        added = torch.zeros(T, T, dtype=x.dtype)
+        if alone:
+            added = added.masked_fill(self.hidden(T), -torch.inf)
+        return AddedInWords.forward(self, x, added)
+
+
+class Turned(Looking):
+    def hidden(self, T: int) -> Tensor:
+        return torch.ones(T, T, dtype=torch.bool).tril(-1)
+
+
+class LooksBack(Looking):
+    def __init__(self, d_model: int, num_heads: int, look_back_only: bool = False) -> None:
+        super().__init__(d_model, num_heads)
+        self.back = look_back_only
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.seen(x, alone=True) if self.back else self.seen(x, alone=False)
+
+
+class LooksBackTurned(LooksBack, Turned):
+    pass
+
+
+class BothWays(Looking):
+    def __init__(self, d_model: int, num_heads: int, bidirectional: bool = True) -> None:
+        super().__init__(d_model, num_heads)
+        if not bidirectional:
+            self.register_buffer("later", self.hidden(64))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        T = x.shape[1]
+        later = self.later[:T, :T] if hasattr(self, "later") else torch.zeros(T, T, dtype=torch.bool)
+        return AddedInWords.forward(self, x, torch.zeros(T, T, dtype=x.dtype).masked_fill(later, -torch.inf))
+
+
+class BothWaysTurned(BothWays, Turned):
+    pass
+
+
+class Directed(Looking):
+    def __init__(self, d_model: int, num_heads: int, direction: str) -> None:
+        super().__init__(d_model, num_heads)
+        self.direction = direction
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if self.direction == "left":
+            return self.seen(x, alone=True)
+        return self.seen(x, alone=False)
+
+
+class DirectedTurned(Directed, Turned):
+    pass
+
+
+class Told(Looking):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.d_model, config.num_heads)
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if self.config.past_only:
+            return self.seen(x, alone=True)
+        return self.seen(x, alone=False)
+
+
+class ToldTurned(Told, Turned):
+    pass
+
+
+class AskedInCall(Looking):
+    def forward(self, x: Tensor, both_sides: bool = True) -> Tensor:  # type: ignore[override]
+        if not both_sides:
+            return self.seen(x, alone=True)
+        return self.seen(x, alone=False)
+
+
+class AskedInCallTurned(AskedInCall, Turned):
+    pass
+
+
+class Flashing(Looking):
+    """Whether there is a fast way is no switch: without it the future is hidden, with it it is seen."""
+
+    def __init__(self, d_model: int, num_heads: int, use_flash: bool = True) -> None:
+        super().__init__(d_model, num_heads)
+        self.use_flash = use_flash
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if self.use_flash:
+            return self.seen(x, alone=False)
+        return AddedInWords.forward(self, x, torch.zeros(1).masked_fill(self.hidden(x.shape[1]), -torch.inf))
+
+
+@pytest.mark.parametrize("kind", [LooksBack, BothWays, Directed, Told, AskedInCall])
+def test_a_switch_for_a_causal_mask_may_have_any_name(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+    if kind is LooksBack:
+        assert check(LooksBack(24, 4)).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    "kind", [LooksBackTurned, BothWaysTurned, DirectedTurned, ToldTurned, AskedInCallTurned]
+)
+def test_a_switch_of_any_name_is_thrown_and_what_it_hides_is_looked_at(kind: type) -> None:
+    assert [one.key for one in check(kind).faults] == ["causal flipped"]
+
+
+def test_a_fast_way_without_the_mask_is_no_switch() -> None:
+    assert [one.key for one in check(Flashing).faults] == ["mask ignored"]
+
+
 class MatricesInLists(nn.Module):
     """One matrix a head and projection; heads are summed, each through its own part of W_o."""
 
@@ -204,3 +325,241 @@ def test_scores_that_write_to_their_queries_are_told_so() -> None:
 def test_the_first_stop_is_told_and_not_that_of_another_kind_of_array() -> None:
     report = check(crossed_scores)
     assert not report.ok and "gufunc" not in str(report)
+
+
+class Counting(nn.Module):
+    """Counts its calls, and keeps a part of what it was given."""
+
+    divisor = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(24, 24) for _ in range(4))
+        self.num_heads, self.calls = 4, 0
+        self.register_buffer("longest", torch.zeros(1))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def attend(self, x: Tensor) -> Tensor:
+        self.longest += x.shape[1]
+        q, k, v = (self.split_heads(layer(x)) for layer in (self.q, self.k, self.v))
+        weights = (q @ k.mT / self.divisor**0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x)
+
+
+class CountingWrong(Counting):
+    divisor = 24
+
+
+@pytest.mark.parametrize("method", ["forward", "attend", "split_heads"])
+def test_a_method_is_checked_on_a_copy_of_its_module(method: str) -> None:
+    """It was called some hundred times as the user's own: their counters and buffers moved."""
+    module = Counting()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    report = check(getattr(module, method))
+    assert report.verdict == "right", report.summary
+    assert module.calls == 0 and module.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    if method != "split_heads":
+        assert [one.key for one in check(getattr(CountingWrong(), method)).faults] == ["scale by d_model"]
+
+
+class Fused(nn.Module):
+    """Queries, keys and values of one weight."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.o = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).chunk(3, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for one in self.projected(x))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class FrozenRows(Fused):
+    """Its queries are not to learn: their gradients are set to zero once they are there."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        for parameter in self.qkv.parameters():
+            parameter.register_hook(lambda grad: torch.cat([grad[:d_model] * 0, grad[d_model:]]))
+
+
+class FrozenWeight(AddedInWords):
+    """What is not to learn says so, whatever else is done to it."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.q.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        weight, bias = self.q.weight.detach(), self.q.bias.detach()
+        q = nn.functional.linear(x, weight, bias) + 0 * x
+        q, k, v = (
+            one.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for one in (q, self.k(x), self.v(x))
+        )
+        return self.o(((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class DetachedRows(Fused):
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().projected(x)
+        return q.detach(), k, v
+
+
+def test_what_is_frozen_on_purpose_is_not_blocked_and_what_is_detached_is() -> None:
+    for kind in (FrozenRows, FrozenWeight):
+        assert check(kind).verdict == "right", kind
+    assert [one.key for one in check(DetachedRows).faults] == ["gradients blocked"]
+
+
+class OwnTriangle(AddedInWords):
+    """Causal, by a buffer as long as the constructor is told, or as long as was asked for."""
+
+    def __init__(self, d_model: int, num_heads: int, max_len: int = 32) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("later", torch.ones(max_len, max_len).triu(1).bool())
+
+    def triangle(self, T: int) -> Tensor:
+        return self.later[:T, :T]
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        T = x.shape[1]
+        added = torch.zeros(T, T, dtype=x.dtype).masked_fill(self.triangle(T), -torch.inf)
+        return AddedInWords.forward(self, x, added)
+
+
+class GrownTriangle(OwnTriangle):
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads, max_len=4)
+
+    def triangle(self, T: int) -> Tensor:
+        if len(self.later) < T:
+            self.later = torch.ones(T, T).triu(1).bool()
+        return super().triangle(T)
+
+
+class FirstTriangle(OwnTriangle):
+    """Wrong: the buffer is made by the first call, whatever comes later."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("later", None)
+
+    def triangle(self, T: int) -> Tensor:
+        if self.later is None:
+            self.later = torch.ones(T, T).triu(1).bool()
+        hidden = torch.zeros(T, T, dtype=torch.bool)
+        n = min(T, len(self.later))
+        hidden[:n, :n] = self.later[:n, :n]
+        return hidden
+
+
+class FirstPadding(AddedInWords):
+    """Wrong: the first mask it is given stays, in a buffer that a state dict holds."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("padding", None)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None and self.padding is None:
+            self.padding = mask
+        return super().forward(x, None if mask is None else self.padding)
+
+
+class WritesToItsInput(AddedInWords):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x *= 0.5
+        return super().forward(x, mask)
+
+
+def test_what_is_written_to_an_input_is_not_taken_for_state() -> None:
+    assert [one.key for one in check(WritesToItsInput).faults] == ["input modified"]
+
+
+def test_buffers_of_a_mask_are_as_an_instance_makes_them_itself() -> None:
+    """They were loaded into fresh instances with the weights: what a call had kept was kept in those, too."""
+    for kind in (OwnTriangle, GrownTriangle):
+        report = check(kind)
+        assert report.verdict == "right", report.summary
+        assert not any("size mismatch" in one for one in report.not_judged)
+    for kind in (FirstTriangle, FirstPadding):
+        assert [one.key for one in check(kind).faults] == ["state kept between calls"], kind
+
+
+class FourAtOnce(Fused):
+    """Batches of the size that it is told, 32 by default."""
+
+    root = 1.0
+
+    def __init__(self, d_model: int, num_heads: int, batch_size: int = 32) -> None:
+        super().__init__(d_model, num_heads)
+        self.batch_size = batch_size
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().projected(x.view(self.batch_size, -1, x.shape[-1]))
+        return q * self.root, k, v
+
+
+class FourAtOnceWrong(FourAtOnce):
+    root = 0.7
+
+
+class TenPositions(AddedInWords):
+    """Ten positions, as a constant has it: others were never meant."""
+
+    positions = 10
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.register_buffer("later", torch.ones(self.positions, self.positions).triu(1).bool())
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        added = torch.zeros(1, dtype=x.dtype).masked_fill(self.later, -torch.inf)
+        return super().forward(x, added)
+
+
+class TenPositionsTurned(TenPositions):
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.later = self.later.T
+
+
+@pytest.mark.parametrize("kind", [FourAtOnce, TenPositions])
+def test_code_is_asked_at_constants_of_its_own(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+    assert any("meant for" in one for one in report.not_judged)
+
+
+def test_what_is_wrong_at_constants_of_its_own_is_named() -> None:
+    assert [one.key for one in check(FourAtOnceWrong).faults] == ["constant scale"]
+    assert [one.key for one in check(TenPositionsTurned).faults] == ["causal flipped"]
+
+
+class OddAndMasked(AddedInWords):
+    """Wrong in a way that nobody knows, and right about its mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        scores = q @ k.mT / (q.shape[-1] ** 0.5 + 0.3 * x.shape[1])
+        scores = scores if mask is None else scores + mask
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_no_fault_of_masks_is_told_where_the_rest_is_unexplained() -> None:
+    report = check(OddAndMasked)
+    assert report.verdict == "wrong" and not any("mask" in one.key for one in report.faults)

@@ -107,6 +107,65 @@ class Rope(Plain):
         return halves(q), halves(k)
 
 
+class Turner(nn.Module):
+    """An object that turns queries and keys."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.register_buffer("steps", 500.0 ** (-torch.arange(0, dim, 2) / dim))
+
+    def rotate(self, x):
+        angle = torch.arange(x.shape[-2])[:, None] * self.steps
+        a, b = x[..., ::2], x[..., 1::2]
+        pair = a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+        return torch.stack(pair, -1).flatten(-2)
+
+
+RotaryEmbedding = Turner  # as files call it
+
+
+class GivenRope(Plain):
+    def __init__(self, d_model, num_heads, rope):
+        super().__init__(d_model, num_heads)
+        self.rope = rope
+
+    def turn(self, q, k):
+        return self.rope.rotate(q), self.rope.rotate(k)
+
+
+class CalledRope(GivenRope):
+    def turn(self, q, k):
+        return self.rope(q, k)
+
+
+class RopeWithTables(GivenRope):
+    def turn(self, q, k):
+        T = q.shape[-2]
+        cos, sin = self.rope.cos[:T], self.rope.sin[:T]
+
+        def turned(x):
+            a, b = x.chunk(2, -1)
+            return x * cos + torch.cat([-b, a], -1) * sin
+
+        return turned(q), turned(k)
+
+
+class RopeInCall(Plain):
+    def forward(self, x, rope):
+        self.turn = lambda q, k: (rope.rotate(q), rope.rotate(k))
+        return self.attend(x)
+
+
+class PositionsAdded(Plain):
+    """DETR's: what others have cos and sin under, it adds to queries and keys."""
+
+    def forward(self, hidden_states, position_embeddings):
+        placed = hidden_states + position_embeddings
+        q, k, v = self.W_q(placed), self.W_k(placed), self.W_v(hidden_states)
+        q, k, v = (split(one, self.num_heads) for one in (q, k, v))
+        return self.W_o(self.join((q @ k.mT / self.divisor()).softmax(-1) @ v))
+
+
 class PartOfRope(Plain):
     def turn(self, q, k):
         def turned(x):
@@ -196,6 +255,8 @@ DESIGNS: dict[type[Plain], str] = {
     NormedResidual: "the normed input is added",
     QueryKeyNorm: "a RMSNorm of queries and keys inside",
     Rope: "pairs of halves, base 10000",
+    GivenRope: "pairs of neighbours, base 500",
+    CalledRope: "pairs of halves, base 10000",  # the class of the file cannot be called: one of ours
     PartOfRope: "pairs of neighbours, base 500, 4 of 6 channels",
     Alibi: "ALiBi, slopes 0.5, 0.25",
     RelativeBias: r"a bias by distance (s - t) inside",
@@ -224,6 +285,7 @@ def test_a_design_is_right_and_said(design: type[Plain]) -> None:
     ("design", "wrong"),
     [
         *((each, WrongScale) for each in (PreNorm, QueryKeyNorm, Rope, Alibi, Window, Latent)),
+        (GivenRope, WrongScale),
         *((each, WrongMerge) for each in (PostNorm, NormedResidual, PartOfRope, T5, Cosine, Latent)),
     ],
     ids=lambda cls: cls.__name__,
@@ -233,6 +295,15 @@ def test_what_is_wrong_within_a_design_is_named(design: type[Plain], wrong: type
     named = {WrongScale: "scale by d_model", WrongMerge: "merge without transpose"}[wrong]
     assert [one.key for one in judge(evidence).faults] == [named]
     assert evidence.designs
+
+
+@pytest.mark.parametrize("cls", [RopeWithTables, RopeInCall, PositionsAdded])
+def test_a_rotation_of_ours_is_handed_over_and_said(cls: type[Plain]) -> None:
+    report = check(cls)
+    assert report.verdict == "right", report.summary
+    assert any("is given" in one or "is built with" in one for one in report.conventions.words)
+    wrong = check(type("Wrong", (WrongScale, cls), {}))
+    assert [one.key for one in wrong.faults] == ["scale by d_model"]
 
 
 def test_a_missing_causal_mask_within_rope_is_named() -> None:

@@ -21,9 +21,16 @@ import planted
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.examiner import recipe
 from headwise.examiner.evidence import Call, Evidence
-from headwise.examiner.explanations import Explanation, explain, explain_evidence, weights_of
-from headwise.examiner.explanations.explanation import in_words
+from headwise.examiner.explanations import (
+    Explanation,
+    composition,
+    explain,
+    explain_evidence,
+    explain_file,
+    weights_of,
+)
 from headwise.examiner.explanations.page import page
+from headwise.examiner.explanations.shown_steps import in_words
 from headwise.examiner.recipe import Given, State, Weights
 from headwise.examiner.report import Named, Report
 from planted import right
@@ -503,3 +510,247 @@ def test_a_module_whose_weights_wait_for_a_call_is_refused() -> None:
 def test_a_module_that_is_no_attention_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"one that headwise\.check understands"):
         explain(torch.nn.Conv2d(1, 1, 1), torch.randn(1, 3, 24))
+
+
+# Designs: a step of their own, by function and command alike
+
+DESIGNS = """
+import math
+import torch
+import torch.nn as nn
+
+
+def future(scores):
+    return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+
+
+def turned(x):
+    D, at = x.shape[-1], torch.arange(x.shape[-2])
+    angle = at[:, None] * 10_000.0 ** (-torch.arange(0, D, 2) / D)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
+class Plain(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h, self.d = num_heads, d_model // num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.norm, self.table = nn.LayerNorm(d_model), nn.Parameter(torch.randn(num_heads, 127))
+
+    def rotate(self, x):
+        return x
+
+    def place(self, scores):
+        return scores / math.sqrt(self.d)
+
+    def attend(self, x, memory):
+        q, k, v = (w(y).unflatten(-1, (self.h, -1)).transpose(1, 2)
+                   for w, y in ((self.W_q, x), (self.W_k, memory), (self.W_v, memory)))
+        p = self.place(self.rotate(q) @ self.rotate(k).mT).softmax(-1)
+        return self.W_o((p @ v).transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        return self.attend(x, x)
+
+
+class Rotary(Plain):
+    def rotate(self, x):
+        return turned(x)
+
+
+class Alibi(Plain):
+    def place(self, scores):
+        at = torch.arange(scores.shape[-1])
+        slopes = 2.0 ** -(torch.arange(self.h) + 1.0)
+        scores = scores / math.sqrt(self.d) + slopes[:, None, None] * (at - at[:, None])
+        return scores.masked_fill(future(scores), -torch.inf)
+
+
+class T5(Plain):
+    def place(self, scores):
+        at = torch.arange(scores.shape[-1])
+        return scores + self.table[:, at - at[:, None] + 63]
+
+
+class Windowed(Plain):
+    def place(self, scores):
+        at = torch.arange(scores.shape[-1])
+        away = at - at[:, None]
+        return (scores / math.sqrt(self.d)).masked_fill((away > 0) | (away < -2), -torch.inf)
+
+
+class PreNorm(Plain):
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.attend(y, y)
+
+
+class PostNorm(Plain):
+    def forward(self, x):
+        return self.norm(x + self.attend(x, x))
+
+
+class Cross(Plain):
+    def forward(self, x, memory):
+        return self.attend(x, memory)
+
+
+class Grouped(Plain):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.W_k, self.W_v = (nn.Linear(d_model, d_model // 2) for _ in range(2))
+
+    def forward(self, x):
+        B, T, E = x.shape
+        q = self.W_q(x).view(B, T, self.h, self.d).transpose(1, 2)
+        k, v = (w(x).view(B, T, self.h // 2, self.d).transpose(1, 2).repeat_interleave(2, 1)
+                for w in (self.W_k, self.W_v))
+        p = (q @ k.mT / math.sqrt(self.d)).softmax(-1)
+        return self.W_o((p @ v).transpose(1, 2).reshape(B, T, E))
+"""
+OWN_STEPS = {  # class -> the steps it has beside the usual ones
+    "Plain": [], "Rotary": ["rotate"], "Alibi": ["bias"], "T5": ["bias"], "Windowed": ["window"],
+    "PreNorm": ["norm", "residual"], "PostNorm": ["residual", "norm-after"], "Cross": [], "Grouped": [],
+}  # fmt: skip
+USUAL = "inputs project split score scale mask softmax weigh heads concat output".split()
+
+
+def module_of(name: str) -> nn.Module:
+    """One of `DESIGNS` with numbers that no constructor gives."""
+    names: dict[str, Any] = {}
+    exec(DESIGNS, names)
+    torch.manual_seed(5)
+    module = names[name](24, 4).double()
+    for one in module.norm.parameters():
+        nn.init.normal_(one)
+    return module
+
+
+def multiplied(found: Explanation) -> None:
+    """Every step that is attention's own gives its result from the numbers that the page shows for it."""
+    x, weights, H = found.fields, found.expected.weights, found.expected.num_heads
+    first = {name: x.get(f"{name}@0", x[name]) for name in ("q", "k", "scaled", "joined", "output")}
+    for letter, given in (("q", "query"), ("k", "key"), ("v", "value")):
+        whole = x[given] @ getattr(weights, letter).mT + getattr(weights, f"{letter}_bias")
+        split = whole.unflatten(-1, (H, -1)).transpose(1, 2)
+        torch.testing.assert_close(first.get(letter, x[letter]), split)
+    torch.testing.assert_close(x["scores"], x["q"] @ x["k"].mT)
+    torch.testing.assert_close(first["scaled"], x["scores"] * torch.tensor(found.scales)[:, None, None])
+    if "bias@0" in x:
+        torch.testing.assert_close(x["scaled"], x["scaled@0"] + x["bias@0"])
+    torch.testing.assert_close(x["p"], x["hidden"].softmax(-1))
+    torch.testing.assert_close(x["heads"], x["p"] @ x["v"])
+    torch.testing.assert_close(first["joined"], x["heads"].transpose(1, 2).flatten(2))
+    torch.testing.assert_close(first["output"], x["joined"] @ weights.o.mT + weights.o_bias)
+
+
+@pytest.mark.parametrize("name", OWN_STEPS)
+def test_a_design_is_a_step_of_its_own_and_the_steps_lead_to_the_output(name: str) -> None:
+    module = module_of(name)
+    given = [torch.randn(2, 23, 24).double()] + [torch.randn(2, 9, 24).double()] * (name == "Cross")
+    found = explain(module, *given)
+    keys = [step.key for step in found.steps]
+    assert [key for key in keys if key not in USUAL] == OWN_STEPS[name]
+    assert [key for key in keys if key in USUAL] == USUAL
+    torch.testing.assert_close(found.fields["output"], module(*given))
+    assert found.first is None and "equals the expected numbers" in found.verdict
+    multiplied(found)
+    only_moved = [step for step in found.steps if "Nothing is computed" in step.words]
+    assert [step.key for step in only_moved] == ["split", "concat"]
+    for flow in [flow for step in only_moved for flow in step.flows]:
+        moved, was = (found.fields[one.field] for one in (flow.result, *flow.operands))
+        assert torch.equal(moved.unique(), was.unique()), flow.result.field
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN_STEPS)
+def test_the_command_shows_a_design_as_the_function_does(name: str, tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.py", tmp_path / "out.html"
+    file.write_text(DESIGNS)
+    found = explain_file(file, name, trust=True)
+    assert [step.key for step in found.steps if step.key not in USUAL] == OWN_STEPS[name]
+    assert found.first is None and found.checked is None
+    multiplied(found)
+    assert "equals the expected numbers" in run_command(f"{file}:{name}", "--out", str(out), "--trust")
+    held = data_of(out.read_text("utf-8"))
+    assert [step["key"] for step in held["steps"]] == [step.key for step in found.steps]
+    for step in held["steps"]:
+        assert {flow["result"]["field"] for flow in step["flows"]} - {"weighted"} <= held["expected"].keys()
+
+
+def test_shared_keys_are_shown_as_wide_as_they_are() -> None:
+    module = module_of("Grouped")
+    x = torch.randn(2, 5, 24).double()
+    for shared in (module, hw.MultiHeadAttention(24, 4, num_kv_heads=2, dtype=torch.float64)):
+        found = explain(shared, x)
+        assert found.key_heads == (0, 0, 1, 1) and found.fields["projected_k"].shape == (2, 5, 12)
+        held = data_of(page(found))
+        assert held["keyHeads"] == [0, 0, 1, 1] and held["expected"]["w_k"]["shape"] == [12, 24]
+        split = next(step for step in found.steps if step.key == "split")
+        assert "4 heads, which share 2 of keys and values" in split.title
+        assert "K [B, S, Hk·D] = [2, 5, 12]" in "".join(split.shapes)
+    assert same(tensor_of(held["expected"], "w_k"), shared.k_proj.weight.detach())
+    torch.testing.assert_close(explain(module, x).fields["projected_k"], module.W_k(x))
+    assert explain(module_of("Plain"), x).key_heads == (0, 1, 2, 3)
+
+
+def test_a_fault_within_a_design_is_at_its_own_step(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(DESIGNS + FAULTY, names)
+    torch.manual_seed(5)
+    found = explain(names["Faulty"](24, 4), torch.randn(2, 9, 24))
+    assert found.first is not None
+    assert [step.key for step in found.steps if step.status == "first"] == ["scale"]
+    assert [step.status for step in found.steps if step.key == "rotate"] == ["same"]
+
+
+FAULTY = """
+
+class Faulty(Rotary):
+    def place(self, scores):
+        return scores / math.sqrt(self.d * self.h)
+"""
+
+
+def test_a_scale_of_its_own_is_the_one_that_is_shown() -> None:
+    found = explain(module_of("T5"), torch.randn(1, 4, 24).double())
+    scale = next(step for step in found.steps if step.key == "scale")
+    assert scale.title == "Scale: none" and "as T5 has it" in scale.words and found.scales == (1.0,) * 4
+
+
+def test_inputs_of_two_widths_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ShapeError, match="must have one width to be explained: 24, 40"):
+        explain(module_of("Cross"), torch.randn(1, 4, 24), torch.randn(1, 5, 40))
+
+
+def test_a_design_whose_numbers_are_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "measured", lambda *_: None)
+    with pytest.raises(
+        ArgumentError, match=r"Rotary has a rotation by position inside .* for 6 queries and 6"
+    ):
+        explain(module_of("Rotary"), torch.randn(1, 6, 24))
+
+
+def test_a_window_wider_than_every_probe_is_shown() -> None:
+    names: dict[str, Any] = {}
+    exec(DESIGNS + WIDE, names)
+    torch.manual_seed(5)
+    module, x = names["Wide"](24, 4).double(), torch.randn(1, 50, 24).double()
+    found = explain(module, x)
+    assert "window" in {step.key for step in found.steps} and found.first is None
+    torch.testing.assert_close(found.fields["output"], module(x))
+
+
+WIDE = """
+
+class Wide(Rotary):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.window = 20
+
+    def place(self, scores):
+        at = torch.arange(scores.shape[-1])
+        away = at - at[:, None]
+        return (scores / math.sqrt(self.d)).masked_fill(away.abs() > self.window, -torch.inf)
+"""

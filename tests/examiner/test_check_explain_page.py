@@ -45,6 +45,33 @@ def view_only(state: State) -> None:
     state.q, state.k, state.v = (x.reshape(3, 3, 7, 4) for x in state.projected)
 
 
+class PreNormRotary(nn.Module):
+    """A norm, a rotation by position, a bias, two heads of keys for four, a residual connection."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.h, self.d = heads, width // heads
+        self.norm = nn.LayerNorm(width)
+        self.W_q, self.W_o = nn.Linear(width, width), nn.Linear(width, width)
+        self.W_k, self.W_v = nn.Linear(width, self.d), nn.Linear(width, self.d)
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        D = x.shape[-1]
+        angle = torch.arange(x.shape[-2])[:, None] * 10_000.0 ** (-torch.arange(0, D, 2) / D)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        q = self.W_q(y).unflatten(-1, (self.h, self.d)).transpose(1, 2)
+        k, v = (w(y)[:, None].expand(-1, self.h, -1, -1) for w in (self.W_k, self.W_v))
+        at = torch.arange(x.shape[1])
+        bias = (at - at[:, None]).abs() * -(2.0 ** -torch.arange(1.0, self.h + 1))[:, None, None]
+        scores = self.turned(q) @ self.turned(k).mT / self.d**0.5 + bias
+        heads = scores.softmax(-1) @ v
+        return x + self.W_o(heads.transpose(1, 2).flatten(2))
+
+
 def made(name: str) -> Explanation:
     torch.manual_seed(0)
     if name == "self":
@@ -53,6 +80,8 @@ def made(name: str) -> Explanation:
         module = nn.MultiheadAttention(12, 3, batch_first=True)
         query, memory = torch.randn(2, 4, 12), torch.randn(2, 6, 12)
         return explain(module, query, memory, memory, mask=hw.Mask.padding([4, 6]))
+    if name == "designs":
+        return explain(PreNormRotary(12, 3), torch.randn(2, 5, 12), tokens=WORDS)
     if name == "large":
         return explain(hw.MultiHeadAttention(64, 2), torch.randn(1, 70, 64))
     return learner({"scaled wrongly": {"scale": by_d_model}, "split wrongly": {"split": view_only}}[name])
@@ -115,21 +144,16 @@ STEPS = (
     "concat",
     "output",
 )
-FIELDS = {
-    "inputs": ("query",), "project": ("projected_q", "projected_k", "projected_v"), "split": ("q", "k", "v"),
-    "score": ("scores",), "scale": ("scaled",), "mask": ("hidden",), "softmax": ("p",), "heads": ("heads",),
-    "concat": ("joined",), "output": ("output",),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["self", "cross", "scaled wrongly"])
+@pytest.mark.parametrize("name", ["self", "cross", "scaled wrongly", "designs"])
 def test_the_number_under_a_clicked_cell_is_the_tensors_and_its_sum_adds_up(
     name: str, browser: Browser, explained: Any
 ) -> None:
     explanation, path = explained(name)
     page = browser.open(path, fragment="#step=inputs&head=1&sample=1")
-    for step in STEPS:
-        for field in FIELDS.get(step, ()):
+    for step in explanation.steps:
+        for field in step.fields if step.key != "weigh" else ():
             tensor = explanation.fields[field]
             matrix = tensor[1, 1] if tensor.ndim == 4 else tensor[1]
             for row, column in ((0, 0), (matrix.shape[0] - 1, 1), (1, matrix.shape[1] - 1)):
@@ -139,7 +163,7 @@ def test_the_number_under_a_clicked_cell_is_the_tensors_and_its_sum_adds_up(
                 if total is not None:
                     shown = float(total.rsplit("=")[-1].replace("−", "-"))
                     assert shown == pytest.approx(float(matrix[row, column]), abs=1e-5)
-        page.click("#next") if step != "output" else None
+        page.click("#next") if step is not explanation.steps[-1] else None
     assert page.evaluate("document.querySelector('#next').disabled")
     assert is_quiet(page)
 

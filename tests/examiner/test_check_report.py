@@ -261,7 +261,7 @@ def test_what_was_not_judged_is_neither_right_nor_wrong(show: Rendering) -> None
         (Problem("limits", "timeout", "it ran for more than 60 seconds"), True),
         (Problem("limits", "memory", "it ran out of memory"), False),
         (
-            Problem("call", "shape", "it returned a tensor [3, 4, 7, 6]; the output must be [3, 7, width]"),
+            Problem("call", "shape", "it returned [3, 4, 7, 6], the output is [3, 7, width]", no_output=True),
             True,
         ),
         (Problem("call", "shape", "it returned a tensor [3, 5]; the output must be [3, 7, width]"), False),
@@ -272,6 +272,17 @@ def test_only_what_is_the_learners_own_doing_is_wrong(problem: Problem, judged: 
     source = "import einops\nraise ValueError('mine')\nx = y\n"
     report = judge(Evidence("Mine", "class", source=source, problems=[problem]))
     assert (report.judged, report.exit_code) == (judged, 1 if judged else 2)
+
+
+@pytest.mark.parametrize(
+    ("part", "verdict"), [("W_q.weight", "wrong"), ("query", "wrong"), ("aux", "unknown")]
+)
+def test_what_a_finding_is_about_is_a_field_and_not_its_sentence(part: str, verdict: str) -> None:
+    detail = "no gradient reaches W_q.weight, the query, aux"
+    finding = Finding("gradients", "wrong", detail, "gradients blocked", parts=[part])
+    roles = {"q": Role("W_q.weight and 3 more", "names", path="W_q.weight")}
+    report = judge(Evidence("Mine", "class", source="x = 1\n", roles=roles, findings=[finding]))
+    assert report.findings[0].verdict == verdict
 
 
 def test_what_to_pass_is_said_for_projections_and_packages() -> None:
@@ -502,7 +513,8 @@ def test_json_comes_back_as_it_was() -> None:
     assert back["errors"] == {"plain": 0.41, "causal": "NaN"}
     assert back["faults"][0] == {**vars(SCALE), "hints": list(HINTS)}
     assert back["conventions"]["words"] == report.conventions.words
-    assert back["roles"]["o"] == {"parameter": "W_o", "how": "gradients", "transposed": True}
+    kept = {"parameter": "W_o", "how": "gradients", "transposed": True, "path": "W_o", "start": None}
+    assert back["roles"]["o"] == kept
     assert (back["ok"], back["name"], back["first_wrong"]) == (False, "MyAttention", "the scaled scores")
 
 

@@ -15,8 +15,7 @@ import planted.steps
 from headwise.examiner import Report, check
 from headwise.examiner.evidence import Evidence
 from headwise.examiner.inquiry import examine, judge
-from headwise.examiner.steps import arrangements, blocks, mask_functions, own_softmax
-from headwise.examiner.steps.single_steps import FAULTS, step_of
+from headwise.examiner.steps import FAULTS, ROOMS, step_of
 from planted.steps import (
     RIGHT,
     WRONG,
@@ -72,8 +71,7 @@ def test_a_wrong_step_is_named(code: Any, fault: str) -> None:
 
 
 def test_every_fault_of_a_step_is_planted() -> None:
-    rooms = (own_softmax, arrangements, mask_functions, blocks)
-    own = {fault.key for room in rooms for fault in room.FAULTS if not fault.remark}
+    own = {fault.key for room in ROOMS.values() for fault in room if not fault.remark}
     assert own <= {fault for _, fault in WRONG}
     assert own <= set(FAULTS)
 

@@ -36,13 +36,14 @@ from headwise.examiner.desk.submissions import (
     json_line,
     write_csv,
 )
-from headwise.examiner.desk.template import Template
+from headwise.examiner.desk.template import RemoteJudge, Template
 from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
 from headwise.examiner.inquiry import judge, understand
 from headwise.examiner.report import Named, Report
 from headwise.examiner.sandbox.confine.limits import descendants_of
 from headwise.examiner.sandbox.learner import answers
 from headwise.examiner.sandbox.run import run_file
+from headwise.examiner.source.likely_classes import Cells
 
 FORGERIES = Path(__file__).parents[1] / "forged"
 
@@ -340,6 +341,44 @@ def test_folders_without_an_owner_go_and_those_with_one_stay(
     assert not one.folder.exists()
     with pytest.raises(BackendUnavailable, match="was stopped"):
         one.copy(Path("7"), 0, 0, 0)
+
+
+def test_a_judge_that_ended_is_told() -> None:
+    with Template(bare=True) as one, RemoteJudge(one, "mha.py", None, GOOD, Cells(), None, []) as judge:
+        assert one._process is not None
+        one._process.kill()
+        one._process.wait()
+        with pytest.raises(BackendUnavailable, match="a file cannot be judged: the process that judges it"):
+            judge.before_running()
+
+
+# The command
+
+
+COMMAND = """
+import sys
+from headwise.cli import main
+code = main(["check", *sys.argv[1:], "--trust"])
+assert "torch" not in sys.modules, "the command imported torch, beside the process that it starts for that"
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["a file", "a folder"])
+def test_torch_is_imported_once_and_not_by_the_command_itself(many: bool, tmp_path: Path) -> None:
+    """It took twice as long as importing torch: the command imported it beside the process it starts."""
+    (tmp_path / "wrong.py").write_text(UNSCALED)
+    if many:
+        (tmp_path / "good.py").write_text(GOOD)
+        (tmp_path / "undefined.py").write_text(GOOD.replace("import torch\n", ""))
+    where = tmp_path if many else tmp_path / "wrong.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, str(where), "--require", "batch=first"],
+        capture_output=True, text=True, env=environment, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 1 and "no scale" in done.stdout, done.stderr
+    assert not many or ("✓ right" in done.stdout and "undefined name" in done.stdout)
 
 
 RUN = """

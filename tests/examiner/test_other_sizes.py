@@ -79,6 +79,25 @@ class WideWindow(Plain):
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+class FarAway(Plain):
+    """Right in its way: what is farther than 20 positions counts less. No name says so."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        at = torch.arange(scores.shape[-1])
+        return torch.where((at[:, None] - at).abs() > 20, scores - 1.5, scores).softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x)
+
+
+class LateKeys(FarAway):
+    """Wrong: from key 20 on, whichever query asks."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        at = torch.arange(scores.shape[-1])
+        return torch.where(at > 20, scores - 1.5, scores).softmax(-1)
+
+
 class DrawsWhenBuilt(Plain):
     """Right, but for numbers of its own, drawn by Python in the constructor."""
 
@@ -112,6 +131,7 @@ class TurnsQueriesOnly(Plain):
         (SeedInForward, "seed set in forward"),
         (PythonSeedInForward, "seed set in forward"),
         (TurnsQueriesOnly, None),
+        (LateKeys, "wrong at other lengths"),
     ],
 )
 def test_what_is_wrong_at_other_sizes_alone_is_wrong(made: type[nn.Module], fault: str | None) -> None:
@@ -129,7 +149,13 @@ def test_what_is_right_is_right_at_each_of_the_sizes_that_are_drawn(
     monkeypatch.setattr(generality, "MORE_HEADS", (row,))
     report = check(made)
     assert report.verdict == "right", report.summary
-    assert (made is WideWindow) == any("window_size" in words for words in report.not_judged)
+    assert (made is WideWindow) == any("sliding window of 31" in words for words in report.not_judged)
+
+
+def test_a_bias_by_distance_that_begins_far_away_is_no_fault() -> None:
+    report = check(FarAway)
+    assert report.verdict == "right", report.summary
+    assert any("a bias by distance" in words for words in report.not_judged)
 
 
 def test_what_a_constructor_draws_is_not_taken_for_state() -> None:

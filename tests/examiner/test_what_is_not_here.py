@@ -10,16 +10,18 @@ import torch
 from headwise.examiner import check_file
 from headwise.examiner.desk.template import Template
 from headwise.examiner.examine.rotations import TABLES, rotation_word, table
-from headwise.examiner.sandbox.packages_without_effect import (
+from headwise.examiner.sandbox.stand_ins import (
+    WORDS,
     Annotation,
     LightningModule,
+    OnCPU,
+    asks_for_gpu,
     decorate,
     has_no_effect,
     named_in,
 )
-from headwise.examiner.sandbox.without_gpu import WORDS, OnCPU, asks_for_gpu
-from headwise.examiner.source.frameworks import other_framework
-from headwise.examiner.source.under_main import names_under_main
+from headwise.examiner.source.likely_classes import other_framework
+from headwise.examiner.source.names import names_under_main
 
 ATTENTION = """{top}import torch
 from torch import nn

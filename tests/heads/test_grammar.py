@@ -9,7 +9,7 @@ import pytest
 
 import headwise as hw
 from headwise.heads import grammar
-from headwise.heads.grammar import CLOSED, MOVING, PAIRS, RELATIONS, SHAPES, WORDS, Sentence, sentences
+from headwise.heads.grammar import CLOSED, PAIRS, PRONOUNS, RELATIONS, SHAPES, WORDS, Sentence, sentences
 
 
 @cache
@@ -69,7 +69,7 @@ def test_pronouns_come_in_fours_that_differ_in_the_pronoun_and_the_order_alone(d
     for group in groups.values():
         assert len(group) == 4 and len({sentence.classes for sentence in group}) == 1
         assert len({sentence.text for sentence in group}) == 4
-        moving = {at for at, kind in enumerate(group[0].classes) if kind in MOVING}
+        moving = {at for at, kind in enumerate(group[0].classes) if kind in PRONOUNS}
         for a, b in ((0, 1), (2, 3)):
             assert group[a].pair == group[b].pair
             pairs = enumerate(zip(group[a].words, group[b].words, strict=True))
@@ -77,7 +77,9 @@ def test_pronouns_come_in_fours_that_differ_in_the_pronoun_and_the_order_alone(d
         for sentence in group:
             for name, source, target in sentence.relations:
                 if name.endswith("> antecedent") and source in moving:
-                    gender = [sentence.words[source] in forms for forms in zip(*MOVING.values(), strict=True)]
+                    gender = [
+                        sentence.words[source] in forms for forms in zip(*PRONOUNS.values(), strict=True)
+                    ]
                     kinds = WORDS["male"], WORDS["female"]
                     assert sentence.words[target] in kinds[gender.index(True)][sentence.half].split()
         answers = [{name: at for name, _, at in one.relations if "> ante" in name} for one in group]

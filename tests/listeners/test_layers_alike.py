@@ -36,7 +36,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The layers that went the way of one before them, by class name; and that were asked and did not."""
     seen: list[str] = []
     asked: list[tuple[object, nn.Module]] = []  # of which forward, and which layer
-    answered = attended.answered_alike
+    answered = attended.repeat_call
 
     def counting(
         alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
@@ -48,14 +48,14 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("alike" if output is not None else "not")
         return output
 
-    monkeypatch.setattr(huggingface, "answered_alike", counting)
+    monkeypatch.setattr(huggingface, "repeat_call", counting)
     return seen
 
 
 @contextmanager
 def each_by_itself() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(huggingface, "remember_answer", lambda *_: None)
+        patch.setattr(huggingface, "remember_call", lambda *_: None)
         yield
 
 
@@ -262,7 +262,7 @@ def test_q_and_k_may_be_written_to_afterwards(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attended, "LSE_LATER", ("cpu", "cuda"))
     model, ids = body("llama", num_hidden_layers=3), small_models.tokens()
     expected = watched(model, lambda: model(input_ids=ids))[1]
-    answered = attended.answered_alike
+    answered = attended.repeat_call
 
     def spoiling(
         alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
@@ -273,7 +273,7 @@ def test_q_and_k_may_be_written_to_afterwards(monkeypatch: pytest.MonkeyPatch) -
             args[1].data.zero_()
         return output
 
-    monkeypatch.setattr(huggingface, "answered_alike", spoiling)
+    monkeypatch.setattr(huggingface, "repeat_call", spoiling)
     heads = watched(model, lambda: model(input_ids=ids))[1]
     for mine, theirs in zip(heads.values(), expected.values(), strict=True):
         assert torch.equal(mine.statistics.entropy, theirs.statistics.entropy)
@@ -373,7 +373,7 @@ def test_special_ids_are_told_in_few_bits(dtype: torch.dtype) -> None:
     tokens = Tokens(nn.Identity())
     tokens.special = [0, 256, 257]
     ids = torch.tensor([[0, 1, 2, 80]], dtype=dtype)
-    assert tokens._which_are_special(ids).tolist() == [[True, False, False, False]]
+    assert tokens._is_special(ids).tolist() == [[True, False, False, False]]
 
 
 @torch.no_grad()

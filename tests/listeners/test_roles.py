@@ -219,12 +219,14 @@ def test_a_word_in_pieces_is_looked_at_in_sum_and_looks_on_average() -> None:
     torch.manual_seed(0)
     weights = torch.rand(1, 2, 7, 7)
     pieces = [[1], [2, 3], [4], [5, 6]]  # token 0 is special
-    read = role_measurement._Read(A_SENTENCE, list(range(7)), pieces)  # its last word is a full stop
+    read = role_measurement._TokenizedSentence(
+        A_SENTENCE, list(range(7)), pieces
+    )  # its last word is a full stop
     words = role_measurement._Words()
     words.expect([read])
     call = type("Call", (), {"kind": "self", "path": "a", "weights": hw.AttentionMap.from_weights(weights)})
     words.hear(call)  # type: ignore[arg-type]
-    top, heaviest = words.heard["a"]
+    top, heaviest = words.top_words["a"]
     for h in range(2):
         for at, mine in enumerate(pieces):
             others = {
@@ -239,10 +241,10 @@ def test_a_word_in_pieces_is_looked_at_in_sum_and_looks_on_average() -> None:
 def test_two_words_that_are_equally_heavy_are_no_hit() -> None:
     sentence = Sentence(("The", "dog", "slept"), ("determiner", "noun", "verb"), ())
     words = role_measurement._Words()
-    words.expect([role_measurement._Read(sentence, [0, 1, 2], [[0], [1], [2]])])
+    words.expect([role_measurement._TokenizedSentence(sentence, [0, 1, 2], [[0], [1], [2]])])
     even = hw.AttentionMap.from_weights(torch.full((1, 1, 3, 3), 1 / 3))
     words.hear(type("Call", (), {"kind": "self", "path": "a", "weights": even}))  # type: ignore[arg-type]
-    assert words.heard["a"][0].tolist() == [[[-1, -1, -1]]]
+    assert words.top_words["a"][0].tolist() == [[[-1, -1, -1]]]
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])

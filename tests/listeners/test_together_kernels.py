@@ -27,8 +27,8 @@ RULES: dict[str, dict[str, Any]] = {
 def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> None:
     random = torch.Generator().manual_seed(0)
     heads = hw.Heads()
-    waiting = heads.waiting
-    waiting.layers = {str(number): number for number in range(CALLS)}
+    deferred = heads.deferred
+    deferred.layers = {str(number): number for number in range(CALLS)}
     alone = []
     for number in range(CALLS):
         q, k = (torch.randn(B, n, L, D, generator=random) for n, L in ((H, T), (Hk, S)))
@@ -39,11 +39,11 @@ def test_side_by_side_the_kernels_measure_what_they_measure_alone(name: str) -> 
             rules["bias"] = hw.scoring.Alibi(torch.rand(H, generator=random))
         weights = hw.attention(q, k, torch.randn_like(k), **rules, backend="tiles")[1]
         record = Record((B, H, T, S))
-        assert waiting.note("forward", str(number), record, weights, tuple(ROW_STATISTICS), 7, False)
+        assert deferred.note("forward", str(number), record, weights, tuple(ROW_STATISTICS), 7, False)
         alone.append(reduce(weights, names=ROW_STATISTICS, pooled=7))
         q.zero_(), k.zero_()
-    waiting.measure("forward")
-    assert len(waiting._measured) == 1
+    deferred.measure("forward")
+    assert len(deferred._measured) == 1
     for layer, truth in zip(heads.values(), alone, strict=True):
         (record,) = layer.calls
         for of in ("rows", "counts", "large"):

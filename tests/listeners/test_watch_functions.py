@@ -129,7 +129,7 @@ def test_a_lookup_inside_a_block_finds_what_it_finds_outside(dispatch: Any) -> N
 
     def found(registry: Any, name: str) -> Any:
         function = registry.get_interface(name, eager)
-        return getattr(function, "__headwise_own__", function)
+        return getattr(function, "__headwise_original__", function)
 
     def eager() -> None: ...
 

@@ -106,16 +106,16 @@ def test_where_memory_is_short_each_is_measured_alone(
 ) -> None:
     model, ids = small_models.llama(num_hidden_layers=3), small_models.tokens()
 
-    whole = together.Group.whole
+    joined_map = together.Group.joined_map
 
     def no_room(group: together.Group, notes: slice) -> hw.AttentionMap:
         if len(group.notes[notes]) > 1:
             raise torch.OutOfMemoryError("no room")
-        return whole(group, notes)
+        return joined_map(group, notes)
 
     with one_by_one(), hw.watch(model) as alone:
         model(ids)
-    monkeypatch.setattr(together.Group, "whole", no_room)
+    monkeypatch.setattr(together.Group, "joined_map", no_room)
     with hw.watch(model) as heads:
         model(ids)
     assert sizes == [3, 1, 1, 1]
@@ -302,7 +302,7 @@ def test_who_looks_from_another_thread_never_finds_a_group_without_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, ids = small_models.llama(), small_models.tokens()
-    new, looks = together._WaitingGroups.new, []
+    new, looks = together._DeferredGroups.new, []
 
     def interrupted(self: Any, *args: Any) -> together.Group:
         group = new(self, *args)
@@ -311,7 +311,7 @@ def test_who_looks_from_another_thread_never_finds_a_group_without_calls(
         looks[-1].join(0.1)  # it has to wait for the call that the group is made for
         return group
 
-    monkeypatch.setattr(together._WaitingGroups, "new", interrupted)
+    monkeypatch.setattr(together._DeferredGroups, "new", interrupted)
     with torch.no_grad(), hw.watch(model) as heads:
         model(ids)
         model(ids)

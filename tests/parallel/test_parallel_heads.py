@@ -147,7 +147,7 @@ def one_call(module: nn.Module, call: dict[str, Any], dtype: torch.dtype) -> dic
     output, weights = module(x, **given)
     (output * torch.linspace(0.5, 1.5, output.numel(), dtype=dtype).view_as(output)).sum().backward()
     here = module.local_heads
-    seen = weights.dense() if here is None else here.whole_map(weights).dense()
+    seen = weights.dense() if here is None else here.gather_map(weights).dense()
     found = {"output": output, "weights": seen, "x": x.grad}
     for number, leaf in enumerate(dict.fromkeys(leaves(given))):
         found[f"given {number}"] = leaf.grad
@@ -436,7 +436,7 @@ def caches_and_memories_are_equal() -> None:
         output, weights = module(x[:, at : at + 1], mask=mask, cache=ours)
         expected, known = one(x[:, at : at + 1], mask=mask, cache=theirs)
         close(output, expected)
-        close(module.local_heads.whole_map(weights).dense(), known.dense())
+        close(module.local_heads.gather_map(weights).dense(), known.dense())
     one, module = made(num_kv_heads=1), hw.parallel.shard_heads(made(num_kv_heads=1), mesh)
     grads = []
     for each in (one, module):

@@ -60,8 +60,8 @@ def played(case: Case, pull: Tensor) -> dict[str, Tensor]:
         room = {"q": torch.zeros(shard.q.shape)}
         for owner, (theirs, values) in enumerate(parts):
             packed = torch.zeros(theirs.numel() + values.numel())
-            ring_attention._look_back(shard, rows, owner, theirs, values, packed, room)
-            for name, share in zip(("k", "v"), ring_attention._apart(packed, theirs, values), strict=True):
+            ring_attention._backward_of_block(shard, rows, owner, theirs, values, packed, room)
+            for name, share in zip(("k", "v"), ring_attention._unpacked(packed, theirs, values), strict=True):
                 found[name][:, :, keys.positions(owner)] += share
         found["output"][:, :, at], found["q"][:, :, at] = output, room["q"]
     return found

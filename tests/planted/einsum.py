@@ -10,6 +10,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 
+from . import rotary
+
 
 class PerHead(nn.Module):
     """A right one. mask: bool [B, T, S], True where a query may look at a key."""
@@ -635,6 +637,41 @@ class ScoresTimesMask(PerHead):
         return scores.softmax(dim=-1)
 
 
+class MaskMakesNaN(PerHead):
+    def pattern(self, q, k, mask):
+        scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(self.d_head)
+        if mask is not None:
+            scores = scores + (1 - mask[:, None].to(scores.dtype)) * -torch.inf
+        return scores.softmax(dim=-1)
+
+
+class PaddingBecomesNaN(PerHead):
+    """mask: bool [B, T], True where there is a token."""
+
+    def pattern(self, q, k, mask):
+        scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(self.d_head)
+        if mask is not None:
+            both = torch.einsum("bt,bs->bts", mask.float(), mask.float())
+            scores = scores.masked_fill(both[:, None] == 0, -torch.inf)
+        return scores.softmax(dim=-1)
+
+
+class WeightsScaled(PerHead):
+    def pattern(self, q, k, mask):
+        scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(self.d_head)
+        if mask is not None:
+            scores = torch.where(mask[:, None], scores, -torch.inf)
+        return scores.softmax(dim=-1) / self.W_Q.shape[0]
+
+
+class SameHeadForAll(PerHead):
+    def pattern(self, q, k, mask):
+        scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(self.d_head)
+        if mask is not None:
+            scores = torch.where(mask[:, None], scores, -torch.inf)
+        return scores.softmax(dim=-1)[:, [-1] * q.shape[2]]
+
+
 class FillTooSmall(PerHead):
     def pattern(self, q, k, mask):
         scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(self.d_head)
@@ -1161,6 +1198,11 @@ FAULTS = [
     ("attention across heads", AttentionAcrossHeads, "the same t in q and k: [H, H] weights"),
     ("heads interleaved", HeadsInterleaved, "[D, H]: head h takes every H-th feature"),
     ("heads reversed", HeadsReversed, "flip(2) before W_O"),
+    ("same head for all", SameHeadForAll, "the index is -1 for every head"),
+    ("padding becomes NaN", PaddingBecomesNaN, "the padding mask hides rows as well as columns"),
+    ("mask makes NaN", MaskMakesNaN, "0 * -inf is NaN"),
+    ("weights scaled after softmax", WeightsScaled, "a mean over heads after the softmax"),
+    *rotary.EINSUM,
     ("first head for all", FirstHeadForAll, "the pattern of head 0 weighs every head's values"),
     ("single head", SingleHead, "never split, divided by sqrt(E / H)"),
     ("single head with its own scale", SingleHeadOwnScale, "never split, divided by sqrt(E)"),

@@ -10,6 +10,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 
+from . import rotary
+
 
 class Fused(nn.Module):
     """The right one. mask: bool, broadcasts to [B, H, T, T], True where a query may look at a key."""
@@ -548,6 +550,42 @@ class ScoresTimesMask(Fused):
         return attn.softmax(dim=-1) @ v
 
 
+class MaskMakesNaN(Fused):
+    def weigh(self, q, k, v, mask):
+        attn = (q @ k.transpose(-2, -1)) * self.scale
+        if mask is not None:
+            attn = attn + torch.logical_not(mask) * -math.inf
+        return attn.softmax(dim=-1) @ v
+
+
+class PaddingBecomesNaN(Fused):
+    """mask: bool [B, T], True where there is a token."""
+
+    def weigh(self, q, k, v, mask):
+        attn = (q @ k.transpose(-2, -1)) * self.scale
+        if mask is not None:
+            allowed = mask.unsqueeze(1) & mask.unsqueeze(2)  # [B, T, T]
+            attn = attn.masked_fill(~allowed.unsqueeze(1), float("-inf"))
+        return attn.softmax(dim=-1) @ v
+
+
+class WeightsScaled(Fused):
+    def weigh(self, q, k, v, mask):
+        attn = (q @ k.transpose(-2, -1)) * self.scale
+        if mask is not None:
+            attn = attn.masked_fill(~mask, float("-inf"))
+        attn = attn.softmax(dim=-1) / k.shape[-2]
+        return attn @ v
+
+
+class SameHeadForAll(Fused):
+    def weigh(self, q, k, v, mask):
+        attn = (q @ k.transpose(-2, -1)) * self.scale
+        if mask is not None:
+            attn = attn.masked_fill(~mask, float("-inf"))
+        return attn.softmax(dim=-1) @ v[:, :1]
+
+
 class FillTooSmall(Fused):
     def weigh(self, q, k, v, mask):
         attn = (q @ k.transpose(-2, -1)) * self.scale
@@ -990,6 +1028,7 @@ class EmptyRowZero(Fused):
 SELF_ONLY = "q, k and v come from one x: the same function"
 
 NOT_POSSIBLE = {
+    "rotation with mixed pairs": "a complex number holds both channels of a pair",
     "keys and values swapped": SELF_ONLY,
     "queries and keys swapped": SELF_ONLY,
     "value from key": SELF_ONLY,
@@ -1015,6 +1054,11 @@ FAULTS = [
     ("attention across heads", AttentionAcrossHeads, "the permute leaves heads behind time"),
     ("heads interleaved", HeadsInterleaved, "[3, D, H]: head h takes every H-th feature"),
     ("heads reversed", HeadsReversed, "flip(1) before merging"),
+    ("same head for all", SameHeadForAll, "every head mixes the values of the first"),
+    ("padding becomes NaN", PaddingBecomesNaN, "the padding mask hides rows as well as columns"),
+    ("mask makes NaN", MaskMakesNaN, "False * -inf is NaN"),
+    ("weights scaled after softmax", WeightsScaled, "a mean over the keys after the softmax"),
+    *rotary.FUSED,
     ("first head for all", FirstHeadForAll, "the weights of head 0 weigh every head's values"),
     ("single head", SingleHead, "never split, divided by sqrt(E / H)"),
     ("single head with its own scale", SingleHeadOwnScale, "never split, divided by sqrt(E)"),

@@ -11,6 +11,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 
+from . import rotary
+
 
 class Right(NamedTuple):
     """A right module: `make(**arguments)` builds it; a function has no arguments and is `make` itself."""
@@ -802,7 +804,30 @@ class QueriesOneByOne(nn.Module):
         return self.out_projection_net(torch.stack(rows, dim=1))
 
 
+class PaddingSquared(nn.Module):
+    """mask: [B, T], 1 where there is a token; queries that are padding are hidden by a finite number, too."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.d_k = num_heads, d_model // num_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x, mask=None):
+        B, T, E = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, self.d_k).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-2, -1) / self.d_k**0.5
+        if mask is not None:
+            both = mask[:, None, None, :] * mask[:, None, :, None]
+            scores = scores.masked_fill(both == 0, -1e9)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, E))
+
+
 RIGHT = [
+    Right("rotary, halves", rotary.RotarySeparate, {"d_model": 24, "num_heads": 4}, "rotate_half; a mask"),
+    Right("padding squared", PaddingSquared, {"d_model": 24, "num_heads": 4}, "rows of padding are uniform"),
+    Right("rotary, complex", rotary.RotaryFused, {"dim": 24, "heads": 4}, "causal; neighbours; a buffer"),
+    Right("rotary, einsum", rotary.RotaryEinsum, {"d_model": 24, "n_heads": 4}, "base 500000"),
     Right(
         "four linears in a list", FourLinears, {"h": 4, "d_model": 24}, "-1e9: overflows in half, right else"
     ),

@@ -10,6 +10,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 
+from . import rotary
+
 
 class Separate(nn.Module):
     """The right one. mask: [B, T, S], 1 where a query may look at a key."""
@@ -297,6 +299,16 @@ class FirstHeadForAll(Separate):
         if mask is not None:
             scores = scores.masked_fill(mask.unsqueeze(1) == 0, float("-inf"))
         return scores.softmax(dim=-1) @ v
+
+
+class SameHeadForAll(Separate):
+    def attention(self, q, k, v, mask=None):
+        for head in range(self.num_heads):
+            scores = q[:, head] @ k[:, head].transpose(-2, -1) / math.sqrt(self.d_k)
+            if mask is not None:
+                scores = scores.masked_fill(mask == 0, float("-inf"))
+            out = scores.softmax(dim=-1) @ v[:, head]
+        return torch.stack([out] * self.num_heads, dim=1)
 
 
 class SingleHead(nn.Module):
@@ -608,6 +620,35 @@ class ScoresTimesMask(Separate):
         if mask is not None:
             scores = scores * mask.unsqueeze(1)
         return scores.softmax(dim=-1) @ v
+
+
+class MaskMakesNaN(Separate):
+    def attention(self, q, k, v, mask=None):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores + (1.0 - mask.unsqueeze(1).float()) * float("-inf")
+        return scores.softmax(dim=-1) @ v
+
+
+class PaddingBecomesNaN(Separate):
+    """mask: [B, T], 1 where there is a token."""
+
+    def attention(self, q, k, v, mask=None):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            both = mask[:, None, None, :] * mask[:, None, :, None]
+            scores = scores.masked_fill(both == 0, float("-inf"))
+        return scores.softmax(dim=-1) @ v
+
+
+class WeightsScaled(Separate):
+    def attention(self, q, k, v, mask=None):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, float("-inf"))
+        attn = scores.softmax(dim=-1)
+        attn = attn / math.sqrt(self.d_k)
+        return attn @ v
 
 
 class FillTooSmall(Separate):
@@ -1129,6 +1170,11 @@ FAULTS = [
     ("attention across heads", AttentionAcrossHeads, "no transpose: [H, H] weights at every position"),
     ("heads interleaved", HeadsInterleaved, "view(B, T, D, H): head h takes every H-th feature"),
     ("heads reversed", HeadsReversed, "concatenated from the last to the first"),
+    ("same head for all", SameHeadForAll, "the loop keeps its last result alone"),
+    ("padding becomes NaN", PaddingBecomesNaN, "the padding mask hides rows as well as columns"),
+    ("mask makes NaN", MaskMakesNaN, "0 * -inf is NaN"),
+    ("weights scaled after softmax", WeightsScaled, "divided by sqrt(D) before and after the softmax"),
+    *rotary.SEPARATE,
     ("first head for all", FirstHeadForAll, "the weights of head 0 weigh every head's values"),
     ("single head", SingleHead, "never split, divided by sqrt(E / H)"),
     ("single head with its own scale", SingleHeadOwnScale, "never split, divided by sqrt(E)"),

@@ -216,6 +216,12 @@ def split_heads_viewed_in_the_batch(x, num_heads):
     return x.reshape(B * num_heads, T, E // num_heads)
 
 
+@wrong("heads split by view")
+def split_heads_viewed_of_one_sequence(x, num_heads):
+    T, E = x.shape
+    return x.view(num_heads, T, E // num_heads)
+
+
 @wrong("heads and their widths exchanged")
 def split_heads_exchanged(x, num_heads):
     B, T, E = x.shape
@@ -302,6 +308,18 @@ def merge_heads_behind(x):
 def merge_heads_viewed(x):
     B, H, T, D = x.shape
     return x.reshape(B, T, H * D)
+
+
+@right("[H, T, D]")
+def merge_heads_of_one_sequence(x):
+    H, T, D = x.shape
+    return x.transpose(0, 1).reshape(T, H * D)
+
+
+@wrong("heads merged without a transpose")
+def merge_heads_viewed_of_one_sequence(x):
+    H, T, D = x.shape
+    return x.reshape(T, H * D)
 
 
 @wrong("heads merged interleaved")

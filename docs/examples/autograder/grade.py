@@ -4,6 +4,7 @@
 
 Each task is FILE[:NAME]=POINTS; without one, every Python file and notebook of the folder is worth 10. Points
 are given where the code is right. Where it is wrong, its writer is told up to the hint that --hint allows.
+With --rubric, wrong code gets the share of a task's points that the rubric gives it.
 Where it could not be judged, there are no points yet, and the text asks for a person to look.
 
 This file trusts nothing that is submitted: it reads what `headwise check --json` says, which runs the code in
@@ -24,15 +25,19 @@ POINTS = 10.0
 SECONDS = 60  # a file
 
 
-def grade(folder: Path, task: str, points: float, hint: int) -> dict[str, Any]:
+def grade(folder: Path, task: str, points: float, hint: int, rubric: Path | None = None) -> dict[str, Any]:
     """One test of results.json."""
     file = task.partition(":")[0]
     if not (folder / file).is_file():
         return told(task, 0.0, points, f"{file} was not submitted.", "failed")
+    if (folder / file).resolve() != folder.resolve() / file:  # what it leads to is not the student's
+        return told(
+            task, 0.0, points, f"{file} is a link, and is not read: submit the file itself.", "failed"
+        )
     # -P: a submitted headwise.py in the folder one happens to be in is not the one that runs
     command = [sys.executable, "-P", "-m", "headwise", "check", str(folder / task), "--json"]
     ran = subprocess.run(
-        [*command, "--seconds", str(SECONDS)],
+        [*command, "--seconds", str(SECONDS), *(["--rubric", str(rubric)] if rubric else [])],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -42,7 +47,8 @@ def grade(folder: Path, task: str, points: float, hint: int) -> dict[str, Any]:
     if ran.returncode == 0 and report.get("ok") is True:
         return told(task, points, points, "Right.", "passed")
     if ran.returncode == 1:
-        return told(task, 0.0, points, words(report, hint), "failed")
+        share = report["points"] / report["full"] if rubric and report.get("points") else 0.0
+        return told(task, round(points * share, 2), points, words(report, hint), "failed")
     why = report.get("summary") or ran.stderr.strip() or "nothing was said"
     return told(task, 0.0, points, f"Not judged: {why}\nPlease ask for somebody to look at it.", "failed")
 
@@ -94,12 +100,15 @@ def main() -> int:
     asked.add_argument("results", type=Path)
     asked.add_argument("--task", action="append", default=[], metavar="FILE[:NAME]=POINTS")
     asked.add_argument("--hint", type=int, choices=range(5), default=1, help="0: none; 4: the answer")
+    asked.add_argument("--rubric", type=Path, help="a rubric of headwise check: points for wrong code, too")
     given = asked.parse_args()
     start = time.monotonic()
     tasks = [one.rpartition("=")[::2] for one in given.task] or [
         (path.name, POINTS) for path in sorted(given.submission.iterdir()) if path.suffix in (".py", ".ipynb")
     ]
-    tests = [grade(given.submission, str(name), float(points), given.hint) for name, points in tasks]
+    tests = [
+        grade(given.submission, str(name), float(points), given.hint, given.rubric) for name, points in tasks
+    ]
     results = {
         "score": sum(one["score"] for one in tests),
         "execution_time": round(time.monotonic() - start),

@@ -58,7 +58,8 @@ export interface ExplainData {
   name: string;
   sizes: { B: number; T: number; S: number; H: number; D: number; Dv: number; E: number };
   itself: boolean; // self-attention
-  scale: number;
+  scales: number[]; // a number a head
+  keyHeads: number[]; // by head: which of the different heads of keys and values it uses
   labels: { query: string[] | null; key: string[] | null };
   polarity: string;
   masks: MaskWords[] | null;

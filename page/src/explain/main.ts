@@ -111,7 +111,9 @@ function tellControls(step: Step): void {
     if (i === shown.step) button.setAttribute("aria-current", "step");
     else button.removeAttribute("aria-current");
   }
-  byId("heads").classList.toggle("idle", ["inputs", "project", "concat", "output"].includes(step.key));
+  const ofHeads = (map: FieldMap) =>
+    map.columns === "channel" || map.columns === "key" || map.columns === "query";
+  byId("heads").classList.toggle("idle", !step.flows.some((flow) => ofHeads(flow.result)));
   for (const [head, button] of byId("heads").querySelectorAll("button").entries())
     button.setAttribute("aria-checked", String(head === shown.head));
   samples.value = String(shown.sample);

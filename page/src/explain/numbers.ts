@@ -139,7 +139,7 @@ export const exact = (x: number): string =>
 
 /** Channels a head has in this field, where heads lie side by side. */
 export const headWidth = (field: string): number =>
-  ["projected_v", "w_v", "joined", "w_o"].includes(field) ? Dv : D;
+  ["projected_v", "w_v", "joined", "w_o"].includes(field.split("@")[0]) ? Dv : D;
 
 const wordsOf = (kind: Axis): string[] | null =>
   kind === "query" || kind === "key" ? data.labels[kind] : null;

@@ -6,7 +6,7 @@ import { data, type FieldMap } from "./explain_data.ts";
 import {
   type At, brief, exact, longer, type Matrix, matrix, operand, parts, place, sameNumber, sameShape,
 } from "./numbers.ts"; // biome-ignore format: a list
-import { type Products, type Softmax, type Sum, sumBehind, WHOLE } from "./sums.ts";
+import { isOfDesign, type Products, type Softmax, type Sum, sumBehind, WHOLE } from "./sums.ts";
 
 const { H } = data.sizes;
 
@@ -23,7 +23,7 @@ export function drawPanel(panel: HTMLElement, map: FieldMap, r: number, c: numbe
   const ofAHead =
     map.rows === "query" &&
     map.columns !== "width" &&
-    !["query", "output", "joined"].includes(field) &&
+    !["query", "output", "joined"].includes(field.split("@")[0]) &&
     H > 1;
   const whose = field === "weighted" ? `, for ${place("query", at.query)}` : "";
   const said = wanted === null ? "" : brief(wanted);
@@ -74,6 +74,7 @@ function numbersOf(wanted: number | null, found: number | null, differs: boolean
 /** Yours: whether this step went wrong, or only what came into it. */
 function yoursBehind(field: string, r: number, c: number, at: At, right: Sum, found: number): HTMLElement[] {
   const theirs = sumBehind(field, r, c, at, "yours");
+  if (theirs.total === null && isOfDesign(field)) return [];
   if (theirs.total === null) return [el("p", { class: "said wrong" }, "Yours was not made this way.")];
   if (!parts(field, theirs.total, found)) {
     const words = "This step is right. What came into it already differed: go back to the step marked red.";
@@ -102,13 +103,14 @@ function takenFrom(field: string, x: number, at: At): string | null {
       for (let c = 0; c < m.cols; c++) if (m.at(r, c) === x) places.push(words(r, c));
     }
   };
-  if (field in WHOLE) {
-    const rows = field === "q" ? "query" : "key";
+  const name = field.split("@")[0];
+  if (name in WHOLE) {
+    const rows = name === "q" ? "query" : "key";
     look(
-      operand("yours", WHOLE[field], at),
-      (r, c) => `${place(rows, r)}, channel ${c} of ${field.toUpperCase()}`,
+      operand("yours", WHOLE[name], at),
+      (r, c) => `${place(rows, r)}, channel ${c} of ${name.toUpperCase()}`,
     );
-  } else if (field === "joined") {
+  } else if (name === "joined") {
     for (let head = 0; head < H; head++) {
       look(
         operand("yours", "heads", { ...at, head }),

@@ -8,6 +8,10 @@ const LETTER: Record<string, string> = { projected_q: "q", projected_k: "k", pro
 const INPUT: Record<string, string> = { projected_q: "query", projected_k: "key", projected_v: "value" };
 export const WHOLE: Record<string, string> = { q: "projected_q", k: "projected_k", v: "projected_v" };
 
+/** The channel of Q, K or V that a channel of this head is. */
+const channelOf = (name: string, c: number, at: At): number =>
+  (name === "q" ? at.head : data.keyHeads[at.head]) * (name === "v" ? Dv : D) + c;
+
 export interface Product {
   label: string;
   a: number;
@@ -95,13 +99,41 @@ function hiddenBecause(at: At, t: number, s: number): string | null {
   return "the mask says so";
 }
 
+/**
+ * The field that a step of attention itself makes: "q" for "q@0", null for "q" where a design made it of "q@0".
+ * A field that designs change has a number for each value it had before.
+ */
+function firstOf(field: string): string | null {
+  const [name, stage] = field.split("@");
+  return stage === undefined ? (`${name}@0` in data.expected ? null : name) : stage === "0" ? name : null;
+}
+
+/** The step that makes a field. */
+const stepOf = (field: string) =>
+  data.steps.find((step) => step.flows.some((flow) => flow.result.field === field));
+
+/** Whether a design of the module makes this field, and not attention itself. */
+export const isOfDesign = (field: string): boolean => field.startsWith("bias@") || firstOf(field) === null;
+
+/** What a design makes: the sum of two fields, or words. */
+function ofDesign(field: string, r: number, c: number, get: (name: string) => Matrix | null): Sum {
+  const step = stepOf(field);
+  const operands = step?.flows.find((flow) => flow.result.field === field)?.operands ?? [];
+  if (operands.length < 2) return inWords(step?.words ?? "");
+  const [a, b] = operands.map((one) => get(one.field));
+  if (!fits(a, r, c) || !fits(b, r, c)) return nothing();
+  const [x, y] = [a.at(r, c), b.at(r, c)];
+  return { ...inWords(`${longer(x)} + ${longer(y)}`, x + y), shown: true };
+}
+
 const fits = (m: Matrix | null, row: number, col: number): m is Matrix =>
   m !== null && row < m.rows && col < m.cols;
 
 /** What a field's cell is made of. */
 export function sumBehind(field: string, r: number, c: number, at: At, side: Side): Sum {
   const get = (name: string, head = at.head) => operand(side, name, { ...at, head });
-  switch (field) {
+  if (isOfDesign(field)) return ofDesign(field, r, c, get);
+  switch (firstOf(field)) {
     case "query":
     case "key":
     case "value":
@@ -115,12 +147,15 @@ export function sumBehind(field: string, r: number, c: number, at: At, side: Sid
     case "q":
     case "k":
     case "v": {
-      const width = field === "v" ? Dv : D;
-      const from = at.head * width + c;
-      const whole = get(WHOLE[field]);
+      const name = field[0];
+      const width = name === "v" ? Dv : D;
+      const from = channelOf(name, c, at);
+      const whole = get(WHOLE[name]);
+      const own = name === "q" ? at.head : data.keyHeads[at.head];
+      const used = own === at.head ? "" : `Head ${at.head} uses head ${own} of keys and values. `;
       const words =
-        `Head ${at.head} begins at channel ${at.head} × ${width} = ${at.head * width}; its channel ${c} is ` +
-        `channel ${from} of ${field.toUpperCase()}, in the same row.`;
+        `${used}Head ${own} begins at channel ${own} × ${width} = ${own * width}; its channel ${c} is ` +
+        `channel ${from} of ${name.toUpperCase()}, in the same row.`;
       return inWords(words, fits(whole, r, from) ? whole.at(r, from) : null);
     }
     case "scores": {
@@ -135,7 +170,7 @@ export function sumBehind(field: string, r: number, c: number, at: At, side: Sid
     }
     case "scaled": {
       const scores = get("scores");
-      return fits(scores, r, c) ? scaledOf(scores.at(r, c)) : nothing();
+      return fits(scores, r, c) ? scaledOf(scores.at(r, c), data.scales[at.head]) : nothing();
     }
     case "hidden": {
       const scaled = get("scaled");
@@ -173,12 +208,12 @@ export function sumBehind(field: string, r: number, c: number, at: At, side: Sid
   return nothing();
 }
 
-function scaledOf(x: number): Words {
-  const usual = Math.abs(data.scale * Math.sqrt(D) - 1) < 1e-12;
+function scaledOf(x: number, scale: number): Words {
+  const usual = Math.abs(scale * Math.sqrt(D) - 1) < 1e-12;
   const words = usual
     ? `${longer(x)} ÷ √${D} = ${longer(x)} ÷ ${longer(Math.sqrt(D))}`
-    : `${longer(x)} × ${longer(data.scale)}`;
-  return { ...inWords(words, x * data.scale), shown: true };
+    : `${longer(x)} × ${longer(scale)}`;
+  return { ...inWords(words, x * scale), shown: true };
 }
 
 function hiddenOf(x: number, r: number, c: number, at: At): Words {
@@ -224,7 +259,14 @@ export interface Part {
 
 /** Which parts of the maps on the left a cell was made from, by field. */
 export function sources(field: string, r: number, c: number, at: At): Record<string, Part> {
-  switch (field) {
+  if (isOfDesign(field)) {
+    const flow = stepOf(field)?.flows.find((one) => one.result.field === field);
+    const together = (flow?.operands.length ?? 0) > 1;
+    return Object.fromEntries(
+      (flow?.operands ?? []).map((one) => [one.field, together ? { row: r, col: c } : { row: r }]),
+    );
+  }
+  switch (firstOf(field)) {
     case "projected_q":
     case "projected_k":
     case "projected_v":
@@ -232,7 +274,7 @@ export function sources(field: string, r: number, c: number, at: At): Record<str
     case "q":
     case "k":
     case "v":
-      return { [WHOLE[field]]: { row: r, col: at.head * (field === "v" ? Dv : D) + c } };
+      return { [WHOLE[field[0]]]: { row: r, col: channelOf(field[0], c, at) } };
     case "scores":
       return { q: { row: r }, k: { row: c } };
     case "scaled":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import sleep
@@ -30,6 +30,7 @@ from .terminal import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..examiner.desk.rubric import Mark
     from ..examiner.desk.template import Template
     from ..examiner.report import Report
 
@@ -54,10 +55,17 @@ def check(
         bool, typer.Option("--json", help="Print JSON, for graders: of many files one line each.")
     ] = False,
     csv: Annotated[Path | None, option("--csv", help="Write a table to this file, too.")] = None,
+    rubric: Annotated[
+        Path | None, option("--rubric", metavar="FILE", help="Give points as this file in TOML says.")
+    ] = None,
+    feedback: Annotated[
+        Path | None,
+        option("--feedback", metavar="DIR", help="Write a Markdown file for each submission, and class.md."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again whenever the file is saved.")] = False,
     jobs: Annotated[int | None, option(min=1, help="Files at a time; as many as there are cores.")] = None,
     seconds: Annotated[
-        float | None, option(help="The longest the code may run: 60, and 10 each of many.")
+        float | None, option(help="The most processor time the code may take: 60, and 10 each of many.")
     ] = None,
     memory: Annotated[str, typer.Option(help="The most memory it may take.")] = "4 GiB",
     trust: Annotated[
@@ -94,6 +102,10 @@ def check(
     that is attention as much: one that is wrong makes the file wrong. Of many files, or of a folder,
     there is one table, and the class in numbers.
 
+    For marks: of many files each reads only itself and what it imports by its own text, and in a folder
+    below FOLDER what is in there; symbolic links are refused. --rubric gives points, --feedback writes what
+    each is told (up to --hint), and of files that are nearly the same the share of equal tokens is shown.
+
     Exit code 0: right; 1: something is wrong; 2: it was not judged. Of many: 1 if any is wrong, else 2 if any
     was not judged, else 0.
 
@@ -105,14 +117,16 @@ def check(
     Example: headwise check mha.py:MultiHeadAttention --hint 1
 
     Example: headwise check submissions/ --csv class.csv --require mask=true-attends
+
+    Example: headwise check submissions/ --rubric rubric.toml --feedback feedback/ --hint 2
     """
-    many = len(sources) > 1 or Path(sources[0]).expanduser().is_dir()
+    many = len(sources) > 1 or Path(sources[0]).expanduser().is_dir() or bool(rubric or feedback)
     if seconds is not None and not 0 < seconds < math.inf:
         raise ArgumentError(f"seconds must be a positive number: got {seconds:g}; try 60")
-    if hint is not None and (as_json or many):
-        what = "json" if as_json else "many files"
+    if hint is not None and many and not (as_json or feedback):
         raise ArgumentError(
-            f"{what} must go without a hint: got --hint {hint}; it always holds the whole answer"
+            f"many files must go without a hint: got --hint {hint}; the table holds the whole answer, and "
+            "--feedback or --json what a hint lets through"
         )
     if watch and many:
         raise ArgumentError(f"watch must be for one file: got {len(sources)} arguments; name the file")
@@ -123,7 +137,10 @@ def check(
     }  # fmt: skip
     words = tuple(require or ())
     if many:
-        _check_many(sources, name, words, options, as_json=as_json, csv=csv, jobs=jobs)
+        _check_many(
+            sources, name, words, options, as_json=as_json, csv=csv, jobs=jobs, hint=hint, rubric=rubric,
+            feedback=feedback,
+        )  # fmt: skip
     else:
         path, own = file_and_name(sources[0])
         _check_one(
@@ -138,11 +155,9 @@ def _check_one(
     source: str, path: Path, name: str | None, words: tuple[str, ...], options: dict[str, Any], *,
     hint: int | None, as_json: bool, csv: Path | None, watch: bool,
 ) -> NoReturn:  # fmt: skip
-    console = None if as_json else console_of("check")
-
     def verdict(template: Template | None) -> Report:
         with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
-            from ..examiner import check_file  # and torch with it, while the template imports its own
+            from ..examiner import check_file
             from ..examiner.desk.conditions import hold_to, requirements_of
 
             required = requirements_of(words)
@@ -150,7 +165,8 @@ def _check_one(
             hold_to(report, required, path)
             return report
 
-    with template_of_checks() as template:
+    with template_of_checks() as template:  # begins at once: importing torch is what takes long
+        console = None if as_json else console_of("check")
         if not watch:
             try:
                 report = verdict(template)
@@ -181,7 +197,7 @@ def _check_one(
 
 
 def template_of_checks() -> AbstractContextManager[Template | None]:
-    """Start a template process before torch is imported here; None where files cannot be run."""
+    """Start the process that imports torch, for this one needs none; None where files cannot be run."""
     from ..examiner.desk.template import Template
 
     return Template() if os.name == "posix" else nullcontext()
@@ -189,26 +205,35 @@ def template_of_checks() -> AbstractContextManager[Template | None]:
 
 def _check_many(
     sources: list[str], name: str | None, words: tuple[str, ...], options: dict[str, Any], *,
-    as_json: bool, csv: Path | None, jobs: int | None,
+    as_json: bool, csv: Path | None, jobs: int | None, hint: int | None, rubric: Path | None,
+    feedback: Path | None,
 ) -> NoReturn:  # fmt: skip
-    console = None if as_json else console_of("check")
     asked: list[tuple[Path, str | None]] = []
+    folders: list[Path] = []
     with template_of_checks() as template:
+        console = None if as_json else console_of("check")
         for source in sources:
             folder = Path(source).expanduser()
             if folder.is_dir():
                 from ..examiner.desk.submissions import collected
 
                 asked += [(each, name) for each in collected([folder])]
+                folders.append(folder)
             else:
                 path, own = file_and_name(source)
                 asked.append((path, own or name))
         with sign_of_life(f"Checking {len(asked)} files", at_once=True) as sign:
             from ..examiner.desk.conditions import requirements_of
-            from ..examiner.desk.submissions import as_table, check_files, exit_code_of, in_numbers, json_line
+            from ..examiner.desk.rubric import read_rubric
+            from ..examiner.desk.submissions import check_files, exit_code_of, json_line
 
             required = requirements_of(words)
-            reports, ready = [], []
+            scheme = None if rubric is None else read_rubric(rubric)
+            if feedback is not None:
+                from ..examiner.desk.feedback import make_folder
+
+                make_folder(feedback)
+            reports, ready, marks = [], [], []
 
             def count(report: Report) -> None:
                 ready.append(report)
@@ -216,27 +241,47 @@ def _check_many(
 
             sign.counts(0, len(asked))
             for report in check_files(
-                asked, jobs=jobs, require=required, template=template, done=count, **options
+                asked, jobs=jobs, require=required, folders=folders, template=template, done=count, **options
             ):
                 reports.append(report)
+                marks += [] if scheme is None else [scheme.mark(report)]
                 if as_json:
-                    typer.echo(json_line(report))
+                    typer.echo(json_line(report, hint, marks[-1] if marks else None))
     if csv is not None:
-        _write_csv(reports, csv)
+        _write_csv(reports, csv, marks)
+    if feedback is not None:
+        from ..examiner.desk.feedback import write_feedback
+
+        write_feedback(feedback, reports, marks or None, hint)
     if console is not None:
-        console.print(as_table(reports, marks="utf" in console.encoding.lower()))
-        console.print()
-        for line in in_numbers(reports):
-            console.print(line, markup=False)
+        _show_class(reports, marks, console)
     raise typer.Exit(exit_code_of(reports))
 
 
-def _write_csv(reports: list[Report], path: Path) -> None:
+def _show_class(reports: list[Report], marks: list[Mark], console: Console) -> None:
+    """The table, the class in numbers, what files have in common, and protections that are missing here."""
+    from ..examiner.desk.submissions import as_table, facts_in_words, in_numbers, missing_in_words
+
+    console.print(as_table(reports, marks="utf" in console.encoding.lower(), points=marks))
+    for title, lines in (
+        ("", in_numbers(reports)),
+        ("In common:", facts_in_words(reports)),
+        ("This system lacks:", missing_in_words(reports)),
+    ):
+        if lines:
+            console.print()
+        if lines and title:
+            console.print(title, markup=False)
+        for line in lines:
+            console.print(f"  {line}" if title else line, markup=False)
+
+
+def _write_csv(reports: list[Report], path: Path, marks: Sequence[Mark] = ()) -> None:
     from ..examiner.desk.submissions import write_csv
 
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
-            write_csv(reports, file)
+            write_csv(reports, file, marks)
     except OSError as error:
         raise ArgumentError(f"csv must be a file to write: {path}: {error.strerror}; name another") from error
 
@@ -278,7 +323,7 @@ def _show(report: Report, console: Console | None, hint: int | None, on_one_line
     from ..examiner.showing import as_json, print_to
 
     if console is None:
-        typer.echo(as_json(report, indent=None if on_one_line else 2))
+        typer.echo(as_json(report, indent=None if on_one_line else 2, hint=hint))
     else:
         print_to(console, report, hint)
         if hint is not None and report.verdict == "wrong":

@@ -256,7 +256,7 @@ def survey(
     if engine == "ray":
         are_here(("ray",), "headwise survey --engine ray needs", 'pip install "headwise[ray]"')
     with sign_of_life("Loading torch", at_once=True), uncollected():
-        from ..corpus.result import OTHERS, check_sort, losses_table, sentences
+        from ..corpus.result import OTHER_KINDS, check_sort, losses_table, sentences
         from ..corpus.survey import survey as surveyed
 
     check_sort(sort)
@@ -281,7 +281,7 @@ def survey(
     if not told.lost:
         return 0
     print_all([losses_table(told)])
-    if {loss.kind for loss in told.lost} == {OTHERS}:
+    if {loss.kind for loss in told.lost} == {OTHER_KINDS}:
         return LEFT_OUT
     print_all([sentence(WHERE)])
     return LOST

@@ -1,7 +1,7 @@
-"""One document through the model: a row for the document, and a row for each of its heads.
+"""Measurement of one document: a row for the document, and a row for each head.
 
-A document is read by itself, from its beginning, as far as the model and `max_tokens` allow. Its rows depend
-on nothing else: not on the documents before it, not on other processes.
+A document is read alone, from its beginning, up to the limits of the model and `max_tokens`. Its rows do not
+depend on other documents or processes.
 
     moved     how differently a query looks from the head's mean over the document, 0 to 1: half the summed
               differences of five shares of weight, which go to the first key, to the key before the query, to
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, AttentionBypassed, PackageMissing, VersionUnsupported
 from ..heads.record import PATTERNS
-from ..heads.together import Whole, whole_maps
+from ..heads.together import JoinedMaps, joined_maps
 from ..listeners.capture import SHORT, watch
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
 from .documents import FOR_GOOD, RETRY, Document, first_line, shown
@@ -53,14 +53,14 @@ HEAD = {
     "document": "string", "position": "int64", "layer": "int32", "head": "int32", "label": "string",
     "score": "float", **dict.fromkeys(STATISTICS, "float"), **PLACE,
 }  # fmt: skip
-FEWEST_KEYS = 8  # that a query sees, to be a place
+FEWEST_KEYS = 8  # that a query must see to be a place
 LONGEST_ERROR = 500  # letters
-# What torch says, as a RuntimeError, of memory and devices.
+# Messages of RuntimeErrors of torch for failures of memory and devices.
 PASSING = re.compile(
     r"out of memory|can't allocate memory|not enough memory|\b(CUDA|HIP|XPU|MPS|cuDNN|cuBLAS) error|"
     r"(CUDNN|CUBLAS)_STATUS"
 )
-WRONG_FOR_ALL = (AttentionBypassed, PackageMissing, VersionUnsupported)  # whatever the document
+GENERAL_ERRORS = (AttentionBypassed, PackageMissing, VersionUnsupported)  # not of a document
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,20 @@ class Rows:
 
 @contextmanager
 def _with_onednn() -> Iterator[None]:
-    """With oneDNN, whatever came before: once a product in half precision is beyond it, torch does without it
-    for the rest of a process, and all products are rounded otherwise from then on."""
-    one_dnn: Any = torch.backends.mkldnn
-    before = one_dnn.enabled or torch.backends.flags_frozen()
+    """Enable oneDNN inside the context.
+
+    torch disables it for the rest of a process after a product in half precision that it does not support,
+    and products are then rounded differently.
+    """
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.enabled or torch.backends.flags_frozen()
     if not before:
-        one_dnn.enabled = True
+        mkldnn.enabled = True
     try:
         yield
     finally:
         if not before:
-            one_dnn.enabled = False
+            mkldnn.enabled = False
 
 
 class Measure:
@@ -137,7 +140,7 @@ class Measure:
                 with _with_onednn():
                     reading = read(document.text, self.trained.model, self.trained.tokenizer, most=self.most)
                     mine = self._heads(row, reading, self.watched(reading), sparing=sparing)
-            except WRONG_FOR_ALL:
+            except GENERAL_ERRORS:
                 raise
             except Exception as error:
                 row |= {"error": _shortened(_describe(error)), "failure": failure_of(error)}
@@ -147,7 +150,7 @@ class Measure:
                 return
             if row["failure"] != RETRY:
                 return
-            # not inside `except`: an error holds all that was there when it was raised
+            # not inside `except`, for the error keeps local variables alive
             self._free_memory(row)
 
     def _free_memory(self, row: Mapping[str, Any]) -> None:
@@ -159,7 +162,7 @@ class Measure:
             torch.accelerator.empty_cache()
             torch.zeros(1, device=self.device).add_(1).cpu()
         except torch.OutOfMemoryError:
-            return  # others fill it: it answers
+            return  # other processes use the memory; the device works
         except RuntimeError as error:
             raise ArgumentError(
                 f"device must stay usable: {self.device} is lost since {row['document']!r} "
@@ -169,12 +172,12 @@ class Measure:
     def watched(self, reading: Reading, **options: Any) -> Heads:
         """Run the model on a document and return what its heads did."""
         inputs = {name: value.to(self.device) for name, value in reading.inputs.items()}
-        long = len(reading.tokens) > SHORT
-        usual: dict[str, Any] = {"keep": not long, "pooled": None, "patterns": long}
+        is_long = len(reading.tokens) > SHORT
+        defaults: dict[str, Any] = {"keep": not is_long, "pooled": None, "patterns": is_long}
         with (
             torch.no_grad(),
             watch(
-                self.trained.model, tokenizer=self.trained.tokenizer, fallback="eager", **(usual | options)
+                self.trained.model, tokenizer=self.trained.tokenizer, fallback="eager", **(defaults | options)
             ) as heads,
         ):
             self.trained.model(**inputs)
@@ -183,25 +186,26 @@ class Measure:
     def _heads(
         self, row: Mapping[str, Any], reading: Reading, heads: Heads, *, sparing: bool = False
     ) -> list[dict[str, Any]]:
-        places: dict[int, list[dict[str, Any]]] = {}  # by record
+        """Return the rows of all heads of a document; `sparing`: with less memory."""
+        places: dict[int, list[dict[str, Any]]] = {}  # by id of the record
         calls = [call for layer in heads.values() for call in layer.calls]
-        one_by_one = chain.from_iterable(whole_maps([call]) for call in calls)
-        for whole in one_by_one if sparing else whole_maps(calls):
-            whole.measure_patterns()
-            places |= places_of(whole, reading.tokens)
-        told = []
+        singles = chain.from_iterable(joined_maps([call]) for call in calls)
+        for joined in singles if sparing else joined_maps(calls):
+            joined.measure_patterns()
+            places |= places_of(joined, reading.tokens)
+        rows = []
         for layer in heads.values():
-            there = places.get(id(layer.calls[-1])) if len(layer.calls) == 1 else None
+            layer_places = places.get(id(layer.calls[-1])) if len(layer.calls) == 1 else None
             for head in layer:
-                numbers = {each: finite_or_none(head.values.get(each)) for each in STATISTICS}
-                mine = there[head.head] if there is not None else dict.fromkeys(PLACE)
-                told.append(
+                numbers = {name: finite_or_none(head.values.get(name)) for name in STATISTICS}
+                place = layer_places[head.head] if layer_places is not None else dict.fromkeys(PLACE)
+                rows.append(
                     {"document": row["document"], "position": row["position"], "layer": head.layer}
                     | {"head": head.head, "label": head.label.name, "score": finite_or_none(head.label.score)}
                     | numbers
-                    | mine
+                    | place
                 )
-        return told
+        return rows
 
 
 def finite_or_none(value: float | None) -> float | None:
@@ -209,32 +213,32 @@ def finite_or_none(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def places_of(whole: Whole, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
+def places_of(joined: JoinedMaps, tokens: list[str]) -> dict[int, list[dict[str, Any]]]:
     """Return the place of every head of these calls, by the call's id; {} for cross-attention."""
-    first = whole.records[0]
+    first = joined.records[0]
     assert first.map is not None
-    _, H, T, S = whole.weights.shape
+    _, H, T, S = joined.weights.shape
     if first.kind != "self" or T != S or len(tokens) != S:
         return {}
-    asked = (first.map.visible()[0].amin(0) >= FEWEST_KEYS).cpu()  # [T]
-    asked[:2] = False  # the key before them is the first, or none
-    rows = asked.nonzero()[:, 0]
+    is_candidate = (first.map.visible()[0].amin(0) >= FEWEST_KEYS).cpu()  # [T]
+    is_candidate[:2] = False  # without a key before, or with the first key before
+    rows = is_candidate.nonzero()[:, 0]
     if not len(rows):
         return {}
-    weights = whole.weights[0].cpu()  # [H, T, S]
+    weights = joined.weights[0].cpu()  # [H, T, S]
     moved = _moved(weights, rows).numpy()  # [H, t]
-    found: list[dict[str, Any]] = []
+    places: list[dict[str, Any]] = []
     for head in range(H):
         at = int(rows[int(moved[head].argmax())])
         row = weights[head, at].numpy()
-        key, how = int(row.argmax()), float(moved[head].max())
-        if not math.isfinite(how):
-            found.append(dict.fromkeys(PLACE))
+        key, moved_most = int(row.argmax()), float(moved[head].max())
+        if not math.isfinite(moved_most):
+            places.append(dict.fromkeys(PLACE))
             continue
-        place = (at, shown(tokens[at]), how, key, shown(tokens[key]), float(row[key]))
-        found.append(dict(zip(PLACE, place, strict=True)))
-    heads = iter(found)
-    return {id(call): [next(heads) for _ in range(call.shape[1])] for call in whole.records}
+        place = (at, shown(tokens[at]), moved_most, key, shown(tokens[key]), float(row[key]))
+        places.append(dict(zip(PLACE, place, strict=True)))
+    heads = iter(places)
+    return {id(call): [next(heads) for _ in range(call.shape[1])] for call in joined.records}
 
 
 def _moved(weights: Tensor, rows: Tensor) -> Tensor:
@@ -256,11 +260,13 @@ def failure_of(error: Exception) -> str:
 
 
 def _describe(error: BaseException) -> str:
+    """Return an error as one line of text."""
     line = first_line(error)
     return line if isinstance(error, ArgumentError) else f"{type(error).__name__}: {line}"
 
 
 def _shortened(error: str) -> str:
+    """Return the beginning of an error message, with printable characters."""
     return shown(error)[:LONGEST_ERROR]
 
 
@@ -271,8 +277,8 @@ def fingerprint(model: nn.Module, tokenizer: Any) -> str:
     tensors: Iterable[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     for name, value in tensors:
         hashed.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        there = value.detach().cpu().contiguous()
-        hashed.update(there.flatten().view(torch.uint8).numpy().data if there.numel() else b"")
+        data = value.detach().cpu().contiguous()
+        hashed.update(data.flatten().view(torch.uint8).numpy().data if data.numel() else b"")
     hashed.update(_vocabulary(tokenizer).encode("utf-8", "surrogatepass"))
     return hashed.hexdigest()
 
@@ -284,10 +290,10 @@ def _settings(model: nn.Module) -> str:
         return ""
     if not hasattr(config, "to_dict"):
         return repr(config)
-    told: Mapping[str, object] = config.to_dict()
-    outside = ("transformers_version", "name_or_path")  # and what is private: where it came from
-    kept = [name for name in told if not name.startswith("_") and name not in outside]
-    return repr(sorted((name, repr(told[name])) for name in kept))
+    settings: Mapping[str, object] = config.to_dict()
+    excluded = ("transformers_version", "name_or_path")  # private settings are excluded, too
+    names = [name for name in settings if not name.startswith("_") and name not in excluded]
+    return repr(sorted((name, repr(settings[name])) for name in names))
 
 
 def _vocabulary(tokenizer: Any) -> str:
@@ -297,5 +303,5 @@ def _vocabulary(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         return str(backend.to_str())
-    said = "The cat's 1,024 naïve words – 猫, emoji 😀 and\nlines."
-    return repr((type(tokenizer).__qualname__, list(tokenizer(said)["input_ids"])))
+    text = "The cat's 1,024 naïve words – 猫, emoji 😀 and\nlines."
+    return repr((type(tokenizer).__qualname__, list(tokenizer(text)["input_ids"])))

@@ -1,17 +1,18 @@
-"""The documents of a corpus: where each one is, which is found once, and their texts, read when needed.
+"""The documents of a corpus: a plan of where they are, made once, and their texts, which are read when
+needed.
 
     a text file (.txt, .text, .md)        one document          "notes/a.txt"
     a line of JSON (.jsonl, .ndjson)      the string in a field "mail.jsonl:17", lines as editors count them
     a row of Parquet (.parquet)           the string in a field "books.parquet:0", rows as data frames do
 
-The files of a folder and its subfolders are taken in the order of their paths. Hidden files are left out;
+The files of a folder and its subfolders are read in the order of their paths. Hidden files are left out;
 files of other kinds are left out and counted. Blank lines of JSON are skipped. A line that is not JSON, or
 bytes that are not UTF-8, make a document with an error. A file or folder that cannot be read is one document
 with an error, since the number of documents in it is unknown.
 
 The plan of a corpus is a table of pieces: up to `PIECE` documents of one file, where they are, and a hash of
 their bytes. Only the texts of one piece, or of one row group, are in memory at a time. A piece that has
-changed since is refused: a survey is of one corpus.
+changed since is refused, for a survey is of one corpus.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ ENDINGS = {
 PIECE = 16  # documents
 PIECE_BYTES = 2**23
 LONGEST = 2**26  # bytes of a document
-PIECES = 2**14  # that become one batch of the table
-BLOCKS = 64  # that a corpus is cut into at least, so that processes end together
+PIECES = 2**14  # in one batch of the table
+BLOCKS = 64  # minimal number in a corpus, so that processes end at about the same time
 LARGEST_BLOCK = 256  # documents
-NAMED = 5  # files of other kinds
+NAMED = 5  # names of files of other kinds that are recorded
 
 # What failed: a document for good, a document whose failure may pass, a file or a folder of unknown content.
 FOR_GOOD, RETRY, FILE, FOLDER = "document", "retry", "file", "folder"
@@ -165,22 +166,22 @@ class Plan:
 
         What could not be read in this plan may be anything in the other.
         """
-        mine, theirs = self._files(), other._files()
-        lost, lost_there = self.lost, other.lost
-        for path, digest in mine.items():
+        files, other_files = self._files(), other._files()
+        lost, other_lost = self.lost, other.lost
+        for path, digest in files.items():
             if path in lost:
                 continue
-            if path in lost_there:
-                return f"{path!r} cannot be read any more ({lost_there[path]})"
-            if path not in theirs:
+            if path in other_lost:
+                return f"{path!r} cannot be read any more ({other_lost[path]})"
+            if path not in other_files:
                 return f"{path!r} is not there any more"
-            if theirs[path] != digest:
+            if other_files[path] != digest:
                 return f"{path!r} has changed"
-        for path in theirs:
+        for path in other_files:
             inside = any(
                 _shown_path(path).startswith(_shown_path(folder)) for folder in lost if folder[-1] == "/"
             )
-            if path not in mine and not inside:
+            if path not in files and not inside:
                 return f"{path!r} is new"
         return None
 
@@ -193,17 +194,18 @@ class Plan:
     @property
     def lost(self) -> dict[str, str]:
         """Files and folders that could not be read, and why."""
-        there = self.pieces.filter(self.pieces.column("error").is_valid())
-        return dict(zip(there.column("path").to_pylist(), there.column("error").to_pylist(), strict=True))
+        errors = self.pieces.filter(self.pieces.column("error").is_valid())
+        return dict(zip(errors.column("path").to_pylist(), errors.column("error").to_pylist(), strict=True))
 
     def _files(self) -> dict[str, list[Any]]:
+        """Return the pieces of every file, by path."""
         files: dict[str, list[Any]] = {}
         for batch in self.pieces.to_batches(max_chunksize=2**14):
             for row in batch.to_pylist():
                 files.setdefault(row["path"], []).append((row["first"], row["count"], row["digest"]))
         return files
 
-    # Made and kept
+    # Making and reading plans
 
     @classmethod
     def of(
@@ -227,7 +229,7 @@ class Plan:
             )
         root = (place if place.is_dir() else place.parent).resolve()
         place = place.resolve() if place.is_dir() else root / place.name
-        files, others = _files_of(place, besides)
+        files, left_out = _files_of(place, besides)
         batches, rows, count = [], [], 0
         lost: list[Piece] = []
         for file, reason in files:
@@ -246,13 +248,13 @@ class Plan:
                 f"{lost[0].error}; check what it is"
             )
         if not count:
-            kinds, there = ", ".join(ENDINGS), others.count + len(files)
+            kinds, total = ", ".join(ENDINGS), left_out.count + len(files)
             raise ArgumentError(
-                f"corpus must hold a document: 0 in {str(corpus)!r}, of {there} "
-                f"file{'' if there == 1 else 's'}; known are {kinds}"
+                f"corpus must hold a document: 0 in {str(corpus)!r}, of {total} "
+                f"file{'' if total == 1 else 's'}; known are {kinds}"
             )
         table = pyarrow.concat_tables([*batches, table_of(rows, COLUMNS)])
-        return cls(root, table, block=block, left_out=others)
+        return cls(root, table, block=block, left_out=left_out)
 
     @classmethod
     def read(cls, file: Path, root: Path, block: int) -> Plan:
@@ -273,8 +275,10 @@ def shown(path: str) -> str:
 
 
 def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str | None]], LeftOut]:
-    """The files of known kinds in order, with the reason if one cannot be read, folders that cannot be among
-    them; and the files of other kinds."""
+    """Return the files of known kinds in order, and the files of other kinds.
+
+    A file or folder that cannot be read comes with the reason.
+    """
     if place.is_file():
         if place.suffix.lower() not in ENDINGS:
             raise ArgumentError(
@@ -282,22 +286,22 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
             )
         return [(place, None)], NOTHING
     files: list[tuple[Path, str | None]] = []
-    others: list[str] = []
+    other_names: list[str] = []
     count = 0
-    without = None if besides is None else besides.resolve()
+    excluded = None if besides is None else besides.resolve()
 
     def unreadable(error: OSError) -> None:
         files.append((Path(os.fsdecode(error.filename)), _reason(error)))
 
     for folder, folders, names in os.walk(place, onerror=unreadable, followlinks=True):
-        here = Path(folder)
-        above = {here.resolve(), *here.resolve().parents}  # a link to one of these has no end
+        current = Path(folder)
+        ancestors = {current.resolve(), *current.resolve().parents}  # a link to one of these is a cycle
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(".") and (here / name).resolve() not in {*above, without}
+            if not name.startswith(".") and (current / name).resolve() not in {*ancestors, excluded}
         ]
-        if here.resolve() == without:
+        if current.resolve() == excluded:
             raise ArgumentError(
                 f"out must not be the corpus itself: got {str(place)!r} for both; choose another folder"
             )
@@ -305,12 +309,14 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
             if name.startswith("."):
                 continue
             if os.path.splitext(name)[1].lower() in ENDINGS:
-                files.append((here / name, _why_no_file(here / name)))
+                files.append((current / name, _why_no_file(current / name)))
             else:
                 count += 1
-                others = sorted([*others, shown((here / name).relative_to(place).as_posix())])[:NAMED]
+                other_names = sorted([*other_names, shown((current / name).relative_to(place).as_posix())])[
+                    :NAMED
+                ]
     in_order = sorted(files, key=lambda file: os.fsencode(file[0].relative_to(place).as_posix()))
-    return in_order, LeftOut(count, others)
+    return in_order, LeftOut(count, other_names)
 
 
 def _why_no_file(path: Path) -> str | None:
@@ -322,14 +328,15 @@ def _why_no_file(path: Path) -> str | None:
 
 
 def _reason(error: Exception) -> str:
+    """Return the reason of an error as text."""
     return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
 
-# Looked through
+# Finding documents
 
 
 class _Unreadable(Exception):
-    """A file has no documents; the message says why."""
+    """A file cannot be read; the message says why."""
 
 
 def _pieces_of(root: Path, file: Path, reason: str | None, field: str, most: int) -> Iterator[Piece]:
@@ -361,14 +368,17 @@ def _encoded(path: str) -> str:
 
 
 def _decoded(path: str) -> str:
+    """Decode a path of the table."""
     return os.fsdecode(path[1:].encode("latin-1")) if path.startswith(MARK) else path
 
 
 def _shown_path(path: str) -> str:
+    """Return a path of the table for output."""
     return shown(_decoded(path))
 
 
 def _digest(file: Path) -> str:
+    """Return a hash of the bytes of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -385,7 +395,7 @@ def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
     with file.open("rb") as lines:
         while line := lines.readline(LONGEST):
             is_long = len(line) == LONGEST and not line.endswith(b"\n")
-            if is_long and count:  # what came before goes by itself
+            if is_long and count:  # the lines before are a piece
                 yield piece()
                 first, count, start, hashed = number, 0, at, hashlib.blake2b(digest_size=16)
             count += is_long or not line.isspace()
@@ -405,6 +415,7 @@ def _pieces_of_lines(file: Path, path: str, most: int) -> Iterator[Piece]:
 
 
 def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Iterator[Piece]:
+    """Yield the pieces of a Parquet file, each within one row group."""
     size, digest = file.stat().st_size, _digest(file)
     try:
         with arrow().parquet.ParquetFile(file) as opened:
@@ -422,10 +433,10 @@ def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Itera
         before += rows
 
 
-# Read
+# Reading texts
 
 
-Read = tuple[int | None, str | None, str | None]  # number of its line or row, its text, or why there is none
+Read = tuple[int | None, str | None, str | None]  # number of the line or row, text, or why there is none
 
 
 class Texts:
@@ -433,10 +444,10 @@ class Texts:
 
     def __init__(self, plan: Plan, field: str = "text") -> None:
         self.plan, self.field = plan, field
-        self._held: dict[str, Any] = {}  # the row group that was read last
+        self._row_group: dict[str, Any] = {}  # the row group that was read last
 
     def block(self, number: int) -> Iterator[Document]:
-        """Documents of a block, in order; those of a file that fails twice have an error that may pass."""
+        """Yield the documents of a block; those of a file that fails twice have an error that may pass."""
         for before, piece in self.plan.pieces_of(number):
             if piece.error is not None:
                 path = _shown_path(piece.path)
@@ -451,6 +462,7 @@ class Texts:
             yield from documents
 
     def _read(self, before: int, piece: Piece) -> list[Document]:
+        """Return the documents of a piece."""
         file, path = self.plan.root / _decoded(piece.path), _shown_path(piece.path)
         read = {"text": self._text, "json": self._json, "parquet": self._parquet}[piece.kind]
         try:
@@ -465,6 +477,7 @@ class Texts:
             ) from error
 
     def _text(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
+        """Yield the text of a text file."""
         if piece.stop > LONGEST:
             yield None, None, _too_long_message(piece.stop)
             return
@@ -477,6 +490,7 @@ class Texts:
             yield None, None, f"text must be UTF-8: it is not, at byte {error.start}"
 
     def _json(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
+        """Yield the texts of lines of JSON."""
         size = piece.stop - piece.start
         if size > LONGEST + PIECE_BYTES:
             yield piece.first, None, _too_long_message(size)
@@ -486,28 +500,29 @@ class Texts:
                 continue
             try:
                 yield number, _text_of_line(line, self.field), None
-            except ValueError as error:  # of the JSON, or of the letters it is in
+            except ValueError as error:  # of JSON or of UTF-8
                 yield number, None, str(error)
             except RecursionError:
                 yield number, None, "line must be JSON: it is nested too deeply"
 
     def _parquet(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:
-        status, held = file.stat(), self._held
-        now = (file, status.st_size, status.st_mtime_ns)
-        if held.get("checked") != now:  # all of it, once
+        """Yield the texts of rows of Parquet."""
+        status, group = file.stat(), self._row_group
+        state = (file, status.st_size, status.st_mtime_ns)
+        if group.get("checked") != state:  # the full file, once
             if status.st_size != piece.stop or _digest(file) != piece.digest:
                 raise _changed_error(path)
-            held["checked"] = now
-        if held.get("file") != file or not held["from"] <= piece.first < held["to"]:
+            group["checked"] = state
+        if group.get("file") != file or not group["from"] <= piece.first < group["to"]:
             try:
-                held.update(_read_row_group(file, path, piece, self.field))
+                group.update(_read_row_group(file, path, piece, self.field))
             except (OSError, arrow().lib.ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the disk's; Arrow's own have no number: these very bytes are wrong
+                    raise  # of the disk; Arrow's errors have no number, and mean wrong bytes
                 for number in range(piece.first, piece.first + piece.count):
                     yield number, None, f"row group must be readable: {first_line(error)}"
                 return
-        values = held["column"].slice(piece.first - held["from"], piece.count).to_pylist()
+        values = group["column"].slice(piece.first - group["from"], piece.count).to_pylist()
         for number, value in enumerate(values, piece.first):
             if isinstance(value, str):
                 yield number, value, None
@@ -526,10 +541,12 @@ def _unread_documents(before: int, piece: Piece, reason: str) -> list[Document]:
 
 
 def _document_name(path: str, number: int | None) -> str:
+    """Return the name of a document."""
     return path if number is None else f"{path}:{number}"
 
 
 def _changed_error(path: str) -> ArgumentError:
+    """Return the error for a file that has changed."""
     return ArgumentError(
         f"corpus must stay as it is during a survey: {path!r} has changed; put it back, or begin anew with "
         "another folder"
@@ -537,6 +554,7 @@ def _changed_error(path: str) -> ArgumentError:
 
 
 def _read_bytes(file: Path, path: str, piece: Piece) -> bytes:
+    """Return the bytes of a piece; raise `ArgumentError` if they have changed."""
     with file.open("rb") as opened:
         opened.seek(piece.start)
         data = opened.read(piece.stop - piece.start)
@@ -546,6 +564,7 @@ def _read_bytes(file: Path, path: str, piece: Piece) -> bytes:
 
 
 def _text_of_line(line: bytes, field: str) -> str:
+    """Return the text of a line of JSON; raise `ValueError` if it has none."""
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -555,8 +574,8 @@ def _text_of_line(line: bytes, field: str) -> str:
     if not isinstance(value, dict):
         raise ValueError(f"line must be an object with a field {field!r}: got {_type_name(value)}")
     if field not in value:
-        there = ", ".join(map(repr, list(value)[:8]))
-        raise ValueError(f"field {field!r} must be there: got {there or 'none'}"[:300])
+        fields = ", ".join(map(repr, list(value)[:8]))
+        raise ValueError(f"field {field!r} must be there: got {fields or 'none'}"[:300])
     if not isinstance(value[field], str):
         raise ValueError(f"field {field!r} must be a string: got {_type_name(value[field])}")
     text: str = value[field]
@@ -577,10 +596,12 @@ def _read_row_group(file: Path, path: str, piece: Piece, field: str) -> dict[str
 
 
 def _type_name(value: object) -> str:
+    """Return the type of a value as text."""
     return "nothing" if value is None else type(value).__name__
 
 
 def _too_long_message(size: int) -> str:
+    """Return the error message for a document that is too long."""
     return f"document must be at most {LONGEST} bytes: it has {size}"
 
 

@@ -1,5 +1,4 @@
-"""`Survey`: what a survey came to, by layer and head, as a table and as a page; back from its folder with
-`load_survey`."""
+"""`Survey`: the results of a survey by layer and head; `load_survey` reads them from a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from ..show.tables import HEADERS, IN_WORDS, WEIGHTS, as_number, as_text, empty_
 from ..show.texts import plain
 from .document_rows import PLACE, STATISTICS, Measure, finite_or_none
 from .documents import ENDINGS, Document, Plan, Texts, arrow, table_of
-from .shards import Shards, bytes_of, write_whole
+from .shards import Shards, bytes_of, write_atomic
 from .summary import FEWEST, OF_TEXT, SHARES, STABLE, HeadSummary, Loss, Mover, Totals, summed
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 SURVEY, PLAN, ROLES = "survey.json", "corpus.parquet", "roles.json"
-OTHERS = "files of other kinds"
+OTHER_KINDS = "files of other kinds"
 # The columns of each summary beside layer and head, and their types as pyarrow calls them.
 TABLES = {
     "heads": {
@@ -63,10 +62,10 @@ class Survey:
         self.about: dict[str, Any] = json.loads((self.folder / SURVEY).read_text("utf-8"))
         place = self.folder / ROLES
         self.roles: Roles | None = Roles.from_json(place.read_text("utf-8")) if place.exists() else None
-        self.trained: Pretrained | None = None  # what was surveyed, where this was done just now
+        self.trained: Pretrained | None = None  # the model, if the survey was run by this process
         self._totals: Totals | None = None
 
-    # What it comes to
+    # Results
 
     @property
     def totals(self) -> Totals:
@@ -102,10 +101,10 @@ class Survey:
         """What is not in the numbers, counted and with the first names and reasons: documents, those of them
         that the same survey tries again when it is run once more, files and folders that could not be read,
         files of other kinds."""
-        others = self.about["corpus"]["left_out"]
-        known = f"only {', '.join(ENDINGS)} are read"
-        left_out = Loss(OTHERS, others["count"], [(name, known) for name in others["first"]])
-        return [*self.totals.lost, *([left_out] if left_out.count else [])]
+        left_out = self.about["corpus"]["left_out"]
+        reason = f"only {', '.join(ENDINGS)} are read"
+        loss = Loss(OTHER_KINDS, left_out["count"], [(name, reason) for name in left_out["first"]])
+        return [*self.totals.lost, *([loss] if loss.count else [])]
 
     @property
     def is_complete(self) -> bool:
@@ -114,6 +113,7 @@ class Survey:
         return len(shards.finished()) >= len(self._plan()) and not shards.to_retry()
 
     def _plan(self) -> Plan:
+        """Return the plan of the corpus."""
         about = self.about["corpus"]
         return Plan.read(self.folder / PLAN, Path(about["root"]), about["block"])
 
@@ -237,7 +237,7 @@ class Survey:
             ArgumentError: no document was read; there is no room.
         """
         for name, table in self.tables().items():
-            write_whole(self.folder / f"summary-{name}.parquet", bytes_of(table))
+            write_atomic(self.folder / f"summary-{name}.parquet", bytes_of(table))
 
     # A page
 
@@ -331,6 +331,7 @@ def load_survey(folder: str | os.PathLike[str]) -> Survey:
 
 
 def _counted(count: int, what: str) -> str:
+    """Return a number of things as text."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -344,8 +345,7 @@ NAMED = 6  # heads in a sentence
 
 
 def _table(survey: Survey, heads: list[HeadSummary], sort: str) -> HeadsTable:
-    """One row per head: its label and in how many documents, how much it depends on the text, means and
-    spreads, the document that moves it most."""
+    """Return a table with a row per head: label, dependence on the text, means and spreads, first mover."""
     table = empty_table("", elsewhere=ELSEWHERE)
     add_place(table, "layer", (head.layer for head in survey.heads))
     table.add("head")
@@ -371,7 +371,7 @@ def _table(survey: Survey, heads: list[HeadSummary], sort: str) -> HeadsTable:
 
 
 def losses_table(survey: Survey) -> HeadsTable:
-    """What is not in the numbers: how many of each kind, and a row for each of the first of them."""
+    """Return a table of what is not in the numbers: counts by kind, and a row for the first of each."""
     table = empty_table("", elsewhere=ELSEWHERE)
     table.add("count")
     table.add("not read", least=0, easy=22)
@@ -387,17 +387,19 @@ def losses_table(survey: Survey) -> HeadsTable:
 
 
 def _name_of_loss(loss: Loss) -> str:
+    """Return the kind of a loss, in the singular for one."""
     return loss.kind if loss.count != 1 else loss.kind.replace("s", "", 1)
 
 
 def check_sort(sort: str) -> None:
     """Raise `ArgumentError` if no table can be sorted by this name."""
-    known = (*ORDERS, *STATISTICS)
-    if sort not in known:
-        raise ArgumentError(f"sort must be a known name: got {sort!r}; {nearest(sort, known)}")
+    names = (*ORDERS, *STATISTICS)
+    if sort not in names:
+        raise ArgumentError(f"sort must be a known name: got {sort!r}; {nearest(sort, names)}")
 
 
 def _sorted(heads: list[HeadSummary], sort: str, descending: bool) -> list[HeadSummary]:
+    """Return heads in the order of a column; NaN comes last."""
     if sort == "layer":
         return heads if descending else heads[::-1]
 
@@ -410,47 +412,49 @@ def _sorted(heads: list[HeadSummary], sort: str, descending: bool) -> list[HeadS
 
 def _spread(head: HeadSummary, name: str) -> str:
     """Return mean and spread of a statistic as text, or "-"."""
-    there = head.statistics.get(name)
-    if there is None:
+    numbers = head.statistics.get(name)
+    if numbers is None:
         return "-"
     digits = 1 if name in ("distance", "effective_keys", "max_logit") else 2
-    return f"{there.mean:.{digits}f}±{there.spread:.{digits}f}"
+    return f"{numbers.mean:.{digits}f}±{numbers.spread:.{digits}f}"
 
 
 def sentences(survey: Survey) -> list[str]:
     """Return sentences on what was read and what was found."""
     totals = survey.totals
-    said = [
+    lines = [
         f"{survey.title} read {_counted(totals.documents, 'document')}, {_counted(totals.tokens, 'token')}."
     ]
     if totals.cut:
-        said.append(
+        lines.append(
             f"Of {_counted(totals.cut, 'document')} the end was left out: more tokens than are read of one."
         )
     if survey.lost:
         counts = ", ".join(f"{loss.count:,} {_name_of_loss(loss)}" for loss in survey.lost)
-        said.append(f"Not in these numbers: {counts}.")
+        lines.append(f"Not in these numbers: {counts}.")
     if totals.documents < FEWEST:
-        said.append(
+        lines.append(
             f"That is too few to tell stable heads from those that depend on the text: {FEWEST} are needed."
         )
-        return said
+        return lines
     stable, of_text = survey.stable, survey.of_text
-    said.append(
+    lines.append(
         f"Stable, whatever the text: {_count(len(stable))} of {len(survey)} (dependence below {STABLE}, the "
         f"same label in nine of ten documents){_named(stable)}."
     )
-    said.append(
+    lines.append(
         f"Depending on the text: {_count(len(of_text))} (dependence {OF_TEXT} or more){_named(of_text)}."
     )
-    return said
+    return lines
 
 
 def _count(count: int) -> str:
+    """Return a number of heads as text."""
     return "no head" if not count else "1 head" if count == 1 else f"{count} heads"
 
 
 def _named(heads: list[HeadSummary]) -> str:
+    """Return the first heads as text."""
     named = ", ".join(f"{head.layer}.{head.head}" for head in heads[:NAMED])
     return f": {named}{', ..' if len(heads) > NAMED else ''}" if heads else ""
 
@@ -478,7 +482,7 @@ def _corpus_data(survey: Survey, heads: Heads) -> dict[str, Any]:
                 f"corpus must be a survey of the model that was watched: it has layer {head.layer}, head "
                 f"{head.head}, and that was not watched; give this model's"
             )
-    known = [(places[head.layer], head) for head in survey.heads]
+    placed = [(places[head.layer], head) for head in survey.heads]
     totals = survey.totals
     read = _counted(totals.documents, "document")
     lost = ", ".join(f"{loss.count:,} {loss.kind}" for loss in survey.lost)
@@ -489,33 +493,35 @@ def _corpus_data(survey: Survey, heads: Heads) -> dict[str, Any]:
         "from document to document, beside how much heads differ: 0 is the same everywhere."
         + (f" Not in these numbers: {lost}." if lost else ""),
         "start": START,
-        "measures": _measure_data(known),
-        "heads": [_head_data(place, head) for place, head in known],
+        "measures": _measure_data(placed),
+        "heads": [_head_data(place, head) for place, head in placed],
     }
 
 
-def _measure_data(known: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
+def _measure_data(placed: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]:
+    """Return the measures of a page, each with a value for every head."""
+
     def measure(
         name: str, title: str, group: str, sentence: str, share: bool, value: Callable[[HeadSummary], float]
     ) -> dict[str, Any]:
-        values = [[place, head.head, _rounded(value(head))] for place, head in known]
+        values = [[place, head.head, _rounded(value(head))] for place, head in placed]
         return {
             "name": name, "title": title, "group": group, "sentence": sentence, "share": share,
             "values": values,
         }  # fmt: skip
 
-    every = "Over documents"
+    group_of_all = "Over documents"
     measures = [
-        measure(START, "dependence on the text", every, "0: it does the same in every document", True,
+        measure(START, "dependence on the text", group_of_all, "0: it does the same in every document", True,
                 lambda head: head.dependence),
-        measure("corpus:share", "share of its label", every,
+        measure("corpus:share", "share of its label", group_of_all,
                 "in how many documents it earns its commonest label", True, lambda head: head.share),
     ]  # fmt: skip
     for kind in ("mean", "spread"):
         for name in STATISTICS:
-            if any(name in head.statistics for _, head in known):
+            if any(name in head.statistics for _, head in placed):
                 title, sentence = _title_and_meaning(name)
-                share = kind == "mean" and name in WEIGHTS and name != "locality"  # which may be below 0
+                share = kind == "mean" and name in WEIGHTS and name != "locality"  # locality may be below 0
                 group = f"{kind.capitalize()} over documents"
                 value = partial(_statistic, name, kind)
                 measures.append(measure(f"corpus:{kind}:{name}", title, group, sentence, share, value))
@@ -528,21 +534,25 @@ def _title_and_meaning(statistic: str) -> tuple[str, str]:
 
 
 def _statistic(statistic: str, kind: str, head: HeadSummary) -> float:
+    """Return the mean or spread of a statistic; NaN if it was not measured."""
     numbers = head.statistics.get(statistic)
     return math.nan if numbers is None else float(getattr(numbers, kind))
 
 
 def _head_data(place: int, head: HeadSummary) -> dict[str, Any]:
+    """Return the data of one head on a page."""
     numbers: list[dict[str, Any]] = []
-    for name, said in head.statistics.items():
-        middle = [_rounded(said.quantiles[each]) for each in ("q05", "median", "q95")]
+    for name, summary in head.statistics.items():
+        middle = [
+            _rounded(summary.quantiles[name_of_quantile]) for name_of_quantile in ("q05", "median", "q95")
+        ]
         numbers.append(
             {
                 "title": _title_and_meaning(name)[0],
-                "mean": _rounded(said.mean),
-                "spread": _rounded(said.spread),
+                "mean": _rounded(summary.mean),
+                "spread": _rounded(summary.spread),
                 "quantiles": middle,
-                "dependence": _rounded(said.dependence),
+                "dependence": _rounded(summary.dependence),
             }
         )
     return {
@@ -559,22 +569,24 @@ def _head_data(place: int, head: HeadSummary) -> dict[str, Any]:
 
 
 def _mover_data(mover: Mover, head: HeadSummary) -> dict[str, str]:
+    """Return the data of one mover on a page."""
     if mover.statistic is None:
-        said = f"looks elsewhere with {mover.moved:.0%} of its weight"
+        text = f"looks elsewhere with {mover.moved:.0%} of its weight"
     else:
         title = _title_and_meaning(mover.statistic)[0]
         assert mover.spreads is not None and mover.value is not None
         side = "above" if mover.spreads > 0 else "below"
         mean = head.statistics[mover.statistic].mean
-        said = f"{title} {mover.value:.2f}, {abs(mover.spreads):.1f} spreads {side} its mean {mean:.2f}"
+        text = f"{title} {mover.value:.2f}, {abs(mover.spreads):.1f} spreads {side} its mean {mean:.2f}"
     place = ""
     if mover.place is not None:
         place = (
             f"from “{plain(mover.token or '', 40)}” (token {mover.place}) it gives {mover.weight:.0%} to "
             f"“{plain(mover.key_token or '', 40)}” (token {mover.key})"
         )
-    return {"document": plain(mover.document, LONGEST), "said": said, "place": place}
+    return {"document": plain(mover.document, LONGEST), "said": text, "place": place}
 
 
 def _rounded(value: float) -> float | None:
+    """Return a rounded value, or None if it is not finite."""
     return round(value, 5) if math.isfinite(value) else None

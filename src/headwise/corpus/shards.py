@@ -1,6 +1,6 @@
-"""The files of measured blocks, and which process measures which block.
+"""The files of measured blocks, and the distribution of blocks over processes.
 
-A block of documents has two files, each written whole or not at all:
+A block of documents has two files, each of which is written completely or not at all:
 
     measures-000012.parquet      a row per document, layer and head
     documents-000012.parquet     a row per document; written last: if it is there, the block is finished
@@ -8,15 +8,15 @@ A block of documents has two files, each written whole or not at all:
 A block with failures that may pass (memory, a disk) is named measures-000012.retry.parquet and
 documents-000012.retry.parquet until it is measured without one.
 
-A file is written under a hidden name, synced to the disk, and renamed. Its bytes follow from the corpus, the
-model and the options alone. So a block that is measured twice, by a worker that was thought lost or in
-another run, gives the same file again, and nothing has to be agreed on or cleaned up.
+A file is written under a hidden name, synced to the disk, and renamed. Its bytes depend only on the corpus,
+the model and the options. So a block that is measured twice, by a worker that was considered lost or in
+another run, gives the same file, and processes need not coordinate.
 
 A single process measures the blocks in order. Under torchrun the processes share a counter in the store of
 torch.distributed, and a free process takes the next block. At the end each waits for the others; if no block
-is finished for a while, a worker was lost, and those that wait measure its blocks. If the store is lost, each
-process goes on by looking into the folder. With Ray Data every block is a row and every worker an actor; Ray
-gives a lost block to another worker. All machines must see the corpus and the folder.
+is finished for a while, a worker is considered lost, and the waiting processes measure its blocks. If the
+store is lost, each process continues by reading the folder. With Ray Data every block is a row and every
+worker an actor; Ray gives a lost block to another worker. All machines must see the corpus and the folder.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ DOCUMENTS, MEASURES = "documents", "measures"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 ENDING = ".part"
 
-PATIENCE = 10.0  # seconds without a new block, at least, until a worker is thought lost
-TIMES = 3  # as long as this worker's own longest block
+PATIENCE = 10.0  # minimal seconds without a new block until a worker is considered lost
+TIMES = 3  # factor of the time of this worker's longest block, likewise
 POLL = 0.1  # seconds
-BEGIN_TIMEOUT = 3600.0  # seconds for who begins: a large corpus is looked through
+BEGIN_TIMEOUT = 3600.0  # seconds for rank 0 to begin, which scans the corpus
 READY, NEXT = "headwise survey begun", "headwise survey next"
 
 
@@ -83,6 +83,7 @@ class Shards:
         return self._numbers(".retry.parquet") - self._numbers(".parquet")
 
     def _numbers(self, ending: str) -> set[int]:
+        """Return the numbers of the blocks whose documents file has this ending."""
         numbers = (
             entry.name.removeprefix(f"{DOCUMENTS}-").removesuffix(ending)
             for entry in os.scandir(self.folder)
@@ -99,8 +100,8 @@ class Shards:
         if not self.by_number:
             heads, layer = [row | {"layer": str(row["layer"])} for row in heads], "string"
         measures = table_of(heads, HEAD | {"layer": layer})
-        write_whole(self.place(MEASURES, number, retry=retry), bytes_of(measures))
-        write_whole(self.place(DOCUMENTS, number, retry=retry), bytes_of(table_of(rows.documents, DOCUMENT)))
+        write_atomic(self.place(MEASURES, number, retry=retry), bytes_of(measures))
+        write_atomic(self.place(DOCUMENTS, number, retry=retry), bytes_of(table_of(rows.documents, DOCUMENT)))
         if not retry:
             self._delete(number, retry=True)
 
@@ -110,7 +111,7 @@ class Shards:
         self._delete(number, retry=True)
 
     def _delete(self, number: int, *, retry: bool) -> None:
-        for table in (DOCUMENTS, MEASURES):  # in this order: what has no documents is not finished
+        for table in (DOCUMENTS, MEASURES):  # in this order, for a block without documents is not finished
             self.place(table, number, retry=retry).unlink(missing_ok=True)
 
     def read(self, table: str, number: int, columns: list[str] | None = None) -> pyarrow.Table:
@@ -132,21 +133,23 @@ class Shards:
         """Delete unfinished files of processes that ended, and retry files of blocks that succeeded since."""
         for passed in self._numbers(".retry.parquet") - self.to_retry():
             self._delete(passed, retry=True)
-        for half in self.folder.glob(f".*{ENDING}"):
-            host, _, process = half.name.removesuffix(ENDING).rpartition("@")[2].partition("+")
+        for file in self.folder.glob(f".*{ENDING}"):
+            host, _, process = file.name.removesuffix(ENDING).rpartition("@")[2].partition("+")
             number = process.partition("-")[0]
             if host == _host() and number.isdecimal() and not _is_alive(int(number)):
-                half.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.finished()))
 
 
 def _host() -> str:
+    """Return the name of this machine, for file names."""
     return "".join(letter if letter.isalnum() else "." for letter in socket.gethostname())
 
 
 def _is_alive(process: int) -> bool:
+    """Return True if a process of this machine is running."""
     try:
         os.kill(process, 0)
     except OSError as error:
@@ -162,26 +165,26 @@ def bytes_of(table: pyarrow.Table) -> bytes:
     pa = arrow()
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(table, sink, compression="zstd", compression_level=3)
-    held: bytes = sink.getvalue().to_pybytes()
-    return held
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
-def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
-    """Write a file: all of it, on the disk, under its name; or nothing. False: it was there, and is left.
+def write_atomic(place: Path, data: bytes, *, anew: bool = False) -> bool:
+    """Write a file completely or not at all; return False if it existed and was left unchanged.
 
     Args:
-        anew: only where there is none, whoever else tries the same.
+        anew: write only if there is no such file, also if several processes try.
     """
-    half = place.with_name(f".{place.name}@{_host()}+{os.getpid()}-{get_ident()}{ENDING}")
-    half_written.add(half)
+    partial = place.with_name(f".{place.name}@{_host()}+{os.getpid()}-{get_ident()}{ENDING}")
+    half_written.add(partial)
     try:
-        with half.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if not anew:
-            half.replace(place)
-        elif not name_once(half, place):
+            partial.replace(place)
+        elif not name_once(partial, place):
             return False
         _sync_folder(place.parent)
         return True
@@ -194,8 +197,8 @@ def write_whole(place: Path, data: bytes, *, anew: bool = False) -> bool:
         ) from error
     finally:
         with suppress(OSError):
-            half.unlink(missing_ok=True)
-        half_written.discard(half)
+            partial.unlink(missing_ok=True)
+        half_written.discard(partial)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -224,7 +227,7 @@ def check_folder(out: str | os.PathLike[str]) -> Path:
     return folder
 
 
-# Who measures which block
+# Distribution of blocks
 
 
 class Group:
@@ -234,10 +237,10 @@ class Group:
         self.store: Store | None = store
         self.rank, self.world = rank, world
 
-    def tell(self, said: str) -> None:
-        """Tell the others that the survey has begun, or why it could not (rank 0)."""
+    def tell(self, message: str) -> None:
+        """Report to other ranks that the survey has begun, or why it could not (rank 0)."""
         assert self.store is not None
-        self.store.set(READY, said)
+        self.store.set(READY, message)
 
     def hear(self) -> None:
         """Wait until rank 0 has begun the survey."""
@@ -250,9 +253,9 @@ class Group:
                     "see what it says"
                 )
             sleep(POLL)
-        said = self.store.get(READY).decode()
-        if said:
-            raise ArgumentError(f"rank 0 must begin a survey: it could not: {said}")
+        message = self.store.get(READY).decode()
+        if message:
+            raise ArgumentError(f"rank 0 must begin a survey: it could not: {message}")
 
     def next(self) -> int | None:
         """Return the next block that no process has taken; None if the store is lost."""
@@ -260,10 +263,10 @@ class Group:
             return None
         try:
             return int(self.store.add(NEXT, 1)) - 1
-        except RuntimeError as error:  # whatever became of it
+        except RuntimeError as error:  # the store is lost
             self.store = None
-            said = f"rank {self.rank} goes on without the store, which is lost: {first_line(error)}"
-            sys.stderr.write(f"survey: {said}\n")
+            text = f"rank {self.rank} goes on without the store, which is lost: {first_line(error)}"
+            sys.stderr.write(f"survey: {text}\n")
             return None
 
 
@@ -291,7 +294,7 @@ def blocks(count: int, shards: Shards, group: Group | None, patience: float = PA
 
     Args:
         count: how many there are.
-        patience: seconds without a new block until a worker is thought lost.
+        patience: seconds without a new block until a worker is considered lost.
     """
     longest = 0.0
     number: int | None
@@ -306,14 +309,14 @@ def blocks(count: int, shards: Shards, group: Group | None, patience: float = PA
         began = monotonic()
         yield number
         longest = max(longest, monotonic() - began)
-    known, since = -1, monotonic()
+    last_count, since = -1, monotonic()
     while True:
         finished = shards.finished()
-        missing = [each for each in range(count) if each not in finished]
+        missing = [index for index in range(count) if index not in finished]
         if not missing:
             return
-        if len(finished) != known:
-            known, since = len(finished), monotonic()
+        if len(finished) != last_count:
+            last_count, since = len(finished), monotonic()
         if group.store is None or monotonic() - since > max(patience, TIMES * longest):
             yield missing[group.rank * len(missing) // group.world]
             since = monotonic()
@@ -388,28 +391,28 @@ def measured_by_ray(
     with needed("ray", "engine='ray' needs ray"):
         import ray
         import ray.data
-    began_here = not ray.is_initialized()
-    if began_here:
+    is_ours = not ray.is_initialized()
+    if is_ours:
         ray.init(log_to_driver=False, logging_level="ERROR")
-    ray.data.DataContext.get_current().enable_progress_bars = False  # there is one already
+    ray.data.DataContext.get_current().enable_progress_bars = False  # a progress bar is shown already
     try:
-        there = Shards(shards.folder.resolve(), by_number=shards.by_number)
-        left = [number for number in range(len(plan)) if not there.has(number)]
-        done = plan.documents - sum(map(plan.in_block, left))
+        resolved = Shards(shards.folder.resolve(), by_number=shards.by_number)
+        remaining = [number for number in range(len(plan)) if not resolved.has(number)]
+        done = plan.documents - sum(map(plan.in_block, remaining))
         tell(done, plan.documents)
-        if not left:
+        if not remaining:
             return
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        answers = ray.data.from_items([{"block": number} for number in left]).map_batches(
+        results = ray.data.from_items([{"block": number} for number in remaining]).map_batches(
             _Actor,
-            fn_constructor_args=(model, plan, there, options),
+            fn_constructor_args=(model, plan, resolved, options),
             batch_size=1,
             num_cpus=1,
-            compute=ray.data.ActorPoolStrategy(size=min(count, len(left))),
+            compute=ray.data.ActorPoolStrategy(size=min(count, len(remaining))),
         )
-        for row in answers.iter_rows():
+        for row in results.iter_rows():
             done += int(row["documents"])
             tell(done, plan.documents)
     finally:
-        if began_here:
+        if is_ours:
             ray.shutdown()

@@ -1,4 +1,4 @@
-"""What the documents of a survey come to, head by head: in walks over the shards, some documents at a time.
+"""Summary of a survey, head by head, in passes over the shards that read some documents at a time.
 
     mean, spread, quantiles   of each number over documents, each counting once; exact, see `Moments`
     dependence                W / (W + B): W is the variance of a head's number over documents, B that of all
@@ -9,11 +9,10 @@
     moved by                  documents whose number is farthest from the head's mean, in its spreads; places
                               in documents that look least like the rest of theirs (`document_rows.py`)
 
-A head is stable where it is called the same in nine of ten documents, by a label or by none, and its
-dependence is below 0.15; it depends on the text where that is 0.2 or more. Both thresholds are ours; of fewer
-than ten documents nothing is said. A document without a number, as one of two tokens has no word said twice,
-does not count in it; `documents` says how many do. Of documents with the same text the first stands for all
-where they are listed.
+A head is stable if it has the same label, or none, in nine of ten documents and its dependence is below 0.15;
+it depends on the text if that is 0.2 or more. Both thresholds are headwise's; for fewer than ten documents
+there is no verdict. A document without a number, as one of two tokens has no repeated word, does not count in
+it; `documents` is the number of those that do. Of documents with the same text only the first is listed.
 
 Letters: N documents, K heads, S statistics.
 """
@@ -40,18 +39,18 @@ CHARACTER = (  # shares, so that heads and texts of any length can be compared
 )  # fmt: skip
 SHARES = {"least": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "most": 1.0}
 STABLE, OF_TEXT, FAITHFUL = 0.15, 0.2, 0.9
-FEWEST = 10  # documents, or nothing is said of what heads depend on
-LEAST_SPREAD = 1e-3  # a spread below is rounding, and no document moves it
-READABLE = (24, 96)  # tokens of a document that is shown as typical, if there is such a one
+FEWEST = 10  # documents needed for a verdict
+LEAST_SPREAD = 1e-3  # a smaller spread is rounding, and has no movers
+READABLE = (24, 96)  # least and most tokens of a typical document, if there is one
 LISTED = 5  # documents, and places, of each head
 BATCH = 4096  # documents in memory, of COLUMNS numbers each
 COLUMNS = 2048
 
-BITS = 24  # of the whole number m in a float32, which is m 2^e
+BITS = 24  # of the integer m in a float32, which is m 2^e
 UNIT = 172  # every float32 is a whole number of 2^-172, and of BITS more than the smallest one needs
-LARGEST = 2**24  # number of tokens that is told apart
+LARGEST = 2**24  # larger numbers of tokens count as this
 ROOM = 2**14  # numbers a column whose squares, added, fit into 63 bits
-LEVELS = ((21, 11), (10, 11), (0, 10))  # bits of a float32: from which one on, and how many
+LEVELS = ((21, 11), (10, 11), (0, 10))  # bits of a float32: the first, and how many
 
 FAILURES = {FOR_GOOD: "documents", RETRY: "documents to try again", FILE: "files", FOLDER: "folders"}
 
@@ -114,9 +113,9 @@ class HeadSummary:
     @property
     def dependence(self) -> float:
         """How much the head depends on the text, 0 to 1: the mean over `CHARACTER`."""
-        known = [self.statistics[name].dependence for name in CHARACTER if name in self.statistics]
-        there = [value for value in known if not math.isnan(value)]
-        return sum(there) / len(there) if there else math.nan
+        values = [self.statistics[name].dependence for name in CHARACTER if name in self.statistics]
+        finite = [value for value in values if not math.isnan(value)]
+        return sum(finite) / len(finite) if finite else math.nan
 
     @property
     def verdict(self) -> str:
@@ -151,10 +150,12 @@ class Totals:
     typical: int | None = None  # the position of the document that is nearest to all heads' means
 
 
-# Walks
+# Passes over the shards
 
 
 class _Batch(NamedTuple):
+    """Some documents, with their numbers as arrays."""
+
     documents: list[dict[str, Any]]  # N rows
     tokens: Any  # int64 [N]
     values: Any  # float32 [N, K, S], NaN where there is none
@@ -164,7 +165,7 @@ class _Batch(NamedTuple):
 
 
 class _Walks:
-    """Goes through all documents that were read, in the order of blocks, in batches."""
+    """Reads all documents that were measured, in the order of blocks, in batches."""
 
     def __init__(self, shards: Shards, heads: Sequence[Key]) -> None:
         self.shards, self.heads = shards, {key: at for at, key in enumerate(heads)}
@@ -186,9 +187,10 @@ class _Walks:
             yield self._make_batch(documents, arrow().concat_tables(tables), names)
 
     def _make_batch(self, documents: list[dict[str, Any]], table: Any, names: Sequence[str]) -> _Batch:
+        """Return a batch of these documents and the rows of their heads."""
         numpy = _numpy()
-        known = {row["position"]: at for at, row in enumerate(documents)}
-        row_documents = [known[position] for position in table.column("position").to_pylist()]
+        index_of = {row["position"]: at for at, row in enumerate(documents)}
+        row_documents = [index_of[position] for position in table.column("position").to_pylist()]
         row_heads = [self.heads[key] for key in _keys(table)]
         values = numpy.full((len(documents), len(self.heads), len(names)), numpy.nan, "float32")
         for at, name in enumerate(names):
@@ -198,10 +200,12 @@ class _Walks:
 
 
 def _keys(table: Any) -> Iterator[Key]:
+    """Yield the layer and head of every row."""
     return zip(table.column("layer").to_pylist(), table.column("head").to_pylist(), strict=True)
 
 
 def _numpy() -> Any:
+    """Import numpy and return it."""
     with needed("numpy", "a survey needs numpy"):
         import numpy
     return numpy
@@ -228,7 +232,7 @@ class Moments:
     """
 
     def __init__(self, columns: int) -> None:
-        # Python's integers, which have no end: how many; sums of x, x^2, x t, t and t^2
+        # Python integers, which do not overflow: count; sums of x, x^2, x t, t and t^2
         self._sums = _numpy().zeros((6, columns), object)
 
     def add(self, values: Any, tokens: Any) -> None:
@@ -237,20 +241,21 @@ class Moments:
             self._add(values[start : start + ROOM], tokens[start : start + ROOM, None])
 
     def _add(self, values: Any, tokens: Any) -> None:
+        """Add a block of rows, whose sums of squares fit into 64 bits."""
         numpy = _numpy()
-        there = numpy.isfinite(values)
-        part, exponent = numpy.frexp(numpy.where(there, values, numpy.float32(0)))
-        whole = numpy.ldexp(part.astype("float64"), BITS).astype("int64")
-        t = numpy.minimum(tokens, LARGEST) * there
-        for row, some in ((0, there), (4, t), (5, t * t)):
-            self._sums[row] += some.sum(0).astype(object)
+        is_finite = numpy.isfinite(values)
+        part, exponent = numpy.frexp(numpy.where(is_finite, values, numpy.float32(0)))
+        integers = numpy.ldexp(part.astype("float64"), BITS).astype("int64")
+        t = numpy.minimum(tokens, LARGEST) * is_finite
+        for row, terms in ((0, is_finite), (4, t), (5, t * t)):
+            self._sums[row] += terms.sum(0).astype(object)
         lowest, C = int(exponent.min()), values.shape[1]
         key = ((exponent - lowest).astype("int64") * C + numpy.arange(C)).ravel()
-        for row, some, times in ((1, whole, 1), (2, whole * whole, 2), (3, whole * t, 1)):
+        for row, terms, degree in ((1, integers, 1), (2, integers * integers, 2), (3, integers * t, 1)):
             by_exponent = numpy.zeros((int(exponent.max()) - lowest + 1) * C, "int64")
-            numpy.add.at(by_exponent, key, some.ravel())
+            numpy.add.at(by_exponent, key, terms.ravel())
             for power, sums in enumerate(by_exponent.reshape(-1, C), lowest + UNIT - BITS):
-                self._sums[row] += sums.astype(object) << (times * power)
+                self._sums[row] += sums.astype(object) << (degree * power)
 
     @property
     def count(self) -> list[int]:
@@ -270,13 +275,13 @@ class Moments:
     @property
     def correlation(self) -> list[float]:
         """Pearson's correlation with t; NaN if either is constant."""
-        found = []
+        correlations = []
         for column in self._means():
             x, x2, xt, t, t2 = column or (Fraction(0),) * 5
-            product, together = (x2 - x**2) * (t2 - t**2), xt - x * t
-            size = math.sqrt(float(together**2 / product)) if product else math.nan
-            found.append(math.copysign(size, together))
-        return found
+            product, covariance = (x2 - x**2) * (t2 - t**2), xt - x * t
+            size = math.sqrt(float(covariance**2 / product)) if product else math.nan
+            correlations.append(math.copysign(size, covariance))
+        return correlations
 
     def _means(self) -> Iterator[tuple[Fraction, ...] | None]:
         """Yield the means of x, x^2, x t, t and t^2 of each column; None if it has no values."""
@@ -302,24 +307,24 @@ def quantiles(walk: Callable[[], Iterator[Any]], columns: int, shares: Sequence[
         [[1.0, 2.0, 3.0]]
     """
     numpy = _numpy()
-    prefix = numpy.zeros((columns, len(shares)), "int64")  # the bits that are known
-    rank: Any = None  # among the numbers that begin so
+    prefix = numpy.zeros((columns, len(shares)), "int64")  # the bits found so far
+    rank: Any = None  # among the numbers with that prefix
     for shift, width in LEVELS:
-        found = numpy.zeros((columns, len(shares), 1 << width), "int64")
+        histogram = numpy.zeros((columns, len(shares), 1 << width), "int64")
         for values in walk():
             bits = _ordered(values.T)  # [C, N], -1 where there is no number
             high, part = bits >> (shift + width), (bits >> shift) & ((1 << width) - 1)
             for at in range(columns):
                 for q in range(len(shares)):
-                    mine = part[at, high[at] == prefix[at, q]]
-                    found[at, q] += numpy.bincount(mine, minlength=1 << width)
-        below = found.cumsum(-1)
+                    matching = part[at, high[at] == prefix[at, q]]
+                    histogram[at, q] += numpy.bincount(matching, minlength=1 << width)
+        below = histogram.cumsum(-1)
         if rank is None:
             count = below[:, 0, -1]
             exact = [Fraction(str(share)) for share in shares]
             rank = numpy.array([[max(1, math.ceil(share * int(n))) for share in exact] for n in count])
         chosen = numpy.minimum((below < rank[:, :, None]).sum(-1), (1 << width) - 1)  # [C, Q]
-        before = numpy.take_along_axis(below - found, chosen[:, :, None], -1)[:, :, 0]
+        before = numpy.take_along_axis(below - histogram, chosen[:, :, None], -1)[:, :, 0]
         prefix, rank = (prefix << width) | chosen, rank - before
     bits = numpy.where(prefix >> 31, prefix & 0x7FFFFFFF, 0xFFFFFFFF - prefix)
     values = bits.astype("uint32").view("float32").astype("float64")
@@ -335,7 +340,7 @@ def _ordered(values: Any) -> Any:
     return numpy.where(numpy.isfinite(values), ordered, -1)
 
 
-# All of it
+# Summary
 
 
 def summed(shards: Shards) -> Totals:
@@ -383,39 +388,42 @@ def _count_documents(shards: Shards) -> tuple[list[Key], Totals]:
 
 
 def _numbers(walks: _Walks, names: Sequence[str]) -> list[dict[str, Numbers]]:
+    """Return the numbers of every head, by statistic."""
     K = len(walks.heads)
     numbers: list[dict[str, Numbers]] = [{} for _ in range(K)]
     at_once = max(1, COLUMNS // K)
     for start in range(0, len(names), at_once):
-        some = names[start : start + at_once]
-        moments = Moments(K * len(some))
+        chosen = names[start : start + at_once]
+        moments = Moments(K * len(chosen))
 
-        def walk(some: Sequence[str] = some) -> Iterator[Any]:
-            for batch in walks.batches(some):
+        def walk(chosen: Sequence[str] = chosen) -> Iterator[Any]:
+            for batch in walks.batches(chosen):
                 yield batch.values.reshape(len(batch.documents), -1)
 
-        for batch in walks.batches(some):
+        for batch in walks.batches(chosen):
             moments.add(batch.values.reshape(len(batch.documents), -1), batch.tokens)
         count, mean, variance, length = moments.count, moments.mean, moments.variance, moments.correlation
-        found = quantiles(walk, K * len(some), list(SHARES.values()))
-        for at, name in enumerate(some):
-            column = [head * len(some) + at for head in range(K)]
+        quantile_values = quantiles(walk, K * len(chosen), list(SHARES.values()))
+        for at, name in enumerate(chosen):
+            column = [head * len(chosen) + at for head in range(K)]
             between = _variance([mean[c] for c in column])
             for head, c in enumerate(column):
                 if count[c]:
                     numbers[head][name] = Numbers(
-                        count[c], mean[c], math.sqrt(variance[c]), dict(zip(SHARES, found[c], strict=True)),
+                        count[c], mean[c], math.sqrt(variance[c]),
+                        dict(zip(SHARES, quantile_values[c], strict=True)),
                         _dependence(variance[c], between), length[c],
                     )  # fmt: skip
     return numbers
 
 
 def _variance(values: Sequence[float]) -> float:
-    there = [value for value in values if not math.isnan(value)]
-    if not there:
+    """Return the population variance of the values that are not NaN."""
+    finite = [value for value in values if not math.isnan(value)]
+    if not finite:
         return math.nan
-    mean = math.fsum(there) / len(there)
-    return math.fsum((value - mean) ** 2 for value in there) / len(there)
+    mean = math.fsum(finite) / len(finite)
+    return math.fsum((value - mean) ** 2 for value in finite) / len(finite)
 
 
 def _dependence(within: float, between: float) -> float:
@@ -424,6 +432,7 @@ def _dependence(within: float, between: float) -> float:
 
 
 def _labels(walks: _Walks) -> list[Counter[str]]:
+    """Return how often each head has each label."""
     counted: list[Counter[str]] = [Counter() for _ in walks.heads]
     for batch in walks.batches((), ["label"]):
         for head, label in zip(batch.row_heads, batch.table.column("label").to_pylist(), strict=True):
@@ -432,8 +441,10 @@ def _labels(walks: _Walks) -> list[Counter[str]]:
 
 
 def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
-    """The documents and places that are farthest from what a head usually does; and where the document is
-    that is nearest, of those that fill a page and no more."""
+    """Add the documents and places that are farthest from each head's mean.
+
+    Returns the position of the document nearest to all means, if possible of a length that fits a page.
+    """
     numpy = _numpy()
     shape = (len(heads), len(CHARACTER))
     mean, spread = numpy.full(shape, numpy.nan), numpy.full(shape, numpy.nan)
@@ -446,14 +457,16 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
     odd: list[_Largest] = [_Largest() for _ in heads]
     nearest: list[tuple[bool, float, int]] = []  # of each batch
     for batch in walks.batches(CHARACTER, list(PLACE)):
-        away = numpy.abs((batch.values.astype("float64") - mean) / spread)  # [N, K, S]
-        known = ~numpy.isnan(away)
-        usual = numpy.where(known, away, 0.0).sum((1, 2)) / numpy.maximum(known.sum((1, 2)), 1)
+        distance = numpy.abs((batch.values.astype("float64") - mean) / spread)  # [N, K, S]
+        is_known = ~numpy.isnan(distance)
+        mean_distance = numpy.where(is_known, distance, 0.0).sum((1, 2)) / numpy.maximum(
+            is_known.sum((1, 2)), 1
+        )
         is_long = (batch.tokens < READABLE[0]) | (batch.tokens > READABLE[1])
         positions = [row["position"] for row in batch.documents]
-        nearest.append(min(zip(is_long.tolist(), usual.tolist(), positions, strict=True)))
-        away = numpy.where(known, away, -1.0)
-        which, most = away.argmax(-1), away.max(-1)  # [N, K]
+        nearest.append(min(zip(is_long.tolist(), mean_distance.tolist(), positions, strict=True)))
+        distance = numpy.where(is_known, distance, -1.0)
+        which, most = distance.argmax(-1), distance.max(-1)  # [N, K]
         places = zip(*(batch.table.column(name).to_pylist() for name in PLACE), strict=True)
         for n, at, place in zip(batch.row_documents, batch.row_heads, places, strict=True):
             document, size = batch.documents[n], float(most[n, at])
@@ -471,25 +484,25 @@ def _add_movers(walks: _Walks, heads: list[HeadSummary]) -> int | None:
 
 
 class _Largest:
-    """Keeps the few largest entries, each text once; of equals the first in the corpus."""
+    """Stores the few largest entries, each text once; of equal entries the first in the corpus."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[float, int, Mover]] = {}  # by digest
+        self._entries: dict[str, tuple[float, int, Mover]] = {}  # by digest
 
     @property
     def least(self) -> float:
-        """The size that a new entry must exceed to be kept."""
-        full = len(self._held) >= LISTED
-        return math.nextafter(min(each[0] for each in self._held.values()), -1) if full else 0.0
+        """The size that a new entry must exceed to be stored."""
+        full = len(self._entries) >= LISTED
+        return math.nextafter(min(entry[0] for entry in self._entries.values()), -1) if full else 0.0
 
     def add(self, size: float, document: dict[str, Any], mover: Mover) -> None:
         digest, entry = document["digest"], (size, -document["position"], mover)
-        self._held[digest] = max(entry, self._held.get(digest, entry), key=_rank)
-        if len(self._held) > LISTED:
-            del self._held[min(self._held, key=lambda each: _rank(self._held[each]))]
+        self._entries[digest] = max(entry, self._entries.get(digest, entry), key=_rank)
+        if len(self._entries) > LISTED:
+            del self._entries[min(self._entries, key=lambda key: _rank(self._entries[key]))]
 
     def sorted(self) -> list[Mover]:
-        return [mover for _, _, mover in sorted(self._held.values(), key=_rank, reverse=True)]
+        return [mover for _, _, mover in sorted(self._entries.values(), key=_rank, reverse=True)]
 
 
 def _rank(entry: tuple[float, int, Mover]) -> tuple[float, int]:

@@ -4,8 +4,8 @@
     model  ──> one document at a time (document_rows.py) ──> shards, written whole (shards.py)
     all shards ──> summary.py ──> Survey: table, page, files
 
-A folder is one survey: `survey.json` says of which model, options and corpus. Whoever comes back to it with
-the same goes on where it stopped, and with others is refused.
+A folder is one survey, whose model, options and corpus are in `survey.json`. A call with the same ones
+continues where it stopped; a call with others is refused.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from .shards import (
     check_folder,
     group_here,
     measured_by_ray,
-    write_whole,
+    write_atomic,
 )
 
 FORMAT = "headwise survey 1"
 ENGINES = ("here", "ray")
 PROBE = "The cat sat on the mat."
 Progress = Callable[[int, int], None]
-Given = str | os.PathLike[str] | nn.Module | Pretrained | None
+ModelSource = str | os.PathLike[str] | nn.Module | Pretrained | None
 
 
 def survey(
-    model: Given,
+    model: ModelSource,
     corpus: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str],
@@ -134,19 +134,19 @@ def survey(
         else:
             group.hear()
             plan = _join(folder, corpus, trained)
-        kept = _read_about(folder / SURVEY)
-        assert kept is not None
-        shards = Shards(folder, by_number=kept["layers"] == "numbers")
+        about = _read_about(folder / SURVEY)
+        assert about is not None
+        shards = Shards(folder, by_number=about["layers"] == "numbers")
         worker = Worker(trained, plan, shards, options)
         if engine == "ray":
-            sent = trained if isinstance(model, nn.Module) else model
-            measured_by_ray(plan, shards, sent, options, workers, tell)
+            model_of_workers = trained if isinstance(model, nn.Module) else model
+            measured_by_ray(plan, shards, model_of_workers, options, workers, tell)
         else:
             _measure_blocks(worker, plan, group, tell)
         result = Survey(folder)
         result.trained = trained
         if is_first:
-            # at the end no other process takes memory; failures of earlier runs are among these
+            # at the end, when no other process takes memory; includes failures of earlier runs
             for number in sorted(shards.to_retry()):
                 worker.retry(number)
             if roles:
@@ -165,6 +165,7 @@ def _check_options(
     device: str | None,
     model: object,
 ) -> Options:
+    """Return the options of a survey, checked."""
     if not isinstance(field, str) or not field:
         raise ArgumentError(f"field must be a name: got {field!r}; 'text' is usual")
     counts = {"max_tokens": max_tokens, "threads": threads, "block": block, "workers": workers}
@@ -184,7 +185,8 @@ def _check_options(
     return Options(field, max_tokens, threads)
 
 
-def _load_model(model: Given, tokenizer: Any, device: str | None) -> Pretrained:
+def _load_model(model: ModelSource, tokenizer: Any, device: str | None) -> Pretrained:
+    """Return the model with its tokenizer, loaded if it is a name."""
     if isinstance(model, nn.Module):
         if tokenizer is None:
             raise ArgumentError(
@@ -226,7 +228,7 @@ def _ready_to_measure(model: nn.Module, threads: int) -> Iterator[None]:
             module.training = True
 
 
-# Begun, or gone on with
+# Beginning and resuming
 
 
 def _begin_or_resume(
@@ -235,29 +237,32 @@ def _begin_or_resume(
     """Begin a survey in a folder, or go on with the one that is there; return its plan."""
     Shards(folder).sweep()
     layers = _layer_naming(trained, options.max_tokens)
-    there = folder / SURVEY
-    kept = _read_about(there)
-    if kept is None and Shards(folder).finished():
+    file = folder / SURVEY
+    old = _read_about(file)
+    if old is None and Shards(folder).finished():
         raise ArgumentError(
             f"out must be a new folder or a survey's: {str(folder)!r} has its files but no {SURVEY}; choose "
             "another"
         )
-    if kept is not None and block is not None and block != kept["corpus"]["block"]:
+    if old is not None and block is not None and block != old["corpus"]["block"]:
         raise ArgumentError(
-            f"block must be as it was: {str(folder)!r} was begun with {kept['corpus']['block']}, and this is "
+            f"block must be as it was: {str(folder)!r} was begun with {old['corpus']['block']}, and this is "
             f"{block}; leave it out, or choose another folder"
         )
     plan = Plan.of(
-        corpus, field=options.field, besides=folder, block=block if kept is None else kept["corpus"]["block"]
+        corpus,
+        field=options.field,
+        besides=folder,
+        block=block if old is None else old["corpus"]["block"],
     )
-    mine: dict[str, Any] = {
+    about: dict[str, Any] = {
         "format": FORMAT,
         "version": str(sys.modules[__name__.partition(".")[0]].__version__),
         "model": {"title": trained.title, "fingerprint": fingerprint(trained.model, trained.tokenizer)},
         "options": asdict(options),
         "statistics": list(STATISTICS),
         "layers": layers,
-        "torch": torch.__version__,  # for readers: another may round in another way
+        "torch": torch.__version__,  # for readers, as other versions may round differently
         "corpus": {
             "root": str(plan.root.resolve()),
             "documents": plan.documents,
@@ -266,24 +271,25 @@ def _begin_or_resume(
             "digest": plan.digest,
         },
     }
-    if kept is None and not write_whole(there, json.dumps(mine, indent=2).encode(), anew=True):
-        kept = _read_about(there)  # somebody else was faster
-        assert kept is not None
-    if kept is not None:
-        _check_same(folder, kept, mine, plan)
-        _update_corpus(folder, kept, mine["corpus"], plan)
+    if old is None and not write_atomic(file, json.dumps(about, indent=2).encode(), anew=True):
+        old = _read_about(file)  # another process was faster
+        assert old is not None
+    if old is not None:
+        _check_same(folder, old, about, plan)
+        _update_corpus(folder, old, about["corpus"], plan)
     if plan.lost:
         path, error = next(iter(plan.lost.items()))
         more = f", and {len(plan.lost) - 1} more" if len(plan.lost) > 1 else ""
         sys.stderr.write(f"survey: {path!r} cannot be read{more}: {error}\n")
     if not (folder / PLAN).exists():  # nobody but who has the right to writes it
-        write_whole(folder / PLAN, bytes_of(plan.pieces))
+        write_atomic(folder / PLAN, bytes_of(plan.pieces))
     return plan
 
 
 def _layer_naming(trained: Pretrained, max_tokens: int | None) -> str:
-    """Whether layers go by "numbers" or "paths", from one look at every head: a model that cannot be heard is
-    known before anything is written.
+    """Return whether layers are named by "numbers" or "paths", from one run of the model.
+
+    A model that cannot be heard raises before anything is written.
     """
     special = len(trained.tokenizer("")["input_ids"])
     if max_tokens is not None and max_tokens <= special:
@@ -295,6 +301,7 @@ def _layer_naming(trained: Pretrained, max_tokens: int | None) -> str:
 
 
 def _read_about(file: Path) -> dict[str, Any] | None:
+    """Return the contents of `survey.json`; None if there is none."""
     try:
         about: dict[str, Any] = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
@@ -311,28 +318,33 @@ def _read_about(file: Path) -> dict[str, Any] | None:
     return about
 
 
-def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: Plan) -> None:
+def _check_same(folder: Path, earlier: dict[str, Any], about: dict[str, Any], plan: Plan) -> None:
     """Raise `ArgumentError` where a folder's survey is of another model, options, version or corpus."""
-    old, new = kept["model"], mine["model"]
+    old, new = earlier["model"], about["model"]
     old_model, new_model = (f"{model['title']!r} ({model['fingerprint'][:8]})" for model in (old, new))
     same_model = old["fingerprint"] == new["fingerprint"]
-    for is_same, what, before, now in (
+    for is_same, rule, before, now in (
         (same_model, "of this model", old_model, f"is {new_model}"),
         *(
-            (kept[name] == mine[name], f"with these {name}", kept[name], f"has {mine[name]}")
+            (earlier[name] == about[name], f"with these {name}", earlier[name], f"has {about[name]}")
             for name in ("options", "statistics")
         ),
-        (kept["version"] == mine["version"], "of this headwise", kept["version"], f"is {mine['version']}"),
+        (
+            earlier["version"] == about["version"],
+            "of this headwise",
+            earlier["version"],
+            f"is {about['version']}",
+        ),
     ):
         if not is_same:
             raise ArgumentError(
-                f"out must hold a survey {what}: {str(folder)!r} was begun with {before}, and this {now}; "
+                f"out must hold a survey {rule}: {str(folder)!r} was begun with {before}, and this {now}; "
                 "choose another folder"
             )
-    if kept["corpus"]["digest"] != mine["corpus"]["digest"]:
+    if earlier["corpus"]["digest"] != about["corpus"]["digest"]:
         difference: str | None = "its files are others"
         if (folder / PLAN).exists():
-            difference = Plan.read(folder / PLAN, plan.root, kept["corpus"]["block"]).difference(plan)
+            difference = Plan.read(folder / PLAN, plan.root, earlier["corpus"]["block"]).difference(plan)
         if difference is not None:
             raise ArgumentError(
                 f"corpus must be the one that {str(folder)!r} was begun with: {difference}; put it back, or "
@@ -340,41 +352,44 @@ def _check_same(folder: Path, kept: dict[str, Any], mine: dict[str, Any], plan: 
             )
 
 
-def _update_corpus(folder: Path, kept: dict[str, Any], corpus: dict[str, Any], plan: Plan) -> None:
-    """Let a survey go on with what could not be read before and now can: blocks that hold other documents
-    than before are measured again."""
-    if kept["corpus"] == corpus:
+def _update_corpus(folder: Path, earlier: dict[str, Any], corpus: dict[str, Any], plan: Plan) -> None:
+    """Update the corpus of a survey with what could not be read before and now can.
+
+    Blocks whose documents changed are measured again.
+    """
+    if earlier["corpus"] == corpus:
         return
-    if kept["corpus"]["digest"] != corpus["digest"]:
+    if earlier["corpus"]["digest"] != corpus["digest"]:
         before = Plan.read(folder / PLAN, plan.root, plan.block)
         for number in before.changed_blocks(plan):
             Shards(folder).drop(number)
-        write_whole(folder / PLAN, bytes_of(plan.pieces))
-    write_whole(folder / SURVEY, json.dumps(kept | {"corpus": corpus}, indent=2).encode())
+        write_atomic(folder / PLAN, bytes_of(plan.pieces))
+    write_atomic(folder / SURVEY, json.dumps(earlier | {"corpus": corpus}, indent=2).encode())
 
 
 def _join(folder: Path, corpus: str | os.PathLike[str], trained: Pretrained) -> Plan:
     """Read the plan that rank 0 wrote, and check that the model is the same here."""
-    kept = _read_about(folder / SURVEY)
-    if kept is None:
+    about = _read_about(folder / SURVEY)
+    if about is None:
         raise ArgumentError(
             f"out must be one folder for all processes: there is no {SURVEY} in {str(folder)!r} here; use a "
             "file system that all machines see"
         )
-    mine = fingerprint(trained.model, trained.tokenizer)
-    if mine != kept["model"]["fingerprint"]:
+    local = fingerprint(trained.model, trained.tokenizer)
+    if local != about["model"]["fingerprint"]:
         raise ArgumentError(
-            f"model must be one for all processes: rank 0 has {kept['model']['fingerprint'][:8]}, and this "
-            f"is {mine[:8]}; give all machines the same files"
+            f"model must be one for all processes: rank 0 has {about['model']['fingerprint'][:8]}, and this "
+            f"is {local[:8]}; give all machines the same files"
         )
     place = Path(os.path.expanduser(corpus))
-    return Plan.read(folder / PLAN, place if place.is_dir() else place.parent, kept["corpus"]["block"])
+    return Plan.read(folder / PLAN, place if place.is_dir() else place.parent, about["corpus"]["block"])
 
 
-# Measured
+# Measuring
 
 
 def _measure_blocks(worker: Worker, plan: Plan, group: Group | None, tell: Progress) -> None:
+    """Measure the blocks of this process, and report progress."""
     done = _DoneCounter(plan, worker.shards, tell, alone=group is None)
     for number in blocks(len(plan), worker.shards, group):
         worker.block(number, done.tell)
@@ -383,7 +398,7 @@ def _measure_blocks(worker: Worker, plan: Plan, group: Group | None, tell: Progr
 
 
 class _DoneCounter:
-    """Counts the documents that are done, those of other processes by looking into the folder."""
+    """Counts the documents that are done, those of other processes by reading the folder."""
 
     def __init__(self, plan: Plan, shards: Shards, tell: Progress, *, alone: bool) -> None:
         self.plan, self.shards, self._tell, self.alone = plan, shards, tell, alone
@@ -420,13 +435,13 @@ def _progress_function(progress: bool | Progress, group: Group | None) -> Iterat
 
 
 def _measure_roles(folder: Path, trained: Pretrained) -> Roles | None:
-    """Once per model: those that lie in the folder, or measured now; None where a model cannot be asked."""
-    place = folder / ROLES
-    if not place.exists():
+    """Return the roles in the folder, or measure them; None if that is not possible for the model."""
+    file = folder / ROLES
+    if not file.exists():
         try:
-            found = roles_of(trained.model, trained.tokenizer, progress=False)
+            measured = roles_of(trained.model, trained.tokenizer, progress=False)
         except (ArgumentError, TypeError, NotImplementedError) as error:
             sys.stderr.write(f"survey: roles were not measured: {first_line(error)}\n")
             return None
-        write_whole(place, found.to_json().encode())
-    return Roles.from_json(place.read_text("utf-8"))
+        write_atomic(file, measured.to_json().encode())
+    return Roles.from_json(file.read_text("utf-8"))

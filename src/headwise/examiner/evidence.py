@@ -16,6 +16,11 @@ import torch
 from torch import Tensor
 
 from .recipe import Design, Given, State, Weights, run, steps_of
+from .report import Conventions, Finding, Problem, Role
+
+__all__ = [
+    "Asked", "Call", "Conventions", "Evidence", "Finding", "Problem", "Role", "packed", "unpacked",
+]  # fmt: skip
 
 FACTS, NUMBERS = "evidence.json", "evidence.bin"  # all that is written of it; the second holds bare numbers
 DTYPES = {
@@ -25,50 +30,6 @@ DTYPES = {
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     )
 }  # fmt: skip
-
-
-def line_in_words(line: int | None, cell: int | None = None) -> str:
-    """ "line 5"; in a notebook "cell 3, line 5"."""
-    return f"line {line}" if cell is None else f"cell {cell}, line {line}"
-
-
-@dataclass
-class Problem:
-    """Something the learner's code raised, or that kept it from being run."""
-
-    stage: str  # "import", "build", "call", "backward", "limits"
-    kind: str  # the exception's class, or a word such as "timeout"
-    message: str
-    line: int | None = None  # in the learner's file, the last of their lines on the way
-    probe: str | None = None
-    cell: int | None = None  # of a notebook; then the line is counted in it
-
-
-@dataclass
-class Role:
-    """Where one projection was found."""
-
-    parameter: str  # "W_q.weight", "heads.0.key.weight and 3 more", "qkv.weight[0:24]"
-    how: str  # "names", "calls", "gradients", "given"
-    transposed: bool = False  # kept as [in, out]
-
-
-@dataclass
-class Conventions:
-    """How the learner's code wants to be called."""
-
-    arguments: tuple[
-        str, ...
-    ] = ()  # forward's parameters in order, by what they take: query, key, value, x, mask
-    self_only: bool = False  # one input for queries, keys and values
-    batch_first: bool = True
-    mask_argument: str | None = None
-    mask_kind: str | None = None  # "bool", "0 and 1", "added"
-    mask_true_attends: bool | None = None
-    mask_shape: str | None = None  # "[B, 1, T, S]", "[B, T, S]", "[T, S]", "[B, S]", "[B, 1, 1, S]"
-    always_causal: bool = False
-    returns_weights: bool = False
-    words: list[str] = field(default_factory=list)  # all of it in sentences, for the report
 
 
 @dataclass
@@ -90,18 +51,6 @@ class Asked:
     given: dict[str, Tensor | int | float | bool]
     output: Tensor | None = None
     problem: Problem | None = None
-
-
-@dataclass
-class Finding:
-    """One thing that was looked at beside the numbers: "input left unmodified", "state dict complete"."""
-
-    name: str
-    verdict: str  # "right", "wrong", "unknown"; once judged also "remark"
-    detail: str  # a sentence
-    fault: str | None = None  # the key of the fault this is, where it has one
-    line: int | None = None
-    cell: int | None = None
 
 
 @dataclass

@@ -14,7 +14,7 @@ from .examine.surroundings import CAUGHT, files_of, problem_of, surroundings, un
 from .judging import judge_whole
 from .report import Report
 from .source.parsed import tree_of
-from .steps.single_steps import bound, examine_step, judge_step, owner_of, step_of, whole_of
+from .steps import bound, examine_step, judge_step, owner_of, step_of, whole_of
 from .steps.wholes import told_as
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def judge(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
         report = judge_step(evidence)
     else:
         report = told_as(evidence, judge_whole(evidence, diagnosis))
-    if report.verdict == "not judged":
+    if not report.ok:
         _tell_what_is_left(report, evidence)
     return report
 
@@ -142,12 +142,12 @@ def judge(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
 def _tell_what_is_left(report: Report, evidence: Evidence) -> None:
     """Where nothing was judged because a part of it is not written yet, that is all there is to say."""
     met = [*report.explained, *evidence.tried, *(f"{one.kind}: {one.message}" for one in report.problems)]
-    if not any("NotImplementedError" in words for words in met):
+    if not any("NotImplementedError" in words or "returned None;" in words for words in met):
         return
     whole = evidence.name.partition(".")[0]
     left = [one for one in unwritten(evidence.source or "") if one.name.partition(".")[0] == whole]
     if left:
         first = left[0]
-        report.summary = f"Line {first.line}: {first.name} is still to be written."
+        report.judged, report.summary = False, f"Line {first.line}: {first.name} is still to be written."
         report.problems, report.explained, report.tried = [], [report.summary], []
         report.counsel, report.counsel_for_files = [], []

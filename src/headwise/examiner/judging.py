@@ -33,9 +33,9 @@ from .faults.fault import Fault
 from .report import Named, Report
 from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
-from .source.parsed import Definition, text_of, tree_of
+from .source.names import settings_under_main
+from .source.parsed import methods_of, text_of, tree_of
 from .source.repairs import in_their_names
-from .source.under_main import settings_under_main
 
 OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
 THEIRS = {
@@ -48,7 +48,7 @@ HERE = re.compile(
     r"No module named|not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs|CUDA is not available"
     r"|Torch not compiled|MPS"
 )
-UNMERGED = re.compile(r"returned a tensor \[\d+, \d+, \d+, \d+\]")
+INPUTS = frozenset({"query", "key", "value"})
 UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 NO_FORWARD = re.compile(r"missing the required \"forward\"")
 SIZES = re.compile(r"heads|width|d_model|embed|dim|divisible", re.IGNORECASE)
@@ -60,8 +60,8 @@ def is_theirs(problem: Problem, evidence: Evidence) -> bool:
         return problem.kind in THEIRS
     if NO_FORWARD.search(problem.message):
         return True
-    if problem.kind == "shape" and evidence.kind == "class" and UNMERGED.search(problem.message):
-        return True  # the heads are still apart
+    if problem.kind == "shape" and problem.no_output and evidence.kind == "class":
+        return True
     if (name := UNDEFINED.match(problem.message)) and name[1] in settings_under_main(evidence.source or ""):
         return False  # whoever runs the file has it
     if problem.kind in OURS or HERE.search(problem.message) or problem.line is None:
@@ -132,25 +132,16 @@ def _advice(report: Report, evidence: Evidence) -> list[tuple[str, str]]:
 def _needed(evidence: Evidence) -> list[str]:
     """The constructor's parameters without a default."""
     tree = tree_of(evidence.source or "")
-    node = None if tree is None else _definition(tree, evidence.name)
-    body = node.body if isinstance(node, ast.ClassDef) else []
-    own = [one for one in body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-    if not own:
+    owners = [one for one in (tree.body if tree is not None else ()) if isinstance(one, ast.ClassDef)]
+    own = [methods_of(one).get("__init__") for one in owners if one.name == evidence.name]
+    if not own or own[0] is None:
         return []
     spec = own[0].args
     every = [one.arg for one in (*spec.posonlyargs, *spec.args)]
     required = every[: len(every) - len(spec.defaults)]
-    required += [
-        one.arg for one, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default is None
-    ]
+    keywords = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+    required += [one.arg for one, default in keywords if default is None]
     return [one for one in required if one not in ("self", "cls")]
-
-
-def _definition(tree: ast.Module, name: str) -> Definition | None:
-    for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            return node
-    return None
 
 
 TORCHS = "torch.nn.MultiheadAttention"
@@ -303,18 +294,15 @@ def _say_order(report: Report, evidence: Evidence) -> None:
     """A fused projection that is called qkv, or is torch's, and is taken apart in another order."""
     if report.faults:
         return
-    rows = {}
-    for letter in "qkv":
-        role = evidence.roles.get(letter)
-        found = None if role is None else re.fullmatch(r"(.*)\[(\d+):\d+\]", role.parameter)
-        if found is None or not re.search(r"qkv|in_proj", found[1].lower()):
-            return
-        rows[letter] = int(found[2])
+    roles = [evidence.roles[letter] for letter in "qkv" if letter in evidence.roles]
+    rows = {letter: role.start for letter, role in zip("qkv", roles, strict=False) if role.start is not None}
+    if len(rows) < 3 or not all(re.search(r"qkv|in_proj", role.path.lower()) for role in roles):
+        return
     order = "".join(sorted(rows, key=rows.__getitem__))
     if order == "qkv":
         return
     key = "fused order k q v" if order == "kqv" else "fused order v k q"
-    detail = f"{evidence.roles['q'].parameter.split('[')[0]} holds {', '.join(order)} in this order"
+    detail = f"{roles[0].path} holds {', '.join(order)} in this order"
     report.faults.append(_named(FAULTS[key], detail, evidence))
 
 
@@ -361,11 +349,9 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
 
 
 def _concerns_projections(finding: Finding, evidence: Evidence) -> bool:
-    """Whether it speaks of an input or of a parameter that a projection was made of."""
-    named = set(re.findall(r"[A-Za-z_][\w.]*", finding.detail.partition(" reaches ")[2] or finding.detail))
-    parts = {re.split(r"[\[ ]", role.parameter)[0] for role in evidence.roles.values()}
-    inputs = {*"query key value queries keys values q k v x".split(), *evidence.conventions.arguments}
-    return not parts or bool(named & (parts | inputs)) or any(each in finding.detail for each in parts)
+    """Whether it is about an input or about a parameter that a projection was made of."""
+    theirs = {name for role in evidence.roles.values() for name in (role.path, role.parameter)}
+    return not theirs or bool({*finding.parts} & (theirs | INPUTS | {*evidence.conventions.arguments}))
 
 
 # The verdict

@@ -72,6 +72,7 @@ class State:
     heads: Tensor = field(init=False)  # [B, H, T, D]
     joined: Tensor = field(init=False)  # [B, T, E]
     output: Tensor = field(init=False)  # [B, T, E]
+    changes: list[Change] = field(default_factory=list)  # by designs, in turn; copies of a state share it
 
     @property
     def head_dim(self) -> int:
@@ -84,6 +85,7 @@ class State:
 
 
 Step = Callable[[State], None]
+CHANGED = ("query", "key", "value", "q", "k", "scaled", "output")  # fields that designs change
 
 
 def _inputs(state: State) -> None:
@@ -192,21 +194,37 @@ class Design:
     words: str  # "a sliding window of 3 keys inside"
     numbers: dict[str, float] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    fault: str = ""  # the key of a fault, for a design that is there and wrongly made
+
+
+class Change(NamedTuple):
+    """What a design changed: the fields as they were before."""
+
+    design: Design
+    before: dict[str, Tensor]
 
 
 def steps_of(designs: Sequence[Design]) -> Mapping[str, Step]:
     """The steps of the recipe these designs fill, those of several one after another."""
-    made: dict[str, list[Step]] = {}
+    made: dict[str, list[tuple[Design, Step]]] = {}
     for one in designs:
         for name, step in _STEPS.get(one.key, _nothing)(one).items():
-            made.setdefault(name, []).append(step)
-    return {name: _in_turn(steps) for name, steps in made.items()}
+            made.setdefault(name, []).append((one, step))
+    return {name: _in_turn(name, steps) for name, steps in made.items()}
 
 
-def _in_turn(steps: list[Step]) -> Step:
+def _in_turn(name: str, steps: list[tuple[Design, Step]]) -> Step:
     def apply(state: State) -> None:
-        for step in steps:
+        for design, step in steps:
+            before = {field: getattr(state, field, None) for field in CHANGED}
             step(state)
+            changed = {
+                field: was
+                for field, was in before.items()
+                if was is not None and getattr(state, field) is not was
+            }
+            if changed or name == "scale":
+                state.changes = [*state.changes, Change(design, changed)]
 
     return apply
 
@@ -278,11 +296,23 @@ def turned(x: Tensor, one: Design) -> Tensor:
     n, first = int(one.numbers["channels"]), int(one.numbers["first"])
     at = torch.arange(x.shape[-2], dtype=torch.float64)
     angle = at[:, None] * one.tensors["frequencies"]  # [T, n / 2]
+    if one.numbers.get("mixed"):
+        return _turned_with_mixed_pairs(x, angle, bool(one.numbers["neighbours"]))
     a, b = pairs(x[..., first : first + n], bool(one.numbers["neighbours"]))
     cos, sin = angle.cos(), angle.sin()
     a, b = a * cos - b * sin, a * sin + b * cos
     whole = torch.stack([a, b], -1).flatten(-2) if one.numbers["neighbours"] else torch.cat([a, b], -1)
     return torch.cat([x[..., :first], whole, x[..., first + n :]], -1)
+
+
+def _turned_with_mixed_pairs(x: Tensor, angle: Tensor, neighbours: bool) -> Tensor:
+    """x [B, H, T, D] with channels paired one way and the angles [T, D / 2] laid out for the other."""
+    a, b = pairs(x, neighbours)
+    if neighbours:
+        partner, laid_out = torch.stack([-b, a], -1).flatten(-2), torch.cat([angle, angle], -1)
+    else:
+        partner, laid_out = torch.cat([-b, a], -1), angle.repeat_interleave(2, -1)
+    return x * laid_out.cos() + partner * laid_out.sin()
 
 
 def pairs(x: Tensor, neighbours: bool) -> tuple[Tensor, Tensor]:
@@ -295,7 +325,9 @@ def pairs(x: Tensor, neighbours: bool) -> tuple[Tensor, Tensor]:
 
 def _rope(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.q, state.k = turned(state.q, one), turned(state.k, one)
+        for name in ("q", "k", "v"):
+            if one.numbers.get(name, name != "v"):
+                setattr(state, name, turned(getattr(state, name), one))
 
     return {"rotate": apply}
 
@@ -334,20 +366,6 @@ def _window(one: Design) -> dict[str, Step]:
     return {"place": apply}
 
 
-def _gate(one: Design) -> dict[str, Step]:
-    def apply(state: State) -> None:
-        RIGHT["merge"](state)
-        gate = state.query @ one.tensors["gate"].T
-        if "gate bias" in one.tensors:
-            gate = gate + one.tensors["gate bias"]
-        gate = torch.sigmoid(gate)
-        if gate.shape[-1] != state.joined.shape[-1]:  # one per head
-            gate = gate.repeat_interleave(state.joined.shape[-1] // gate.shape[-1], -1)
-        state.joined = state.joined * gate
-
-    return {"merge": apply}
-
-
 def _residual(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         state.output = state.output + (state.query if one.numbers["normed"] else state.given.query)
@@ -371,7 +389,6 @@ _STEPS: dict[str, Callable[[Design], dict[str, Step]]] = {
     "own scale": _own_scale,
     "position bias": _position_bias,
     "window": _window,
-    "gate": _gate,
     "residual": _residual,
     "norm after": _norm_after,
 }

@@ -1,11 +1,79 @@
-"""`Report`: what was found, in words; printed, drawn in a notebook, or as JSON for graders."""
+"""`Report`: what was found, in words; printed, drawn in a notebook, or as JSON for graders.
+
+Nothing here needs torch: who prints a report need not have made it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from .evidence import Conventions, Finding, Problem, Role
-from .faults.fault import Fault
+if TYPE_CHECKING:
+    from .faults.fault import Fault
+
+
+def line_in_words(line: int | None, cell: int | None = None) -> str:
+    """ "line 5"; in a notebook "cell 3, line 5"."""
+    return f"line {line}" if cell is None else f"cell {cell}, line {line}"
+
+
+@dataclass
+class Problem:
+    """Something the learner's code raised, or that kept it from being run."""
+
+    stage: str  # "import", "build", "call", "backward", "limits"
+    kind: str  # the exception's class, or a word such as "timeout"
+    message: str
+    line: int | None = None  # in the learner's file, the last of their lines on the way
+    probe: str | None = None
+    cell: int | None = None  # of a notebook; then the line is counted in it
+    shapes: dict[str, list[int]] = field(default_factory=dict)  # of the tensors there, by variable
+    no_output: bool = False  # of the kind "shape": heads are still apart, or None came back
+
+
+@dataclass
+class Role:
+    """Where one projection was found."""
+
+    parameter: str  # "W_q.weight", "heads.0.key.weight and 3 more", "qkv.weight[0:24]"
+    how: str  # "names", "calls", "gradients", "given"
+    transposed: bool = False  # kept as [in, out]
+    path: str = ""  # of the parameter, the first where there are several: "qkv.weight"
+    start: int | None = None  # the first of its rows, where they are a run of a larger parameter's
+
+    def __post_init__(self) -> None:
+        self.path = self.path or self.parameter
+
+
+@dataclass
+class Conventions:
+    """How the learner's code wants to be called."""
+
+    arguments: tuple[
+        str, ...
+    ] = ()  # forward's parameters in order, by what they take: query, key, value, x, mask
+    self_only: bool = False  # one input for queries, keys and values
+    batch_first: bool = True
+    mask_argument: str | None = None
+    mask_kind: str | None = None  # "bool", "0 and 1", "added"
+    mask_true_attends: bool | None = None
+    mask_shape: str | None = None  # "[B, 1, T, S]", "[B, T, S]", "[T, S]", "[B, S]", "[B, 1, 1, S]"
+    always_causal: bool = False
+    returns_weights: bool = False
+    words: list[str] = field(default_factory=list)  # all of it in sentences, for the report
+
+
+@dataclass
+class Finding:
+    """One thing that was looked at beside the numbers: "input left unmodified", "state dict complete"."""
+
+    name: str
+    verdict: str  # "right", "wrong", "unknown"; once judged also "remark"
+    detail: str  # a sentence
+    fault: str | None = None  # the key of the fault this is, where it has one
+    line: int | None = None
+    cell: int | None = None
+    parts: list[str] = field(default_factory=list)  # the parameters and inputs that it is about
 
 
 @dataclass
@@ -69,6 +137,8 @@ class Report:
     roles: dict[str, Role] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)  # probe -> largest difference from torch's class
     protections: list[str] = field(default_factory=list)  # in force while the code ran
+    missing_protections: list[str] = field(default_factory=list)  # those this system lacks, with the reason
+    facts: list[str] = field(default_factory=list)  # of one of many: what it shares with others; no verdict
     seconds: float = 0.0
     beside: str = "torch.nn.MultiheadAttention"  # what it was compared with
     built: str = ""  # how it was built, as Python

@@ -1,20 +1,20 @@
-"""Heads: what the numbers of a head mean. Maps or plain tensors in, numbers per head out; knows no model.
+"""Heads: measures of attention heads, from maps or plain tensors, without a model.
 
 One map:
-    measures.py         a head by itself: how much it looks as a known kind of head does, how evenly, how near
-    head_distances.py   how much heads differ, of a layer and of a model; heads as points and in groups
+    measures.py         one head: how much it looks like a known kind of head, how evenly, how near
+    head_distances.py   how much the heads of a layer and of a model differ; heads as points and in groups
 Sentences:
-    grammar.py          sentences in which it is known which word belongs to which
-    roles.py            which head looks from a word to that one, beside rules that need no model
-    behaviours.py       what a language model should say next, and what came of switching off a role's heads
-All that was watched:
-    layer_names.py      what layers and heads go by; `ByLayer`, results by layer
-    record.py           what is kept of one call
-    together.py         the short calls of one forward, measured as the heads of one map
-    layer.py            all calls of a layer; labels, names for what heads do, from scores above thresholds
+    grammar.py          sentences with known relations between words
+    roles.py            which head looks from a word to its related word, compared with simple rules
+    behaviours.py       what a language model should predict, and the effects of switching off a role's heads
+Watched models:
+    layer_names.py      names of layers and heads; `ByLayer`, results by layer
+    record.py           the record of one call
+    together.py         the short calls of one forward, measured together as one map
+    layer.py            all calls of a layer; labels of heads, from scores above thresholds
     collection.py       `Heads`, all layers
     text_changes.py     which heads changed from one text to another
-    heads_files.py      heads in a file
+    heads_files.py      files of heads
 """
 
 from ..lazy_names import lazy_attributes

@@ -1,15 +1,15 @@
-"""Behaviours: what a causal language model says next if it knows which words of a sentence belong together.
+"""Behaviours: what a causal language model predicts if it knows which words of a sentence belong together.
 
-They are stated before any head is switched off. Each is a list of pairs of prompts that differ in one place,
-and of two answers: the first is right after the first prompt, the second after the second.
+A behaviour is a list of pairs of prompts that differ in one place, each with two answers: the first is right
+after the first prompt, the second after the second.
 
     The king met the nurse yesterday, and he said: I am the     king, not nurse
     The king met the nurse yesterday, and she said: I am the    nurse, not king
 
-A model that does not look at that place says the same both times, is right once, and so gets exactly one
-half, however likely it thinks either answer. `BEHAVIOURS` is the table. To add one, add its entry.
+A model that does not look at that place predicts the same both times, is right once, and so has an accuracy
+of exactly one half, whatever its probabilities. `BEHAVIOURS` is the table. To add a behaviour, add its entry.
 
-`RoleEffects` is what came of switching off the heads of a role:
+`RoleEffects` are the effects of switching off the heads of roles:
 
     margin     log P(right answer) - log P(wrong answer), in nats, mean over prompts; 0: it cannot tell
     accuracy   the share of prompts with a margin above 0
@@ -85,15 +85,15 @@ class Behaviour:
             (Pair(prompts=('The dog', 'The dogs'), answers=(' is', ' are')),)
         """
         draw = random.Random(self.name)
-        made: dict[Pair, None] = {}
+        pairs: dict[Pair, None] = {}
         order = list(itertools.product(self.changes, self.frames))
         draw.shuffle(order)
-        for _ in range(16):  # rounds, in which words of the slots differ
+        for _ in range(16):  # rounds, with different words in the slots
             for change, frame in order:
-                if len(made) == count:
-                    return tuple(made)
-                made[_filled(frame, change, draw)] = None
-        return tuple(made)
+                if len(pairs) == count:
+                    return tuple(pairs)
+                pairs[_filled(frame, change, draw)] = None
+        return tuple(pairs)
 
 
 def behaviours_of(relation: str) -> tuple[Behaviour, ...]:
@@ -107,12 +107,13 @@ def behaviours_of(relation: str) -> tuple[Behaviour, ...]:
 
 
 def _filled(frame: str, change: Change, draw: random.Random) -> Pair:
+    """Return the pair of prompts of a frame and a change, with drawn words in the slots."""
     slots = re.findall(r"\{(\w+)\}", "".join((frame, *change.words, *change.answers)))
     used = set(" ".join(change.words).split())
     chosen = {name: draw.choice([word for word in WORDS[name] if word not in used]) for name in slots}
     first, second = (frame.replace(CHANGED, word).format(**chosen) for word in change.words)
-    one, other = (f" {answer}".format(**chosen) for answer in change.answers)
-    return Pair((first[0].upper() + first[1:], second[0].upper() + second[1:]), (one, other))
+    first_answer, second_answer = (f" {text}".format(**chosen) for text in change.answers)
+    return Pair((first[0].upper() + first[1:], second[0].upper() + second[1:]), (first_answer, second_answer))
 
 
 # Words
@@ -120,13 +121,13 @@ def _filled(frame: str, change: Change, draw: random.Random) -> Pair:
 MEN = "king father boy uncle brother waiter actor prince husband son man monk".split()
 WOMEN = "queen mother girl aunt sister waitress actress princess wife daughter woman nun".split()
 PEOPLE = "farmer teacher doctor soldier painter driver singer lawyer writer student baker nurse".split()
-THINGS = "letter bottle window box table book picture key ring bag coat lamp".split()
+OBJECTS = "letter bottle window box table book picture key ring bag coat lamp".split()
 NOUNS = "dog cat horse bird tree house boat car stone flower road garden".split()
 WORDS: dict[str, Sequence[str]] = {
     "man": MEN,
     "woman": WOMEN,
     "person": PEOPLE,
-    "thing": THINGS,
+    "thing": OBJECTS,
     "noun": NOUNS,
     "adjective": "old small quiet strange young tall tired famous".split(),
     "time": ["yesterday", "today", "last week", "this morning", "one day", "long ago"],
@@ -141,28 +142,31 @@ WORDS: dict[str, Sequence[str]] = {
 
 
 def _words(text: str) -> tuple[tuple[str, str], ...]:
-    """Pairs such as is/are."""
-    return tuple((one, other) for one, _, other in (pair.partition("/") for pair in text.split()))
+    """Return pairs of words, written as is/are."""
+    return tuple((first, second) for first, _, second in (pair.partition("/") for pair in text.split()))
 
 
-NUMBERS = _words("is/are was/were has/have")  # of verbs
+NUMBERS = _words("is/are was/were has/have")  # singular and plural of verbs
 
 
 def _agreeing(nouns: Sequence[str]) -> tuple[Change, ...]:
-    """One and many of each noun, and a verb for each."""
+    """Return changes from singular to plural nouns, with the verb of each."""
     verbs = itertools.cycle(NUMBERS)
     return tuple(Change((noun, f"{noun}s"), next(verbs)) for noun in nouns)
 
 
 def _genders(answers: tuple[str, str]) -> tuple[Change, ...]:
-    """A man and a woman, as the one who is meant."""
+    """Return changes from a man to a woman, with the same answers."""
     return tuple(Change(words, answers) for words in zip(MEN, WOMEN, strict=True))
 
 
 def _listed(text: str) -> tuple[Change, ...]:
-    """A line each: first words, second words, their answers, with _ for a space."""
+    """Return changes written as first words/second words/their answers, with _ for a space."""
     rows = (line.replace("_", " ").split("/") for line in text.split())
-    return tuple(Change((first, second), (one, other)) for first, second, one, other in rows)
+    return tuple(
+        Change((first, second), (first_answer, second_answer))
+        for first, second, first_answer, second_answer in rows
+    )
 
 
 SUBJECT = ("verb > subject", "verb > far subject")
@@ -370,9 +374,9 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
             "{time} the {man} * the {adjective} {woman}",
         ),
         tuple(
-            Change(("and", other), (many, one))
+            Change(("and", other), (plural, singular))
             for other in ("near", "with", "behind", "beside")
-            for one, many in NUMBERS
+            for singular, plural in NUMBERS
         ),
     ),
     Behaviour(
@@ -392,12 +396,12 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
 )
 
 
-# What came of switching off the heads of a role
+# Effects of switching off the heads of a role
 
 
 WIDTH = 80  # columns of a terminal
-FEWEST = 8  # pairs of prompts that say anything
-LEAST = 0.05  # of the margin: a change that is smaller is none, however sure
+FEWEST = 8  # pairs of prompts needed for a verdict
+LEAST = 0.05  # share of the margin: a smaller change is no effect, whatever its interval
 
 Place = tuple[Layer, int]  # layer, head
 
@@ -534,23 +538,25 @@ class RoleEffects(Sequence[RoleEffect]):
             for row in self.rows:
                 change = f"{row.change:+.2f} {row.low:+.2f} {row.high:+.2f}"
                 draws = f"{min(row.draws):+.2f} {max(row.draws):+.2f}" if row.draws else "-"
-                much = f"{row.as_much}/{len(row.draws)}"
+                share = f"{row.as_much}/{len(row.draws)}"
                 lines.append(
                     f"{row.behaviour:{width}} {row.margin:6.2f} {row.off:6.2f} {change:>20} {draws:>12} "
-                    f"{much:>7}"
+                    f"{share:>7}"
                 )
         for row in self.rows:
-            said = f"{row.relation}, {row.behaviour} ({2 * row.pairs} prompts): {row.verdict}"
-            lines += ["", *textwrap.wrap(said, WIDTH)]
+            text = f"{row.relation}, {row.behaviour} ({2 * row.pairs} prompts): {row.verdict}"
+            lines += ["", *textwrap.wrap(text, WIDTH)]
         notes = []
         if self.unasked:
             notes.append(f"Nothing was asked for {', '.join(self.unasked)}: no behaviour is known.")
         dropped = sum(row.dropped for row in self.rows)
         if dropped:
             notes.append(f"{dropped} pairs were left out: their answers are unlike numbers of tokens.")
-        on = [f"{_named(row.left_on)} ({row.relation})" for row in self.rows if row.left_on]
-        if on:
-            notes.append(f"Left on, since half of a layer's heads were off: {', '.join(dict.fromkeys(on))}.")
+        left_on = [f"{_named(row.left_on)} ({row.relation})" for row in self.rows if row.left_on]
+        if left_on:
+            notes.append(
+                f"Left on, since half of a layer's heads were off: {', '.join(dict.fromkeys(left_on))}."
+            )
         if self.rows:
             notes.append(f"Heads that are off say their {self.method} over the behaviour's prompts.")
         return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), WIDTH)]).strip()
@@ -558,8 +564,8 @@ class RoleEffects(Sequence[RoleEffect]):
     def to_json(self) -> str:
         """All of it as text, null where there is no number; `from_json` reads it back."""
         rows = [asdict(row) | {"kind": row.kind, "verdict": row.verdict} for row in self.rows]
-        known = [{name: None if x != x else x for name, x in row.items()} for row in rows]  # NaN is none
-        return json.dumps({"method": self.method, "unasked": self.unasked, "effects": known}, indent=1)
+        effects = [{name: None if x != x else x for name, x in row.items()} for row in rows]  # NaN is none
+        return json.dumps({"method": self.method, "unasked": self.unasked, "effects": effects}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> RoleEffects:
@@ -597,4 +603,5 @@ class RoleEffects(Sequence[RoleEffect]):
 
 
 def _named(heads: Sequence[Place]) -> str:
+    """Return heads as text."""
     return ", ".join(f"{layer}.{head}" for layer, head in heads)

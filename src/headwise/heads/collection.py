@@ -16,7 +16,7 @@ from . import heads_files
 from .layer import ENTRIES, POSITIONS, Head, LayerHeads, Unheard
 from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
-from .together import Waiting
+from .together import DeferredCalls
 
 if TYPE_CHECKING:
     import numpy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ShownTable(Protocol):
-    """A table that shows itself wherever it is: printed, in a terminal, in a notebook."""
+    """A table that can be printed, in a terminal and in a notebook."""
 
     @property
     def table(self) -> Table: ...
@@ -38,8 +38,8 @@ class ShownTable(Protocol):
     def __rich__(self) -> Table: ...
 
 
-class ToldToPages(Protocol):
-    """What tells a page of itself, as `headwise.effects` does."""
+class PageSource(Protocol):
+    """Something that returns data for a page, such as the result of `headwise.effects`."""
 
     def to_page(self, heads: Heads, batch: int | None = None) -> dict[str, Any]: ...
 
@@ -75,16 +75,16 @@ class Heads(ByLayer[LayerHeads]):
     """
 
     def __init__(self) -> None:
-        self.waiting = Waiting(self)
+        self.deferred = DeferredCalls(self)
         super().__init__({})
-        self.tokens: list[list[str]] | None = None  # of the last forward, where a tokenizer was given
+        self.tokens: list[list[str]] | None = None  # of the last forward, if there is a tokenizer
         self.title: str | None = None
         self.unheard: list[Unheard] = []
 
     @property
     def _values(self) -> dict[str, LayerHeads]:
-        """The layers by path; whoever looks at them sees all that was heard until now."""
-        self.waiting.settle()
+        """The layers by path; deferred calls are measured first."""
+        self.deferred.settle()
         values: dict[str, LayerHeads] = self.__dict__["_values"]
         return values
 
@@ -94,14 +94,14 @@ class Heads(ByLayer[LayerHeads]):
 
     def __getstate__(self) -> dict[str, object]:
         state = {**self.__dict__, "_values": self._values}
-        del state["waiting"]
+        del state["deferred"]
         return state
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self.waiting = Waiting(self)
+        self.deferred = DeferredCalls(self)
 
-    # What is in it
+    # Adding calls
 
     def add(self, path: str, record: Record, layer: Layer | None = None) -> None:
         """Take note of one call of a layer.
@@ -109,32 +109,32 @@ class Heads(ByLayer[LayerHeads]):
         Args:
             layer: what it goes by; by default its number among the paths added, where they are one stack.
         """
-        self.waiting.settle()
+        self.deferred.settle()
         self.take(path, record, layer)
 
     def take(self, path: str, record: Record, layer: Layer | None = None) -> None:
-        """The same where nothing waits before it."""
+        """Add one call without measuring deferred calls first."""
         values: dict[str, LayerHeads] = self.__dict__["_values"]
-        known = values.get(path)
-        if known is None:
-            known = values[path] = LayerHeads(path, layer)
-            known._before_reading = self.waiting.settle
-            self._names[path] = known.layer
-            base, again, _ = path.partition("#")
-            if again and base in values:
+        heads = values.get(path)
+        if heads is None:
+            heads = values[path] = LayerHeads(path, layer)
+            heads._before_reading = self.deferred.settle
+            self._names[path] = heads.layer
+            base, visit, _ = path.partition("#")
+            if visit and base in values:
                 values[base].runs_again = True
-            if layer is None or again:
+            if layer is None or visit:
                 self._names = names_of(list(values))
-                for place, name in self._names.items():
-                    values[place].layer = name
-        known.take(record)
+                for other, name in self._names.items():
+                    values[other].layer = name
+        heads.take(record)
 
     def miss(self, unheard: Unheard) -> None:
-        """Take note of a layer that was not heard in a forward."""
-        for at, known in enumerate(self.unheard):
-            if known.path == unheard.path:
-                total, why = known.softmaxes + unheard.softmaxes, known.why or unheard.why
-                self.unheard[at] = replace(known, softmaxes=total, why=why)
+        """Record a layer that was not heard in a forward."""
+        for index, entry in enumerate(self.unheard):
+            if entry.path == unheard.path:
+                total, why = entry.softmaxes + unheard.softmaxes, entry.why or unheard.why
+                self.unheard[index] = replace(entry, softmaxes=total, why=why)
                 return
         self.unheard.append(unheard)
 
@@ -162,10 +162,10 @@ class Heads(ByLayer[LayerHeads]):
 
     def __repr__(self) -> str:
         layers, heads = len(self), sum(len(layer) for layer in self.values())
-        told = f"{layers} layer{'' if layers == 1 else 's'}, {heads} head{'' if heads == 1 else 's'}"
-        return f"Heads({told}{f'; {len(self.unheard)} not heard' if self.unheard else ''})"
+        text = f"{layers} layer{'' if layers == 1 else 's'}, {heads} head{'' if heads == 1 else 's'}"
+        return f"Heads({text}{f'; {len(self.unheard)} not heard' if self.unheard else ''})"
 
-    # Asking
+    # Reading
 
     def all(self) -> list[Head]:
         """Every head, in order of layers.
@@ -191,9 +191,9 @@ class Heads(ByLayer[LayerHeads]):
             >>> [head.head for head in heads.chosen([(0, -1), (0, 1)])]
             [1, 3]
         """
-        everyone = self.all()
+        all_heads = self.all()
         if which is None:
-            return everyone
+            return all_heads
         if isinstance(which, (str, bytes)) or not isinstance(which, Sequence) or not which:
             raise ArgumentError(
                 f"chosen must be pairs of layer and head: got {which!r}; give [(0, 3)], or None for all"
@@ -202,15 +202,15 @@ class Heads(ByLayer[LayerHeads]):
         for pair in which:
             if isinstance(pair, str) or not isinstance(pair, Sequence | Head) or len(pair) != 2:
                 raise ArgumentError(f"chosen must be pairs of layer and head: got {pair!r}; give [(0, 3)]")
-            place, number = pair
-            layer = self[place]
+            name, number = pair
+            layer = self[name]
             if type(number) is not int or not -len(layer) <= number < len(layer):
                 raise ArgumentError(
                     f"chosen must name heads that {layer.place} has: got head {number!r} of {len(layer)}; "
                     f"give 0{f' to {len(layer) - 1}' if len(layer) > 1 else ''}"
                 )
             wanted.add((layer.place, number % len(layer)))
-        return [head for head in everyone if (head.path, head.head) in wanted]
+        return [head for head in all_heads if (head.path, head.head) in wanted]
 
     def words(self, call: Record, batch: int = 0) -> list[str] | None:
         """The names of a call's keys: `tokens`, where these are known to be the text that it read.
@@ -224,18 +224,18 @@ class Heads(ByLayer[LayerHeads]):
         """
         if call.kind != "self" or self.tokens is None or not -len(self.tokens) <= batch < len(self.tokens):
             return None
-        read, named = self.tokens[batch], self._named()
-        if len(read) != call.shape[3]:
+        tokens, marks = self.tokens[batch], self._marks_of_tokens()
+        if len(tokens) != call.shape[3]:
             return None
-        if named is None or named is call.marks:
-            return read
-        same = call.marks is not None and torch.equal(call.marks.ids[batch], named.ids[batch])
-        return read if same else None
+        if marks is None or marks is call.marks:
+            return tokens
+        is_same = call.marks is not None and torch.equal(call.marks.ids[batch], marks.ids[batch])
+        return tokens if is_same else None
 
-    def _named(self) -> Marks | None:
-        """What is known of the text that `tokens` are the names of, the last whose ids are known."""
-        known = [call for layer in self.values() for call in layer.calls if call.marks is not None]
-        return max(reversed(known), key=lambda call: call.forward).marks if known else None
+    def _marks_of_tokens(self) -> Marks | None:
+        """Return the marks of the text that `tokens` names: the last text with known ids, or None."""
+        calls = [call for layer in self.values() for call in layer.calls if call.marks is not None]
+        return max(reversed(calls), key=lambda call: call.forward).marks if calls else None
 
     def find(self, what: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
         """The heads that do something, most first.
@@ -257,8 +257,8 @@ class Heads(ByLayer[LayerHeads]):
             >>> [head.head for head in heads.find("entropy", top=4)].count(0)
             1
         """
-        everyone = self.all()
-        measured = dict.fromkeys(name for head in everyone for name in head.values)
+        all_heads = self.all()
+        measured = dict.fromkeys(name for head in all_heads for name in head.values)
         entry, score = ENTRIES.get(what), what
         if entry is not None:
             score = entry.score
@@ -278,18 +278,18 @@ class Heads(ByLayer[LayerHeads]):
             )
         if top is not None and top < 1:
             raise ArgumentError(f"top must be at least 1: got {top}; None gives all")
-        fitting = [
+        matches = [
             replace(head, score=head.values[score])
-            for head in everyone
-            if self._has(head, score)
+            for head in all_heads
+            if self._has_score(head, score)
             and (least is None or head.values[score] >= least)
             and not (by_label and score in head.few)
         ]
-        fitting.sort(key=lambda head: -(head.score or 0.0))
-        return fitting if top is None else fitting[:top]
+        matches.sort(key=lambda head: -(head.score or 0.0))
+        return matches if top is None else matches[:top]
 
-    def _has(self, head: Head, score: str) -> bool:
-        """Whether a head has a score that says something: one that is a number, and not of another text."""
+    def _has_score(self, head: Head, score: str) -> bool:
+        """Return True if a head has a score that is not NaN and not of positions in another text."""
         other_text = score in POSITIONS and self[head.path].kind == "cross"
         return not math.isnan(head.values.get(score, math.nan)) and not other_text
 
@@ -485,8 +485,8 @@ class Heads(ByLayer[LayerHeads]):
         beside: Heads | Sequence[Heads] = (),
         finer: Sequence[tuple[Layer, int]] | None = None,
         outputs: ByLayer[Tensor] | None = None,
-        effects: ToldToPages | None = None,
-        corpus: ToldToPages | None = None,
+        effects: PageSource | None = None,
+        corpus: PageSource | None = None,
         training: HeadsInTraining | None = None,
         alive: tuple[nn.Module, Any, str] | None = None,
         image: Tensor | numpy.ndarray[Any, Any] | None = None,

@@ -1,4 +1,4 @@
-"""A small grammar of English, as data: sentences in which it is known which word belongs to which.
+"""A small grammar of English, as data: sentences with known relations between words.
 
     words    WORDS: lists of words, in two halves; no word of an open list is in both
     parts    PARTS: how phrases are built, "determiner adjective *thing"; the head is marked *
@@ -280,7 +280,11 @@ RELATIONS = (
     ("first conjunct", "second conjunct"),
 )
 RELATED = ("noun > later related noun", "noun > earlier related noun")
-MOVING = {"pronoun": ("he", "she"), "reflexive": ("himself", "herself"), "possessive pronoun": ("his", "her")}
+PRONOUNS = {
+    "pronoun": ("he", "she"),
+    "reflexive": ("himself", "herself"),
+    "possessive pronoun": ("his", "her"),
+}
 ITEM = "item"  # in a list of nouns
 LEAST = 60
 GLUED = ("'s", ".", ",", "?")  # written without a space before them
@@ -352,17 +356,17 @@ class Sentence:
 
 @dataclass
 class _Draft:
-    """A sentence while it is made."""
+    """A sentence that is being built."""
 
     half: int
     draw: random.Random
     words: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
-    lists: list[str] = field(default_factory=list)  # which list each word is from
+    lists: list[str] = field(default_factory=list)  # the list of each word
     relations: list[Relation] = field(default_factory=list)
 
     def build(self, rule: str) -> int:
-        """Add the words of a rule; the number of its head's."""
+        """Add the words of a rule; return the number of its head."""
         slots: list[tuple[set[str], int]] = []
         head = None
         for slot in rule.split():
@@ -370,64 +374,65 @@ class _Draft:
                 if self.draw.random() < 0.5:
                     continue
                 slot = slot[:-1]
-            names, _, what = slot.lstrip("*").rpartition("=")
-            at = self.add(what)
-            called = {name.replace("_", " ") for name in names.split("+")} if names else set()
-            if not names and what not in PARTS:
-                called = {self.classes[at]}
-            slots.append((called, at))
+            names, _, source = slot.lstrip("*").rpartition("=")
+            at = self.add(source)
+            slot_names = {name.replace("_", " ") for name in names.split("+")} if names else set()
+            if not names and source not in PARTS:
+                slot_names = {self.classes[at]}
+            slots.append((slot_names, at))
             head = at if slot.startswith("*") or head is None else head
-        for number, (called, at) in enumerate(slots):
-            for others, other in slots[number + 1 :]:
-                self.relate(called, at, others, other)
+        for number, (slot_names, at) in enumerate(slots):
+            for other_names, other in slots[number + 1 :]:
+                self.relate(slot_names, at, other_names, other)
         assert head is not None
         return head
 
-    def add(self, what: str) -> int:
-        """Add a phrase, a word of a list, or this very word; the number of its head."""
-        if what in PARTS:
-            return self.build(self.draw.choice(PARTS[what]))
-        if what in WORDS:
-            words = WORDS[what][self.half].split()
-            fresh = [word for word in words if what in CLOSED or word not in self.words]
-            word, kind = self.draw.choice(fresh or words), CLASSES.get(what, what)
+    def add(self, source: str) -> int:
+        """Add a phrase, a word of a list, or a literal word; return the number of its head."""
+        if source in PARTS:
+            return self.build(self.draw.choice(PARTS[source]))
+        if source in WORDS:
+            words = WORDS[source][self.half].split()
+            unused = [word for word in words if source in CLOSED or word not in self.words]
+            word, word_class = self.draw.choice(unused or words), CLASSES.get(source, source)
         else:
-            word, kind = what, _class_of(what)
+            word, word_class = source, _class_of(source)
         self.words.append(word)
-        self.classes.append(kind)
-        self.lists.append(what)
+        self.classes.append(word_class)
+        self.lists.append(source)
         return len(self.words) - 1
 
-    def relate(self, called: set[str], at: int, others: set[str], other: int) -> None:
-        """Add both directions of each relation that two slots have the names of."""
-        for one, two in RELATIONS:
-            if one in called and two in others:
-                self.relations += _both_ways(one, at, two, other)
-            elif two in called and one in others:
-                self.relations += _both_ways(one, other, two, at)
+    def relate(self, names: set[str], at: int, other_names: set[str], other: int) -> None:
+        """Add both directions of each relation between the names of two slots."""
+        for first, second in RELATIONS:
+            if first in names and second in other_names:
+                self.relations += _both_directions(first, at, second, other)
+            elif second in names and first in other_names:
+                self.relations += _both_directions(first, other, second, at)
 
     def sentence(self, pair: int | None = None) -> Sentence:
-        """The words as they are written, with the relations that have one answer each."""
+        """Return the sentence, with the relations whose related word is unique."""
         words = list(self.words)
         for at, word in enumerate(words[:-1]):
             if word == "a" and words[at + 1][0] in "aeiou":
                 words[at] = "an"
         words[0] = words[0].capitalize()
-        answers = Counter(relation[:2] for relation in self.relations)
-        clear = tuple(relation for relation in self.relations if answers[relation[:2]] == 1)
-        return Sentence(tuple(words), tuple(self.classes), clear, self.half, pair=pair)
+        counts = Counter(relation[:2] for relation in self.relations)
+        unique = tuple(relation for relation in self.relations if counts[relation[:2]] == 1)
+        return Sentence(tuple(words), tuple(self.classes), unique, self.half, pair=pair)
 
 
-def _both_ways(one: str, at: int, two: str, other: int) -> list[Relation]:
-    return [(f"{one} > {two}", at, other), (f"{two} > {one}", other, at)]
+def _both_directions(first: str, at: int, second: str, other: int) -> list[Relation]:
+    """Return a relation in both directions."""
+    return [(f"{first} > {second}", at, other), (f"{second} > {first}", other, at)]
 
 
 def _class_of(word: str) -> str:
-    """What a word is that stands in a shape by itself."""
+    """Return the class of a literal word of a shape."""
     for name, words in CLOSED.items():
         if word in words.split():
             return CLASSES.get(name, name)
-    for name, forms in MOVING.items():
+    for name, forms in PRONOUNS.items():
         if word in forms:
             return name
     return "noun" if word == ITEM else word
@@ -446,61 +451,61 @@ def sentences(count: int = 700, seed: int = 0) -> list[Sentence]:
     if count < LEAST:
         raise ArgumentError(f"sentences must be at least {LEAST}: got {count}; 700 is usual")
     draw = random.Random(seed)
-    made: list[Sentence] = []
-    shapes: set[tuple[str, ...]] = set()  # of the first half: none of them is in the second
+    result: list[Sentence] = []
+    shapes: set[tuple[str, ...]] = set()  # of the first half, which the second must not have
     for half in (0, 1):
         for kind, share in MIXED.items():
-            room = round(count / 2 * share)
-            size = 4 if kind in MOVING else 1
+            total = round(count / 2 * share)
+            size = 4 if kind in PRONOUNS else 1
             rules = SHAPES[kind][half]
-            for number in range(room // size):
+            for number in range(total // size):
                 while True:
                     group = list(_group(kind, rules[number % len(rules)], half, draw))
                     if half == 0 or group[0].classes not in shapes:
                         break
                 shapes.update([group[0].classes] if half == 0 else [])
-                at, pair = len(made), len(made)
-                made += [
-                    replace(one, group=at, pair=None if one.pair is None else pair + one.pair)
-                    for one in group
+                at, pair = len(result), len(result)
+                result += [
+                    replace(sentence, group=at, pair=None if sentence.pair is None else pair + sentence.pair)
+                    for sentence in group
                 ]
-    return made
+    return result
 
 
 def _group(kind: str, rule: str, half: int, draw: random.Random) -> Iterator[Sentence]:
-    """The sentences that one draw of a shape gives: one, or four of two people."""
+    """Yield the sentences of one draw of a shape: one, or four with two people."""
     draft = _Draft(half, draw)
     draft.build(rule)
     if kind == "related":
-        _fill(draft)
-    if kind not in MOVING:
+        _fill_items(draft)
+    if kind not in PRONOUNS:
         yield draft.sentence()
         return
     places = draft.lists.index("male"), draft.lists.index("female")
-    moving = [at for at, kind_of in enumerate(draft.classes) if kind_of == kind]
+    pronouns = [at for at, word_class in enumerate(draft.classes) if word_class == kind]
     names, plain = [draft.words[at] for at in places], draft.relations
     for order in (0, 1):
         for gender in (0, 1):
             draft.words[places[order]], draft.words[places[1 - order]] = names
             draft.relations = list(plain) if order == gender == 0 else []
-            for number, at in enumerate(moving):  # a second pronoun is of the other one
-                theirs = (gender + number) % 2
-                draft.words[at] = MOVING[kind][theirs]
-                antecedent = places[(order + theirs) % 2]
-                draft.relations += _both_ways(kind, at, "antecedent", antecedent)
+            for number, at in enumerate(pronouns):  # a second pronoun refers to the other person
+                gender_of_word = (gender + number) % 2
+                draft.words[at] = PRONOUNS[kind][gender_of_word]
+                antecedent = places[(order + gender_of_word) % 2]
+                draft.relations += _both_directions(kind, at, "antecedent", antecedent)
             yield draft.sentence(pair=order)
 
 
-def _fill(draft: _Draft) -> None:
-    """Nouns for the places of a list: two that are related, and one each of other pairs."""
+def _fill_items(draft: _Draft) -> None:
+    """Fill the places of a list with nouns: two that are related, and one each of other pairs."""
     draw, places = draft.draw, [at for at, word in enumerate(draft.words) if word == ITEM]
     pairs = [pair.split() for pair in PAIRS[draft.half].split(",")]
-    chosen, *others = draw.sample(pairs, len(places) - 1)
+    chosen, *rest = draw.sample(pairs, len(places) - 1)
     draw.shuffle(chosen)
-    apart = draw.randrange(1, len(places))  # as often far as near
-    start = draw.randrange(len(places) - apart)
-    first, second = places[start], places[start + apart]
+    distance = draw.randrange(1, len(places))  # every distance is equally likely
+    start = draw.randrange(len(places) - distance)
+    first, second = places[start], places[start + distance]
     words = {first: chosen[0], second: chosen[1]}
     for at in places:
-        draft.words[at] = words[at] if at in words else draw.choice(others.pop())
+        draft.words[at] = words[at] if at in words else draw.choice(rest.pop())
     draft.relations = [(RELATED[0], first, second), (RELATED[1], second, first)]

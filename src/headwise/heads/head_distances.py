@@ -1,5 +1,4 @@
-"""How far apart heads are, in where they look and in what they say; from that, heads as points and in groups,
-and `diversity`, how much the heads of a model differ.
+"""Distances between heads by attention and by output; heads as points and in groups; and `diversity`.
 
 The distances: each function gives a matrix of every head of a layer against every head, [B, H, H];
 `one_number` makes it a number per layer. Weights are read a block of queries at a time, so memory is that of
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from .layer import LayerHeads
     from .layer_names import Layer
 
-QUERIES = 256  # of a sequence that heads are compared by, unless told: their mean hardly moves beyond
-ACROSS = 64  # queries at most that heads of different layers are compared by
+QUERIES = 256  # default number of queries of a sequence to compare heads by; more hardly change the mean
+ACROSS = 64  # maximal number of queries to compare heads of different layers by
 
 
 @torch.no_grad()
@@ -77,10 +76,10 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
             p = torch.cat([p, left[..., None] * (1 - smooth)], dim=-1)
         entropy = torch.special.entr(p).sum(-1)  # [H, t]
         for head in range(H - 1):
-            others = slice(head + 1, H)
-            between = torch.special.entr((p[head] + p[others]) / 2).sum(-1)
-            apart = between - (entropy[head] + entropy[others]) / 2
-            total[b, head, others] += torch.where(counts[head] & counts[others], apart, 0).sum(-1)
+            rest = slice(head + 1, H)
+            between = torch.special.entr((p[head] + p[rest]) / 2).sum(-1)
+            divergence = between - (entropy[head] + entropy[rest]) / 2
+            total[b, head, rest] += torch.where(counts[head] & counts[rest], divergence, 0).sum(-1)
         number[b] += _pairs(counts, total.dtype)
     return (total + total.transpose(1, 2)).clamp(min=0) / number
 
@@ -191,7 +190,7 @@ def one_number(matrix: Tensor) -> Tensor:
 
 
 def _sums_over_pairs(map: AttentionMap, what: str) -> tuple[Tensor, Tensor]:
-    """Two sums of zero for every pair of heads, [B, H, H], of a map that holds whole rows."""
+    """Return two tensors of zeros [B, H, H] to sum over pairs of heads; the map must have full rows."""
     map.check_whole_rows(what)
     B, H, _, _ = map.shape
     total = torch.zeros(B, H, H, dtype=tile_dtype(map.dtype), device=map.device)
@@ -204,9 +203,9 @@ def _blocks(map: AttentionMap, queries: int | None) -> Iterator[tuple[int, Tenso
         raise ArgumentError(f"queries must be at least 1: got {queries}; None takes all")
     counts = map.counted_queries()
     for b in range(len(map)):
-        chosen = counts[b].any(0).nonzero().squeeze(-1).cpu()  # those that count for some head
+        chosen = counts[b].any(0).nonzero().squeeze(-1).cpu()  # queries that count for any head
         if queries is not None and queries < len(chosen):
-            steps = torch.arange(queries)  # the middles of as many equal stretches
+            steps = torch.arange(queries)  # the middles of equal intervals
             chosen = chosen[(2 * steps + 1) * len(chosen) // (2 * queries)]
         for rows, p in weights_in_blocks(map.select(batch=b), chosen):
             yield b, rows, p[0], counts[b][:, rows]
@@ -221,7 +220,7 @@ def _pairs(counts: Tensor, dtype: torch.dtype) -> Tensor:
 # Points and groups
 
 
-UNEQUAL = 1e-4  # how far apart, as a share of the largest, the two sides of the diagonal may be
+ASYMMETRY = 1e-4  # tolerated difference of d[i, j] and d[j, i], as a share of the largest distance
 
 
 def layout(distances: Tensor) -> Tensor:
@@ -251,10 +250,10 @@ def layout(distances: Tensor) -> Tensor:
     N = len(squares)
     points = torch.zeros(N, 2, dtype=squares.dtype, device=squares.device)
     centred = squares - squares.mean(0) - squares.mean(1, keepdim=True) + squares.mean()
-    values, vectors = torch.linalg.eigh(-centred / 2)  # rising
+    values, vectors = torch.linalg.eigh(-centred / 2)  # in ascending order
     used = min(2, N)
     axes = vectors[:, -used:].flip(-1) * values[-used:].flip(-1).clamp(min=0).sqrt()  # [N, used]
-    # of points equally far out the first decides, also where rounding sets them a little apart
+    # of points equally far out the first decides, with a tolerance for rounding
     far = axes.abs() >= axes.abs().amax(0) * (1 - 1e-9)
     sign = axes.gather(0, far.int().argmax(0, keepdim=True)).sign()
     points[:, :used] = axes * sign + 0.0  # no -0.0
@@ -299,7 +298,7 @@ def clusters(distances: Tensor, count: int | None = None, threshold: float | Non
     if threshold is not None and not threshold >= 0:
         raise ArgumentError(f"threshold must not be negative: got {threshold}; 0 joins only what is alike")
     away = away.fill_diagonal_(torch.inf)
-    group, sizes = list(range(N)), [1] * N  # each group goes by its first head
+    group, sizes = list(range(N)), [1] * N  # each group is named by its first head
     for _ in range(N - (count or 1)):
         near, far = divmod(int(away.argmin()), N)  # near < far: the first of equals, in a symmetric matrix
         if threshold is not None and float(away[near, far]) > threshold:
@@ -322,18 +321,18 @@ def _checked(distances: Tensor) -> Tensor:
         )
     d = distances.detach().double()
     if not bool(torch.isfinite(d).all()):
-        strange = d[~torch.isfinite(d)][0].item()
+        value = d[~torch.isfinite(d)][0].item()
         raise ArgumentError(
-            f"distances must be finite: found {strange}; leave out heads that were not measured"
+            f"distances must be finite: found {value}; leave out heads that were not measured"
         )
     if bool((d < 0).any()):
         raise ArgumentError(
             f"distances must not be negative: found {d.min().item():g}; a cosine goes in as 1 - c"
         )
-    apart = (d - d.T).abs().max().item()
-    if apart > UNEQUAL * d.max().item():
+    difference = (d - d.T).abs().max().item()
+    if difference > ASYMMETRY * d.max().item():
         raise ArgumentError(
-            f"distances must be symmetric: [i, j] and [j, i] differ by {apart:g}; use (d + d.T) / 2"
+            f"distances must be symmetric: [i, j] and [j, i] differ by {difference:g}; use (d + d.T) / 2"
         )
     return (d + d.T) / 2
 
@@ -392,8 +391,8 @@ class Diversity:
         lines = ["mean Jensen-Shannon divergence between heads (nats; 0: the same, 0.69: nothing in common)"]
         for layer, number in self.by_layer.items():
             cosine = self.outputs.get(layer)
-            said = "" if cosine is None else f", outputs' cosine {float(one_number(cosine[None])):.3f}"
-            lines.append(f"  layer {layer}: {number:.3f}{said}")
+            text = "" if cosine is None else f", outputs' cosine {float(one_number(cosine[None])):.3f}"
+            lines.append(f"  layer {layer}: {number:.3f}{text}")
         return "\n".join([*lines, f"  all: {self.number:.3f}"])
 
 
@@ -439,7 +438,7 @@ def diversity(
     if isinstance(what, AttentionMap):
         counts = what.counted_queries().sum(-1)
         matrix = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
-        return _of_one_layer({0: matrix}, {}, {})
+        return _layer_diversity({0: matrix}, {}, {})
     layers = list(what.values()) if isinstance(what, Mapping) else [what]
     if not all(hasattr(layer, "calls") for layer in layers):
         raise ArgumentError(
@@ -453,24 +452,25 @@ def diversity(
         for name in ("outputs", "values")
     )
     if len(layers) == 1:
-        return _of_one_layer(attention, outputs, values)
+        return _layer_diversity(attention, outputs, values)
     heads = tuple((layer.name, head) for layer in layers for head in range(layer.num_heads))
     distances = _across(layers, smooth) if across else None
     return Diversity(attention, outputs, values, heads, distances)
 
 
-def _of_one_layer(
+def _layer_diversity(
     attention: dict[Layer, Tensor], outputs: dict[Layer, Tensor], values: dict[Layer, Tensor]
 ) -> Diversity:
+    """Return the diversity of a single layer."""
     ((layer, matrix),) = attention.items()
     heads = tuple((layer, head) for head in range(len(matrix)))
     return Diversity(attention, outputs, values, heads, matrix.clamp(min=0).sqrt())
 
 
 def _over_sequences(measured: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """[H, H], the mean over queries, from the means of sequences [B, H, H] and their counts [B, H].
+    """Return the mean over queries, [H, H], from means of sequences [B, H, H] and their counts [B, H].
 
-    A pair counts the queries of the head that has fewer; sequences in which it was not measured, none.
+    A pair counts the queries of the head that has fewer, and none of a sequence in which it was not measured.
     """
     matrix = torch.cat([pairs.cpu().double() for pairs, _ in measured])
     counts = torch.cat([number.cpu().double() for _, number in measured])
@@ -481,10 +481,10 @@ def _over_sequences(measured: list[tuple[Tensor, Tensor]]) -> Tensor:
 def attention_between(
     layer: LayerHeads, *, smooth: float = 0.0, queries: int | None = QUERIES
 ) -> Tensor | None:
-    """How differently the heads of a layer look, [H, H] in nats, over all calls; None: it cannot be told.
+    """Return the divergence between the heads of a layer over all calls, [H, H] in nats, or None.
 
-    As measured while watching where that is what is asked for, else from maps. Calls of which neither was
-    kept, as steps of generation, are left out.
+    It was measured while watching, with the default arguments, or is computed from maps. Calls with neither,
+    such as steps of generation, are left out.
     """
     measured = []
     for call in layer.calls:
@@ -496,11 +496,12 @@ def attention_between(
             pairs = jensen_shannon(call.map, smooth=smooth, queries=queries)
             measured.append((pairs, call.queries))
         elif "attention" in call.pairs:
-            return None  # measured, but not so
+            return None  # measured with other arguments
     return _over_sequences(measured) if measured else None
 
 
 def _attention(layer: LayerHeads, smooth: float, queries: int | None) -> Tensor:
+    """Return `attention_between`; raise `ArgumentError` if it is None."""
     between = attention_between(layer, smooth=smooth, queries=queries)
     if between is not None:
         return between
@@ -516,12 +517,14 @@ def _attention(layer: LayerHeads, smooth: float, queries: int | None) -> Tensor:
 
 
 def _measured(layer: LayerHeads, name: str) -> Tensor | None:
+    """Return the mean over calls of a number of pairs of heads, or None if it was not measured."""
     calls = [call for call in layer.calls if name in call.pairs]
     measured = [(call.pairs[name], call.counts.get(name, call.queries)) for call in calls]
     return _over_sequences(measured) if measured else None
 
 
 def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
+    """Return the distances between the heads of all layers, [N, N]."""
     maps = [layer.map for layer in layers]
     sizes = {(map.shape[0], *map.shape[2:]) for map in maps}
     if len(sizes) > 1:
@@ -534,14 +537,14 @@ def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
     dtype = tile_dtype(maps[0].dtype)
     shape = [B, sum(map.shape[1] for map in maps), len(chosen), S + 1]
     budget.check(
-        2 * torch.Size(shape).numel() * dtype.itemsize,  # each layer's, and all of them joined
+        2 * torch.Size(shape).numel() * dtype.itemsize,  # of each layer, and of all joined
         torch.device("cpu"),
         f"weights of all heads {shape}",
         "compare the heads of one layer: diversity(heads[layer])",
     )
     together = torch.cat([_with_sinks(map.select(queries=chosen)).to("cpu", dtype) for map in maps], dim=1)
     counted = maps[0].mask.counted(T)
-    # a sink is no key that something could be spread over
+    # the sink is not a real key, so that smoothing spreads nothing over it
     keys = torch.cat([maps[0].real_keys.cpu(), torch.zeros(B, 1, dtype=torch.bool)], dim=1)
     mask = Mask(keys=keys, queries=None if counted is None else counted[:, chosen].cpu())
     joined = AttentionMap.from_weights(together, mask)
@@ -550,7 +553,7 @@ def _across(layers: list[LayerHeads], smooth: float) -> Tensor:
 
 
 def _with_sinks(map: AttentionMap) -> Tensor:
-    """Weights [B, H, T, S + 1]: the last key is the learned sink, without weight where there is none."""
+    """Return weights [B, H, T, S + 1]; the last key is the learned sink, with weight 0 if there is none."""
     map = map.detach()
     p, sinks, lse = map.dense(), map.sinks, map.lse[..., None]
     if sinks is None:

@@ -1,7 +1,7 @@
-"""Heads in one safetensors file: numbers as tensors, maps as q and k, the rest as JSON in its header.
+"""Files of heads in safetensors format: numbers as tensors, maps as q and k, the rest as JSON in the header.
 
-A map becomes named tensors and plain numbers, and from them exactly the map that it was: q, k, its
-log-sum-exp and its rules, linear in the length; only weights that someone gave are a matrix.
+A map is stored as named tensors and plain numbers and restored exactly: q, k, the log-sum-exp and the rules,
+linear in the length. Only maps of given weights store the matrix.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .record import Marks, Record
 if TYPE_CHECKING:
     from .collection import Heads
 
-Told = dict[str, Any]  # what JSON holds
-Layout = dict[str, list[int]]  # "shape", and "order": the dimensions as they lie in memory
+JsonDict = dict[str, Any]  # a JSON object
+Layout = dict[str, list[int]]  # "shape", and "order": the dimensions in memory order
 
 
 FORMAT = "headwise-heads-3"  # 2: scores of patterns were means over all queries
@@ -42,111 +42,114 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
     with needed("safetensors", "saving heads needs safetensors"):
         import safetensors.torch
     with needed("safetensors", "saving heads needs safetensors"):
-        import numpy  # noqa: F401 - safetensors saves by it, and does not bring it
+        import numpy  # noqa: F401 - safetensors needs it to save, but does not require it
     if maps:
         _check_budget([call for layer in heads.values() for call in layer.calls])
     tensors: dict[str, Tensor] = {}
-    shelf = Shelf(tensors)
-    layers: list[Told] = []
+    store = TensorStore(tensors)
+    layers: list[JsonDict] = []
     for layer in heads.values():
-        calls: list[Told] = []
+        calls: list[JsonDict] = []
         for call in layer.calls:
             call.measure_patterns()
             key = f"{len(layers)}.{len(calls)}."
             tensors |= {key + name: x.cpu().contiguous().clone() for name, x in _tensors(call).items()}
-            told: Told = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
-            told["reach"] = call.reach
+            entry: JsonDict = {"shape": list(call.shape), "kind": call.kind, "forward": call.forward}
+            entry["reach"] = call.reach
             if maps and call.map is not None:
-                told["map"] = shelf.put(key + "map.", call.map)
-            calls.append(told)
+                entry["map"] = store.add(key + "map.", call.map)
+            calls.append(entry)
         layers.append({"path": layer.path, "layer": layer.layer, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
     header["unheard"] = [asdict(layer) for layer in heads.unheard]
-    with whole_file(Path(path), "path") as half:
-        half.write_bytes(safetensors.torch.save(tensors, metadata={"headwise": json.dumps(header)}))
+    with whole_file(Path(path), "path") as file:
+        file.write_bytes(safetensors.torch.save(tensors, metadata={"headwise": json.dumps(header)}))
 
 
 def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
     """Fill empty heads from a file that `save` wrote, in main memory; see `load_heads`."""
     with needed("safetensors", "saving heads needs safetensors"):
         import safetensors
-    place = Path(path)
-    if not place.is_file():
+    file_path = Path(path)
+    if not file_path.is_file():
         raise ArgumentError(
-            f"path must be a file that exists: there is no {str(place)!r}; heads.save makes one"
+            f"path must be a file that exists: there is no {str(file_path)!r}; heads.save makes one"
         )
     try:
-        with safetensors.safe_open(place, framework="pt") as file:
+        with safetensors.safe_open(file_path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("headwise", "{}"))
             if header.get("format") != FORMAT:
                 raise ArgumentError(
-                    f"path must be a file of heads.save: {str(place)!r} is {header.get('format')!r}, not "
+                    f"path must be a file of heads.save: {str(file_path)!r} is {header.get('format')!r}, not "
                     f"{FORMAT!r}; save it again"
                 )
             heads.tokens, heads.title = header["tokens"], header["title"]
             heads.unheard = [Unheard(**layer) for layer in header.get("unheard", [])]  # older files have none
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        mine: dict[str, dict[str, Tensor]] = {}
+        tensors_of: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
-            layer_at, call_at, rest = name.split(".", 2)
-            mine.setdefault(f"{layer_at}.{call_at}", {})[rest] = value
-        for at, layer in enumerate(header["layers"]):
-            for number, call in enumerate(layer["calls"]):
-                record = _record(call, mine.get(f"{at}.{number}", {}))
+            layer_at, call_at, tensor_name = name.split(".", 2)
+            tensors_of.setdefault(f"{layer_at}.{call_at}", {})[tensor_name] = value
+        for layer_number, layer in enumerate(header["layers"]):
+            for call_number, call in enumerate(layer["calls"]):
+                record = _record(call, tensors_of.get(f"{layer_number}.{call_number}", {}))
                 if "map" in call:
-                    record.map = Shelf(tensors).take(call["map"])
+                    record.map = TensorStore(tensors).load(call["map"])
                 heads.add(layer["path"], record, layer=layer["layer"])
     except ArgumentError:
         raise
     except Exception as error:
         raise ArgumentError(
-            f"path must be a safetensors file: {str(place)!r}: {error}; heads.save makes one"
+            f"path must be a safetensors file: {str(file_path)!r}: {error}; heads.save makes one"
         ) from error
 
 
-class Shelf:
+class TensorStore:
     """The tensors of maps by name. A tensor that several maps share, such as a mask, is stored once."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
-        self._known: dict[tuple[object, ...], tuple[str, Tensor]] = {}  # kept: memory may come again
+        self._stored: dict[
+            tuple[object, ...], tuple[str, Tensor]
+        ] = {}  # tensors are kept alive, for their memory may be reused
 
-    def put(self, key: str, map: AttentionMap) -> Told:
+    def add(self, key: str, map: AttentionMap) -> JsonDict:
         """Store a map's tensors; return its numbers, and the name and memory layout of each tensor."""
         tensors, numbers = pack(map)
         places: dict[str, tuple[str, Layout]] = {}
         for name, value in tensors.items():
             same = (value.data_ptr(), value.dtype, value.device, value.shape, value.stride())
-            if same not in self._known:
-                self._known[same] = key + name, value
+            if same not in self._stored:
+                self._stored[same] = key + name, value
                 self.tensors[key + name] = _packed(value)
-            places[name] = self._known[same][0], _layout(value)
+            places[name] = self._stored[same][0], _layout(value)
         return {"numbers": numbers, "tensors": places}
 
-    def take(self, told: Told) -> AttentionMap:
-        """Return the map that `put` stored."""
+    def load(self, entry: JsonDict) -> AttentionMap:
+        """Return the map that `add` stored."""
         tensors = {}
-        for name, (at, layout) in told["tensors"].items():
+        for name, (stored_name, layout) in entry["tensors"].items():
             order = layout["order"]
-            in_order = self.tensors[at].permute([order.index(dim) for dim in range(len(order))])
+            in_order = self.tensors[stored_name].permute([order.index(dim) for dim in range(len(order))])
             tensors[name] = in_order.expand(layout["shape"])
-        return unpack(tensors, told["numbers"])
+        return unpack(tensors, entry["numbers"])
 
 
 def _check_budget(calls: list[Record]) -> None:
     """Check that the dense weights of all given maps fit the memory budget."""
     scores = [call.map.parts()[0] for call in calls if call.map is not None]
-    given = [each.weights for each in scores if isinstance(each, GivenWeights)]
-    if given:
+    matrices = [part.weights for part in scores if isinstance(part, GivenWeights)]
+    if matrices:
         budget.check(
-            sum(weights.nbytes for weights in given),
+            sum(weights.nbytes for weights in matrices),
             torch.device("cpu"),
-            f"weights of {len(given)} maps, the last {list(given[-1].shape)},",
+            f"weights of {len(matrices)} maps, the last {list(matrices[-1].shape)},",
             "save without maps: heads.save(path, maps=False)",
         )
 
 
 def _tensors(call: Record) -> dict[str, Tensor]:
+    """Return the tensors of a record by name, without its map."""
     tensors = {f"{kind}.{name}": value for kind in NUMBERS for name, value in getattr(call, kind).items()}
     if call.marks is not None:
         marks = ((name, getattr(call.marks, name)) for name in MARKS)
@@ -154,7 +157,8 @@ def _tensors(call: Record) -> dict[str, Tensor]:
     return tensors
 
 
-def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
+def _record(call: JsonDict, tensors: dict[str, Tensor]) -> Record:
+    """Return the record of a call, without its map."""
     B, H, T, S = call["shape"]
     record = Record((B, H, T, S), call["kind"], call["forward"], reach=call["reach"])
     record._has_patterns = True  # they were measured before it was saved
@@ -170,7 +174,7 @@ def _record(call: Told, tensors: dict[str, Tensor]) -> Record:
 # A map as tensors and numbers
 
 
-def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
+def pack(map: AttentionMap) -> tuple[dict[str, Tensor], JsonDict]:
     """Return the tensors of a map and its numbers, by name; raises if q, k or a rule was written to since."""
     scores, _, columns = map.parts()
     parts = scores.parts() | {"lse": map.lse}
@@ -181,7 +185,7 @@ def pack(map: AttentionMap) -> tuple[dict[str, Tensor], Told]:
     return tensors, numbers
 
 
-def unpack(tensors: dict[str, Tensor], numbers: Told) -> AttentionMap:
+def unpack(tensors: dict[str, Tensor], numbers: JsonDict) -> AttentionMap:
     """Make a map from its tensors and numbers."""
     parts = {**tensors, **numbers}
     kind = GivenWeights if "weights" in parts else Scores

@@ -1,7 +1,7 @@
-"""The heads of one layer, and one head: what all its calls come to, and the label it earns.
+"""The heads of one layer, and one head: means over all calls, and labels.
 
-A label is a name for what a head does. It is given only from measured scores, only above a stated threshold;
-`LABELS` is the table. Scores are shares, 1 at most. To add a label, add its entry.
+A label is a name for what a head does, by a measured score above a threshold; `LABELS` is the table. Scores
+are shares, at most 1. To add a label, add its entry.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..map import AttentionMap
 from .layer_names import Layer
 from .record import PATTERNS, WRITTEN, Record
 
-POSITIONS = ("distance", "previous", "itself", "next", "local")  # say nothing where keys are of another text
+POSITIONS = ("distance", "previous", "itself", "next", "local")  # meaningless if keys are of another text
 
 # Labels
 
 MIXED = "mixed"
 NOTHING_CLEAR = "does several things, none of them above the threshold of its label"
-ROUNDING = 1e-3  # two scores of the same keys, measured in two ways: of models in float16 they differ by 1e-5
+ROUNDING = 1e-3  # tolerance for two scores of the same keys; in float16 models they differ by 1e-5
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ def label(scores: Mapping[str, float]) -> Label:
         score = float(scores.get(entry.score, math.nan))
         if math.isnan(score) or score < entry.threshold:
             continue
-        found = Label(entry.name, score)
+        candidate = Label(entry.name, score)
         is_special, above = best.strength
-        if found.strength > (is_special, above + ROUNDING):
-            best = found
+        if candidate.strength > (is_special, above + ROUNDING):
+            best = candidate
     return best
 
 
@@ -200,7 +200,9 @@ class Head:
     label: Label
     values: dict[str, float] = field(repr=False, hash=False)
     score: float | None = None  # what it was found by
-    few: frozenset[str] = field(default=frozenset(), repr=False, hash=False)  # scores of too few queries
+    few: frozenset[str] = field(
+        default=frozenset(), repr=False, hash=False
+    )  # scores that are means of too few queries
 
     def __iter__(self) -> Iterator[Layer | int]:
         return iter((self.layer, self.head))
@@ -215,8 +217,8 @@ class Unheard:
 
     path: str  # of the module
     kind: str  # the name of its class
-    softmaxes: int  # that ran in it, in all forwards
-    why: str | None  # fallback="eager" cannot read its weights; None: it can
+    softmaxes: int  # how many ran in it, in all forwards
+    why: str | None  # why fallback="eager" cannot read its weights; None: it can
 
     def __str__(self) -> str:
         where = "" if self.why is None else f", where {self.why}"
@@ -236,7 +238,7 @@ class LayerHeads:
         self._calls: list[Record] = []
         self.runs_again = False  # in one forward, as layers with shared weights do
 
-    _before_reading: Callable[[], None] | None = None  # lets calls in that wait to be measured
+    _before_reading: Callable[[], None] | None = None  # measures deferred calls and adds them
 
     @property
     def calls(self) -> list[Record]:
@@ -246,7 +248,7 @@ class LayerHeads:
         return self._calls
 
     def take(self, record: Record) -> None:
-        """Add a call without settling those that wait."""
+        """Add a call without measuring deferred calls first."""
         self._calls.append(record)
 
     def __getstate__(self) -> dict[str, object]:
@@ -292,6 +294,7 @@ class LayerHeads:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _over_calls(self, name: str) -> Tensor:
+        """Return the mean of a statistic over all calls, or its maximum, [H]."""
         values, counts = self._with_counts(name)
         if name in ROW_STATISTICS and ROW_STATISTICS[name].largest:
             return values.amax(0)
@@ -302,7 +305,7 @@ class LayerHeads:
         measured = [call for call in self.calls if name in call.rows]
         values = torch.cat([call.rows[name].cpu().double() for call in measured])
         counts = torch.cat([call.counts[name].cpu().double() for call in measured])
-        return values, counts.masked_fill(values.isnan(), 0)  # nothing there to take the mean of
+        return values, counts.masked_fill(values.isnan(), 0)  # no query was measured
 
     @property
     def map(self) -> AttentionMap:
@@ -311,13 +314,13 @@ class LayerHeads:
         Raises:
             ArgumentError: none was kept.
         """
-        kept = [call.map for call in self.calls if call.map is not None]
-        if not kept:
+        maps = [call.map for call in self.calls if call.map is not None]
+        if not maps:
             raise ArgumentError(
                 f"map must have been kept: {self.path} was called with {list(self.calls[-1].shape)}; "
                 "use watch(model, keep=True), or look at .pooled"
             )
-        return kept[-1]
+        return maps[-1]
 
     @property
     def pooled(self) -> Tensor:
@@ -326,12 +329,12 @@ class LayerHeads:
         Raises:
             ArgumentError: none was made.
         """
-        made = [call.pooled for call in self.calls if call.pooled is not None]
-        if not made:
+        pooled_maps = [call.pooled for call in self.calls if call.pooled is not None]
+        if not pooled_maps:
             raise ArgumentError(
                 f"pooled must have been made: none in {self.path}; use watch(model, pooled=128)"
             )
-        return made[-1]
+        return pooled_maps[-1]
 
     @property
     def labels(self) -> list[Label]:
@@ -353,13 +356,13 @@ class LayerHeads:
 
     def __iter__(self) -> Iterator[Head]:
         values = {name: value.tolist() for name, value in self.statistics.items()}
-        asked = [entry.score for entry in LABELS if entry.queries > 1 and entry.score in values]
-        queries = {name: self._with_counts(name)[1].sum(0).tolist() for name in asked}
+        scores_with_minimum = [entry.score for entry in LABELS if entry.queries > 1 and entry.score in values]
+        queries = {name: self._with_counts(name)[1].sum(0).tolist() for name in scores_with_minimum}
         for number in range(self.num_heads):
             row = {name: numbers[number] for name, numbers in values.items()}
             few = of_too_few({name: numbers[number] for name, numbers in queries.items()})
-            out = few if self.kind == "self" else few.union(POSITIONS)
-            scores = {name: value for name, value in row.items() if name not in out}
+            excluded = few if self.kind == "self" else few.union(POSITIONS)
+            scores = {name: value for name, value in row.items() if name not in excluded}
             yield Head(self.name, number, self.place, label(scores), row, few=few)
 
     def __repr__(self) -> str:

@@ -1,12 +1,12 @@
-"""How layers are named: by module path, and by number where that can mean only one.
+"""Names of layers: module paths, and numbers if a model has one stack of layers.
 
-A layer is known by its module's path ("encoder.layer.3.attention.self"). Paths that differ only in numbers
-form a stack; where a model has one stack, its layers go by number alone. A layer that runs several times in
-one forward is "path", "path#1", "path#2"; where it is the only one, these are the layers of its stack.
+The path of a layer is that of its module ("encoder.layer.3.attention.self"). Paths that differ only in
+numbers form a stack; in a model with one stack, layers are named by number. A layer that runs several times
+in one forward is "path", "path#1", "path#2"; if it is the only layer, these are the layers of its stack.
 
-`ByLayer` is what all results by layer are: either name of a layer will do. `HeadChoice` reads what people
-write on a command line: layers as "2", "0,2", "0-2", "-1" or a module's path; heads as "3", in every layer
-that is chosen, or "2.3", layer and head as tables print them.
+`ByLayer` is the type of all results by layer, which either name of a layer can index. `HeadChoice` parses
+command lines: layers as "2", "0,2", "0-2", "-1" or a module path; heads as "3", in every chosen layer, or
+"2.3", layer and head as tables print them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Layer = int | str  # how users name a layer
 Value = TypeVar("Value")
 Default = TypeVar("Default")
 
-# What users may hand in: keys are invariant, so a dict by numbers alone is no mapping by either.
+# What callers may pass: keys of Mapping are invariant, so a dict by numbers is not a Mapping by Layer.
 GivenByLayer = Mapping[int, Value] | Mapping[str, Value] | Mapping[Layer, Value]
 
 NUMBER = re.compile(r"(?:(?<![^.])|(?<=_))\d+(?![^.#])")  # in "layers.3.attn" and in "layers.layer_3.attn"
@@ -53,9 +53,9 @@ def stacks(paths: Iterable[str]) -> dict[str, dict[int, str]]:
         {'shared.attn': {0: 'shared.attn', 1: 'shared.attn#1', 2: 'shared.attn#2'}}
     """
     paths = list(paths)
-    once = {path.partition("#")[0] for path in paths}
-    if len(once) == 1 and len(paths) > 1:  # one layer, visited again and again
-        return {once.pop(): {int(path.partition("#")[2] or 0): path for path in paths}}
+    layers = {path.partition("#")[0] for path in paths}
+    if len(layers) == 1 and len(paths) > 1:  # one layer, visited again and again
+        return {layers.pop(): {int(path.partition("#")[2] or 0): path for path in paths}}
     grouped: dict[str, list[str]] = {}
     for path in paths:
         grouped.setdefault(stack_of(path), []).append(path)
@@ -63,7 +63,7 @@ def stacks(paths: Iterable[str]) -> dict[str, dict[int, str]]:
 
 
 def _numbers(members: Sequence[str]) -> list[int]:
-    """The numbers by which the members of one stack go."""
+    """Return the numbers of the members of one stack."""
     columns = list(zip(*([int(n) for n in NUMBER.findall(path)] for path in members), strict=True))
     varying = [column for column in columns if len(set(column)) > 1]
     if len(varying) == 1 and len(set(varying[0])) == len(members):
@@ -106,13 +106,15 @@ def resolve(layer: Layer, paths: Sequence[str]) -> str:
 
 
 def _span(numbers: Iterable[int]) -> str:
-    known = sorted(numbers)
-    if known and known == list(range(known[0], known[-1] + 1)):
-        return f"{known[0]} to {known[-1]}"
-    return ", ".join(map(str, known)) or "none (nothing was heard)"
+    """Return numbers as text, as a range where possible."""
+    ordered = sorted(numbers)
+    if ordered and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]} to {ordered[-1]}"
+    return ", ".join(map(str, ordered)) or "none (nothing was heard)"
 
 
 def _some(paths: Sequence[str]) -> str:
+    """Return some of the paths as text, for error messages."""
     if not paths:
         return "run the model inside the watch block first; or is there no attention in it?"
     shown = ", ".join(paths[:4])
@@ -154,10 +156,10 @@ class ByLayer(Mapping[Layer, Value]):
         self._values: dict[str, Value] = {}
         self._names: dict[str, Layer] = dict(names_of(list(values)) if names is None else names)
         for path, value in values.items():
-            self._put(path, value)
+            self._set(path, value)
 
-    def _put(self, path: str, value: Value) -> None:
-        """Add a value while the mapping is being filled. Visits of a layer change the names of all layers."""
+    def _set(self, path: str, value: Value) -> None:
+        """Set a value while the mapping is being filled. Visits of a layer change the names of all layers."""
         if path not in self._values and "#" in path:
             self._names = names_of(list(dict.fromkeys([*self._names, *self._values, path])))
         self._values[path] = value
@@ -223,7 +225,7 @@ class ByLayer(Mapping[Layer, Value]):
 
     def __contains__(self, layer: object) -> bool:
         try:
-            self[layer]  # type: ignore[index]  # which says no to what is no layer
+            self[layer]  # type: ignore[index]  # raises for anything that is not a layer
         except (ArgumentError, IndexError):
             return False
         return True
@@ -235,7 +237,7 @@ class ByLayer(Mapping[Layer, Value]):
 torch.serialization.add_safe_globals([ByLayer])  # names and tensors: safe to load
 
 
-# Heads as people write them
+# Heads as written on a command line
 
 
 INTEGER = re.compile(r"-?[0-9]{1,9}")
@@ -269,8 +271,8 @@ class HeadChoice:
             ArgumentError: neither a number nor a path; a range that goes down; heads of layers of their own
                 beside layers.
         """
-        places = tuple(_layer_choice(part) for given in layers for part in _parts(given, "layer"))
-        numbers = tuple(_head_choice(part) for given in heads for part in _parts(given, "head"))
+        places = tuple(_layer_choice(part) for text in layers for part in _parts(text, "layer"))
+        numbers = tuple(_head_choice(part) for text in heads for part in _parts(text, "head"))
         for layer, first, _ in numbers:
             if places and layer is not None:
                 raise ArgumentError(
@@ -308,14 +310,16 @@ class HeadChoice:
         ]
 
 
-def _parts(given: str, argument: str) -> list[str]:
-    parts = [part.strip() for part in given.split(",")]
+def _parts(text: str, argument: str) -> list[str]:
+    """Split a list with commas."""
+    parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError(f"{argument} must be named between commas: got {given!r}; try 0,2")
+        raise ArgumentError(f"{argument} must be named between commas: got {text!r}; try 0,2")
     return parts
 
 
 def _layer_choice(part: str) -> Layer | Span:
+    """Parse a layer or a range of layers."""
     if INTEGER.fullmatch(part):
         return int(part)
     if RANGE.fullmatch(part):
@@ -328,6 +332,7 @@ def _layer_choice(part: str) -> Layer | Span:
 
 
 def _head_choice(part: str) -> tuple[Layer | None, int, int]:
+    """Parse a head or a range of heads, perhaps with its layer."""
     place, _, number = part.rpartition(".")
     layer = _layer_choice(place) if place else None
     if RANGE.fullmatch(number):
@@ -344,6 +349,7 @@ def _head_choice(part: str) -> tuple[Layer | None, int, int]:
 
 
 def _range(part: str, argument: str) -> Span:
+    """Parse a range of numbers."""
     first, last = map(int, part.split("-"))
     if last < first:
         raise ArgumentError(f"{argument} must be a range that goes up: got {part!r}; try {last}-{first}")
@@ -351,12 +357,12 @@ def _range(part: str, argument: str) -> Span:
 
 
 def _paths(layer: Layer | Span, heads: Heads) -> list[str]:
-    """The layers that are meant; of a range those that there are, if its ends lie among them."""
+    """Return the paths of a layer, or of the layers within a range, whose ends must be layers."""
     if not isinstance(layer, tuple):
         return [heads.path_of(layer)]
     numbered = {heads.name_of(path): path for path in heads.paths}
-    known = sorted(number for number in numbered if isinstance(number, int))
+    sorted_numbers = sorted(number for number in numbered if isinstance(number, int))
     for end in layer:
-        if not known or not known[0] <= end <= known[-1]:
-            heads.path_of(end)  # says which there are
-    return [numbered[number] for number in known if layer[0] <= number <= layer[1]]
+        if not sorted_numbers or not sorted_numbers[0] <= end <= sorted_numbers[-1]:
+            heads.path_of(end)  # raises, with the layers there are
+    return [numbered[number] for number in sorted_numbers if layer[0] <= number <= layer[1]]

@@ -1,16 +1,17 @@
-"""Measures of a head by itself: how much of its weight goes where a known kind of head would put it, how
-evenly it looks, how near, how far on a grid, what it copies.
+"""Measures of one head: how much it looks like a known kind of head, how evenly, how near, and what it
+copies.
 
     previous_token .. streaming_mass   the weight on some keys, from their log-sum-exp (`AttentionMap.mass`)
-    spread, locality                   against a head that weighs all it sees alike
+    spread, locality                   compared with a head that attends evenly to every visible key
     grid_distance                      how far a head of a vision Transformer looks, on its grid of patches
     retrieval                          how much of a passage a head copies out of a long context
 
-All but the last take an `AttentionMap` and give a number per head, [B, H]. Padded queries and queries that
+All but the last take an `AttentionMap` and return a number per head, [B, H]. Padded queries and queries that
 see nothing are left out, as in `AttentionMap.statistics`, and so are those for which a score is not defined:
-a query that may see no earlier copy of its token cannot look at one. A head without any counted query has
-NaN. No matrix is made; where whole rows are needed, a block of them at a time. No gradient flows. `retrieval`
-takes plain tensors of one sequence and gives [H]. What others published keeps their formula, and says so.
+a query that sees no earlier copy of its token cannot look at one. A head without any counted query has NaN.
+No T x S matrix is made; where full rows are needed, it is a block at a time. No gradient flows. `retrieval`
+takes plain tensors of one sequence and returns [H]. Published measures have the published formula, with its
+reference.
 
 p_ij is the weight of key j for query i; query i stands at position i + S - T among the keys.
 
@@ -34,7 +35,7 @@ METHODS = ("mean", "mul", "abs")
 NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no query
 
 
-# Where a head of a kind would look: D_ij is 1 there, else 0.
+# Patterns: D_ij is 1 where a kind of head would look, else 0.
 
 
 def previous_token(
@@ -138,7 +139,7 @@ def induction(
 def copies(
     map: AttentionMap, tokens: Tensor, after: int, exclude_bos: bool = False, exclude_current: bool = False
 ) -> Mask:
-    """The pattern of earlier copies of a query's token (after = 0), or of what followed them (after = 1)."""
+    """Return the pattern of earlier copies of a query's token (after=0), or of keys after them (after=1)."""
     keys, queries = _labels(map, tokens)
     real = map.real_keys
     if exclude_bos:
@@ -152,13 +153,13 @@ def copies(
 def _similarity(
     map: AttentionMap, pattern: Mask, method: str, exclude_bos: bool, exclude_current: bool
 ) -> Tensor:
-    """The score of a pattern; what is excluded must not be in it."""
+    """Return the score of a pattern, which must not contain excluded keys, [B, H]."""
     if method not in METHODS:
         raise ArgumentError(
             f'method must be "mean", "mul" or "abs": got {method!r}; "mean" is what labels are given by'
         )
     if method == "mean":
-        return mean_where_seen(map, pattern)[0]
+        return mean_where_visible(map, pattern)[0]
     on = map.mass(pattern)  # [B, H]
     total = _total(map, exclude_bos, exclude_current)
     if method == "mul":
@@ -168,16 +169,16 @@ def _similarity(
 
 
 def _total(map: AttentionMap, exclude_bos: bool, exclude_current: bool) -> Tensor:
-    """The mean of what a row sums to without the excluded keys, [B, H]."""
+    """Return the mean over rows of the weight on keys that are not excluded, [B, H]."""
     rest = Mask.padding(~first_keys(map.real_keys, 1)) if exclude_bos else Mask()
     if not exclude_current:
         return map.mass(rest)
-    # the two sides of the diagonal, added: one minus the diagonal would lose the digits of a small rest
+    # the sum of both sides of the diagonal, for 1 - diagonal would lose the digits of a small rest
     return map.mass(rest & Mask(right=-1)) + map.mass(rest & Mask(left=-1))
 
 
 def _labels(map: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens of the keys, [B, S], padding without one, and of the queries, [B, T]; int64."""
+    """Return the tokens of keys, [B, S], with NO_TOKEN at padding, and of queries, [B, T]; int64."""
     B, _, _, S = map.shape
     tokens = torch.as_tensor(tokens, device=map.device)
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
@@ -232,8 +233,8 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
     back = period - 1
     mass = map.mass(Mask(left=back, right=-back), per="query")  # one key a query
     key = map.positions - back
-    there = map.real_keys[:, key.clamp(0, S - 1)] & (key >= 0) & (key < S)  # [B, T]
-    return mean_over(mass, map.counted_queries() & there[:, None])
+    is_real = map.real_keys[:, key.clamp(0, S - 1)] & (key >= 0) & (key < S)  # [B, T]
+    return mean_over(mass, map.counted_queries() & is_real[:, None])
 
 
 def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
@@ -266,7 +267,7 @@ def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
         raise ShapeError(
             f"which must have one bool a key: {list(which.shape)} for [B, S] = {[B, S]}; True is added up"
         )
-    return mean_where_seen(map, Mask.padding(which.expand(B, S)))[0]
+    return mean_where_visible(map, Mask.padding(which.expand(B, S)))[0]
 
 
 def sink(map: AttentionMap, key: int = 0) -> Tensor:
@@ -296,8 +297,8 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
     chosen = first_keys(real, key + 1) & ~first_keys(real, key)  # [B, S], one True a sequence at most
     mass = map.mass(Mask.padding(chosen), per="query")
     place = torch.where(chosen.any(-1), chosen.int().argmax(-1), S)  # [B]
-    from_there = map.positions >= place[:, None]  # [B, T]
-    return mean_over(mass, map.counted_queries() & from_there[:, None])
+    is_later = map.positions >= place[:, None]  # [B, T]
+    return mean_over(mass, map.counted_queries() & is_later[:, None])
 
 
 def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
@@ -350,17 +351,17 @@ def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Ten
 
 
 def streaming(map: AttentionMap, sink: int, recent: int) -> tuple[Tensor, Tensor]:
-    """`streaming_mass`, and over how many queries it is the mean."""
+    """Return `streaming_mass` and the number of queries that it is the mean of."""
     near, early = Mask(left=recent - 1), first_keys(map.real_keys, sink)
     mass = map.mass(near & Mask.padding(~early), per="query")
     if sink:
         mass = mass + map.mass(Mask.padding(early), per="query")
-    others = map.mask & Mask(right=-recent) & Mask.padding(~early)  # neither first nor recent
-    counts = map.counted_queries() & (map.visible(others) > 0)
+    rest = map.mask & Mask(right=-recent) & Mask.padding(~early)  # neither first nor recent
+    counts = map.counted_queries() & (map.visible(rest) > 0)
     return mean_over(mass, counts), counts.sum(-1)
 
 
-# A head against one that looks evenly; a grid; a passage.
+# Comparison with even attention; grids; passages.
 
 
 def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
@@ -415,8 +416,8 @@ def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> 
     near = Mask.window(left_right=(reach, reach))
     if local is None:
         local = map.mass(near)
-    seen = map.visible()  # [B, 1 or H, T]
-    beyond = (seen - map.visible(map.mask & near)).to(local.dtype) / seen.clamp(min=1)
+    visible = map.visible()  # [B, 1 or H, T]
+    beyond = (visible - map.visible(map.mask & near)).to(local.dtype) / visible.clamp(min=1)
     evenly = mean_over(beyond, map.counted_queries())
     return torch.where(evenly > 0, 1 - (1 - local) / evenly, torch.nan)
 
@@ -512,38 +513,38 @@ def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: t
     return (inside & copied).sum(0) / (stop - start)
 
 
-# What measures are made with, here and in other files
+# Parts of measures, also used by other files
 
 
-BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where whole rows are needed
+BLOCK = 32 * 2**20  # bytes of weights in memory at a time, where full rows are needed
 
 
 def weights_in_blocks(map: AttentionMap, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole rows of chosen queries, a block at a time: (queries int [t], weights [B, H, t, S]).
+    """Yield full rows of chosen queries, a block at a time: (queries int [t], weights [B, H, t, S]).
 
     Weights are in float32 at least; a block stays within `BLOCK` bytes and the memory budget, or is one row.
     """
     B, H, _, S = map.shape
     map, dtype = map.detach(), tile_dtype(map.dtype)
-    room = min(BLOCK, budget.bytes_allowed(map.device))
-    for some in queries.split(max(1, room // (B * H * S * dtype.itemsize))):
-        yield some.to(map.device), map.select(queries=some).dense().to(dtype)
+    size = min(BLOCK, budget.bytes_allowed(map.device))
+    for block in queries.split(max(1, size // (B * H * S * dtype.itemsize))):
+        yield block.to(map.device), map.select(queries=block).dense().to(dtype)
 
 
 def mean_over(values: Tensor, counts: Tensor) -> Tensor:
-    """[B, H], the mean of [B, 1 or H, T] over the queries that count."""
+    """Return the mean of values [B, 1 or H, T] over the queries that count, [B, H]."""
     return torch.where(counts, values, 0).sum(-1) / counts.sum(-1)
 
 
-def mean_where_seen(map: AttentionMap, on: Mask) -> tuple[Tensor, Tensor]:
-    """The mean weight on the keys that `on` allows, [B, H], and over how many queries it is, [B, H].
+def mean_where_visible(map: AttentionMap, on: Mask) -> tuple[Tensor, Tensor]:
+    """Return the mean weight on the keys that `on` allows and the number of queries, [B, H] each.
 
-    It is over the queries that may see at least one of those keys; NaN where there is none.
+    The mean is over the queries that see at least one of those keys; NaN if there is none.
     """
     counts = map.counted_queries() & (map.visible(map.mask & on) > 0)
     return mean_over(map.mass(on, per="query"), counts), counts.sum(-1)
 
 
 def first_keys(real: Tensor, count: int) -> Tensor:
-    """The first `count` real keys of each sequence, bool [B, S]."""
+    """Return the first `count` real keys of each sequence, bool [B, S]."""
     return real & (real.cumsum(-1) <= count)

@@ -1,6 +1,6 @@
-"""What is kept of one call of one attention layer: numbers per head, a picture, and perhaps the map.
+"""The record of one call of one attention layer: numbers per head, a pooled map, and perhaps the map.
 
-Numbers stay where they were made until they are asked for, and then come to main memory all at once.
+Numbers stay on the device of the model until they are read, and are then copied to main memory at once.
 
 Letters: B batch, T query_len, S key_len, H num_heads.
 """
@@ -26,26 +26,32 @@ from .measures import (
     first_keys,
     locality,
     mean_over,
-    mean_where_seen,
+    mean_where_visible,
     spread,
     streaming,
     weights_in_blocks,
 )
 
 PATTERNS = ("induction", "duplicate_token", "special", "punctuation", "spread", "locality", "streaming")
-WRITTEN = {"written_first": "first", "written_special": "special"}  # beside the weight that falls there
+WRITTEN = {
+    "written_first": "first",
+    "written_special": "special",
+}  # each with the statistic of the weight on the same keys
 NORMS = "written_norms"
-SINK, RECENT = 128, 256  # keys whose mass is `streaming`: DuoAttention's; a shorter text has no others
-EVERYONE = "entropy"  # its mean is over all queries that count
-IN_ROWS = "pooled_queries"
-OFFSETS: dict[int | None, str] = {None: EVERYONE} | {  # a statistic for each way of counting queries
+SINK, RECENT = (
+    128,
+    256,
+)  # keys whose mass is `streaming`, as in DuoAttention; a shorter text has no other keys
+ALL_QUERIES = "entropy"  # a statistic whose mean is over all queries that count
+POOLED_QUERIES = "pooled_queries"
+OFFSETS: dict[int | None, str] = {None: ALL_QUERIES} | {  # a statistic for each way of counting queries
     entry.offset: name for name, entry in ROW_STATISTICS.items() if entry.offset is not None
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """What is known of the tokens of a call."""
+    """The tokens of a call, and which are special, punctuation and unknown."""
 
     ids: Tensor  # int [B, S]
     special: Tensor | None = None  # bool [B, S]: [CLS], <s>, padding ...
@@ -53,14 +59,14 @@ class Marks:
     unknown: Tensor | None = None  # bool [B, S]: [UNK], which stands for any word
 
     def to(self, device: torch.device) -> Marks:
-        """The same, on another device."""
-        known = (self.ids, self.special, self.punctuation, self.unknown)
-        moved = (None if x is None else x.to(device) for x in known)
+        """Return a copy on another device."""
+        tensors = (self.ids, self.special, self.punctuation, self.unknown)
+        moved = (None if x is None else x.to(device) for x in tensors)
         return Marks(*moved)  # type: ignore[arg-type]
 
     @property
     def words(self) -> Tensor:
-        """The ids, int64 [B, S]. Each unknown token has an id of its own: two of them need not be copies."""
+        """The ids, int64 [B, S]; every unknown token has another id, for two may be different words."""
         ids = self.ids.long()
         if self.unknown is None:
             return ids
@@ -69,42 +75,42 @@ class Marks:
 
 @dataclass(eq=False)
 class Record:
-    """One call of one layer, reduced to what does not grow with T x S."""
+    """The record of one call of one layer, which does not grow with T x S."""
 
     shape: tuple[int, int, int, int]  # [B, H, T, S]
     kind: str = "self"  # or "cross"
     forward: int = 0  # which run of the model it belongs to, from 1
     rows: dict[str, Tensor] = field(default_factory=dict)  # row statistics and patterns: [B, H]
     counts: dict[str, Tensor] = field(default_factory=dict)  # how many queries each is the mean of: [B, H]
-    large: dict[str, Tensor] = field(default_factory=dict)  # `received`, `pooled`: where they were made
+    large: dict[str, Tensor] = field(default_factory=dict)  # `received`, `pooled`: on the device of the model
     pairs: dict[str, Tensor] = field(default_factory=dict)  # between heads: [B, H, H], "values" [B, Hk, Hk]
     map: AttentionMap | None = None
     marks: Marks | None = None
     reach: int = 8  # how near counted as `local`
     _has_patterns: bool = False
-    _is_here: bool = False  # whether small numbers are all known to be in main memory
+    _is_in_main_memory: bool = False  # True if all small numbers are in main memory
 
     @property
     def queries(self) -> Tensor:
         """How many queries count, [B, H]."""
-        return self.counts[EVERYONE]
+        return self.counts[ALL_QUERIES]
 
     @property
     def received(self) -> Tensor | None:
-        """What each key receives, [B, H, S]; None: neither measured nor to be had from a map."""
+        """The weight that each key receives, [B, H, S]; None: neither measured nor in a map."""
         if RECEIVED not in self.large and self.map is not None:
             self.large[RECEIVED] = self.map.statistics(RECEIVED).received
         return self._in_main_memory(RECEIVED)
 
     @property
     def pooled(self) -> Tensor | None:
-        """The picture, [B, H, rows, columns]: true mass; None: none was made."""
+        """The pooled map, [B, H, rows, columns], whose cells are sums of weights; None: not measured."""
         return self._in_main_memory(PICTURE)
 
     @property
     def pooled_queries(self) -> Tensor | None:
-        """How many queries each row of the picture is the mass of, [B, rows]; None: all that fall into it."""
-        return self._in_main_memory(IN_ROWS)
+        """The number of queries in each row of the pooled map, [B, rows]; None: all queries count."""
+        return self._in_main_memory(POOLED_QUERIES)
 
     @property
     def written_norms(self) -> Tensor | None:
@@ -152,7 +158,7 @@ class Record:
         return (cells / inside.clamp(min=1)[:, None]).cpu()
 
     def _in_main_memory(self, name: str) -> Tensor | None:
-        """Return a large tensor; it is moved to main memory when it is first asked for."""
+        """Return a large tensor, which is moved to main memory when it is first read."""
         if name in self.large:
             self.large[name] = self.large[name].cpu()
         return self.large.get(name)
@@ -169,44 +175,45 @@ class Record:
             self.take_patterns(*measure_patterns(self.map, self.kind, self.marks, self.rows, self.reach))
 
     def take_patterns(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        """Add patterns that were measured, [B, H] each; counts: as `measure_patterns` returns them."""
+        """Add measured patterns, [B, H] each; counts: as `measure_patterns` returns them."""
         if not self._has_patterns:
             self._has_patterns = True
             self._add(values, counts)
 
     def _add(self, values: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
-        self._is_here = False
+        """Add numbers and counts; the default count is that of all queries."""
+        self._is_in_main_memory = False
         self.rows |= values
-        self.counts |= dict.fromkeys(values, self.counts[EVERYONE]) | counts
+        self.counts |= dict.fromkeys(values, self.counts[ALL_QUERIES]) | counts
 
 
 def settle(records: Iterable[Record]) -> None:
     """Move the small tensors of all records to main memory in one transfer."""
-    elsewhere = [record for record in records if not record._is_here]
-    small = [numbers for record in elsewhere for numbers in (record.rows, record.counts, record.pairs)]
-    slots = [(numbers, name) for numbers in small for name, value in numbers.items() if not value.is_cpu]
-    values = fetched([numbers[name] for numbers, name in slots])
-    for (numbers, name), value in zip(slots, values, strict=True):
+    unsettled = [record for record in records if not record._is_in_main_memory]
+    small = [numbers for record in unsettled for numbers in (record.rows, record.counts, record.pairs)]
+    entries = [(numbers, name) for numbers in small for name, value in numbers.items() if not value.is_cpu]
+    values = fetched([numbers[name] for numbers, name in entries])
+    for (numbers, name), value in zip(entries, values, strict=True):
         numbers[name] = value
-    for record in elsewhere:
-        record._is_here = True
+    for record in unsettled:
+        record._is_in_main_memory = True
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors in main memory, each in its shape; a GPU is waited for once, not once a tensor.
+    """Return tensors in main memory, each in its shape, with one transfer per device and dtype.
 
     Example:
         >>> fetched([torch.ones(2), torch.zeros(1, 2)])
         [tensor([1., 1.]), tensor([[0., 0.]])]
     """
-    here_now = list(tensors)
+    results = list(tensors)
     kinds = dict.fromkeys((x.device, x.dtype) for x in tensors if not x.is_cpu)
     for kind in kinds:
-        here = [at for at, x in enumerate(tensors) if (x.device, x.dtype) == kind]
-        together = torch.cat([tensors[at].flatten() for at in here]).cpu()
-        for at, part in zip(here, together.split([tensors[at].numel() for at in here]), strict=True):
-            here_now[at] = part.view(tensors[at].shape)
-    return here_now
+        indices = [at for at, x in enumerate(tensors) if (x.device, x.dtype) == kind]
+        joined = torch.cat([tensors[at].flatten() for at in indices]).cpu()
+        for at, part in zip(indices, joined.split([tensors[at].numel() for at in indices]), strict=True):
+            results[at] = part.view(tensors[at].shape)
+    return results
 
 
 @torch.no_grad()
@@ -228,8 +235,8 @@ def reduce(
 ) -> Record:
     """Measure a call and return its record.
 
-    names: statistics, as of `AttentionMap.statistics`; none of them: none.
-    with_patterns: measure what the tokens tell at once; else it is done later, if the map is kept.
+    names: statistics, as of `AttentionMap.statistics`; () for none.
+    with_patterns: measure patterns now; else they are measured later, if the map is stored.
     between: what to compare heads by: "attention", "outputs", "values".
     norms: of what is written per key, [B, H, S].
     """
@@ -238,14 +245,14 @@ def reduce(
     numbers = numbers_of(weights, names, pooled, reach)
     record.rows, record.large = dict(numbers.rows), numbers.large | numbers.shared
     record.counts = {name: numbers.counts[ROW_STATISTICS[name].offset] for name in record.rows}
-    record.counts.setdefault(EVERYONE, numbers.counts[None])
+    record.counts.setdefault(ALL_QUERIES, numbers.counts[None])
     if with_patterns:
         record.take_patterns(*measure_patterns(weights, kind, marks, record.rows, reach))
     for name in between:
         pairs = _pairs(name, weights, outputs, values)
         if pairs is not None:
             record.pairs[name] = pairs
-            if name == "values":  # a mean over keys
+            if name == "values":  # a mean over keys, not queries
                 record.counts[name] = weights.real_keys.sum(-1)[:, None].expand(pairs.shape[:2])
     if norms is not None:
         record.large[NORMS] = norms
@@ -256,21 +263,21 @@ def reduce(
 
 
 class Numbers(NamedTuple):
-    """What was measured of a map, or of several calls side by side as the heads of one."""
+    """The numbers of a map, or of several calls joined along heads."""
 
     rows: dict[str, Tensor]  # row statistics, [B, H]
-    large: dict[str, Tensor]  # `received`, a picture: [B, H, ..]
-    shared: dict[str, Tensor]  # what is the same for all heads
-    counts: dict[int | None, Tensor]  # how many queries count, by where a statistic looks for a key: [B, H]
-    every: bool  # whether that is all of them, without looking; then [B, H of one call]
+    large: dict[str, Tensor]  # `received`, a pooled map: [B, H, ..]
+    shared: dict[str, Tensor]  # the same for all heads
+    counts: dict[int | None, Tensor]  # number of queries that count, by key offset of statistics: [B, H]
+    counts_all: bool  # True if every query counts by shape; `counts` are then [B, H of one call]
 
 
 def numbers_of(
     weights: AttentionMap, names: Iterable[str], pooled: int | None, reach: int, calls: int = 1
 ) -> Numbers:
-    """Measure row statistics, and `received` and a picture where they are asked for.
+    """Measure row statistics, and `received` and a pooled map if requested.
 
-    calls: how many calls the heads of the map are of.
+    calls: number of calls whose heads are joined in the map.
     """
     rows: dict[str, Tensor] = {}
     large: dict[str, Tensor] = {}
@@ -283,25 +290,25 @@ def numbers_of(
     shared = {}
     padding = weights.parts()[0].mask.counted(weights.shape[2]) if PICTURE in large else None
     if padding is not None:
-        shared[IN_ROWS] = _queries_in_rows(padding, large[PICTURE].shape[2])
+        shared[POOLED_QUERIES] = _queries_in_rows(padding, large[PICTURE].shape[2])
     return Numbers(rows, large, shared, _counts(weights, calls), weights.counts_every_query)
 
 
 def _counts(weights: AttentionMap, calls: int = 1) -> dict[int | None, Tensor]:
-    """Count queries, by where a statistic looks for a key: [B, H] each; see `Numbers`."""
+    """Count queries by the key offset of statistics: [B, H] each; see `Numbers`."""
     B, H, T, S = weights.shape
     if weights.counts_every_query:
-        numbers = {offset: len(range(T)[_having_a_key(T, S, offset)]) for offset in OFFSETS}
+        numbers = {offset: len(range(T)[_queries_with_key(T, S, offset)]) for offset in OFFSETS}
         return {offset: torch.full((B, H // calls), number) for offset, number in numbers.items()}
     scores = weights.as_made[0]
     is_aligned = isinstance(scores, Scores) and scores.positions is None and weights.ranks is None
     if is_aligned and scores.mask.keys is None:
-        seen = weights.counted_queries(EVERYONE)  # [B, H, T]
-        return {offset: seen[..., _having_a_key(T, S, offset)].sum(-1) for offset in OFFSETS}
+        counted = weights.counted_queries(ALL_QUERIES)  # [B, H, T]
+        return {offset: counted[..., _queries_with_key(T, S, offset)].sum(-1) for offset in OFFSETS}
     return {offset: weights.counted_queries(name).sum(-1) for offset, name in OFFSETS.items()}
 
 
-def _having_a_key(query_len: int, key_len: int, offset: int | None) -> slice:
+def _queries_with_key(query_len: int, key_len: int, offset: int | None) -> slice:
     """Return the queries that have a key `offset` ahead; None: all of them.
 
     Query i stands at p = i + S - T, so p runs from S - T to S - 1; a key is there where 0 <= p + offset < S.
@@ -315,7 +322,7 @@ def _having_a_key(query_len: int, key_len: int, offset: int | None) -> slice:
 
 
 def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
-    """Return how many counted queries each row of a picture has, [B, rows], without waiting for a GPU."""
+    """Return how many counted queries each row of a pooled map has, [B, rows], without synchronizing."""
     B, T = counted.shape
     row = torch.arange(T, device=counted.device) * rows // T
     counts = torch.zeros(B, rows, device=counted.device)
@@ -323,14 +330,14 @@ def _queries_in_rows(counted: Tensor, rows: int) -> Tensor:
 
 
 def measure_patterns(
-    weights: AttentionMap, kind: str, marks: Marks | None, known: Mapping[str, Tensor], reach: int
+    weights: AttentionMap, kind: str, marks: Marks | None, measured: Mapping[str, Tensor], reach: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Measure every pattern that can be told, [B, H], and of how many queries it is the mean if not of all.
+    """Measure patterns, [B, H] each, and the number of queries of those that are not means over all.
 
-    known: what was measured already; its `local` is that of `reach`.
+    measured: row statistics that were measured before; `local` must be that of `reach`.
     """
     entropy, local = (
-        None if x is None else x.to(weights.device) for x in (known.get("entropy"), known.get("local"))
+        None if x is None else x.to(weights.device) for x in (measured.get("entropy"), measured.get("local"))
     )
     scores = {"spread": spread(weights, entropy)}
     counts: dict[str, Tensor] = {}
@@ -348,55 +355,57 @@ def measure_patterns(
         if which is not None:
             on[name] = Mask.padding(which)
     for name, mask in on.items():
-        scores[name], counts[name] = mean_where_seen(weights, mask)
+        scores[name], counts[name] = mean_where_visible(weights, mask)
     return scores, counts
 
 
 def measure_written(
     weights: AttentionMap, norms: Tensor, marks: Marks | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The share of what a head writes that comes from some keys, [B, H] each, and over how many queries.
+    """Return the share of what a head writes that comes from some keys, and the number of queries.
 
         mean_i of (sum of p_ij n_j over chosen j) / (sum_j p_ij n_j),   n_j = ||v_j W_O||
 
-    Both sums are attention once more, with numbers for values: no matrix is made. A learned sink writes
-    nothing. The mean is over the queries that count for the weight on these keys, where anything is written.
+    Both sums are attention with numbers as values, so that no matrix is made. A learned sink writes nothing.
+    The mean is over the queries that count for the weight on these keys and at which anything is written. [B,
+    H] each.
     """
     chosen = {"written_first": first_keys(weights.real_keys, 1)}
-    seen = {"written_first": weights.counted_queries()}
+    counted = {"written_first": weights.counted_queries()}
     if marks is not None and marks.special is not None:
         special = marks.special.to(weights.device)
         chosen["written_special"] = special
         on = weights.mask & Mask.padding(special)
-        seen["written_special"] = weights.counted_queries() & (weights.visible(on) > 0)
+        counted["written_special"] = weights.counted_queries() & (weights.visible(on) > 0)
     parts = [norms, *(norms * which[:, None] for which in chosen.values())]
-    total, *sums = _mixed(weights, torch.stack(parts, -1)).unbind(-1)  # [B, H, T] each
+    total, *sums = _weighted_sums(weights, torch.stack(parts, -1)).unbind(-1)  # [B, H, T] each
     values, counts = {}, {}
-    for (name, queries), some in zip(seen.items(), sums, strict=True):
+    for (name, queries), part in zip(counted.items(), sums, strict=True):
         counts[name] = (queries & (total > 0)).sum(-1)
-        values[name] = mean_over(some / total, queries & (total > 0))
+        values[name] = mean_over(part / total, queries & (total > 0))
     return values, counts
 
 
-def _mixed(weights: AttentionMap, columns: Tensor) -> Tensor:
-    """sum_j p_ij x_j of numbers per head and key, [B, H, S, C] -> [B, H, T, C], in float32 at least.
+def _weighted_sums(weights: AttentionMap, columns: Tensor) -> Tensor:
+    """Return sum_j p_ij x_j of numbers per head and key, [B, H, S, C] -> [B, H, T, C], in float32 at least.
 
-    Heads that share a key head have numbers of their own: one of each group at a time.
+    Heads that share a key head have different numbers, so that one head of each group is computed at a time.
     """
     scores = weights.parts()[0]
-    assert isinstance(scores, Scores), "values came with them"
+    assert isinstance(scores, Scores), "a call with values has scores"
     exact = replace(scores.detach(), q=scores.q.detach().to(columns), k=scores.k.detach().to(columns))
     if scores.group == 1:
         return attend(exact, columns)[0]
-    mixed = columns.new_empty(*weights.shape[:3], columns.shape[-1])
+    sums = columns.new_empty(*weights.shape[:3], columns.shape[-1])
     everything = slice(None)
     for member in range(scores.group):
         heads = torch.arange(member, columns.shape[1], scores.group, device=columns.device)
-        mixed[:, heads] = attend(exact.select(everything, heads, everything), columns[:, heads])[0]
-    return mixed
+        sums[:, heads] = attend(exact.select(everything, heads, everything), columns[:, heads])[0]
+    return sums
 
 
 def _pairs(name: str, weights: AttentionMap, outputs: Tensor | None, values: Tensor | None) -> Tensor | None:
+    """Return the comparison of heads by attention, outputs or values, [B, H, H], or None."""
     if name == "attention":
         return jensen_shannon(weights, queries=QUERIES)
     if name == "outputs" and outputs is not None:

@@ -1,9 +1,9 @@
-"""Roles: which head looks from a word to the word it belongs to, judged against every simple rule.
+"""Roles: which head looks from a word to its related word, compared with every simple rule.
 
 For each relation of a grammar (`grammar.py`) the head that is right most often is chosen on one half of the
-sentences and judged on the other, which has other words in other shapes. Beside it stand rules that know
-nothing of a sentence but positions and classes of words; the best of them on the judged half itself, so that
-every doubt speaks for the rule. Clark 2019, "What Does BERT Look At?", without a treebank.
+sentences and judged on the other, which has other words and other shapes. It is compared with rules that use
+only positions and classes of words; the best rule is chosen on the judged half itself, which favours the
+rule. Clark 2019, "What Does BERT Look At?", without a treebank.
 
 Letters: L layers, H heads in the largest of them, W words of a sentence.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, nearest, needed
 from .collection import ShownTable
-from .grammar import MOVING, Sentence
+from .grammar import PRONOUNS, Sentence
 from .layer_names import Layer
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARGIN = 0.15  # by which every rule must be beaten
-ENOUGH = 20  # cases in each half, or nothing is said
+ENOUGH = 20  # cases needed in each half for a verdict
 MOST = 8  # heads named for one relation
 SURE = 1.96  # standard errors: 95% of a normal distribution lies within
 MOVES = 0.5  # of pairs in which only the pronoun differs must be right both times
 FORMAT = "headwise roles 1"
 
-OFFSET = " words"  # how the rules end that are offsets
+OFFSET = " words"  # the end of the names of rules that are offsets
 
 
 Default = TypeVar("Default")
@@ -174,7 +174,7 @@ class Roles(Mapping[str, Role]):
             name for name, role in self.found.items() if any(at[:2] == (layer, head) for at in role.heads)
         ]
 
-    # Showing itself
+    # Output
 
     def table(self) -> ShownTable:
         """One row per relation: head, share and interval, cases, rules beside it, verdict.
@@ -219,7 +219,7 @@ class Roles(Mapping[str, Role]):
             | {"rule": role.rule, "rule_share": role.rules[role.rule], "margin": role.margin}
             for role in self.values()
         ]
-        named = [*columns, "rule", "rule_share", "margin"]  # where there is no row, too
+        named = [*columns, "rule", "rule_share", "margin"]  # the columns of an empty table, too
         return pandas.DataFrame(rows, columns=named).set_index("name")
 
     # As text
@@ -261,8 +261,8 @@ class Roles(Mapping[str, Role]):
                 for name, rows in data["scores"].items()
             }
             roles = {role["name"]: _from_data(role) for role in data["roles"]}
-            known = {name: data[name] for name in ("unasked", "title", "sentences", "left_out", "causal")}
-            return cls(roles, scores, data["layers"], **known)
+            options = {name: data[name] for name in ("unasked", "title", "sentences", "left_out", "causal")}
+            return cls(roles, scores, data["layers"], **options)
         except ArgumentError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -272,6 +272,7 @@ class Roles(Mapping[str, Role]):
 
 
 def _as_data(role: Role) -> dict[str, Any]:
+    """Return a role as JSON data, with rounded shares."""
     data = asdict(role)
     for name in ("share", "low", "high", "moves"):
         data[name] = None if data[name] is None else round(data[name], 4)
@@ -282,6 +283,7 @@ def _as_data(role: Role) -> dict[str, Any]:
 
 
 def _from_data(data: dict[str, Any]) -> Role:
+    """Return the role of JSON data."""
     by_distance = {int(at): (share, n) for at, (share, n) in data["by_distance"].items()}
     heads = [(layer, head, share) for layer, head, share in data["heads"]]
     return Role(**data | {"by_distance": by_distance, "heads": heads})
@@ -293,16 +295,18 @@ RULES = ("nearest {} before", "nearest {} after", "nearest {}", "first {}", "las
 
 
 def _rules(sentence: Sentence, source: int, target: int, causal: bool) -> dict[str, tuple[int, ...]]:
-    """Where each rule points, by positions and classes alone; twice, where two words are equally near."""
+    """Return the word that each rule points at; two words if both are equally near."""
     end = source if causal else len(sentence.words)
     alike = [at for at in range(end) if sentence.classes[at] == sentence.classes[target] and at != source]
     before, after = [at for at in alike if at < source], [at for at in alike if at > source]
     near = min((abs(at - source) for at in alike), default=0)
     places = (before[-1:], after[:1], [at for at in alike if abs(at - source) == near], alike[:1], alike[-1:])
-    return {rule: tuple(at) for rule, at in zip(RULES, places, strict=True) if not causal or rule in SEEN}
+    return {
+        rule: tuple(at) for rule, at in zip(RULES, places, strict=True) if not causal or rule in CAUSAL_RULES
+    }
 
 
-SEEN = ("nearest {} before", "first {}")  # by a model that looks back: the others are the same there
+CAUSAL_RULES = ("nearest {} before", "first {}")  # for causal models, where the others are the same as these
 
 
 # Cases
@@ -310,13 +314,13 @@ SEEN = ("nearest {} before", "first {}")  # by a model that looks back: the othe
 
 @dataclass(frozen=True, eq=False)
 class _Cases:
-    """All cases of one relation in one half."""
+    """The cases of one relation in one half."""
 
     hits: Tensor  # bool [N, L, H]
-    groups: Tensor  # int [N], which of them belong together
+    groups: Tensor  # int [N], cases of one group are not independent
     distances: Tensor  # int [N], of the related word
     rules: dict[str, Tensor]  # float [N], by rule in words: 1 where it is right
-    pairs: list[tuple[int | None, int]]  # of which pair, and of which word in it
+    pairs: list[tuple[int | None, int]]  # number of the pair, and of the word in it
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -338,17 +342,17 @@ def _places(sentences: Sequence[Sentence], causal: bool) -> dict[str, tuple[list
 
 def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor, causal: bool) -> _Cases:
     """Judge heads, by their hits, bool [L, H, N], and rules on these cases."""
-    right: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    correct: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for number, source, target in places:
-        for rule, pointed in _rules(sentences[number], source, target, causal).items():
-            # of two that are equally near it is always the one before, or always the one after
-            right[rule].append((float(target in pointed[:1]), float(target in pointed[-1:])))
+        for rule, targets in _rules(sentences[number], source, target, causal).items():
+            # of two equally near words, a rule takes always the one before or always the one after
+            correct[rule].append((float(target in targets[:1]), float(target in targets[-1:])))
     kinds = {sentences[number].classes[target] for number, _, target in places}
     kind = kinds.pop() if len(kinds) == 1 else "word of its class"
     offsets = torch.tensor([target - source for _, source, target in places])
     rules = {f"{offset:+d}{OFFSET}": (offsets == offset).float() for offset in offsets.unique().tolist()}
-    for rule, answers in right.items():
-        both = torch.tensor(answers)  # [N, 2]
+    for rule, results in correct.items():
+        both = torch.tensor(results)  # [N, 2]
         rules[f"the {rule.format(kind)}"] = both[:, int(both.sum(0).argmax())]
     drawn = [(sentences[number].group, number) for number, _, _ in places]
     groups = torch.tensor([-1 - number if group is None else group for group, number in drawn])
@@ -361,24 +365,32 @@ def _cases(places: Sequence[Place], sentences: Sequence[Sentence], hits: Tensor,
 
 def _spread(values: Tensor, groups: Tensor) -> float:
     """Return the standard error of the mean of cases that are drawn in groups."""
-    N, present = len(values), groups.unique(return_inverse=True)[1]
-    count = int(present.max()) + 1
+    N, index = len(values), groups.unique(return_inverse=True)[1]
+    count = int(index.max()) + 1
     if count == 1:
-        return math.inf  # one draw tells nothing of another
-    apart = (values - values.mean()).double()
-    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, present, apart)
+        return math.inf  # the error of one group is unknown
+    deviations = (values - values.mean()).double()
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, index, deviations)
     return math.sqrt(float(sums.square().sum()) * count / max(1, count - 1)) / N
 
 
 def _interval(hits: Tensor, groups: Tensor) -> tuple[float, float]:
     """Return the 95% interval of a share: Wilson 1927, with the effective number of grouped cases."""
     share, error = float(hits.mean()), _spread(hits, groups)
-    alone = math.sqrt(share * (1 - share) / len(hits))
-    worth = max(1.0, len(hits) * (alone / error) ** 2) if error > alone > 0 else float(len(hits))
-    if alone == 0:
-        worth = float(len(groups.unique()))
-    middle = (share + SURE**2 / (2 * worth)) / (1 + SURE**2 / worth)
-    reach = SURE * math.sqrt(share * (1 - share) / worth + SURE**2 / (4 * worth**2)) / (1 + SURE**2 / worth)
+    independent_error = math.sqrt(share * (1 - share) / len(hits))
+    effective = (
+        max(1.0, len(hits) * (independent_error / error) ** 2)
+        if error > independent_error > 0
+        else float(len(hits))
+    )
+    if independent_error == 0:
+        effective = float(len(groups.unique()))
+    middle = (share + SURE**2 / (2 * effective)) / (1 + SURE**2 / effective)
+    reach = (
+        SURE
+        * math.sqrt(share * (1 - share) / effective + SURE**2 / (4 * effective**2))
+        / (1 + SURE**2 / effective)
+    )
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
@@ -394,7 +406,7 @@ def judge(
     title: str | None = None,
     left_out: int = 0,
 ) -> Roles:
-    """Roles, from the heaviest word of every head.
+    """Return roles, from the heaviest word of every head.
 
     heaviest: of each sentence int [L, H, W]: for each word the number of the one that a head looks at most,
     itself and punctuation left out; -1 where there is none, or two alike; -2 where there is no such head.
@@ -402,9 +414,9 @@ def judge(
     causal: whether words see only what is before them; they are then asked about nothing else.
     """
     roles, scores, unasked = {}, {}, {}
-    words = torch.cat([each.flatten(0, 1) for each in heaviest], -1).unflatten(0, heaviest[0].shape[:2])
-    starts = [0, *accumulate(each.shape[-1] for each in heaviest)]
-    there = heaviest[0][:, :, 0] > -2  # [L, H]
+    words = torch.cat([top.flatten(0, 1) for top in heaviest], -1).unflatten(0, heaviest[0].shape[:2])
+    starts = [0, *accumulate(top.shape[-1] for top in heaviest)]
+    is_head = heaviest[0][:, :, 0] > -2  # [L, H]
     for name, halves in _places(sentences, causal).items():
         counts = [len(half) for half in halves]
         if causal and max(counts) == 0:
@@ -421,7 +433,7 @@ def judge(
                 for places in halves
             )  # fmt: skip
             roles[name] = _judged(name, choosing, judging, layers)
-            scores[name] = judging.hits.float().mean(0).masked_fill(~there, math.nan)
+            scores[name] = judging.hits.float().mean(0).masked_fill(~is_head, math.nan)
     return Roles(
         roles, scores, layers, unasked=unasked, title=title, sentences=len(sentences), left_out=left_out,
         causal=causal,
@@ -429,28 +441,33 @@ def judge(
 
 
 def _judged(name: str, choosing: _Cases, judging: _Cases, layers: Sequence[Layer]) -> Role:
+    """Return the role of one relation: its best head on one half, judged on the other."""
     H = choosing.hits.shape[2]
     order = choosing.hits.float().mean(0).flatten().sort(descending=True, stable=True).indices.tolist()
-    moving = name.partition(" > ")[0] in MOVING
-    # of the fixed offsets the best alone
+    moving = name.partition(" > ")[0] in PRONOUNS
+    # only the best of the fixed offsets
     offsets = [rule for rule in judging.rules if rule.endswith(OFFSET)]
     offset = max(offsets, key=lambda rule: float(judging.rules[rule].sum()))
-    others = [rule for rule in judging.rules if rule not in offsets]
-    rules = {rule: judging.rules[rule] for rule in (offset, *others)}
+    rest = [rule for rule in judging.rules if rule not in offsets]
+    rules = {rule: judging.rules[rule] for rule in (offset, *rest)}
 
-    def is_found(cases: _Cases, flat: int) -> bool:
+    def is_role_head(cases: _Cases, flat: int) -> bool:
         hits = cases.hits[:, flat // H, flat % H].float()
         moves = _moves(hits, cases.pairs) if moving else 1.0
         return moves >= MOVES and all(_is_beaten(hits, right, cases.groups) for right in cases.rules.values())
 
     best = order[0]
     hits = judging.hits[:, best // H, best % H].float()
-    found = is_found(judging, best)
-    heads = [at for at in order[1:MOST] if found and is_found(choosing, at) and is_found(judging, at)]
+    is_best_found = is_role_head(judging, best)
+    heads = [
+        at
+        for at in order[1:MOST]
+        if is_best_found and is_role_head(choosing, at) and is_role_head(judging, at)
+    ]
     low, high = _interval(hits, judging.groups)
     distances = Counter(judging.distances.abs().tolist())
     return Role(
-        name, found, layers[best // H], best % H, float(hits.mean()), low, high, len(judging),
+        name, is_best_found, layers[best // H], best % H, float(hits.mean()), low, high, len(judging),
         rules={rule: float(right.mean()) for rule, right in rules.items()},
         by_distance={
             at: (float(hits[judging.distances.abs() == at].mean()), distances[at]) for at in sorted(distances)
@@ -458,7 +475,7 @@ def _judged(name: str, choosing: _Cases, judging: _Cases, layers: Sequence[Layer
         moves=_moves(hits, judging.pairs) if moving else None,
         heads=[
             (layers[at // H], at % H, float(judging.hits[:, at // H, at % H].float().mean()))
-            for at in ([best, *heads] if found else [])
+            for at in ([best, *heads] if is_best_found else [])
         ],
     )  # fmt: skip
 
@@ -476,5 +493,5 @@ def _moves(hits: Tensor, pairs: Sequence[tuple[int | None, int]]) -> float:
     for hit, (pair, source) in zip(hits.tolist(), pairs, strict=True):
         if pair is not None:
             both[pair, source].append(hit)
-    whole = [min(pair) for pair in both.values() if len(pair) == 2]
-    return sum(whole) / len(whole) if whole else 0.0
+    complete = [min(pair) for pair in both.values() if len(pair) == 2]
+    return sum(complete) / len(complete) if complete else 0.0

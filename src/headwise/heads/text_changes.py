@@ -1,11 +1,11 @@
 """Two texts through one model: which heads changed where they look, and at which token.
 
-Tokens of the two texts are partners where they are the same, in order (longest runs first, as `difflib` finds
-them), and where a run was replaced by one of as many tokens: "he" and "she". A token without a partner, as
-where a word falls into two pieces in one text and into three in the other, is compared with nothing.
+Tokens of the two texts are partners if they are the same, in order (longest runs first, as in `difflib`), or
+if a run was replaced by one of as many tokens: "he" and "she". A token without a partner, as when a word is
+two tokens in one text and three in the other, is not compared.
 
-A query's two rows are compared by the Jensen-Shannon divergence over keys that are partners, with one more
-bin for all keys that have none ("elsewhere") and one for a learned sink:
+The two rows of a query are compared by the Jensen-Shannon divergence over keys that are partners, with one
+more bin for all keys without a partner and one for a learned sink:
 
     JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2      in nats; 0: alike; log 2: nothing in common
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 class Text:
     """One sequence of positions, padding included.
 
-    ids: what tokens are told apart by; None: nothing is known of them.
-    real: the positions that are no padding.
+    ids: identities of tokens; None: unknown.
+    real: the positions that are not padding.
     special: those of tokens such as [CLS].
     """
 
-    names: tuple[str, ...] = field(compare=False)  # two layers may know one text by other names
+    names: tuple[str, ...] = field(compare=False)  # two layers may have different names for one text
     ids: tuple[Hashable, ...] | None
     real: tuple[int, ...]
     special: frozenset[int] = field(default=frozenset(), compare=False)
@@ -114,7 +114,7 @@ def align(before: Text, after: Text) -> Alignment:
     if before.ids is None or after.ids is None:
         return _by_position(before, after)
     ids = [before.ids[at] for at in before.real], [after.ids[at] for at in after.real]
-    # difflib minds which text comes first, partners must not
+    # the result of difflib depends on the order of texts; partners must not
     swapped = (len(ids[0]), list(map(repr, ids[0]))) > (len(ids[1]), list(map(repr, ids[1])))
     first, second = ids[::-1] if swapped else ids
     places: list[tuple[int | None, int | None]] = []
@@ -142,6 +142,7 @@ def align(before: Text, after: Text) -> Alignment:
 
 
 def _by_position(before: Text, after: Text) -> Alignment:
+    """Align two texts of unknown tokens position by position."""
     if len(before.real) != len(after.real):
         raise ArgumentError(
             f"tokens must be known, or equally many: {len(before.real)} and {len(after.real)} positions of "
@@ -153,21 +154,22 @@ def _by_position(before: Text, after: Text) -> Alignment:
 
 
 def _quoted(text: Text) -> str:
-    said = " ".join(text.names[at] for at in text.real if at not in text.special)
-    return repr(said if len(said) <= 40 else said[:39] + "…")
+    """Return the beginning of a text in quotes."""
+    words = " ".join(text.names[at] for at in text.real if at not in text.special)
+    return repr(words if len(words) <= 40 else words[:39] + "…")
 
 
 # Which text a layer reads
 
 
-class _Watched:
-    """What every layer read in one run."""
+class _WatchedTexts:
+    """The texts that every layer read in one run."""
 
     def __init__(self, heads: Heads, batch: int) -> None:
         self.batch = batch
         self.calls = {path: _call(layer) for path, layer in zip(heads.paths, heads.values(), strict=True)}
-        self.maps = {path: kept.select(batch=batch) for path, (_, kept) in self.calls.items()}
-        self.ids: dict[str, tuple[Hashable, ...]] = {  # of layers that know their tokens
+        self.maps = {path: map.select(batch=batch) for path, (_, map) in self.calls.items()}
+        self.ids: dict[str, tuple[Hashable, ...]] = {  # of layers whose tokens are known
             path: tuple(call.marks.ids[batch].tolist())
             for path, (call, _) in self.calls.items()
             if call.marks is not None
@@ -175,23 +177,26 @@ class _Watched:
         self.words = {path: heads.words(call, batch) for path, (call, _) in self.calls.items()}
 
     def texts(self, path: str) -> tuple[Text, Text]:
-        """The texts that the queries and the keys of a layer are."""
+        """Return the texts of the queries and of the keys of a layer."""
         call = self.calls[path][0]
         T, S = self.maps[path].shape[2:]
         if call.kind == "self":
             keys = self._text(S, path)
             return keys if T == S else _last(keys, T), keys
-        near = max(
+        query_layer = max(
             (other for other, ids in self.ids.items() if len(ids) == T),
             key=lambda other: _in_common(other, path),
             default=None,
         )
-        own = None if near is None else self.ids[near]
-        far = next((other for other, ids in self.ids.items() if len(ids) == S and ids != own), None)
-        queries = Text((), None, tuple(range(T))) if near is None else self._text(T, near)
-        return queries, Text((), None, self._real(path)) if far is None else self._text(S, far)
+        query_ids = None if query_layer is None else self.ids[query_layer]
+        key_layer = next(
+            (other for other, ids in self.ids.items() if len(ids) == S and ids != query_ids), None
+        )
+        queries = Text((), None, tuple(range(T))) if query_layer is None else self._text(T, query_layer)
+        return queries, Text((), None, self._real(path)) if key_layer is None else self._text(S, key_layer)
 
     def _real(self, path: str) -> tuple[int, ...]:
+        """Return the positions of the real keys of a layer."""
         return tuple(self.maps[path].real_keys[0].nonzero().flatten().tolist())
 
     def _text(self, length: int, path: str) -> Text:
@@ -224,14 +229,14 @@ def _last(text: Text, length: int) -> Text:
 
 
 def _call(layer: LayerHeads) -> tuple[Record, AttentionMap]:
-    """Return the last call that kept its map, if possible one whose tokens are known."""
-    kept = [(call, call.map) for call in layer.calls if call.map is not None]
-    if not kept:
+    """Return the last call with a map, if possible one whose tokens are known, and its map."""
+    pairs = [(call, call.map) for call in layer.calls if call.map is not None]
+    if not pairs:
         raise ArgumentError(
             f"heads must have maps: {layer.path} was called with {list(layer.calls[-1].shape)} and kept "
             "none; use watch(model, keep=True)"
         )
-    return next((each for each in reversed(kept) if each[0].marks is not None), kept[-1])
+    return next((pair for pair in reversed(pairs) if pair[0].marks is not None), pairs[-1])
 
 
 # Heads
@@ -356,17 +361,17 @@ class Changes:
         return changes_picture(self, top=top)
 
     def __repr__(self) -> str:
-        said = f"{len(self)} head{'' if len(self) == 1 else 's'}"
-        for most in self.all[:1]:
-            said += f", most in {most.layer}.{most.head}: {most.distance:.3f} nats"
-        return f"Changes({said})"
+        text = f"{len(self)} head{'' if len(self) == 1 else 's'}"
+        for change in self.all[:1]:
+            text += f", most in {change.layer}.{change.head}: {change.distance:.3f} nats"
+        return f"Changes({text})"
 
 
 @torch.no_grad()
 def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
     """How much every head changed between two texts: see `headwise.Heads.changes`."""
-    _check_one_model(before, after)
-    watched = _Watched(before, batch), _Watched(after, batch)
+    _check_same_model(before, after)
+    watched = _WatchedTexts(before, batch), _WatchedTexts(after, batch)
     aligned = functools.cache(align)  # two texts have one alignment, however many layers read them
     layers: dict[str, Compared] = {}
     looking_ahead: list[Alignment] = []
@@ -378,21 +383,24 @@ def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
         if looks_ahead and watched[0].calls[path][0].kind == "self":
             looking_ahead.append(queries)
         layers[path] = Compared(maps, queries, keys, rows)
-    texts = {id(text): text for each in layers.values() for text in (each.queries, each.keys)}
+    texts = {id(text): text for layer in layers.values() for text in (layer.queries, layer.keys)}
     differing = [text for text in texts.values() if any(text.changed)]
-    ahead = any(text in differing for text in looking_ahead)
-    # what differs in one text of two, as of an encoder and a decoder, may be seen from anywhere in the other
-    if not ahead and len(differing) == 1:
-        layers = {path: _since_the_difference(each, differing[0]) for path, each in layers.items()}
-    found = [change for path, each in layers.items() for change in _of_layer(before, after, path, each)]
-    found.sort(key=lambda change: math.inf if math.isnan(change.distance) else -change.distance)
-    return Changes(found, layers, before.title)
+    any_looks_ahead = any(text in differing for text in looking_ahead)
+    # a difference in one of two texts, as of an encoder and a decoder, may be visible everywhere in the other
+    if not any_looks_ahead and len(differing) == 1:
+        layers = {path: _since_the_difference(layer, differing[0]) for path, layer in layers.items()}
+    head_changes = [
+        change for path, layer in layers.items() for change in _changes_of_layer(before, after, path, layer)
+    ]
+    head_changes.sort(key=lambda change: math.inf if math.isnan(change.distance) else -change.distance)
+    return Changes(head_changes, layers, before.title)
 
 
-def _check_one_model(before: Heads, after: Heads) -> None:
+def _check_same_model(before: Heads, after: Heads) -> None:
+    """Raise `ArgumentError` if the heads are not of the same layers."""
     sizes = []
     for heads in (before, after):
-        heads.all()  # raises where nothing was watched
+        heads.all()  # raises if nothing was watched
         sizes.append({path: len(layer) for path, layer in zip(heads.paths, heads.values(), strict=True)})
     for path in [*sizes[0], *sizes[1]]:
         mine, theirs = (size.get(path, 0) for size in sizes)
@@ -412,7 +420,8 @@ def _since_the_difference(layer: Compared, text: Alignment) -> Compared:
     return replace(layer, since=since if since < len(text.shared) else 0)
 
 
-def _of_layer(before: Heads, after: Heads, path: str, layer: Compared) -> Iterator[Change]:
+def _changes_of_layer(before: Heads, after: Heads, path: str, layer: Compared) -> Iterator[Change]:
+    """Yield the change of every head of a layer."""
     rows, shared, names = layer.rows[:, layer.since :], layer.queries.shared, layer.queries.names
     for mine, theirs in zip(before[path], after[path], strict=True):
         row = rows[mine.head]
@@ -441,57 +450,57 @@ def _divergence(
     H = maps[0].shape[1]
     rows = torch.full((H, len(shared)), math.nan, dtype=torch.float64)
     step = max(1, BLOCK // (H * max(map.shape[3] for map in maps)))
-    new = queries.changed.index(True) if any(queries.changed) else len(queries.changed)
+    first_changed = queries.changed.index(True) if any(queries.changed) else len(queries.changed)
     ahead = False
     for start in range(0, len(shared), step):
-        some = shared[start : start + step]
+        places = shared[start : start + step]
         bins, counts = [], []
         for side, map in enumerate(maps):
-            numbers = torch.tensor(queries.positions(side, some))
+            numbers = torch.tensor(queries.positions(side, places))
             block = map.select(queries=numbers)
             p = block.dense()[0].detach().to("cpu", torch.float64, copy=True)  # [H, t, S]
             counts.append(block.counted_queries()[0].cpu())
-            old = [number for number, at in enumerate(some) if at < new]
-            if old and not ahead:
-                behind = torch.arange(p.shape[2]) > block.positions.cpu()[old][:, None]
-                ahead = bool((p[:, old] * behind).any())
+            earlier = [number for number, at in enumerate(places) if at < first_changed]
+            if earlier and not ahead:
+                is_ahead = torch.arange(p.shape[2]) > block.positions.cpu()[earlier][:, None]
+                ahead = bool((p[:, earlier] * is_ahead).any())
             bins.append(_bins(p, block, keys, side))
-        apart = _jensen_shannon(*bins).masked_fill(~(counts[0] & counts[1]), math.nan)
-        rows[:, start : start + len(some)] = apart
+        divergence = _jensen_shannon(*bins).masked_fill(~(counts[0] & counts[1]), math.nan)
+        rows[:, start : start + len(places)] = divergence
     return rows, ahead
 
 
 def _bins(p: Tensor, block: AttentionMap, keys: Alignment, side: int) -> Tensor:
     """Return the shares of each row's weight, [H, t, bins]: each key with a partner, all others, a sink.
 
-    p: weights, [H, t, S], which are ours to write to.
+    p: weights, [H, t, S], which are overwritten.
     """
-    own = keys.positions(side, keys.shared)
-    parts = [p if own == list(range(p.shape[-1])) else p[..., own]]
+    positions = keys.positions(side, keys.shared)
+    parts = [p if positions == list(range(p.shape[-1])) else p[..., positions]]
     if len(keys.shared) < len(keys.places):
         parts.append(p[..., keys.without_partner(side)].sum(-1, keepdim=True))
     if block.sinks is not None:
         parts.append((block.sinks.detach()[:, None] - block.lse[0]).exp().cpu().double()[..., None])
-    together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-    return together.div_(together.sum(-1, keepdim=True))  # of rounded weights, too, a distribution
+    bins = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return bins.div_(bins.sum(-1, keepdim=True))  # rounded weights must also sum to 1
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """Return the divergence of each row, [H, t], of shares [H, t, bins]."""
-    apart = torch.special.entr((p + q).div_(2))
-    apart.sub_(torch.special.entr(p).add_(torch.special.entr(q)).div_(2))
-    return apart.sum(-1).clamp(0, math.log(2))
+    divergence = torch.special.entr((p + q).div_(2))
+    divergence.sub_(torch.special.entr(p).add_(torch.special.entr(q)).div_(2))
+    return divergence.sum(-1).clamp(0, math.log(2))
 
 
 def _on_places(layer: Compared, head: int, side: int) -> Tensor:
     """Return one head's weights at the places that this text has, NaN elsewhere."""
     rows, columns = (
-        [(at, own) for at, place in enumerate(each.places) if (own := place[side]) is not None]
-        for each in (layer.queries, layer.keys)
+        [(at, position) for at, place in enumerate(text.places) if (position := place[side]) is not None]
+        for text in (layer.queries, layer.keys)
     )
     grid = torch.full((len(layer.queries.places), len(layer.keys.places)), math.nan)
-    numbers = torch.tensor([own for _, own in rows])
+    numbers = torch.tensor([position for _, position in rows])
     weights = layer.maps[side].select(heads=head, queries=numbers).dense()[0, 0].detach().cpu().float()
-    to_rows, to_columns = (torch.tensor([at for at, _ in each]) for each in (rows, columns))
-    grid[to_rows[:, None], to_columns] = weights[:, [own for _, own in columns]]
+    to_rows, to_columns = (torch.tensor([at for at, _ in pairs]) for pairs in (rows, columns))
+    grid[to_rows[:, None], to_columns] = weights[:, [position for _, position in columns]]
     return grid

@@ -83,7 +83,7 @@ def ablate(
     chosen = ChosenHeads(model, heads)
     if means is not None and method != "mean":
         raise ArgumentError(f"means must go with method='mean': got method={method!r}; leave them out")
-    given = None if means is None else by_path(model, means, "means", chosen, maker="head_means")
+    means_by_path = None if means is None else by_path(model, means, "means", chosen, maker="head_means")
 
     def change(call: LayerCall, index: Tensor, output: Tensor) -> Tensor:
         if method == "zero":
@@ -91,7 +91,11 @@ def ablate(
         if method == "uniform":
             new = _uniform(call, index)
         else:
-            mean = _mean(*_sum_and_count(call, output)) if given is None else _given(given, call, output)
+            mean = (
+                _mean(*_sum_and_count(call, output))
+                if means_by_path is None
+                else _means_of_call(means_by_path, call, output)
+            )
             new = mean[None, index, None]  # [1, n, 1, Dv]
         B, _, T, Dv = output.shape
         return output.index_copy(1, index, new.to(output).expand(B, len(index), T, Dv))
@@ -119,26 +123,28 @@ def head_means(
         >>> torch.allclose(means[0], mha.head_outputs(x).mean((0, 2)), atol=1e-6)
         True
     """
-    heard = _Sums()
+    listener = _Sums()
     ran = 0
-    with torch.no_grad(), attach(model, heard, fallback) as attachment:
+    with torch.no_grad(), attach(model, listener, fallback) as attachment:
         for ran, batch in enumerate(as_batches(batches), 1):  # noqa: B007, counted to the end
             run(model, batch)
-    check_any(model, ran, heard.sums, fallback)
-    return ByLayer({path: _mean(*sums) for path, sums in heard.sums.items()}, attachment.names)
+    check_any(model, ran, listener.sums, fallback)
+    return ByLayer({path: _mean(*sums) for path, sums in listener.sums.items()}, attachment.names)
 
 
 class _Sums(Listener):
+    """Adds up the heads' outputs of every layer over real positions."""
+
     def __init__(self) -> None:
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}  # by path
 
     def hear(self, call: LayerCall) -> None:
-        new, known = _sum_and_count(call, outputs_of(call)), self.sums.get(call.path)
-        self.sums[call.path] = new if known is None else (known[0] + new[0], known[1] + new[1])
+        new, previous = _sum_and_count(call, outputs_of(call)), self.sums.get(call.path)
+        self.sums[call.path] = new if previous is None else (previous[0] + new[0], previous[1] + new[1])
 
 
 def _sum_and_count(call: LayerCall, output: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over real positions, [H, Dv] in at least float32, and how many these are; both detached."""
+    """Return the sum over real positions, [H, Dv] in at least float32, and their number; both detached."""
     counted = call.weights.mask.counted(output.shape[2])
     output = output.detach().to(torch.promote_types(output.dtype, torch.float32))
     if counted is None:
@@ -147,12 +153,12 @@ def _sum_and_count(call: LayerCall, output: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean(total: Tensor, count: Tensor) -> Tensor:
-    """0 where nothing was real."""
+    """Return the mean, [H, Dv]; 0 where no position was real."""
     return total / count.clamp(min=1)
 
 
-def _given(means: Mapping[str, Tensor], call: LayerCall, output: Tensor) -> Tensor:
-    """The means of this visit, or of the layer, [H, Dv]."""
+def _means_of_call(means: Mapping[str, Tensor], call: LayerCall, output: Tensor) -> Tensor:
+    """Return the means of this visit or, if there are none, of the layer, [H, Dv]."""
     mean = of_visit(means, call.path, "means", maker="head_means")
     want = (output.shape[1], output.shape[3])
     if tuple(mean.shape) != want:
@@ -164,17 +170,17 @@ def _given(means: Mapping[str, Tensor], call: LayerCall, output: Tensor) -> Tens
 
 
 def _uniform(call: LayerCall, index: Tensor) -> Tensor:
-    """What these heads say if they attend evenly to all they may see, [B, n, T, Dv]."""
-    assert call.value is not None  # there where outputs are
+    """Return the output of heads that attend evenly to every visible key, [B, n, T, Dv]."""
+    assert call.value is not None  # a call with outputs has values
     group = call.num_heads // call.num_kv_heads
     q, k, mask = even_scores(call, index)
     return attention(q, k, call.value.index_select(1, index // group), mask)[0]
 
 
 def even_scores(call: LayerCall, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
-    """Queries and keys by which these heads attend evenly to all they may see, and who may see whom.
+    """Return queries, keys and a mask with which these heads attend evenly to every visible key.
 
-    Queries and keys of zeros make every score 0; only who may see whom is left of the rules.
+    Queries and keys are zeros, so that every score is 0; of the rules only the mask is left.
     """
     assert call.value is not None
     B, _, T, S = call.weights.shape
@@ -188,12 +194,15 @@ def even_scores(call: LayerCall, index: Tensor) -> tuple[Tensor, Tensor, Mask]:
 
 
 def _hidden_by_bias(call: LayerCall, index: Tensor) -> Tensor | None:
-    """Which keys a bias hides, bool broadcastable to [B, n, T, S]: many models' masks are added to scores."""
+    """Return which keys a bias hides, bool broadcastable to [B, n, T, S].
+
+    Many models add their masks to the scores.
+    """
     bias, relative = call.weights.bias, call.weights.relative
     hidden = None
     if relative is not None:
         by_distance = hidden_is_endless(relative)[index] <= HIDDEN  # [n, R]
-        if by_distance.any():  # a few numbers, and hardly ever one of them
+        if by_distance.any():  # cheap to read, and seldom true
             reach = by_distance.shape[1] // 2
             keys = torch.arange(call.weights.shape[3], device=index.device)
             offsets = keys - call.weights.positions[:, None]
@@ -201,38 +210,38 @@ def _hidden_by_bias(call: LayerCall, index: Tensor) -> Tensor | None:
     if bias is None:
         return hidden
     of_bias = hidden_is_endless(take(bias, (None, index))) <= HIDDEN
-    if of_bias.device.type == "cpu" and not of_bias.any():  # elsewhere, asking would wait for all launched
+    if of_bias.device.type == "cpu" and not of_bias.any():  # on a GPU this would wait for every kernel
         return hidden
     return of_bias if hidden is None else of_bias | hidden
 
 
-# Heads off and on again between runs
+# Heads switched off and on between runs
 
 
 class Switches(Listener):
     """Listens to a model and puts zeros in the place of the heads that are off."""
 
     def __init__(self) -> None:
-        self.num_heads: dict[str, int] = {}  # of every layer heard so far
+        self.num_heads: dict[str, int] = {}  # by path, of every layer that has run
         self.num_kv_heads: dict[str, int] = {}
         self.examples = 0  # sequences in the last loss
-        self.seen: list[tuple[str, int, int, Tensor | None]] = []  # kind, B, T, real positions of each call
+        self.calls: list[tuple[str, int, int, Tensor | None]] = []  # kind, B, T, real positions of each call
         self._visits: list[Visit] = []
         self._off: dict[str, list[int]] = {}  # by path
 
     def hear(self, call: LayerCall) -> Tensor | None:
-        """Take note of the layer; its output without the heads that are off."""
+        """Record the call; return its output without the heads that are off, or None if all are on."""
         output, path = outputs_of(call), base_of(call.path)
         B, H, T, _ = output.shape
         self.num_heads[path], self.num_kv_heads[path] = H, call.num_kv_heads
-        self.seen.append((call.kind, B, T, call.weights.mask.counted(T)))
+        self.calls.append((call.kind, B, T, call.weights.mask.counted(T)))
         self._visits.append((path, B, T, None))
         heads = self._off.get(path)
         return output.index_fill(1, torch.tensor(heads, device=output.device), 0) if heads else None
 
     def switch_off(self, heads: Iterable[tuple[str, int]]) -> None:
-        """From now on these heads, (path, head), are off and all others on."""
-        self._off, self.seen, self._visits = {}, [], []
+        """Switch these heads, (path, head), off and all others on."""
+        self._off, self.calls, self._visits = {}, [], []
         for path, head in heads:
             self._off.setdefault(path, []).append(head)
 
@@ -240,79 +249,80 @@ class Switches(Listener):
     def loss(
         self, model: nn.Module, loss_fn: Loss | None, batch: object, off: Iterable[tuple[str, int]] = ()
     ) -> float:
-        """The loss on a batch with these heads, (path, head), off."""
+        """Return the loss on a batch with these heads, (path, head), off."""
         self.switch_off(off)
-        with entering(model) as given:
+        with entering(model) as inputs:
             loss = checked_loss(loss_fn, model, batch).item()
-        self.examples = count_examples(given, self._visits) if self._visits else 0
+        self.examples = count_examples(inputs, self._visits) if self._visits else 0
         return loss
 
     def every_head(self) -> list[tuple[str, int]]:
-        """(path, head) of all layers heard so far."""
+        """Return (path, head) of every head of the layers that have run."""
         return [(path, head) for path, count in self.num_heads.items() for head in range(count)]
 
 
-# How many examples a batch holds: asked of the model's input, for layers may see windows or frames of them
+# The number of examples of a batch, from the model's input: the batch of a layer may be windows or frames
 
 
 @contextlib.contextmanager
 def entering(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The main input of every run of a model: the first tensor of two dimensions or more.
+    """Collect the main input of every run of a model: its first tensor of two dimensions or more.
 
-    With gradients on, one of fractions is handed over such that the outputs of layers can be followed back.
+    With gradients on, a floating-point input is replaced by a copy that requires gradients, so that the
+    outputs of layers can be traced back to it.
     """
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
     try:
         order = list(inspect.signature(model.forward).parameters)
-    except (TypeError, ValueError):  # compiled: as the caller has them
+    except (TypeError, ValueError):  # compiled: keyword arguments stay in the caller's order
         order = []
 
     def enter(
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         named = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
-        for where in [*range(len(args)), *named]:
-            x = args[where] if isinstance(where, int) else kwargs[where]
+        for position in [*range(len(args)), *named]:
+            x = args[position] if isinstance(position, int) else kwargs[position]
             if isinstance(x, Tensor) and not x.is_nested and x.ndim > 1:
                 break
         else:
             return None
-        in_fractions = type(x) is Tensor and x.is_floating_point()
-        if not in_fractions or x.requires_grad or not torch.is_grad_enabled():
-            given.append(x)
+        is_floating = type(x) is Tensor and x.is_floating_point()
+        if not is_floating or x.requires_grad or not torch.is_grad_enabled():
+            inputs.append(x)
             return None
-        given.append(x.detach().clone().requires_grad_())
-        handed = given[-1].clone()  # no leaf, so that the model may still write to it
-        if isinstance(where, int):
-            return (*args[:where], handed, *args[where + 1 :]), kwargs
-        return args, kwargs | {where: handed}
+        inputs.append(x.detach().clone().requires_grad_())
+        copy = inputs[-1].clone()  # not a leaf, so that the model may write to it in place
+        if isinstance(position, int):
+            return (*args[:position], copy, *args[position + 1 :]), kwargs
+        return args, kwargs | {position: copy}
 
     hook = model.register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        yield given
+        yield inputs
     finally:
         hook.remove()
 
 
-def count_examples(given: Sequence[Tensor], visits: Sequence[Visit]) -> int:
-    """The batch of the model's input, of which the batch of every layer is a multiple.
+def count_examples(inputs: Sequence[Tensor], visits: Sequence[Visit]) -> int:
+    """Return the batch size of the model's input, of which the batch of every layer is a multiple.
 
-    That the rows of one example lie together, [B * windows, ...] as in Swin, is certain for one example. For
-    more it is checked where the input can be followed, and else assumed: no rows of the first example may
-    depend on another.
+    The rows of an example must be consecutive, [B * windows, ...] as in Swin. For one example they are. For
+    more this is checked where the input can be traced, and assumed otherwise: no row of the first example may
+    depend on another example.
 
     Raises:
-        ShapeError: no number fits; more than one does; rows of an example that lie apart.
+        ShapeError: no number fits; more than one does; the rows of an example are not consecutive.
     """
     sizes = {path: B for path, B, _, _ in visits}
     smallest = min(B for _, B, _, _ in visits)
-    shapes = {tuple(x.shape[:2]) for x in given}
+    shapes = {tuple(x.shape[:2]) for x in inputs}
     fits: list[tuple[int, int]] = []  # how many, along which dimension of the input
     if len(shapes) == 1:
         first, second = shapes.pop()
         last = any((B, T) == (second, first) for _, B, T, _ in visits)  # perhaps [T, B, ..]
-        ways = [(first, 0), (second, 1)] if last and first != second else [(first, 0)]
-        fits = [(N, dim) for N, dim in ways if N and all(B % N == 0 for _, B, _, _ in visits)]
+        candidates = [(first, 0), (second, 1)] if last and first != second else [(first, 0)]
+        fits = [(N, dim) for N, dim in candidates if N and all(B % N == 0 for _, B, _, _ in visits)]
     if len(fits) == 1 and all(B == fits[0][0] for _, B, _, _ in visits):
         return fits[0][0]
     if not fits:
@@ -322,26 +332,28 @@ def count_examples(given: Sequence[Tensor], visits: Sequence[Visit]) -> int:
                 "multiples of one another; use as many of each kind"
             )
         return smallest
-    apart = [N for N, dim in fits if _lie_together(given, visits, N, dim)]
-    if len(apart) != 1:
-        why = f"they may be {' or '.join(map(str, apart))}; use another batch size"
-        if not apart:
+    separate = [N for N, dim in fits if _are_consecutive(inputs, visits, N, dim)]
+    if len(separate) != 1:
+        why = f"they may be {' or '.join(map(str, separate))}; use another batch size"
+        if not separate:
             why = f"the rows of one of {fits[0][0]} depend on others; use batches of one"
         raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {why}")
-    return apart[0]
+    return separate[0]
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
-    first = {B: path for path, B in reversed(list(sizes.items()))}  # one layer of each size will do
+    """Return each batch size with one layer that has it, as text."""
+    first = {B: path for path, B in reversed(list(sizes.items()))}
     return ", ".join(f"{B} in {path}" for B, path in sorted(first.items()))
 
 
-def _lie_together(given: Sequence[Tensor], visits: Sequence[Visit], N: int, dim: int) -> bool:
+def _are_consecutive(inputs: Sequence[Tensor], visits: Sequence[Visit], N: int, dim: int) -> bool:
+    """Return True if the first B // N rows of every layer depend on the first of N examples only."""
     rows = [out[: B // N].sum() for _, B, _, out in visits if out is not None and out.requires_grad]
-    followed = [x for x in given if x.requires_grad]
-    if N == 1 or not rows or not followed:
+    traced = [x for x in inputs if x.requires_grad]
+    if N == 1 or not rows or not traced:
         return True
     total = torch.stack([row.cpu().double() for row in rows]).sum()
-    grads = torch.autograd.grad(total, followed, retain_graph=True, allow_unused=True)
-    others = [grad.narrow(dim, 1, N - 1) for grad in grads if grad is not None]
-    return not any(bool(grad.nan_to_num(0.0, 0.0, 0.0).any()) for grad in others)  # NaN is told of later
+    grads = torch.autograd.grad(total, traced, retain_graph=True, allow_unused=True)
+    rest = [grad.narrow(dim, 1, N - 1) for grad in grads if grad is not None]
+    return not any(bool(grad.nan_to_num(0.0, 0.0, 0.0).any()) for grad in rest)  # NaN is reported later

@@ -1,8 +1,8 @@
-"""What is heard when an attention layer runs, who listens, and what runs now.
+"""Calls of attention layers, the listeners that hear them, and the state of the forward pass in progress.
 
-Who is attached is known to all threads; what runs is each thread's own: a forward, the modules it is in, and
-what those were given of tokens and padding. A layer whose heads lie over several
-processes is heard on each of them with all its heads.
+The list of attachments is shared by all threads. The state of a forward pass belongs to the thread it runs
+in: the modules that are running, and the tokens and padding among their arguments. A layer whose heads are
+sharded over several processes is heard on each of them with all its heads.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _order = itertools.count()
 
 @dataclass(eq=False)
 class ForwardPass:
-    """One forward pass of a model. What was measured refers to it, also when the pass is over."""
+    """One forward pass of a model. Records refer to it, also when the pass is over."""
 
     number: int = 0
-    # what layers were told of padding, for a checkpoint that runs them again
+    # the padding that layers used, for a checkpoint that runs them again
     padding: dict[tuple[str | None, int, int], Tensor | None] = field(default_factory=dict)
     # configs whose mask functions were called with the padding
     masked: list[object] = field(default_factory=list)
@@ -57,18 +57,20 @@ class ForwardPass:
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """One attention layer at work, once.
+    """One call of an attention layer.
 
     Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim.
     """
 
-    path: str  # the module's, in the model listened to
+    path: str  # of the module, in the model that is watched
     kind: str  # "self" or "cross"
     weights: AttentionMap  # [B, H, T, S], before dropout
-    value: Tensor | None  # [B, Hk, S, Dv]; None where only weights are to be had
-    output: Tensor | None  # [B, H, T, Dv], each head before they are joined; None likewise
+    value: Tensor | None  # [B, Hk, S, Dv]; None where only weights are available
+    output: Tensor | None  # [B, H, T, Dv], before the heads are joined; None likewise
     forward: ForwardPass
-    tokens: dict[str, Tensor] = field(default_factory=dict)  # given around it, by argument name: int [B, T]
+    tokens: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # arguments of modules around it, by name: int [B, T]
 
     @property
     def num_heads(self) -> int:
@@ -76,96 +78,98 @@ class LayerCall:
 
     @property
     def num_kv_heads(self) -> int:
-        """As many as heads, where values are not to be had."""
+        """The number of key/value heads; the number of heads where there are no values."""
         return self.num_heads if self.value is None else self.value.shape[1]
 
 
 class SplitCall(LayerCall):
-    """A call of some heads of a layer, heard as the call of all of them; `own` is what is here.
+    """The call of all heads of a layer whose heads are sharded over processes.
+
+    `local_call` is the call of the heads of this rank.
 
         rank 0  heads 0 1 ──┐                                   ┌── heads 0 1 ──> out_proj
         rank 1  heads 2 3 ──┴─ gathered ──> listeners, alike ───┴── heads 2 3 ──> out_proj
 
-    What listeners do between the two is the same on every rank, so that gradients are those of all heads.
-    Nothing is gathered that nobody asks for; who asks does so on every rank.
+    Listeners do the same on every rank, so that gradients are those of all heads. A tensor is gathered when a
+    listener reads it, and must then be read on every rank.
     """
 
-    def __init__(self, own: LayerCall, here: LocalHeads, output: Tensor | None = None) -> None:
-        known = {"own": own, "here": here, "path": own.path, "kind": own.kind, "forward": own.forward}
-        self.__dict__.update(known, tokens=own.tokens)
-        if output is not None:  # as another listener left it
+    def __init__(self, local_call: LayerCall, local_heads: LocalHeads, output: Tensor | None = None) -> None:
+        fields = {name: getattr(local_call, name) for name in ("path", "kind", "forward", "tokens")}
+        self.__dict__.update(fields, local_call=local_call, local_heads=local_heads)
+        if output is not None:  # changed by another listener
             self.__dict__["output"] = output
 
-    own: LayerCall
-    here: LocalHeads
+    local_call: LayerCall
+    local_heads: LocalHeads
 
     @cached_property
     def weights(self) -> AttentionMap:
         """[B, H, T, S] of all heads"""
-        return self.here.whole_map(self.own.weights)
+        return self.local_heads.gather_map(self.local_call.weights)
 
     @cached_property
     def value(self) -> Tensor | None:
         """[B, Hk, S, Dv] of all heads"""
-        return None if self.own.value is None else self.here.whole_kv(self.own.value)
+        return None if self.local_call.value is None else self.local_heads.gather_kv(self.local_call.value)
 
     @cached_property
     def output(self) -> Tensor | None:
         """[B, H, T, Dv] of all heads"""
-        return None if self.own.output is None else self.here.whole(self.own.output)
+        return None if self.local_call.output is None else self.local_heads.gather(self.local_call.output)
 
 
 class Listener:
-    """Someone who is told of every call while attached to a model."""
+    """Hears every call of a model while it is attached to it."""
 
-    # Row statistics that it will ask of a long call, where it asks for nothing that takes a walk over the
-    # weights: they are collected on the way where that can be
-    asks_if_long: tuple[str, ...] = ()
-    waits = False  # whether it looks at no short call before its forward is over, and then at copies
-    noted: Noted | None = None  # how it put the last call aside, for others that differ in tensors alone
-    # Whether it knows calls whose sequence lies over ranks: their map is of the whole, values and outputs are
-    # this rank's
+    # Row statistics that it reads of a long call, if it needs nothing that takes a second pass: they are
+    # collected in the first pass where possible
+    statistics_if_long: tuple[str, ...] = ()
+    waits = False  # True if it reads short calls only after their forward pass, from copies
+    noted: Noted | None = None  # the last call it deferred, for calls that differ only in tensors
+    # True if it supports calls whose sequence is sharded over ranks: their map covers the full sequence,
+    # their values and outputs only this rank's part
     hears_shards = False
 
     def hear(self, call: LayerCall) -> Tensor | None:
-        """Take note; a tensor takes the place of the heads' output, [B, H, T, Dv]."""
+        """Handle a call. A tensor that is returned replaces the heads' output, [B, H, T, Dv]."""
         raise NotImplementedError
 
     def after(self, forward: ForwardPass) -> None:
-        """A forward is over, or has raised."""
+        """Handle the end of a forward pass, also of one that raised."""
 
     def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
-        """In a forward that is over, a layer of this class attended, or may have, and was not heard."""
+        """Handle a layer that attended, or may have, without being heard; its forward pass is over."""
 
 
 class Noted(NamedTuple):
-    """How a call was put aside by one that waits."""
+    """A call that a listener deferred, and how to defer another like it."""
 
     kind: str
     forward: ForwardPass
-    group: Group  # with those it is to be measured with, while there is room
-    # Another of the same forward, which differs in its place, its scores and lse; False: no more are taken
+    group: Group  # of calls that are measured together, while there is room
+    # Defers another call of the same forward, by path, scores and lse; False: the group is full
     again: Callable[[str, Scores, Tensor | None], bool]
 
 
 def in_backward() -> bool:
-    """Whether this is a forward run again for its gradients (checkpointing), which was heard before."""
+    """Return True if a checkpoint is running a forward again for its gradients; it was heard before."""
     return torch._C._current_graph_task_id() != -1
 
 
-# One forward, and what its modules were given
+# A forward pass and the arguments of its modules
 
 
 class Bypassed(NamedTuple):
-    """A module that attended in a way that nobody heard, or that may have."""
+    """A module that attended, or may have attended, without being heard."""
 
-    softmaxes: int  # that ran in it
-    why: str | None  # fallback="eager" cannot read its weights; None: it can
-    is_certain: bool = True  # else it may be something else than attention, which is no reason to refuse it
+    softmaxes: int  # how many ran in it
+    why: str | None  # why fallback="eager" cannot read its weights; None: it can
+    is_certain: bool = True  # False: it may not be attention, so the model is not refused for it
     sizes: tuple[int, ...] = ()  # B and T of its input, where they are known
 
-    def and_again(self, other: Bypassed) -> Bypassed:
-        """The same module in a later forward."""
+    def merged(self, other: Bypassed) -> Bypassed:
+        """Return the sum of this and the same module in a later forward."""
         softmaxes, is_certain = self.softmaxes + other.softmaxes, self.is_certain or other.is_certain
         return Bypassed(softmaxes, self.why or other.why, is_certain, self.sizes or other.sizes)
 
@@ -174,23 +178,26 @@ class Entered:
     """A module that is running now."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        self.path, self.module, self.heard = path, module, False
-        self.mode: TorchFunctions | None = None  # which listens to torch's functions meanwhile
-        self.is_noted = False  # else it is as if only the modules around it had been given anything
-        self.read: dict[bool, dict[str, Tensor]] = {}  # the tokens that layers inside it read, once known
+        self.path, self.module, self.was_heard = path, module, False
+        self.mode: TorchFunctions | None = None  # listens to torch's functions while it runs
+        self.is_noted = False  # True once its arguments were read for tokens and padding
+        self.read: dict[bool, dict[str, Tensor]] = {}  # tokens that layers inside it read, by `decodes`
         self.order = next(_order)  # among the modules of all models
-        self.tokens: dict[str, Tensor] = {}  # that it was given, by argument name: int [B, T]
-        self.padding: dict[str, Tensor] = {}  # likewise: bool [B, S], True = real
-        self.shapes: list[torch.Size] = []  # of the numbers that it was given
+        self.tokens: dict[str, Tensor] = {}  # among its arguments, by name: int [B, T]
+        self.padding: dict[str, Tensor] = {}  # among its arguments, by name: bool [B, S], True = real
+        self.shapes: list[torch.Size] = []  # of its floating-point arguments
 
-    def given(self, what: dict[str, Tensor], decodes: bool) -> dict[str, Tensor]:
-        """Of what it was given, what is of the decoder's text, or what is not: all that a decoder has is."""
+    def select(self, texts: dict[str, Tensor], decodes: bool) -> dict[str, Tensor]:
+        """Return those of its texts that belong to the decoder, or those that do not.
+
+        Every text of a decoder module belongs to the decoder.
+        """
         if decodes and "decoder" in self.path.split("."):
-            return what
-        return {name: value for name, value in what.items() if (name in OF_DECODER) == decodes}
+            return texts
+        return {name: value for name, value in texts.items() if (name in OF_DECODER) == decodes}
 
     def may_read(self, text: Tensor) -> bool:
-        """Return True if it was given nothing, or something that can have been made of [B, T] tokens."""
+        """Return True if its floating-point arguments may come from [B, T] tokens, or if it has none."""
         B, T = text.shape
         return not self.shapes or any(
             tuple(shape[:2]) in ((B, T), (T, B)) or shape[0] == B * T for shape in self.shapes
@@ -204,16 +211,16 @@ class ForwardState:
         self.forward = forward
         self.entered: list[Entered] = []  # the modules that run now, the innermost last
         self.query_padding: dict[str, Tensor | None] = {}  # of self-attention, by its parent: what is real
-        self.told: dict[str, int] = {}  # how many calls of a path were told of
-        self.alike: list[Any] = []  # how layers were answered, for those like them; see attended.py
+        self.call_counts: dict[str, int] = {}  # calls heard so far, by path
+        self.call_plans: list[Any] = []  # of calls that later layers may repeat; see attended.py
         self.bypassed: dict[str, Bypassed] = {}
 
-    def note(self, here: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Tokens and padding among the arguments of a module: of the layers inside it, while it runs."""
-        here.is_noted = True
-        kind: type = type(here.module)
+    def note(self, entered: Entered, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Read tokens and padding from the arguments of a module, for the layers inside it."""
+        entered.is_noted = True
+        kind: type = type(entered.module)
         named = dict(zip(_parameters(kind), args, strict=False)) | kwargs
-        here.shapes = [
+        entered.shapes = [
             value.shape
             for value in (*args, *kwargs.values())
             if isinstance(value, Tensor)
@@ -221,87 +228,91 @@ class ForwardState:
             and value.ndim > 1
             and not value.is_nested
         ]
-        # Beside numbers, what an inner module takes first are positions, say
-        if args and isinstance(args[0], Tensor) and not (self.entered and here.shapes):
+        # The first argument of an inner module that also takes numbers may be positions
+        if args and isinstance(args[0], Tensor) and not (self.entered and entered.shapes):
             named.setdefault("input_ids", args[0])
         for name in TOKENS:
             value = named.get(name)
             if not isinstance(value, Tensor) or value.ndim != 2 or value.dtype == torch.bool:
                 continue
             if not value.is_floating_point() and not value.is_complex():
-                here.tokens.setdefault(name, value)
+                entered.tokens.setdefault(name, value)
         for name in PADDING:
             value = named.get(name)
             if isinstance(value, Tensor) and value.ndim == 2:
-                real = _as_padding(here.module, value)
+                real = _as_padding(entered.module, value)
                 if real is not None:
-                    here.padding.setdefault(name, real)
+                    entered.padding.setdefault(name, real)
 
     def tokens(self, decodes: bool) -> dict[str, Tensor]:
-        """The ids that the innermost module around the layer at work was given, of those that were given any.
+        """Return the token ids of the layer that is running, from the innermost module that was passed any.
 
-        decodes: the layer is of a decoder beside an encoder, each with a text of its own.
+        decodes: the layer belongs to the decoder of a model whose encoder reads another text.
         """
         for entered in reversed(self.entered):
             if entered.is_noted:
                 read = entered.read.get(decodes)
-                if read is None:  # the same for all layers inside: what is around them does not change
+                if read is None:  # the same for all layers inside this module
                     read = entered.read[decodes] = self._tokens(decodes)
                 return read
         return {}
 
     def _tokens(self, decodes: bool) -> dict[str, Tensor]:
+        """Return what `tokens` does, from the arguments of the modules."""
         for inside, entered in enumerate(reversed(self.entered)):
-            given = entered.given(entered.tokens, decodes)
-            if given:
-                return {name: ids for name, ids in given.items() if self._is_read(ids, inside)}
+            tokens = entered.select(entered.tokens, decodes)
+            if tokens:
+                return {name: ids for name, ids in tokens.items() if self._is_read(ids, inside)}
         return {}
 
     def padding(self, decodes: bool) -> Tensor | None:
-        """Likewise, which tokens are real; nothing is known of a text that it was not given with."""
+        """Return which tokens of the running layer are real, as `tokens`; None where that is not known.
+
+        Padding that was passed with another text does not apply.
+        """
         for inside, entered in enumerate(reversed(self.entered)):
-            real = next(iter(entered.given(entered.padding, decodes).values()), None)
+            real = next(iter(entered.select(entered.padding, decodes).values()), None)
             if real is not None:
                 return real if self._is_read(real, inside) else None
-            text = entered.given(entered.tokens, decodes)
+            text = entered.select(entered.tokens, decodes)
             outer = [ids for around in self.entered[: -1 - inside] for ids in around.tokens.values()]
             if text and outer and not any(ids is other for ids in text.values() for other in outer):
                 return None
         return None
 
     def _is_read(self, text: Tensor, inside: int) -> bool:
-        """Whether what all of the innermost modules were given can come from this text: no image does."""
+        """Return True if the arguments of all innermost modules may come from this text, unlike an image."""
         return all(entered.may_read(text) for entered in self.entered[len(self.entered) - inside :])
 
 
 def _as_padding(module: nn.Module, value: Tensor) -> Tensor | None:
-    """Which positions an `attention_mask` [B, S] calls real, bool; None: it says nothing of the kind."""
+    """Return which positions an `attention_mask` [B, S] marks as real, bool; None if it is another mask."""
     if not type(module).__module__.startswith("transformers.") and value.shape[0] == value.shape[1]:
-        return None  # it may as well be who attends to whom, [T, T]
+        return None  # it may be a [T, T] mask of queries and keys
     if not value.is_floating_point():
         return value.bool()
     hidden = value <= AS_GOOD_AS_HIDDEN
     if bool(((value != 0) & (value != 1) & ~hidden).any()):
-        return None  # numbers that are added
+        return None  # a bias
     if bool(hidden.any()):
         return ~hidden
-    return value.bool() if bool(value.any()) else None  # zeros alone are added, and hide nothing
+    return value.bool() if bool(value.any()) else None  # zeros alone are a bias that hides nothing
 
 
 @cache
 def _parameters(kind: Any) -> tuple[str, ...]:
-    """The names of what a module's forward takes, in order."""
+    """Return the names of the parameters of a class's forward, in order."""
     try:
         return tuple(inspect.signature(kind.forward).parameters)[1:]
     except (TypeError, ValueError):
         return ()
 
 
-# All that runs now
+# Everything that is running
 
 
 class _Silence(threading.local):
-    depth = 0  # of our own work, in which no attention is to be heard
+    depth = 0  # above 0: headwise's own attention runs, which is not heard
 
 
 active: list[Attachment] = []  # in the order in which they were attached
@@ -309,13 +320,13 @@ silence = _Silence()
 
 
 def running() -> list[tuple[Attachment, ForwardState]]:
-    """The models that run in this thread, the one whose module was entered last first."""
+    """Return the models running in this thread, the one whose module was entered last first."""
     at_work = [(attachment, run) for attachment in tuple(active) if (run := attachment.run) is not None]
     return at_work if len(at_work) < 2 else sorted(at_work, key=lambda pair: -pair[1].entered[-1].order)
 
 
 def innermost() -> nn.Module | None:
-    """The module that runs now in this thread, of all that are listened to."""
+    """Return the innermost module running in this thread, of all watched models."""
     at_work = running()
     return at_work[0][1].entered[-1].module if at_work else None
 
@@ -327,10 +338,10 @@ def announce(
     value: Tensor | None,
     output: Tensor | None,
 ) -> Tensor | None:
-    """An attention layer ran: tell whoever listens to a model it is part of.
+    """Report the call of an attention layer to the listeners of every model that contains it.
 
-    `module` is the layer; None: whichever module runs now. Returns the heads' output, [B, H, T, Dv], as the
-    listeners leave it.
+    `module` is the layer; None means the innermost module that is running. Returns the heads' output,
+    [B, H, T, Dv], as the listeners leave it.
     """
     module = innermost() if module is None else module
     if module is None:
@@ -340,7 +351,7 @@ def announce(
             f"model must not run under torch.vmap while it is listened to: {list(output.shape)} is one of "
             "many at once; give it the whole batch"
         )
-    silence.depth += 1  # quietly: this is on every layer's way
+    silence.depth += 1  # `quietly` inlined: this runs for every layer
     try:
         for attachment in tuple(active):
             output = attachment.tell(module, kind, weights, value, output)
@@ -349,9 +360,12 @@ def announce(
     return output
 
 
-def statistics_asked_for(shape: tuple[int, ...], on_cpu: bool) -> tuple[tuple[str, ...], bool]:
-    """(row statistics that someone will ask of a call [B, H, T, S], no picture, which takes a walk anyway;
-    whether everybody waits for the forward to be over)."""
+def requested_statistics(shape: tuple[int, ...], on_cpu: bool) -> tuple[tuple[str, ...], bool]:
+    """Return the row statistics that listeners read of a call [B, H, T, S], and whether all of them wait.
+
+    Pooled maps are left out, for they take a second pass. The second value is True if no listener reads the
+    call before its forward pass is over.
+    """
     if math.prod(shape) <= (SHORT_ON_CPU if on_cpu else SHORT):
         for attachment in tuple(active):
             if not attachment.waits:
@@ -359,12 +373,12 @@ def statistics_asked_for(shape: tuple[int, ...], on_cpu: bool) -> tuple[tuple[st
         return (), True
     names: dict[str, None] = {}
     for attachment in tuple(active):
-        names |= dict.fromkeys(attachment.asks_if_long)
+        names |= dict.fromkeys(attachment.statistics_if_long)
     return tuple(names), False
 
 
 class quietly(AbstractContextManager[None]):  # noqa: N801, reads as a verb
-    """Our own work, in which no attention is to be heard."""
+    """Context in which no attention is heard, for headwise's own work."""
 
     def __enter__(self) -> None:
         silence.depth += 1
@@ -378,7 +392,7 @@ def is_quiet() -> bool:
 
 
 def path_of(module: nn.Module) -> str | None:
-    """Where a module is in a model that is listened to."""
+    """Return the path of a module in a watched model, or None."""
     for attachment in tuple(active):
         path = attachment.path_of(module)
         if path is not None:
@@ -387,31 +401,33 @@ def path_of(module: nn.Module) -> str | None:
 
 
 def note_empty_call() -> None:
-    """A layer ran on nothing: there is no attention to tell of, and none was missed."""
+    """Record the call of a layer on an empty batch: there is no attention to hear, and none was missed."""
     for attachment, run in running():
         attachment.elsewhere = True
         for entered in run.entered:
-            entered.heard = True
+            entered.was_heard = True
 
 
 # Which queries and keys are real
 
 
 def real_queries_now(path: str | None, batch: int, length: int) -> Tensor | None:
-    """Which queries of a layer are real, bool [B, length], as the arguments of this forward say."""
+    """Return which queries of a layer are real, bool [B, length], from the arguments of this forward."""
     for attachment, run in running():
         decodes = attachment.two_texts and "decoder" in (path or "").split(".")
-        told, key = run.forward.padding, (path, batch, length)
-        if key not in told or not in_backward():  # what is run again for its gradients begins further in
+        cached, key = run.forward.padding, (path, batch, length)
+        if (
+            key not in cached or not in_backward()
+        ):  # a checkpoint runs a part again, without the arguments around it
             real = run.padding(decodes)
-            told[key] = real if real is not None and tuple(real.shape) == (batch, length) else None
-        if told[key] is not None:
-            return told[key]
+            cached[key] = real if real is not None and tuple(real.shape) == (batch, length) else None
+        if cached[key] is not None:
+            return cached[key]
     return None
 
 
 def note_query_padding(module: nn.Module, queries: Tensor | None) -> None:
-    """Remember which queries of a self-attention are real, for the cross-attention beside it in the layer."""
+    """Store which queries of a self-attention are real, for the cross-attention in the same layer."""
     for attachment, run in running():
         path = attachment.path_of(module)
         if path is not None:
@@ -419,7 +435,7 @@ def note_query_padding(module: nn.Module, queries: Tensor | None) -> None:
 
 
 def noted_query_padding(module: nn.Module, batch: int, length: int) -> Tensor | None:
-    """Return which queries of a cross-attention are real, bool [batch, length], as self-attention noted."""
+    """Return which queries of a cross-attention are real, bool [batch, length], as self-attention stored."""
     for attachment, run in running():
         path = attachment.path_of(module)
         real = None if path is None else run.query_padding.get(path.rpartition(".")[0])
@@ -429,92 +445,92 @@ def noted_query_padding(module: nn.Module, batch: int, length: int) -> Tensor | 
 
 
 def with_padding(mask: Mask, batch: int) -> Mask:
-    """In self-attention, a key that no query may see is padding, and so is the query in its place."""
+    """Return the mask of a self-attention with padding: keys that no query sees, and their queries."""
     if mask.queries is not None:
         return mask
     if mask.keys is not None:
         return replace(mask, queries=mask.keys)
     if mask.allowed is None or mask.allowed.shape[2] == 1:
         return mask
-    known = can_read(mask.allowed)
-    seen = fact(mask.allowed, "seen by some", _seen_by_some) if known else _seen_by_some(mask.allowed)
-    if seen is None:
+    readable = can_read(mask.allowed)
+    visible = fact(mask.allowed, "visible keys", _visible_keys) if readable else _visible_keys(mask.allowed)
+    if visible is None:
         return mask
-    seen = for_each(seen, batch)
-    return replace(mask, keys=seen, queries=seen)
+    visible = expand_padding(visible, batch)
+    return replace(mask, keys=visible, queries=visible)
 
 
-def for_each(real: Tensor, batch: int) -> Tensor:
-    """Which positions are real, [B, S], from one row for all or one per sequence."""
+def expand_padding(real: Tensor, batch: int) -> Tensor:
+    """Return which positions are real, [batch, S], from one row for all sequences or one row each."""
     return real.expand(batch, -1) if real.shape[0] == 1 else real
 
 
-def _seen_by_some(allowed: Tensor) -> Tensor | None:
-    """Which keys some query may see, bool [B or 1, S]; None: all of them, where that can be read."""
-    seen = allowed.any(2).any(1)
-    return None if can_read(allowed) and bool(seen.all()) else seen
+def _visible_keys(allowed: Tensor) -> Tensor | None:
+    """Return which keys any query sees, bool [B or 1, S]; None if all are, where values can be read."""
+    visible = allowed.any(2).any(1)
+    return None if can_read(allowed) and bool(visible.all()) else visible
 
 
-# Calls of layers whose heads lie over several processes
+# Calls of layers whose heads are sharded over processes
 
 
 def local_heads_of(
     module: nn.Module, path: str, weights: AttentionMap, value: Tensor | None
 ) -> LocalHeads | None:
-    """Which heads of a layer this call is of; None: all of them.
+    """Return which heads of a layer this call covers; None: all of them.
 
-    A layer of ours knows which heads it has. One of Hugging Face is known to be sharded by its own `tp_plan`
-    where it has fewer heads than its config says; one that somebody else has sharded is refused by name.
+    A layer of headwise knows which heads it has. A layer of Hugging Face is sharded by its model's `tp_plan`
+    if it has fewer heads than its config says; a layer that is sharded in another way is refused by name.
     """
-    here: LocalHeads | None = getattr(module, "local_heads", None)
-    if here is None:
+    local_heads: LocalHeads | None = getattr(module, "local_heads", None)
+    if local_heads is None:
         if "torch.distributed.tensor" not in sys.modules:
             return None
-        parameter = _over_ranks(module)
+        parameter = _sharded_parameter(module)
         if parameter is None:
             return None
-        here = _of_plan(module, path, parameter[0], parameter[1], weights.shape[1], value)
-    if here is None or here.group.size() == 1:
+        local_heads = _local_heads_of_plan(module, path, parameter[0], parameter[1], weights.shape[1], value)
+    if local_heads is None or local_heads.group.size() == 1:
         return None
     if weights.ranks is not None:
         raise ArgumentError(
             f"model must lie over ranks by heads or by sequence to be listened to: {path} does both, "
-            f"{here} and a sequence over {weights.ranks} ranks; watch it with one of the two"
+            f"{local_heads} and a sequence over {weights.ranks} ranks; watch it with one of the two"
         )
     if not isinstance(weights.as_made[0], Scores):
         raise ArgumentError(
             f"fallback must not be 'eager' where heads lie over several processes: of {path} only the "
-            f"weights of {here} are to be had; leave it out, or fallback='skip'"
+            f"weights of {local_heads} are to be had; leave it out, or fallback='skip'"
         )
-    return here
+    return local_heads
 
 
-def _over_ranks(module: nn.Module) -> tuple[str, DTensor] | None:
-    """A parameter of the layer that lies over several processes, and is cut."""
+def _sharded_parameter(module: nn.Module) -> tuple[str, DTensor] | None:
+    """Return the name and value of a parameter of the layer that is sharded over processes, or None."""
     from torch.distributed.tensor import DTensor
 
     for path, owner in module.named_modules():
         gathers = any(base.__name__ == "FSDPModule" for base in type(owner).__mro__)
         for name, parameter in owner.named_parameters(path, recurse=False):
             if not isinstance(parameter, DTensor) or (gathers and parameter.device_mesh.ndim == 1):
-                continue  # fully_shard makes a layer whole before it runs
-            if any(place.is_shard() for place in parameter.placements):
+                continue  # fully_shard gathers a layer's parameters before it runs
+            if any(placement.is_shard() for placement in parameter.placements):
                 return name, parameter
     return None
 
 
-def _of_plan(
+def _local_heads_of_plan(
     module: nn.Module, path: str, name: str, parameter: DTensor, heads: int, value: Tensor | None
 ) -> LocalHeads | None:
-    """Of a layer of Hugging Face that its own `tp_plan` has sharded."""
+    """Return the local heads of a Hugging Face layer sharded by its `tp_plan`; None: it gathers them."""
     config: Any = getattr(module, "config", None)
     total = getattr(config, "num_attention_heads", None)
     ranks = parameter.device_mesh.size()
-    what = f"{path or 'the model itself'} ({type(module).__name__}) has {heads} heads here, and its {name} "
+    layer = f"{path or 'the model itself'} ({type(module).__name__}) has {heads} heads here, and its {name} "
     over = f"lies over {ranks} processes"
     if not isinstance(total, int) or parameter.device_mesh.ndim != 1:
         raise ArgumentError(
-            f"heads must be known to be all there: {what}{over}; shard it with "
+            f"heads must be known to be all there: {layer}{over}; shard it with "
             "headwise.parallel.shard_heads, or listen to it before it is sharded"
         )
     if heads == total:
@@ -523,7 +539,7 @@ def _of_plan(
     kv_total = getattr(config, "num_key_value_heads", None) or total
     if heads * ranks != total or kv_heads * ranks != kv_total:
         raise ArgumentError(
-            f"heads must lie evenly over processes: {what}{over}, with {kv_heads} of {kv_total} key heads, "
+            f"heads must lie evenly over processes: {layer}{over}, with {kv_heads} of {kv_total} key heads, "
             f"and its config says {total} heads; use a number of processes that divides both"
         )
     group = parameter.device_mesh.get_group()

@@ -1,7 +1,8 @@
-"""A model and those who listen to it: which of its modules run now, and who is told of a call.
+"""Attachments: a model, the listeners attached to it, and which of its modules are running.
 
-A forward belongs to the thread it runs in; listeners are told of one call at a time. How a model comes to be
-heard is told in `adapters/`, whose `attach` makes an `Attachment` and hands it the changes to make.
+A forward pass belongs to the thread it runs in; listeners hear one call at a time. The changes to a model
+that make its attention heard are in `adapters/`, whose `attach` creates an `Attachment` and passes it the
+changes.
 """
 
 from __future__ import annotations
@@ -43,91 +44,92 @@ from .module_overrides import changing
 if TYPE_CHECKING:
     from .adapters.torch_functions import TorchFunctions
 
-NOTHING_SEEN = "no softmax was seen"  # reasons read on after "where"
+NO_SOFTMAX = "no softmax was seen"  # reasons read on after "where"
 REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"
 
 
 class LayerHook:
-    """Tells one attachment of every run of one module."""
+    """Reports every run of one module to one attachment."""
 
     def __init__(self, attachment: Attachment, path: str, is_place: bool, notes: bool) -> None:
         self.attachment, self.path, self.is_place = attachment, path, is_place
-        self.notes = notes  # whether tokens and padding are looked for in what the module is given
-        self.mode: TorchFunctions | None = None  # which listens to torch's functions while this module runs
+        self.notes = notes  # whether tokens and padding are read from the module's arguments
+        self.mode: TorchFunctions | None = None  # listens to torch's functions while this module runs
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         run = self.attachment._running.run or self.attachment.run_or_new()
-        here = Entered(self.path, module)
+        entered = Entered(self.path, module)
         try:
             if self.notes:
-                run.note(here, args, kwargs)
-            run.entered.append(here)
+                run.note(entered, args, kwargs)
+            run.entered.append(entered)
             if self.mode is not None:
                 self.mode.enter(args, kwargs)
-                here.mode = self.mode
+                entered.mode = self.mode
         except BaseException:
-            self._leave(run, here)
+            self._leave(run, entered)
             raise
 
     def leave(
-        self, args: tuple[object, ...], kwargs: dict[str, object], came_back: bool, output: object
+        self, args: tuple[object, ...], kwargs: dict[str, object], returned: bool, output: object
     ) -> None:
         run = self.attachment._running.run
-        assert run is not None, "somebody entered"
-        here = run.entered[-1]
-        if here.mode is None and here.heard and len(run.entered) > 1:  # nothing else, mostly
+        assert run is not None, "`enter` ran before"
+        entered = run.entered[-1]
+        if entered.mode is None and entered.was_heard and len(run.entered) > 1:  # the usual case
             run.entered.pop()
             return
         try:
-            bypassed = None if here.mode is None else here.mode.leave(output, came_back)
-            if bypassed is None and self.is_place and not here.heard:
-                bypassed = Bypassed(0, NOTHING_SEEN)
-            if came_back and bypassed is not None and not self.attachment.is_over:
+            bypassed = None if entered.mode is None else entered.mode.leave(output, returned)
+            if bypassed is None and self.is_place and not entered.was_heard:
+                bypassed = Bypassed(0, NO_SOFTMAX)
+            if returned and bypassed is not None and not self.attachment.is_over:
                 self.attachment.bypass(bypassed._replace(sizes=_sizes(args, kwargs)))
-            if came_back and len(run.entered) == 1:
+            if returned and len(run.entered) == 1:
                 self.attachment.check_forward(run)
         finally:
-            self._leave(run, here)
+            self._leave(run, entered)
 
-    def _leave(self, run: ForwardState, here: Entered) -> None:
-        if run.entered and run.entered[-1] is here:
+    def _leave(self, run: ForwardState, entered: Entered) -> None:
+        if run.entered and run.entered[-1] is entered:
             run.entered.pop()
         if not run.entered:
-            self.attachment.left(run)
+            self.attachment.end_forward(run)
 
 
 class _Running(threading.local):
     run: ForwardState | None = None
-    forward: ForwardPass | None = None  # the last, which a part of it may be run again of
+    forward: ForwardPass | None = None  # the last forward, of which a checkpoint may run a part again
 
 
 class Attachment:
-    """A model and those who listen to it. Made by `attach`; ends with the last listener."""
+    """A model and its listeners. Created by `attach`; ends when its last listener is removed."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.structure, self.modules = structure_and_modules(model)
         self.paths, self.places = self.structure.paths, self.structure.places
         self.names = self.structure.once("names", lambda: names_of(self.places))
-        self.listeners: dict[ref[Listener], str | None] = {}  # and what each wants of layers that bypass
-        self.listeners_version = 0  # how often they have changed
-        self.asks_if_long: tuple[str, ...] = ()  # what any of them will ask of a long call
-        self.waits = False  # whether none of them looks at a short one before its forward is over
+        self.listeners: dict[ref[Listener], str | None] = {}  # with the fallback of each
+        self.listeners_version = 0  # increases with every change of `listeners`
+        self.statistics_if_long: tuple[str, ...] = ()  # row statistics that any listener reads of a long call
+        self.waits = False  # True if all listeners read short calls after the forward
         config = getattr(model, "config", None)
         parts = {part for path in self.places for part in path.split(".")}
-        named = {"encoder", "decoder"} <= parts  # each has a text of its own, by its name
+        named = {"encoder", "decoder"} <= parts  # by its names, encoder and decoder read different texts
         self.two_texts = getattr(config, "is_encoder_decoder", False) is True or named
-        # transformers' models say so; of others nobody knows that a decoder reads what its encoder was given
+        # Hugging Face configs state it; other models' decoders may read the text of the encoder or another
+        # one
         self.is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", self.two_texts))
-        self.forward = ForwardPass()  # the last that began, in any thread
-        self.bypassed: dict[str, Bypassed] = {}  # in forwards that are over
-        self._told_of: set[str] = set()  # the paths of those that somebody was warned of
-        self.has_heard = False
-        # True if attention of another model was heard inside, or a layer ran on an empty batch: then it is no
-        # error if nothing was heard here
+        self.forward = ForwardPass()  # the last that began in any thread
+        self.bypassed: dict[str, Bypassed] = {}  # by path, in forwards that are over
+        self._warned: set[str] = set()  # paths that a warning named
+        self.was_heard = False
+        # True if a layer of another model was called inside this one, or a layer ran on an empty batch: then
+        # it is no error that no attention was heard
         self.elsewhere = False
         self.is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self.is_over = False  # what runs on in other threads is heard no more, and has bypassed nobody
+        self.is_over = False  # True after `end`: forwards still running in other threads are ignored
         hooked, suspects = self.structure.hooked.items(), self.structure.suspects.items()
         self.hooks = {
             module: LayerHook(self, path, is_place, not is_place) for module, (path, is_place) in hooked
@@ -135,18 +137,18 @@ class Attachment:
         self.hooks |= {module: LayerHook(self, path, False, False) for module, path in suspects}
         self._running = _Running()
         self._telling = threading.RLock()
-        self.undo = ExitStack()  # all that was changed for this attachment
+        self.undo = ExitStack()  # undoes every change made for this attachment
 
-    # Coming and going
+    # Beginning and ending
 
     def begin(self, changes: Iterable[Callable[[Attachment], None]]) -> None:
-        """Make the changes by which the model is heard; `undo` collects how to undo each, and `end` does."""
-        active.append(self)  # first: other threads may run the model meanwhile, and meet a change
+        """Make the changes that let the model be heard. Each adds to `undo`, which `end` closes."""
+        active.append(self)  # first, for other threads may run a changed module before the last change
         try:
             for change in changes:
                 change(self)
         except BaseException:
-            self.listeners.clear()  # nobody has to end what did not begin
+            self.listeners.clear()  # their owners need not end it
             self.end()
             raise
 
@@ -158,27 +160,27 @@ class Attachment:
         self.hooks.clear()
 
     def add(self, listener: Listener, fallback: str | None) -> ref[Listener]:
-        """Someone who is told for as long as they live, and are not taken away."""
-        place = ref(listener, lambda gone: changing.later(partial(self._remove_dropped, gone)))
-        self.listeners[place] = fallback
-        self._update_wishes()
-        return place
+        """Add a listener, which hears calls until it is removed or garbage-collected."""
+        reference = ref(listener, lambda dead: changing.later(partial(self._remove_dropped, dead)))
+        self.listeners[reference] = fallback
+        self._update_requests()
+        return reference
 
     def remove(self, listener: ref[Listener]) -> None:
         self.listeners.pop(listener, None)
-        self._update_wishes()
+        self._update_requests()
         if not self.listeners:
             self.end()
 
-    def _update_wishes(self) -> None:
+    def _update_requests(self) -> None:
         self.listeners_version += 1
-        there = [listener for listener, _ in self.heard_by()]
-        asks = [name for listener in there for name in listener.asks_if_long]
-        self.asks_if_long = tuple(dict.fromkeys(asks))
-        self.waits = all(listener.waits for listener in there)
+        listeners = [listener for listener, _ in self.live_listeners()]
+        names = [name for listener in listeners for name in listener.statistics_if_long]
+        self.statistics_if_long = tuple(dict.fromkeys(names))
+        self.waits = all(listener.waits for listener in listeners)
 
     def _remove_dropped(self, listener: ref[Listener]) -> None:
-        """A listener that nobody can ask any more: nobody could have ended this, either."""
+        """Remove a listener that was garbage-collected before it was stopped, with a warning."""
         if listener not in self.listeners:
             return
         self.remove(listener)
@@ -190,38 +192,38 @@ class Attachment:
                 stacklevel=2,
             )
 
-    def heard_by(self) -> Iterator[tuple[Listener, str | None]]:
-        """The listeners, and what each wants of layers that bypass."""
-        for place, fallback in list(self.listeners.items()):
-            listener = place()
+    def live_listeners(self) -> Iterator[tuple[Listener, str | None]]:
+        """Yield the listeners that still exist, each with its fallback."""
+        for reference, fallback in list(self.listeners.items()):
+            listener = reference()
             if listener is not None:
                 yield listener, fallback
 
     @property
     def fallback(self) -> str | None:
-        """What is to be done with layers that bypass every hook: the strictest listener's wish."""
-        wishes = [fallback for _, fallback in self.heard_by()]
-        return None if None in wishes or not wishes else "eager" if "eager" in wishes else "skip"
+        """The strictest fallback of the listeners, for layers that bypass every hook."""
+        fallbacks = [fallback for _, fallback in self.live_listeners()]
+        return None if None in fallbacks or not fallbacks else "eager" if "eager" in fallbacks else "skip"
 
     @property
     def reads_eager(self) -> bool:
-        """Whether somebody reads weights that layers compute themselves."""
-        return any(fallback == "eager" for _, fallback in self.heard_by())
+        """True if a listener reads weights that layers compute themselves."""
+        return any(fallback == "eager" for _, fallback in self.live_listeners())
 
     def name_of(self, path: str) -> Layer:
-        """What the layer of a call goes by: numbered from the model, whatever ran; or its path."""
+        """Return the name of a layer: its number in the model, whichever layers ran, or its path."""
         return self.names.get(path, path)
 
-    # Who runs now, in this thread
+    # What runs in this thread
 
     @property
     def run(self) -> ForwardState | None:
-        """The forward at work."""
+        """State of the forward pass in progress in this thread."""
         return self._running.run
 
     @property
-    def forward_here(self) -> ForwardPass:
-        """The forward at work in this thread; if there is none, the last that began in any."""
+    def current_forward(self) -> ForwardPass:
+        """The forward pass in progress in this thread; if there is none, the last that began in any."""
         return self.forward if self.run is None else self.run.forward
 
     def run_or_new(self) -> ForwardState:
@@ -231,48 +233,48 @@ class Attachment:
         return running.run
 
     def _new_forward(self) -> ForwardPass:
-        if in_backward():  # a part of an earlier forward, run again for its gradients
+        if in_backward():  # a checkpoint runs a part of an earlier forward again
             return self._running.forward or self.forward
         with self._telling:
             self.forward = self._running.forward = ForwardPass(self.forward.number + 1)
             return self.forward
 
-    def left(self, run: ForwardState) -> None:
-        """The outermost module has ended, whichever way."""
+    def end_forward(self, run: ForwardState) -> None:
+        """Handle the end of the outermost module, whether it returned or raised."""
         self._running.run = None
         if run.bypassed:
             self._report_missed(run.bypassed)
         self._report_end(run.forward)
 
     def _report_missed(self, bypassed: dict[str, Bypassed]) -> None:
-        """Tell listeners what was not heard in a forward."""
+        """Report to listeners which layers were not heard in a forward."""
         kinds = self.kinds_at(bypassed)
         with self._telling:
             for path, new in bypassed.items():
-                known = self.bypassed.get(path)
-                self.bypassed[path] = new if known is None else known.and_again(new)
-            for listener, _ in self.heard_by():
+                earlier = self.bypassed.get(path)
+                self.bypassed[path] = new if earlier is None else earlier.merged(new)
+            for listener, _ in self.live_listeners():
                 for path, new in bypassed.items():
                     listener.miss(path, kinds[path], new)
 
     def kinds_at(self, paths: Iterable[str]) -> dict[str, str]:
-        """The names of the classes of modules, by path."""
-        known = {path: type(module).__name__ for module, path in self.paths.items()}
-        return {path: known.get(path, "module") for path in paths}
+        """Return the class names of the modules at these paths."""
+        names = {path: type(module).__name__ for module, path in self.paths.items()}
+        return {path: names.get(path, "module") for path in paths}
 
     def _report_end(self, forward: ForwardPass) -> None:
-        """Tell listeners that a forward has ended."""
+        """Report the end of a forward to listeners."""
         with self._telling, quietly():
-            for listener, _ in self.heard_by():
+            for listener, _ in self.live_listeners():
                 listener.after(forward)
 
     def check_forward(self, run: ForwardState) -> None:
-        """The outermost module has returned: raise `AttentionBypassed` for what surely attended unheard."""
-        paths = self.paths  # a layer that its model has put in another's place has no hook
-        for path, now in zip(self.places, modules_at(self.model, self.places), strict=True):
-            if now is not None and now not in paths:  # None: taken out, which is its owner's right
+        """Raise `AttentionBypassed` if a module certainly attended unheard in a forward that has returned."""
+        paths = self.paths  # a layer that replaced another meanwhile has no hook
+        for path, module in zip(self.places, modules_at(self.model, self.places), strict=True):
+            if module is not None and module not in paths:  # None: it was removed, which is allowed
                 run.bypassed.setdefault(path, Bypassed(0, REPLACED))
-        refused = {path: each for path, each in run.bypassed.items() if each.is_certain}
+        refused = {path: layer for path, layer in run.bypassed.items() if layer.is_certain}
         if refused and self.fallback is None:
             for path in refused:
                 del run.bypassed[path]
@@ -280,17 +282,17 @@ class Attachment:
 
     @property
     def entered(self) -> list[Entered]:
-        """The modules that run now, the innermost last."""
+        """The modules running in this thread, the innermost last."""
         return [] if self.run is None else self.run.entered
 
     @property
-    def here(self) -> str | None:
-        """The path of the innermost module that runs now."""
+    def current_path(self) -> str | None:
+        """The path of the innermost module running in this thread."""
         return self.run.entered[-1].path if self.run is not None else None
 
     @property
     def is_outside(self) -> bool:
-        """Whether what runs now is of another model, called by a module of this one that does not attend."""
+        """True if a module of another model runs, called by a module of this one that does not attend."""
         run = self.run
         if run is None or run.entered[-1].path in self.places:
             return False
@@ -298,7 +300,7 @@ class Attachment:
         return module is not None and self.path_of(module) is None
 
     def path_of(self, module: nn.Module) -> str | None:
-        """Where a module is in the model. A replica is where the module is that it was made of."""
+        """Return the path of a module in the model, or None. A replica has the path of its original."""
         path = self.paths.get(module)
         run = self.run
         if path is None and run is not None and run.entered[-1].module is module:
@@ -306,19 +308,19 @@ class Attachment:
         return path
 
     def bypass(self, bypassed: Bypassed) -> None:
-        """The innermost module attends, or may, in a way that nobody hears."""
+        """Record that the innermost module attended, or may have, without being heard."""
         run = self._running.run
         if run is not None and not in_backward():
             path = run.entered[-1].path
-            known = run.bypassed.get(path)
-            run.bypassed[path] = bypassed if known is None else known.and_again(bypassed)
+            earlier = run.bypassed.get(path)
+            run.bypassed[path] = bypassed if earlier is None else earlier.merged(bypassed)
 
-    # What they say
+    # Calls
 
     def tell(
         self, module: nn.Module, kind: str, weights: AttentionMap, value: Tensor | None, output: Tensor | None
     ) -> Tensor | None:
-        """Tell every listener of a call, if it is one of this model's; the heads' output as they leave it."""
+        """Report a call to every listener, if its layer is in this model; return the output they leave."""
         run, path = self._running.run, self.path_of(module)
         if path is None:
             if run is None:
@@ -327,20 +329,20 @@ class Attachment:
                 self.elsewhere = True
                 return output
             path = run.entered[-1].path
-        self.has_heard = True
-        alone = run is None
-        run = run or ForwardState(self._new_forward())  # of a layer that was called directly
+        self.was_heard = True
+        is_direct = run is None
+        run = run or ForwardState(self._new_forward())  # the layer was called directly
         for entered in run.entered:
-            entered.heard = True
-        before = run.told.get(path, 0)
-        run.told[path] = before + 1
-        named = path if not before else f"{path}#{before}"
+            entered.was_heard = True
+        visit = run.call_counts.get(path, 0)
+        run.call_counts[path] = visit + 1
+        named = path if not visit else f"{path}#{visit}"
         tokens = run.tokens(self.decodes(path))
-        here = local_heads_of(module, path, weights, value) if self.is_distributed else None
-        said: Tensor | None = None  # of all heads, by somebody who changed it
+        local_heads = local_heads_of(module, path, weights, value) if self.is_distributed else None
+        all_heads: Tensor | None = None  # the output of all heads, where a listener changed it
         with self._telling:
-            for place in list(self.listeners):
-                listener = place()
+            for reference in list(self.listeners):
+                listener = reference()
                 if listener is None:
                     continue
                 if weights.ranks is not None and not listener.hears_shards:
@@ -349,14 +351,16 @@ class Attachment:
                         f"{named or 'the model itself'} does, over {weights.ranks}; use one process"
                     )
                 call = LayerCall(named, kind, weights, value, output, run.forward, tokens)
-                changed = listener.hear(call if here is None else SplitCall(call, here, said))
-                if changed is not None and here is not None:
-                    said = changed
+                changed = listener.hear(
+                    call if local_heads is None else SplitCall(call, local_heads, all_heads)
+                )
+                if changed is not None and local_heads is not None:
+                    all_heads = changed
                 else:
                     output = output if changed is None else changed
-        if said is not None and here is not None:
-            output = here.own(said)
-        if alone:
+        if all_heads is not None and local_heads is not None:
+            output = local_heads.part(all_heads)
+        if is_direct:
             self._report_end(run.forward)
         return output
 
@@ -365,8 +369,8 @@ class Attachment:
         return self.is_encoder_decoder and "decoder" in path.split(".")
 
     def noted(self, run: ForwardState) -> Noted | None:
-        """How the last call was put aside by the only one who listens; None: somebody looks at each."""
-        listening = list(self.listeners)  # as they are now: other threads come and go
+        """Return how the only listener deferred the last call; None where calls are not deferred."""
+        listening = list(self.listeners)  # a copy, for other threads may change it
         if not self.waits or len(listening) != 1 or self.is_distributed:
             return None
         listener = listening[0]()
@@ -374,26 +378,26 @@ class Attachment:
         return noted if noted is not None and noted.forward is run.forward else None  # else another thread's
 
     def note(self, run: ForwardState, path: str, noted: Noted, scores: Scores, lse: Tensor | None) -> bool:
-        """Put aside a call like one that was noted: `tell`, where all that it finds out is known."""
+        """Defer a call like one that was deferred, in less time than `tell`; False: the group is full."""
         with self._telling:
             if not noted.again(path, scores, lse):
                 return False
         for entered in run.entered:
-            entered.heard = True
-        run.told[path] = 1
+            entered.was_heard = True
+        run.call_counts[path] = 1
         return True
 
     def check(self) -> None:
-        """At the end of a block: raise or warn if attention ran that nobody could hear, as listeners wish."""
+        """Raise or warn at the end of a block if attention ran unheard, according to the fallbacks."""
         if self.fallback == "skip":
             return
-        certain = {path: each for path, each in self.bypassed.items() if each.is_certain}
-        if certain and (self.fallback is None or not self.has_heard):
+        certain = {path: layer for path, layer in self.bypassed.items() if layer.is_certain}
+        if certain and (self.fallback is None or not self.was_heard):
             self.bypassed = {}
             self._refuse(certain)
-        new = {path: each for path, each in self.bypassed.items() if path not in self._told_of}
+        new = {path: layer for path, layer in self.bypassed.items() if path not in self._warned}
         if new:
-            self._told_of |= new.keys()
+            self._warned |= new.keys()
             warnings.warn(self._warning(new), AttentionUnheard, stacklevel=outside())
 
     def _refuse(self, bypassed: dict[str, Bypassed]) -> None:
@@ -402,16 +406,16 @@ class Attachment:
                 "model must have attention that can be heard: no weights [B, H, T, S] were seen in "
                 f"{self._listed(bypassed)}; leave them out with fallback='skip'"
             )
-        readable = {path: each for path, each in bypassed.items() if each.why is None}
-        others = {path: each for path, each in bypassed.items() if each.why is not None}
+        readable = {path: layer for path, layer in bypassed.items() if layer.why is None}
+        unreadable = {path: layer for path, layer in bypassed.items() if layer.why is not None}
         parts, advice = [], "leave these layers out with fallback='skip'"
         if readable:
             parts.append(f"{self._listed(readable)} compute their own weights")
             memory = _memory(next(iter(readable.values())).sizes)
             advice = f"read those with fallback='eager' ({memory}), or {advice}"
-        if others:
-            parts.append(self._listed(others))
-        if readable and others:
+        if unreadable:
+            parts.append(self._listed(unreadable))
+        if readable and unreadable:
             some = f"fallback='eager' reads the first {len(readable)} ({memory})"
             advice = f"{some}, fallback='skip' leaves all of them out"
         raise AttentionBypassed(
@@ -431,10 +435,10 @@ class Attachment:
         )
 
     def _listed(self, bypassed: dict[str, Bypassed]) -> str:
-        """Layers with some of their paths; of those that cannot be read by class, and why not the first."""
+        """List layers by whether they can be read, the others by class, with some paths and the reason."""
         kinds, groups = self.kinds_at(bypassed), dict[str, list[str]]()
-        for path, each in bypassed.items():
-            groups.setdefault("" if each.why is None else kinds[path], []).append(path)
+        for path, layer in bypassed.items():
+            groups.setdefault("" if layer.why is None else kinds[path], []).append(path)
         parts = []
         for paths in groups.values():
             shown = ", ".join(path or "the model itself" for path in paths[:4])
@@ -446,7 +450,7 @@ class Attachment:
 
 
 def _sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, ...]:
-    """B and T of the input of a module."""
+    """Return B and T of the input of a module, or () if there is none of at least three dimensions."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.ndim >= 3 and not value.is_nested:
             return tuple(value.shape[:2])
@@ -454,6 +458,7 @@ def _sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, ..
 
 
 def _memory(sizes: tuple[int, ...]) -> str:
+    """Return how much memory the weights of a layer take, as text."""
     if len(sizes) < 2:
         return "B x H x T x S numbers per layer, which the model makes anyway"
     B, T = sizes

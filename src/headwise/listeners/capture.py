@@ -21,7 +21,7 @@ from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer import Unheard
 from ..heads.layer_names import Layer
-from ..heads.record import IN_ROWS, Marks, Record, reduce, settle
+from ..heads.record import POOLED_QUERIES, Marks, Record, reduce, settle
 from ..heads.together import is_short
 from ..map import AttentionMap
 from ..parallel.local_heads import LocalHeads
@@ -31,7 +31,7 @@ from .attachment import Attachment
 from .chosen_heads import check_any
 from .head_outputs import written_norms
 
-SHORT = 2048  # keys up to which maps are kept without being asked for
+SHORT = 2048  # keys up to which maps are stored by default
 
 
 class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(model)
@@ -141,7 +141,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         self._lock = threading.Lock()
         attach(model, self._listener, fallback)  # checks its arguments now; attaching itself waits for `with`
 
-    if not TYPE_CHECKING:  # to those who ask the block instead of what it gives
+    if not TYPE_CHECKING:  # explains what to use instead to callers who use the block as the heads
 
         def __getattr__(self, name: str) -> NoReturn:
             what = f"watch has no attribute {name!r}"
@@ -172,7 +172,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
                     self._depth = 0
                     raise
                 self._before = self._attachment.forward.number
-                self.heads.waiting.layers = self._attachment.names
+                self.heads.deferred.layers = self._attachment.names
         return self.heads
 
     def stop(self) -> Heads:
@@ -207,7 +207,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 
 @dataclass(eq=False)
 class _Listener(Listener):
-    """What listens: apart from `watch`, which ends it when nobody has it any more."""
+    """The listener of a `watch`, which is a separate object so that a dropped `watch` is noticed."""
 
     hears_shards = True
 
@@ -218,38 +218,40 @@ class _Listener(Listener):
     reach: int
     between: tuple[str, ...]
     tokens: Tokens
-    writer: nn.Module | None  # the model, where what its heads write is measured
+    writer: nn.Module | None  # the model, if what its heads write is measured
 
     def __post_init__(self) -> None:
-        alone = self.pooled is None and RECEIVED not in self.names and not self.between
-        self.asks_if_long = _of_rows(self.names) if alone else ()
+        no_second_pass = self.pooled is None and RECEIVED not in self.names and not self.between
+        self.statistics_if_long = _row_statistics(self.names) if no_second_pass else ()
         self.waits = self.writer is None and not self.patterns and not self.between
         self._without_scores = tuple(name for name in self.names if name != "max_logit")
         self.heads = Heads()
-        self._read: dict[str, Tensor] | None = None  # the tokens around the last call
-        self._read_as: tuple[str, torch.Size] | None = None  # its kind and sizes
-        self._marks: Marks | None = None  # what is known of its tokens
-        self._named: Marks | None = None  # the last whose tokens were put into words
+        self._read: dict[str, Tensor] | None = None  # tokens of the last call
+        self._read_as: tuple[str, torch.Size] | None = None  # kind and sizes of the last call
+        self._marks: Marks | None = None  # marks of the last call
+        self._named: Marks | None = None  # the last marks whose tokens were named
 
     def hear(self, call: LayerCall) -> None:
-        """Measure one call, or note it to be measured with others, and keep what does not grow with T x S."""
+        """Measure a call, or defer it to be measured with others; store nothing that grows with T x S."""
         self.noted = None
         if in_backward():
             return
-        of_all = None  # a call over ranks of which each measures its own heads; not to compare heads
+        split = (
+            None  # a call of heads over ranks, each of which measures its heads; not if heads are compared
+        )
         if isinstance(call, SplitCall) and self.writer is None and not self.between:
-            own = call.own.weights
-            if not is_short(own.shape, own.device.type == "cpu"):
-                of_all, call = call, call.own
+            local = call.local_call.weights
+            if not is_short(local.shape, local.device.type == "cpu"):
+                split, call = call, call.local_call
         B, H, T, S = shape = call.weights.shape
         if call.weights.ranks is not None and (self.between or self.writer is not None):
             raise ArgumentError(
                 f"{'diversity' if self.between else 'written'} must be left out where a sequence lies over "
                 f"ranks: got True, over {call.weights.ranks}; measure it in one process"
             )
-        # Without values only weights are to be had, without the scores behind them.
+        # A call without values has weights only, and no scores.
         names, pooled = self.names if call.value is not None else self._without_scores, self.pooled
-        # A step of generation: numbers alone, or memory would grow with the square of its length.
+        # A step of generation keeps numbers only: maps would take memory quadratic in the length.
         decoding = T == 1 and S > 1
         keep = self.keep is True or (self.keep == "auto" and S <= SHORT and not decoding)
         marks = None
@@ -264,13 +266,13 @@ class _Listener(Listener):
         if self.writer is not None and (keep or not decoding):
             norms = written_norms(self.writer, call)
         if decoding and not keep:
-            names, pooled = _of_rows(names), None
-        waiting = self.heads.waiting
-        if of_all is None and not self.patterns and norms is None and (decoding or not self.between):
+            names, pooled = _row_statistics(names), None
+        deferred = self.heads.deferred
+        if split is None and not self.patterns and norms is None and (decoding or not self.between):
             record = Record((B, H, T, S), call.kind, call.forward.number, marks=marks, reach=self.reach)
-            group = waiting.note(call.forward, call.path, record, call.weights, names, pooled, keep)
+            group = deferred.note(call.forward, call.path, record, call.weights, names, pooled, keep)
             if group is not None:
-                again = partial(waiting.note_alike, group, record, keep)
+                again = partial(deferred.note_again, group, record, keep)
                 self.noted = Noted(call.kind, call.forward, group, again)
                 return
         record = reduce(
@@ -286,39 +288,41 @@ class _Listener(Listener):
             outputs=call.output,
             values=call.value,
             norms=norms,
-            keep=keep and of_all is None,
+            keep=keep and split is None,
         )
-        if of_all is not None:
-            record = _gathered_record(record, of_all.here, of_all.weights.detach() if keep else None)
-        waiting.put(call.path, record)
+        if split is not None:
+            record = _gathered_record(record, split.local_heads, split.weights.detach() if keep else None)
+        deferred.add(call.path, record)
 
     def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
         self.heads.miss(Unheard(path, kind, bypassed.softmaxes, bypassed.why))
 
     def after(self, forward: ForwardPass) -> None:
-        """A forward is over, or has raised: measure what it left."""
+        """Measure the calls that were deferred in a forward that is over, or has raised."""
         self._read = self._marks = self.noted = None
-        self.heads.waiting.measure(forward)
+        self.heads.deferred.measure(forward)
 
 
-def _gathered_record(record: Record, here: LocalHeads, weights: AttentionMap | None) -> Record:
-    """What was measured of the heads here, of all heads; weights: the map of all, where it is kept."""
+def _gathered_record(record: Record, local_heads: LocalHeads, weights: AttentionMap | None) -> Record:
+    """Return the record of all heads from that of each rank's; weights: the map of all heads, if stored."""
     B, _, T, S = record.shape
-    whole = replace(record, shape=(B, here.total, T, S), map=weights)
-    whole.rows = {name: here.whole(value) for name, value in record.rows.items()}
-    whole.counts = {name: here.whole(value) for name, value in record.counts.items()}
-    whole.large = {
-        name: value if name == IN_ROWS else here.whole(value) for name, value in record.large.items()
+    gathered = replace(record, shape=(B, local_heads.total, T, S), map=weights)
+    gathered.rows = {name: local_heads.gather(value) for name, value in record.rows.items()}
+    gathered.counts = {name: local_heads.gather(value) for name, value in record.counts.items()}
+    gathered.large = {
+        name: value if name == POOLED_QUERIES else local_heads.gather(value)
+        for name, value in record.large.items()
     }
-    return whole
+    return gathered
 
 
 @lru_cache
-def _of_rows(names: tuple[str, ...]) -> tuple[str, ...]:
+def _row_statistics(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of the names that are row statistics."""
     return tuple(name for name in names if name in ROW_STATISTICS)
 
 
-# Which tokens it read
+# Tokens
 
 
 FEW_SPECIAL = 4
@@ -326,7 +330,7 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; it may know an `unk_token_id` and other roles, too."""
+    """The interface of a tokenizer; it may also have `unk_token_id` and ids of other roles."""
 
     @property
     def all_special_ids(self) -> Iterable[int]: ...
@@ -335,33 +339,36 @@ class Tokenizer(Protocol):
 
 
 class Tokens:
-    """What a tokenizer, or else the model's config, says of token ids."""
+    """Names and kinds of token ids, from a tokenizer or else from the model's config."""
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer
         self.unknown = _unknown_id(tokenizer)
-        # ids that stand for no text: the start, the end, padding ...; an unknown word is one of the text's
+        # ids that are not text, such as start, end and padding; an unknown word is text
         config = getattr(model, "config", None)
         special = _roles(config) if tokenizer is None else set(tokenizer.all_special_ids) - {self.unknown}
         self.special: list[int] = sorted(special)
         self._named = self._name if tokenizer is None else lru_cache(maxsize=2**16)(self._name)
         self._marks: WeakKeyDictionary[ForwardPass, dict[str, tuple[Tensor, Marks]]] = WeakKeyDictionary()
-        self._there: dict[torch.device, Tensor] = {}
+        self._special_ids: dict[torch.device, Tensor] = {}  # `special` as a tensor
 
     def marks(self, call: LayerCall) -> Marks | None:
-        """What is known of the tokens of a call's keys, if its queries and keys are one text that a module
-        around it was given; the ids are copied, once a forward."""
+        """Return the marks of the tokens of a call's keys, or None.
+
+        The queries and keys must be one text that was an argument of a module around the layer. The ids are
+        copied, once per forward.
+        """
         B, _, T, S = call.weights.shape
-        own = (B, call.weights.own_keys)  # of a sequence over ranks, what this rank has
-        fitting = [(name, ids) for name, ids in call.tokens.items() if tuple(ids.shape) == own]
-        if call.kind != "self" or T != S or not fitting:
+        local_shape = (B, call.weights.own_keys)  # of a sequence over ranks, this rank's part
+        matches = [(name, ids) for name, ids in call.tokens.items() if tuple(ids.shape) == local_shape]
+        if call.kind != "self" or T != S or not matches:
             return None
-        name, given = fitting[0]
-        made = self._marks.setdefault(call.forward, {})
-        if name in made and made[name][0] is given:
-            return made[name][1]
-        ids = call.weights.whole_text(given)
-        special = self._which_are_special(ids) if self.special else None
+        name, local_ids = matches[0]
+        cached = self._marks.setdefault(call.forward, {})
+        if name in cached and cached[name][0] is local_ids:
+            return cached[name][1]
+        ids = call.weights.whole_text(local_ids)
+        special = self._is_special(ids) if self.special else None
         punctuation = None
         if self.tokenizer is not None:
             flags = [[is_punctuation(self._named(token)) for token in row] for row in ids.tolist()]
@@ -369,47 +376,53 @@ class Tokens:
             if special is not None:
                 punctuation &= ~special
         unknown = None if self.unknown is None else ids.long() == self.unknown
-        marks = Marks(ids.clone(), special, punctuation, unknown)  # of the tokens as they were, also later
-        made[name] = given, marks
+        marks = Marks(ids.clone(), special, punctuation, unknown)  # a copy, for the caller may change the ids
+        cached[name] = local_ids, marks
         return marks
 
-    def _which_are_special(self, ids: Tensor) -> Tensor:
-        """A few special ids are asked for one by one: to bring them to a GPU stops it, so it is done once."""
-        if len(self.special) > FEW_SPECIAL or ids.dtype != torch.int64:  # in fewer bits a number is another
-            if ids.device not in self._there:
-                self._there[ids.device] = torch.tensor(self.special, device=ids.device)
-            return torch.isin(ids, self._there[ids.device])
-        first, *others = self.special
-        found = ids == first
-        for special in others:
-            found |= ids == special
-        return found
+    def _is_special(self, ids: Tensor) -> Tensor:
+        """Return which tokens are special, bool like `ids`.
+
+        A few special ids are compared one by one. Copying them to a GPU synchronizes, so more are copied
+        once.
+        """
+        if (
+            len(self.special) > FEW_SPECIAL or ids.dtype != torch.int64
+        ):  # a special id may overflow a smaller dtype
+            if ids.device not in self._special_ids:
+                self._special_ids[ids.device] = torch.tensor(self.special, device=ids.device)
+            return torch.isin(ids, self._special_ids[ids.device])
+        first, *rest = self.special
+        is_special = ids == first
+        for special in rest:
+            is_special |= ids == special
+        return is_special
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
-        """Tokens as text, where a tokenizer was given."""
+        """Return tokens as text, or None without a tokenizer."""
         if self.tokenizer is None:
             return None
         return [[self._named(token) for token in row] for row in ids.tolist()]
 
     def _name(self, token: int) -> str:
-        assert self.tokenizer is not None, "asked for names"
+        assert self.tokenizer is not None, "only with a tokenizer"
         return str(self.tokenizer.convert_ids_to_tokens(token))
 
 
 def _unknown_id(tokenizer: Tokenizer | None) -> int | None:
-    """The id of a word that the tokenizer does not know; None where it has none, or where it means more.
+    """Return the id of unknown words; None if the tokenizer has none, or uses it for another role as well.
 
-    GPT-2's is its end of text, too, and bytes leave nothing unknown.
+    GPT-2's unknown id is also its end of text, and a tokenizer of bytes knows every word.
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
     return None if unknown in _roles(tokenizer) else unknown
 
 
-def _roles(told: object) -> set[int]:
-    """The ids that a tokenizer or config names for a role."""
+def _roles(source: object) -> set[int]:
+    """Return the ids that a tokenizer or config names for a role."""
     ids: set[int] = set()
     for name in SPECIAL:
-        value = getattr(told, name, None)
+        value = getattr(source, name, None)
         ids.update([x for x in (value if isinstance(value, list) else [value]) if isinstance(x, int)])
     return ids
 

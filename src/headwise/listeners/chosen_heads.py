@@ -1,4 +1,4 @@
-"""Which heads a user means, (layer, head) pairs, and the block in which something is done to them.
+"""The heads that a user chooses, (layer, head) pairs, and the block in which they are changed or read.
 
 Letters: B batch, T query_len, H num_heads, Dv value_dim; n heads chosen.
 """
@@ -24,11 +24,11 @@ from .adapters import attach
 from .model_structure import Structure, structure_of
 
 Value = TypeVar("Value")
-Inside = TypeVar("Inside", covariant=True)  # what a block is given
+Inside = TypeVar("Inside", covariant=True)  # what `with` binds to its target
 
 
 class Named(Protocol):
-    """A head that was found: by `Heads.find`, `Importance.ranking`, ... It may have a `path`, too."""
+    """A head as `Heads.find`, `Importance.ranking` and others return it. It may also have a `path`."""
 
     @property
     def layer(self) -> Layer: ...
@@ -40,22 +40,22 @@ class Named(Protocol):
 # (layer, head) pairs, or layer -> heads; a head of None means all heads of that layer.
 Heads = Iterable[tuple[Layer, int | None] | Named] | GivenByLayer[Iterable[int] | None]
 
-# What is done at a call, given the heads chosen there, int [n], and their output [B, H, T, Dv]
+# Changes a call, from the heads chosen in it, int [n], and the output of all heads [B, H, T, Dv]
 Change = Callable[[LayerCall, Tensor, Tensor], Tensor | None]
 
 
 def layer_names(model: nn.Module) -> dict[str, Layer]:
-    """What the layers of a model go by: their numbers, where it has one stack of layers, or their paths."""
+    """Return the names of a model's layers by path: numbers if it has one stack of layers, else paths."""
     return names_of(structure_of(model).places)
 
 
 def base_of(path: str) -> str:
-    """A place without the number of its visit: "layer.attention" of "layer.attention#2"."""
+    """Return a path without its visit number: "layer.attention" for "layer.attention#2"."""
     return path.partition("#")[0]
 
 
 def _visit(path: str) -> str:
-    """A call's place with the number of its visit, which `LayerCall.path` leaves out of the first."""
+    """Return a path with its visit number, which `LayerCall.path` omits for the first visit."""
     return path if "#" in path else f"{path}#0"
 
 
@@ -86,29 +86,29 @@ class ChosenHeads:
         self._chosen: dict[str, set[int] | None] = {}  # by path, perhaps with a visit; None: all heads
         for layer, head in _pairs(heads):
             path = _path_of(structure, layer)
-            known = self._chosen.setdefault(path, set())
+            numbers = self._chosen.setdefault(path, set())
             if head is None:
                 self._chosen[path] = None
-            elif known is not None:
-                known.add(head)
+            elif numbers is not None:
+                numbers.add(head)
 
     @property
     def paths(self) -> list[str]:
-        """The places, without visits."""
+        """The layers' paths without visit numbers."""
         return list(dict.fromkeys(map(base_of, self._chosen)))
 
     @property
     def visited(self) -> list[str]:
-        """Those named by a single visit."""
+        """The paths that name a single visit."""
         return [path for path in self._chosen if "#" in path]
 
-    def absent(self, heard: Collection[str]) -> list[str]:
-        """Those of which no call was heard, given the paths, with visits, of the calls that were."""
-        present = {*map(base_of, heard), *map(_visit, heard)}
+    def absent(self, called: Collection[str]) -> list[str]:
+        """Return the chosen paths that are not among the paths, with visits, of the calls that were heard."""
+        present = {*map(base_of, called), *map(_visit, called)}
         return [path for path in self._chosen if path not in present]
 
     def at(self, path: str, num_heads: int) -> list[int]:
-        """The heads chosen in a layer, sorted, as `LayerCall.path` names it.
+        """Return the heads chosen in a layer, sorted; `path` is a `LayerCall.path`.
 
         Raises:
             ArgumentError: a head that this layer does not have.
@@ -123,10 +123,10 @@ class ChosenHeads:
 
 
 def _path_of(structure: Structure, layer: Layer) -> str:
-    """A layer's path, with "#visit" where a single visit is meant.
+    """Return a layer's path, with "#visit" if a single visit is meant.
 
-    Any module may be named by its full path: one that calls torch's function through a helper is heard,
-    though it does not look like attention.
+    Any module may be named by its full path: a module that calls torch's function through a helper is heard
+    even though it does not look like attention.
     """
     visit = ""
     if isinstance(layer, str) and "#" in layer:
@@ -138,34 +138,34 @@ def _path_of(structure: Structure, layer: Layer) -> str:
             )
         visit = f"#{int(number)}"
     elif hasattr(layer, "__index__") and not isinstance(layer, bool):
-        layer = operator.index(layer)  # also numpy's and torch's whole numbers
+        layer = operator.index(layer)  # also integers of numpy and torch
     is_module = isinstance(layer, str) and layer in structure.paths.values()
     return f"{layer if is_module else resolve(layer, structure.places)}{visit}"
 
 
 def by_path(
     model: nn.Module,
-    given: GivenByLayer[Value],
+    mapping: GivenByLayer[Value],
     argument: str,
     chosen: ChosenHeads | None = None,
     maker: str = "",
 ) -> dict[str, Value]:
-    """What was given for some layers, by path, with "#visit" where one visit is meant; see `of_visit`.
+    """Return the values of a mapping by path, with "#visit" if a single visit is meant; see `of_visit`.
 
-    Messages name the `argument`, and the function that makes it, `maker`. Every layer of the `chosen` heads
-    must be there.
+    Error messages name the `argument` and the function that makes it, `maker`. The mapping must contain every
+    layer of the `chosen` heads.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(mapping, Mapping):
         raise ArgumentError(
-            f"{argument} must be a mapping from layers to tensors: got {type(given).__name__}; for example "
+            f"{argument} must be a mapping from layers to tensors: got {type(mapping).__name__}; for example "
             "{5: ...}"
         )
     structure = structure_of(model)
     values: dict[str, Value] = {}
-    by_name: Mapping[Layer, Value] = given  # type: ignore[assignment]  # of whatever keys
-    # several numbers where there is one layer are those of its visits
+    by_name: Mapping[Layer, Value] = mapping  # type: ignore[assignment]  # keys of any type
+    # if there is one layer, several numbers are those of its visits
     in_visits = len(structure.places) == 1 and len(by_name) > 1
-    for layer in given.paths if isinstance(given, ByLayer) else by_name:
+    for layer in mapping.paths if isinstance(mapping, ByLayer) else by_name:
         is_visit = in_visits and isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0
         try:
             path = _path_of(structure, f"{structure.places[0]}#{layer}" if is_visit else layer)
@@ -176,18 +176,18 @@ def by_path(
                 f"{argument} must hold a layer once: got {layer!r}, {path}, again; leave one out"
             )
         values[path] = by_name[layer]
-    held = set(map(base_of, values))
+    present = set(map(base_of, values))
     for path in () if chosen is None else chosen.paths:
-        if path not in held:
+        if path not in present:
             raise ArgumentError(
                 f"{argument} must hold every layer: {path} is missing; make them with {maker}"
             )
     return values
 
 
-def of_visit(given: Mapping[str, Value], path: str, argument: str, maker: str) -> Value:
-    """What was given for a call, as `LayerCall.path` names it: for this visit, or else for the layer."""
-    value = given.get(_visit(path), given.get(base_of(path)))
+def of_visit(values: Mapping[str, Value], path: str, argument: str, maker: str) -> Value:
+    """Return the value for a call, whose path is a `LayerCall.path`: that of its visit, or of its layer."""
+    value = values.get(_visit(path), values.get(base_of(path)))
     if value is None:
         raise ArgumentError(f"{argument} must hold every visit: {path} is missing; make them with {maker}")
     return value
@@ -203,15 +203,16 @@ def check_head(head: int, num_heads: int, path: str) -> None:
 
 
 def _pairs(heads: object) -> Iterable[tuple[Layer, int | None]]:
+    """Yield (layer, head) of every chosen head; a head of None means all heads of the layer."""
     if isinstance(heads, Mapping):
-        for layer, some in heads.items():
-            yield from ((layer, _head(head)) for head in ([None] if some is None else some))
+        for layer, chosen in heads.items():
+            yield from ((layer, _head(head)) for head in ([None] if chosen is None else chosen))
         return
     if isinstance(heads, str) or not isinstance(heads, Iterable):
         raise ArgumentError(f"heads must be (layer, head) pairs: got {heads!r}; for example [(5, 3), (6, 9)]")
     for pair in heads:
         if hasattr(pair, "layer") and hasattr(pair, "head"):
-            path = getattr(pair, "path", None)  # which cannot mean another layer
+            path = getattr(pair, "path", None)  # unambiguous, unlike a layer number
             pair = (pair.layer if path is None else path, pair.head)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ArgumentError(
@@ -221,6 +222,7 @@ def _pairs(heads: object) -> Iterable[tuple[Layer, int | None]]:
 
 
 def _head(head: SupportsIndex | None) -> int | None:
+    """Return the number of a head as int; None stays None."""
     if head is None:
         return None
     try:
@@ -242,7 +244,11 @@ def check_count(count: object, argument: str, advice: str, least: int = 1) -> No
 
 
 def outputs_of(call: LayerCall) -> Tensor:
-    """The heads' output of a call, [B, H, T, Dv]; raises `AttentionBypassed` where only weights are heard."""
+    """Return the heads' output of a call, [B, H, T, Dv].
+
+    Raises:
+        AttentionBypassed: only the weights of this layer are heard.
+    """
     if call.output is None:
         raise AttentionBypassed(
             f"heads must have outputs in hand to be used: of {call.path} only the weights "
@@ -252,13 +258,13 @@ def outputs_of(call: LayerCall) -> Tensor:
 
 
 def check_any(
-    model: nn.Module, ran: int, heard: Collection[object], fallback: str | None, elsewhere: bool = False
+    model: nn.Module, ran: int, calls: Collection[object], fallback: str | None, elsewhere: bool = False
 ) -> None:
-    """Raise `AttentionBypassed` where a model ran and no layer was heard, unless that was allowed.
+    """Raise `AttentionBypassed` if a model ran and no layer was heard, unless that is allowed.
 
-    elsewhere: it called another model, to which somebody listens as well; or a layer ran on nothing.
+    elsewhere: the model called another one that is watched as well, or a layer ran on an empty batch.
     """
-    if ran and not heard and not elsewhere and fallback != "skip":
+    if ran and not calls and not elsewhere and fallback != "skip":
         raise AttentionBypassed(
             f"model must have attention that can be heard: {type(model).__name__} ran {ran} times "
             "and none was; is there softmax attention in it?"
@@ -266,14 +272,15 @@ def check_any(
 
 
 class ChosenListening(AbstractContextManager[Inside]):
-    """Hears the chosen heads, and perhaps changes them, for as long as a block lasts.
+    """A block in which a listener hears the chosen heads, and may change them.
 
-    It may be entered again, also inside itself, and beside others: each hears what those before it left.
+    It may be entered several times, also nested, and together with others: each hears the output as the
+    listeners before it left it.
     """
 
     def __init__(self, model: nn.Module, chosen: ChosenHeads, fallback: str | None) -> None:
         self.model, self.chosen, self.fallback = model, chosen, fallback
-        attach(model, _Listener(chosen, lambda *_: None), fallback)  # checks the arguments at once
+        attach(model, _Listener(chosen, lambda *_: None), fallback)  # checks the arguments
         self._entered: list[AbstractContextManager[None]] = []
         self._unused = True
 
@@ -288,15 +295,15 @@ class ChosenListening(AbstractContextManager[Inside]):
 
     @abstractmethod
     def begin(self) -> tuple[Change, Inside]:
-        """What is done in a block, and what the block is given."""
+        """Return the function to call for every call, and the object that `with` binds."""
 
     def __enter__(self) -> Inside:
         self._unused = False
-        change, given = self.begin()
+        change, inside = self.begin()
         block = self._listening(_Listener(self.chosen, change))
         block.__enter__()
         self._entered.append(block)
-        return given
+        return inside
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -305,7 +312,7 @@ class ChosenListening(AbstractContextManager[Inside]):
 
     @contextmanager
     def _listening(self, listener: _Listener) -> Iterator[None]:
-        """Attach a listener; afterwards raise if one of the chosen layers was not heard."""
+        """Attach a listener; raise at the end if one of the chosen layers was not heard."""
         with attach(self.model, listener, self.fallback) as attachment:
             before = attachment.forward.number
             yield
@@ -317,8 +324,8 @@ class ChosenListening(AbstractContextManager[Inside]):
                 f"and were left out (fallback={self.fallback!r}); nothing was done to them"
             )
         if self.chosen.everything:
-            check_any(self.model, ran, listener.heard, self.fallback, attachment.elsewhere)
-        silent = self.chosen.absent(listener.heard) if ran else []
+            check_any(self.model, ran, listener.called_paths, self.fallback, attachment.elsewhere)
+        silent = self.chosen.absent(listener.called_paths) if ran else []
         if silent:
             absent = ", ".join(path or "the model itself" for path in silent)
             raise ArgumentError(
@@ -328,7 +335,7 @@ class ChosenListening(AbstractContextManager[Inside]):
 
 
 class Changing(ChosenListening["Changing"]):
-    """Lets `change` act on the chosen heads."""
+    """A block in which `change` is applied to the chosen heads."""
 
     def __init__(self, model: nn.Module, chosen: ChosenHeads, change: Change, fallback: str | None) -> None:
         super().__init__(model, chosen, fallback)
@@ -339,12 +346,14 @@ class Changing(ChosenListening["Changing"]):
 
 
 class _Listener(Listener):
+    """Applies a change to the chosen heads of every call."""
+
     def __init__(self, chosen: ChosenHeads, change: Change) -> None:
         self.chosen, self.change = chosen, change
-        self.heard: set[str] = set()  # paths, with visits
+        self.called_paths: set[str] = set()  # paths, with visits
 
     def hear(self, call: LayerCall) -> Tensor | None:
-        self.heard.add(call.path)
+        self.called_paths.add(call.path)
         heads = self.chosen.at(call.path, call.num_heads)
         if not heads:
             return None

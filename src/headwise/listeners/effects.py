@@ -1,15 +1,16 @@
-"""What each head does, and what a role is for: a model's answers with heads switched off, beside all on.
+"""Effects of heads and roles: how a model's output changes when heads are switched off.
 
     next token      sum_w p(w) log(p(w) / p_off(w)), nats; p: what comes after the last real position
     masked token    the same, of what stands at the first [MASK]
     output          ||y_off - y|| / ||y||, mean over the real positions
 
-Which of the three it is, the model decides: see `effects`. A head that is off says 0, as in `ablate`.
+Which of the three is measured depends on the model: see `effects`. The output of a head that is off is 0, as
+in `ablate`.
 
-For each role that was found, prompts of `headwise.heads.behaviours` are answered by the whole model, by the
-model without the role's heads, and by the model without as many other heads of the same layers, some twenty
-times. There a head that is off says what it says on average over the behaviour's own prompts (mean ablation):
-zeros would be something that the layers after it never see.
+For each role that was found, prompts of `headwise.heads.behaviours` run through the model with all heads,
+without the role's heads, and, some twenty times, without as many other heads of the same layers. There the
+output of a head that is off is its mean over the prompts of the behaviour (mean ablation): zeros are an input
+that later layers never see in training.
 
 Letters: B batch, T length, V vocab_size, E width; H num_heads.
 """
@@ -38,7 +39,7 @@ from .ablation import Switches
 from .adapters import attach
 from .chosen_heads import base_of, check_any, check_count, check_head
 from .importance import HeadScores, Ranked, ranked
-from .model_answers import MASKED, METHOD, NEXT, OUTPUT, Asked, Speaker, look_at
+from .model_answers import MASKED, METHOD, NEXT, OUTPUT, BehaviourPrompts, LanguageModel, comparison_of
 
 Words = list[tuple[str, float]]  # words and their probabilities, the likeliest first
 
@@ -48,8 +49,8 @@ SENTENCES = {
     MASKED: "How far the probabilities of the masked token move without the head: the KL divergence.",
     OUTPUT: "How far the model's output moves without the head, as a share of its norm.",
 }
-PAST = ("past_key_values", "cache", "cache_params")  # what every run would add to
-SHOWN = 3  # heads, and words, that are named below the numbers
+PAST = ("past_key_values", "cache", "cache_params")  # caches, to which every run would add
+SHOWN = 3  # how many heads and words are named below the numbers
 SURE = 1.96  # standard errors on each side: 95%
 
 
@@ -147,19 +148,21 @@ class Effects(HeadScores):
     def __str__(self) -> str:
         from ..show.texts import plain
 
-        def said(words: Words) -> str:
+        def text(words: Words) -> str:
             return ", ".join(f'"{plain(word)}" {chance:.2f}' for word, chance in words[:SHOWN])
 
-        many = f"{self.sequences} sequence{'' if self.sequences == 1 else 's'}"
+        sequences = f"{self.sequences} sequence{'' if self.sequences == 1 else 's'}"
         measure = "norm of the change, as a share" if self.of == OUTPUT else "KL divergence, nats"
         count = sum(map(len, self.values()))
-        lines = [f"What {count} heads do to the {self.of}, each switched off alone, over {many} ({measure})."]
+        lines = [
+            f"What {count} heads do to the {self.of}, each switched off alone, over {sequences} ({measure})."
+        ]
         lines += self._rows()
         if self.before is not None:
-            lines.append(f"All on: {said(self.before[0])}")
+            lines.append(f"All on: {text(self.before[0])}")
         for layer, head, effect in self.ranking()[:SHOWN]:
             without = self.after(layer, head)
-            words = f": {said(without)}" if without else ""
+            words = f": {text(without)}" if without else ""
             lines.append(f"Without layer {layer} head {head} ({effect:.3g}){words}")
         return "\n".join(lines)
 
@@ -214,7 +217,7 @@ def effects(
     Michel 2019, section 3; the KL divergence as in Conmy 2023 (ACDC), section 3.
     """
     switches = Switches()
-    attached = attach(model, switches, fallback)  # says at once if it is no model
+    attaching = attach(model, switches, fallback)  # raises if it is not a module
     check_count(top, "top", "10 is usual")
     if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise ArgumentError(
@@ -223,49 +226,52 @@ def effects(
         )
     _check_eval_mode(model, also_dropout=True)
     _check_inputs(inputs)
-    with attached as attachment:
-        answer = run(model, inputs)
+    with attaching as attachment:
+        output = run(model, inputs)
         check_any(model, 1, switches.num_heads, fallback)
-        look = look_at(model, inputs, answer, switches.seen, tokenizer)
-        before = look.read(answer)
-        look.check(model, before)
+        comparison = comparison_of(model, inputs, output, switches.calls, tokenizer)
+        before = comparison.read(output)
+        comparison.check(model, before)
         heads = switches.every_head()
-        rows: dict[str, list[Tensor]] = {path: [] for path in switches.num_heads}
+        values_of: dict[str, list[Tensor]] = {path: [] for path in switches.num_heads}
         after: dict[str, list[list[Words]]] = {path: [] for path in switches.num_heads}
-        # models often have a few tokens more than their tokenizer, up to a round number
-        known = len(tokenizer) if isinstance(tokenizer, Sized) else math.inf
+        # models are often padded to a few tokens more than their tokenizer has
+        vocab_size = len(tokenizer) if isinstance(tokenizer, Sized) else math.inf
 
         @cache
         def name(token: int) -> str:
-            return token_name(tokenizer, token) if tokenizer is not None and token < known else str(token)
+            return (
+                token_name(tokenizer, token) if tokenizer is not None and token < vocab_size else str(token)
+            )
 
         for done, (path, head) in enumerate(tracked(heads, "effects", progress is True)):
             switches.switch_off([(path, head)])
-            without = look.read(run(model, inputs))
-            rows[path].append(look.effect(before, without))
-            if look.of != OUTPUT:
+            without = comparison.read(run(model, inputs))
+            values_of[path].append(comparison.effect(before, without))
+            if comparison.of != OUTPUT:
                 after[path].append(_likeliest(without, top, name))
             if callable(progress):
                 progress(done + 1, len(heads))
-    by_sequence = {path: torch.stack(values).cpu() for path, values in rows.items()}  # [H, B]
-    words = None if look.of == OUTPUT else _likeliest(before, top, name)
-    return Effects(by_sequence, look.of, attachment.names, words, after)
+    by_sequence = {path: torch.stack(values).cpu() for path, values in values_of.items()}  # [H, B]
+    words = None if comparison.of == OUTPUT else _likeliest(before, top, name)
+    return Effects(by_sequence, comparison.of, attachment.names, words, after)
 
 
 def _check_eval_mode(model: nn.Module, also_dropout: bool = False) -> None:
-    """Raise `ArgumentError` for a model in training mode; `also_dropout`: say how much it drops."""
+    """Raise `ArgumentError` for a model in training mode; `also_dropout`: name its largest dropout."""
     training = [module for module in model.modules() if module.training]
     if not training:
         return
-    named = [(name, value) for module in training for name, value in vars(module).items()]
-    held = [x for name, x in named if isinstance(x, float) and (name == "p" or "dropout" in name)]
-    dropped = f", with dropout {max(held):g}" if also_dropout and any(held) else ""
+    attributes = [(name, value) for module in training for name, value in vars(module).items()]
+    rates = [x for name, x in attributes if isinstance(x, float) and (name == "p" or "dropout" in name)]
+    dropped = f", with dropout {max(rates):g}" if also_dropout and any(rates) else ""
     raise ArgumentError(
         f"model must be in eval mode: {type(model).__name__} is in training{dropped}; use model.eval()"
     )
 
 
 def _check_inputs(inputs: object) -> None:
+    """Raise `ArgumentError` for inputs that are a text or contain a cache."""
     if isinstance(inputs, (str, bytes)):
         raise ArgumentError(
             f"inputs must be what the model takes: got {inputs[:20]!r}; use tokenizer(text, "
@@ -279,7 +285,7 @@ def _check_inputs(inputs: object) -> None:
 
 
 def _likeliest(logits: Tensor, top: int, name: Callable[[int], str]) -> list[Words]:
-    """The likeliest words of each sequence, of [B, V]."""
+    """Return the likeliest words of each sequence, from logits [B, V]."""
     best = logits.softmax(-1).topk(min(top, logits.shape[-1]), -1)
     return [
         [(name(token), chance) for token, chance in zip(tokens, chances, strict=True)]
@@ -322,77 +328,81 @@ def role_effects(
     Wang 2022 (IOI), section 2, on means; Clark 2019 on roles.
     """
     check_count(draws, "draws", "20 show a spread")
-    attach(model, Switches())  # says at once if it is no model
+    attach(model, Switches())  # raises if it is not a module
     if not isinstance(getattr(roles, "found", None), Mapping):
         raise ArgumentError(
             f"roles must be what headwise.roles found: got {type(roles).__name__}; give all of its answer"
         )
     _check_eval_mode(model)
-    asked = [(name, behaviour) for name in roles.found for behaviour in behaviours_of(name)]
-    unasked = [name for name in roles.found if not behaviours_of(name)]
-    speaker = Speaker(model)
-    tasks: dict[str, Asked] = {}
+    measurable = [(name, behaviour) for name in roles.found for behaviour in behaviours_of(name)]
+    without_behaviour = [name for name in roles.found if not behaviours_of(name)]
+    language_model = LanguageModel(model)
+    prompts_of: dict[str, BehaviourPrompts] = {}
     rows = []
-    for relation, behaviour in tracked(asked, "role effects", progress):
-        if behaviour.name not in tasks:
-            tasks[behaviour.name] = Asked(speaker, tokenizer, behaviour)
-        rows.append(_effect(tasks[behaviour.name], relation, roles.found[relation], draws, seed))
-    return RoleEffects(rows, unasked, METHOD)
+    for relation, behaviour in tracked(measurable, "role effects", progress):
+        if behaviour.name not in prompts_of:
+            prompts_of[behaviour.name] = BehaviourPrompts(language_model, tokenizer, behaviour)
+        rows.append(_effect(prompts_of[behaviour.name], relation, roles.found[relation], draws, seed))
+    return RoleEffects(rows, without_behaviour, METHOD)
 
 
-def _effect(asked: Asked, relation: str, role: Role, draws: int, seed: int) -> RoleEffect:
-    """One row."""
-    counts = asked.num_heads
+def _effect(prompts: BehaviourPrompts, relation: str, role: Role, draws: int, seed: int) -> RoleEffect:
+    """Measure the effect of one role on the prompts of one behaviour."""
+    counts = prompts.num_heads
     heads: list[Place] = [(layer, int(head)) for layer, head, *_ in role.heads]
     left_on: list[Place] = []
-    others: list[list[Place]] = []
-    every = True
-    if asked.pairs:
+    controls: list[list[Place]] = []
+    is_every_draw = True
+    if prompts.pairs:
         heads, left_on = _switched_off(heads, counts)
-        others, every = _draws(heads, counts, draws, random.Random(f"{seed} {relation}"))
-    whole, off = asked.margins(), asked.margins(heads)
-    drawn = whole.new_zeros(len(others), *whole.shape)  # [draws, pairs, 2]
-    for row, other in zip(drawn, others, strict=True):
-        row.copy_(asked.margins(other))
-    change = (off - whole).mean(1)  # [pairs]
-    by_draw = (drawn - whole).mean(2)  # [draws, pairs]
-    margin_low, margin_high = _interval(whole.mean(1))
+        controls, is_every_draw = _draws(heads, counts, draws, random.Random(f"{seed} {relation}"))
+    all_on, off = prompts.margins(), prompts.margins(heads)
+    drawn = all_on.new_zeros(len(controls), *all_on.shape)  # [draws, pairs, 2]
+    for row, control in zip(drawn, controls, strict=True):
+        row.copy_(prompts.margins(control))
+    change = (off - all_on).mean(1)  # [pairs]
+    control_change = (drawn - all_on).mean(2)  # [draws, pairs]
+    margin_low, margin_high = _interval(all_on.mean(1))
     low, high = _interval(change)
-    more_low, more_high = _interval(change - by_draw.mean(0)) if others else (math.nan, math.nan)
+    more_low, more_high = _interval(change - control_change.mean(0)) if controls else (math.nan, math.nan)
     return RoleEffect(
         relation=relation,
-        behaviour=asked.behaviour.name,
+        behaviour=prompts.behaviour.name,
         heads=tuple(heads),
         left_on=tuple(left_on),
-        pairs=len(whole),
-        dropped=asked.dropped,
-        margin=_mean(whole),
+        pairs=len(all_on),
+        dropped=prompts.dropped,
+        margin=_mean(all_on),
         margin_low=margin_low,
         margin_high=margin_high,
-        accuracy=_accuracy(whole),
+        accuracy=_accuracy(all_on),
         off=_mean(off),
         off_accuracy=_accuracy(off),
         change=_mean(change),
         low=low,
         high=high,
-        draws=tuple(by_draw.mean(1).tolist()),
+        draws=tuple(control_change.mean(1).tolist()),
         more_low=more_low,
         more_high=more_high,
-        every_draw=every,
+        every_draw=is_every_draw,
     )
 
 
 def _mean(values: Tensor) -> float:
+    """Return the mean; NaN of no values."""
     return float(values.mean()) if values.numel() else math.nan
 
 
 def _accuracy(margins: Tensor) -> float:
-    """The share above 0; a tie is half right."""
+    """Return the share of margins above 0, where a tie counts half."""
     return _mean((margins > 0).double() + 0.5 * (margins == 0).double())
 
 
 def _interval(values: Tensor) -> tuple[float, float]:
-    """95%, of the mean of one number per pair: prompts of a pair are not two cases."""
+    """Return the 95% confidence interval of the mean of one number per pair.
+
+    Prompts of a pair are not independent, so that a pair counts as one case.
+    """
     if len(values) < 2:
         return math.nan, math.nan
     middle, error = float(values.mean()), float(values.std()) / math.sqrt(len(values))
@@ -400,41 +410,45 @@ def _interval(values: Tensor) -> tuple[float, float]:
 
 
 def _switched_off(heads: Sequence[Place], counts: Mapping[Layer, int]) -> tuple[list[Place], list[Place]]:
-    """The heads of a role, best first, as long as their layers have as many others; and the rest."""
+    """Split the heads of a role, best first, into those to switch off and the rest.
+
+    At most half of the heads of a layer are switched off, so that as many others remain to compare with.
+    """
     off: list[Place] = []
-    left: list[Place] = []
+    left_on: list[Place] = []
     taken = Counter[Layer]()
     for layer, head in dict.fromkeys(heads):
         if layer not in counts or head >= counts[layer]:
-            there = f"{counts[layer]} heads in layer {layer}" if layer in counts else f"{len(counts)} layers"
+            size = f"{counts[layer]} heads in layer {layer}" if layer in counts else f"{len(counts)} layers"
             raise ArgumentError(
-                f"roles must be of this model: head {layer}.{head} was found, and there are {there}; measure "
+                f"roles must be of this model: head {layer}.{head} was found, and there are {size}; measure "
                 "them with headwise.roles(model, tokenizer)"
             )
-        room = 2 * (taken[layer] + 1) <= counts[layer]
-        taken[layer] += room
-        (off if room else left).append((layer, head))
-    return off or left[:1], left if off else left[1:]
+        fits = 2 * (taken[layer] + 1) <= counts[layer]
+        taken[layer] += fits
+        (off if fits else left_on).append((layer, head))
+    return off or left_on[:1], left_on if off else left_on[1:]
 
 
 def _draws(
     heads: Sequence[Place], counts: Mapping[Layer, int], draws: int, draw: random.Random
 ) -> tuple[list[list[Place]], bool]:
-    """As many other heads of the same layers, in so many different ways, or all there are."""
+    """Return up to `draws` choices of as many other heads of the same layers; True: these are all."""
     wanted = Counter(layer for layer, _ in heads)
-    others = {layer: [h for h in range(counts[layer]) if (layer, h) not in heads] for layer in wanted}
-    if any(len(others[layer]) < count for layer, count in wanted.items()):
+    remaining = {layer: [h for h in range(counts[layer]) if (layer, h) not in heads] for layer in wanted}
+    if any(len(remaining[layer]) < count for layer, count in wanted.items()):
         return [], True
-    total = math.prod(math.comb(len(others[layer]), count) for layer, count in wanted.items())
+    total = math.prod(math.comb(len(remaining[layer]), count) for layer, count in wanted.items())
     if total <= draws:
-        ways = [itertools.combinations(others[layer], count) for layer, count in wanted.items()]
-        return [_joined(wanted, way) for way in itertools.product(*ways)], True
-    made: dict[tuple[tuple[int, ...], ...], None] = {}
-    while len(made) < draws:
-        way = tuple(tuple(sorted(draw.sample(others[layer], count))) for layer, count in wanted.items())
-        made[way] = None
-    return [_joined(wanted, way) for way in made], False
+        choices = [itertools.combinations(remaining[layer], count) for layer, count in wanted.items()]
+        return [_joined(wanted, choice) for choice in itertools.product(*choices)], True
+    drawn: dict[tuple[tuple[int, ...], ...], None] = {}
+    while len(drawn) < draws:
+        choice = tuple(tuple(sorted(draw.sample(remaining[layer], count))) for layer, count in wanted.items())
+        drawn[choice] = None
+    return [_joined(wanted, choice) for choice in drawn], False
 
 
-def _joined(layers: Mapping[Layer, int], way: Sequence[Sequence[int]]) -> list[Place]:
-    return [(layer, head) for layer, chosen in zip(layers, way, strict=True) for head in chosen]
+def _joined(layers: Mapping[Layer, int], choice: Sequence[Sequence[int]]) -> list[Place]:
+    """Return (layer, head) of the heads chosen in each layer."""
+    return [(layer, head) for layer, chosen in zip(layers, choice, strict=True) for head in chosen]

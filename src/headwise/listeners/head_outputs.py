@@ -1,11 +1,11 @@
-"""What heads say, collected, put in their place in another run (activation patching), and written by W_O.
+"""Outputs of heads: collected, patched into another run (activation patching), and projected by W_O.
 
 A head adds sum_j p_ij f(x_j) to its layer's output, with f(x_j) = (x_j W_V + b_V) W_O of its own rows of W_O;
 the output projection's bias belongs to no head. Where ||f(x_j)|| is small, weight on key j does little.
 Kobayashi 2020, "Attention is not only a weight", section 3.
 
-Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim, E the width of what is
-written; n heads chosen, t positions chosen.
+Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, Dv value_dim, E width of the
+layer's output; n heads chosen, t positions chosen.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Positions = int | slice | Sequence[int] | Tensor
 class HeadOutputs(ByLayer[Tensor]):
     """What the heads of every layer said, [B, H, T, Dv] by layer; and what they write, by the model's W_O."""
 
-    _model: Callable[[], nn.Module | None] | None = None  # weakly; what is pickled or loaded has none
+    _model: Callable[[], nn.Module | None] | None = None  # a weak reference; None after unpickling or loading
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_model"}
@@ -91,11 +91,12 @@ class HeadOutputs(ByLayer[Tensor]):
 
         chosen = self.paths[-1] if layer is None and self else 0 if layer is None else layer
         name = self.name_of(self.path_of(chosen))
-        told = f"layer {name}" if isinstance(name, int) else name
-        title = f"From heads to output: {told or 'the model'}" if title is None else title
+        label = f"layer {name}" if isinstance(name, int) else name
+        title = f"From heads to output: {label or 'the model'}" if title is None else title
         return outputs_picture(self[chosen], self._projection(chosen), tokens, batch=batch, title=title)
 
     def _projection(self, layer: Layer) -> OutputProjection:
+        """Return the output projection of a layer, as it is in the model now."""
         model = None if self._model is None else self._model()
         if model is None:
             raise ArgumentError(
@@ -138,15 +139,17 @@ def collect(
 
 
 class _Collecting(ChosenListening[HeadOutputs]):
+    """A block in which the outputs of the chosen heads are stored."""
+
     def begin(self) -> tuple[Change, HeadOutputs]:
-        kept = HeadOutputs({}, layer_names(self.model))
-        kept._model = ref(self.model)
+        outputs = HeadOutputs({}, layer_names(self.model))
+        outputs._model = ref(self.model)
 
-        def keep(call: LayerCall, index: Tensor, output: Tensor) -> None:
+        def store(call: LayerCall, index: Tensor, output: Tensor) -> None:
             if not in_backward():
-                kept._put(call.path, output.detach().clone())
+                outputs._set(call.path, output.detach().clone())
 
-        return keep, kept
+        return store, outputs
 
 
 def patch(
@@ -182,10 +185,10 @@ def patch(
     Vig 2020 (causal mediation); Wang 2022 (IOI), section 3.
     """
     chosen = ChosenHeads(model, heads)
-    given = by_path(model, outputs, "outputs", chosen, maker="collect")
+    stored = by_path(model, outputs, "outputs", chosen, maker="collect")
 
     def change(call: LayerCall, index: Tensor, output: Tensor) -> Tensor:
-        new = of_visit(given, call.path, "outputs", maker="collect")
+        new = of_visit(stored, call.path, "outputs", maker="collect")
         if new.shape != output.shape:
             raise ShapeError(
                 f"outputs must be [B, H, T, Dv] = {list(output.shape)} in {call.path}: got "
@@ -194,38 +197,43 @@ def patch(
         T, new = output.shape[2], new.to(output)
         if positions is None:
             return output.index_copy(1, index, new[:, index])
-        spots = positions_of(as_index(positions, T, "positions"), T, output.device)  # [t]
-        chosen_here = torch.zeros(output.shape[1:3], dtype=torch.bool, device=output.device)
-        chosen_here[index[:, None], spots] = True  # [H, T]
-        return torch.where(chosen_here[..., None], new, output)
+        chosen_positions = positions_of(as_index(positions, T, "positions"), T, output.device)  # [t]
+        is_chosen = torch.zeros(output.shape[1:3], dtype=torch.bool, device=output.device)
+        is_chosen[index[:, None], chosen_positions] = True  # [H, T]
+        return torch.where(is_chosen[..., None], new, output)
 
     return Changing(model, chosen, change, fallback)
 
 
-# What heads write: their outputs through the output projection, W_O, which is found by what is known of a
-# family. Where anything may stand between the two, a gate or a norm, the layer is refused by name. What comes
-# after W_O, such as the norm behind the residual sum, is no part of f, as in the paper.
+# What heads write: their outputs times the output projection, W_O, which is found by its name in each family.
+# A layer that may have something between the two, such as a gate or a norm, is refused by name. What follows
+# W_O, such as the norm after the residual sum, is not part of f, as in the paper.
 
 
-BLOCK = 32 * 2**20  # bytes of what is written in memory at a time
+BLOCK = 32 * 2**20  # bytes of products in memory at a time
 
-# What W_O is called inside a layer. Pruning knows the first; gpt2_like; T5; ModernBERT; timm and others.
+# Names of W_O inside a layer: those that pruning supports, then GPT-2, T5, ModernBERT, timm and others.
 PROJECTIONS = (
     *dict.fromkeys(names.out for names in (LLAMA, BART, PHI, ALBERT, DISTILBERT)),
     *("c_proj", "o", "Wo", "proj", "projection"),
 )
-HOMES = ("transformers.", "timm.")  # strangers may call theirs the same, and join heads otherwise
-# What makes queries, keys, values and scores, or does nothing to numbers outside of training.
+LIBRARIES = ("transformers.", "timm.")  # in other code a name may mean something else
+# Names of parts that compute queries, keys, values and scores, or have no effect in eval mode.
 BEFORE = re.compile(
     r"(q|k|v|qk|kv|qkv|query|key|value|query_key_value|c_attn|in_proj|Wq|Wk|Wv|Wqkv)(_\w+)?$"
     r"|rel(ative)?_(pos|att)\w*|rotary\w*|sinks|indexer|logit_scale|\w*drop(out)?$"
 )
 AFTER = {*ALBERT.apart, "LayerScale"}
-GATES = {"sigmoid", "silu", "gate", "gate_proj"}  # a mention of one of these, and a head may be gated
+GATES = {
+    "sigmoid",
+    "silu",
+    "gate",
+    "gate_proj",
+}  # a layer whose code has one of these names may gate its heads
 
 
 class OutputProjection:
-    """W_O, head by head, as it is now."""
+    """The output projection W_O of a layer, head by head, with its current weights."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, num_heads: int) -> None:
         self.weight = weight.detach().unflatten(0, (num_heads, -1))  # [H, Dv, E]
@@ -233,7 +241,7 @@ class OutputProjection:
 
 
 def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: int) -> OutputProjection:
-    """The projection that the heads of a layer go through as they are, one after another.
+    """Return the projection that is applied to the concatenated heads of a layer.
 
     Args:
         path: of the layer, perhaps with its visit.
@@ -241,13 +249,13 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
     Raises:
         ArgumentError: it is not known, or something may stand between.
     """
-    place = base_of(path)
-    module: Any = model.get_submodule(place)
-    name, reason = _projection_name(model, place, module)
+    base = base_of(path)
+    module: Any = model.get_submodule(base)
+    name, reason = _projection_name(model, base, module)
     if reason is None:
-        home = model.get_submodule(place.rpartition(".")[0]) if name == BERT.out else module
-        out: Any = home.get_submodule(name)
-        is_split = getattr(module, "local_heads", None) is not None  # over processes, as we split it
+        owner = model.get_submodule(base.rpartition(".")[0]) if name == BERT.out else module
+        out: Any = owner.get_submodule(name)
+        is_split = getattr(module, "local_heads", None) is not None  # over processes, by headwise
         reason = _why_not_plain(name, out, is_split)
     if reason is None:
         weight, bias = out.weight, out.bias
@@ -258,13 +266,13 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
             return OutputProjection(weight, bias, num_heads)
         reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
     raise ArgumentError(
-        f"written must know what heads go through: {place or 'the model itself'} ({type(module).__name__}) "
+        f"written must know what heads go through: {base or 'the model itself'} ({type(module).__name__}) "
         f"{reason}; look at its weights alone, watch(model)"
     )
 
 
-def _projection_name(model: nn.Module, place: str, module: nn.Module) -> tuple[str, str | None]:
-    """The name of a layer's output projection, and what speaks against it."""
+def _projection_name(model: nn.Module, path: str, module: nn.Module) -> tuple[str, str | None]:
+    """Return the name of a layer's output projection, and why it cannot be used, or None."""
     if isinstance(module, MultiHeadAttention):
         if module.gate_proj is not None:
             return "", f"has gate={module.gate!r}, so that what a head writes depends on the query as well"
@@ -273,17 +281,17 @@ def _projection_name(model: nn.Module, place: str, module: nn.Module) -> tuple[s
         return "out_proj", None
     if type(module) in (nn.MultiheadAttention, MultiheadAttention):
         return "out_proj", None
-    if not type(module).__module__.startswith(HOMES):
+    if not type(module).__module__.startswith(LIBRARIES):
         return "", "is of no family that is known"
     names = [name for name in PROJECTIONS if isinstance(getattr(module, name, None), nn.Module)]
-    around = model.get_submodule(place.rpartition(".")[0]) if place else None
-    if not names and isinstance(getattr(getattr(around, "output", None), "dense", None), nn.Module):
+    parent = model.get_submodule(path.rpartition(".")[0]) if path else None
+    if not names and isinstance(getattr(getattr(parent, "output", None), "dense", None), nn.Module):
         names = [BERT.out]
     if len(names) != 1:
         return "", f"has {' and '.join(names) or 'no output projection by any name that is known'}"
     parts = (*module._modules, *module._parameters)
-    others = [name for name in parts if name not in (*names, *AFTER) and not BEFORE.match(name)]
-    strange = [name for name in others if not isinstance(getattr(module, name), nn.Identity | None)]
+    rest = [name for name in parts if name not in (*names, *AFTER) and not BEFORE.match(name)]
+    strange = [name for name in rest if not isinstance(getattr(module, name), nn.Identity | None)]
     strange += sorted(GATES & names_in(type(module)))
     if strange:
         return "", f"has {', '.join(strange)}, which may stand between its heads and {names[0]}"
@@ -291,19 +299,19 @@ def _projection_name(model: nn.Module, place: str, module: nn.Module) -> tuple[s
 
 
 def _why_not_plain(name: str, out: nn.Module, is_split: bool) -> str | None:
-    """What speaks against a projection being what its weight says."""
-    families_own = isinstance(out, nn.Linear) and type(out).__module__.startswith("transformers.models.")
-    plain = type(out) in (nn.Linear, NonDynamicallyQuantizableLinear) or families_own or is_conv1d(out)
-    if not plain and not is_split:
+    """Return why a projection may compute something else than its weight says, or None."""
+    is_family_linear = isinstance(out, nn.Linear) and type(out).__module__.startswith("transformers.models.")
+    is_plain = type(out) in (nn.Linear, NonDynamicallyQuantizableLinear) or is_family_linear or is_conv1d(out)
+    if not is_plain and not is_split:
         return f"has {name} of {type(out).__name__}, not nn.Linear: merge or unwrap it first"
     if type(out._parameters.get("weight")) is not nn.Parameter and not is_split:
         return f"has {name}.weight of {type(out.weight).__name__}: take masks and quantisation off first"
-    if "forward" in vars(out) and "_old_forward" not in vars(out):  # accelerate's moves weights, and no more
+    if "forward" in vars(out) and "_old_forward" not in vars(out):  # accelerate's forward only moves weights
         return f"has {name} with a forward of its own, which may write something else: take it off first"
     hooks = len(out._forward_pre_hooks) + len(out._forward_hooks)
     if hooks:
-        many = "s" * (hooks > 1)
-        return f"has {name} with {hooks} forward hook{many}, which may change it: take it off first"
+        plural = "s" * (hooks > 1)
+        return f"has {name} with {hooks} forward hook{plural}, which may change it: take it off first"
     return None
 
 
@@ -337,6 +345,6 @@ def written_norms(model: nn.Module, call: LayerCall) -> Tensor:
         norms = torch.empty(B, H, S, dtype=dtype, device=v.device)
         step = max(1, BLOCK // (B * H * weight.shape[2] * dtype.itemsize))
         for start in range(0, S, step):
-            some = v[:, :, None, start : start + step].to(dtype)  # [B, Hk, 1, s, Dv]
-            norms[:, :, start : start + step] = (some @ by_group).norm(dim=-1).flatten(1, 2)
+            values = v[:, :, None, start : start + step].to(dtype)  # [B, Hk, 1, s, Dv]
+            norms[:, :, start : start + step] = (values @ by_group).norm(dim=-1).flatten(1, 2)
     return norms

@@ -36,7 +36,7 @@ REDUCTIONS = ("mean", "sum")
 CURVES = ("importance", "random")
 POINTS = 10  # points of a curve, besides the one with all heads
 
-Group = list[tuple[Layer, int]]  # heads that go together
+Group = list[tuple[Layer, int]]  # heads that are removed together
 
 
 class Ranked(NamedTuple):
@@ -64,7 +64,7 @@ class HeadScores(ByLayer[Tensor]):
         return str(self)
 
     def _rows(self) -> list[str]:
-        """A line of numbers for each layer."""
+        """Return a line of numbers for each layer."""
         wide = max((len(str(layer)) for layer in self), default=0)
         return [
             f"  layer {layer!s:<{wide}}  " + "  ".join(f"{score:9.3g}" for score in scores.tolist())
@@ -89,7 +89,7 @@ class Importance(HeadScores):
     ) -> None:
         super().__init__(scores, names or None)
         self.method, self.normalised, self.examples = method, normalised, examples
-        self.num_kv_heads = dict(num_kv_heads or {})  # by path; a layer that is not there has one per head
+        self.num_kv_heads = dict(num_kv_heads or {})  # by path; a missing layer has one per head
 
     def ranking(self) -> list[Ranked]:
         """All heads, the most important first."""
@@ -120,16 +120,16 @@ class Importance(HeadScores):
         heads = [(layer, head) for layer, head, _ in reversed(self.ranking())]
         check_count(count, "count", "it counts heads", least=0)
         count = min(count, len(heads))
-        every = self._groups()
-        sizes = sorted({len(group) for group in every})
+        all_groups = self._groups()
+        sizes = sorted({len(group) for group in all_groups})
         if not groups or sizes == [1]:
             return heads[:count]
-        for offered in (every[: -len(self)], every):  # a layer must keep one
-            chosen = _whole(offered, count)
+        for candidates in (all_groups[: -len(self)], all_groups):  # a layer must keep a group
+            chosen = _groups_of(candidates, count)
             if chosen is not None:
                 return chosen
         below, above = (
-            next(number for number in numbers if _whole(every, number) is not None)
+            next(number for number in numbers if _groups_of(all_groups, number) is not None)
             for numbers in (range(count, -1, -1), range(count, len(heads) + 1))
         )
         raise ArgumentError(
@@ -138,19 +138,22 @@ class Importance(HeadScores):
         )
 
     def _groups(self) -> list[Group]:
-        """Heads that share a key/value head, the least important first, the best of each layer at the end."""
-        every: list[tuple[bool, float, Group]] = []
+        """Return groups of heads that share a key/value head, the least important first.
+
+        The most important group of each layer comes after all others.
+        """
+        scored: list[tuple[bool, float, Group]] = []
         for path, layer in zip(self.paths, self, strict=True):
             scores = self[path].tolist()
             size = len(scores) // self.num_kv_heads.get(path, len(scores))
-            of_layer: list[tuple[float, Group]] = []
+            layer_groups: list[tuple[float, Group]] = []
             for first in range(0, len(scores), size):
                 heads = sorted(range(first, first + size), key=scores.__getitem__)
                 mean = math.fsum(scores[head] for head in heads) / size
-                of_layer.append((mean, [(layer, head) for head in heads]))
-            of_layer.sort(key=itemgetter(0))
-            every += [(group is of_layer[-1][1], mean, group) for mean, group in of_layer]
-        return [group for _, _, group in sorted(every, key=itemgetter(0, 1))]
+                layer_groups.append((mean, [(layer, head) for head in heads]))
+            layer_groups.sort(key=itemgetter(0))
+            scored += [(group is layer_groups[-1][1], mean, group) for mean, group in layer_groups]
+        return [group for _, _, group in sorted(scored, key=itemgetter(0, 1))]
 
     def most(self, count: int) -> list[tuple[Layer, int]]:
         """The most important heads, the first first.
@@ -172,17 +175,20 @@ class Importance(HeadScores):
         return "\n".join([title, *self._rows(), f"Most important: {best}"])
 
 
-def _whole(groups: list[Group], count: int) -> Group | None:
-    """The first groups whose heads are `count` in all, each taken unless the rest would not come out even."""
-    reach = [1]  # bit n: whether the groups from here on can come to n heads
+def _groups_of(groups: list[Group], count: int) -> Group | None:
+    """Return the heads of the first groups that have `count` heads in total, or None if there are none.
+
+    A group is skipped if no choice of later groups would complete the count.
+    """
+    sums = [1]  # bit n: some of the later groups have n heads in total
     for group in reversed(groups):
-        reach.append(reach[-1] | reach[-1] << len(group))
-    if not reach[-1] >> count & 1:
+        sums.append(sums[-1] | sums[-1] << len(group))
+    if not sums[-1] >> count & 1:
         return None
     chosen: Group = []
-    for group, rest in zip(groups, reach[-2::-1], strict=True):
-        left = count - len(chosen) - len(group)
-        if left >= 0 and rest >> left & 1:
+    for group, later_sums in zip(groups, sums[-2::-1], strict=True):
+        missing = count - len(chosen) - len(group)
+        if missing >= 0 and later_sums >> missing & 1:
             chosen += group
     return chosen
 
@@ -245,26 +251,29 @@ def importance(
     measure = _by_gradient if method == "gradient" else _by_leaving_out
     scores, num_kv_heads, examples, loss = measure(model, batches, loss_fn, reduction, progress, fallback)
     names = layer_names(model)
-    for path, of_layer in scores.items():  # what is no number would be ranked anywhere
-        heads = (~of_layer.isfinite()).nonzero().flatten().tolist()
+    for path, layer_scores in scores.items():  # NaN has no rank
+        heads = (~layer_scores.isfinite()).nonzero().flatten().tolist()
         if heads:
             raise ArgumentError(
                 f"loss_fn must give finite losses and gradients: the losses of all batches sum to {loss:g}, "
                 f"and in layer {names.get(path, path)} the scores of heads {', '.join(map(str, heads))} are "
-                f"{of_layer[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
+                f"{layer_scores[heads[0]]:g}; look for NaN in the weights, the inputs or the loss"
             )
     scaled = method == "gradient" if normalise is None else normalise
     if scaled:
-        tiny = torch.finfo(torch.float32).tiny  # a layer of zeros stays one
-        scores = {path: of_layer / of_layer.norm().clamp(min=tiny) for path, of_layer in scores.items()}
+        smallest = torch.finfo(torch.float32).tiny  # a layer of zeros stays zero
+        scores = {
+            path: layer_scores / layer_scores.norm().clamp(min=smallest)
+            for path, layer_scores in scores.items()
+        }
     return Importance(scores, method, scaled, examples, names, num_kv_heads)
 
 
 class _Outputs(Listener):
-    """Keeps what the heads say, as tensors that the loss depends on."""
+    """Stores the outputs of heads, as tensors that the loss depends on."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, Tensor]] = []
+        self.calls: list[tuple[str, Tensor]] = []
         self.num_kv_heads: dict[str, int] = {}
 
     def hear(self, call: LayerCall) -> Tensor:
@@ -275,10 +284,10 @@ class _Outputs(Listener):
                 f"model must run with gradients: {call.path} runs without (no_grad, or reentrant "
                 "checkpointing); use method='leave_one_out'"
             )
-        if not output.requires_grad:  # everything before it is frozen
+        if not output.requires_grad:  # everything before the layer is frozen
             output = output.detach().requires_grad_()
         if not in_backward():
-            self.heard.append((base_of(call.path), output))
+            self.calls.append((base_of(call.path), output))
         return output
 
 
@@ -290,50 +299,50 @@ def _by_gradient(
     progress: bool,
     fallback: str | None,
 ) -> tuple[dict[str, Tensor], dict[str, int], int, float]:
-    """({path: [H]}, {path: Hk}, how many sequences, the sum of the losses)"""
+    """Return scores {path: [H]}, {path: Hk}, the number of sequences, and the sum of the losses."""
     totals: dict[str, Tensor] = {}
-    losses: list[Tensor] = []  # read at the end: a GPU need not be waited for at every batch
+    losses: list[Tensor] = []  # read at the end, so that no batch waits for the GPU
     examples = 0
     outputs = _Outputs()
     total = len(batches) if isinstance(batches, Sized) else None
     with torch.inference_mode(False), torch.enable_grad(), attach(model, outputs, fallback):
         for batch in tracked(as_batches(batches), "importance", progress, total):
-            outputs.heard.clear()
-            with entering(model) as given:
+            outputs.calls.clear()
+            with entering(model) as inputs:
                 loss = checked_loss(loss_fn, model, batch)
-            _check_heard(model, outputs.heard)
+            _check_attention(model, outputs.calls)
             if not loss.requires_grad:
                 raise ArgumentError(
                     f"loss_fn must keep the gradient: its loss {loss.item():g} depends on no head; "
                     "leave out detach, item and no_grad"
                 )
             losses.append(loss.detach())
-            heard = outputs.heard
-            sizes = {path: len(output) for path, output in reversed(heard)}
-            for path, output in heard:
+            calls = outputs.calls
+            sizes = {path: len(output) for path, output in reversed(calls)}
+            for path, output in calls:
                 if len(output) != sizes[path]:
                     raise ShapeError(
                         f"loss_fn must give a layer one batch size: {path} saw {sizes[path]} and "
                         f"{len(output)} sequences in one loss; use batches of one size"
                     )
-            visits = [(path, len(output), output.shape[2], output) for path, output in heard]
-            B = count_examples(given, visits)
-            grads = torch.autograd.grad(loss, [output for _, output in heard], allow_unused=True)
+            visits = [(path, len(output), output.shape[2], output) for path, output in calls]
+            B = count_examples(inputs, visits)
+            grads = torch.autograd.grad(loss, [output for _, output in calls], allow_unused=True)
             examples += B
-            for path, signed in _per_example(heard, grads, B).items():
+            for path, signed in _per_example(calls, grads, B).items():
                 score = signed.abs().sum(0) * (B if reduction == "mean" else 1)  # [H]
                 totals[path] = totals[path] + score if path in totals else score
-            outputs.heard.clear()
+            outputs.calls.clear()
     scores = {path: total / examples for path, total in totals.items()}
     return scores, outputs.num_kv_heads, examples, sum(loss.item() for loss in losses)
 
 
 def _per_example(
-    heard: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ...], B: int
+    calls: list[tuple[str, Tensor]], grads: tuple[Tensor | None, ...], B: int
 ) -> dict[str, Tensor]:
-    """Att_h^T dL/dAtt_h for each example, {path: [B, H]}: all windows of it and all visits of a layer."""
+    """Return Att_h^T dL/dAtt_h of each example over its windows and visits of a layer, {path: [B, H]}."""
     products: dict[str, Tensor] = {}
-    for (path, output), grad in zip(heard, grads, strict=True):
+    for (path, output), grad in zip(calls, grads, strict=True):
         wide = torch.promote_types(output.dtype, torch.float32)
         if grad is None:  # the loss does not depend on this layer
             product = torch.zeros((B, output.shape[1]), dtype=wide, device=output.device)
@@ -352,12 +361,12 @@ def _by_leaving_out(
     progress: bool,
     fallback: str | None,
 ) -> tuple[dict[str, Tensor], dict[str, int], int, float]:
-    """({path: [H]}, {path: Hk}, how many sequences, the sum of the losses with all heads)"""
-    switches, examples, losses, whole, weight = Switches(), 0, 0.0, 0.0, 1
+    """Return scores {path: [H]}, {path: Hk}, the number of sequences, and the sum of the full losses."""
+    switches, examples, losses, full_loss, weight = Switches(), 0, 0.0, 0.0, 1
     totals: dict[tuple[str, int], float] = {}
 
     def trials() -> Iterator[tuple[object, list[tuple[str, int]]]]:
-        """Each batch with all heads, then without each of those that were heard."""
+        """Yield each batch with all heads, then without each head."""
         for batch in as_batches(batches):
             yield batch, []
             yield from ((batch, [head]) for head in switches.every_head())
@@ -366,11 +375,11 @@ def _by_leaving_out(
         for batch, off in tracked(trials(), "importance, head by head", progress):
             loss = switches.loss(model, loss_fn, batch, off)
             if off:
-                totals[off[0]] = totals.get(off[0], 0.0) + (loss - whole) * weight
+                totals[off[0]] = totals.get(off[0], 0.0) + (loss - full_loss) * weight
                 continue
-            _check_heard(model, switches.num_heads)
-            whole, weight = loss, switches.examples if reduction == "mean" else 1
-            examples, losses = examples + switches.examples, losses + whole
+            _check_attention(model, switches.num_heads)
+            full_loss, weight = loss, switches.examples if reduction == "mean" else 1
+            examples, losses = examples + switches.examples, losses + full_loss
     scores = {
         path: torch.tensor([totals[path, head] / examples for head in range(count)], dtype=torch.float64)
         for path, count in switches.num_heads.items()
@@ -378,8 +387,9 @@ def _by_leaving_out(
     return scores, switches.num_kv_heads, examples, losses
 
 
-def _check_heard(model: nn.Module, heard: Sized) -> None:
-    if not heard:
+def _check_attention(model: nn.Module, calls: Sized) -> None:
+    """Raise `ArgumentError` if no attention was heard."""
+    if not calls:
         raise ArgumentError(
             f"model must run attention in its loss: none was heard in {type(model).__name__}; is it the "
             "model that loss_fn runs?"
@@ -420,12 +430,12 @@ class Robustness:
     def __str__(self) -> str:
         heads = "its one head" if self.num_heads == 1 else f"all {self.num_heads} heads"
         words = [f"With {heads} the loss is {self.baseline:.4g}."]
-        if self.single and self.num_heads > 1:  # a head that is alone is all heads
+        if self.single and self.num_heads > 1:  # the only head is all heads
             losses = ranked(self.single)
-            small = sum(abs(loss - self.baseline) <= 0.01 * abs(self.baseline) for _, _, loss in losses)
+            unaffected = sum(abs(loss - self.baseline) <= 0.01 * abs(self.baseline) for _, _, loss in losses)
             layer, head, worst = losses[0]
             words.append(
-                f"Without any one of them it changes by at most 1% for {small} of {len(losses)}; the "
+                f"Without any one of them it changes by at most 1% for {unaffected} of {len(losses)}; the "
                 f"costliest is layer {layer} head {head} ({worst - self.baseline:+.3g})."
             )
         last = len(self.removed) - 1
@@ -433,19 +443,19 @@ class Robustness:
         curves = {"least important first": self.by_importance, "at random": self.at_random}
         measured = {name: curve for name, curve in curves.items() if curve is not None}
         if measured:
-            told = "; ".join(self._at(point, measured) for point in dict.fromkeys((middle, last)))
-            words.append(f"{told[0].upper()}{told[1:]}.")
+            text = "; ".join(self._at(point, measured) for point in dict.fromkeys((middle, last)))
+            words.append(f"{text[0].upper()}{text[1:]}.")
         return " ".join(words)
 
     def _at(self, point: int, curves: Mapping[str, Tensor]) -> str:
-        """The loss at a point. Without any head, all orders come to the same."""
+        """Return the loss at a point of each curve as text; without any head, all orders have one loss."""
         if self.removed[point] == self.num_heads:
             return f"without any head it is {next(iter(curves.values()))[..., point].mean():.4g}"
         losses = []
         for name, curve in curves.items():
-            here = curve[..., point]
-            spread = f" ± {here.std():.2g}" if here.numel() > 1 else ""
-            losses.append(f"{here.mean():.4g}{spread} {name}")
+            values = curve[..., point]
+            spread = f" ± {values.std():.2g}" if values.numel() > 1 else ""
+            losses.append(f"{values.mean():.4g}{spread} {name}")
         return f"with {self.removed[point]} removed it is {' and '.join(losses)}"
 
 
@@ -500,47 +510,47 @@ def robustness(
         if name not in CURVES:
             raise ArgumentError(f"method must be of 'importance' and 'random': got {name!r}; or both")
     check_count(repeats, "repeats", "5 shows a spread")
-    asked = _whole_numbers(points)
-    kept = list(as_batches(batches))
+    requested = _as_integers(points)
+    stored = list(as_batches(batches))
     if "importance" in methods and scores is None:
-        scores = importance(model, kept, loss_fn, progress=progress, fallback=fallback)
+        scores = importance(model, stored, loss_fn, progress=progress, fallback=fallback)
     switches, examples = Switches(), []
     with attach(model, switches, fallback) as attachment:
-        for batch in kept:
+        for batch in stored:
             switches.loss(model, loss_fn, batch)
             examples.append(switches.examples)
-        _check_heard(model, switches.num_heads)
-        every = switches.every_head()
-        removed = _counts(asked, len(every))
+        _check_attention(model, switches.num_heads)
+        heads = switches.every_head()
+        removed = _counts(requested, len(heads))
         orders: list[list[tuple[str, int]]] = []
         if scores is not None and "importance" in methods:
-            orders.append(_least_first(by_path(model, scores, "scores"), every))
+            orders.append(_least_first(by_path(model, scores, "scores"), heads))
         if "random" in methods:
             random = torch.Generator().manual_seed(seed)
-            shuffled = (torch.randperm(len(every), generator=random) for _ in range(repeats))
-            orders += [[every[i] for i in order] for order in shuffled]
-        alone = [[head] for head in every] if single else []
-        trials = [[], *alone, *(order[:count] for order in orders for count in removed[1:])]
+            shuffled = (torch.randperm(len(heads), generator=random) for _ in range(repeats))
+            orders += [[heads[i] for i in order] for order in shuffled]
+        singles = [[head] for head in heads] if single else []
+        trials = [[], *singles, *(order[:count] for order in orders for count in removed[1:])]
         losses = []
         for off in tracked(trials, "robustness", progress):
-            of_batches = [switches.loss(model, loss_fn, batch, off) for batch in kept]
+            of_batches = [switches.loss(model, loss_fn, batch, off) for batch in stored]
             weighted = (loss * count for loss, count in zip(of_batches, examples, strict=True))
             losses.append(sum(weighted) / sum(examples))
     baseline = losses[0]
-    without_one, rest = torch.tensor(losses[1:], dtype=torch.float64).tensor_split([len(alone)])
+    single_losses, rest = torch.tensor(losses[1:], dtype=torch.float64).tensor_split([len(singles)])
     curves = rest.view(len(orders), len(removed) - 1)
     curves = nn.functional.pad(curves, (1, 0), value=baseline)  # [orders, points]
     by_layer = None
     if single:
-        losses_of = without_one.split(list(switches.num_heads.values()))
-        by_layer = ByLayer(dict(zip(switches.num_heads, losses_of, strict=True)), attachment.names)
+        by_path_losses = single_losses.split(list(switches.num_heads.values()))
+        by_layer = ByLayer(dict(zip(switches.num_heads, by_path_losses, strict=True)), attachment.names)
     first = int("importance" in methods)
     by_importance, at_random = curves[0] if first else None, curves[first:] if "random" in methods else None
-    return Robustness(baseline, len(every), removed, by_importance, at_random, by_layer)
+    return Robustness(baseline, len(heads), removed, by_importance, at_random, by_layer)
 
 
-def _whole_numbers(points: int | Sequence[int] | None) -> int | list[int]:
-    """How many points, or the numbers of removed heads; known to be whole before the model runs."""
+def _as_integers(points: int | Sequence[int] | None) -> int | list[int]:
+    """Return the number of points, or the numbers of removed heads, as int."""
     try:
         if isinstance(points, Iterable):
             return [index(number) for number in points]
@@ -556,7 +566,7 @@ def _whole_numbers(points: int | Sequence[int] | None) -> int | list[int]:
 
 
 def _counts(points: int | list[int], total: int) -> list[int]:
-    """How many heads are off at each point, from 0."""
+    """Return how many heads are off at each point, from 0."""
     if isinstance(points, int):
         count = min(points, total)
         return [round(total * point / count) for point in range(count + 1)]
@@ -568,11 +578,12 @@ def _counts(points: int | list[int], total: int) -> list[int]:
     return counts
 
 
-def _least_first(scores: Mapping[str, Tensor], every: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    for path, head in every:
+def _least_first(scores: Mapping[str, Tensor], heads: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the heads by score, the least important first."""
+    for path, head in heads:
         if path not in scores or head >= len(scores[path]):
             raise ArgumentError(
                 f"scores must cover every head: head {head} of {path} is missing; use "
                 "importance of this model"
             )
-    return sorted(every, key=lambda at: float(scores[at[0]][at[1]]))
+    return sorted(heads, key=lambda pair: float(scores[pair[0]][pair[1]]))

@@ -1,13 +1,13 @@
-"""One step of training, measured: what a `Monitor` hears, what is logged of it, and when to warn.
+"""One measured step of training: the listener of a `Monitor`, the numbers that are logged, and alarms.
 
-An alarm tells what is past a threshold, once, until it is well back:
+An alarm is raised when a number passes a threshold, and again only after it was well back:
 
     entropy     more than half of a layer's heads look at one key each     Zhai 2023
     max_logit   a head's largest score has grown out of bounds             Dehghani 2023; Wortsman 2023
     dead        a head says next to nothing beside those of its layer      Sandoval-Segura 2025
 
-Why entropy by the layer: one head that looks at one key is no collapse. Of the 72 heads of all-MiniLM-L6-v2
-one has 0.0004 of the largest entropy, and does its work; half of a layer's had never less than 0.07.
+The entropy alarm is of layers, for a single head that looks at one key is no collapse: of the 72 heads of
+all-MiniLM-L6-v2 one has 0.0004 of the largest entropy; half of the heads of a layer never had less than 0.07.
 
 Letters: B batch, T query_len, H num_heads, Dv value_dim.
 """
@@ -42,8 +42,8 @@ ENTROPY_SHARE = "entropy_share"  # of the entropy that even attention to the sam
 
 Values = dict[str, float]  # of one head, by statistic
 
-KEPT = 1000  # alarms
-BACK = 1.25  # how far behind its threshold a number must be for the next alarm
+MAX_ALARMS = 1000  # stored by a monitor
+BACK = 1.25  # factor from its threshold at which a number may raise the next alarm
 
 Reading = tuple[Layer, int | None, float]  # of a head of a layer, or of the layer
 
@@ -54,23 +54,25 @@ SUMMARIES = {"entropy": ("min", "mean"), "max_logit": ("max",), OUTPUT: ("min",)
 
 
 class Measuring(Listener):
-    """A listener for one step: row statistics; with `outputs` the norms of what heads say, too; with `shares`
-    the share of the largest possible entropy that they have."""
+    """Measures row statistics of one step.
+
+    outputs: also the norms of the heads' outputs. shares: also the share of the largest possible entropy.
+    """
 
     def __init__(self, names: Sequence[str], outputs: bool, shares: bool = False) -> None:
         self.names, self.outputs, self.shares = tuple(names), outputs, shares
-        # path -> statistic -> [2, H]: the sum over queries, or their largest, and how many they are; of
-        # entropy's share, the sum of entropies, and of those that even attention would have
+        # path -> statistic -> [2, H]: the sum or maximum over queries, and their number; of the share of
+        # entropy, the sum of entropies, and the sum of those of even attention
         self.layers: dict[str, dict[str, Tensor]] = {}
 
     @torch.no_grad()
     def hear(self, call: LayerCall) -> None:
-        """Add one call to what was heard before."""
+        """Add one call to the sums."""
         if in_backward():
             return
         layer = self.layers.setdefault(call.path, {})
         weights = call.weights.detach()
-        scored = call.value is not None  # else only weights are to be had, without the scores behind them
+        scored = call.value is not None  # a call without values has weights only, and no scores
         names = tuple(name for name in self.names if scored or name != "max_logit")
         measured = dict(weights.statistics(*names)) if names else {}  # [B, H] each
         counts = _counts(weights, names)
@@ -91,7 +93,7 @@ class Measuring(Listener):
             layer[OUTPUT] = _joined(layer.get(OUTPUT), both)
 
     def read(self) -> dict[str, list[Values]]:
-        """path -> head -> statistic -> value; what had no query to be measured at is left out."""
+        """Return path -> head -> statistic -> value, without statistics that no query counted for."""
         sums = [(path, name, two) for path, layer in self.layers.items() for name, two in layer.items()]
         values_of: dict[str, list[Values]] = {path: [] for path in self.layers}
         for (path, name, _), (values, counts) in zip(sums, fetched([two for _, _, two in sums]), strict=True):
@@ -105,39 +107,41 @@ class Measuring(Listener):
 
 
 def _even_entropy(call: LayerCall) -> Tensor:
-    """The entropy of each query that attends evenly to all it sees, a sink included, [B, H or 1, T].
+    """Return the entropy of each query if it attends evenly to all visible keys and sinks, [B, H or 1, T].
 
-    log n for n keys, the log-sum-exp of so many zeros. A query of one key has none, collapsed or not.
+    It is log n for n keys, the log-sum-exp of n zeros. A query with one key has entropy 0 in any case.
     """
     weights = call.weights
-    if call.value is None:  # weights alone: a key is seen where any head looks at it
+    if call.value is None:  # weights only: a key is visible if any head looks at it
         return (weights.dense() > 0).any(1, keepdim=True).sum(-1).to(torch.float32).log()
-    of_heads = (weights.mask.allowed, weights.bias)
-    apart = any(rule is not None and rule.shape[1] > 1 for rule in of_heads) or weights.relative is not None
-    heads = torch.arange(call.num_heads if apart else 1, device=call.value.device)
+    rules = (weights.mask.allowed, weights.bias)
+    by_head = any(rule is not None and rule.shape[1] > 1 for rule in rules) or weights.relative is not None
+    heads = torch.arange(call.num_heads if by_head else 1, device=call.value.device)
     q, k, mask = even_scores(call, heads)
     even = AttentionMap(q, k, mask=mask).lse
     return even if weights.sinks is None else even.exp().add(1).log()
 
 
 def _counts(weights: AttentionMap, names: Iterable[str]) -> dict[int | None, Tensor]:
-    """Which queries count, by where a statistic looks for a key: bool [B, H, T] each."""
-    like = {None: "entropy"} | {ROW_STATISTICS[name].offset: name for name in names}
-    return {offset: weights.counted_queries(name) for offset, name in like.items()}
+    """Return which queries count by the key offset that a statistic looks at: bool [B, H, T] each."""
+    names_by_offset = {None: "entropy"} | {ROW_STATISTICS[name].offset: name for name in names}
+    return {offset: weights.counted_queries(name) for offset, name in names_by_offset.items()}
 
 
-def _joined(known: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:
-    """Two calls as one, [2, H]."""
-    if known is None:
+def _joined(previous: Tensor | None, new: Tensor, largest: bool = False) -> Tensor:
+    """Return the sums or maxima of two calls, [2, H]."""
+    if previous is None:
         return new
-    return torch.stack([torch.maximum(known[0], new[0]), known[1] + new[1]]) if largest else known + new
+    return (
+        torch.stack([torch.maximum(previous[0], new[0]), previous[1] + new[1]]) if largest else previous + new
+    )
 
 
-# What is logged of it
+# Logged numbers
 
 
 class Key(NamedTuple):
-    """What a number is of: a head, a layer, or neither, where it is over all heads."""
+    """Name of a number: of a head, of a layer, or of all heads."""
 
     layer: Layer | None
     head: int | None
@@ -151,7 +155,7 @@ class Key(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One measured step, small: keys are shared from step to step."""
+    """The numbers of one measured step; consecutive steps share their keys to save memory."""
 
     step: int
     keys: tuple[Key, ...]
@@ -164,24 +168,26 @@ class Row(NamedTuple):
 def largest_norms(
     measured: Mapping[str, list[Values]], name_of: Callable[[str], Layer]
 ) -> dict[tuple[Layer, int], float]:
-    """The share of its layer's mean norm that each head says, in the visit in which it says most."""
-    most: dict[tuple[Layer, int], float] = {}
+    """Return each head's output norm as a share of its layer's mean, the largest over the layer's visits."""
+    norms: dict[tuple[Layer, int], float] = {}
     for path, heads in measured.items():
         layer = name_of(base_of(path))
         for number, head in enumerate(heads):
             if OUTPUT in head:
-                said = most.get((layer, number), 0.0)
-                most[layer, number] = said if math.isnan(said) or head[OUTPUT] <= said else head[OUTPUT]
-    return most
+                largest = norms.get((layer, number), 0.0)
+                norms[layer, number] = (
+                    largest if math.isnan(largest) or head[OUTPUT] <= largest else head[OUTPUT]
+                )
+    return norms
 
 
 def layer_medians(layers: Mapping[Layer, list[Values]], name: str) -> dict[Layer, float]:
-    """By layer, the value that more than half of its heads do not exceed; NaN where any is."""
+    """Return by layer the value that more than half of its heads do not exceed; NaN if any value is."""
     medians: dict[Layer, float] = {}
     for layer, heads in layers.items():
-        some = sorted(head[name] for head in heads if name in head)
-        if some:
-            medians[layer] = math.nan if any(map(math.isnan, some)) else some[len(some) // 2]
+        values = sorted(head[name] for head in heads if name in head)
+        if values:
+            medians[layer] = math.nan if any(map(math.isnan, values)) else values[len(values) // 2]
     return medians
 
 
@@ -192,30 +198,32 @@ def logged_numbers(
     dead_heads: int,
     alarms: int | None,
 ) -> dict[Key, float]:
-    """What is logged: over all heads, layer by layer, head by head."""
-    flat: dict[Key, float] = {}
+    """Return the numbers to log: over all heads, by layer, and by head."""
+    numbers: dict[Key, float] = {}
     for name in (*names, ENTROPY_SHARE, OUTPUT):
         values = [head[name] for heads in layers.values() for head in heads if name in head]
-        for how in SUMMARIES.get(name, ("mean",)):
+        for reduction in SUMMARIES.get(name, ("mean",)):
             if values:
-                flat[Key(None, None, f"{name}/{how}")] = _reduced(how, values)
-    said = {layer: [head[OUTPUT] for head in heads if OUTPUT in head] for layer, heads in layers.items()}
-    if dead is not None and any(said.values()):
-        count = {layer: sum(share <= dead for share in shares) for layer, shares in said.items() if shares}
-        flat[Key(None, None, "dead")] = float(dead_heads)
-        flat |= {Key(layer, None, "dead"): float(number) for layer, number in count.items()}
+                numbers[Key(None, None, f"{name}/{reduction}")] = _reduced(reduction, values)
+    shares_of = {layer: [head[OUTPUT] for head in heads if OUTPUT in head] for layer, heads in layers.items()}
+    if dead is not None and any(shares_of.values()):
+        dead_counts = {
+            layer: sum(share <= dead for share in shares) for layer, shares in shares_of.items() if shares
+        }
+        numbers[Key(None, None, "dead")] = float(dead_heads)
+        numbers |= {Key(layer, None, "dead"): float(number) for layer, number in dead_counts.items()}
     if alarms is not None:
-        flat[Key(None, None, "alarms")] = float(alarms)
+        numbers[Key(None, None, "alarms")] = float(alarms)
     medians = layer_medians(layers, ENTROPY_SHARE)
-    flat |= {Key(layer, None, ENTROPY_SHARE): value for layer, value in medians.items()}
+    numbers |= {Key(layer, None, ENTROPY_SHARE): value for layer, value in medians.items()}
     for layer, heads in layers.items():
         for number, head in enumerate(heads):
-            flat |= {Key(layer, number, name): value for name, value in head.items()}
-    return flat
+            numbers |= {Key(layer, number, name): value for name, value in head.items()}
+    return numbers
 
 
 def divide_by_layer_mean(heads: list[Values]) -> None:
-    """Output norms by their mean over the layer; 0 where nobody says anything."""
+    """Divide output norms by their mean over the layer, in place; 0 if all are 0."""
     norms = [head[OUTPUT] for head in heads if OUTPUT in head]
     mean = math.fsum(norms) / len(norms) if norms else 0.0
     for head in heads:
@@ -223,19 +231,20 @@ def divide_by_layer_mean(heads: list[Values]) -> None:
             head[OUTPUT] = head[OUTPUT] / mean if mean else 0.0
 
 
-def _reduced(how: str, values: list[float]) -> float:
+def _reduced(reduction: str, values: list[float]) -> float:
+    """Return the mean, minimum or maximum of values; NaN if any value is."""
     if any(map(math.isnan, values)):
-        return math.nan  # which min and max would lose or keep as the order has it
-    if how == "mean":
+        return math.nan  # min and max of NaN depend on the order
+    if reduction == "mean":
         return math.fsum(values) / len(values)
-    return min(values) if how == "min" else max(values)
+    return min(values) if reduction == "min" else max(values)
 
 
 Owner = TypeVar("Owner")
 
 
 class Step(ContextDecorator, AbstractContextManager[Owner]):
-    """The block of a step, which is written as an optimizer's `step()` is: one never entered says so."""
+    """The block of a step. It warns if it is never entered, for it reads like an optimizer's `step()`."""
 
     def __init__(self, monitor: Owner, begin: Callable[[], AbstractContextManager[Owner]]) -> None:
         self._monitor, self._begin = monitor, begin
@@ -263,17 +272,17 @@ class Step(ContextDecorator, AbstractContextManager[Owner]):
                 stacklevel=2,
             )
 
-    if not TYPE_CHECKING:  # to those who ask the block instead of the monitor
+    if not TYPE_CHECKING:  # explains what to use instead to callers who use the block as the monitor
 
         def __getattr__(self, name: str) -> NoReturn:
             what = f"step() has no attribute {name!r}"
             if not name.startswith("_") and hasattr(self._monitor, name):
                 what += f": it is the monitor's own; write with monitor.step(): model(x), then monitor.{name}"
-                self._unused = False  # that is told of already
+                self._unused = False  # the error explains it
             raise AttributeError(what)
 
 
-# When to warn of it
+# Alarms
 
 
 @dataclass(frozen=True)
@@ -334,7 +343,7 @@ class Alarms:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The row statistics that they look at."""
+        """The row statistics that the alarms need."""
         wanted = {"entropy": self.entropy, "max_logit": self.max_logit}
         return tuple(name for name, threshold in wanted.items() if threshold is not None)
 
@@ -349,16 +358,16 @@ class Alarm:
 
     step: int
     layer: Layer
-    head: int | None  # None: more than half of the layer's
+    head: int | None  # None: more than half of the layer's heads
     kind: str  # "entropy", "max_logit" or "dead"
     value: float
     threshold: float
 
     def __str__(self) -> str:
-        what, do = SENTENCES[self.kind]
-        layer = "the model" if self.layer == "" else f"layer {self.layer}"  # which is one layer itself
-        who = layer if self.head is None else f"head {self.head} of {layer}"
-        return f"{who} {what.format(self.value, self.threshold)} at step {self.step}; {do}"
+        fault, advice = SENTENCES[self.kind]
+        layer = "the model" if self.layer == "" else f"layer {self.layer}"  # the model is one layer
+        place = layer if self.head is None else f"head {self.head} of {layer}"
+        return f"{place} {fault.format(self.value, self.threshold)} at step {self.step}; {advice}"
 
 
 SENTENCES = {
@@ -381,7 +390,7 @@ OnAlarm = Callable[[Alarm], object]
 
 
 class AlarmState:
-    """Which alarms ring now, and which were raised; `dead` is the threshold of dead heads."""
+    """The alarms that are active, and those that were raised; `dead` is the threshold of dead heads."""
 
     def __init__(self, alarms: Alarms, dead: float | None) -> None:
         if alarms.dead and dead is None:
@@ -395,24 +404,24 @@ class AlarmState:
             "dead": dead if alarms.dead else None,
         }
         self.active: set[tuple[str, Layer, int | None]] = set()
-        self.raised: deque[Alarm] = deque(maxlen=KEPT)
+        self.raised: deque[Alarm] = deque(maxlen=MAX_ALARMS)
 
     def hear(self, step: int, readings: Mapping[str, Sequence[Reading]]) -> list[Alarm]:
-        """The alarms that these numbers raise, by kind the worst first."""
+        """Return the alarms that these numbers raise, by kind, the worst first."""
         new: list[Alarm] = []
-        for kind, of_kind in readings.items():
+        for kind, values in readings.items():
             threshold = self.thresholds[kind]
             if threshold is None:
                 continue
             sign = 1 if kind == "max_logit" else -1  # the larger the worse
             raised = []
-            for layer, head, value in of_kind:
-                at = (kind, layer, head)
-                if at in self.active:
+            for layer, head, value in values:
+                place = (kind, layer, head)
+                if place in self.active:
                     if sign * value < sign * threshold * BACK**-sign:
-                        self.active.remove(at)
+                        self.active.remove(place)
                 elif _is_past(kind, value, threshold):
-                    self.active.add(at)
+                    self.active.add(place)
                     raised.append(Alarm(step, layer, head, kind, value, threshold))
             new += sorted(raised, key=lambda alarm: (alarm.value == alarm.value, -sign * alarm.value))
         self.raised += new
@@ -420,16 +429,16 @@ class AlarmState:
 
 
 def _is_past(kind: str, value: float, threshold: float) -> bool:
-    """Whether a number is past its threshold; those that are none are, but for heads that may be alive."""
+    """Return True if a number is past its threshold; NaN is, except for dead heads."""
     if kind == "dead":
         return value <= threshold
     return not (value <= threshold if kind == "max_logit" else value >= threshold)
 
 
 def warn_of(alarms: list[Alarm], stacklevel: int) -> None:
-    """One warning for each kind, of the worst."""
+    """Give one warning for each kind of alarm, of the worst."""
     for kind in dict.fromkeys(alarm.kind for alarm in alarms):
-        worst, *others = (alarm for alarm in alarms if alarm.kind == kind)
-        what = "layer" if worst.head is None else "head"
-        more = f"; {len(others)} more {what}{'' if len(others) == 1 else 's'} alike: monitor.raised"
-        warnings.warn(f"{worst}{more if others else ''}", HeadsAlarm, stacklevel=stacklevel + 1)
+        worst, *rest = (alarm for alarm in alarms if alarm.kind == kind)
+        unit = "layer" if worst.head is None else "head"
+        more = f"; {len(rest)} more {unit}{'' if len(rest) == 1 else 's'} alike: monitor.raised"
+        warnings.warn(f"{worst}{more if rest else ''}", HeadsAlarm, stacklevel=stacklevel + 1)

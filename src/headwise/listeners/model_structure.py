@@ -1,7 +1,7 @@
-"""What a model is made of: paths, places of attention, told from its modules alone, and which need a hook.
+"""Structure of a model: paths of modules, places of attention, and which modules need a hook.
 
-Watching begins and ends around single forwards, so what does not change between them is worked out once and
-kept beside the model, for as long as it has the same modules, of the same classes, with the same configs.
+Watching begins and ends around single forwards, so the structure is cached for each model, for as long as it
+has the same modules, of the same classes, with the same configs.
 """
 
 from __future__ import annotations
@@ -22,129 +22,134 @@ from torch import nn
 from ..errors import ArgumentError
 from ..nn import MultiHeadAttention
 
-SOUNDS_LIKE = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
-IS_NOT = re.compile(
+ATTENTION_NAME = re.compile(r"(Attention|Attn)\d*$|Attention(?=[A-Z0-9])")
+OTHER_NAME = re.compile(
     r"(Attention|Attn)\w*(Output|Pool|Adapter|Mask|Bias|Gate|Norm|Dropout|Embed|Intermediate)"
 )
 LINEAR = re.compile(r"(Linear|Lightning|Delta)\w*?(Attention|Attn)")
 CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder")
 DISPATCHES, FUSED = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 PLAIN = frozenset("softmax log_softmax softmin Softmax LogSoftmax Softmin".split())
-# Functions that attend without anything that torch's functions would tell of.
+# Functions that attend without calling a torch function that is listened to.
 OPAQUE = frozenset(
     "flex_attention flash_attn_func flash_attn_varlen_func flash_attn_qkvpacked_func "
     "flash_attn_kvpacked_func memory_efficient_attention sageattn".split()
 )
 SOFTMAX = {DISPATCHES, FUSED, "logsumexp", "multi_head_attention_forward", "MultiheadAttention"}
 SOFTMAX |= PLAIN | OPAQUE
-# Classes with a softmax of other things.
-CHOOSES = re.compile(r"Router|Gat(e|ing)\b|MoE|Moe|Expert|Matcher|Quantizer|HyperConnection")
+# Names of classes with a softmax that is not attention.
+CHOICE_NAME = re.compile(r"Router|Gat(e|ing)\b|MoE|Moe|Expert|Matcher|Quantizer|HyperConnection")
 
 
 def likely_places(model: nn.Module) -> list[str]:
-    """Where attention seems to happen, told from the modules alone, innermost ones only."""
+    """Return the paths of modules that seem to attend, the innermost only."""
     named = list(model.named_modules())
     likely = _without_parts({path: module for path, module in named if _is_likely(module)})
-    within = {path.rpartition(".")[0] if path else None for path in likely}
-    outer: set[str] = set()
-    for above in within:
-        while above:
-            outer.add(above)
-            above = above.rpartition(".")[0]
-    surely = {path for path, module in named if _is_surely(module)}
+    parents = {path.rpartition(".")[0] if path else None for path in likely}
+    ancestors: set[str] = set()
+    for parent in parents:
+        while parent:
+            ancestors.add(parent)
+            parent = parent.rpartition(".")[0]
+    certain = {path for path, module in named if _is_certain(module)}
     if any(path for path in likely if path):
-        outer.add("")
-    return [path for path in likely if path not in outer or path in surely]
+        ancestors.add("")
+    return [path for path in likely if path not in ancestors or path in certain]
 
 
 def _without_parts(likely: dict[str, nn.Module]) -> list[str]:
-    """Places without those that only sound like attention inside a layer that has the softmax itself.
+    """Return places without modules named like attention inside a layer that has the softmax itself.
 
-    CvT's layer calls its convolutions `CvtSelfAttentionProjection`; they do not attend, the layer does.
+    CvT's layer calls its convolutions `CvtSelfAttentionProjection`; the layer attends, they do not.
     """
-    whole = {path for path, module in likely.items() if not SOFTMAX.isdisjoint(_names_around(module))}
+    with_softmax = {path for path, module in likely.items() if not SOFTMAX.isdisjoint(_names_around(module))}
 
     def is_part(path: str, module: nn.Module) -> bool:
-        around = path.split(".")
-        above = (".".join(around[:end]) for end in range(len(around)))
-        return any(outer in whole for outer in above if outer != path) and not _may_attend(module)
+        parts = path.split(".")
+        ancestors = (".".join(parts[:end]) for end in range(len(parts)))
+        return any(
+            ancestor in with_softmax for ancestor in ancestors if ancestor != path
+        ) and not _may_attend(module)
 
     return [path for path, module in likely.items() if not is_part(path, module)]
 
 
-def _is_surely(module: nn.Module) -> bool:
+def _is_certain(module: nn.Module) -> bool:
+    """Return True if a module certainly attends."""
     return isinstance(module, (nn.MultiheadAttention, MultiHeadAttention)) or bool(
         names_in(type(module)) & {DISPATCHES, FUSED}
     )
 
 
 def _is_likely(module: nn.Module) -> bool:
+    """Return True if a module seems to attend, by its class and its name."""
     kind = type(module)
     if kind.__module__.startswith("torch.nn."):
         return isinstance(module, nn.MultiheadAttention)
-    if _is_surely(module):
+    if _is_certain(module):
         return True
-    named = SOUNDS_LIKE.search(kind.__name__) and not IS_NOT.search(kind.__name__)
+    named = ATTENTION_NAME.search(kind.__name__) and not OTHER_NAME.search(kind.__name__)
     if named and LINEAR.search(kind.__name__) and not _may_attend(module):
-        return False  # linear attention, as it says: sums without a softmax have no weights to look at
+        return False  # linear attention has no softmax, hence no weights
     return bool(named) and (any(True for _ in module.children()) or any(True for _ in module.parameters()))
 
 
 def _may_attend(module: nn.Module) -> bool:
-    """Whether there is a softmax, or what may be one, in the code of a module or of those inside it."""
+    """Return True if the code of a module, or of one inside it, has something that may be a softmax."""
     kinds: set[type] = {type(inner) for inner in module.modules()}
-    return any(not SOFTMAX.isdisjoint(_reached(kind)) for kind in kinds)
+    return any(not SOFTMAX.isdisjoint(_names_reached(kind)) for kind in kinds)
 
 
 @cache
-def _reached(kind: type) -> frozenset[str]:
-    """The names that the methods of a class mention, and the functions beside it that they call."""
-    home, names = vars(sys.modules.get(kind.__module__, object)), set(names_in(kind))
-    seen: set[str] = set()
-    while beside := [name for name in names - seen if name in home]:
-        for name in beside:
-            seen.add(name)
-            function = _function_behind(home[name])
+def _names_reached(kind: type) -> frozenset[str]:
+    """Return the names in the methods of a class, and in the functions of its module that they call."""
+    module, names = vars(sys.modules.get(kind.__module__, object)), set(names_in(kind))
+    visited: set[str] = set()
+    while new := [name for name in names - visited if name in module]:
+        for name in new:
+            visited.add(name)
+            function = _unwrapped(module[name])
             if function is not None:
                 names.update((function.__name__, *function.__code__.co_names))
     return frozenset(names) | {kind.__name__}
 
 
 def _names_around(module: nn.Module) -> frozenset[str]:
+    """Return the names that the class of a module reaches."""
     kind: type = type(module)
-    return _reached(kind)
+    return _names_reached(kind)
 
 
-def _function_behind(value: object) -> FunctionType | None:
-    """A function, out of what may be wrapped around it (a cache, a compiler); None: there is none."""
+def _unwrapped(value: object) -> FunctionType | None:
+    """Return the function inside a wrapper (a cache, a compiler), or None if there is none."""
     if isinstance(value, FunctionType | _lru_cache_wrapper):
         value = inspect.unwrap(value)
     return value if isinstance(value, FunctionType) else None
 
 
 def opaque_call(module: nn.Module) -> str | None:
-    """The function by which a module attends unheard, by its class's code or its attributes; None: none."""
-    held = [_function_behind(value) for value in vars(module).values()]
-    names = _names_around(module) | {function.__name__ for function in held if function is not None}
+    """Return the opaque function that a module's class or attributes name, or None."""
+    functions = [_unwrapped(value) for value in vars(module).values()]
+    names = _names_around(module) | {function.__name__ for function in functions if function is not None}
     return min(names & OPAQUE, default=None)
 
 
 @lru_cache(maxsize=4096)
 def sounds_cross(path: str | None) -> bool:
-    """Whether a place is named as one whose keys come from another text; its own name, not its model's.
+    """Return True if the name of a layer, without that of its model, says that it is cross-attention.
 
     Example:
         >>> sounds_cross("decoder.layers.0.encoder_attn"), sounds_cross("cross_encoder.layer.0.attention")
         (True, False)
     """
     parts = (path or "").lower().split(".")
-    numbered = [at for at, part in enumerate(parts) if part.isdigit()]
-    own = parts[numbered[-1] + 1 :] if numbered else parts[-2:]
-    return any(word in part for part in own for word in CROSS)
+    numbered = [index for index, part in enumerate(parts) if part.isdigit()]
+    layer_parts = parts[numbered[-1] + 1 :] if numbered else parts[-2:]
+    return any(word in part for part in layer_parts for word in CROSS)
 
 
 def names_in(kind: type) -> frozenset[str]:
-    """The global names and attributes that the methods of a class mention."""
+    """Return the global names and attributes in the code of a class's methods."""
     return _names_in(kind)
 
 
@@ -152,7 +157,9 @@ def names_in(kind: type) -> frozenset[str]:
 def _names_in(kind: type) -> frozenset[str]:
     names: set[str] = set()
     for base in kind.__mro__:
-        if base is nn.Module or base.__module__ == "transformers.modeling_utils":  # which knows the dispatch
+        if (
+            base is nn.Module or base.__module__ == "transformers.modeling_utils"
+        ):  # whose methods name the dispatch
             break
         for value in vars(base).values():
             function = inspect.unwrap(value) if callable(value) else None
@@ -162,12 +169,12 @@ def _names_in(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class Structure:
-    """The parts of one model."""
+    """The modules of one model: their paths, which of them attend, and which need a hook."""
 
     def __init__(self, model: nn.Module) -> None:
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
@@ -175,7 +182,7 @@ class Structure:
                 f"model must not be scripted or traced: {type(model).__name__} holds a ScriptModule, which "
                 "takes no hooks; watch the model it was made from"
             )
-        # Weakly: what is kept beside a model must not keep the model.
+        # Weak references, so that the cache does not keep the model alive.
         self.paths = WeakKeyDictionary({module: path for path, module in model.named_modules()})
         self.places = likely_places(model)
         places = set(self.places)
@@ -183,7 +190,7 @@ class Structure:
             {
                 module: (path, path in places)
                 for module, path in self.paths.items()
-                if not path or path in places or not _is_bystander(module)
+                if not path or path in places or not _never_attends(module)
             }
         )
         self.suspects = WeakKeyDictionary(
@@ -192,95 +199,96 @@ class Structure:
         self._memo: dict[str, Any] = {}
 
     def _may_hide_attention(self, module: nn.Module, path: str) -> bool:
-        """Whether a layer of Transformers that is not called attention has a softmax of its own in its code.
+        """Return True if a Transformers layer that is not named attention has a softmax in its code.
 
-        Most are routers of experts, whose names say so: they would cost time and never be attention.
+        Routers of experts, which most of these are, are left out by their names, for a hook costs time.
         """
         if module in self.hooked or not type(module).__module__.startswith("transformers."):
             return False
-        if PLAIN.isdisjoint(_names_around(module)) or CHOOSES.search(type(module).__name__):
+        if PLAIN.isdisjoint(_names_around(module)) or CHOICE_NAME.search(type(module).__name__):
             return False
         return not any(place.startswith(f"{path}.") for place in self.places)
 
     def of_kind(self, kinds: tuple[type[Kind], ...]) -> list[Kind]:
-        """The modules of some classes, or of classes made of them; looked for the first time."""
-        kept = self.once(str(kinds), lambda: [ref(m) for m in self.paths if isinstance(m, kinds)])
-        return [module for weak in kept if (module := weak()) is not None]
+        """Return the modules of some classes or their subclasses, cached."""
+        references = self.once(str(kinds), lambda: [ref(m) for m in self.paths if isinstance(m, kinds)])
+        return [module for reference in references if (module := reference()) is not None]
 
-    def once(self, name: str, find: Callable[[], Found]) -> Found:
-        """What `find` returns, worked out the first time."""
+    def once(self, name: str, find: Callable[[], Result]) -> Result:
+        """Return the result of `find`, which is called the first time only."""
         if name not in self._memo:
             self._memo[name] = find()
-        known: Found = self._memo[name]
-        return known
+        result: Result = self._memo[name]
+        return result
 
 
-def _is_bystander(module: nn.Module) -> bool:
-    """Whether a module surely does not attend by itself: torch's layers; in Transformers, all but models."""
-    home = type(module).__module__
-    if home.startswith("transformers."):
+def _never_attends(module: nn.Module) -> bool:
+    """Return True for modules that never attend themselves: torch's layers, and Transformers' non-models."""
+    origin = type(module).__module__
+    if origin.startswith("transformers."):
         return not hasattr(type(module), "from_pretrained")
-    return home.startswith(("torch.nn.", "headwise.parallel.sharded_layers"))
+    return origin.startswith(("torch.nn.", "headwise.parallel.sharded_layers"))
 
 
-# A module as it was looked at, without keeping it: itself, its class, its config
-_Seen = tuple[Callable[[], object], type[nn.Module], Callable[[], object]]
+# A module when its structure was read, by weak references: itself, its class, its config
+_Snapshot = tuple[Callable[[], object], type[nn.Module], Callable[[], object]]
 
 
-def _is_still(seen: _Seen, module: nn.Module) -> bool:
-    """Whether this is the very module: not by its id, which a new one may have of one that is gone."""
-    itself, kind, config = seen
+def _is_same(snapshot: _Snapshot, module: nn.Module) -> bool:
+    """Return True if a module is that of a snapshot; ids do not tell, for a new module may reuse one."""
+    itself, kind, config = snapshot
     return itself() is module and kind is type(module) and config() is module.__dict__.get("config")
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
-    """As `model.modules()`, which goes through a generator for every level of depth."""
-    found: dict[nn.Module, None] = {}
-    ahead: list[nn.Module | None] = [model]
-    while ahead:
-        module = ahead.pop()
-        if module is not None and module not in found:
-            found[module] = None
-            inside = module._modules
-            if inside:
-                ahead.extend(reversed(inside.values()))
-    return list(found)
+    """Return what `model.modules()` does, in less time: without a generator for every level."""
+    modules: dict[nn.Module, None] = {}
+    queue: list[nn.Module | None] = [model]
+    while queue:
+        module = queue.pop()
+        if module is not None and module not in modules:
+            modules[module] = None
+            children = module._modules
+            if children:
+                queue.extend(reversed(children.values()))
+    return list(modules)
 
 
-def _weak(thing: object) -> Callable[[], object]:
+def _weak(value: object) -> Callable[[], object]:
+    """Return a weak reference, or a function that returns the value where none is possible."""
     try:
-        return ref(thing)
-    except TypeError:  # None, or a dict: kept, so that nothing else can come to be in its place
-        return lambda: thing
+        return ref(value)
+    except TypeError:  # None or a dict, which is kept alive so that its id is not reused
+        return lambda: value
 
 
-_known: WeakKeyDictionary[nn.Module, tuple[list[_Seen], Structure]] = WeakKeyDictionary()
+_structures: WeakKeyDictionary[nn.Module, tuple[list[_Snapshot], Structure]] = WeakKeyDictionary()
 
 
 def structure_of(model: nn.Module) -> Structure:
-    """The model's structure, as it is now."""
+    """Return the current structure of a model."""
     return structure_and_modules(model)[0]
 
 
 def structure_and_modules(model: nn.Module) -> tuple[Structure, list[nn.Module]]:
-    """The same, and all modules that the model has now."""
-    kept, modules = _known.get(model), _modules(model)
-    if kept is not None and len(kept[0]) == len(modules) and all(map(_is_still, kept[0], modules)):
-        return kept[1], modules
+    """Return the current structure of a model, and all of its modules."""
+    cached, modules = _structures.get(model), _modules(model)
+    if cached is not None and len(cached[0]) == len(modules) and all(map(_is_same, cached[0], modules)):
+        return cached[1], modules
     structure = Structure(model)
-    _known[model] = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules], structure
+    _structures[model] = [(_weak(m), type(m), _weak(m.__dict__.get("config"))) for m in modules], structure
     return structure, modules
 
 
 def modules_at(model: nn.Module, paths: list[str]) -> list[nn.Module | None]:
-    """What `get_submodule` finds at each path, in less time; None: nothing is there."""
-    found: list[nn.Module | None] = []
+    """Return the module at each path, as `get_submodule` does in more time; None where there is none."""
+    modules: list[nn.Module | None] = []
     for path in paths:
         module: nn.Module | None = model
         for part in path.split(".") if path else ():
             module = None if module is None else module._modules.get(part)
         if module is None:
             with suppress(AttributeError):
-                module = model.get_submodule(path)  # an attribute that is no child
-        found.append(module)
-    return found
+                module = model.get_submodule(path)  # an attribute that is not a child
+        modules.append(module)
+    return modules

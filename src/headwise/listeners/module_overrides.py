@@ -1,21 +1,21 @@
-"""Overrides of a model's modules while somebody listens: another forward, other attributes.
+"""Overrides of a model's modules while it is watched: another forward, other attributes.
 
-    module(...) ──> the wrapping forward ──> every hook: enter ──> the module's own forward, or a replacement
+    module(...) ──> the wrapping forward ──> every hook: enter ──> the module's forward, or a replacement
                                                                      └──> every hook: leave
 
-`torch.nn.Module`'s own hooks do not suffice: copies and pickles of the module would take them along, and code
-compiled before the block does not look at them. A subclass per module shows in `type(module)`. An override
-lies in the module's own dict, so no other module in the process is touched. Which case needs which
-trick, each with a test in tests/listeners/test_watch_state.py or test_watch_traps.py:
+The hooks of `torch.nn.Module` do not suffice: copies and pickles of the module would contain them, and code
+compiled before the block does not call them. A subclass per module would show in `type(module)`. An override
+is an entry of the module's `__dict__`, so that no other module in the process changes. Each of these cases
+has a test in tests/listeners/test_watch_state.py or test_watch_traps.py:
 
-    copies and files made inside a block        pickle and copy ask the module's dict for `__reduce_ex__`
-    a class with a `__deepcopy__` of its own    `__deepcopy__` in the dict takes the overrides out again
+    copies and files made inside a block        pickle and copy read `__reduce_ex__` from the module's dict
+    a class that defines `__deepcopy__`         `__deepcopy__` in the dict removes the overrides of the copy
     code compiled before the block              its guard on the forward fails here, and holds again later
-    code compiled inside the block              no compiler looks in here (`hidden_from_compilers`)
+    code compiled inside the block              compilers skip this code (`hidden_from_compilers`)
     `nn.DataParallel`                           a pre-hook binds the forward of a replica to the replica
-    a wrapper that keeps our forward            ours calls the original once the block is over
+    a wrapper that keeps the wrapping forward   it calls the original once the block is over
 
-What undoes a change goes into an attachment's `ExitStack`. Changes are made while `changing` is held.
+Each change adds how to undo it to an attachment's `ExitStack`. Changes are made with the lock `changing`.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-except ImportError:  # another torch: `torch.compiler` does it, whose import takes seconds
+except ImportError:  # other versions of torch: `torch.compiler` does the same, but takes seconds to import
     _FrameAction = None  # type: ignore[assignment, misc]
 
 FORWARD, WRAPPED, COMPILED = "forward", "_old_forward", "_compiled_call_impl"
-WRITTEN = "_torchdynamo_orig_callable"  # where a compiled function has the one it was made of
+UNCOMPILED = "_torchdynamo_orig_callable"  # attribute of a compiled function: the original function
 REDUCE, DEEPCOPY, HOOKS = "__reduce_ex__", "__deepcopy__", "_forward_pre_hooks"
-WHY = "headwise listens to this model, which runs uncompiled meanwhile; compile without fullgraph=True"
+REASON = "headwise listens to this model, which runs uncompiled meanwhile; compile without fullgraph=True"
 
-_here = threading.local()
+_thread = threading.local()
 
 
 def _missing() -> None:
-    """Stands for an attribute that is not there."""
+    """Placeholder for a missing attribute."""
 
 
 ForwardFunction = Callable[..., object]
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 # One change at a time
@@ -69,8 +69,8 @@ Answer = TypeVar("Answer")
 class _Changing(AbstractContextManager[None]):
     """A lock for all changes, in all threads.
 
-    A listener may also end in garbage collection, which comes at any moment, also in the middle of a change,
-    where waiting for a lock may deadlock: what it has to undo then goes into a queue (`later`).
+    Garbage collection may end a listener at any moment, also during a change, where waiting for the lock may
+    deadlock. What is to be undone then goes into a queue (`later`).
     """
 
     def __init__(self) -> None:
@@ -90,18 +90,19 @@ class _Changing(AbstractContextManager[None]):
         finally:
             self._depth -= 1
             self._lock.release()
-        if self._queue:  # came between the last look and the release
-            self._work_off()
+        if self._queue:  # added between the last check and the release
+            self._run_queue()
 
     def later(self, undo: Callable[[], None]) -> None:
         """Call `undo` as soon as no change is being made: now, or at the end of that change."""
         self._queue.append(undo)
-        self._work_off()
+        self._run_queue()
 
-    def _work_off(self) -> None:
+    def _run_queue(self) -> None:
+        """Run what is in the queue, unless a change is being made."""
         if self._lock.acquire(blocking=False):
             try:
-                if not self._depth:  # else this thread is in the middle of a change
+                if not self._depth:  # else this thread is making a change
                     with self:
                         pass
             finally:
@@ -124,16 +125,16 @@ class _Shared:
             self.undo.close()
 
 
-_shared: dict[int, _Shared] = {}  # by the id of the owner, which is kept
+_shared: dict[int, _Shared] = {}  # by the id of the owner, which `_Shared` keeps alive
 
 
 def share(undo: ExitStack, owner: object, change: Callable[[ExitStack], None]) -> None:
-    """Make a change to `owner` unless another attachment has made it; the last of them undoes it."""
+    """Make a change to `owner` unless another attachment has; the last attachment undoes it."""
     shared = _shared.get(id(owner))
     if shared is None:
-        with ExitStack() as made:
-            change(made)
-            shared = _shared[id(owner)] = _Shared(owner, made.pop_all())
+        with ExitStack() as created:
+            change(created)
+            shared = _shared[id(owner)] = _Shared(owner, created.pop_all())
     shared.users += 1
     undo.callback(shared.release)
 
@@ -142,40 +143,40 @@ def share(undo: ExitStack, owner: object, change: Callable[[ExitStack], None]) -
 
 
 class _Override:
-    """One attribute: the value it has now, the original, and how many attachments need it."""
+    """An overridden attribute: its value, the original, and how many attachments need the override."""
 
     def __init__(self, value: object, original: object) -> None:
         self.value, self.original, self.users = value, original, 0
 
 
 class _ModuleOverrides:
-    """What is overridden in one module. It lies in the module's dict as `__reduce_ex__`."""
+    """The overrides of one module, stored in the module's dict as `__reduce_ex__`."""
 
     __slots__ = ("_module", "_rebind", "attributes", "hooks", "replacements")
 
     def __init__(self, module: nn.Module) -> None:
         self._module = ref(module)
         self.attributes: dict[str, _Override] = {}
-        self.hooks: tuple[LayerHook, ...] = ()  # told of every run of the module
-        self.replacements: tuple[ForwardFunction, ...] = ()  # of the module's own forward: the first one runs
+        self.hooks: tuple[LayerHook, ...] = ()  # called for every run of the module
+        self.replacements: tuple[ForwardFunction, ...] = ()  # of the module's forward; the first one runs
         self._rebind: RemovableHandle | None = None
 
     def override(self, name: str, value: object) -> None:
-        """Set an attribute; while several need it, the first value stays."""
+        """Set an attribute; while several attachments need it, the first value stays."""
         module = self._module()
         assert module is not None
         if name not in self.attributes:
-            own = module.__dict__
-            self.attributes[name] = _Override(value, own.get(name, _missing))
-            own[name] = value
-            if REDUCE not in own:
-                own[REDUCE] = self
+            values = module.__dict__
+            self.attributes[name] = _Override(value, values.get(name, _missing))
+            values[name] = value
+            if REDUCE not in values:
+                values[REDUCE] = self
                 if hasattr(type(module), DEEPCOPY):
                     self.override(DEEPCOPY, self.deepcopy)
         self.attributes[name].users += 1
 
     def restore(self, name: str) -> None:
-        """Put the original back once nobody needs the override."""
+        """Restore the original once no attachment needs the override."""
         module, override = self._module(), self.attributes[name]
         override.users -= 1
         if override.users:
@@ -183,24 +184,27 @@ class _ModuleOverrides:
         del self.attributes[name]
         if module is None:
             return
-        own = module.__dict__
-        if own.get(name, _missing) is override.value:  # else somebody has set it meanwhile, and it is theirs
-            _set_or_delete(own, name, override.original)
+        values = module.__dict__
+        if values.get(name, _missing) is override.value:  # otherwise the user has set it, and it stays
+            _set_or_delete(values, name, override.original)
         if self.attributes.keys() == {DEEPCOPY}:
             self.restore(DEEPCOPY)
-        elif not self.attributes and own.get(REDUCE) is self:
-            del own[REDUCE]
+        elif not self.attributes and values.get(REDUCE) is self:
+            del values[REDUCE]
 
     def wrap_forward(self) -> None:
+        """Put a wrapping forward into the module, or count another user of it."""
         module = self._module()
         assert module is not None
         if FORWARD not in self.attributes:
             self._rebind = module.register_forward_pre_hook(_rebind_replica, prepend=True)
-            own, original = module.__dict__, _original_forward(module)
-            if original is not own.get(FORWARD, _missing):  # an earlier wrapper, put back by somebody later
-                _set_or_delete(own, FORWARD, original)
+            values, original = module.__dict__, _original_forward(module)
+            if original is not values.get(
+                FORWARD, _missing
+            ):  # an earlier wrapping forward that was set again
+                _set_or_delete(values, FORWARD, original)
             kind: type[nn.Module] = type(module)
-            wrapping = _wrap_class(kind) if original is _missing else _wrap_own(module, original)
+            wrapping = _wrap_class(kind) if original is _missing else _wrap_instance(module, original)
             self.override(FORWARD, MethodType(wrapping, module))
         else:
             self.attributes[FORWARD].users += 1
@@ -219,20 +223,21 @@ class _ModuleOverrides:
     # Copies and files
 
     def __call__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        """Tell pickle and copy what the module is made of: all that it has without the overrides."""
+        """Return what pickle and copy read of the module: its state without the overrides."""
         module = self._module()
-        assert module is not None, "asked through the module"
-        made = type(module).__reduce_ex__(module, protocol)
-        if not isinstance(made, tuple) or len(made) < 3:
-            return made
-        state = made[2]
+        assert module is not None, "called on the module"
+        reduced = type(module).__reduce_ex__(module, protocol)
+        if not isinstance(reduced, tuple) or len(reduced) < 3:
+            return reduced
+        state = reduced[2]
         if isinstance(state, dict):
             state = self._without(state)
-        elif isinstance(state, tuple) and state and isinstance(state[0], dict):  # beside slots
+        elif isinstance(state, tuple) and state and isinstance(state[0], dict):  # (__dict__, __slots__)
             state = (self._without(state[0]), *state[1:])
-        return (*made[:2], state, *made[3:])
+        return (*reduced[:2], state, *reduced[3:])
 
     def _without(self, state: dict[str, object]) -> dict[str, object]:
+        """Return a module's dict without the overrides."""
         rest = {name: value for name, value in state.items() if value is not self}
         for name, override in self.attributes.items():
             if name in rest and rest[name] is override.value:
@@ -245,24 +250,24 @@ class _ModuleOverrides:
         return rest
 
     def deepcopy(self, memo: dict[int, object]) -> object:
-        """For a class that makes deep copies its own way, which may take along what is in the dict."""
+        """Return the deep copy that `__deepcopy__` of the class makes, without the overrides in it."""
         module = self._module()
-        assert module is not None, "asked through the module"
-        made: object = type(module).__deepcopy__(module, memo)  # type: ignore[attr-defined]
-        if isinstance(made, nn.Module) and made is not module:
-            same = {id(override.value): override.value for override in self.attributes.values()}
-            own = made.__dict__
+        assert module is not None, "called on the module"
+        copied: object = type(module).__deepcopy__(module, memo)  # type: ignore[attr-defined]
+        if isinstance(copied, nn.Module) and copied is not module:
+            overridden = {id(override.value): override.value for override in self.attributes.values()}
+            values = copied.__dict__
             for name, override in self.attributes.items():
-                value = own.get(name, _missing)
-                bound = getattr(override.value, "__func__", _missing)  # of methods there are copies
-                if id(value) in same or getattr(value, "__func__", None) is bound:
+                value = values.get(name, _missing)
+                bound = getattr(override.value, "__func__", _missing)  # a bound method is copied
+                if id(value) in overridden or getattr(value, "__func__", None) is bound:
                     original = override.original
-                    kept = original if original is _missing else copy.deepcopy(original, memo)
-                    _set_or_delete(own, name, kept)
-            own.pop(REDUCE, None)
-            for key in [key for key, hook in own.get(HOOKS, {}).items() if hook is _rebind_replica]:
-                del own[HOOKS][key]
-        return made
+                    restored = original if original is _missing else copy.deepcopy(original, memo)
+                    _set_or_delete(values, name, restored)
+            values.pop(REDUCE, None)
+            for key in [key for key, hook in values.get(HOOKS, {}).items() if hook is _rebind_replica]:
+                del values[HOOKS][key]
+        return copied
 
     def __deepcopy__(self, memo: dict[int, object]) -> _ModuleOverrides:
         return self
@@ -272,24 +277,27 @@ class _ModuleOverrides:
 
 
 def _nothing() -> None:
-    """What is saved in place of the overrides, where a class pickles its own dict."""
+    """Stand for the overrides in a file of a class that pickles its dict."""
 
 
-def _set_or_delete(own: dict[str, object], name: str, value: object) -> None:
+def _set_or_delete(values: dict[str, object], name: str, value: object) -> None:
+    """Set an entry of a module's dict, or delete it if the value is `_missing`."""
     if value is _missing:
-        del own[name]
+        del values[name]
     else:
-        own[name] = value
+        values[name] = value
 
 
 def _overrides_in(module: nn.Module) -> _ModuleOverrides | None:
-    found = module.__dict__.get(REDUCE)
-    return found if isinstance(found, _ModuleOverrides) else None
+    """Return the overrides in a module's dict, or None."""
+    overrides = module.__dict__.get(REDUCE)
+    return overrides if isinstance(overrides, _ModuleOverrides) else None
 
 
 def _overrides_of(module: nn.Module) -> _ModuleOverrides:
-    found = _overrides_in(module)
-    return found if found is not None and found._module() is module else _ModuleOverrides(module)
+    """Return the overrides of a module, or new ones; those of a copied dict are another module's."""
+    overrides = _overrides_in(module)
+    return overrides if overrides is not None and overrides._module() is module else _ModuleOverrides(module)
 
 
 # Making changes
@@ -311,7 +319,7 @@ def original_attribute(module: nn.Module, name: str) -> Any:
 
 
 def add_hooks(attachment: Attachment) -> None:
-    """Let every module that may attend, or around one that does, tell its hook when it runs."""
+    """Call the hooks of an attachment when their modules run."""
     added: list[tuple[_ModuleOverrides, LayerHook]] = []
 
     def remove() -> None:
@@ -328,10 +336,10 @@ def add_hooks(attachment: Attachment) -> None:
 
 
 def override_forward(undo: ExitStack, modules: Iterable[nn.Module], forward: ForwardFunction) -> None:
-    """Let `forward(module, ...)` run in place of each module's own until `undo` is closed.
+    """Let `forward(module, ...)` run in place of each module's forward until `undo` is closed.
 
-    A module with a forward of its own in its dict is left alone. Where a placement library has wrapped the
-    forward of a module (device_map), what it wrapped is replaced.
+    A module with a forward in its dict is left unchanged. Where a placement library (device_map) has wrapped
+    the forward of a module, the wrapped forward is replaced.
     """
     for module in modules:
         if WRAPPED in module.__dict__:
@@ -341,6 +349,7 @@ def override_forward(undo: ExitStack, modules: Iterable[nn.Module], forward: For
 
 
 def _replace_forward(undo: ExitStack, module: nn.Module, forward: ForwardFunction) -> None:
+    """Let `forward(module, ...)` run in place of the module's forward until `undo` is closed."""
     overrides = _overrides_of(module)
     overrides.wrap_forward()
     overrides.replacements += (forward,)
@@ -348,40 +357,43 @@ def _replace_forward(undo: ExitStack, module: nn.Module, forward: ForwardFunctio
 
 
 def uncompile(attachment: Attachment) -> None:
-    """Let compiled modules run as they were written: compiled code would run past the overrides inside it."""
+    """Let compiled modules run uncompiled, for compiled code ignores the overrides inside it."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:  # nothing has been compiled in this process
         return
     for module in attachment.modules:
         if type(module) is dynamo.OptimizedModule:
-            _replace_forward(attachment.undo, module, _run_as_written)
+            _replace_forward(attachment.undo, module, _run_uncompiled)
         elif module.__dict__.get(COMPILED) is not None:
             override_attribute(attachment.undo, module, COMPILED, None)
 
 
-def _run_as_written(module: Any, *args: object, **kwargs: object) -> object:
+def _run_uncompiled(module: Any, *args: object, **kwargs: object) -> object:
     return module._orig_mod(*args, **kwargs)
 
 
 # The wrapping forward
 
 
-def hidden_from_compilers(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+def hidden_from_compilers(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Mark a function so that no compiler looks into it, nor into what it calls."""
     if _FrameAction is None:
-        return torch.compiler.disable(function, reason=WHY)
+        return torch.compiler.disable(function, reason=REASON)
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    set_code_exec_strategy(cast(FunctionType, function).__code__, skip)  # where compiled code calls it
+    set_code_exec_strategy(cast(FunctionType, function).__code__, skip)  # for calls from compiled code
     marks = cast(FunctionType, function).__dict__
-    marks["_torchdynamo_disable"], marks["_torchdynamo_disable_msg"] = True, WHY  # while code is compiled
+    marks["_torchdynamo_disable"], marks["_torchdynamo_disable_msg"] = (
+        True,
+        REASON,
+    )  # for code that is being compiled
     return function
 
 
 class _WrappingForward:
-    """A forward that tells the hooks and runs the module, and that knows the original it has replaced.
+    """A forward that calls the hooks and the original forward, which it replaces.
 
-    Somebody may keep it for longer than the block lasts, inside a forward of their own that lies in the
-    module's dict by now: from then on it calls the original, and does nothing else.
+    A user's wrapper in the module's dict may keep it after the block has ended. From then on it calls only
+    the original.
     """
 
     __slots__ = ("_function", "_module", "_original", "_takes_module")
@@ -393,22 +405,24 @@ class _WrappingForward:
         self._module = None if module is None else ref(module)  # None: for all modules of a class
 
     def as_function(self, like: ForwardFunction) -> FunctionType:
+        """Return the wrapping forward as a function with the name and signature of `like`."""
+
         def forward(module: nn.Module, /, *args: object, **kwargs: object) -> object:
             replica = _replica_of(module)
             module = module if replica is None else replica
             overrides = _overrides_in(module)
-            now = None if overrides is None else overrides.attributes.get(FORWARD)
-            own: ForwardFunction = type(module).forward if self._original is _missing else self._original
-            in_use = None if now is None else getattr(now.value, "__func__", None)
+            override = None if overrides is None else overrides.attributes.get(FORWARD)
+            target: ForwardFunction = type(module).forward if self._original is _missing else self._original
+            in_use = None if override is None else getattr(override.value, "__func__", None)
             if overrides is None or in_use is not self._function():
                 self._check_copy(module)  # the block is over
-                return own(module, *args, **kwargs) if self._takes_module else own(*args, **kwargs)
+                return target(module, *args, **kwargs) if self._takes_module else target(*args, **kwargs)
             if overrides.replacements:
-                own = functools.partial(overrides.replacements[0], module)
+                target = functools.partial(overrides.replacements[0], module)
             else:
-                own = _written(own)
-                own = MethodType(own, module) if self._takes_module else own
-            return _run_among(overrides.hooks, own, module, args, kwargs)
+                target = _uncompiled(target)
+                target = MethodType(target, module) if self._takes_module else target
+            return _run_with_hooks(overrides.hooks, target, module, args, kwargs)
 
         functools.update_wrapper(forward, like)
         function = cast(FunctionType, hidden_from_compilers(forward))
@@ -416,17 +430,17 @@ class _WrappingForward:
         return function
 
     def is_behind(self, function: object) -> bool:
-        """Return False for a function made to look like ours: `functools.wraps` copies what it carries."""
+        """Return True if this made the function. `functools.wraps` copies its attributes to others."""
         return self._function() is function
 
     def original(self, module: nn.Module) -> ForwardFunction:
-        """Return what was in the module's dict."""
+        """Return the forward that was in the module's dict."""
         if self._takes_module and self._original is not _missing:
             return MethodType(self._original, module)
         return self._original
 
     def _check_copy(self, module: nn.Module) -> None:
-        """Refuse a copy of a module that has this very function, where the original should be a copy, too."""
+        """Raise `ArgumentError` for a copied module whose original forward is bound to the first one."""
         copied = not self._takes_module and self._module is not None and self._module() is not module
         if copied and not isinstance(self._original, FunctionType):
             raise ArgumentError(
@@ -436,109 +450,113 @@ class _WrappingForward:
             )
 
 
-def _run_among(
+def _run_with_hooks(
     hooks: tuple[LayerHook, ...],
-    own: ForwardFunction,
+    forward: ForwardFunction,
     module: nn.Module,
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:
-    """Run a module's forward; every hook that was entered is left, whoever raises."""
-    entered, came_back, output = 0, False, None
+    """Run a module's forward between `enter` and `leave` of every hook, also if one of them raises."""
+    entered, returned, output = 0, False, None
     try:
         for hook in hooks:
             hook.enter(module, args, kwargs)
             entered += 1
-        output = own(*args, **kwargs)
-        came_back = True
+        output = forward(*args, **kwargs)
+        returned = True
         return output
     finally:
         error = None
         for hook in reversed(hooks[:entered]):
             try:
-                hook.leave(args, kwargs, came_back, output)
-            except BaseException as raised:  # the others are to be told as well
-                error, came_back = raised, False
+                hook.leave(args, kwargs, returned, output)
+            except BaseException as raised:  # the other hooks are still left
+                error, returned = raised, False
         if error is not None:
             try:
                 raise error
             finally:
-                error = None  # which knows this frame
+                error = None  # the error refers to this frame
 
 
 _wrapping_classes: WeakKeyDictionary[type[nn.Module], FunctionType] = WeakKeyDictionary()
 
 
 def _wrap_class(kind: type[nn.Module]) -> FunctionType:
-    """One function for a class, with its signature; compiled code has guards on which function it is."""
+    """Return the wrapping forward of a class, one for all modules: compiled code has guards on it."""
     function = _wrapping_classes.get(kind)
     if function is None:
         function = _wrapping_classes[kind] = _WrappingForward(_missing, True).as_function(kind.forward)
     return function
 
 
-def _wrap_own(module: nn.Module, own: ForwardFunction) -> FunctionType:
-    """The same for one module that has a forward of its own in its dict, bound already."""
-    unbound = own.__func__ if isinstance(own, MethodType) and own.__self__ is module else own
-    function = _WrappingForward(unbound, unbound is not own, module).as_function(own)
+def _wrap_instance(module: nn.Module, forward: ForwardFunction) -> FunctionType:
+    """Return the wrapping forward of one module, for a bound forward in its dict."""
+    unbound = forward.__func__ if isinstance(forward, MethodType) and forward.__self__ is module else forward
+    function = _WrappingForward(unbound, unbound is not forward, module).as_function(forward)
     try:
-        signature = inspect.signature(own)
+        signature = inspect.signature(forward)
     except (TypeError, ValueError):
         return function
-    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = [itself, *signature.parameters.values()]
-    returned = signature.return_annotation
-    function.__dict__["__signature__"] = inspect.Signature(parameters, return_annotation=returned)
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [self_parameter, *signature.parameters.values()]
+    annotation = signature.return_annotation
+    function.__dict__["__signature__"] = inspect.Signature(parameters, return_annotation=annotation)
     return function
 
 
 def _wrapping_behind(forward: object) -> _WrappingForward | None:
+    """Return the wrapping forward that a bound method is, or None."""
     if not isinstance(forward, MethodType):
         return None
     wrapping = getattr(forward.__func__, "_wrapping", None)
-    known = isinstance(wrapping, _WrappingForward) and wrapping.is_behind(forward.__func__)
-    return cast(_WrappingForward, wrapping) if known else None
+    is_ours = isinstance(wrapping, _WrappingForward) and wrapping.is_behind(forward.__func__)
+    return cast(_WrappingForward, wrapping) if is_ours else None
 
 
 def _original_forward(module: nn.Module) -> ForwardFunction:
-    """The forward in a module's dict, without wrapping forwards of ours that have stayed there."""
-    own: ForwardFunction = module.__dict__.get(FORWARD, _missing)
-    while (wrapping := _wrapping_behind(own)) is not None and getattr(own, "__self__", None) is module:
-        own = wrapping.original(module)
-    return own
+    """Return the forward in a module's dict without wrapping forwards that were left there."""
+    forward: ForwardFunction = module.__dict__.get(FORWARD, _missing)
+    while (wrapping := _wrapping_behind(forward)) is not None and getattr(
+        forward, "__self__", None
+    ) is module:
+        forward = wrapping.original(module)
+    return forward
 
 
-def _written(forward: ForwardFunction) -> ForwardFunction:
-    """The function behind a compiled one."""
-    return getattr(forward, WRITTEN, forward)
+def _uncompiled(forward: ForwardFunction) -> ForwardFunction:
+    """Return the original of a compiled function, or the function itself."""
+    return getattr(forward, UNCOMPILED, forward)
 
 
 def _runs_forward_of_class(module: nn.Module) -> bool:
+    """Return True if the forward of a module, without overrides, is that of its class."""
     overrides = _overrides_in(module)
     override = None if overrides is None else overrides.attributes.get(FORWARD)
-    own = _original_forward(module) if override is None else cast(ForwardFunction, override.original)
-    return own is _missing or getattr(_written(own), "__func__", None) is type(module).forward
+    forward = _original_forward(module) if override is None else cast(ForwardFunction, override.original)
+    return forward is _missing or getattr(_uncompiled(forward), "__func__", None) is type(module).forward
 
 
 # Replicas, as `nn.DataParallel` makes them: shallow copies, whose forward is bound to the first module
 
 
 def _rebind_replica(module: nn.Module, _: object) -> None:
-    """Before every run: bind a replica's forward to itself; torch has looked it up already for this one."""
+    """Bind a replica's forward to the replica; for the current run torch has already looked it up."""
     method = module.__dict__.get(FORWARD)
     if not isinstance(method, MethodType) or method.__self__ is module or _wrapping_behind(method) is None:
         return
     if method.__self__.__dict__.get(REDUCE) is module.__dict__.get(REDUCE):
         module.__dict__[FORWARD] = MethodType(method.__func__, module)
-        _here.replica = ref(module)
+        _thread.replica = ref(module)
 
 
 def _replica_of(module: nn.Module) -> nn.Module | None:
-    """The replica that is about to run in this thread with the forward of `module`."""
-    weak = getattr(_here, "replica", None)
-    if weak is None:
+    """Return the replica that is about to run in this thread with the forward of `module`, or None."""
+    reference = getattr(_thread, "replica", None)
+    if reference is None:
         return None
-    _here.replica = None
-    replica: nn.Module | None = weak()
-    same = replica is not None and replica.__dict__.get(REDUCE) is module.__dict__.get(REDUCE)
-    return replica if same else None
+    _thread.replica = None
+    replica: nn.Module | None = reference()
+    is_replica = replica is not None and replica.__dict__.get(REDUCE) is module.__dict__.get(REDUCE)
+    return replica if is_replica else None

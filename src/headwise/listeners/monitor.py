@@ -54,8 +54,8 @@ from .measured_step import (
 if TYPE_CHECKING:
     import pandas
 
-HISTORY = 1000  # measured steps that are kept
-PATIENCE = 3  # steps to be measured in a row in which the model may do without running
+HISTORY = 1000  # measured steps that are stored
+PATIENCE = 3  # consecutive due steps in which the model may not run, before a warning
 
 
 class Monitor:
@@ -179,11 +179,11 @@ class Monitor:
         self.measured = False
         self.latest: dict[str, float] = {}
         self._last: int | None = None  # the last step that was measured
-        self._missed = 0  # steps in a row that were to be measured, and in which the model did not run
+        self._missed = 0  # consecutive due steps in which the model did not run
         self._warned = False
         self._dead_heads: list[tuple[Layer, int]] = []
         self._history: deque[Row] = deque(maxlen=HISTORY)
-        attach(model, Measuring((), False), fallback)  # says at once what is wrong with these
+        attach(model, Measuring((), False), fallback)  # raises if the arguments are wrong
 
     def step(self) -> AbstractContextManager[Monitor]:
         """One step of training: its forward; its backward, too, where layers are checkpointed.
@@ -213,11 +213,12 @@ class Monitor:
 
     @contextmanager
     def _step(self) -> Iterator[Monitor]:
+        """Measure the step if it is due."""
         self.measured = False
         number = self.number
         self.number += 1
         last = self._last
-        # none was measured since the last multiple of `every`, or since training began again
+        # the first step since a multiple of `every`, or since training began again
         is_due = last is None or number <= last or number // self.every > last // self.every
         if not is_due:
             yield self
@@ -240,6 +241,7 @@ class Monitor:
                 self.on_alarm(alarm)
 
     def _model_did_not_run(self) -> None:
+        """Raise or warn because the model did not run in a due step."""
         if self._last is None:
             raise ArgumentError(
                 f"step must have the model run in it: {type(self.model).__name__} ran 0 times; put its "
@@ -258,30 +260,33 @@ class Monitor:
     def _record(
         self, number: int, measured: dict[str, list[Values]], name_of: Callable[[str], Layer]
     ) -> list[Alarm]:
-        """Keep the numbers of a step; the alarms that they raise."""
+        """Store the numbers of a step; return the alarms that they raise."""
         for heads in measured.values():
             divide_by_layer_mean(heads)
-        said = {} if self.dead is None else largest_norms(measured, name_of)
-        self._dead_heads = [at for at, most in said.items() if self.dead is not None and most <= self.dead]
+        shares = {} if self.dead is None else largest_norms(measured, name_of)
+        self._dead_heads = [
+            head for head, share in shares.items() if self.dead is not None and share <= self.dead
+        ]
         layers = {name_of(path): heads for path, heads in measured.items()}
-        raised = self._update_alarms(number, layers, said)
+        raised = self._update_alarms(number, layers, shares)
         active = None if self._alarm_state is None else len(self._alarm_state.active)
         numbers = logged_numbers(layers, self.statistics, self.dead, len(self._dead_heads), active)
-        before = self._history[-1].keys if self._history else ()
-        kept = tuple(numbers)
-        row = Row(number, before if before == kept else kept, array("d", numbers.values()))
+        last_keys = self._history[-1].keys if self._history else ()
+        keys = tuple(numbers)
+        row = Row(number, last_keys if last_keys == keys else keys, array("d", numbers.values()))
         self._history.append(row)
         self.latest = row.written()
         self._last, self.measured = number, True
         return raised
 
     def _update_alarms(
-        self, number: int, layers: dict[Layer, list[Values]], said: dict[tuple[Layer, int], float]
+        self, number: int, layers: dict[Layer, list[Values]], shares: dict[tuple[Layer, int], float]
     ) -> list[Alarm]:
+        """Return the alarms that the numbers of a step raise."""
         if self._alarm_state is None:
             return []
         if self._last is not None and number <= self._last:
-            self._alarm_state.active.clear()  # another training
+            self._alarm_state.active.clear()  # another training run
         medians = layer_medians(layers, ENTROPY_SHARE)
         logits = [
             (layer, head, values["max_logit"])
@@ -292,15 +297,15 @@ class Monitor:
         readings: dict[str, list[Reading]] = {
             "entropy": [(layer, None, value) for layer, value in medians.items()],
             "max_logit": list(logits),
-            "dead": [(layer, head, value) for (layer, head), value in said.items()],
+            "dead": [(layer, head, value) for (layer, head), value in shares.items()],
         }
         return self._alarm_state.hear(number, readings)
 
     @property
     def summary(self) -> dict[str, float]:
-        """Of the latest numbers, those over all heads."""
-        apart = ("heads/", "layers/")
-        return {name: value for name, value in self.latest.items() if not name.startswith(apart)}
+        """Those of the latest numbers that are over all heads."""
+        prefixes = ("heads/", "layers/")
+        return {name: value for name, value in self.latest.items() if not name.startswith(prefixes)}
 
     @property
     def history(self) -> list[tuple[int, dict[str, float]]]:
@@ -367,8 +372,8 @@ class Monitor:
         )
 
     def __repr__(self) -> str:
-        said = f"every={self.every}, {len(self._history)} steps measured"
-        return f"Monitor({type(self.model).__name__}, {said})"
+        text = f"every={self.every}, {len(self._history)} steps measured"
+        return f"Monitor({type(self.model).__name__}, {text})"
 
 
 # In the loop of Hugging Face Transformers
@@ -424,7 +429,7 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
             "them to Monitor(model, ...)"
         )
     if not isinstance(every, Monitor):
-        Monitor(nn.Identity(), every, **options)  # says at once what is wrong with these
+        Monitor(nn.Identity(), every, **options)  # raises if the arguments are wrong
     return _callback_class()(every, options)
 
 
@@ -441,7 +446,7 @@ def _callback_class() -> type[Any]:
             self.every: int = self.monitor.every if self.monitor else every  # type: ignore[assignment]
             self.options = options
             self._step: AbstractContextManager[Monitor] | None = None
-            self._fresh = False  # whether there are numbers that no log has had
+            self._fresh = False  # True if there are numbers that were not logged
 
         def join(self, trainer: Any) -> MonitorCallback:
             """Take the first place among a trainer's callbacks; it may be among them already."""
@@ -462,7 +467,7 @@ def _callback_class() -> type[Any]:
         ) -> None:
             self.close()
             if self.monitor is None:
-                assert model is not None, "Trainer says which"
+                assert model is not None, "Trainer passes the model"
                 self.monitor = Monitor(model, self.every, **self.options)
 
         def on_step_begin(self, args: object, state: Any, control: object, **_: object) -> None:
@@ -486,7 +491,7 @@ def _callback_class() -> type[Any]:
             self._fresh = False
             numbers = {f"heads/{name}": value for name, value in self.monitor.summary.items()}
             logs.update(numbers)
-            if state.log_history:  # which got its copy of the logs before anybody was told
+            if state.log_history:  # the trainer copied the logs before it called callbacks
                 state.log_history[-1].update(numbers)
 
         def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""`prune`: heads taken out for good, and with them their weights; `load_pruned` brings such models back.
+"""`prune` removes heads and their weights; `load_pruned` loads pruned models.
 
-A family says which weights of a layer belong to which head:
+A family defines which weights of a layer belong to which head:
 
-    headwise_own    headwise's own `MultiHeadAttention`
+    headwise_layer  headwise's `MultiHeadAttention`
     gpt2_like       q, k and v side by side in one `Conv1D`; in cross-attention q apart
     BERT, ...       query, key and value in one module, the output projection beside it or in it: BERT,
                     RoBERTa, ELECTRA, CamemBERT, XLM-RoBERTa, ViT of that form, ... ; ALBERT; DistilBERT
@@ -45,7 +45,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 class Pruned:
     """What `prune` did; print it."""
 
-    heads: ByLayer[list[int]]  # as they were numbered before
+    heads: ByLayer[list[int]]  # numbered as before pruning
     num_heads: ByLayer[tuple[int, int]]  # before, after
     parameters: tuple[int, int]  # of the whole model: before, after
 
@@ -109,25 +109,26 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
             "shared, name it without the visit"
         )
     plan: list[tuple[Prunable, list[int], list[int]]] = []
-    all_gone: dict[str, list[int]] = {}
+    removed: dict[str, list[int]] = {}
     counts: dict[str, tuple[int, int]] = {}
     for path in chosen.paths:
         layer = _prunable(model, path)
-        gone = chosen.at(path, layer.num_heads)
-        kept = [head for head in range(layer.num_heads) if head not in gone]
-        if gone:
-            plan.append((layer, kept, _kept_kv_heads(layer, kept)))
-            all_gone[path], counts[path] = gone, (layer.num_heads, len(kept))
+        pruned_heads = chosen.at(path, layer.num_heads)
+        remaining = [head for head in range(layer.num_heads) if head not in pruned_heads]
+        if pruned_heads:
+            plan.append((layer, remaining, _remaining_kv_heads(layer, remaining)))
+            removed[path], counts[path] = pruned_heads, (layer.num_heads, len(remaining))
     before = sum(parameter.numel() for parameter in model.parameters())
-    for layer, kept, kept_kv in plan:
-        layer.keep(kept, kept_kv)
-        _remember(model, layer.path, all_gone[layer.path], layer.num_heads)
+    for layer, remaining, remaining_kv in plan:
+        layer.keep(remaining, remaining_kv)
+        _record_pruned(model, layer.path, removed[layer.path], layer.num_heads)
     after = sum(parameter.numel() for parameter in model.parameters())
     names = layer_names(model)
-    return Pruned(ByLayer(all_gone, names), ByLayer(counts, names), (before, after))
+    return Pruned(ByLayer(removed, names), ByLayer(counts, names), (before, after))
 
 
 def _prunable(model: nn.Module, path: str) -> Prunable:
+    """Return the layer at a path for pruning; raise `ArgumentError` if no family knows it."""
     for family in FAMILIES.values():
         layer = family(model, path)
         if layer is not None:
@@ -145,21 +146,21 @@ def _prunable(model: nn.Module, path: str) -> Prunable:
     )
 
 
-def _remember(model: nn.Module, path: str, gone: list[int], num_heads: int) -> None:
-    """Write down on a layer which heads are gone, and in the config of the Hugging Face model around it.
+def _record_pruned(model: nn.Module, path: str, new: list[int], num_heads: int) -> None:
+    """Record the pruned heads on a layer, and in the config of the Hugging Face model around it.
 
-    The config is written from the layers alone: a new model may have the config of one that was pruned.
+    The config is written from the layers only, for a new model may have the config of a pruned one.
     """
     module = model.get_submodule(path)
-    already = set(getattr(module, KEY, ()))
-    stayed = [head for head in range(num_heads + len(already)) if head not in already]
-    setattr(module, KEY, sorted(already | {stayed[head] for head in gone}))
+    earlier = set(getattr(module, KEY, ()))
+    numbers = [head for head in range(num_heads + len(earlier)) if head not in earlier]
+    setattr(module, KEY, sorted(earlier | {numbers[head] for head in new}))
     if "transformers" not in sys.modules:
         return
     from transformers import PreTrainedModel
 
     parts = path.split(".") if path else []
-    for depth in range(len(parts) + 1):  # the outermost of them
+    for depth in range(len(parts) + 1):  # the outermost such model
         owner = model.get_submodule(".".join(parts[:depth]))
         if isinstance(owner, PreTrainedModel):
             marked = {name: getattr(inner, KEY, None) for name, inner in owner.named_modules()}
@@ -193,12 +194,12 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
         >>> folder = "smaller-gpt2"
         >>> model = load_pruned(GPT2LMHeadModel, folder)    # doctest: +SKIP
     """
-    place = Path(folder)
-    if not (place / "config.json").is_file():
+    directory = Path(folder)
+    if not (directory / "config.json").is_file():
         raise ArgumentError(
             f"folder must hold a saved model: no config.json in {str(folder)!r}; use save_pretrained"
         )
-    state = _weights(place)
+    state = _weights(directory)
     if isinstance(cls_or_model, nn.Module):
         if changes:
             raise ArgumentError(
@@ -206,12 +207,12 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
                 "change its config"
             )
         model: Any = cls_or_model
-        written = json.loads((place / "config.json").read_text("utf-8")).get(KEY)
+        written = json.loads((directory / "config.json").read_text("utf-8")).get(KEY)
     else:
-        from transformers import AutoConfig  # which an AutoModel class leaves to tell which model it is
+        from transformers import AutoConfig  # an AutoModel class has no config class
 
         config_class = getattr(cls_or_model, "config_class", None) or AutoConfig
-        config = config_class.from_pretrained(place, **changes)
+        config = config_class.from_pretrained(directory, **changes)
         written = getattr(config, KEY, None)
         make = getattr(cls_or_model, "from_config", None) or cls_or_model
         model = make(config) if written else None
@@ -224,26 +225,26 @@ def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: An
     try:
         _load(model, state, folder)
     except ArgumentError:
-        # some families save under other names than their own, which their own loader translates back
-        model = None if isinstance(cls_or_model, nn.Module) else _by_its_own_loader(model, place, written)
+        # some families save under other names, which `from_pretrained` translates back
+        model = None if isinstance(cls_or_model, nn.Module) else _from_pretrained(model, directory, written)
         if model is None:
             raise
     return model.eval()
 
 
-def _by_its_own_loader(model: Any, place: Path, written: Heads) -> nn.Module | None:
-    """The model by `from_pretrained` of a class that is born pruned; None: something is missing still."""
+def _from_pretrained(model: Any, folder: Path, written: Heads) -> nn.Module | None:
+    """Return the model by `from_pretrained` of a class that prunes itself; None if weights are missing."""
     kind = type(model)
 
-    class BornPruned(kind):  # type: ignore[misc, valid-type]
+    class PrunedClass(kind):  # type: ignore[misc, valid-type]
         def __init__(self, config: object, *args: object, **kwargs: object) -> None:
             super().__init__(config, *args, **kwargs)
             prune(self, written)
 
-    BornPruned.__name__ = kind.__name__
-    BornPruned.__module__ = kind.__module__  # where the loader looks for the family's names
-    loaded, report = BornPruned.from_pretrained(
-        place, config=model.config, dtype="auto", local_files_only=True, output_loading_info=True
+    PrunedClass.__name__ = kind.__name__
+    PrunedClass.__module__ = kind.__module__  # the loader looks up the family by it
+    loaded, report = PrunedClass.from_pretrained(
+        folder, config=model.config, dtype="auto", local_files_only=True, output_loading_info=True
     )
     if any(report.get(name) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         return None
@@ -251,32 +252,33 @@ def _by_its_own_loader(model: Any, place: Path, written: Heads) -> nn.Module | N
     return loaded
 
 
-def _weights(place: Path) -> dict[str, Tensor]:
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """Return the saved weights in a folder."""
     with needed("safetensors", "load_pruned needs safetensors"):
         from safetensors.torch import load_file
-    files = [place / WEIGHTS]
-    if (place / INDEX).is_file():
-        index = json.loads((place / INDEX).read_text("utf-8"))["weight_map"]
-        files = [place / name for name in sorted(set(index.values()))]
+    files = [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        index = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"]
+        files = [folder / name for name in sorted(set(index.values()))]
     state: dict[str, Tensor] = {}
     for file in files:
         if not file.is_file():
             raise ArgumentError(
-                f"folder must hold the weights: no {file.name} in {str(place)!r}; save them again"
+                f"folder must hold the weights: no {file.name} in {str(folder)!r}; save them again"
             )
         state |= load_file(file)
     return state
 
 
 def _load(model: Any, state: dict[str, Tensor], folder: str | os.PathLike[str]) -> None:
-    """Put saved weights in place; those tied to others are saved once."""
-    own = model.state_dict()
+    """Load saved weights; tied weights are saved once."""
+    current = model.state_dict()
     for name, value in state.items():
-        if name not in own or own[name].shape != value.shape:
-            have = f"has shape {list(own[name].shape)}" if name in own else "does not exist"
+        if name not in current or current[name].shape != value.shape:
+            actual = f"has shape {list(current[name].shape)}" if name in current else "does not exist"
             raise ArgumentError(
                 f"folder must hold weights of this model: {name} is {list(value.shape)} in {str(folder)!r} "
-                f"and {have} in {type(model).__name__}; use the class it was saved from"
+                f"and {actual} in {type(model).__name__}; use the class it was saved from"
             )
     missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
     model.tie_weights()
@@ -289,7 +291,7 @@ def _load(model: Any, state: dict[str, Tensor], folder: str | os.PathLike[str]) 
         )
 
 
-# What is known of a layer
+# Description of a layer
 
 
 @dataclass(frozen=True)
@@ -304,14 +306,14 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls its parts."""
+    """The names of a family's attributes."""
 
     q: str
     k: str
     v: str
-    out: str  # with a dot: beside the layer, in the module around it
+    out: str  # with a dot: in the module around the layer
     head_dim: str
-    apart: tuple[str, ...] = ()  # other modules in the layer, that know no heads
+    apart: tuple[str, ...] = ()  # other modules of the layer, which do not depend on heads
 
 
 BERT = Names("query", "key", "value", "output.dense", "attention_head_size")
@@ -325,38 +327,42 @@ PHI = Names("q_proj", "k_proj", "v_proj", "dense", "head_dim")
 # Cutting projections
 
 
-def _kept_kv_heads(layer: Prunable, kept: Sequence[int]) -> list[int]:
-    """The key/value heads that stay; raises `ArgumentError` where groups of different sizes would be left."""
+def _remaining_kv_heads(layer: Prunable, remaining: Sequence[int]) -> list[int]:
+    """Return the key/value heads that stay.
+
+    Raises:
+        ArgumentError: no head stays, or groups of different sizes would.
+    """
     path, H, Hk = layer.path, layer.num_heads, layer.num_kv_heads
-    if not kept:
+    if not remaining:
         raise ArgumentError(
             f"heads must leave one in every layer: all {H} of {path} would go; keep one, or take the whole "
             "layer out of the model"
         )
     group = H // Hk
-    left = [sum(head // group == kv_head for head in kept) for kv_head in range(Hk)]
-    if len({count for count in left if count}) > 1:
-        most = max(left)
-        short = " and ".join(
+    counts = [sum(head // group == kv_head for head in remaining) for kv_head in range(Hk)]
+    if len({count for count in counts if count}) > 1:
+        most = max(counts)
+        part = " and ".join(
             f"{kv_head} (heads {kv_head * group} to {(kv_head + 1) * group - 1})"
-            for kv_head, count in enumerate(left)
+            for kv_head, count in enumerate(counts)
             if 0 < count < most
         )
         raise ArgumentError(
             f"heads must leave groups of one size: in {path} the {Hk} key/value heads would serve "
-            f"{', '.join(map(str, left))} of {group} query heads each; prune as many in every group, or all "
-            f"of group {short}"
+            f"{', '.join(map(str, counts))} of {group} query heads each; prune as many in every group, or "
+            f"all of group {part}"
         )
-    return [kv_head for kv_head, count in enumerate(left) if count]
+    return [kv_head for kv_head, count in enumerate(counts) if count]
 
 
 def is_conv1d(layer: object) -> bool:
-    """Whether this is Hugging Face's `Conv1D`, told by its name: transformers need not be installed."""
+    """Return True for Hugging Face's `Conv1D`, by its name, for transformers may not be installed."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
 
 
 def _channels(heads: Iterable[int], width: int) -> Tensor:
-    """The channels of some heads of so many channels each, int [n * width]: of 0 and 2 by 3, 0 1 2 6 7 8."""
+    """Return the channels of heads of `width` each, int [n * width]: 0 1 2 6 7 8 for heads 0 and 2 of 3."""
     numbers = [head * width + i for head in heads for i in range(width)]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
@@ -390,27 +396,30 @@ def _check(model: nn.Module, path: str, layers: Sequence[tuple[str, nn.Module]])
                 )
 
 
-def _keep_outputs(layer: nn.Module, kept: Tensor) -> None:
-    """Only these channels come out."""
+def _keep_outputs(layer: nn.Module, channels: Tensor) -> None:
+    """Keep only these output channels of a projection."""
     dim, name = (1, "nf") if is_conv1d(layer) else (0, "out_features")
-    _cut_parameter(layer, "weight", dim, kept)
+    _cut_parameter(layer, "weight", dim, channels)
     if layer._parameters.get("bias") is not None:
-        _cut_parameter(layer, "bias", 0, kept)
-    setattr(layer, name, len(kept))
+        _cut_parameter(layer, "bias", 0, channels)
+    setattr(layer, name, len(channels))
 
 
-def _keep_inputs(layer: nn.Module, kept: Tensor) -> None:
-    """Only these channels go in; the bias stays."""
+def _keep_inputs(layer: nn.Module, channels: Tensor) -> None:
+    """Keep only these input channels of a projection; its bias stays."""
     dim, name = (0, "nx") if is_conv1d(layer) else (1, "in_features")
-    _cut_parameter(layer, "weight", dim, kept)
-    setattr(layer, name, len(kept))
+    _cut_parameter(layer, "weight", dim, channels)
+    setattr(layer, name, len(channels))
 
 
-def _cut_parameter(layer: nn.Module, name: str, dim: int, kept: Tensor) -> None:
-    """A new parameter: one that changes its shape breaks the next backward if its last graph is held."""
+def _cut_parameter(layer: nn.Module, name: str, dim: int, channels: Tensor) -> None:
+    """Replace a parameter by some of its channels.
+
+    A new parameter is made: one whose shape changes breaks the next backward if its last graph is alive.
+    """
     old = layer._parameters[name]
     assert old is not None
-    new = old.detach().index_select(dim, kept.to(old.device))
+    new = old.detach().index_select(dim, channels.to(old.device))
     setattr(layer, name, nn.Parameter(new, requires_grad=old.requires_grad))
 
 
@@ -421,13 +430,13 @@ COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")  # H
 KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # Hk
 GROUPS = ("num_key_value_groups",)  # H / Hk
 WIDTHS = ("all_head_size", "inner_dim")  # H * D
-OF_INPUTS = ("embed_dim", "hidden_size", "dim", "d_model")  # the model's width, often H * D as well
+INPUT_WIDTHS = ("embed_dim", "hidden_size", "dim", "d_model")  # the model's width, often H * D as well
 
-A_BIAS_OF_HEADS = re.compile(r"position_bias|relative\w*bias|rel_pos|alibi|slopes")
+HEAD_BIAS = re.compile(r"position_bias|relative\w*bias|rel_pos|alibi|slopes")
 
 
-def headwise_own(model: nn.Module, path: str) -> Prunable | None:
-    """The layer at `path`, if it is ours."""
+def headwise_layer(model: nn.Module, path: str) -> Prunable | None:
+    """Return the layer at `path` if it is headwise's, else None."""
     module = model.get_submodule(path)
     if not isinstance(module, MultiHeadAttention):
         return None
@@ -473,16 +482,20 @@ def headwise_own(model: nn.Module, path: str) -> Prunable | None:
 
 
 def _by_names(choices: Sequence[Names], model: nn.Module, path: str) -> Prunable | None:
-    """The layer at `path`, if it has projections of these names; raises where more may depend on heads."""
+    """Return the layer at `path` if it has projections of these names, else None.
+
+    Raises:
+        ArgumentError: something else in the layer may depend on its heads.
+    """
     module = model.get_submodule(path)
     if not type(module).__module__.startswith("transformers."):
-        return None  # strangers may call theirs the same
-    around = model.get_submodule(path.rpartition(".")[0]) if path else None
+        return None  # in other code these names may mean something else
+    parent = model.get_submodule(path.rpartition(".")[0]) if path else None
     for names in choices:
-        home = around if "." in names.out else module
-        out: Any = reduce(lambda part, name: getattr(part, name, None), names.out.split("."), home)
-        known = all(hasattr(module, name) for name in (names.q, names.k, names.v, names.head_dim))
-        if known and out is not None:
+        owner = parent if "." in names.out else module
+        out: Any = reduce(lambda part, name: getattr(part, name, None), names.out.split("."), owner)
+        has_names = all(hasattr(module, name) for name in (names.q, names.k, names.v, names.head_dim))
+        if has_names and out is not None:
             break
     else:
         return None
@@ -491,11 +504,11 @@ def _by_names(choices: Sequence[Names], model: nn.Module, path: str) -> Prunable
     D = int(getattr(module, names.head_dim))
     H, Hk = q.out_features // D, k.out_features // D
     if H * D != q.out_features or Hk * D != k.out_features or not Hk or H % Hk or v.out_features % Hk:
-        raise _strange(path, module, f"{q.out_features}, {k.out_features} and {v.out_features} channels")
+        raise _unsupported(path, module, f"{q.out_features}, {k.out_features} and {v.out_features} channels")
     Dv = v.out_features // Hk
     if out.in_features != H * Dv:
-        raise _strange(path, module, f"{H} heads of {Dv} and {out.in_features} channels into {names.out}")
-    _check_the_rest(model, path, module, names, H, D)
+        raise _unsupported(path, module, f"{H} heads of {Dv} and {out.in_features} channels into {names.out}")
+    _check_dependencies(model, path, module, names, H, D)
 
     def keep(heads: Sequence[int], kv_heads: Sequence[int]) -> None:
         _keep_outputs(q, _channels(heads, D))
@@ -504,40 +517,41 @@ def _by_names(choices: Sequence[Names], model: nn.Module, path: str) -> Prunable
         _keep_inputs(out, _channels(heads, Dv))
         if "sinks" in module._parameters:
             _cut_parameter(module, "sinks", 0, _channels(heads, 1))
-        kept, kept_kv = len(heads), len(kv_heads)
-        counts = ((COUNTS, H, kept), (KV_COUNTS, Hk, kept_kv), (WIDTHS, H * D, kept * D))
-        for attributes, before, after in (*counts, (GROUPS, H // Hk, kept // kept_kv)):
-            for name in attributes:  # wherever the module remembers it
+        count, kv_count = len(heads), len(kv_heads)
+        counts = ((COUNTS, H, count), (KV_COUNTS, Hk, kv_count), (WIDTHS, H * D, count * D))
+        for attributes, before, after in (*counts, (GROUPS, H // Hk, count // kv_count)):
+            for name in attributes:  # every attribute that has the old number
                 if getattr(module, name, None) == before:
                     setattr(module, name, after)
 
     return Prunable(path, H, Hk, keep)
 
 
-def _check_the_rest(model: nn.Module, path: str, module: nn.Module, names: Names, H: int, D: int) -> None:
-    """Other parameters and buffers, biases that come from elsewhere, and what forward counts on."""
-    own = (names.q, names.k, names.v, names.out, *names.apart)
+def _check_dependencies(model: nn.Module, path: str, module: nn.Module, names: Names, H: int, D: int) -> None:
+    """Raise `ArgumentError` if other parameters, other biases, or the forward depend on the heads."""
+    parts = (names.q, names.k, names.v, names.out, *names.apart)
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         first = name.partition(".")[0]
-        of_each_head_alike = "norm" in first.lower() and tuple(value.shape) == (D,)
-        of_positions = name.endswith("inv_freq")
-        known = first in own or of_each_head_alike or of_positions
-        if not known and (name != "sinks" or tuple(value.shape) != (H,)):
-            raise _strange(path, module, f"{name} {list(value.shape)}")
+        is_shared_norm = "norm" in first.lower() and tuple(value.shape) == (D,)
+        is_rotary = name.endswith("inv_freq")
+        is_supported = first in parts or is_shared_norm or is_rotary
+        if not is_supported and (name != "sinks" or tuple(value.shape) != (H,)):
+            raise _unsupported(path, module, f"{name} {list(value.shape)}")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if A_BIAS_OF_HEADS.search(name):
-            raise _strange(path, module, f"scores to which {name} {list(value.shape)} adds")
+        if HEAD_BIAS.search(name):
+            raise _unsupported(path, module, f"scores to which {name} {list(value.shape)} adds")
     forward = inspect.unwrap(type(module).forward).__code__
     read = forward.co_names
     foreign = [name for name in (*COUNTS, *KV_COUNTS) if name in read and not hasattr(module, name)]
-    foreign += [name for name in OF_INPUTS if name in read and getattr(module, name, 0) == H * D]
-    foreign += [name for name in OF_INPUTS if name in forward.co_varnames]  # to shape the output by
+    foreign += [name for name in INPUT_WIDTHS if name in read and getattr(module, name, 0) == H * D]
+    foreign += [name for name in INPUT_WIDTHS if name in forward.co_varnames]  # to shape the output
     foreign += [name for name in read if "kv_shared" in name or "shared_kv" in name]
     if foreign:
-        raise _strange(path, module, f"a forward that reads {', '.join(sorted(set(foreign)))}")
+        raise _unsupported(path, module, f"a forward that reads {', '.join(sorted(set(foreign)))}")
 
 
-def _strange(path: str, module: nn.Module, what: str) -> ArgumentError:
+def _unsupported(path: str, module: nn.Module, what: str) -> ArgumentError:
+    """Return the error for a layer that has something that may depend on its heads."""
     return ArgumentError(
         f"model must have attention whose heads are known to be apart: {path} ({type(module).__name__}) has "
         f"{what}; switch its heads off with headwise.ablate instead"
@@ -545,10 +559,12 @@ def _strange(path: str, module: nn.Module, what: str) -> ArgumentError:
 
 
 def gpt2_like(model: nn.Module, path: str) -> Prunable | None:
-    """The layer at `path`, if it is of this family."""
+    """Return the layer at `path` if it is GPT-2's or like it, else None."""
     module: Any = model.get_submodule(path)
-    known = all(hasattr(module, name) for name in ("c_attn", "c_proj", "num_heads", "head_dim", "split_size"))
-    if not known or not is_conv1d(module.c_attn):
+    has_names = all(
+        hasattr(module, name) for name in ("c_attn", "c_proj", "num_heads", "head_dim", "split_size")
+    )
+    if not has_names or not is_conv1d(module.c_attn):
         return None
     H, D = module.num_heads, module.head_dim
     names = ["c_attn", "c_proj", *(["q_attn"] if hasattr(module, "q_attn") else [])]
@@ -568,7 +584,7 @@ def gpt2_like(model: nn.Module, path: str) -> Prunable | None:
 
 # To add a family, add its function or its names above and an entry here.
 FAMILIES: dict[str, Callable[[nn.Module, str], Prunable | None]] = {
-    "headwise.MultiHeadAttention": headwise_own,
+    "headwise.MultiHeadAttention": headwise_layer,
     "GPT-2": gpt2_like,
     "BERT and its relatives": partial(_by_names, (ALBERT, DISTILBERT, BERT)),
     "Llama, BART and theirs": partial(_by_names, (LLAMA, BART, PHI)),

@@ -1,15 +1,17 @@
 """`roles`: which head of a model looks from a word to the word it belongs to.
 
-Sentences of the grammar run through the model, those of one length together, so that nothing is padded; of
-every head the heaviest word is noted for each word, and `heads/roles.py` judges what was noted. A word of
-several tokens is looked at by all of them in sum, and looks as they do on average (Clark 2019).
+Sentences of the grammar run through the model, those of one length together, so that nothing is padded. For
+every head the word with the largest weight is recorded for each word, and `heads/roles.py` judges these
+records. The weight of a word of several tokens as a key is the sum over its tokens, and as a query their mean
+(Clark 2019).
 
-What was measured is kept in the user's cache under a hash of weights, tokens and grammar, and for some models
-comes with the package. It is believed only after a few sentences gave the same attention again: a config, a
-hook, a patch or an ablation is in no hash.
+Results are cached in the user's cache folder under a hash of weights, tokens and grammar; those of some
+models come with the package. A cached result is used only if a few sentences give the same attention again,
+for the hash does not cover configs, hooks, patches or ablations.
 
-`retrieval_scores`: which heads copy a needle, a sentence hidden in a long text, while the model says it token
-by token. A retrieval head's heaviest key is then the very token of the needle that comes next. Wu 2024.
+`retrieval_scores`: which heads copy a needle, a sentence hidden in a long text, while the model generates it
+token by token. The key with the largest weight of a retrieval head is then the token of the needle that is
+generated next. Wu 2024.
 
 Letters: B batch, H num_heads, L layers, S text, T tokens, W words.
 """
@@ -50,11 +52,11 @@ from .importance import ranked
 from .model_structure import structure_of
 
 USUAL = 700  # sentences
-BEGINNING = "Well, "  # before a text, for a causal model without a token to start with
-PROOF = 6  # sentences that are run again before a kept result is believed
-SAME = 1e-3  # weights that differ by less, on average over a head's words, are the same but for rounding
+BEGINNING = "Well, "  # in front of a text, for a causal model without a start token
+PROOF = 6  # sentences that are run again before a cached result is used
+SAME = 1e-3  # mean weights of a head that differ by less are equal up to rounding
 SHIPPED = Path(grammar.__file__).parent / "kept_roles"
-ENOUGH = 0.5  # of a needle's tokens must come back, or a run tells nothing
+ENOUGH = 0.5  # the share of a needle's tokens that a meaningful run generates
 SHOWN = 5  # heads in a summary of retrieval
 
 
@@ -101,11 +103,13 @@ def roles(
 
     Clark 2019, "What Does BERT Look At?"; Voita 2019.
     """
-    attach(model, Ahead())  # says at once if it is no model
+    attach(model, AheadListener())  # raises if it is not a module
     check_count(batch, "batch", "16 is usual")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed must be a whole number: got {seed!r}; 0 is usual")
-    texts = grammar.sentences(sentences, seed) if isinstance(sentences, int) else _given(sentences)
+    texts = (
+        grammar.sentences(sentences, seed) if isinstance(sentences, int) else _checked_sentences(sentences)
+    )
     if not texts:
         raise ArgumentError("sentences must not be empty: got 0; give a number, 700 is usual")
     parts = {part for path in structure_of(model).places for part in path.split(".")}
@@ -113,55 +117,57 @@ def roles(
         raise ArgumentError(
             f"model must read one text: {type(model).__name__} is an encoder-decoder; give its encoder"
         )
-    reads = getattr(model, "main_input_name", "input_ids")  # of transformers
-    if reads != "input_ids":
-        raise ArgumentError(f"model must read text: {type(model).__name__} reads {reads}; give one that does")
+    main_input = getattr(model, "main_input_name", "input_ids")  # of transformers
+    if main_input != "input_ids":
+        raise ArgumentError(
+            f"model must read text: {type(model).__name__} reads {main_input}; give one that does"
+        )
     with _in_eval_mode(model):
-        known = [read for text in texts if (read := _encode(tokenizer, text)) is not None]
-        if not known:
+        readings = [reading for text in texts if (reading := _encode(tokenizer, text)) is not None]
+        if not readings:
             raise ArgumentError(
                 f"tokenizer must know the words: none of {len(texts)} sentences is without an unknown one, "
                 f"such as {texts[0].text!r}; is it the model's own?"
             )
-        _check_fit(model, known)
-        causal = _is_causal(model, known[0])
+        _check_fit(model, readings)
+        causal = _is_causal(model, readings[0])
         if causal:
-            begun = [_encode(tokenizer, read.sentence, causal=True) for read in known]
-            known = [read for read in begun if read is not None]
-            _check_fit(model, known)
+            with_start = [_encode(tokenizer, reading.sentence, causal=True) for reading in readings]
+            readings = [reading for reading in with_start if reading is not None]
+            _check_fit(model, readings)
         if keep:
-            name = _key(model, known)
-            proof = _Measurement(model, known[:: max(1, len(known) // PROOF)][:PROOF], PROOF)
-            for folder in (SHIPPED, _cache()):
-                kept = None if folder is None else _read(folder / f"{name}.json")
-                if kept is not None and proof.agrees(kept[1]):
-                    kept[0].left_out = len(texts) - len(known)  # of today's texts
-                    return kept[0]
-        measured = _Measurement(model, known, batch, progress)
-        answer = judge(
-            [read.sentence for read in known], measured.heaviest(), measured.layers(), causal=causal,
-            title=measured.title(), left_out=len(texts) - len(known),
+            name = _key(model, readings)
+            check = _Measurement(model, readings[:: max(1, len(readings) // PROOF)][:PROOF], PROOF)
+            for folder in (SHIPPED, _cache_folder()):
+                cached = None if folder is None else _read_cached(folder / f"{name}.json")
+                if cached is not None and check.agrees(cached[1]):
+                    cached[0].left_out = len(texts) - len(readings)  # of the texts of this call
+                    return cached[0]
+        measured = _Measurement(model, readings, batch, progress)
+        result = judge(
+            [reading.sentence for reading in readings], measured.heaviest(), measured.layers(), causal=causal,
+            title=measured.title(), left_out=len(texts) - len(readings),
         )  # fmt: skip
         if keep:
-            _write(f"{name}.json", answer, proof.weights())
-        return answer
+            _write_cached(f"{name}.json", result, check.weights())
+        return result
 
 
-def _given(sentences: object) -> list[Sentence]:
-    """Sentences of the caller's own."""
-    given: list[Any] = list(sentences) if isinstance(sentences, Iterable) else [sentences]
-    for each in given:
-        if not isinstance(each, Sentence):
+def _checked_sentences(sentences: object) -> list[Sentence]:
+    """Return the caller's sentences as a list; raise `ArgumentError` if they are not `Sentence`s."""
+    texts: list[Any] = list(sentences) if isinstance(sentences, Iterable) else [sentences]
+    for text in texts:
+        if not isinstance(text, Sentence):
             raise ArgumentError(
-                f"sentences must be a number, or sentences whose relations are known: got {each!r}; see "
+                f"sentences must be a number, or sentences whose relations are known: got {text!r}; see "
                 "headwise.heads.grammar.Sentence"
             )
-    return given
+    return texts
 
 
 @contextmanager
 def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Dropout off, and each module afterwards as it was."""
+    """Switch to eval mode, and back to the mode of each module at the end."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:
@@ -176,7 +182,7 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Read:
+class _TokenizedSentence:
     """A sentence as tokens."""
 
     sentence: Sentence
@@ -184,10 +190,10 @@ class _Read:
     words: list[list[int]]  # the tokens of each word, by number
 
 
-def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Read | None:
-    """The tokens of each word; None: one of them is unknown.
+def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _TokenizedSentence | None:
+    """Return a sentence as tokens; None if a token is unknown.
 
-    causal: put something in front that takes the weight that a head has no use for.
+    causal: put a token in front, on which a head can put the weight that it has no use for.
     """
     text, shift = sentence.text, 0
     ids, offsets = _tokens(tokenizer, text)
@@ -219,13 +225,16 @@ def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Read |
                 f"tokenizer must give every word a token: {word!r} has none of {type(tokenizer).__name__}; "
                 "is it the model's own?"
             )
-    return _Read(sentence, ids, words)
+    return _TokenizedSentence(sentence, ids, words)
 
 
 def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the token ids of a text, and the first and last position of each in it."""
     try:
-        told = tokenizer(text, return_offsets_mapping=True)
-        return list(told["input_ids"]), [(int(begin), int(end)) for begin, end in told["offset_mapping"]]
+        encoding = tokenizer(text, return_offsets_mapping=True)
+        return list(encoding["input_ids"]), [
+            (int(begin), int(end)) for begin, end in encoding["offset_mapping"]
+        ]
     except HeadwiseError:
         raise
     except (NotImplementedError, TypeError, KeyError, ValueError) as error:
@@ -235,21 +244,23 @@ def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]
         ) from error
 
 
-def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
-    """Raise `ArgumentError` where a token or a position is beyond what the model has."""
+def _check_fit(model: nn.Module, readings: Sequence[_TokenizedSentence]) -> None:
+    """Raise `ArgumentError` if a token or a position is outside the model's range."""
     config = getattr(model, "config", None)
-    size, largest = getattr(config, "vocab_size", None), max(max(read.ids) for read in reads)
+    size, largest = getattr(config, "vocab_size", None), max(max(reading.ids) for reading in readings)
     if isinstance(size, int) and largest >= size:
         raise ArgumentError(
             f"tokenizer must fit the model: token {largest} for a vocabulary of {size}; are they a pair?"
         )
-    longest = max(len(read.ids) for read in reads)
-    is_ours = isinstance(config, TransformerConfig)  # of other configs, max_length is how much to generate
+    longest = max(len(reading.ids) for reading in readings)
+    is_ours = isinstance(
+        config, TransformerConfig
+    )  # in other configs, max_length is the length of generated text
     for name in ("max_length",) if is_ours else ("max_position_embeddings", "n_positions"):
-        room = getattr(config, name, None)
-        if isinstance(room, int) and room < longest:
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit < longest:
             raise ArgumentError(
-                f"model must read whole sentences: {longest} tokens for {name} = {room}; use one that reads "
+                f"model must read whole sentences: {longest} tokens for {name} = {limit}; use one that reads "
                 "more"
             )
 
@@ -258,22 +269,24 @@ def _check_fit(model: nn.Module, reads: Sequence[_Read]) -> None:
 
 
 def _run(model: nn.Module, ids: list[list[int]]) -> None:
-    """Call the model with tokens, for those who listen."""
-    place = next(model.parameters(), torch.empty(0)).device
-    given = torch.tensor(ids, device=place)
-    taken = inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"attention_mask": torch.ones_like(given)} if "attention_mask" in taken else {}
-    if "use_cache" in taken:
+    """Run the model on tokens."""
+    device = next(model.parameters(), torch.empty(0)).device
+    tokens = torch.tensor(ids, device=device)
+    parameters = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = (
+        {"attention_mask": torch.ones_like(tokens)} if "attention_mask" in parameters else {}
+    )
+    if "use_cache" in parameters:
         options["use_cache"] = False
-    model(given, **options)
+    model(tokens, **options)
 
 
-class Ahead(Listener):
-    """Whether any head of any layer looks at what comes later."""
+class AheadListener(Listener):
+    """Records for each call whether any of its heads looks at a later key."""
 
     def __init__(self) -> None:
-        self.heard: list[bool] = []
-        self.thread = get_ident()  # a model may run in others, too
+        self.looks_ahead: list[bool] = []
+        self.thread = get_ident()  # the model may also run in other threads
 
     def hear(self, call: LayerCall) -> None:
         if call.kind == "self" and self.thread == get_ident():
@@ -283,35 +296,36 @@ class Ahead(Listener):
                     f"model must give weights that are numbers: {call.path} has NaN; was it trained in too "
                     "few bits?"
                 )
-            self.heard.append(bool(weights.triu(1).any()))
+            self.looks_ahead.append(bool(weights.triu(1).any()))
 
 
-def _is_causal(model: nn.Module, read: _Read) -> bool:
-    listener = Ahead()
+def _is_causal(model: nn.Module, reading: _TokenizedSentence) -> bool:
+    """Return True if no head looks at a later key."""
+    listener = AheadListener()
     with attach(model, listener):
-        _run(model, [read.ids])
-    check_any(model, 1, listener.heard, None)
-    return not any(listener.heard)
+        _run(model, [reading.ids])
+    check_any(model, 1, listener.looks_ahead, None)
+    return not any(listener.looks_ahead)
 
 
 class _Words(Listener):
-    """The heaviest word of every word, and its weight, by layer: of one batch of equally long texts."""
+    """Records for every word the word with the largest weight, by layer, in texts of one length."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
-        self.thread = get_ident()  # a model may run in others, too
+        self.top_words: dict[str, tuple[Tensor, Tensor]] = {}  # int [B, H, W], float [B, H, W]
+        self.thread = get_ident()  # the model may also run in other threads
 
-    def expect(self, reads: Sequence[_Read]) -> None:
-        """Get ready for a batch."""
-        B, T, W = len(reads), len(reads[0].ids), max(len(read.words) for read in reads)
+    def expect(self, readings: Sequence[_TokenizedSentence]) -> None:
+        """Prepare for a batch of sentences."""
+        B, T, W = len(readings), len(readings[0].ids), max(len(reading.words) for reading in readings)
         self.member = torch.zeros(B, W, T)
-        self.real = torch.zeros(B, W, dtype=torch.bool)  # words, and no punctuation
-        for b, read in enumerate(reads):
-            for at, (word, tokens) in enumerate(zip(read.sentence.words, read.words, strict=True)):
+        self.real = torch.zeros(B, W, dtype=torch.bool)  # words that are not punctuation
+        for b, reading in enumerate(readings):
+            for at, (word, tokens) in enumerate(zip(reading.sentence.words, reading.words, strict=True)):
                 self.member[b, at, tokens] = 1
                 self.real[b, at] = any(map(str.isalnum, word))
         self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
-        self.heard = {}
+        self.top_words = {}
 
     def hear(self, call: LayerCall) -> None:
         if self.thread != get_ident() or call.kind != "self" or in_backward():
@@ -325,149 +339,155 @@ class _Words(Listener):
         words = words.masked_fill(hidden, -1)
         top = words.topk(min(2, W), -1)
         clear = (top.values[..., 0] > top.values[..., -1]) & (top.values[..., 0] > 0)
-        self.heard[call.path] = (
+        self.top_words[call.path] = (
             top.indices[..., 0].masked_fill(~clear, -1).to(torch.int16),
             top.values[..., 0].clamp(min=0),
         )
 
 
 class _Measurement:
-    """What every head looks at in some sentences; the model runs when this is first asked for."""
+    """The word with the largest weight for every head and word of some sentences.
+
+    The model runs when a result is first read.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        known: Sequence[_Read],
+        readings: Sequence[_TokenizedSentence],
         batch: int,
         progress: bool | Callable[[int, int], None] = False,
     ) -> None:
-        self.model, self.known, self.batch, self.progress = model, known, batch, progress
+        self.model, self.readings, self.batch, self.progress = model, readings, batch, progress
         self._names: dict[str, Layer] = {}
 
     def _batches(self) -> Iterator[list[int]]:
-        """The numbers of sentences of one length, at most `batch` of them."""
+        """Yield the numbers of sentences of one length, at most `batch` of them at a time."""
 
         def length(at: int) -> int:
-            return len(self.known[at].ids)
+            return len(self.readings[at].ids)
 
-        for _, same in groupby(sorted(range(len(self.known)), key=length), length):
+        for _, same in groupby(sorted(range(len(self.readings)), key=length), length):
             alike = list(same)
             yield from (alike[start : start + self.batch] for start in range(0, len(alike), self.batch))
 
     @cached_property
-    def heard(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
-        """By sentence and path: the heaviest word of each word, and its weight, [H, W]."""
+    def top_words(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        """By sentence and path: the word with the largest weight for each word, and that weight, [H, W]."""
         batches = list(self._batches())
-        found: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
+        results: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
         listener, is_bar = _Words(), bool(self.progress) and not callable(self.progress)
         with attach(self.model, listener) as attachment:
-            for done, some in enumerate(tracked(batches, "roles", is_bar)):
+            for done, numbers in enumerate(tracked(batches, "roles", is_bar)):
                 if callable(self.progress):
                     self.progress(done, len(batches))
-                reads = [self.known[at] for at in some]
-                listener.expect(reads)
-                _run(self.model, [read.ids for read in reads])
-                check_any(self.model, 1, listener.heard, None)
-                for b, (at, read) in enumerate(zip(some, reads, strict=True)):
-                    W = len(read.words)
-                    found[at] = {
+                readings = [self.readings[number] for number in numbers]
+                listener.expect(readings)
+                _run(self.model, [reading.ids for reading in readings])
+                check_any(self.model, 1, listener.top_words, None)
+                for b, (number, reading) in enumerate(zip(numbers, readings, strict=True)):
+                    W = len(reading.words)
+                    results[number] = {
                         path: (top[b, :, :W].clone(), weight[b, :, :W].clone())
-                        for path, (top, weight) in listener.heard.items()
+                        for path, (top, weight) in listener.top_words.items()
                     }
         self._names = attachment.names
-        return [found[at] for at in range(len(self.known))]
+        return [results[number] for number in range(len(self.readings))]
 
     def paths(self) -> list[str]:
-        return list(dict.fromkeys(path for by_path in self.heard for path in by_path))
+        return list(dict.fromkeys(path for by_path in self.top_words for path in by_path))
 
     def layers(self) -> list[Layer]:
-        """What the layers go by."""
+        """Return the names of the layers."""
         return [self._names.get(path, path) for path in self.paths()]
 
     def heaviest(self) -> list[Tensor]:
-        """By sentence, int [L, H, W]: -1 where no word is the heaviest, -2 where a layer has no such head."""
+        """Return the word with the largest weight, by sentence, int [L, H, W].
+
+        -1: no single word has it; -2: the layer has no such head.
+        """
         paths = self.paths()
-        H = max(top.shape[0] for by_path in self.heard for top, _ in by_path.values())
-        whole = []
-        for by_path, read in zip(self.heard, self.known, strict=True):
-            every = torch.full((len(paths), H, len(read.words)), -2, dtype=torch.int16)
+        H = max(top.shape[0] for by_path in self.top_words for top, _ in by_path.values())
+        by_sentence = []
+        for by_path, reading in zip(self.top_words, self.readings, strict=True):
+            heaviest = torch.full((len(paths), H, len(reading.words)), -2, dtype=torch.int16)
             for at, path in enumerate(paths):
                 if path in by_path:
-                    every[at, : len(by_path[path][0])] = by_path[path][0]
-            whole.append(every)
-        return whole
+                    heaviest[at, : len(by_path[path][0])] = by_path[path][0]
+            by_sentence.append(heaviest)
+        return by_sentence
 
     def weights(self) -> list[list[list[float]]]:
-        """By layer, head and sentence: the mean weight of the heaviest words."""
-        found = []
+        """Return the mean of the largest weights by layer, head and sentence."""
+        by_layer = []
         for path in self.paths():
-            means = [by_path[path][1].mean(-1) for by_path in self.heard if path in by_path]
-            found.append([[round(x, 6) for x in row] for row in torch.stack(means, -1).tolist()])
-        return found
+            means = [by_path[path][1].mean(-1) for by_path in self.top_words if path in by_path]
+            by_layer.append([[round(x, 6) for x in row] for row in torch.stack(means, -1).tolist()])
+        return by_layer
 
     def agrees(self, weights: list[list[list[float]]]) -> bool:
-        """Return True if the model looks as it did when these weights were kept."""
+        """Return True if the weights are equal, up to rounding, to those of a cached result."""
         try:
             return all(
                 abs(a - b) < SAME
-                for one, other in zip(self.weights(), weights, strict=True)
-                for row, kept in zip(one, other, strict=True)
-                for a, b in zip(row, kept, strict=True)
+                for layer, cached_layer in zip(self.weights(), weights, strict=True)
+                for row, cached_row in zip(layer, cached_layer, strict=True)
+                for a, b in zip(row, cached_row, strict=True)
             )
         except (TypeError, ValueError):  # of another shape
             return False
 
     def title(self) -> str:
-        """The model's class, its layers and their heads."""
-        heads = sorted({len(top) for top, _ in self.heard[0].values()})
+        """Return the model's class and its numbers of layers and heads as text."""
+        heads = sorted({len(top) for top, _ in self.top_words[0].values()})
         count = " or ".join(map(str, heads))
         return f"{type(self.model).__name__}, {len(self.paths())} layers of {count} heads"
 
 
-# Kept results
+# Cached results
 
 
-def _key(model: nn.Module, known: Sequence[_Read]) -> str:
-    """A name for this model's weights and these sentences in its tokens; a config is left to the proof."""
+def _key(model: nn.Module, readings: Sequence[_TokenizedSentence]) -> str:
+    """Return a hash of the model's weights and the tokens of these sentences, without its config."""
     digest = hashlib.sha256(f"{FORMAT} {type(model).__name__}".encode())
     for name, value in model.named_parameters():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        there = value.detach().cpu().contiguous()
-        digest.update((ctypes.c_char * there.nbytes).from_address(there.data_ptr()) if there.nbytes else b"")
-    for read in known:
-        digest.update(repr((read.sentence, read.ids, read.words)).encode())
+        data = value.detach().cpu().contiguous()
+        digest.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
+    for reading in readings:
+        digest.update(repr((reading.sentence, reading.ids, reading.words)).encode())
     return digest.hexdigest()[:32]
 
 
-def _cache() -> Path | None:
-    """The user's folder of kept results; None: a user without a home has none."""
-    said = os.environ.get("XDG_CACHE_HOME")
+def _cache_folder() -> Path | None:
+    """Return the user's folder of cached results; None if the user has no home folder."""
+    folder = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(said) if said else Path.home() / ".cache") / "headwise" / "roles"
+        return (Path(folder) if folder else Path.home() / ".cache") / "headwise" / "roles"
     except RuntimeError:
         return None
 
 
-def _read(place: Path) -> tuple[Roles, Any] | None:
-    """What was kept there, and its proof; None: nothing, or nothing that can be read."""
+def _read_cached(path: Path) -> tuple[Roles, Any] | None:
+    """Return a cached result and the weights to check it by; None if there is none that can be read."""
     try:
-        told = json.loads(place.read_text("utf-8"))
-        return Roles.from_json(told["roles"]), told["proof"]
+        data = json.loads(path.read_text("utf-8"))
+        return Roles.from_json(data["roles"]), data["proof"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _write(name: str, answer: Roles, proof: list[list[list[float]]]) -> None:
-    """Keep a result; where that cannot be, say so and go on."""
-    folder = _cache()
+def _write_cached(name: str, result: Roles, weights: list[list[list[float]]]) -> None:
+    """Write a result into the cache, or warn if that is not possible."""
+    folder = _cache_folder()
     try:
         if folder is None:
             raise ArgumentError("cache must have a folder: the user has no home; set XDG_CACHE_HOME")
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / name, "cache") as half:
-            half.write_text(json.dumps({"roles": answer.to_json(), "proof": proof}), "utf-8")
+        with whole_file(folder / name, "cache") as file:
+            file.write_text(json.dumps({"roles": result.to_json(), "proof": weights}), "utf-8")
     except (OSError, ArgumentError) as error:
-        # 4: past `roles` and the no_grad around it, to who called
+        # 4: past `roles` and its no_grad, to the caller
         warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=4)
 
 
@@ -500,29 +520,29 @@ class Retrieval:
 
     def __str__(self) -> str:
         count = len(self.generated)
-        said = f"{count} token{' was' if count == 1 else 's were'} said"
-        said += f", with {self.recall:.0%} of the needle's among them"
+        summary = f"{count} token{' was' if count == 1 else 's were'} said"
+        summary += f", with {self.recall:.0%} of the needle's among them"
         verdict = "" if self.found else f": not above {ENOUGH:.0%}, so that the scores tell little"
         copied = [ranked for ranked in self.ranking()[:SHOWN] if ranked[2] > 0]
         best = ", ".join(f"layer {layer} head {head} ({score:.2f})" for layer, head, score in copied)
-        return f"{said}{verdict}. Copied most by: {best or 'no head'}."
+        return f"{summary}{verdict}. Copied most by: {best or 'no head'}."
 
 
 class _TopKeys(Listener):
-    """The heaviest key of the last query at each step, by layer, as a position in the text."""
+    """Records the key with the largest weight for the last query of each step, by layer, as a position."""
 
     def __init__(self, tokens: int, steps: int) -> None:
         self.tokens, self.steps, self.step = tokens, steps, 0
-        self.found: dict[str, Tensor] = {}  # [steps, H]; -1 where a layer did not run
+        self.top_keys: dict[str, Tensor] = {}  # [steps, H]; -1 where a layer did not run
 
     def hear(self, call: LayerCall) -> None:
         if call.kind == "self":
             _, H, T, S = call.weights.shape
             last = call.weights.detach().select(batch=0, queries=T - 1).top(1).indices[0, :, 0, 0]  # [H]
-            gone = max(0, self.tokens + self.step - S)  # a cache of a sliding window holds the last S alone
-            if call.path not in self.found:
-                self.found[call.path] = last.new_full((self.steps, H), -1)
-            self.found[call.path][self.step] = last + gone
+            dropped = max(0, self.tokens + self.step - S)  # a sliding-window cache has only the last S keys
+            if call.path not in self.top_keys:
+                self.top_keys[call.path] = last.new_full((self.steps, H), -1)
+            self.top_keys[call.path][self.step] = last + dropped
 
 
 @torch.no_grad()
@@ -567,22 +587,24 @@ def retrieval_scores(
             f"new_tokens must be at least 1: got {count}; the needle has {stop - start} tokens"
         )
     listener = _TopKeys(S, count)
-    said: list[Tensor] = []
-    given, cache = input_ids, None
+    new: list[Tensor] = []
+    ids, cache = input_ids, None
     with attach(model, listener, fallback) as attachment:
         for step in range(count):
             listener.step = step
-            answer: Any = model(input_ids=given, past_key_values=cache, use_cache=True)
-            given, cache = answer.logits[:, -1:].argmax(-1), getattr(answer, "past_key_values", None)
+            output: Any = model(input_ids=ids, past_key_values=cache, use_cache=True)
+            ids, cache = output.logits[:, -1:].argmax(-1), getattr(output, "past_key_values", None)
             if cache is None and step + 1 < count:
                 raise ArgumentError(
                     f"model must give a cache: {type(model).__name__} gave past_key_values=None in step "
                     f"{step + 1} of {count}; use model.eval(), and a causal language model"
                 )
-            said.append(given[0, 0])
-    check_any(model, count, listener.found, fallback)
-    generated, tokens = torch.stack(said).cpu(), input_ids[0].cpu()
-    scores = {path: retrieval(top.cpu(), tokens, generated, needle) for path, top in listener.found.items()}
+            new.append(ids[0, 0])
+    check_any(model, count, listener.top_keys, fallback)
+    generated, tokens = torch.stack(new).cpu(), input_ids[0].cpu()
+    scores = {
+        path: retrieval(top.cpu(), tokens, generated, needle) for path, top in listener.top_keys.items()
+    }
     wanted = set(tokens[start:stop].tolist())
     recall = len(wanted & set(generated.tolist())) / len(wanted)
     return Retrieval(ByLayer(scores, attachment.names), generated, recall)

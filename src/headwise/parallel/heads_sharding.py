@@ -54,7 +54,7 @@ from .sharded_layers import (
 
 Model = TypeVar("Model", bound=nn.Module)
 
-TORCHS = (nn.MultiheadAttention, MultiheadAttention)
+TORCH_CLASSES = (nn.MultiheadAttention, MultiheadAttention)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "gate_proj")
 CHANNELS = ("gate_proj", "up_proj", "down_proj")
 
@@ -98,38 +98,41 @@ def shard_heads(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module: got {told(model)}; pass the model itself")
-    mesh = _one_axis(mesh, axis)
+    mesh = _axis_of(mesh, axis)
     group = mesh.get_group()
-    found = _found(model)
+    modules = _shardable_modules(model)
     if output_layout is not None and not isinstance(model, MultiHeadAttention | FeedForward):
         raise ArgumentError(
             f"output_layout must be asked of one attention or feed-forward: got {type(model).__name__}; "
             "shard its layers one by one, and let what is between them take DTensors"
         )
-    _check_shared(model, found)
-    for path, module in found.items():
+    _check_shared(model, modules)
+    for path, module in modules.items():
         _check(path, module, mesh.size())
     _check_random_numbers(model, group)
-    before = [weakref.ref(parameter) for parameter in model.parameters()]  # not held: a GPU may be full
-    for path, module in found.items():
+    before = [
+        weakref.ref(parameter) for parameter in model.parameters()
+    ]  # weak, so that replaced parameters are freed
+    for path, module in modules.items():
         if isinstance(module, MultiHeadAttention):
             _shard_attention(module, mesh, output_layout)
         elif isinstance(module, FeedForward):
             _shard_feed_forward(module, mesh, output_layout)
         else:
             assert isinstance(module, nn.MultiheadAttention), path
-            _shard_torchs(module, mesh)
-    for module in model.modules():  # its native path asks attention for weights that lie over ranks now
+            _shard_torch_attention(module, mesh)
+    for module in model.modules():  # the native path of an encoder needs full weights
         if isinstance(module, nn.TransformerEncoder) and any(
             isinstance(part, ShardedTorchAttention) for part in module.modules()
         ):
             module.use_nested_tensor = False
-    _send_the_rest(model, group)
-    _watch_optimizers(before, model)
+    _broadcast_others(model, group)
+    _check_optimizers(before, model)
     return model
 
 
-def _one_axis(mesh: object, axis: str) -> DeviceMesh:
+def _axis_of(mesh: object, axis: str) -> DeviceMesh:
+    """Return a mesh of one axis; raise `ArgumentError` if there is no such axis."""
     if not isinstance(mesh, DeviceMesh):
         raise ArgumentError(
             f"mesh must be a torch.distributed.DeviceMesh: got {told(mesh)}; make one with "
@@ -146,25 +149,25 @@ def _one_axis(mesh: object, axis: str) -> DeviceMesh:
     return mesh[axis]
 
 
-def _found(model: nn.Module) -> dict[str, nn.Module]:
+def _shardable_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that can be sharded, by path, each once."""
     kinds = (MultiHeadAttention, FeedForward, nn.MultiheadAttention, ShardedTorchAttention)
-    found: dict[str, nn.Module] = {
+    modules: dict[str, nn.Module] = {
         path: module for path, module in model.named_modules() if isinstance(module, kinds)
     }
-    attends = any(not isinstance(module, FeedForward) for module in found.values())
+    attends = any(not isinstance(module, FeedForward) for module in modules.values())
     if not attends and not isinstance(model, FeedForward):
-        what = "use headwise.MultiHeadAttention in it"
+        advice = "use headwise.MultiHeadAttention in it"
         if any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
-            what = "its own tp_plan shards it, and headwise hears all of its heads then"
+            advice = "its own tp_plan shards it, and headwise hears all of its heads then"
         raise ArgumentError(
             "model must have attention of headwise or torch.nn.MultiheadAttention to shard: got "
-            f"{type(model).__name__} with none; {what}"
+            f"{type(model).__name__} with none; {advice}"
         )
-    return found
+    return modules
 
 
-# What cannot be sharded
+# Checks
 
 
 def _check(path: str, module: nn.Module, ranks: int) -> None:
@@ -174,13 +177,13 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
         raise ArgumentError(
             f"model must not be sharded already: {name} is a {type(module).__name__}; shard a model once"
         )
-    for each, parameter in module.named_parameters():
+    for parameter_name, parameter in module.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise ArgumentError(
-                f"model must have plain parameters to be sharded: {name}.{each} is a "
+                f"model must have plain parameters to be sharded: {name}.{parameter_name} is a "
                 f"{type(parameter).__name__}; shard heads first, and the rest (fully_shard) then"
             )
-    if type(module) not in (MultiHeadAttention, FeedForward, *TORCHS):
+    if type(module) not in (MultiHeadAttention, FeedForward, *TORCH_CLASSES):
         raise ArgumentError(
             f"model must have attention as headwise or torch made it to be sharded: {name} is a "
             f"{type(module).__module__}.{type(module).__qualname__}; shard first, wrap or parametrise then"
@@ -196,7 +199,7 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
         assert isinstance(module, nn.MultiheadAttention)
         heads = kv_heads = module.num_heads
         appends = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
-        for option in [option for option, there in appends.items() if there]:
+        for option in [option for option, is_used in appends.items() if is_used]:
             raise ArgumentError(
                 f"model must not append keys where heads are sharded: {name} has {option}=True; leave it out"
             )
@@ -214,34 +217,37 @@ def _check(path: str, module: nn.Module, ranks: int) -> None:
 
 
 def _divisors(number: int) -> str:
+    """Return the divisors of a number as text."""
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 def _check_linears(name: str, module: nn.Module, layers: tuple[str, ...]) -> None:
-    for each in layers:
-        layer = getattr(module, each, None)
+    """Raise `ArgumentError` if a projection is not a plain nn.Linear."""
+    for layer_name in layers:
+        layer = getattr(module, layer_name, None)
         if layer is not None and (type(layer) not in (nn.Linear, OUT_PROJ) or "forward" in layer.__dict__):
-            own = " with a forward of its own" if "forward" in layer.__dict__ else ""
+            wrapped = " with a forward of its own" if "forward" in layer.__dict__ else ""
             raise ArgumentError(
-                f"projections must be nn.Linear to be sharded: {name}.{each} is a "
-                f"{type(layer).__name__}{own}; shard first, replace or wrap them then"
+                f"projections must be nn.Linear to be sharded: {name}.{layer_name} is a "
+                f"{type(layer).__name__}{wrapped}; shard first, replace or wrap them then"
             )
 
 
 def _check_norms(name: str, module: MultiHeadAttention) -> None:
-    for each in ("q_norm", "k_norm"):
-        norm = getattr(module, each)
+    """Raise `ArgumentError` if a norm is not of torch's classes."""
+    for norm_name in ("q_norm", "k_norm"):
+        norm = getattr(module, norm_name)
         if norm is not None and type(norm) not in (nn.RMSNorm, nn.LayerNorm):
             raise ArgumentError(
-                f"norms must be nn.RMSNorm or nn.LayerNorm to be sharded: {name}.{each} is a "
+                f"norms must be nn.RMSNorm or nn.LayerNorm to be sharded: {name}.{norm_name} is a "
                 f"{type(norm).__name__}; put it in its place after sharding"
             )
 
 
-def _check_shared(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Raise if a parameter that will be sharded is also used elsewhere: the two would not stay one."""
+def _check_shared(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    """Raise if a parameter that will be sharded is also used elsewhere, for sharding would separate them."""
     places: dict[Tensor, str] = {}
-    sharded = {parameter for module in found.values() for parameter in module.parameters()}
+    sharded = {parameter for module in modules.values() for parameter in module.parameters()}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             place = f"{path}.{name}" if path else name
@@ -255,24 +261,25 @@ def _check_shared(model: nn.Module, found: dict[str, nn.Module]) -> None:
 
 def _check_random_numbers(model: nn.Module, group: Group) -> None:
     """Raise if the model has dropout and the random states of the ranks differ."""
-    if group.size() == 1 or not any(map(_drops, model.modules())):
+    if group.size() == 1 or not any(map(_has_dropout, model.modules())):
         return
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
-    said = hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).hexdigest()
-    everyone: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(everyone, said, group=group)
-    if len(set(everyone)) > 1:
+    digest = hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).hexdigest()
+    digests: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(digests, digest, group=group)
+    if len(set(digests)) > 1:
         raise ArgumentError(
-            f"ranks must draw the same random numbers where a model has dropout: {len(set(everyone))} "
+            f"ranks must draw the same random numbers where a model has dropout: {len(set(digests))} "
             f"different states on {group.size()} ranks; call torch.manual_seed with one seed on all of them "
             "before, or set dropout to 0"
         )
 
 
-def _drops(module: nn.Module) -> bool:
+def _has_dropout(module: nn.Module) -> bool:
+    """Return True if a module has a dropout above 0."""
     share = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
     return isinstance(share, float) and share > 0
 
@@ -281,12 +288,13 @@ def _drops(module: nn.Module) -> bool:
 
 
 def _shard_attention(module: MultiHeadAttention, mesh: DeviceMesh, layout: Placement | None) -> None:
+    """Shard the heads of headwise's attention, in place."""
     H, Hk, D, Dv, n = module.num_heads, module.num_kv_heads, module.head_dim, module.value_dim, mesh.size()
     heads = H // n
     assert mesh.get_local_rank() == mesh.get_group().rank(), "parts are gathered in the order they lie in"
     first = mesh.get_local_rank() * heads
     local = LocalHeads(first, heads, H, max(1, Hk // n), Hk, mesh.get_group())
-    shared = Hk % n != 0  # ranks that need the same key head hold it each
+    shared = Hk % n != 0  # several ranks hold the same key head
     shard(module.q_proj, mesh, ColumnLinear, Shard(0))
     for layer, width in ((module.k_proj, D), (module.v_proj, Dv)):
         if shared:
@@ -298,11 +306,11 @@ def _shard_attention(module: MultiHeadAttention, mesh: DeviceMesh, layout: Place
         shard(module.gate_proj, mesh, ColumnLinear, Shard(0))
     _shard_norms(module, mesh, local, shared)
     if module.relative_bias is not None and not isinstance(module.relative_bias, ShardedRelativeBias):
-        shard(module.relative_bias, mesh, ShardedRelativeBias, Shard(1))  # once, where layers share one
-    held = module._parameters.get("sinks")
-    if held is not None:
-        placed = distribute_tensor(held.detach(), mesh, [Shard(0)])
-        module.register_parameter("sinks", nn.Parameter(placed, requires_grad=held.requires_grad))
+        shard(module.relative_bias, mesh, ShardedRelativeBias, Shard(1))  # once, if layers share it
+    sinks = module._parameters.get("sinks")
+    if sinks is not None:
+        placed = distribute_tensor(sinks.detach(), mesh, [Shard(0)])
+        module.register_parameter("sinks", nn.Parameter(placed, requires_grad=sinks.requires_grad))
     if module._slopes is not None:
         module._slopes = Slopes(module._slopes.numbers[first : first + heads])
     module.num_heads, module.num_kv_heads, module._packed = heads, local.kv_count, None
@@ -333,6 +341,7 @@ def _shard_norms(module: MultiHeadAttention, mesh: DeviceMesh, local: LocalHeads
 
 
 def _shard_feed_forward(module: FeedForward, mesh: DeviceMesh, layout: Placement | None) -> None:
+    """Shard the hidden channels of a feed-forward, in place."""
     shard(module.up_proj, mesh, ColumnLinear, Shard(0))
     if module.gate_proj is not None:
         shard(module.gate_proj, mesh, ColumnLinear, Shard(0))
@@ -342,7 +351,7 @@ def _shard_feed_forward(module: FeedForward, mesh: DeviceMesh, layout: Placement
     module.__dict__.update(mesh=mesh, layout=layout)
 
 
-def _shard_torchs(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
+def _shard_torch_attention(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
     """Replace torch's packed projections by three that can be sharded; arguments of forward stay."""
     ours = MultiHeadAttention.from_torch(module)
     _shard_attention(ours, mesh, None)
@@ -355,28 +364,28 @@ def _shard_torchs(module: nn.MultiheadAttention, mesh: DeviceMesh) -> None:
 
 
 @torch.no_grad()
-def _send_the_rest(model: nn.Module, group: Group) -> None:
+def _broadcast_others(model: nn.Module, group: Group) -> None:
     """Broadcast the parameters and buffers that are not sharded from the first rank."""
-    for held in (*model.parameters(), *model.buffers()):
-        if group.size() > 1 and not isinstance(held, DTensor) and not held.is_meta:
-            sent = held.detach().contiguous()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if group.size() > 1 and not isinstance(tensor, DTensor) and not tensor.is_meta:
+            sent = tensor.detach().contiguous()
             torch.distributed.broadcast(sent, group=group, group_src=0)
-            held.copy_(sent)
+            tensor.copy_(sent)
 
 
-def _watch_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module) -> None:
-    """Make every optimiser that holds a parameter which sharding replaced raise when it steps.
+def _check_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module) -> None:
+    """Let every optimiser with a parameter that sharding replaced raise when it steps.
 
-    Such a parameter gets no gradient any more, and an optimiser would skip it silently. torch keeps no list
-    of optimisers; the garbage collector knows them all, and is asked only if an old parameter is still alive.
+    Such a parameter gets no gradient any more, and the optimiser would skip it silently. torch has no list of
+    optimisers; they are candidate by the garbage collector, if a replaced parameter is still alive.
     """
-    kept = {id(parameter) for parameter in model.parameters()}
-    replaced = [ref for ref in before if (parameter := ref()) is not None and id(parameter) not in kept]
+    current = {id(parameter) for parameter in model.parameters()}
+    replaced = [ref for ref in before if (parameter := ref()) is not None and id(parameter) not in current]
 
     def stale(optimizer: Optimizer) -> tuple[int, int]:
         """Return how many of its parameters were replaced, and how many it has."""
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return sum(id(ref()) in held for ref in replaced), len(held)
+        parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return sum(id(ref()) in parameters for ref in replaced), len(parameters)
 
     def check(optimizer: Optimizer, args: object, kwargs: object) -> None:
         count, total = stale(optimizer)
@@ -387,15 +396,15 @@ def _watch_optimizers(before: list[weakref.ref[nn.Parameter]], model: nn.Module)
                 "make it anew with model.parameters()"
             )
 
-    for found in gc.get_objects() if replaced else ():
-        if issubclass(type(found), Optimizer) and stale(found)[0]:
-            found.register_step_pre_hook(check)
+    for candidate in gc.get_objects() if replaced else ():
+        if issubclass(type(candidate), Optimizer) and stale(candidate)[0]:
+            candidate.register_step_pre_hook(check)
 
 
 # The classes of sharded modules
 
 
-_here = threading.local()  # draws: the module whose call is drawing this rank's random numbers
+_thread = threading.local()  # draws: the module whose call draws this rank's random numbers
 
 
 class ShardedAttention(MultiHeadAttention):
@@ -413,8 +422,8 @@ class ShardedAttention(MultiHeadAttention):
     @property
     def sinks(self) -> Tensor | None:  # type: ignore[override]
         """The sinks of this rank's heads; the parameter itself is in `named_parameters`."""
-        held = self._parameters.get("sinks")
-        return None if held is None else local_part(held)
+        parameter = self._parameters.get("sinks")
+        return None if parameter is None else local_part(parameter)
 
     def forward(
         self,
@@ -428,7 +437,7 @@ class ShardedAttention(MultiHeadAttention):
     ) -> tuple[Tensor, AttentionMap | None]:
         """As `MultiHeadAttention.forward`: (the output of all heads, the map of this rank's)."""
         query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
-        with self._own_numbers(query):
+        with self._rank_random_state(query):
             output, weights = super().forward(query, key, value, mask, bias=bias, **more)
         return self._handed_on(output), weights
 
@@ -444,7 +453,7 @@ class ShardedAttention(MultiHeadAttention):
     ) -> Tensor:
         """The outputs of this rank's heads, [B, heads here, T, Dv]."""
         query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
-        with self._own_numbers(query):
+        with self._rank_random_state(query):
             return super().head_outputs(query, key, value, mask, bias=bias, **more)
 
     def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
@@ -469,35 +478,42 @@ class ShardedAttention(MultiHeadAttention):
         return f"{self.local_heads}; {super().extra_repr()}"
 
     def _received(self, inputs: Inputs) -> Inputs:
-        given: dict[int, Any] = {}  # a tensor given twice stays one: self-attention is recognised by that
+        """Return inputs as plain tensors, with mask and bias of this rank's heads."""
+        entered: dict[int, Any] = {}  # by id, for self-attention is recognised by identical tensors
         for x in inputs[:3]:
-            if isinstance(x, Tensor) and id(x) not in given:
-                given[id(x)] = self._enter(x)
+            if isinstance(x, Tensor) and id(x) not in entered:
+                entered[id(x)] = self._enter(x)
         query, key, value, mask, bias, *_ = inputs
-        query, key, value = given.get(id(query), query), given.get(id(key), key), given.get(id(value), value)
+        query, key, value = (
+            entered.get(id(query), query),
+            entered.get(id(key), key),
+            entered.get(id(value), value),
+        )
         if isinstance(query, Tensor) and query.ndim == 3:
             mask = self.local_heads.mask(mask, query.shape[0], query.shape[1])
         bias = self.local_heads.bias(bias)
         return inputs._replace(query=query, key=key, value=value, mask=mask, bias=bias)
 
     def _enter(self, x: Tensor) -> Tensor:
+        """Return an input as a plain tensor whose gradient is summed over ranks."""
         return copy_to_ranks(full_tensor(x), self.local_heads.group)
 
     def _handed_on(self, output: Tensor) -> Tensor:
+        """Return the output in the requested layout."""
         return as_dtensor(output, self.mesh, self.layout)
 
     def _attend(self, inputs: Inputs) -> tuple[Tensor, AttentionMap, Tensor]:
-        with self._own_numbers(inputs.query):
+        with self._rank_random_state(inputs.query):
             return super()._attend(inputs)
 
     @contextmanager
-    def _own_numbers(self, x: object) -> Iterator[None]:
-        """Draw dropout from this rank's own random numbers; the state afterwards is the same on all ranks.
+    def _rank_random_state(self, x: object) -> Iterator[None]:
+        """Draw dropout from random numbers of this rank; afterwards the state is the same on all ranks.
 
         Otherwise ranks would drop the same weights of different heads.
         """
         drops = self.training and self.dropout and isinstance(x, Tensor) and not torch.compiler.is_compiling()
-        if not drops or getattr(_here, "draws", None) is self:  # a call inside forward
+        if not drops or getattr(_thread, "draws", None) is self:  # a call inside forward
             yield
             return
         assert isinstance(x, Tensor)
@@ -506,11 +522,11 @@ class ShardedAttention(MultiHeadAttention):
             torch.default_generator.manual_seed(seed)
             if x.is_cuda:
                 torch.cuda.default_generators[x.device.index].manual_seed(seed)
-            before, _here.draws = getattr(_here, "draws", None), self
+            before, _thread.draws = getattr(_thread, "draws", None), self
             try:
                 yield
             finally:
-                _here.draws = before
+                _thread.draws = before
 
 
 class ShardedFeedForward(FeedForward):
@@ -550,7 +566,7 @@ class ShardedTorchAttention(nn.Module):
 
     attention: ShardedAttention
     batch_first: bool
-    # torch's encoder looks at these before it takes its native path, which cannot run here
+    # torch's encoder reads these before it takes its native path, which does not work here
     in_proj_weight = in_proj_bias = None
     _qkv_same_embed_dim = False
 
@@ -571,24 +587,25 @@ class ShardedTorchAttention(nn.Module):
                 "is_causal must come with attn_mask, of which it is a hint: got is_causal=True alone; give "
                 "torch.nn.Transformer.generate_square_subsequent_mask(length)"
             )
-        alone, itself = query.ndim == 2, key is query and value is query
-        three = [query] if itself else [query, key, value]
-        if alone:
-            three = [x[None] for x in three]
+        is_unbatched, itself = query.ndim == 2, key is query and value is query
+        inputs = [query] if itself else [query, key, value]
+        if is_unbatched:
+            inputs = [x[None] for x in inputs]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         elif not self.batch_first:
-            three = [x.transpose(0, 1) for x in three]
-        q, k, v = three * 3 if itself else three
+            inputs = [x.transpose(0, 1) for x in inputs]
+        q, k, v = inputs * 3 if itself else inputs
         mask, bias = self._rules(q, k, key_padding_mask, attn_mask)
-        output, seen = self.attention(q, k, v, mask, bias=bias, need_weights=need_weights)
-        weights = None if seen is None else self._weights(seen, average_attn_weights)
-        if alone:
+        output, weights_map = self.attention(q, k, v, mask, bias=bias, need_weights=need_weights)
+        weights = None if weights_map is None else self._weights(weights_map, average_attn_weights)
+        if is_unbatched:
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.transpose(0, 1), weights
 
     def _rules(
         self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None
     ) -> tuple[Mask, Tensor | None]:
+        """Return mask and bias of torch's masks."""
         (B, T, _), S = q.shape, k.shape[1]
         if padding is not None and padding.is_floating_point():  # as torch's encoder makes them of bool
             hidden = padding == -torch.inf
@@ -598,12 +615,13 @@ class ShardedTorchAttention(nn.Module):
             content = content_of(attn_mask)
             causal = content is not None and content.causal
         heads = self.attention.local_heads.total
-        given = None if causal else attn_mask
-        mask, bias = from_torch(given, padding, num_heads=heads, query_len=T, key_len=S, batch=B)
+        mask_to_read = None if causal else attn_mask
+        mask, bias = from_torch(mask_to_read, padding, num_heads=heads, query_len=T, key_len=S, batch=B)
         return (mask & Mask.causal() if causal else mask), bias
 
-    def _weights(self, seen: AttentionMap, average: bool) -> Tensor:
+    def _weights(self, weights_map: AttentionMap, average: bool) -> Tensor:
+        """Return the weights of all heads, or their mean over heads."""
         group = self.attention.local_heads.group
         if average:
-            return reduce_from_ranks(seen.mean_heads(), group) / group.size()
-        return gather_from_ranks(seen.dense(), 1, group)
+            return reduce_from_ranks(weights_map.mean_heads(), group) / group.size()
+        return gather_from_ranks(weights_map.dense(), 1, group)

@@ -1,7 +1,7 @@
-"""`LocalHeads`: which heads of a layer this process holds, and what ranks that share heads exchange.
+"""`LocalHeads`: the heads of a layer on this process, and the exchanges between ranks that share a layer.
 
-Heads lie over ranks in order: with 8 heads on 4 ranks, rank 1 holds heads 2 and 3. Where there are fewer key
-and value heads than ranks, ranks that need the same one hold it each.
+Heads are sharded over ranks in order: of 8 heads on 4 ranks, rank 1 has heads 2 and 3. If there are fewer key
+and value heads than ranks, several ranks have the same one.
 
     8 heads, 2 key heads, 4 ranks      rank     0     1     2     3
                                        heads   0 1   2 3   4 5   6 7
@@ -12,8 +12,8 @@ its backward is another exchange, so that second derivatives work, too:
 
     function            forward                                  backward
     copy_to_ranks       x, which every rank has                  sum of the ranks' gradients
-    reduce_from_ranks   sum over ranks, used by all in one way   the gradient as it is
-    sum_over_ranks      sum over ranks, used by each in its own  sum of the ranks' gradients
+    reduce_from_ranks   sum over ranks, used by all in one way   the gradient unchanged
+    sum_over_ranks      sum over ranks, used differently         sum of the ranks' gradients
     gather_from_ranks   all ranks' parts, concatenated           this rank's part
     part_of_rank        this rank's part of the whole            all ranks' parts, concatenated
 
@@ -54,8 +54,8 @@ class LocalHeads:
 
     def __str__(self) -> str:
         last = self.first + self.count - 1
-        here = f"head {last}" if self.count == 1 else f"heads {self.first} to {last}"
-        return f"{here} of {self.total}"
+        heads = f"head {last}" if self.count == 1 else f"heads {self.first} to {last}"
+        return f"{heads} of {self.total}"
 
     @property
     def kv_first(self) -> int:
@@ -69,11 +69,13 @@ class LocalHeads:
         if isinstance(mask, Tensor):
             if mask.ndim not in (3, 4) or mask.shape[-3] == 1:
                 return mask
-            mask = mask_of_call(mask, batch, query_len)  # checked as a whole, so that every rank raises
+            mask = mask_of_call(mask, batch, query_len)  # checked before it is cut, so that every rank raises
         if not isinstance(mask, Mask) or mask.allowed is None or mask.allowed.shape[1] == 1:
             return mask
         allowed = self._cut(mask.allowed, "mask")
-        if self.count == 1 and allowed.shape[2] == 1:  # one head's rule reads as padding of all otherwise
+        if (
+            self.count == 1 and allowed.shape[2] == 1
+        ):  # otherwise the rule of one head would be read as padding
             if query_len > 1:
                 allowed = allowed.expand(-1, -1, query_len, -1)
             elif mask.keys is None and allowed.shape[3] > 1:
@@ -83,10 +85,11 @@ class LocalHeads:
     def bias(self, bias: Bias | None) -> Bias | None:
         """Cut a bias for all heads to the heads of this rank; its gradient is that of all ranks."""
         if isinstance(bias, tuple):
-            return tuple(self._one_bias(part) for part in bias)
-        return None if bias is None else self._one_bias(bias)
+            return tuple(self._cut_bias(part) for part in bias)
+        return None if bias is None else self._cut_bias(bias)
 
-    def _one_bias(self, bias: Tensor | Alibi | Relative) -> Tensor | Alibi | Relative:
+    def _cut_bias(self, bias: Tensor | Alibi | Relative) -> Tensor | Alibi | Relative:
+        """Cut one bias to the heads of this rank."""
         if isinstance(bias, Alibi):
             return Alibi(self._of_heads(bias.slopes, "slopes"))
         if isinstance(bias, Relative):
@@ -115,40 +118,42 @@ class LocalHeads:
 
     # All heads from those of each rank
 
-    def whole(self, x: Tensor, dim: int = 1) -> Tensor:
+    def gather(self, x: Tensor, dim: int = 1) -> Tensor:
         """Gather a tensor of this rank's heads into one of all heads, on every rank."""
         return gather_from_ranks(x, dim, self.group)
 
-    def whole_kv(self, x: Tensor) -> Tensor:
-        """Gather keys or values [B, Hk, S, ..]; key heads that several ranks hold are taken once."""
-        every = gather_from_ranks(x, 1, self.group)
-        copies = every.shape[1] // self.kv_total
-        return every if copies == 1 else every[:, ::copies]
+    def gather_kv(self, x: Tensor) -> Tensor:
+        """Gather keys or values [B, Hk, S, ..]; key heads that several ranks have are taken once."""
+        gathered = gather_from_ranks(x, 1, self.group)
+        copies = gathered.shape[1] // self.kv_total
+        return gathered if copies == 1 else gathered[:, ::copies]
 
-    def whole_map(self, weights: AttentionMap) -> AttentionMap:
+    def gather_map(self, weights: AttentionMap) -> AttentionMap:
         """Gather the map of all heads, [B, H, T, S], on every rank."""
         scores, lse, columns = weights.as_made
-        assert isinstance(scores, Scores), "weights that a model computed itself are refused before"
+        assert isinstance(scores, Scores), "weights that a model computed itself were refused before"
         scoring, mask = scores.scoring, scores.mask
-        own = {
+        tensors = {
             name: gather_from_ranks(value, 0, self.group)
             for name, value in scoring.tensors.items()
             if name != "bias"
         }
         if scoring.bias is not None:
-            own["bias"] = self._spread(scoring.bias)
-        if own:
-            scoring = replace(scoring, **own)  # type: ignore[arg-type]
+            tensors["bias"] = self._spread(scoring.bias)
+        if tensors:
+            scoring = replace(scoring, **tensors)  # type: ignore[arg-type]
         if mask.allowed is not None:
             mask = replace(mask, allowed=self._spread(mask.allowed))
-        whole = replace(scores, q=self.whole(scores.q), k=self.whole_kv(scores.k), mask=mask, scoring=scoring)
-        return make(whole, None if lse is None else self.whole(lse), columns)
+        gathered = replace(
+            scores, q=self.gather(scores.q), k=self.gather_kv(scores.k), mask=mask, scoring=scoring
+        )
+        return make(gathered, None if lse is None else self.gather(lse), columns)
 
     def _spread(self, x: Tensor) -> Tensor:
-        """Gather x [B or 1, heads or 1, ..]; one that is the same for all heads stays as it is."""
+        """Gather x [B or 1, heads or 1, ..]; one that is the same for all heads is returned unchanged."""
         return gather_from_ranks(x, 1, self.group) if x.shape[1] == self.count else x
 
-    def own(self, x: Tensor) -> Tensor:
+    def part(self, x: Tensor) -> Tensor:
         """Return this rank's part of the outputs of all heads, [B, H, T, Dv]."""
         return part_of_rank(x, 1, self.group)
 
@@ -208,7 +213,7 @@ def gather_from_ranks(x: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def part_of_rank(x: Tensor, dim: int, group: Group) -> Tensor:
-    """Return this rank's part of x, which every rank has whole: one of n equal parts along a dimension."""
+    """Return this rank's part of x, which every rank has: one of n equal parts along a dimension."""
     if group.size() == 1:
         return x
     return _Exchange.apply(
@@ -217,12 +222,14 @@ def part_of_rank(x: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def _sum(x: Tensor, group: Group) -> Tensor:
+    """Return the sum over ranks, without gradient."""
     total = x.clone(memory_format=torch.contiguous_format)
     torch.distributed.all_reduce(total, group=group)
     return total
 
 
 def _gather(x: Tensor, dim: int, group: Group) -> Tensor:
+    """Return the parts of all ranks, concatenated, without gradient."""
     sent = x.to(torch.uint8) if x.dtype == torch.bool else x
     first = sent.movedim(dim, 0).contiguous()
     parts = [torch.empty_like(first) for _ in range(group.size())]
@@ -231,5 +238,6 @@ def _gather(x: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def _part(x: Tensor, dim: int, group: Group) -> Tensor:
+    """Return this rank's part, without gradient."""
     count = x.shape[dim] // group.size()
     return x.narrow(dim, group.rank() * count, count).contiguous()

@@ -1,16 +1,16 @@
-"""Attention with the sequence over a group of ranks: keys and values go round, queries stay where they are.
+"""Ring attention: the sequence is sharded over a group of ranks, keys and values are passed round the ring.
 
-A rank's `Shard` of a call is its queries and keys with the mask and scoring of the whole. One of its runs of
-queries and a run of keys, its own or received, are a rectangle of the score matrix. Each rectangle is an
-ordinary call of the engines, except for its positions: query i stands at i + S - T, in a rectangle whose
-first key is j at i + S - T - j. Rectangles that the mask hides altogether are left out.
+A rank's `Shard` of a call is its queries and keys with the mask and scoring of the full call. A run of its
+queries and a run of keys, local or received, are a rectangle of the score matrix. Each rectangle is an
+ordinary call of the engines, except for its positions: query i is at position i + S - T, and at i + S - T - j
+in a rectangle whose first key is j. Rectangles that the mask hides completely are left out.
 
-Forward. Keys and values of all ranks come by, this rank's own first. Rows are merged from their parts,
-(largest score, sum of exponentials below it, mix of values), as in an online softmax. Sinks, one more column
-of a whole row, are added once, at the end.
+Forward. The keys and values of all ranks arrive in turn, after this rank's own. Rows are merged from their
+parts, (largest score, sum of exponentials relative to it, weighted sum of values), as in an online softmax.
+Sinks, one more column of a full row, are added once, at the end.
 
-Backward. Given the output and lse of whole rows, the backward of each rectangle is exact by itself. Keys and
-values go round once more; dq stays, dk and dv travel one step behind their block until they are home.
+Backward. Given the output and lse of full rows, the backward of each rectangle is exact. Keys and values are
+passed round once more; dq stays, dk and dv follow their block one step later until they are back on its rank.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
 rank's of T, S.
@@ -38,18 +38,18 @@ from ..indexing import take
 from ..mask_rules import Dense, Documents, Padding, can_read
 from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring
-from .sequence import Layout, Ring, Run, Travelling
+from .sequence import Layout, Ring, RingSums, Run
 
 ANYWHERE = (Padding, Documents, Dense)  # rules that do not depend on positions
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A rectangle of the score matrix, as a call of its own; without sinks, which belong to whole rows."""
+    """A rectangle of the score matrix as a call, without sinks, which belong to full rows."""
 
     rows: slice  # among this rank's queries
     columns: slice  # among the keys of the block
-    frame: Frame  # its place in the whole
+    frame: Frame  # its place in the full score matrix
     scores: Scores
 
 
@@ -98,14 +98,14 @@ class Shard:
     ring: Ring
     q: Tensor  # [B, H, t, D]
     k: Tensor  # [B, Hk, s, D]
-    mask: Mask  # bound, of the whole
-    scoring: Scoring  # of the whole
+    mask: Mask  # bound, of the full call
+    scoring: Scoring  # of the full call
     queries: Layout
     keys: Layout
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """[B, H, T, S] of the whole."""
+        """[B, H, T, S] of the full call."""
         return self.q.shape[0], self.q.shape[1], self.queries.length, self.keys.length
 
     @property
@@ -114,13 +114,13 @@ class Shard:
         return [self.keys.size(rank) for rank in range(self.ring.size)]
 
     @property
-    def whole(self) -> Rows:
-        """The whole call, without numbers."""
+    def full_rows(self) -> Rows:
+        """The rows of the full call, without numbers."""
         return Rows(self.shape, self.mask, self.q, self.scoring.sinks)
 
     @property
     def mine(self) -> Rows:
-        """This rank's rows, without numbers, with the rules that say which queries count."""
+        """This rank's rows, without numbers, with the rules that decide which queries count."""
         B, H, T, S = self.shape
         at = self.queries.positions(self.ring.rank)
         counted = self.mask.counted(T)
@@ -134,20 +134,20 @@ class Shard:
         return self.q, self.k, *(getattr(self.scoring, name) for name in DIFFERENTIABLE[2:])
 
     def of(self, leaves: Sequence[Tensor | None]) -> Shard:
-        """The same call with other leaves, in the order of DIFFERENTIABLE."""
-        q, k, *others = leaves
+        """Return the same call with other leaves, in the order of DIFFERENTIABLE."""
+        q, k, *scoring_leaves = leaves
         assert q is not None and k is not None
-        scoring = replace(self.scoring, **dict(zip(DIFFERENTIABLE[2:], others, strict=True)))  # type: ignore[arg-type]
+        scoring = replace(self.scoring, **dict(zip(DIFFERENTIABLE[2:], scoring_leaves, strict=True)))  # type: ignore[arg-type]
         return replace(self, q=q, k=k, scoring=scoring)
 
     def detach(self) -> Shard:
-        """The same, cut from the graph."""
+        """Return the same call, detached."""
         return self.of([None if x is None else x.detach() for x in self.leaves])
 
     def parts(self, owner: int, k: Tensor, placed: bool = False) -> Iterator[Part]:
         """Yield the rectangles of this rank's queries and the keys `k` of `owner` that are not all hidden.
 
-        placed: give queries their positions even if neither mask nor bias asks for them.
+        placed: pass positions of queries even if neither mask nor bias needs them.
         """
         for queries in self.queries.runs(self.ring.rank):
             for keys in self.keys.runs(owner):
@@ -156,10 +156,11 @@ class Shard:
                     yield part
 
     def _part(self, queries: Run, keys: Run, k: Tensor, placed: bool) -> Part | None:
+        """Return a rectangle, or None if the mask hides all of it."""
         _, _, T, S = self.shape
-        first = queries.there.start + S - T - keys.there.start  # the first query's position
+        first = queries.span.start + S - T - keys.span.start  # the first query's position
         last = first + queries.size - 1
-        mask = self.mask.rectangle(queries.there, keys.there)
+        mask = self.mask.rectangle(queries.span, keys.span)
         start, stop = mask.span(first, last, slice(0, queries.size), keys.size)
         if start == stop:
             return None
@@ -169,14 +170,14 @@ class Shard:
             mask = replace(mask, right=None)
         scoring = replace(self.scoring, sinks=None)
         if scoring.bias is not None:
-            scoring = replace(scoring, bias=take(scoring.bias, (None, None, queries.there, keys.there)))
+            scoring = replace(scoring, bias=take(scoring.bias, (None, None, queries.span, keys.span)))
         placed = placed or scoring.slopes is not None or scoring.relative is not None
         placed = placed or any(not isinstance(rule, ANYWHERE) for rule in mask.hiding)
         positions: Tensor | None = None
-        if placed and first != keys.size - queries.size:  # else aligned, as in any call
+        if placed and first != keys.size - queries.size:  # else aligned with the last key, the default
             positions = torch.arange(first, last + 1, device="cpu")
-        scores = Scores(self.q[:, :, queries.here], k[:, :, keys.here], mask, scoring, positions)
-        return Part(queries.here, keys.here, Frame(queries.there.start, keys.there.start, T, S), scores)
+        scores = Scores(self.q[:, :, queries.local], k[:, :, keys.local], mask, scoring, positions)
+        return Part(queries.local, keys.local, Frame(queries.span.start, keys.span.start, T, S), scores)
 
 
 # The first pass
@@ -197,7 +198,7 @@ class Merged:
     mixed: Tensor | None  # [B, H, t, Dv], the values weighted by exp(score - top)
 
     @classmethod
-    def nothing(cls, q: Tensor, value_dim: int | None) -> Merged:
+    def empty(cls, q: Tensor, value_dim: int | None) -> Merged:
         """Rows without any key."""
         dtype = tile_dtype(q.dtype)
         top = torch.full(q.shape[:3], HIDDEN, dtype=dtype, device=q.device)
@@ -206,18 +207,18 @@ class Merged:
 
     def add(self, rows: slice, top: Tensor, total: Tensor, mixed: Tensor | None) -> None:
         """Merge a part of some rows, or a column: top and total [B, H, t]."""
-        old = self.top[:, :, rows]
-        new = torch.maximum(old, top)
-        mine, theirs = (old - new).exp(), (top - new).exp()
-        self.top[:, :, rows] = new
-        self.total[:, :, rows] = self.total[:, :, rows] * mine + total * theirs
+        old_top = self.top[:, :, rows]
+        new_top = torch.maximum(old_top, top)
+        old_scale, new_scale = (old_top - new_top).exp(), (top - new_top).exp()
+        self.top[:, :, rows] = new_top
+        self.total[:, :, rows] = self.total[:, :, rows] * old_scale + total * new_scale
         if self.mixed is not None:
-            here = self.mixed[:, :, rows]
-            here *= mine[..., None]
+            mixed_rows = self.mixed[:, :, rows]
+            mixed_rows *= old_scale[..., None]
             if mixed is not None:
-                here += mixed * theirs[..., None]
+                mixed_rows += mixed * new_scale[..., None]
 
-    def look(self, parts: Iterable[Part]) -> None:
+    def add_parts(self, parts: Iterable[Part]) -> None:
         """Merge rectangles, without values."""
         for part in parts:
             self.add(part.rows, *unfinished(part.scores, None))
@@ -230,7 +231,7 @@ class Merged:
 
     @property
     def anchor(self) -> Anchor:
-        """The rows' lse as a sum of two numbers, which is more exact than one."""
+        """The rows' lse as a sum of two numbers, which is more precise than one."""
         empty = self.top <= HIDDEN
         return self.top.masked_fill(empty, 0), self.total.log().masked_fill(empty, 0)
 
@@ -247,7 +248,7 @@ class Merged:
 
 
 class _Rows(NamedTuple):
-    """What backward needs of whole rows."""
+    """Tensors of full rows for the backward pass."""
 
     output: Tensor  # [B, H, t, Dv]
     lse: Tensor  # [B, H, t]
@@ -256,11 +257,13 @@ class _Rows(NamedTuple):
     grad: Tensor  # of the output
 
     def some(self, rows: slice) -> _Rows:
-        """Some of the rows."""
+        """Return some of the rows."""
         return _Rows(*[x[:, :, rows] for x in self])
 
 
 class _RingAttention(torch.autograd.Function):
+    """Ring attention with its backward."""
+
     @staticmethod
     def forward(ctx: Context, *args: Any) -> tuple[Tensor, Tensor]:
         *leaves, v, shard = args
@@ -268,7 +271,9 @@ class _RingAttention(torch.autograd.Function):
             merged = _forward(shard.of(leaves), v)
         output, lse = merged.output(v.dtype), merged.lse
         ctx.mark_non_differentiable(lse)
-        ctx.plan = replace(shard, q=v.new_empty(0), k=v.new_empty(0))  # saved_tensors has its own
+        ctx.plan = replace(
+            shard, q=v.new_empty(0), k=v.new_empty(0)
+        )  # without q and k, which are in saved_tensors
         ctx.save_for_backward(*leaves, v, output, lse, *merged.anchor)
         return output, lse
 
@@ -279,22 +284,23 @@ class _RingAttention(torch.autograd.Function):
         with own_precision(v.device):
             rows = _Rows(output, lse, high, low, grad)
             grads = _backward(ctx.plan.of(leaves), v, rows, needs_added(ctx.needs_input_grad))
-        given = (*leaves, v)
-        typed = [None if g is None else g.to(x.dtype) for g, x in zip(grads, given, strict=True)]
+        inputs = (*leaves, v)
+        typed = [None if g is None else g.to(x.dtype) for g, x in zip(grads, inputs, strict=True)]
         return (*[g if n else None for g, n in zip(typed, ctx.needs_input_grad, strict=False)], None)
 
 
 def _forward(shard: Shard, v: Tensor) -> Merged:
-    merged = Merged.nothing(shard.q, v.shape[-1])
+    """Return this rank's rows, merged over the keys of all ranks."""
+    merged = Merged.empty(shard.q, v.shape[-1])
     for owner, block in shard.ring.blocks(shard.k, v, sizes=shard.key_sizes):
-        _look(shard, merged, owner, *block)  # in a function: no view of a block may outlive it
+        _add_block(shard, merged, owner, *block)  # in a function, so that no view of a block stays alive
     if shard.scoring.sinks is not None:
         merged.add_sinks(shard.scoring.sinks)
     return merged
 
 
-def _look(shard: Shard, merged: Merged, owner: int, k: Tensor, v: Tensor) -> None:
-    """Merge what this rank's queries see of the keys of `owner`."""
+def _add_block(shard: Shard, merged: Merged, owner: int, k: Tensor, v: Tensor) -> None:
+    """Merge the part of this rank's rows over the keys of `owner`."""
     for part in shard.parts(owner, k):
         merged.add(part.rows, *_of_part(Call(part.scores, v[:, :, part.columns])))
 
@@ -310,7 +316,7 @@ def _of_part(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _too_rough(call: Call, lse: Tensor) -> bool:
-    """Return True if the lse is so large that rounding it spoils the merge; tiles keep two numbers instead.
+    """Return True if the lse is too large to merge by it; tiles use two numbers instead.
 
     In float32 an lse of 100 is off by 4e-6, and so are all weights of its part.
     """
@@ -321,61 +327,64 @@ def _too_rough(call: Call, lse: Tensor) -> bool:
 def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor | None, ...]:
     """Return the gradients of DIFFERENTIABLE, then that of v, in the dtype of tiles."""
     ring, dtype, scoring, sizes = shard.ring, tile_dtype(v.dtype), shard.scoring, shard.key_sizes
-    room: dict[str, Tensor] = {"q": torch.zeros(shard.q.shape, dtype=dtype, device=v.device)}
+    gradients: dict[str, Tensor] = {"q": torch.zeros(shard.q.shape, dtype=dtype, device=v.device)}
     if added:
         for name, x in scoring.tensors.items():
             if name in ADDED:
-                room[name] = torch.zeros(x.shape, dtype=dtype, device=x.device)
-    each = v.shape[0] * v.shape[1] * (shard.k.shape[3] + v.shape[3])  # numbers per key
+                gradients[name] = torch.zeros(x.shape, dtype=dtype, device=x.device)
+    numbers_per_key = v.shape[0] * v.shape[1] * (shard.k.shape[3] + v.shape[3])
     # dk and dv of a rank's keys, in one tensor
-    packed = Travelling(ring, lambda owner: torch.zeros(each * sizes[owner], dtype=dtype, device=v.device))
+    packed = RingSums(
+        ring, lambda owner: torch.zeros(numbers_per_key * sizes[owner], dtype=dtype, device=v.device)
+    )
     for owner, block in ring.blocks(shard.k, v, sizes=sizes):
-        _look_back(shard, rows, owner, block[0], block[1], packed.here, room)
+        _backward_of_block(shard, rows, owner, block[0], block[1], packed.current, gradients)
         packed.pass_on()
-    room["k"], dv = _apart(packed.home(), shard.k, v)
+    gradients["k"], dv = _unpacked(packed.result(), shard.k, v)
     if scoring.sinks is not None:
-        room["sinks"] = _of_sinks(scoring.sinks, rows)
-    return (*[room.get(name) for name in DIFFERENTIABLE], dv)
+        gradients["sinks"] = _of_sinks(scoring.sinks, rows)
+    return (*[gradients.get(name) for name in DIFFERENTIABLE], dv)
 
 
-def _look_back(
-    shard: Shard, rows: _Rows, owner: int, k: Tensor, v: Tensor, packed: Tensor, room: dict[str, Tensor]
+def _backward_of_block(
+    shard: Shard, rows: _Rows, owner: int, k: Tensor, v: Tensor, packed: Tensor, gradients: dict[str, Tensor]
 ) -> None:
-    """Backward through the keys of `owner`: add dk and dv to `packed`, the other gradients to `room`."""
-    dk, dv = _apart(packed, k, v)
-    added = any(name in room for name in ADDED)
+    """Backward through the keys of `owner`: add dk and dv to `packed`, the other gradients to `gradients`."""
+    dk, dv = _unpacked(packed, k, v)
+    added = any(name in gradients for name in ADDED)
     for part in shard.parts(owner, k):
-        here = rows.some(part.rows)
+        part_rows = rows.some(part.rows)
         values = v[:, :, part.columns]
-        call = Call(part.scores, values, bias_gradient=added, anchor=(here.high, here.low))
-        chosen = TILES if _too_rough(call, here.lse) else backends.choose(call)
-        back, d_values, _ = chosen.backward(call, here.output, here.lse, here.grad)
-        room["q"][:, :, part.rows] += back.q
+        call = Call(part.scores, values, bias_gradient=added, anchor=(part_rows.high, part_rows.low))
+        chosen = TILES if _too_rough(call, part_rows.lse) else backends.choose(call)
+        back, d_values, _ = chosen.backward(call, part_rows.output, part_rows.lse, part_rows.grad)
+        gradients["q"][:, :, part.rows] += back.q
         dk[:, :, part.columns] += back.k
         dv[:, :, part.columns] += d_values
-        _add(room, part, {"bias": back.bias, "slopes": back.slopes, "relative": back.relative})
+        _add(gradients, part, {"bias": back.bias, "slopes": back.slopes, "relative": back.relative})
 
 
-def _apart(packed: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _unpacked(packed: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return views of dk and dv in a packed tensor."""
     return packed[: k.numel()].view(k.shape), packed[k.numel() :].view(v.shape)
 
 
-def _add(room: dict[str, Tensor], part: Part, found: dict[str, Tensor | None]) -> None:
-    """Add a part's gradients of a bias, which lies over queries and keys, slopes and relative bias."""
-    for name, share in found.items():
-        if name not in room:
+def _add(gradients: dict[str, Tensor], part: Part, shares: dict[str, Tensor | None]) -> None:
+    """Add a part's gradients of a bias, [.., T, S], slopes and relative bias."""
+    for name, share in shares.items():
+        if name not in gradients:
             continue
-        assert share is not None, "the call asked for it"
-        mine = room[name]
+        assert share is not None, "the call requested it"
+        gradient = gradients[name]
         if name == "bias":
             query, key, _, _ = part.frame
             _, _, t, s = part.scores.shape
-            mine = take(mine, (None, None, slice(query, query + t), slice(key, key + s)))
-        mine += share
+            gradient = take(gradient, (None, None, slice(query, query + t), slice(key, key + s)))
+        gradient += share
 
 
 def _of_sinks(sinks: Tensor, rows: _Rows) -> Tensor:
-    """The gradient of the sinks from this rank's rows, [H]."""
+    """Return the gradient of the sinks from this rank's rows, [H]."""
     dtype = rows.lse.dtype
     delta = (rows.grad.to(dtype) * rows.output.to(dtype)).sum(-1)  # [B, H, t]
     mass = (sinks.to(dtype)[:, None] - rows.high - rows.low).exp()

@@ -1,9 +1,9 @@
-"""The second pass with the sequence over a group of ranks: keys go round, each rank reduces its rows.
+"""The second pass of a sequence over a group of ranks: keys are passed round, each rank reduces its rows.
 
-Given the lse of a whole row, its sums over all keys are the sums over blocks of keys, added up. So tiles and
-accumulators are those of one process, one rectangle after the other. What belongs to queries (entropy,
-distance, ..) stays with them; what belongs to keys (`received`) travels with the keys until it is home. Means
-are summed over ranks together with the numbers of queries. Every result is of the whole, on every rank.
+Given the lse of a full row, its sums over all keys are the sums over blocks of keys, added up. So tiles and
+accumulators are those of one process, one rectangle after the other. Statistics of queries (entropy,
+distance, ..) stay on their rank; those of keys (`received`) are passed round with the keys. Means are summed
+over ranks together with the numbers of queries. Every result is of the full sequence, on every rank.
 
 Letters: B batch, H num_heads, T query_len, S key_len; t, s this rank's of T, S.
 """
@@ -23,14 +23,14 @@ from ..engines.walk import ROUGH, Anchor, Block, walk
 from ..masks import Mask
 from ..scoring import HIDDEN
 from .ring_attention import Merged, Part, Shard
-from .sequence import Travelling, joined
+from .sequence import RingSums, joined
 
-SLACK = 2.0**-5  # a row whose weights sum to 1 only up to more than this has been changed since
+SLACK = 2.0**-5  # a row whose weights miss the sum 1 by more than this was changed
 
 
 @dataclass(frozen=True, eq=False)
 class Measuring:
-    """One rank's rows, whose weights are to be reduced."""
+    """One rank's rows, whose weights are reduced."""
 
     shard: Shard
     lse: Tensor  # [B, H, t]
@@ -40,17 +40,17 @@ class Measuring:
     def of(cls, shard: Shard, lse: Tensor, error: BaseException | None = None) -> Measuring:
         """Begin on all ranks, or raise on all of them; see `Ring.agree`.
 
-        If the lse is too large to be exact on some rank, all ranks compute it anew, from tiles.
+        If the lse is too large to be exact on some rank, all ranks compute it again from tiles.
         """
         finite = lse.masked_fill(torch.isneginf(lse), 0)
         largest = 0.0 if lse.dtype == torch.float64 else float(finite.abs().max())
-        told = shard.ring.agree([largest], error, lse.device)
-        if not any(number > ROUGH for (number,) in told):
+        largest_of_ranks = shard.ring.agree([largest], error, lse.device)
+        if not any(number > ROUGH for (number,) in largest_of_ranks):
             return cls(shard, lse, (finite, torch.zeros_like(finite)))
-        merged = Merged.nothing(shard.q, None)
+        merged = Merged.empty(shard.q, None)
         with own_precision(lse.device):
             for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
-                merged.look(shard.parts(owner, block[0], placed=True))
+                merged.add_parts(shard.parts(owner, block[0], placed=True))
         if shard.scoring.sinks is not None:
             merged.add_sinks(shard.scoring.sinks)
         return cls(shard, lse, merged.anchor)
@@ -63,7 +63,7 @@ class Measuring:
             batch, heads, inside = block.where
             yield block, (batch, heads, slice(rows.start + inside.start, rows.start + inside.stop))
 
-    def whole_rows(self) -> Block:
+    def full_rows(self) -> Block:
         """All rows of this rank as one block without tiles, for formulas over sums."""
         mine = self.shard.mine
         B, H, t, _ = mine.shape
@@ -79,7 +79,7 @@ class Measuring:
     ) -> dict[str, Tensor]:
         """Reduce [B, H, t] to [B, H]: the mean, or the largest, over the queries of all ranks that count.
 
-        mean_of: which queries count, by name; default: as the statistic of that name says.
+        mean_of: which queries count, by name; default: those of the statistic of that name.
         """
         means, largest = {}, {}
         for name, values in rows.items():
@@ -89,27 +89,27 @@ class Measuring:
             else:
                 sums = values.masked_fill(~counts, 0).double().sum(-1)
                 means[name] = torch.stack([sums, counts.double().sum(-1)])
-        found: dict[str, Tensor] = {}
+        results: dict[str, Tensor] = {}
         ring, dtype = self.shard.ring, self.lse.dtype
         if means:
             sums, counts = ring.add_up(torch.stack(list(means.values()), 1))  # [statistics, B, H] each
-            found |= dict(zip(means, (sums / counts).to(dtype).unbind(), strict=True))
+            results |= dict(zip(means, (sums / counts).to(dtype).unbind(), strict=True))
         if largest:
-            # NaN must win, which not every backend's maximum does
+            # NaN must win, unlike in the maximum of some backends
             stacked = torch.stack(list(largest.values()))
             unknown = stacked.isnan()
             highest, spoiled = ring.largest(
                 torch.stack([stacked.masked_fill(unknown, -torch.inf), unknown.to(dtype)])
             )
-            found |= dict(zip(largest, highest.masked_fill(spoiled > 0, torch.nan).unbind(), strict=True))
-        return {name: found[name] for name in rows}
+            results |= dict(zip(largest, highest.masked_fill(spoiled > 0, torch.nan).unbind(), strict=True))
+        return {name: results[name] for name in rows}
 
 
 @torch.no_grad()
 def measure(
     measuring: Measuring, names: tuple[str, ...], per_query: bool, reach: int, cells: tuple[int, int] | None
 ) -> dict[str, Tensor]:
-    """The statistics by name, as `engines.second_pass.measured` gives them; the picture last."""
+    """Return statistics by name, as `engines.second_pass.measured` does; the pooled map comes last."""
     shard, lse = measuring.shard, measuring.lse
     B, H, _, _ = shard.shape
     rows = [name for name in names if name != RECEIVED]
@@ -118,49 +118,51 @@ def measure(
     picture = None if cells is None else lse.new_zeros(B, H, *cells)
     ragged = "first" in needed and shard.mask.keys is not None and shard.mask.keys.ndim == 2
     firsts = _first_keys(shard.mask, B) if "first" in needed else [0] * B
-    received: Travelling | None = None  # the weights that keys receive
+    received: RingSums | None = None  # the weights that keys receive
     if RECEIVED in names:
         sizes = shard.key_sizes
-        received = Travelling(shard.ring, lambda owner: lse.new_zeros(B, H, sizes[owner]))
+        received = RingSums(shard.ring, lambda owner: lse.new_zeros(B, H, sizes[owner]))
 
-    def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
+    def look(part: Part, block: Block, place: tuple[slice, ...]) -> None:
         room = None
         if received is not None:
-            room = received.here[block.piece.batch, block.piece.heads, part.columns]
+            room = received.current[block.piece.batch, block.piece.heads, part.columns]
         draw = None if picture is None else drawing(block, picture, part.frame)
         first = _inside(firsts[block.piece.batch.start], part)
         for name, share in sums_of(block, needed, reach, True, room, draw, first).items():
             combine = torch.maximum if ACCUMULATORS[name].largest else torch.add
-            sums[name][here] = combine(sums[name][here], share)
+            sums[name][place] = combine(sums[name][place], share)
 
     _walked(measuring, shard, look, ragged, None if received is None else received.pass_on)
-    block = measuring.whole_rows()
+    block = measuring.full_rows()
     off = (block.with_sink(sums["mass"]) - 1).abs() > SLACK
     off &= ~torch.isneginf(lse)
-    spoiled = torch.where(off.any(), torch.nan, 0.0).to(lse)  # as on a GPU, where nothing can raise
+    spoiled = torch.where(off.any(), torch.nan, 0.0).to(
+        lse
+    )  # as on a GPU, where values are not read and nothing raises
     values = {name: ROW_STATISTICS[name].of(block, sums).masked_fill(off, torch.nan) for name in rows}
     if per_query:
         values = {name: measuring.over_queries(value) for name, value in values.items()}
     else:
         values = measuring.of_heads(values)
     if received is not None:
-        values[RECEIVED] = joined(received.home() + spoiled, shard.ring, shard.keys, 2)
+        values[RECEIVED] = joined(received.result() + spoiled, shard.ring, shard.keys, 2)
     if picture is not None:
         values[PICTURE] = shard.ring.add_up(picture + spoiled)
     return {name: values[name] for name in (*names, PICTURE) if name in values}
 
 
 def _first_keys(mask: Mask, batch: int) -> list[int]:
-    """The first key of each sequence that is not padding."""
+    """Return the first key of each sequence that is not padding."""
     if mask.keys is None or mask.keys.ndim == 1:
         return [0] * batch
     return [int(first) for first in mask.keys.int().argmax(-1).tolist()]
 
 
 def _inside(key: int, part: Part) -> slice:
-    """The column of a key in a rectangle, as a slice; empty if the key is not in it."""
-    here = key - part.frame.first_key
-    return slice(here, here + 1) if 0 <= here < part.scores.shape[3] else slice(0, 0)
+    """Return the column of a key in a rectangle as a slice, empty if the key is not in it."""
+    column = key - part.frame.first_key
+    return slice(column, column + 1) if 0 <= column < part.scores.shape[3] else slice(0, 0)
 
 
 def _walked(
@@ -174,8 +176,8 @@ def _walked(
 
     def visit(owner: int, k: Tensor) -> None:
         for part in shard.parts(owner, k, placed=True):
-            for block, here in measuring.blocks(part, one_by_one):
-                look(part, block, here)
+            for block, place in measuring.blocks(part, one_by_one):
+                look(part, block, place)
 
     with own_precision(measuring.lse.device):
         for owner, block in shard.ring.blocks(shard.k, sizes=shard.key_sizes):
@@ -186,35 +188,35 @@ def _walked(
 
 @torch.no_grad()
 def mass(measuring: Measuring, on: Mask, per_query: bool) -> Tensor:
-    """The weight on the keys that `on` allows: [B, H], or [B, H, T]; on: bound, of the whole."""
+    """Return the weight on the keys that `on` allows, [B, H] or [B, H, T]; on: bound, of the full call."""
     shard = replace(measuring.shard, mask=measuring.shard.mask & on)
     values = torch.zeros_like(measuring.lse)
 
-    def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
+    def look(part: Part, block: Block, place: tuple[slice, ...]) -> None:
         for tile in block.tiles():
-            values[here] += tile.p.sum(-1)
+            values[place] += tile.p.sum(-1)
 
     _walked(measuring, shard, look)
     if per_query:
         return measuring.over_queries(values)
-    # counted as `local` is, and `on` may say of some queries that they are padding
+    # counted as for `local`; `on` may mark queries as padding
     counts = counted("local", shard.mine, measuring.lse)
     return measuring.of_heads({"mass": values}, {"mass": counts})["mass"]
 
 
 @torch.no_grad()
 def top(measuring: Measuring, count: int) -> Top:
-    """The heaviest keys of every query, [B, H, T, count] each."""
+    """Return the heaviest keys of every query and their weights, [B, H, T, count] each."""
     shape = (*measuring.lse.shape, count)
     best = measuring.lse.new_full(shape, HIDDEN)
     keys = torch.full(shape, -1, dtype=torch.int64, device=best.device)
 
-    def look(part: Part, block: Block, here: tuple[slice, ...]) -> None:
+    def look(part: Part, block: Block, place: tuple[slice, ...]) -> None:
         for tile in block.tiles():
             heaviest, at = tile.log_p.topk(min(count, tile.log_p.shape[-1]), dim=-1)
             at = at + (tile.columns.start + part.frame.first_key)
-            best[here], order = torch.cat([best[here], heaviest], -1).topk(count, dim=-1)
-            keys[here] = torch.cat([keys[here], at], -1).gather(-1, order)
+            best[place], order = torch.cat([best[place], heaviest], -1).topk(count, dim=-1)
+            keys[place] = torch.cat([keys[place], at], -1).gather(-1, order)
 
     _walked(measuring, measuring.shard, look)
     keys.masked_fill_(best <= HIDDEN / 2, -1)

@@ -1,4 +1,4 @@
-"""One sequence over the ranks of a group: which rank holds which tokens, and the ring they are passed round.
+"""A sequence over the ranks of a group: which rank has which tokens, and the ring of messages.
 
 T tokens over n ranks are n runs "in order", or "zigzag" 2 n chunks of which rank r holds two, one from either
 end:
@@ -8,12 +8,12 @@ end:
 Under a causal mask the first queries see few keys and the last see many, so zigzag gives every rank the same
 amount of work. Chunk c begins at floor(c T / 2n): any length will do. Neighbouring chunks are one run.
 
-Tokens in another order, or a text that was never split, have the right shape and would give wrong numbers. So
-`split` marks the tensors it returns; `split_error` looks for that mark, and tensors without it are compared
-over ranks (`fingerprint`): one that is the same on all of them was not split.
+Tokens in another order, or a text that was not split, have the right shape and would give wrong numbers. So
+`split` marks the tensors it returns; `split_error` checks that mark, and tensors without it are compared over
+ranks (`fingerprint`): a tensor that is the same on all of them was not split.
 
-All ranks must send the same messages in the same order, or all would wait for ever. So wrong arguments are
-refused before the first message, or every rank is told with it and raises, too (`Ring.agree`).
+All ranks must send the same messages in the same order, or they would wait forever. So wrong arguments raise
+before the first message, or every rank raises with the first message (`Ring.agree`).
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from ..errors import ArgumentError, HeadwiseError, ShapeError
 Mesh = DeviceMesh | dist.ProcessGroup | None
 
 ORDERS = ("zigzag", "in order")
-MARK = "headwise_split"  # the attribute of a tensor that says how it was split
+MARK = "headwise_split"  # attribute of a tensor: how it was split
 SAMPLED = 4096  # numbers of a tensor that are compared over ranks
-KEYS, GRADIENTS = 1, 2  # what two messages between the same ranks are told apart by
+KEYS, GRADIENTS = 1, 2  # tags of messages between the same ranks
 
-# The orders that `split` was asked for in each group. An operation on a marked tensor (`.to(device)`) returns
-# one without the mark; then this is all that is known of its order.
+# The orders that `split` was called with in each group. An operation on a marked tensor (`.to(device)`)
+# returns a tensor without the mark; then only these orders are known.
 _orders_used: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens that follow each other."""
+    """Consecutive tokens of a rank."""
 
-    here: slice  # among the tokens of their rank
-    there: slice  # in the sequence
+    local: slice  # among the tokens of their rank
+    span: slice  # in the sequence
 
     @property
     def size(self) -> int:
-        size: int = self.there.stop - self.there.start
+        size: int = self.span.stop - self.span.start
         return size
 
 
@@ -74,20 +74,20 @@ class Layout:
         runs: list[Run] = []
         for chunk in mine:
             start, stop = (self.length * c // chunks for c in (chunk, chunk + 1))
-            before = runs[-1].here.stop if runs else 0
-            if runs and runs[-1].there.stop == start:
-                whole = runs.pop()
-                start, before = whole.there.start, whole.here.start
+            before = runs[-1].local.stop if runs else 0
+            if runs and runs[-1].span.stop == start:
+                previous = runs.pop()
+                start, before = previous.span.start, previous.local.start
             runs.append(Run(slice(before, before + stop - start), slice(start, stop)))
         return runs
 
     def size(self, rank: int) -> int:
         """The number of tokens of a rank."""
-        return self.runs(rank)[-1].here.stop
+        return self.runs(rank)[-1].local.stop
 
     def positions(self, rank: int) -> Tensor:
         """The positions of a rank's tokens in the sequence, int64 [t], on the CPU."""
-        return torch.cat([torch.arange(r.there.start, r.there.stop, device="cpu") for r in self.runs(rank)])
+        return torch.cat([torch.arange(r.span.start, r.span.stop, device="cpu") for r in self.runs(rank)])
 
     def check(self, sizes: Mapping[int, int], what: str) -> None:
         """Raise unless each rank holds as many tokens as it should.
@@ -154,7 +154,7 @@ def split(
     layout = Layout(tensor.shape[dim], ring.size, order)
     layout.check({}, "tensor")
     runs = layout.runs(ring.rank)
-    mine = torch.cat([tensor.narrow(dim, run.there.start, run.size) for run in runs], dim)
+    mine = torch.cat([tensor.narrow(dim, run.span.start, run.size) for run in runs], dim)
     setattr(mine, MARK, SplitMark(order, dim % tensor.ndim))
     _orders_used.setdefault(ring.group, set()).add(order)
     return mine
@@ -176,26 +176,28 @@ def split_error(tokens: Tensor, ring: Ring, order: str, dim: int | None = None) 
     if order in used:
         return None
     (other,) = used
-    found = (
+    reason = (
         f'split was only ever asked for "{other}"' if mark is None else f'{list(tokens.shape)} is "{other}"'
     )
     return ArgumentError(
-        f'tokens must be split in the order of the model: the model is sharded "{order}", and {found}; give '
+        f'tokens must be split in the order of the model: the model is sharded "{order}", and {reason}; give '
         "split and shard_sequence the same order"
     )
 
 
 def fingerprint(*tokens: Tensor) -> float:
-    """Return a number that tells these tensors from others, or 0 where they need not be compared: one of them
-    is marked by `split`, or a function transform hides what is in them."""
-    marked = any(hasattr(each, MARK) for each in tokens)
+    """Return a hash of tensors, or 0 if they need not be compared.
+
+    That is so if `split` has marked one of them, or if a function transform hides their values.
+    """
+    marked = any(hasattr(tensor, MARK) for tensor in tokens)
     if marked or not sum(map(Tensor.numel, tokens)) or torch._C._are_functorch_transforms_active():
         return 0.0
     numbers: list[object] = []
-    for each in tokens:
-        here = each.to_local() if isinstance(each, DTensor) else each
-        flat = here.detach().reshape(-1)
-        numbers += [tuple(each.shape), *flat[:: max(1, len(flat) // SAMPLED)].tolist()]
+    for tensor in tokens:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        flat = local.detach().reshape(-1)
+        numbers += [tuple(tensor.shape), *flat[:: max(1, len(flat) // SAMPLED)].tolist()]
     return float(hash(tuple(numbers)) % 2**52)
 
 
@@ -237,16 +239,16 @@ def join(
 
 @torch.no_grad()
 def joined(tensor: Tensor, ring: Ring, layout: Layout, dim: int) -> Tensor:
-    """The same, for a known layout."""
+    """Return the full sequence, for a known layout."""
     dim = dim % tensor.ndim
     sizes = [layout.size(rank) for rank in range(ring.size)]
     shapes = [(*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]) for size in sizes]
     parts = ring.gather(tensor, shapes)
-    whole = tensor.new_empty(*tensor.shape[:dim], layout.length, *tensor.shape[dim + 1 :])
+    result = tensor.new_empty(*tensor.shape[:dim], layout.length, *tensor.shape[dim + 1 :])
     for rank, part in enumerate(parts):
         for run in layout.runs(rank):
-            whole.narrow(dim, run.there.start, run.size).copy_(part.narrow(dim, run.here.start, run.size))
-    return whole
+            result.narrow(dim, run.span.start, run.size).copy_(part.narrow(dim, run.local.start, run.size))
+    return result
 
 
 # The ring
@@ -257,7 +259,7 @@ class Message:
 
     def __init__(self, sent: Tensor, arriving: Tensor, works: Sequence[dist.Work]) -> None:
         self._arriving, self._works = arriving, works
-        self._sent = sent  # held until it has been sent
+        self._sent = sent  # kept alive until it has been sent
 
     def wait(self) -> Tensor:
         """Return what arrived."""
@@ -266,11 +268,12 @@ class Message:
         return self._arriving
 
 
-class Travelling:
-    """Sums that belong to keys: they go round behind their keys, one step late, until they are home.
+class RingSums:
+    """Sums over queries of all ranks, for each key: they are passed round the ring, one step after their
+    keys.
 
-    Every rank adds its share to `here`, the sums of the keys of the current block, and calls `pass_on`. What
-    this rank adds for its own keys stays, and meets the rest at the end.
+    Every rank adds its share to `current`, the sums of the keys of the current block, and calls `pass_on`.
+    The share of this rank in its own keys stays, and is added to the rest at the end.
 
     Args:
         empty: makes zeros for the keys of a rank.
@@ -279,29 +282,29 @@ class Travelling:
     def __init__(self, ring: Ring, empty: Callable[[int], Tensor]) -> None:
         self._ring, self._empty = ring, empty
         self._owner = ring.rank  # of the keys of the current block
-        self._here: Tensor | None = None
+        self._current: Tensor | None = None
         self._mine: Tensor | None = None
         self._message: Message | None = None
 
     @property
-    def here(self) -> Tensor:
-        """The sums of the keys of the current block; zeros to begin with."""
-        if self._here is None:
-            self._here = self._empty(self._owner)
-        return self._here
+    def current(self) -> Tensor:
+        """The sums of the keys of the current block, zeros at first."""
+        if self._current is None:
+            self._current = self._empty(self._owner)
+        return self._current
 
     def pass_on(self) -> None:
-        """Send the sums of the current block on: this rank has added its share."""
-        here, self._here = self.here, None
-        self._owner = (self._owner - 1) % self._ring.size  # whose keys come next; in the last step, one's own
+        """Send the sums of the current block to the next rank, after this rank has added its share."""
+        sums, self._current = self.current, None
+        self._owner = (self._owner - 1) % self._ring.size  # of the next keys; in the last step, this rank
         if self._mine is None:
-            self._mine = here
+            self._mine = sums
             return
         if self._message is not None:
-            here += self._message.wait()
-        self._message = self._ring.pass_on(here, self._empty(self._owner), GRADIENTS)
+            sums += self._message.wait()
+        self._message = self._ring.pass_on(sums, self._empty(self._owner), GRADIENTS)
 
-    def home(self) -> Tensor:
+    def result(self) -> Tensor:
         """Return the sums of this rank's keys, over all ranks."""
         assert self._mine is not None
         return self._mine if self._message is None else self._mine + self._message.wait()
@@ -320,7 +323,7 @@ class Ring:
 
     @classmethod
     def of(cls, mesh: Mesh, axis: str | None = None) -> Ring:
-        """The ring of a mesh, of one of its dimensions, of a group, or (None) of all ranks."""
+        """Return the ring of a mesh, of one of its dimensions, of a group, or (None) of all ranks."""
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError(
                 "mesh must be of running processes: torch.distributed was not initialised; run under "
@@ -362,7 +365,7 @@ class Ring:
         return Message(tensor, arriving, dist.batch_isend_irecv(operations))
 
     def owner(self, step: int) -> int:
-        """The rank whose block is here after so many steps."""
+        """Return the rank whose block has arrived after `step` steps."""
         return (self.rank - step) % self.size
 
     def blocks(self, *mine: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, list[Tensor]]]:
@@ -374,7 +377,7 @@ class Ring:
             mine: [B, Hk, s, ..] each, of one dtype.
             sizes: s, by rank.
         """
-        here = list(mine)
+        block = list(mine)
         packed: Tensor | None = None
         for step in range(self.size):
             message: Message | None = None
@@ -385,12 +388,12 @@ class Ring:
                     packed = torch.cat([x.reshape(-1) for x in mine])
                 arriving = packed.new_empty(sum(math.prod(shape) for shape in shapes))
                 message = self.pass_on(packed, arriving)
-            yield self.owner(step), here
-            here.clear()  # so that at most two blocks of other ranks are in memory
+            yield self.owner(step), block
+            block.clear()  # so that at most two blocks of other ranks are in memory
             if message is not None:
                 packed = message.wait()
                 flat = packed.split([math.prod(shape) for shape in shapes])
-                here = [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
+                block = [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
 
     # Messages to all ranks
 
@@ -409,16 +412,16 @@ class Ring:
         most = max(math.prod(shape) for shape in shapes)
         mine = tensor.new_zeros(most)
         mine[: tensor.numel()] = tensor.reshape(-1)
-        all_of_them = [torch.empty_like(mine) for _ in shapes]
-        dist.all_gather(all_of_them, mine, group=self.group)
-        pairs = zip(all_of_them, shapes, strict=True)
+        parts = [torch.empty_like(mine) for _ in shapes]
+        dist.all_gather(parts, mine, group=self.group)
+        pairs = zip(parts, shapes, strict=True)
         return [part[: math.prod(shape)].view(tuple(shape)) for part, shape in pairs]
 
     def numbers(self, mine: Sequence[float], device: torch.device) -> list[list[float]]:
         """Return a few numbers of every rank, by rank; all of them wait for this message."""
-        where = torch.device("cpu") if self._on_cpu else device
-        told = torch.tensor(mine, dtype=torch.float64, device=where)
-        return [part.tolist() for part in self.gather(told, [(len(mine),)] * self.size)]
+        message_device = torch.device("cpu") if self._on_cpu else device
+        numbers_tensor = torch.tensor(mine, dtype=torch.float64, device=message_device)
+        return [part.tolist() for part in self.gather(numbers_tensor, [(len(mine),)] * self.size)]
 
     def agree(
         self, mine: Sequence[float], error: BaseException | None, device: torch.device
@@ -429,16 +432,16 @@ class Ring:
             error: this rank's own.
             HeadwiseError: another rank has one.
         """
-        told = self.numbers([float(error is not None), *mine], device)
+        by_rank = self.numbers([float(error is not None), *mine], device)
         if error is not None:
             raise error
-        refusing = [rank for rank, numbers in enumerate(told) if numbers[0]]
+        refusing = [rank for rank, numbers in enumerate(by_rank) if numbers[0]]
         if refusing:
             raise HeadwiseError(
                 f"arguments must be right on every rank: refused on {refusing} of {self.size} ranks; what is "
                 "wrong stands in what was raised there"
             )
-        return [numbers[1:] for numbers in told]
+        return [numbers[1:] for numbers in by_rank]
 
     def __deepcopy__(self, memo: object) -> Ring:
         return self  # a group of processes is not copied

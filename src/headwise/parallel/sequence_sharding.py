@@ -1,7 +1,7 @@
-"""`shard_sequence`: a model whose tokens lie over a group of ranks.
+"""`shard_sequence`: a model whose tokens are sharded over a group of ranks.
 
-Each rank runs the whole model on its tokens. Only attention looks at the tokens of other ranks: it sends keys
-and values round the ring. Positions are those in the whole sequence.
+Each rank runs the full model on its tokens. Only attention uses the tokens of other ranks: it passes keys and
+values round the ring. Positions are those in the full sequence.
 
 Letters: B batch, T query_len, S key_len, H num_heads, E d_model; t, s this rank's of T, S.
 """
@@ -32,7 +32,9 @@ from .sharded_map import agree_on_layouts, attend_shard
 
 Model = TypeVar("Model", bound=nn.Module)
 TOKENS = {MultiHeadAttention: ("query", "key", "value"), Transformer: ("ids", "target_ids")}  # of a call
-WHY = "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
+REASON = (
+    "attention sends messages between ranks, into which no compiler looks; compile without fullgraph=True"
+)
 
 
 def shard_sequence(
@@ -84,7 +86,7 @@ def shard_sequence(
         for hook in [*module._forward_pre_hooks.values()]:
             if isinstance(hook, TokenCheck):  # of an earlier shard_sequence
                 hook.remove()
-    TokenCheck(sharding).put_on(model)
+    TokenCheck(sharding).register(model)
     return model
 
 
@@ -95,9 +97,9 @@ class TokenCheck:
     """
 
     def __init__(self, sharding: SequenceSharding | None) -> None:
-        self.sharding = sharding  # None in a model that was saved and loaded, which is of one process
+        self.sharding = sharding  # None in a model that was saved and loaded
 
-    def put_on(self, model: nn.Module) -> None:
+    def register(self, model: nn.Module) -> None:
         """Check the calls of this model."""
         self._handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
@@ -107,17 +109,17 @@ class TokenCheck:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.sharding is None or kwargs.get("last") or kwargs.get("cache") is not None:
-            return  # the last two are refused inside
+            return  # generation is refused inside
         for kind, names in TOKENS.items():
             if isinstance(module, kind):
                 named = dict(zip(names, args, strict=False)) | kwargs
                 tokens, dim = [[named.get(name)] for name in names], 1
                 break
-        else:  # some argument holds the tokens; others may be masks of the whole, which are not split
+        else:  # any argument may be the tokens; others may be full masks, which are not split
             tokens, dim = [[*args, *kwargs.values()]], None
-        tensors = [[each for each in some if isinstance(each, Tensor)] for some in tokens]
-        devices = {each.device for each in (*chain(*tensors), *islice(module.parameters(), 1))}
-        device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
+        tensors = [[value for value in values if isinstance(value, Tensor)] for values in tokens]
+        devices = {tensor.device for tensor in (*chain(*tensors), *islice(module.parameters(), 1))}
+        device = next((kind for kind in devices if kind.type != "cpu"), torch.device("cpu"))
         self.sharding.check_tokens(tensors, dim, device)
 
 
@@ -140,7 +142,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
     reached = ring.numbers([float(p.grad is not None) for _, p in learning], learning[0][1].device)
     for (name, parameter), *by_rank in zip(learning, *reached, strict=True):
         if not any(by_rank):
-            continue  # no token of any rank reached it: it has no gradient, as in one process
+            continue  # unused on all ranks: no gradient, as in one process
         if isinstance(parameter, DTensor):
             shared = sorted({*ring.members} & {*parameter.device_mesh.mesh.flatten().tolist()})
             if len(shared) > 1:
@@ -148,7 +150,7 @@ def sum_gradients(model: nn.Module, mesh: Mesh = None, axis: str | None = None) 
                     f"gradients must not be added up twice: {name} lies over ranks {shared} already, which "
                     "share the sequence; leave sum_gradients out, and multiply the loss by how many they are"
                 )
-        if parameter.grad is None:  # only tokens of other ranks reached it
+        if parameter.grad is None:  # used on other ranks only
             parameter.grad = torch.zeros_like(parameter)
         grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         kinds.setdefault((grad.dtype, grad.device), []).append(grad)
@@ -172,7 +174,7 @@ class SequenceSharding:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a saved model is of one process
 
-    @torch.compiler.disable(reason=WHY)
+    @torch.compiler.disable(reason=REASON)
     def check_tokens(self, tokens: Sequence[Sequence[Tensor]], dim: int | None, device: torch.device) -> None:
         """Raise if this rank's tokens are not split in the model's order.
 
@@ -182,26 +184,28 @@ class SequenceSharding:
             dim: the dimension of the tokens; None if it is not known.
             device: for the message between ranks.
         """
-        errors = (split_error(each, self.ring, self.order, dim) for each in chain(*tokens))
+        errors = (split_error(tensor, self.ring, self.order, dim) for tensor in chain(*tokens))
         error = next(filter(None, errors), None)
-        if self.length is not None:  # no message is needed: what is not split has another length
+        if self.length is not None:  # no message is needed, for tokens that are not split have another length
             if error is not None:
                 raise error
             return
-        prints = self.ring.agree([fingerprint(*some) for some in tokens], error, device)
-        for at, some in enumerate(tokens):
-            same = not_split([numbers[at] for numbers in prints], some[0], self.order) if some else None
+        prints = self.ring.agree([fingerprint(*tensors) for tensors in tokens], error, device)
+        for index, tensors in enumerate(tokens):
+            same = (
+                not_split([numbers[index] for numbers in prints], tensors[0], self.order) if tensors else None
+            )
             if same is not None:
                 raise same
 
-    @torch.compiler.disable(reason=WHY)
+    @torch.compiler.disable(reason=REASON)
     def positions(self, ids: Tensor) -> tuple[Tensor, int]:
         """Return the positions of this rank's tokens ids [B, t], int [t], and the length of the sequence."""
         like = ids[:, None, :, None]  # [B, 1, t, 1]
         layout, _ = agree_on_layouts(self.ring, self.order, self.length, like, like, like)
         return layout.positions(self.ring.rank).to(ids.device), layout.length
 
-    @torch.compiler.disable(reason=WHY)
+    @torch.compiler.disable(reason=REASON)
     def attend(self, module: MultiHeadAttention, inputs: Inputs) -> Attended:
         """Compute a call of a module for this rank's tokens."""
         query, key, value, mask, bias, positions, _, lengths, documents = inputs
@@ -222,8 +226,8 @@ class SequenceSharding:
                 module_options.check_given(positions, *shapes[:2], itself)
         except (HeadwiseError, TypeError) as refused:
             error = refused
-        known = self.length if itself else None
-        queries, keys = agree_on_layouts(self.ring, self.order, known, *shapes, error)
+        length = self.length if itself else None
+        queries, keys = agree_on_layouts(self.ring, self.order, length, *shapes, error)
         assert key is not None and value is not None
         B, real = query.shape[0], None
         rules = Mask() if mask is None else rules_of(mask, B, queries.length, keys.length, itself)
@@ -238,7 +242,7 @@ class SequenceSharding:
             rules = rules & Mask.documents(documents.to(query.device))
         q, k, v = module._project(query, key, value)
         if module.rope is not None and positions is None:
-            # the last query stands beside the last key; of more queries than keys the first stand below 0
+            # the last query is at the last key; with more queries than keys the first are below 0
             of_keys = keys.positions(self.ring.rank)
             of_queries = queries.positions(self.ring.rank) + (keys.length - queries.length)
             q = module.rope.rotate(q, of_queries.to(q.device))

@@ -47,7 +47,7 @@ def shard(
         placed = distribute_tensor(parameter.detach(), mesh, [placement])
         module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
     module.__class__ = kind
-    module.__dict__.update(attributes, group=_Held(mesh.get_group()))
+    module.__dict__.update(attributes, group=_SharedGroup(mesh.get_group()))
 
 
 def local_part(parameter: Tensor) -> Tensor:
@@ -58,17 +58,18 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter
 
 
-class _Held:
-    """A process group in a module's dict: copies of the module share it, since a group cannot be copied."""
+class _SharedGroup:
+    """A process group in a module's dict; copies of the module share it, for a group cannot be copied."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def __deepcopy__(self, _: object) -> _Held:
+    def __deepcopy__(self, _: object) -> _SharedGroup:
         return self
 
 
 def _group(module: nn.Module) -> Group:
+    """Return the process group of a sharded layer."""
     return module.__dict__["group"].group
 
 
@@ -97,7 +98,7 @@ class RowLinear(nn.Linear):
 
 
 class SharedLinear(nn.Linear):
-    """`nn.Linear` that every rank has whole, and of which it computes some outputs."""
+    """`nn.Linear` that is replicated on every rank, which computes some of its outputs."""
 
     used: tuple[int, int]  # the first output that is computed, and how many
 
@@ -111,11 +112,15 @@ class SharedLinear(nn.Linear):
 
 
 class _SharedRMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` with a replicated weight."""
+
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.normalized_shape, _shared(self, "weight"), self.eps)
 
 
 class _SharedLayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` with replicated parameters."""
+
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = (_shared(self, name) for name in ("weight", "bias"))
         return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
@@ -142,6 +147,8 @@ class _WholeNorm(nn.Module):
 
 
 class _WholeRMSNorm(nn.RMSNorm, _WholeNorm):
+    """`nn.RMSNorm` over the channels of all ranks."""
+
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         eps = torch.finfo(wide.dtype).eps if self.eps is None else self.eps
@@ -151,6 +158,8 @@ class _WholeRMSNorm(nn.RMSNorm, _WholeNorm):
 
 
 class _WholeLayerNorm(nn.LayerNorm, _WholeNorm):
+    """`nn.LayerNorm` over the channels of all ranks."""
+
     def forward(self, input: Tensor) -> Tensor:
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         centred = wide - self._mean(wide)

@@ -1,9 +1,9 @@
 """`headwise.parallel.attention`, a call whose sequence lies over ranks, and its map.
 
-A map holds this rank's queries, keys and lse; the weights are never stored. Its methods are called on every
-rank, in the same order: keys go round, each rank reduces its rows, and all ranks get the result of one
-process. Statistics, pictures, mass and the heaviest keys need no more memory than this rank's rows; rows and
-whole matrices are taken from an ordinary map, which `whole` gathers.
+A map has this rank's queries, keys and lse; the weights are never stored. Its methods are called on every
+rank, in the same order: keys are passed round, each rank reduces its rows, and all ranks get the result of
+one process. Statistics, pooled maps, mass and the heaviest keys need memory for this rank's rows only; rows
+and full matrices come from an ordinary map, which `whole` gathers.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim; t, s this
 rank's of T, S.
@@ -40,9 +40,16 @@ from .ring_attention import Shard, attend
 from .ring_statistics import Measuring
 from .sequence import Layout, Mesh, Ring, check_order, fingerprint, joined, not_split, split_error
 
-AGREED = ("batch", "num_heads", "num_kv_heads", "head_dim", "value_dim", "bytes a number")  # by all ranks
+COMMON_SIZES = (
+    "batch",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "value_dim",
+    "bytes a number",
+)  # the same on all ranks
 Checked = TypeVar("Checked")
-SHORT = 2048  # keys up to which a map that is kept is put together, as `watch` keeps maps of one process
+SHORT = 2048  # keys up to which a stored map is gathered, as `watch` stores maps of one process
 
 
 class ShardedMap(AttentionMap):
@@ -53,18 +60,18 @@ class ShardedMap(AttentionMap):
     """
 
     _shard: Shard
-    _own: Tensor  # lse of this rank's queries, [B, H, t]
+    _local_lse: Tensor  # lse of this rank's queries, [B, H, t]
 
     def __init__(self, shard: Shard, lse: Tensor) -> None:
-        self._shard, self._own = shard, lse
-        self._scores = shard.whole  # type: ignore[assignment]  # sizes and rules only
+        self._shard, self._local_lse = shard, lse
+        self._scores = shard.full_rows  # type: ignore[assignment]  # sizes and rules only
         self._lse = self._columns = None
         self._versions = self._versions_now()
 
     def __repr__(self) -> str:
         return f"Sharded{super().__repr__()[:-1]}, rank {self._shard.ring.rank} of {self._shard.ring.size})"
 
-    # Its parts
+    # Parts
 
     @property
     def shard(self) -> Shard:
@@ -74,7 +81,7 @@ class ShardedMap(AttentionMap):
     @property
     def own_lse(self) -> Tensor:
         """The log-sum-exp of this rank's rows, [B, H, t]; no communication."""
-        return self._own
+        return self._local_lse
 
     @property
     def own_positions(self) -> Tensor:
@@ -85,7 +92,7 @@ class ShardedMap(AttentionMap):
     def lse(self) -> Tensor:
         """The log-sum-exp of each row's scores, [B, H, T], natural logarithm; no gradient."""
         if self._lse is None:
-            self._lse = joined(self._own, self._shard.ring, self._shard.queries, 2)
+            self._lse = joined(self._local_lse, self._shard.ring, self._shard.queries, 2)
         return self._lse
 
     @property
@@ -120,7 +127,7 @@ class ShardedMap(AttentionMap):
 
     @property
     def counts_every_query(self) -> bool:
-        return False  # a shortcut that saves nothing here, since ranks communicate anyway
+        return False  # the shortcut would save nothing, for ranks communicate anyway
 
     def _versions_now(self) -> tuple[int, ...] | None:
         shard = self._shard
@@ -194,9 +201,9 @@ class ShardedMap(AttentionMap):
         except HeadwiseError as refused:
             error = refused
         with torch.no_grad():
-            return Measuring.of(self._shard.detach(), self._own, error), checked
+            return Measuring.of(self._shard.detach(), self._local_lse, error), checked
 
-    # By way of an ordinary map
+    # Through an ordinary map
 
     def whole(self, *, limit: int | str | None = None) -> AttentionMap:
         """An ordinary map of the whole, on every rank: q, k and lse of all ranks, put together.
@@ -208,12 +215,12 @@ class ShardedMap(AttentionMap):
             ArgumentError: a gradient would flow in one process: it does not from here.
             BudgetExceeded: they would not fit; another rank raised.
         """
-        return self._whole(limit, None, "whole")
+        return self._gathered(limit, None, "whole")
 
-    def _whole(
+    def _gathered(
         self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, what: str
     ) -> AttentionMap:
-        """`whole`; dense: the shape and dtype of a tensor that will be made of it, for the budget."""
+        """Return `whole()`; dense: shape and dtype of the tensor that is made of it, for the budget."""
         shard = self._shard
         B, H, T, S = shard.shape
         error: HeadwiseError | None = None
@@ -231,9 +238,9 @@ class ShardedMap(AttentionMap):
         except HeadwiseError as refused:
             error = refused
         shard.ring.agree([], error, self.device)
-        loose = shard.detach()
-        q, k = joined(loose.q, shard.ring, shard.queries, 2), joined(loose.k, shard.ring, shard.keys, 2)
-        return make(Scores(q, k, loose.mask, loose.scoring), self.lse)
+        detached = shard.detach()
+        q, k = joined(detached.q, shard.ring, shard.queries, 2), joined(detached.k, shard.ring, shard.keys, 2)
+        return make(Scores(q, k, detached.mask, detached.scoring), self.lse)
 
     def select(
         self, *, batch: Choice = None, heads: Choice = None, queries: Choice = None, keys: Choice = None
@@ -254,7 +261,7 @@ class ShardedMap(AttentionMap):
         Raises:
             BudgetExceeded: it would not fit.
         """
-        return self._whole(limit, (self.shape, self.dtype), "dense").dense(limit=limit)
+        return self._gathered(limit, (self.shape, self.dtype), "dense").dense(limit=limit)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
         """The mean over heads, [B, T, S], on every rank; no gradient.
@@ -263,7 +270,7 @@ class ShardedMap(AttentionMap):
             BudgetExceeded: it would not fit.
         """
         B, _, T, S = self.shape
-        return self._whole(limit, ((B, T, S), self._scores.dtype), "mean_heads").mean_heads(limit=limit)
+        return self._gathered(limit, ((B, T, S), self._scores.dtype), "mean_heads").mean_heads(limit=limit)
 
     def plot(self, *args: Any, **named: Any) -> Any:
         """A heat map of every head, as `AttentionMap.plot`; see `whole`."""
@@ -274,7 +281,7 @@ class ShardedMap(AttentionMap):
     def detach(self) -> ShardedMap:
         """The same map, cut from the graph."""
         self.check_unchanged()
-        new = ShardedMap(self._shard.detach(), self._own)
+        new = ShardedMap(self._shard.detach(), self._local_lse)
         new._lse = self._lse
         return new
 
@@ -346,18 +353,18 @@ def attention(
         refuse("attention", wrong, OF_ATTENTION, attention)
     ring = Ring.of(mesh, axis)
     error: HeadwiseError | TypeError | None = None
-    given = (q, k, v)  # autocast makes others, without the mark of `split`
+    inputs = (q, k, v)  # before autocast, which returns tensors without the mark of `split`
     try:
         check_order(order)
         q, k, v = under_autocast(q, k, v)
         check_tensors(q, k, v)
-        for tokens in given:
+        for tokens in inputs:
             wrong_order = split_error(tokens, ring, order, dim=2)
             if wrong_order is not None:
                 raise wrong_order
     except (HeadwiseError, TypeError) as refused:
         error = refused
-    queries, keys = agree_on_layouts(ring, order, length, q, k, v, error, given)
+    queries, keys = agree_on_layouts(ring, order, length, q, k, v, error, inputs)
     shape = (q.shape[0], q.shape[1], queries.length, keys.length)
     options = AttentionOptions(mask, causal, window, scale, softcap, bias, sinks)
     rules = rules_and_scoring(q, shape, options)
@@ -366,8 +373,8 @@ def attention(
 
 def attend_shard(shard: Shard, v: Tensor) -> tuple[Tensor, ShardedMap]:
     """Return (output, map) of a shard whose arguments are checked."""
-    alone = Scores(shard.q, shard.k, NOTHING_HIDDEN, Scoring(shard.scoring.scale))
-    reason = call_of(alone, v).plain_because
+    local_scores = Scores(shard.q, shard.k, NOTHING_HIDDEN, Scoring(shard.scoring.scale))
+    reason = call_of(local_scores, v).plain_because
     if reason is not None:
         raise ArgumentError(
             f"attention must run plainly over {shard.ring.size} ranks: {reason}; use one process"
@@ -398,22 +405,22 @@ def agree_on_layouts(
             q = k = v = torch.empty(0, 0, 0, 0, device=getattr(q, "device", None))
         device = q.device
         mine = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype.itemsize]
-        prints = [0.0 if error is not None else fingerprint(each) for each in tokens]
-        told = ring.agree([*prints, q.shape[2], k.shape[2], *mine], error, device)
-        sizes = [[int(n) for n in numbers[len(tokens) :]] for numbers in told]
+        prints = [0.0 if error is not None else fingerprint(tensor) for tensor in tokens]
+        by_rank = ring.agree([*prints, q.shape[2], k.shape[2], *mine], error, device)
+        sizes = [[int(n) for n in numbers[len(tokens) :]] for numbers in by_rank]
         if not mine[0]:
             raise ShapeError(
                 f"batch must not be empty over {ring.size} ranks: got 0 sequences; skip the call"
             )
         for rank, (_, _, *theirs) in enumerate(sizes):
-            for name, a, b in zip(AGREED, mine, theirs, strict=True):
+            for name, a, b in zip(COMMON_SIZES, mine, theirs, strict=True):
                 if a != b:
                     raise ShapeError(
                         f"ranks must agree in {name}: {a} on rank {ring.rank}, {b} on rank {rank}; only the "
                         "sequence lies over ranks"
                     )
-        for at, each in enumerate(tokens):
-            same = not_split([numbers[at] for numbers in told], each, order)
+        for index, tensor in enumerate(tokens):
+            same = not_split([numbers[index] for numbers in by_rank], tensor, order)
             if same is not None:
                 raise same
         rows, columns = ({rank: numbers[i] for rank, numbers in enumerate(sizes)} for i in (0, 1))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..engines.statistics import ROW_STATISTICS, Statistics
 from ..errors import ArgumentError, ShapeError
-from ..heads.collection import Heads, ToldToPages
+from ..heads.collection import Heads, PageSource
 from ..heads.layer import LABELS, MIXED, NOTHING_CLEAR
 from ..heads.layer_names import Layer
 from ..heads.roles import Roles
@@ -113,7 +113,7 @@ def page_data(
     finer: Sequence[tuple[Layer, int]] | None = None,
     outputs: HeadOutputs | None = None,
     effects: Effects | None = None,
-    corpus: ToldToPages | None = None,
+    corpus: PageSource | None = None,
     training: Specialisation | None = None,
     alive: Pretrained | None = None,
     image: Any = None,

@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError, nearest
-from ..evidence import Evidence
 from ..examine.words import input_word, size_word
 from ..report import Named, Report
 from ..source.likely_classes import source_of
 from ..source.parsed import unwarned
+
+if TYPE_CHECKING:
+    from ..evidence import Evidence
 
 MAKERS = frozenset(("Linear", "Parameter", "Conv1d", "LazyLinear", "Embedding"))
 SOFTMAX = frozenset(("softmax", "softmax_", "Softmax", "scaled_dot_product_attention"))
@@ -51,6 +52,8 @@ class Conditions:
 
     def missing(self, evidence: Evidence, num_heads: int | None) -> Refusal | None:
         """What was not asked although the source takes it."""
+        import torch
+
         plain = evidence.call("plain")
         if plain is None or plain.output is None:
             return Refusal("it gave no numbers without a mask")

@@ -2,7 +2,7 @@
 attention.
 
 What an examination brings back was gathered where the learner's code runs, and that code can write into it
-what it likes. These numbers cannot be known before: they are drawn here, and compared here.
+what it likes. These numbers cannot be known before: they are drawn where the judge is, and compared there.
 """
 
 from __future__ import annotations
@@ -262,8 +262,9 @@ class Secrets:
                 return Refusal(f"it had a mask of the kind '{one.probe}' before, and cannot say one now")
             found.append((one, output, one.masks[chosen] if one.masks else None))
         drawn = replace(evidence, weights=self.weights, _truths=[])
-        known, plain = replace(evidence, _truths=[]), evidence.call("plain")
-        if plain is not None and not _agrees(plain.output, _output(known.truth(plain))):
+        known = replace(evidence, _truths=[])
+        before = [call for name in ("plain", *MASKED) if (call := evidence.call(name)) is not None]
+        if not all(_agrees(call.output, _output(known.truth(call))) for call in before):
             return self._judged_again(drawn, found[1:])
         off = [
             i

@@ -1,32 +1,41 @@
-"""Many files: which they are, and a report on each."""
+"""Many files: which they are, and a report on each; none of them reads what is another's."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ...errors import ArgumentError, HeadwiseError
 from ...show.texts import plain
 from ..checks import check_file
+from ..evidence import Problem
 from ..report import Report
 from ..sandbox.run import Unfenced
 from ..showing import as_json
+from ..source.likely_classes import source_of
+from . import likeness
 from .conditions import Requirement, hold_to
+from .submission_files import SKIPPED, OwnFiles, check_plain, own_files
 from .template import Template
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .rubric import Mark
+
 
 SECONDS = 10.0  # the most one of many may take: an endless loop holds up the rest so long
 SUFFIXES = (".py", ".ipynb")
-SKIPPED = frozenset(("__pycache__", "site-packages", "node_modules"))
 Submission = tuple[Path, str | None]  # the file, and the class or function in it
 
 
@@ -44,10 +53,11 @@ def collected(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
         inside = []
         for here, folders, files in os.walk(path):
             folders[:] = sorted(each for each in folders if not (each.startswith(".") or each in SKIPPED))
+            links = [each for each in folders if os.path.islink(os.path.join(here, each))]  # refused later
             inside += [
                 Path(here, each)
-                for each in sorted(files)
-                if each.endswith(SUFFIXES) and not each.startswith(".")
+                for each in sorted([*files, *links])
+                if (each.endswith(SUFFIXES) or each in links) and not each.startswith(".")
             ]
         if not inside:
             raise ArgumentError(
@@ -74,6 +84,7 @@ def check_files(
     roles: dict[str, str] | None = None,
     arguments: Mapping[str, object] | None = None,
     require: Sequence[Requirement] = (),
+    folders: Sequence[Path] = (),
     template: Template | None = None,
     done: Callable[[Report], None] = lambda report: None,
 ) -> Iterator[Report]:
@@ -85,6 +96,7 @@ def check_files(
         jobs: how many at a time; None: as many as there are cores.
         seconds: the most each may take.
         require: what the task says, see `requirements_of`.
+        folders: folders that were asked for as a whole; a folder below one of them is its writer's own.
         template: one that is running already.
         done: told of each report as soon as it is there, in whatever order, from another thread.
         memory, trust, d_model, num_heads, roles, arguments: as in `check_file`.
@@ -99,23 +111,39 @@ def check_files(
         with Template() as own:
             yield from check_files(
                 paths, jobs=jobs, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
-                num_heads=num_heads, roles=roles, arguments=arguments, require=require, template=own,
-                done=done,
+                num_heads=num_heads, roles=roles, arguments=arguments, require=require, folders=folders,
+                template=own, done=done,
             )  # fmt: skip
         return
     asked = [one if isinstance(one, tuple) else (Path(one), None) for one in paths]
+    refused, may_read = _own_of([path for path, _ in asked], folders)
+    common = _in_common(may_read)
+    rooms = count(1)
     stopped = threading.Event()
 
     def one(path: Path, name: str | None) -> Report | None:
         if stopped.is_set():
             return None
         try:
-            report = check_file(
-                path, name, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
-                num_heads=num_heads, roles=roles, arguments=arguments, template=template,
-            )  # fmt: skip
-            hold_to(report, require, path)
-        except Unfenced:  # so are all others
+            if path in refused:
+                raise refused[path]
+            with TemporaryDirectory(prefix=f"own-{next(rooms)}-", dir=template.folder) as room:
+                files = may_read[path]
+                place = _Place(Path(room).resolve(), files)
+                left_out = files.copied_to(place.room)
+                try:
+                    report = check_file(
+                        place.file, name, seconds=seconds, memory=memory, trust=trust, d_model=d_model,
+                        num_heads=num_heads, roles=roles, arguments=arguments, template=template,
+                    )  # fmt: skip
+                    hold_to(report, require, place.file)
+                    report = place.report_on(path, report)
+                except HeadwiseError as error:
+                    if isinstance(error, Unfenced):  # so are all others
+                        raise
+                    report = not_checked(path, name, type(error)(place.replaced(str(error))))
+            report.facts = [*common[path], *left_out]
+        except Unfenced:
             raise
         except HeadwiseError as error:
             report = not_checked(path, name, error)
@@ -138,12 +166,104 @@ def check_files(
         pool.shutdown(cancel_futures=True)
 
 
+def _own_of(
+    paths: Sequence[Path], folders: Sequence[Path]
+) -> tuple[dict[Path, ArgumentError], dict[Path, OwnFiles]]:
+    """Those that are refused before they are read, and the files each of the others may read."""
+    refused: dict[Path, ArgumentError] = {}
+    absolute: dict[Path, Path] = {}
+    for path in paths:
+        try:
+            check_plain(path)
+        except ArgumentError as error:
+            refused[path] = error
+        else:
+            absolute[path] = Path(os.path.realpath(path.parent), path.name)
+    own = own_files(
+        list(dict.fromkeys(absolute.values())), [Path(os.path.realpath(folder)) for folder in folders]
+    )
+    return refused, {path: own[place] for path, place in absolute.items()}
+
+
+def _in_common(own: Mapping[Path, OwnFiles]) -> dict[Path, list[str]]:
+    """What each file shares with others: code that is alike, and files beside it that it imports."""
+    texts: dict[Path, str] = {}
+    for path in own:
+        try:
+            texts[path] = source_of(path)[0]
+        except ArgumentError:
+            continue
+    paths = list(texts)
+    names = _names([str(path) for path in paths])
+    found = likeness.alike([texts[path] for path in paths])
+    facts: dict[Path, list[str]] = {path: [] for path in own}
+    for path, each in zip(paths, found, strict=True):
+        facts[path] = likeness.in_words(each, names)
+    for path, files in own.items():
+        facts[path] += [
+            f"it imports {plain(each.name)}, which lies beside it" for each in files.imported if each.suffix
+        ]
+    return facts
+
+
+class _Place:
+    """Where the files of one submission were copied to, and what is told of that place."""
+
+    def __init__(self, room: Path, files: OwnFiles) -> None:
+        self.room, self.files = room, files
+
+        self.file = room / files.files[0].relative_to(files.top)
+
+    def replaced(self, text: str) -> str:
+        """The text, with the place of the files that were copied."""
+        return text.replace(str(self.room), str(self.files.top))
+
+    def report_on(self, path: Path, report: Report) -> Report:
+        """The report on the copy as one on the submission."""
+        for problem in report.problems:
+            if problem.kind == "FileNotFoundError" and self._is_out_of_reach(problem):
+                words = (
+                    f"it reads a file that is not its own ({problem.message}): in a folder of many "
+                    "submissions each reads itself and what it imports; give each a folder of its own"
+                )
+                report.ok = report.judged = False
+                report.summary, report.explained = words, [words]
+                report.problems, report.faults = [Problem("limits", "forbidden", words, problem.line)], []
+                break
+        report = rewritten(report, self.replaced)
+        report.path = str(path)
+        return report
+
+    def _is_out_of_reach(self, problem: Problem) -> bool:
+        """Whether a file that was not found lies beside the submission, for others."""
+        quoted = re.search(r"'(.+)'$", problem.message)
+        if quoted is None or not quoted[1].startswith(str(self.room)):
+            return False
+        return os.path.lexists(self.replaced(quoted[1]))
+
+
+def rewritten(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of a value in which every text is changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        parts = [rewritten(each, change) for each in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, dict):
+        return {key: rewritten(each, change) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{each.name: rewritten(getattr(value, each.name), change) for each in fields(value)}
+        )
+    return value
+
+
 def not_checked(path: Path, name: str | None, error: Exception) -> Report:
     """A file nothing could be done with."""
     return Report(name or path.stem, ok=False, summary=str(error), path=str(path), judged=False)
 
 
-COLUMNS = ("file", "name", "verdict", "exit_code", "faults", "line", "summary", "seconds", "others")
+COLUMNS = ("file", "name", "verdict", "exit_code", "faults", "line", "summary", "seconds", "others", "facts")
 STYLES = {"right": "green", "wrong": "red", "not judged": "yellow"}
 MARKS = {"right": "✓", "wrong": "✗", "not judged": "?"}
 FORMULA = ("=", "+", "-", "@", "\t")  # what spreadsheets take for one of theirs
@@ -157,7 +277,10 @@ def exit_code_of(reports: Iterable[Report]) -> int:
 
 def names_of(reports: Sequence[Report]) -> list[str]:
     """Their files, without the folder that all of them are in."""
-    paths = [report.path or report.name for report in reports]
+    return _names([report.path or report.name for report in reports])
+
+
+def _names(paths: Sequence[str]) -> list[str]:
     folder = os.path.commonpath([os.path.dirname(os.path.abspath(each)) for each in paths]) if paths else ""
     return [plain(os.path.relpath(os.path.abspath(each), folder)) for each in paths]
 
@@ -168,7 +291,15 @@ def what_of(report: Report) -> str:
         return "; ".join(plain(one.key) for one in report.faults)
     if report.ok:
         return "; ".join(plain(one) for one in report.designs)
-    return plain(report.summary.replace(report.path or report.name, Path(report.path or report.name).name))
+    return plain(without_folder(report, report.summary))
+
+
+def without_folder(report: Report, text: str) -> str:
+    """The text, with the name alone of the file and of those beside it."""
+    folder = os.path.dirname(report.path or "")
+    for each in (os.path.abspath(folder), folder):
+        text = text.replace(f"{each}{os.sep}", "") if each else text
+    return text
 
 
 def line_of(report: Report) -> int | None:
@@ -189,8 +320,24 @@ def others_of(report: Report) -> str:
     return "; ".join(f"{one.name}: {one.verdict or 'not looked at'}" for one in report.others)
 
 
-def as_table(reports: Sequence[Report], marks: bool = True) -> Table:
-    """One row a file; `marks`: whether the terminal has letters for them."""
+def missing_in_words(reports: Iterable[Report]) -> list[str]:
+    """Protections that this system lacks, each once, with the reason."""
+    return list(dict.fromkeys(each for report in reports for each in report.missing_protections))
+
+
+def facts_in_words(reports: Sequence[Report]) -> list[str]:
+    """What files have in common, a line for each file that has anything."""
+    named = zip(names_of(reports), reports, strict=True)
+    return [f"{name}: {'; '.join(map(plain, report.facts))}" for name, report in named if report.facts]
+
+
+def as_table(reports: Sequence[Report], marks: bool = True, points: Sequence[Mark] = ()) -> Table:
+    """One row a file.
+
+    Args:
+        marks: whether the terminal has letters for the verdicts.
+        points: of each file, where there is a rubric.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -198,16 +345,19 @@ def as_table(reports: Sequence[Report], marks: bool = True) -> Table:
     table.add_column("file", overflow="fold", ratio=3)
     table.add_column("judged", overflow="fold", ratio=3)
     table.add_column("verdict", no_wrap=True)
+    if points:
+        table.add_column("points", justify="right", no_wrap=True)
     table.add_column("what", overflow="fold", ratio=5)
     table.add_column("line", justify="right", no_wrap=True)
     table.add_column("s", justify="right", no_wrap=True)
-    for name, report in zip(names_of(reports), reports, strict=True):
+    for number, (name, report) in enumerate(zip(names_of(reports), reports, strict=True)):
         mark = f"{MARKS[report.verdict]} " if marks else ""
         line = line_of(report)
         table.add_row(
             Text(name),
             Text(judged_in(report)),
             Text(f"{mark}{report.verdict}", style=STYLES[report.verdict]),
+            *([Text(str(points[number]))] if points else []),
             Text(plain(what_of(report), 160)),
             Text("" if line is None else str(line)),
             Text(f"{report.seconds:.1f}"),
@@ -240,17 +390,19 @@ def _kinds(report: Report) -> set[str]:
     return {f"not judged: {why}" if why else "not judged"}
 
 
-def write_csv(reports: Sequence[Report], file: TextIO) -> None:
-    """A line of names, then a line a file."""
+def write_csv(reports: Sequence[Report], file: TextIO, points: Sequence[Mark] = ()) -> None:
+    """A line of names, then a line a file; with a rubric, the points and the full mark at the end of each."""
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for report in reports:
+    writer.writerow([*COLUMNS, *(("points", "full") if points else ())])
+    for number, report in enumerate(reports):
         faults = "; ".join(one.key for one in report.faults)
         row = (
             report.path or "", report.name, report.verdict, report.exit_code, faults, line_of(report) or "",
-            report.summary, f"{report.seconds:.2f}", others_of(report),
+            report.summary, f"{report.seconds:.2f}", others_of(report), "; ".join(report.facts),
         )  # fmt: skip
-        writer.writerow([_cell(each) for each in row])
+        mark = points[number] if points else None
+        scored = () if mark is None else ("" if mark.points is None else f"{mark.points:g}", f"{mark.full:g}")
+        writer.writerow([_cell(each) for each in (*row, *scored)])
 
 
 def _cell(value: object) -> object:
@@ -261,6 +413,10 @@ def _cell(value: object) -> object:
     return f"'{value}" if value.startswith(FORMULA) else value
 
 
-def json_line(report: Report) -> str:
-    """One object on one line, with `verdict` and `exit_code`."""
-    return as_json(report, indent=None)
+def json_line(report: Report, hint: int | None = None, mark: Mark | None = None) -> str:
+    """One object on one line, with `verdict` and `exit_code`; of a rubric also `points`, `full`, `lost`."""
+    beside: dict[str, object] = {}
+    if mark is not None:
+        beside = {"points": mark.points, "full": mark.full}
+        beside |= {} if hint is not None and report.verdict == "wrong" else {"lost": mark.lost}
+    return as_json(report, indent=None, hint=hint, beside=beside)

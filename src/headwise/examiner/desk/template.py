@@ -1,6 +1,6 @@
 """`Template`: the parent's end of the process that imports torch once and is copied for each file.
 
-It needs no torch itself: whoever starts it first imports torch while the template does.
+Twice for each: one copy runs the file, fenced in, and the other judges it. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pickle
 import site
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from types import TracebackType
 from typing import Any
 
 from ...errors import BackendUnavailable
+from ..report import Problem, Report
+from ..sandbox.verdicts import Outcome
 
 PACKAGE = Path(__file__).resolve().parents[2]
 HOST = PACKAGE / "examiner" / "sandbox" / "host.py"
@@ -118,8 +121,9 @@ class Template:
         self._control, self._ready = ours, False
 
     def _command(self, mode: str, control: str) -> list[str]:
-        flags = [sys.executable, "-I", "-B", str(HOST), mode, control]
-        return [*flags, str(self._lock), str(self.folder), *import_roots()]
+        flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]  # the copies that run files write none
+        started = [sys.executable, *flags, str(HOST), mode, control]
+        return [*started, str(self._lock), str(self.folder), *import_roots()]
 
     def _end(self) -> None:
         self._hear()
@@ -156,17 +160,27 @@ class Template:
             )  # fmt: skip
             return Copy(self, number, process)
         with self._guard:
-            if self._stopped:
-                raise BackendUnavailable("a file cannot be checked: the process for it was stopped")
-            if not self.alive():
-                self._end()
-                self._start()
-            self._facts[number] = {}
-            assert self._control is not None
-            message = json.dumps({"number": number, "folder": str(folder)}).encode()
-            with suppress(OSError):  # it has ended: `facts` says so
-                socket.send_fds(self._control, [message], [output, status, talk])
+            self._send({"number": number, "folder": str(folder)}, [output, status, talk])
         return Copy(self, number, None)
+
+    def judge(self) -> socket.socket:
+        """The wire to a copy that judges one file (`desk.judge.serve`)."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._guard:
+            self._send({}, [theirs.fileno()])
+        return ours
+
+    def _send(self, request: dict[str, Any], ends: list[int]) -> None:
+        if self._stopped:
+            raise BackendUnavailable("a file cannot be checked: the process for it was stopped")
+        if not self.alive():
+            self._end()
+            self._start()
+        if "number" in request:
+            self._facts[request["number"]] = {}
+        assert self._control is not None
+        with suppress(OSError):  # it has ended: `facts` says so, and the other end of a wire
+            socket.send_fds(self._control, [json.dumps(request).encode()], ends)
 
     def alive(self) -> bool:
         """Whether the template is there to be asked."""
@@ -187,14 +201,19 @@ class Template:
             except OSError:
                 said = b""
             if not said:
-                with suppress(OSError):
-                    self.output = (self.folder / "words.txt").read_text("utf-8", "replace")[-1000:].strip()
+                self.output = self.last_words()
                 self._is_over("the process that files are checked in ended")
                 break
             fact = json.loads(said)
             self._ready = self._ready or "ready" in fact
             if "number" in fact:
                 self._facts.setdefault(fact["number"], {}).update(fact)
+
+    def last_words(self) -> str:
+        """What it and its judges printed last: nothing, or why one of them ended."""
+        with suppress(OSError):
+            return (self.folder / "words.txt").read_text("utf-8", "replace")[-1000:].strip()
+        return ""
 
     def _is_over(self, why: str) -> None:
         """Whatever was going on; it sees that nobody is here any more, and leaves."""
@@ -248,6 +267,71 @@ class Copy:
                 raise subprocess.TimeoutExpired("a copy of the template", timeout)
             time.sleep(0.002)
         return code
+
+
+class RemoteJudge:
+    """A `Judge` (desk/judge.py) that is a copy of the template, as it is seen from here.
+
+    Args:
+        template: of whose copies one is to be the judge.
+        about: what a `Judge` is made with.
+
+    Attributes:
+        outcome: what is known here of how the file ended; the evidence stays with the judge.
+        ended: whether the file's process said all there was to say.
+
+    Raises:
+        BackendUnavailable: by each of its methods, where the judge's process has ended.
+    """
+
+    def __init__(self, template: Template, *about: object) -> None:
+        self.outcome, self.ended, self._template = Outcome(), False, template
+        with template.judge() as wire:
+            self._stream = wire.makefile("rwb")
+        self._send(about)
+
+    def __enter__(self) -> RemoteJudge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # what was still to be sent
+            self._stream.close()
+
+    def before_running(self) -> Report | str:
+        """A report where none of it is to be run; else the name of what is to be examined."""
+        return self._ask("before_running")
+
+    def reply(self, text: bytes, numbers: bytes) -> bytes:
+        """To evidence, questions; to answers, nothing."""
+        answer: bytes
+        answer, self.ended = self._ask("heard", text, numbers)
+        return answer
+
+    def report(self, end: Problem | None) -> Report:
+        """The verdict, once the file's process has ended."""
+        return self._ask("report", end)
+
+    def _ask(self, what: str, *given: object) -> Any:
+        self._send((what, given))
+        try:
+            answer = pickle.load(self._stream)  # by a process like this one, which ran nothing of the file's
+        except (EOFError, OSError, pickle.UnpicklingError):
+            raise self._gone() from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _send(self, what: object) -> None:
+        try:
+            pickle.dump(what, self._stream)
+            self._stream.flush()
+        except OSError:
+            raise self._gone() from None
+
+    def _gone(self) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"a file cannot be judged: the process that judges it ended {self._template.last_words()}".strip()
+        )
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -4,9 +4,10 @@ missing biases, shared weights, a batch of one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +19,13 @@ from ..evidence import Call, Evidence, Finding
 from ..recipe import Given
 from .build import Recipe
 from .call import Caller, inputs_for
-from .generality import kept_from_first, other_lengths, seeds_kept, wider_values
+from .generality import other_lengths, seeds_kept, state_kept, wider_values
 from .probes import SAME, SHORT_PROBE, cached, cast, causal_mask, plain, run_body, share_off, some_mask
 from .projections import Found
-from .subject import Subject, cast_loose, clearing, in_precision, settle
+from .recognition import FAR
+from .subject import Subject, batch_of, cast_loose, clearing, in_precision, settle
 from .surroundings import CAUGHT, by_default, problem_of, seed
+from .watch import watch
 
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
 
@@ -36,11 +39,12 @@ def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Recipe | 
         lambda: _deterministic(caller, recipe),
         lambda: _training(caller, evidence),
         lambda: _inputs_kept(caller),
+        lambda: _dropout_before_softmax(caller),
         lambda: _gradients(caller, found, evidence, right),
         lambda: _state(caller),
         lambda: half(caller, right),
         lambda: dtype_kept(caller),
-        lambda: alone(calls, _same(caller)),
+        lambda: alone(calls, _same(caller), batch_of(caller.subject.body)),
         lambda: apart(calls, _same(caller)),
         lambda: _returned(evidence),
         lambda: biases(caller, found),
@@ -117,7 +121,8 @@ def _kept(caller: Caller) -> Iterator[Finding]:
     sizes = caller.subject.sizes
     before = run_body(other, body, calm=True)
     with torch.no_grad():
-        other.call(*inputs_for(caller, sizes.long, sizes.long, seed=107, B=1))
+        B = batch_of(body) or 1
+        other.call(*inputs_for(caller, sizes.long, sizes.long, seed=107, B=B))
         try:
             after = run_body(other, body, calm=True)
         except CAUGHT as error:
@@ -128,40 +133,13 @@ def _kept(caller: Caller) -> Iterator[Finding]:
         later = run_body(other, body, calm=True)
     off = max(share_off(one.nan_to_num(), before.nan_to_num()) for one in (after, later))
     if off <= SAME and bool((after.isnan() == before.isnan()).all()):
-        masks = _mask_kept(caller)
-        if masks > _same(caller):
-            detail = f"after a call with another mask the same call gives another output, off by {masks:.0e}"
-            yield Finding(name, "wrong", detail, "state kept between calls")
-        elif first := kept_from_first(caller, _same(caller)):
-            yield Finding(name, "wrong", first, "state kept between calls")
+        if kept := state_kept(caller, _same(caller)):
+            yield Finding(name, "wrong", kept, "state kept between calls")
         else:
             yield Finding(name, "right", "what was called before makes no difference")
     else:
         detail = f"after a call with another input the same input gives another output, off by {off:.0e}"
         yield Finding(name, "wrong", detail, "state kept between calls")
-
-
-def _mask_kept(caller: Caller) -> float:
-    """How far a masked call is off after one with another mask, between fresh instances; 0 where none is."""
-    subject, second = caller.subject, some_mask(caller)
-    if second is None or subject.make is None or not isinstance(subject.body, nn.Module):
-        return 0.0
-    first = second.flip(0)
-    if torch.equal(first, second):
-        first = torch.ones_like(second)
-    outputs = []
-    for masks in ((second,), (first, second)):
-        try:
-            seed(0)
-            body = in_precision(subject.make(), subject.dtype).eval()
-            body.load_state_dict(subject.body.state_dict())
-            other = replace(caller, subject=replace(subject, body=body, calm=True))
-            with torch.no_grad():
-                answers = [other.call(*plain(caller), mask).output for mask in masks]
-        except CAUGHT:
-            return 0.0
-        outputs.append(answers[-1].detach())
-    return share_off(outputs[1].nan_to_num(), outputs[0].nan_to_num())
 
 
 def _returned(evidence: Evidence) -> Iterator[Finding]:
@@ -266,52 +244,57 @@ def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str
     return ""
 
 
+def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
+    """Dropout falls on the weights, not on the scores."""
+    if caller.plan.as_numpy:
+        return
+    ran = watch(caller, plain(caller))
+    for x in ran.dropped:
+        for each in ran.scores:
+            seen = each.isfinite() & (each > -FAR)
+            if x.ndim > 2 and x.shape == each.shape and bool(seen.any()) and torch.equal(x[seen], each[seen]):
+                detail = "dropout falls on the scores, whose zeros are ordinary scores, not on the weights"
+                yield Finding("dropout", "wrong", detail, "dropout before softmax")
+                return
+
+
 def _inputs_kept(caller: Caller) -> Iterator[Finding]:
     """Neither inputs nor masks are written to."""
     name = "input left unmodified"
-    inputs = plain(caller)
-    before = [one.clone() for one in inputs]
-    with torch.no_grad():
-        caller.call(*inputs)
-    names = ("the query", "the key", "the value")
-    if caller.plan.self_only:
-        names = ("the input",) * 3
-    changed = [
-        what for what, one, was in zip(names, inputs, before, strict=True) if not torch.equal(one, was)
-    ]
+    written = _written_to(caller, None)
+    changed = [slot for argument, slot in caller.plan.slots if argument in written]
     if changed:
-        yield Finding(name, "wrong", f"{changed[0]} is changed in place", "input modified")
+        what = "input" if caller.plan.self_only else changed[0].replace("memory", "key")
+        yield Finding(name, "wrong", f"the {what} is changed in place", "input modified")
     else:
         yield Finding(name, "right", "the inputs are as they were")
-    yield from _masks_kept(caller)
-
-
-def _masks_kept(caller: Caller) -> Iterator[Finding]:
     mask = some_mask(caller)
     if mask is None:
         return
-    said: dict[str, Any] = {}
+    name, arguments = "mask left unmodified", {way.argument for way in caller.ways}
+    masks = sorted(arguments & _written_to(caller, mask))
+    if masks:
+        detail = f"{masks[0]} is changed in place: the next call gets another"
+        yield Finding(name, "wrong", detail, "mask modified")
+    else:
+        yield Finding(name, "right", "the mask is as it was")
+
+
+def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
+    """The arguments whose tensors a call changes, as they are handed over."""
+    handed: list[tuple[str, Tensor, Tensor]] = []
+    names = [argument for argument, _ in caller.plan.slots]
 
     def listen(args: list[object], kwargs: dict[str, object], seed: int = 0) -> object:
-        said.update({k: (v, v.clone()) for k, v in kwargs.items() if k in names and torch.is_tensor(v)})
+        every = [*zip(names, args, strict=False), *kwargs.items()]
+        handed.extend((name, x, x.clone()) for name, x in every if torch.is_tensor(x))
         return Subject.invoke(caller.subject, args, kwargs, seed)
 
-    names = {way.argument for way in caller.ways}
     watched = replace(caller, subject=copy.copy(caller.subject))
     watched.subject.invoke = listen  # type: ignore[method-assign]
     with torch.no_grad():
         watched.call(*plain(caller), mask)
-    for key, (after, was) in said.items():
-        if not torch.equal(after, was):
-            yield Finding(
-                "mask left unmodified",
-                "wrong",
-                f"{key} is changed in place: the next call gets another",
-                "mask modified",
-            )
-            return
-    if said:
-        yield Finding("mask left unmodified", "right", "the mask is as it was")
+    return {name for name, after, before in handed if not torch.equal(after, before)}
 
 
 def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) -> Iterator[Finding]:
@@ -328,7 +311,8 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
         output = caller.call(query, key, value).output
         dice = torch.Generator().manual_seed(8)
         loss = (output * torch.randn(output.shape, generator=dice, dtype=output.dtype)).sum()
-        found_grads = torch.autograd.grad(loss, learn, allow_unused=True)
+        with _unhooked(parameters.values()):
+            found_grads = torch.autograd.grad(loss, learn, allow_unused=True)
     except CAUGHT as error:
         problem = problem_of(error, "backward", subject.files)
         detail = f"backward raises {problem.kind}: {problem.message}"
@@ -347,14 +331,31 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
     dead = [f"the {word}" for word, one in words.items() if is_dead(one)]
     keys = {piece.name for piece in (found.guess.biases.get("k", []) if found.guess else [])}
     keys |= {k for k in parameters if "k" in k.lower() and parameters[k].ndim == 1}
-    lost = [k for k, p in parameters.items() if is_dead(p) and k not in keys]
+    lost = [k for k, p in parameters.items() if is_dead(p) and k not in keys | subject.frozen]
     lost += _slices_lost(caller, evidence, lost, grads)
-    if dead or lost:
+    unused = _heads_unused(caller, evidence, grads) if right and not (dead or lost) else []
+    if unused:
+        yield Finding(name, "wrong", f"no output depends on {', '.join(unused)}", "same head for all")
+    elif dead or lost:
         which = ", ".join(dead + lost[:6])
         fault = "gradients blocked" if right else None  # else a symptom of what is wrong with the numbers
-        yield Finding(name, "wrong", f"no gradient reaches {which}", fault)
+        parts = [*(word for word, one in words.items() if is_dead(one)), *lost]
+        yield Finding(name, "wrong", f"no gradient reaches {which}", fault, parts=parts)
     else:
         yield Finding(name, "right", "gradients reach every input and every parameter")
+
+
+@contextlib.contextmanager
+def _unhooked(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Without the hooks by which rows of a weight are frozen on purpose: only the graph counts."""
+    hooks = [(one, one._backward_hooks) for one in parameters]
+    try:
+        for one, _ in hooks:
+            one._backward_hooks = None
+        yield
+    finally:
+        for one, kept in hooks:
+            one._backward_hooks = kept
 
 
 def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dict[int, Tensor]) -> list[str]:
@@ -368,11 +369,30 @@ def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dic
     return [
         role.parameter
         for name in "qkvo"
-        if (role := evidence.roles.get(name)) is not None
-        and re.split(r"[\[ ]", role.parameter)[0] not in lost
+        if (role := evidence.roles.get(name)) is not None and role.path not in {*lost, *caller.subject.frozen}
         for places in evidence.origin.get(name, [])
         if bool((places >= 0).any()) and not bool(grads[places[places >= 0]].any())
     ]
+
+
+def _heads_unused(caller: Caller, evidence: Evidence, grads: dict[int, Tensor]) -> list[str]:
+    """The parts of the weights of q, k and v, of a head or more, that no output depends on."""
+    sizes, unused = caller.subject.sizes, []
+    if not {"q", "k", "v"} <= evidence.roles.keys():
+        return []
+    names = {
+        re.split(r"[\[ ]", evidence.roles[role].parameter)[0] for role in "qkv" if role in evidence.roles
+    }
+    for name, parameter in caller.subject.parameters.items():
+        grad = grads.get(id(parameter))
+        if name not in names or grad is None or grad.ndim < 2:
+            continue
+        for axis, count in enumerate(grad.shape):
+            dead = int((grad.movedim(axis, 0).flatten(1) == 0).all(1).sum())
+            if dead * (grad.numel() // count) >= sizes.E * sizes.D:
+                unused.append(f"{dead} of {count} rows of {name}")
+                break
+    return unused
 
 
 def _state(caller: Caller) -> Iterator[Finding]:
@@ -384,7 +404,8 @@ def _state(caller: Caller) -> Iterator[Finding]:
         which = ", ".join(subject.unregistered[:4])
         layers = any(c.isdigit() for c in which) or ".weight" in which  # a plain tensor has no such name
         fault = "heads in a list" if layers else "state dict incomplete"
-        yield Finding(name, "wrong", f"state_dict() and parameters() know nothing of {which}", fault)
+        detail = f"state_dict() and parameters() know nothing of {which}"
+        yield Finding(name, "wrong", detail, fault, parts=list(subject.unregistered))
         return
     if subject.make is None:
         yield Finding(name, "right", "every weight found is in state_dict()")
@@ -396,7 +417,9 @@ def _state(caller: Caller) -> Iterator[Finding]:
         with torch.no_grad():
             run_body(caller, in_precision(other, subject.dtype).eval())  # lazy layers get their shapes
         settle(fresh)
-        other.load_state_dict(subject.body.state_dict())
+        own = other.state_dict()  # what the calls before made longer is no part of what was learned
+        state = {k: x for k, x in subject.body.state_dict().items() if k in own and own[k].shape == x.shape}
+        other.load_state_dict(state, strict=False)
         off = share_off(
             run_body(caller, other, calm=subject.calm), run_body(caller, subject.body, calm=subject.calm)
         )
@@ -496,12 +519,16 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def alone(calls: list[Call], same: float = SAME) -> Iterator[Finding]:
-    """A batch of one is the batch's own row."""
+def alone(calls: list[Call], same: float = SAME, fixed: int | None = None) -> Iterator[Finding]:
+    """A batch of one is the batch's own row; `fixed`: the only size it was built for, by its own words."""
     name, plain, one = "batch of one", _call(calls, "plain"), _call(calls, "batch of one")
     if plain is None or one is None or plain.output is None:
         return
-    if one.problem is not None:
+    if one.problem is not None and fixed:
+        calls.remove(one)
+        detail = f"a batch of one raises {one.problem.kind}: it is meant for batches of {fixed}"
+        yield Finding(name, "unknown", detail, None, one.problem.line)
+    elif one.problem is not None:
         yield Finding(name, "wrong", f"a batch of one raises {one.problem.kind}", None, one.problem.line)
     elif one.output is not None:
         off = share_off(one.output, plain.output[2:3])
@@ -527,10 +554,11 @@ def apart(calls: list[Call], same: float = SAME) -> Iterator[Finding]:
         yield Finding(name, "right" if right else "wrong", said)
 
 
-def one_length(evidence: Evidence) -> list[Finding]:
+def one_length(evidence: Evidence, told: bool = True) -> list[Finding]:
     """Whether it takes another length than it was built for; calls that crash by it are taken out.
 
-    A constructor that is told the length, and not the longest, may mean it.
+    A constructor that is told the length, and not the longest, may mean it; one that was told none has a
+    length of its own.
     """
     plain_, other = _call(evidence.calls, "plain"), _call(evidence.calls, SHORT_PROBE)
     if other is None or other.problem is None:
@@ -543,7 +571,7 @@ def one_length(evidence: Evidence) -> list[Finding]:
         call for call in evidence.calls if call.problem is None or call.given.query.shape[1] != short
     ]
     words = f"{short} positions raise {other.problem.kind}, {plain_.given.query.shape[1]} do not"
-    if FIXED.search(evidence.source or ""):
+    if not told or FIXED.search(evidence.source or ""):
         words += ": it may be meant for one length"
         return [Finding("other lengths", "unknown", words, None, other.problem.line)]
     return [Finding("other lengths", "wrong", words, "one length only", other.problem.line)]

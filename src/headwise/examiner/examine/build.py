@@ -24,12 +24,14 @@ from .call import Caller
 from .constructor import Choice, Constructor, parameters_of
 from .conventions import find_caller
 from .plan import plans
+from .rotations import is_rotation
 from .subject import (
     USUAL,
     Sizes,
     Subject,
     apart,
     entry_of,
+    globals_of,
     has_loose,
     head_count,
     in_precision,
@@ -42,6 +44,7 @@ from .words import bare, input_word, role_word, size_word
 
 MANNERS = ("double", "calm", "single")
 MOST_FAILURES = 5
+MOST_OF_A_BATCH = 128  # of a file's own
 REFUSALS = ("raise ValueError", "raise TypeError", "raise RuntimeError", "raise AssertionError", "assert ")
 GUESS = "guess"  # the kind of a problem that may be owed to what the examiner made up
 
@@ -57,7 +60,7 @@ class Recipe:
     dropout: Callable[[float], Any] | None = (
         None  # the same with this much dropout, where it can be asked for
     )
-    causal: Callable[[], Any] | None = None  # the same with its causal switch on
+    throw: Callable[[Mapping[str, object]], Any] | None = None  # the same with these switches
     constructor: Constructor | None = None
     manner: str = "double"
 
@@ -89,7 +92,7 @@ def recipes(
     """Ways to construct it, the likeliest first."""
     every = parameters_of(cls)
     words = {size_word(one.name) for one in every}
-    config = "config" in words
+    config, turns = "config" in words, any(is_rotation(one.name) for one in every)
     said = {size_word(path.rpartition(".")[2]): n for path, n in given.items() if type(n) is int}
     embed_dim, num_heads = embed_dim or said.get("width"), num_heads or said.get("heads")
     usual = [(embed_dim or E, num_heads or H) for E, H in USUAL]
@@ -116,8 +119,9 @@ def recipes(
     if None in words:
         yield from one(*first, Choice(swapped=True))
         yield from one(*first, Choice(made_up=1))
-    if config:
+    if config or turns:
         yield from one(*first, Choice(own_config=False))
+    if config:
         yield from (pair for i in (1, 2) for pair in one(*first, Choice(own_config=False, made_up=i)))
     yield from one(*first, Choice(defaults=True))
     for E, H in usual[1:]:
@@ -171,7 +175,8 @@ def by_class(
                 recipe = _recipe(constructor, manner)
                 return Built(caller, recipe, None, constructor.text, built.tried)
             assert problem is not None
-            if problem.kind != GUESS and constructor.made_up:
+            turns = any(is_rotation(one.name) and one.default is one.empty for one in parameters_of(cls))
+            if problem.kind != GUESS and (constructor.made_up or turns):
                 problem = _as_guess(problem)
             (calling if made else problems).append(problem)
             said = f"{constructor.text or cls.__name__}: {_told(problem)}"
@@ -198,14 +203,14 @@ def _recipe(constructor: Constructor, manner: str) -> Recipe:
     words = {size_word(one.name) for one in parameters_of(constructor.cls)}
     config = "config" in words
 
-    def make(dropout: float = 0.0, switch: bool = False) -> Any:
+    def make(dropout: float = 0.0, thrown: Mapping[str, object] | None = None) -> Any:
         with by_default(torch.float32 if manner == "single" else torch.float64):
-            return constructor.make(dropout, switch)
+            return constructor.make(dropout, thrown)
 
     return Recipe(
         make, constructor.sizes, config or "heads" in words, config or "width" in words,
         make if "dropout" in words or config else None,
-        (lambda: make(switch=True)) if "causal" in words else None,
+        lambda thrown: make(thrown=thrown),
         constructor, manner,
     )  # fmt: skip
 
@@ -253,7 +258,7 @@ def _own_or_guess(problem: Problem | None, subject: Subject) -> Problem | None:
     if problem is None or problem.kind == "shape":
         return problem
     every = plans(subject)
-    unclear = not every or all(plan.guessed for plan in every)
+    unclear = not every or all(plan.guessed or plan.table for plan in every)
     nothing = "NoneType" in problem.message and any(plan.needs_mask for plan in every)
     lines = [linecache.getline(file, problem.line or 0).strip() for file in subject.files]
     refused = any(line.startswith(REFUSALS) for line in lines)
@@ -288,7 +293,9 @@ def _sizes_for(body: object, recipe: Recipe) -> list[Sizes]:
     found = [sizes]
     if not recipe.width_given or (isinstance(body, nn.Module) and not fits_body(body, sizes)):
         found = [sizes.of_width(E, heads or sizes.H) for E in _widths(body)[:6]] or found
-    return found + _short(body, found[0])
+    batch = globals_of(type(body)).get("batch", 0)
+    own = [dataclasses.replace(found[0], B=batch)] if 1 < batch <= MOST_OF_A_BATCH else []
+    return found + _short(body, found[0]) + own
 
 
 def fits_body(body: nn.Module, sizes: Sizes) -> bool:

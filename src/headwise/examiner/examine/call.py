@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .plan import Plan, Way, express
-from .rotations import SLOTS, table
+from .rotations import ADDED, SLOTS, table
 from .subject import Subject, signature_of
 from .surroundings import Unreadable
 
@@ -57,6 +57,8 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
     """
     found = list(_tensors(raw))
     if not found:
+        if raw is None:
+            raise Unreadable("it returned None; end forward with `return` and the output", no_output=True)
         raise Unreadable(f"it returned {type(raw).__name__} and no tensor; return the output")
     for i, tensor in enumerate(found):
         output = _output(tensor, layout, B, T, H)
@@ -71,7 +73,8 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
     }
     shapes = ", ".join(map(shape_text, found[:3]))
     raise Unreadable(
-        f"it returned a tensor {shapes}; the output must be {wanted.get(layout, f'[{B}, {T}, width]')}"
+        f"it returned a tensor {shapes}; the output must be {wanted.get(layout, f'[{B}, {T}, width]')}",
+        no_output=found[0].ndim == 4,
     )
 
 
@@ -193,8 +196,12 @@ class Caller:
         for name, slot in self.plan.slots:
             if slot in SLOTS:
                 dtype = self.subject.dtype if query.dtype is torch.float64 else query.dtype
-                shape, D = self.plan.table, self.subject.sizes.D
-                named[name] = table(slot, shape, self.plan.still, B, T, D, dtype)
+                sizes = self.subject.sizes
+                heads = (H, max(1, H // 2), 1)
+                turning = table(slot, self.plan.table, self.plan.still, query, sizes.D, heads, dtype)
+                if self.plan.table == ADDED and isinstance(turning, Tensor):
+                    turning = self._laid_out(turning)
+                named[name] = turning
                 continue
             named[name] = counts[slot] if slot not in given else self._laid_out(given[slot])
         named.update(self.plan.constants)

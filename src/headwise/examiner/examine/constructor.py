@@ -8,6 +8,7 @@ gets its None) until the constructor cannot do without it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -15,17 +16,19 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from .rotations import Rotation, is_rotation, is_still
 from .subject import Sizes
+from .switches import conditions_of, may_throw, thrown
 from .words import VALUE_DIM, bare, size_word
 
 # Left as the author has them: switches, and numbers that are no sizes
-KEPT = frozenset("bias causal layer dtype device epsilon theta batch scale temperature flag".split())
+KEPT = frozenset("bias causal layer dtype device epsilon theta scale temperature flag".split())
 MOST_FIELDS = 24
 
 
@@ -37,7 +40,7 @@ class Choice:
     per_head: bool = True  # d_k is the width of one head, not of all
     swapped: bool = False  # what no name explains: heads before width
     defaults: bool = False  # nothing that has a default is set
-    own_config: bool = True  # a configuration the file defines, where there is one
+    own_config: bool = True  # a configuration, or a rotation, that the file defines, where there is one
     made_up: int = 0  # which of the values for what no name explains
 
 
@@ -62,9 +65,11 @@ class Told:
     given: Mapping[str, object]
     allowed: set[str]  # fields that no name explains, and that it cannot do without
     containers: set[str]  # fields that were asked for fields of their own
+    switches: Collection[str] = ()  # names under whose condition the future is hidden
     fields: dict[str, object] = dataclasses.field(default_factory=dict)  # by path, as they were asked for
     made_up: dict[str, object] = dataclasses.field(default_factory=dict)
     free: dict[str, object] = dataclasses.field(default_factory=dict)  # width and heads by their places alone
+    rotations: list[str] = dataclasses.field(default_factory=list)  # parameters that got one of ours
 
     def by_name(self, name: str) -> object:
         """What a parameter of this name is given; None where its name says nothing."""
@@ -74,7 +79,7 @@ class Told:
         return {
             "width": sizes.E,
             "heads": sizes.H,
-            "key heads": max(1, sizes.H // 2) if self.choice.few_keys else sizes.H,
+            "key heads": max(1, sizes.H // (2 if sizes.H <= 4 else 4)) if self.choice.few_keys else sizes.H,
             "head dim": sizes.D if self.choice.per_head else sizes.E,
             "length": sizes.block,
             "dropout": self.dropout,
@@ -117,7 +122,7 @@ class AnyConfig(dict[str, object]):
         value = told.given.get(path, told.given.get(name))
         if value is None:
             value = told.by_name(name)
-        if value is None and size_word(name) == "flag":
+        if value is None and (size_word(name) == "flag" or name in told.switches):
             value = False
         if value is None and "implementation" in name.lower():
             value = "eager"
@@ -302,11 +307,14 @@ class Constructor:
     allowed: set[str] = dataclasses.field(default_factory=set)
     containers: set[str] = dataclasses.field(default_factory=set)
 
-    def make(self, dropout: float = 0.0, switch: bool = False) -> Any:
-        """Construct it; fields of a configuration that it turns out to need are made up one by one."""
+    def make(self, dropout: float = 0.0, thrown: Mapping[str, object] | None = None) -> Any:
+        """Construct it; fields of a configuration that it turns out to need are made up one by one.
+
+        thrown: switches, parameters or fields, that are to have these values.
+        """
         while True:
             try:
-                return self._once(dropout, switch)
+                return self._once(dropout, thrown or {})
             except NoField as error:
                 if error.path in self.allowed or len(self.allowed) >= MOST_FIELDS:
                     raise
@@ -318,22 +326,50 @@ class Constructor:
         return {} if self.told is None else self.told.made_up
 
     @property
+    def rotations(self) -> list[str]:
+        """Parameters that were given a rotation of ours."""
+        return [] if self.told is None else self.told.rotations
+
+    @property
     def heads_by_place(self) -> bool:
         """Whether the number of heads went to a parameter whose name says nothing."""
         return self.told is not None and self.sizes.H in self.told.free.values()
 
-    def _once(self, dropout: float, switch: bool) -> Any:
-        told = Told(self.sizes, self.choice, dropout, self.given, self.allowed, self.containers)
-        positional, named = self._arguments(told, switch)
-        if not switch and not dropout:
+    def switches(self) -> Iterator[dict[str, object]]:
+        """Parameters and fields of a configuration that may hide the future, each with another value."""
+        conditions, every = conditions_of(self.cls), {one.name: one for one in parameters_of(self.cls)}
+        config = any(size_word(name) == "config" for name in every)
+        for name, compared in conditions.items():
+            if not may_throw(name) or (name not in every and not config):
+                continue
+            default = every[name].default if name in every else False
+            if default is inspect.Parameter.empty:
+                default = None if any(isinstance(one, str) for one in compared) else False
+            values = thrown(default, compared)
+            if name not in every:  # what a field of a configuration is now is not known here
+                values = [True, False, *(one for one in compared if isinstance(one, str))]
+            for value in values:
+                yield {name: value}
+        hints = annotations_of(self.cls.__init__)  # type: ignore[misc]
+        for one in every.values():
+            takes = fits(True, hints.get(one.name, one.annotation), one.default)
+            if takes and size_word(one.name) == "causal":
+                yield {one.name: True}
+
+    def _once(self, dropout: float, thrown: Mapping[str, object]) -> Any:
+        given = {**self.given, **thrown}
+        told = Told(self.sizes, self.choice, dropout, given, self.allowed, self.containers)
+        told.switches = conditions_of(self.cls)
+        positional, named = self._arguments(told)
+        if not thrown and not dropout:
             self.told = told
         try:
             return self.cls(*positional.values(), **named)
         finally:
-            if not switch and not dropout:
+            if not thrown and not dropout:
                 self.text = _text(self.cls.__name__, positional | named, told)
 
-    def _arguments(self, told: Told, switch: bool) -> tuple[dict[str, object], dict[str, object]]:
+    def _arguments(self, told: Told) -> tuple[dict[str, object], dict[str, object]]:
         every = parameters_of(self.cls)
         hints = annotations_of(self.cls.__init__)  # type: ignore[misc]
         words = {size_word(one.name) for one in every}
@@ -345,7 +381,7 @@ class Constructor:
         named: dict[str, object] = {}
         for one in every:
             annotation = hints.get(one.name, one.annotation)
-            found = self._value(one, annotation, told, free, switch)
+            found = self._value(one, annotation, told, free)
             if found is None:
                 continue
             (positional if one.kind is one.POSITIONAL_ONLY else named)[one.name] = found[0]
@@ -358,14 +394,12 @@ class Constructor:
         return positional, named
 
     def _value(
-        self, one: inspect.Parameter, annotation: Any, told: Told, free: list[int], switch: bool
+        self, one: inspect.Parameter, annotation: Any, told: Told, free: list[int]
     ) -> tuple[object] | None:
         """What one parameter is given; None: nothing, it has a default."""
-        word, required = size_word(one.name), one.default is one.empty
-        if one.name in self.given:
-            return (self.given[one.name],)
-        if switch and word == "causal" and fits(True, annotation, one.default):
-            return (True,)
+        required = one.default is one.empty
+        if one.name in told.given:
+            return (told.given[one.name],)
         if required and _is_config(one.name, annotation, self.cls):
             return (self._config(one.name, annotation, told),)
         if not required and (self.choice.defaults or not may_override(one.default, one.name, annotation)):
@@ -375,6 +409,10 @@ class Constructor:
             return (value,)
         if not required:
             return None
+        if is_rotation(one.name) and not _bare_types(annotation) & {int, float, bool, str}:
+            return (self._rotation(one.name, annotation, told),)
+        if one.name in told.switches and fits(False, annotation):
+            return (False,)
         value = told.scale(one.name)
         if value is None or not fits(value, annotation):
             left = len(free)
@@ -384,6 +422,20 @@ class Constructor:
                 return (value,)
         told.made_up[one.name] = value
         return (value,)
+
+    def _rotation(self, name: str, annotation: Any, told: Told) -> object:
+        """Of the class the annotation names, or one the file defines, for one head; else one of ours."""
+        head = dataclasses.replace(self.sizes, E=self.sizes.D)
+        for one in _own_rotations(annotation, self.cls) if self.choice.own_config and not is_still() else ():
+            with contextlib.suppress(Exception):
+                return Constructor(one, head, self.choice).make()
+        told.rotations.append(name)
+        heads = (self.sizes.H, max(1, self.sizes.H // 2), 1)
+        try:
+            source = inspect.getsource(self.cls)
+        except (OSError, TypeError):
+            source = ""
+        return Rotation(self.sizes.D, heads, is_still(), source=source)
 
     def _config(self, name: str, annotation: Any, told: Told) -> object:
         """Of the class the annotation names, or one the file defines, its sizes set; else one of ours."""
@@ -414,6 +466,17 @@ def _is_config(name: str, annotation: Any, cls: type) -> bool:
     return isinstance(annotation, type) and (
         dataclasses.is_dataclass(annotation) or annotation.__name__.lower().endswith(("config", "args"))
     )
+
+
+def _own_rotations(annotation: Any, cls: type) -> list[type]:
+    """The class the annotation names, and those of the file that are called so and know no heads."""
+    file = vars(sys.modules.get(cls.__module__, types.SimpleNamespace()))
+    named = [one for key, one in file.items() if is_rotation(key)]
+    return [
+        one for one in [annotation, *named]
+        if isinstance(one, type) and one.__module__ == cls.__module__
+        and not any(size_word(each.name) == "heads" for each in parameters_of(one))
+    ]  # fmt: skip
 
 
 def _own_configs(annotation: Any, cls: type) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from ..evidence import Problem
 from ..recipe import Given, Weights
 from .call import Caller, inputs_for, moved, reactions
 from .plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, Way, plans
-from .subject import Subject
+from .subject import Subject, of_numpy
 from .surroundings import CAUGHT, problem_of
 from .words import Said, input_word, said_about
 
@@ -80,7 +80,7 @@ def _layouts(subject: Subject) -> list[tuple[str, bool]]:
         found = ["heads first", "batch first", "heads in the batch", "one sequence"]
         if subject.heads_given:
             found = ["batch first", "heads first", "one sequence"]
-    if subject.numpy:
+    if subject.numpy or of_numpy(subject.body):
         return [(one, True) for one in found]
     return [(one, False) for one in found] + [(one, True) for one in found if subject.is_function]
 
@@ -108,7 +108,7 @@ def _try(caller: Caller) -> Problem | None:
     except CAUGHT as error:
         problem = problem_of(error, "call", caller.subject.files, "plain")
     for argument in caller.plan.needs_mask:
-        for way in _any_way(argument):
+        for way in any_way(argument):
             try:
                 caller.call(*inputs, ways=(way,))
             except CAUGHT:
@@ -118,7 +118,8 @@ def _try(caller: Caller) -> Problem | None:
     return problem
 
 
-def _any_way(argument: str) -> list[Way]:
+def any_way(argument: str) -> list[Way]:
+    """The likeliest ways to give a mask, before anything is known of it."""
     kinds: list[tuple[str, torch.dtype]] = [
         ("bool", torch.bool),
         ("0 and 1", torch.float64),
@@ -319,11 +320,13 @@ class _Asker:
         dice = torch.Generator().manual_seed(77)
         return torch.randn(self.inputs[1].shape, generator=dice, dtype=torch.float64)
 
-    def wanted(self, way: Way, same: bool, turned: bool = False, alone: bool = False) -> Tensor:
-        """Who should react, bool [B, T, S]; `alone`: as if what it hides by itself were lost."""
+    def wanted(self, way: Way, same: bool, turned: bool = False, join: str = "and") -> Tensor:
+        """Who should react, bool [B, T, S]; join: how the mask meets what it always hides, or "alone"."""
         mask = self.mask(way, same)
         mask = mask.mT if turned else mask
-        return mask if self.always is None or alone else mask & self.always
+        if self.always is None or join == "alone":
+            return mask
+        return mask | self.always if join == "or" else mask & self.always
 
     def react(self, way: Way, of: str = "both", same: bool = False) -> tuple[Tensor, Tensor]:
         """(who reacts, float [B, T, S]; who should)."""
@@ -331,10 +334,10 @@ class _Asker:
         return torch.stack(every, -1), self.wanted(way, same)
 
     def exact(
-        self, way: Way, of: str = "both", same: bool = False, turned: bool = False, alone: bool = False
+        self, way: Way, of: str = "both", same: bool = False, turned: bool = False, join: str = "and"
     ) -> bool:
         """Whether exactly those react that should; `turned`: with queries and keys exchanged in the mask."""
-        wanted = self.wanted(way, same, turned, alone)
+        wanted = self.wanted(way, same, turned, join)
         try:
             for s in range(self.L):  # most conventions are wrong, and the first key tells
                 found, look = self.column(way, of, same, s), self.look[:, s]
@@ -452,8 +455,10 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
         for of in ("key", "value"):
             questions += [(of, False, False), (of, False, True), (of, True, False)]
     for way in likely if asker.always is not None else []:
-        if asker.exact(way, alone=True):
+        if asker.exact(way, join="alone"):
             return way, f"with {argument}, what is hidden without it is not hidden any more"
+        if asker.exact(way, join="or"):
+            return way, f"with {argument}, a key is seen where it or the causal mask allows it"
     for of, same, turned in questions:
         for way in likely:
             if asker.exact(way, of, same, turned):
@@ -499,9 +504,11 @@ def find_ways(
             pairs = way
     if pairs is None and padding is None and switch is None:
         ignored = _ignored(caller, asker, texts)
-        return ignored or tuple(Way(argument, "", "switch") for argument in plan.switches[:1]), sentences
+        return ignored or tuple(Way(name, "", "switch", on=on) for name, on in plan.switches[:1]), sentences
     if pairs is None or padding is None:
-        switch = switch or next((Way(one, "", "switch") for one in plan.switches if not causal), None)
+        switch = switch or next(
+            (Way(one, "", "switch", on=on) for one, on in plan.switches if not causal), None
+        )
     found = tuple(way for way in (pairs, padding) if way is not None)
     if switch is not None and _together(caller, asker, (*found, switch)):
         found = (*found, switch)

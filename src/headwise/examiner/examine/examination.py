@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -21,16 +23,28 @@ from ..source.parsed import unwarned
 from .behaviour import _right, findings, one_length
 from .build import GUESS, Built, Recipe, about_dtype, as_given, by_class, others
 from .call import Caller, inputs_for
+from .constructor import parameters_of
 from .conventions import Doubt, find_layout, find_ways, is_causal, sight
 from .generality import other_sizes
 from .pieces import origin_of
 from .plan import Way
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
 from .projections import Found, error_of, find_roles
-from .recognition import long_window, recognise
-from .rotations import SLOTS, STILL, TOLD, without_turning
-from .subject import fields_of, in_precision, signature_of
+from .recognition import long_window, recognise, turned_over_another_axis
+from .rotations import (
+    ADDED,
+    OBJECT,
+    SLOTS,
+    STILL,
+    STILL_OBJECT,
+    TOLD,
+    ZEROS,
+    without_turning,
+)
+from .subject import Sizes, fields_of, in_precision, signature_of
 from .surroundings import CAUGHT, files_of, problem_of, surroundings
+from .switches import conditions_of, kept_switches, may_throw
+from .switches import thrown as thrown_to
 from .wiring import explained, projected_elsewhere, rewire, torch_inside
 from .words import bare, meant_causal, size_word, texts_of
 
@@ -93,7 +107,8 @@ def _words(caller: Caller, causal: bool) -> list[str]:
         words.append(layouts[plan.layout])
     turning = ", ".join(name for name, slot in plan.slots if slot in SLOTS)
     if turning:
-        words.append((STILL if plan.still else TOLD).format(names=turning, shape=plan.table))
+        told = ZEROS if plan.table == ADDED else STILL if plan.still else TOLD
+        words.append(told.format(names=turning, shape=plan.table))
     for way in caller.ways:
         if way.kind == "switch":
             words.append(f"{way.argument}={way.on!r} hides the future")
@@ -235,7 +250,8 @@ def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
     caller = _look(evidence, built, asked)
     if _right(evidence):
         return _elsewhere(evidence, built, asked) or caller
-    if caller.plan.table and not any(one.key == "rope" for one in evidence.designs):
+    turns = caller.plan.table or _rotations(built.recipe)
+    if turns and not any(one.key == "rope" for one in evidence.designs):
         with without_turning():
             again = _again(evidence, asked, lambda other: other.weights is not None)
         if again is not None:
@@ -286,6 +302,9 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
 
     raised: list[str] = []
     every = other_sizes(recipe)
+    if (wrong := _groups_that_raise(asked, recipe, every[-1])) is not None:
+        evidence.findings.append(wrong)
+        return None
     for sizes in every:
         how: dict[str, Any] = {}
         there = asked
@@ -311,6 +330,23 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
         )
         evidence.findings.append(Finding("other sizes", "unknown", detail))
     return None
+
+
+def _groups_that_raise(asked: _Asked, recipe: Recipe | None, sizes: Sizes) -> Finding | None:
+    """A call that raises where groups of query heads that share keys are another size than their number."""
+    if recipe is None or recipe.constructor is None or not recipe.constructor.choice.few_keys:
+        return None
+    fields = recipe.constructor.told.fields if recipe.constructor.told is not None else {}
+    names = [one.name for one in parameters_of(recipe.constructor.cls)]
+    names += [path.rpartition(".")[2] for path in fields]
+    if not any(size_word(name) == "key heads" for name in names):
+        return None
+    built = asked.build(ways=[(sizes, recipe.constructor.choice)], manners=(recipe.manner,))
+    problem = built.problem
+    if problem is None or (problem.stage, problem.kind) != ("call", "RuntimeError") or problem.line is None:
+        return None
+    detail = f"built with {sizes.H} heads over {sizes.H // 4} of keys, it raises: {problem.message}"
+    return Finding("other sizes", "wrong", detail, "groups repeated wrong times", problem.line)
 
 
 def _otherwise_in_single(caller: Caller, recipe: Recipe | None, asked: _Asked) -> bool:
@@ -395,10 +431,17 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
             subject.calm = False
     caller, sentence = find_layout(caller, "\n".join(texts))
     said = [sentence] if sentence else []
+    if rotations := _rotations(recipe):
+        still = isinstance(subject.body, nn.Module) and any(
+            getattr(one, "still", False) for one in subject.body.modules()
+        )
+        said.append((STILL_OBJECT if still else OBJECT).format(names=", ".join(rotations)))
     closed = not caller.plan.masks and not caller.plan.switches and not _switched_off(caller.subject.body)
     seen = sight(caller)
     open_ = seen is None or bool(seen.all())  # else it has a pattern, and that is no triangle
-    causal = is_causal(caller, seen) or (closed and open_ and meant_causal(texts, evidence.name))
+    causal = is_causal(caller, seen)
+    on = None if causal or not open_ else _switched_on(caller, recipe)
+    causal = causal or (closed and open_ and on is None and meant_causal(texts, evidence.name))
     caller.ways, more = (
         find_ways(caller, causal, texts, seen) if caller.plan.masks or caller.plan.switches else ((), [])
     )
@@ -408,7 +451,8 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     found = find_roles(caller, _truth(caller, causal), roles)
     if not found.proven:
         L = caller.subject.sizes.long
-        found, evidence.designs = recognise(caller, causal_mask(1, L, L)[0] if causal else None, found, roles)
+        hidden = causal_mask(1, L, L)[0] if causal else None
+        found, evidence.designs = recognise(caller, hidden, found, roles, texts)
     wired: list[Finding] = []
     if not found.proven and not evidence.designs and not roles and not found.unjudged:
         truth = _truth(caller, causal)
@@ -433,15 +477,19 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     evidence.beside = _left_over(evidence, list(caller.subject.parameters))
     windows = any(one.key == "window" for one in evidence.designs)
     evidence.calls = probe(caller, causal, seen if windows and not causal else None)
-    if recipe is not None and recipe.causal is not None and not causal and not caller.ways:
-        evidence.calls += _switched_on(caller, recipe)
-    lengths = one_length(evidence)
+    if on is not None and not caller.ways:
+        evidence.calls += _asked_causal(caller, on)
+    words = {size_word(one.name) for one in parameters_of(type(subject.body))}
+    lengths = one_length(evidence, told=subject.is_function or not words.isdisjoint(("length", "config")))
     loud = _without_loud(evidence, caller)
     _share_first_problem(evidence)
     returns = any(call.weights is not None for call in evidence.calls)
     evidence.conventions = conventions(caller, causal, returns, said + found.words)
     evidence.doubts = [one for one in said if isinstance(one, Doubt)]
     evidence.findings = wired + lengths + loud + findings(caller, found, evidence, recipe)
+    evidence.findings += [
+        Finding("design", "wrong", one.words, one.fault) for one in evidence.designs if one.fault
+    ]
     return caller
 
 
@@ -481,22 +529,58 @@ def _heads_major(caller: Caller) -> bool:
 def _beside(evidence: Evidence, caller: Caller, found: Found) -> list[Design]:
     """Designs that do nothing to the numbers: where the work, or its last step, is done."""
     wraps = torch_inside(caller.subject.body) if found.proven else None
+    plain = found.proven and not evidence.designs and not caller.plan.table
+    elsewhere = turned_over_another_axis(caller, found) if plain else None
     lacks = found.guess is not None and not found.guess.weights.get("o")
     split = projected_elsewhere(evidence.name, evidence.source) if lacks else None
     found.elsewhere = split is not None
     window = long_window(caller) if found.proven else None
-    return [one for one in (wraps, split, window) if one is not None]
+    return [one for one in (wraps, split, window, elsewhere) if one is not None]
 
 
-def _switched_on(caller: Caller, recipe: Recipe) -> list[Call]:
-    """The plain probe through an instance whose constructor was told to be causal."""
-    try:
-        assert recipe.causal is not None
-        body = recipe.causal()
-        in_precision(body, caller.subject.dtype).eval()
-        body.load_state_dict(caller.subject.body.state_dict(), strict=False)
-    except CAUGHT:
-        return []
+def _rotations(recipe: Recipe | None) -> list[str]:
+    return [] if recipe is None or recipe.constructor is None else recipe.constructor.rotations
+
+
+def _switched_on(caller: Caller, recipe: Recipe | None) -> Any:
+    """An instance with the switch thrown that hides the future; None where there is no such switch.
+
+    The one that hides something by position; else one that is called causal.
+    """
+    called = None
+    for body, causal in _thrown(caller.subject.body, recipe):
+        try:
+            in_precision(body, caller.subject.dtype).eval()
+            body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
+        except CAUGHT:
+            continue
+        called = body if causal and called is None else called
+        seen = sight(replace(caller, subject=replace(caller.subject, body=body)))
+        if seen is not None and not bool(seen.all()):
+            return body
+    return called
+
+
+def _thrown(body: Any, recipe: Recipe | None) -> Iterator[tuple[Any, bool]]:
+    """Instances with one switch at another value each, and whether its name says causal."""
+    if not isinstance(body, nn.Module):
+        return
+    if recipe is not None and recipe.constructor is not None and recipe.throw is not None:
+        own = {one.name for one in parameters_of(type(body)) if size_word(one.name) == "causal"}
+        for thrown in recipe.constructor.switches():
+            with contextlib.suppress(*CAUGHT):
+                yield recipe.throw(thrown), not own.isdisjoint(thrown)
+        return
+    for i, (_, name, now, compared) in enumerate(kept_switches(body)):
+        for value in thrown_to(now, compared) if may_throw(name) else ():
+            with contextlib.suppress(*CAUGHT):
+                other = copy.deepcopy(body)
+                setattr(kept_switches(other)[i][0], name, value)
+                yield other, size_word(name) == "causal"
+
+
+def _asked_causal(caller: Caller, body: Any) -> list[Call]:
+    """The plain probe through an instance that was told to be causal."""
     plan = caller.plan
     every = signature_of(caller.subject.body).parameters
     alone = [
@@ -582,11 +666,17 @@ def _share_first_problem(evidence: Evidence) -> None:
 
 
 def _switched_off(body: object) -> bool:
-    """Whether it keeps a switch for a causal mask, as an attribute or in a configuration, and that is off."""
+    """Whether a switch for a causal mask is off: an attribute, a field, a name of the file."""
     owners = body.modules() if isinstance(body, nn.Module) else [body]
     kept = [(name, value) for one in owners for name, value in getattr(one, "__dict__", {}).items()]
     kept += [field for _, value in kept if not isinstance(value, nn.Module) for field in fields_of(value)]
-    return any(value is False and size_word(name) == "causal" for name, value in kept)
+    file = sys.modules.get(type(body).__module__)
+    of_file = (
+        [] if file is None else [vars(file).get(name) for name in conditions_of(body) if may_throw(name)]
+    )
+    return False in [value for value in of_file if isinstance(value, bool)] or any(
+        value is False and size_word(name) == "causal" for name, value in kept
+    )
 
 
 def _steady(caller: Caller) -> bool:

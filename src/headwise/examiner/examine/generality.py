@@ -18,9 +18,10 @@ from ..evidence import Call, Evidence, Finding
 from ..recipe import Given, Weights, run
 from .build import Recipe
 from .call import Caller, inputs_for
-from .conventions import padding_mask
+from .conventions import any_way, padding_mask
 from .plan import express
-from .probes import causal_mask, plain, share_off
+from .probes import causal_mask, plain, share_off, some_mask
+from .recognition import by_distance
 from .subject import Sizes, in_precision
 from .surroundings import CAUGHT, seed
 
@@ -69,6 +70,11 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
             return
         off = share_off(call.output, truth.output)
         if off > NEAR:
+            assert evidence.weights is not None
+            inside = by_distance(caller, evidence.weights, evidence.num_heads, inputs) if mask is None else ""
+            if inside:  # it begins farther away than the other probes reach: a choice, and no fault
+                yield Finding(name, "unknown", f"at {length} positions there is {inside}")
+                return
             with_mask = "" if mask is None else " with a mask"
             detail = (
                 f"right at {caller.subject.sizes.long} positions, and off by {off:.0e} at {length}{with_mask}"
@@ -94,39 +100,80 @@ def _masks(caller: Caller) -> list[Tensor]:
     return said[:1]
 
 
-def kept_from_first(caller: Caller, same: float) -> str:
-    """How a fresh instance that begins with few positions computes many otherwise; "" where it does not."""
-    subject, sizes = caller.subject, caller.subject.sizes
+def twin(caller: Caller) -> Caller | None:
+    """A fresh instance with the same parameters; its buffers, masks among them, are as it made them itself.
+
+    None where it cannot be made, or its parameters have other shapes: some are drawn.
+    """
+    subject = caller.subject
     if subject.make is None or not isinstance(subject.body, nn.Module):
-        return ""
+        return None
     weights = dict(subject.body.named_parameters())
-    after = f"after a call with {sizes.short} positions, one with {sizes.long}"
-    outputs: list[Tensor] = []
-    for before in (None, sizes.short):
-        try:
-            seed(0)
-            body = in_precision(subject.make(), subject.dtype).eval()
-            if {k: p.shape for k, p in body.named_parameters()} != {k: p.shape for k, p in weights.items()}:
+    try:
+        seed(0)
+        body = in_precision(subject.make(), subject.dtype).eval()
+        if {k: p.shape for k, p in body.named_parameters()} != {k: p.shape for k, p in weights.items()}:
+            return None
+        body.load_state_dict(weights, strict=False)
+    except CAUGHT:
+        return None
+    return replace(caller, subject=replace(subject, body=body, calm=True))
+
+
+def state_kept(caller: Caller, same: float) -> str:
+    """How an instance that was asked something else before answers otherwise; "" where it does not."""
+    sizes = caller.subject.sizes
+    few, many = sizes.short, sizes.long
+    questions: list[tuple[str, tuple[int, Tensor | None], tuple[int, Tensor | None]]] = []
+    by_mask = _masked_twin(caller)
+    if by_mask is not None:
+        caller, mask = by_mask
+        other = mask.flip(0)
+        other = torch.ones_like(mask) if torch.equal(other, mask) else other
+        questions.append(("another mask the same call", (many, other), (many, mask)))
+    questions.append((f"{few} positions, one with {many}", (few, None), (many, None)))
+    for words, before, asked in questions:
+        after, outputs = f"after a call with {words}", list[Tensor]()
+        for first in (None, before):
+            one = twin(caller)
+            if one is None:
                 return ""
-            body.load_state_dict(weights, strict=False)
-            other = replace(caller, subject=replace(subject, body=body, calm=True))
-            if before is not None:
-                _asked_for(other, before)
-        except CAUGHT:
-            return ""
-        try:
-            outputs.append(_asked_for(other, sizes.long))
-        except CAUGHT as error:
-            return f"{after} raises {type(error).__name__}" if outputs else ""
-    off = share_off(outputs[1].nan_to_num(), outputs[0].nan_to_num())
-    if off <= same:
-        return ""
-    return f"{after} gives another output, off by {off:.0e}"
+            try:
+                _ = None if first is None else _answer(one, *first)
+            except CAUGHT:
+                break
+            try:
+                outputs.append(_answer(one, *asked).nan_to_num())
+            except CAUGHT as error:
+                if outputs:
+                    return f"{after} raises {type(error).__name__}"
+                break
+        if len(outputs) == 2 and (off := share_off(outputs[1], outputs[0])) > same:
+            return f"{after} gives another output, off by {off:.0e}"
+    return ""
 
 
 @torch.no_grad()
-def _asked_for(caller: Caller, length: int) -> Tensor:
-    return caller.call(*inputs_for(caller, length, length, seed=109)).output.detach()
+def _answer(caller: Caller, length: int, mask: Tensor | None) -> Tensor:
+    """To inputs that are drawn anew: it may write to those it was given."""
+    return caller.call(*inputs_for(caller, length, length, seed=109), mask).output.detach()
+
+
+def _masked_twin(caller: Caller) -> tuple[Caller, Tensor] | None:
+    """A mask that can be said, bool [B, T, S]; in the first way that runs, where none was understood."""
+    mask = some_mask(caller)
+    if mask is not None or caller.ways:
+        return None if mask is None else (caller, mask)
+    for way in [way for argument in caller.plan.masks for way in any_way(argument)]:
+        told = replace(caller, ways=(way,))
+        mask, one = some_mask(told), twin(told)
+        try:
+            if mask is not None and one is not None:
+                _answer(one, caller.subject.sizes.long, mask)
+                return told, mask
+        except CAUGHT:
+            continue
+    return None
 
 
 def seeds_kept(caller: Caller) -> Iterator[Finding]:

@@ -200,6 +200,7 @@ class Piece:
     rows: Tensor
     where: str = ""  # "[0:24]" of a larger one
     transposed: bool = False
+    start: int | None = None  # the first row, of a run of them
 
 
 @dataclass(eq=False)
@@ -248,7 +249,8 @@ def role_of(pieces: Sequence[Piece], how: str) -> Role:
     """Where it was found, in words."""
     first = pieces[0]
     more = f" and {len(pieces) - 1} more" if len(pieces) > 1 else ""
-    return Role(f"{first.name}{first.where}{more}", how, first.transposed)
+    start = first.start if len(pieces) == 1 else None
+    return Role(f"{first.name}{first.where}{more}", how, first.transposed, first.name, start)
 
 
 def is_small(guess: Guess, E: int, H: int) -> bool:
@@ -379,7 +381,10 @@ class Kept:
     def piece(self, name: str, axis: int, rows: Tensor | None = None, where: str = "") -> Piece:
         """Rows of an input projection."""
         whole = rows_of(self.weights[name], axis)
-        return Piece(name, whole if rows is None else whole[rows], where, axis != self.weights[name].ndim - 1)
+        run = rows is not None and where != "" and bool((rows.diff() == 1).all())
+        start = int(rows[0]) if rows is not None and run else None
+        kept = whole if rows is None else whole[rows]
+        return Piece(name, kept, where, axis != self.weights[name].ndim - 1, start)
 
     def out_piece(self, name: str, axis: int) -> Piece:
         """An output projection."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from .constructor import annotations_of, fits
 from .rotations import SLOTS, TABLES, is_still, rotation_word
 from .subject import Sizes, Subject, entry_of, signature_of
+from .switches import conditions_of, may_throw, thrown
 from .words import bare, input_word, size_word
 
 FULL = (
@@ -87,7 +88,7 @@ def encode(way: Way, mask: Tensor, num_heads: int) -> object:
     if way.kind == "switch":
         causal = torch.ones(mask.shape[1:], dtype=torch.bool).tril()
         if bool(mask.all()):
-            return False if way.on is True else None
+            return not way.on if isinstance(way.on, bool) else None
         return way.on if torch.equal(mask, causal.expand_as(mask)) else None
     if way.kind == "lengths":
         counts = _lengths(mask, way.shape)
@@ -142,7 +143,7 @@ class Plan:
     constants: tuple[tuple[str, object], ...] = ()
     masks: tuple[str, ...] = ()  # parameters that take a mask, those of certain name first
     needs_mask: tuple[str, ...] = ()  # of these, the ones without a default
-    switches: tuple[str, ...] = ()  # causal=False: True would make it causal
+    switches: tuple[tuple[str, bool | str], ...] = ()  # (parameter, what makes it causal)
     positional: bool = False  # *inputs, or nothing has a name
     layout: str = "batch first"
     as_numpy: bool = False
@@ -171,10 +172,10 @@ def plans(subject: Subject) -> list[Plan]:
     constants: list[tuple[str, object]] = []
     unknown: list[str] = []
     guessed: list[str] = []
-    switches: list[str] = []
+    switches: list[tuple[str, bool | str]] = []
     optional: set[str] = set()
     image = _image(list(signature.parameters.values()))
-    given = subject.arguments
+    given, conditions = subject.arguments, conditions_of(subject.body)
     for one in signature.parameters.values():
         if one.name in given:
             constants.append((one.name, given[one.name]))
@@ -202,7 +203,10 @@ def plans(subject: Subject) -> list[Plan]:
         elif required and not plain and rotation_word(one.name) is not None:
             found.append((one.name, rotation_word(one.name) or ""))
         elif one.default is False and (slot == "mask" or size_word(one.name) == "causal"):
-            switches.append(one.name)
+            switches.append((one.name, True))
+        elif (on := _switch(one, annotation, conditions)) is not None:
+            switches.append((one.name, on))
+            constants += [(one.name, not on)] if required else []
         elif slot in INPUTS and not plain:
             found.append((one.name, slot))
             optional |= set() if required else {one.name}
@@ -232,6 +236,20 @@ def plans(subject: Subject) -> list[Plan]:
     if any(slot in SLOTS for _, slot in found):
         made = [replace(one, table=shape, still=is_still()) for shape in TABLES for one in made]
     return made
+
+
+def _switch(
+    one: inspect.Parameter, annotation: object, conditions: Mapping[str, list[object]]
+) -> bool | str | None:
+    """What makes it causal, where the source asks this parameter before it hides the future; else None."""
+    if one.name not in conditions or not may_throw(one.name):
+        return None
+    if one.default is one.empty:
+        return True if annotation in (bool, "bool") else None
+    if not isinstance(one.default, (bool, str)):
+        return None
+    values = thrown(one.default, conditions[one.name])
+    return next((value for value in values if isinstance(value, (bool, str))), None)
 
 
 def _image(every: list[inspect.Parameter]) -> dict[str, str]:

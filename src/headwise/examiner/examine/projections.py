@@ -547,4 +547,6 @@ def as_it_is(caller: Caller, module: nn.Module) -> Caller:
     """The same way to call it, for a copy with its own weights, in float64 and without dropout."""
     body = copy.deepcopy(module).cpu().double().eval()
     cast_loose(body, torch.float64)
-    return replace(caller, subject=replace(caller.subject, body=body))
+    own = dict(body.named_parameters()) | dict(body.named_buffers())
+    known = {name: own.get(name, value) for name, value in caller.subject.parameters.items()}
+    return replace(caller, subject=replace(caller.subject, body=body, parameters=known))

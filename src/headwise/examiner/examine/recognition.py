@@ -13,6 +13,7 @@ Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim, L on
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import recipe
+from ..faults import FAULTS
 from ..recipe import EVERY, Design, Given, State, Weights, normed, pairs, steps_of, turned
 from .call import Caller, inputs_for
 from .projections import NEARLY, Found, error_of, find_roles
@@ -28,6 +30,7 @@ from .subject import attributes_of
 from .surroundings import CAUGHT
 from .watch import Norm, Ran, Three, caught, find_latent, passed_by, same, watch
 
+FAVOURED = "; far keys are favoured"
 FAR = 1e3  # a score this much below the others is hidden
 
 
@@ -36,10 +39,13 @@ def recognise(
     causal: Tensor | None,
     found: Found,
     roles: dict[str, str] | None,
+    texts: Sequence[str] = (),
 ) -> tuple[Found, list[Design]]:
     """The projections, found again with the designs that are inside; and these.
 
-    causal: bool [L, L], the mask it always makes, if it does.
+    Args:
+        causal: bool [L, L], the mask it always makes, if it does.
+        texts: its source, whose numbers may be the base of a rotation by position.
     """
     L = caller.subject.sizes.long
     inputs = inputs_for(caller, L, L, seed=30)
@@ -71,7 +77,14 @@ def recognise(
             inside = _inside(caller, inner, inputs, causal is not None)
             if inside:
                 inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+                if not inner.proven:
+                    inner, inside = _with_values_turned(caller, inner, inside, [(Given(*inputs, mask), bare)])
+            else:
+                inside = _wrongly_turned(caller, inner, inputs, texts)
+                if inside:
+                    inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
     shell = _around(before, after, added, inputs)
+    _far_keys_favoured(caller, inner, inside)
     designs = [*(one for one in shell if one.key == "norm before"), *inside]
     designs += [one for one in shell if one.key != "norm before"]
     if not designs or inner.weights is None:
@@ -115,6 +128,37 @@ def _silenced(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
         with torch.no_grad():
             for one, was in zip(parameters, kept, strict=True):
                 one.copy_(was)
+
+
+def measured(
+    caller: Caller, causal: Tensor | None, weights: Weights, H: int, T: int, S: int
+) -> list[Design] | None:
+    """The designs with the numbers that this module has, for T queries and S keys; None where they cannot be.
+
+    Args:
+        causal: bool [L, L], the mask it always makes, if it does.
+        weights: the projections, which are known.
+    """
+    L = caller.subject.sizes.long
+    with torch.no_grad():
+        inputs = inputs_for(caller, L, L, seed=30)
+        given = Given(*inputs, None if causal is None else causal.expand(len(inputs[0]), L, L))
+        truth = [(given, caller.call(*inputs).output.detach().double())]
+    found, designs = recognise(caller, causal, find_roles(caller, truth, None), None)
+    if not designs or found.weights is None:
+        return None
+    placed = [one for one in designs if one.key == "position bias" or "seen" in one.tensors]
+    if placed:
+        inputs = inputs_for(caller, T, S, seed=33)
+        scores = caught(caller, inputs)[1]
+        state = _state(weights, H, inputs, [one for one in designs if one not in placed])
+        fitted = None if scores is None else fit(scores, state.q @ state.k.mT)
+        if fitted is None:
+            return None
+        for one in placed:
+            key, value = ("seen", fitted.seen) if "seen" in one.tensors else (f"{T} x {S}", fitted.bias)
+            one.tensors[key] = value
+    return designs
 
 
 def _around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -> list[Design]:
@@ -194,7 +238,10 @@ def fit(scores: Tensor, products: Tensor) -> Fit | None:
         return None
     bias = (c - scale[:, None, None] * s).mean(0)
     if float(bias.abs().max()) <= NEARLY * float(c.abs().max()):
-        bias = torch.zeros_like(bias)
+        return Fit(scale, torch.zeros_like(bias), seen)
+    whole = torch.where(seen, scores - scale[:, None, None] * products, 0.0)
+    if float((whole - whole[:1]).abs().max()) <= NEARLY * float(c.abs().max()):  # nothing was taken off rows
+        bias = whole.mean(0)
     return Fit(scale, bias, seen)
 
 
@@ -305,6 +352,109 @@ def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
     return None
 
 
+def _with_values_turned(
+    caller: Caller, inner: Found, inside: list[Design], truth: list[tuple[Given, Tensor]]
+) -> tuple[Found, list[Design]]:
+    """The same, with a rotation that turns the values as well, where that explains the output."""
+    turning = [replace(one, numbers={**one.numbers, "v": 1.0}) for one in inside if one.key == "rope"]
+    if not turning:
+        return inner, inside
+    turning[0].fault, turning[0].words = "rotation of values", f"{turning[0].words}, of the values as well"
+    designs = [turning[0] if one.key == "rope" else one for one in inside]
+    found = find_roles(caller, truth, None, steps_of(designs))
+    return (found, designs) if found.proven else (inner, inside)
+
+
+BASES = (1e4, 5e5, 1e6, 1e3, 1e2)  # of rotations, the usual one first
+NUMBER = re.compile(r"(?<![\w.])\d[\d_]*(?:\.\d+)?(?:e\d+)?(?![\w.])")
+
+
+def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence[str]) -> list[Design]:
+    """A rotation by position that is there and wrongly made, or one of shared keys dealt out wrongly."""
+    try:
+        scores = caught(caller, inputs)[1]
+    except CAUGHT:
+        return []
+    if scores is None or inner.weights is None:
+        return []
+    H, weights = inner.num_heads, inner.weights
+    try:
+        state = _state(weights, H, inputs)
+    except (RuntimeError, ValueError, IndexError):
+        return []
+    D = state.q.shape[-1]
+    if D % 2:
+        return []
+    written = [float(number.replace("_", "")) for text in texts for number in NUMBER.findall(text)]
+    for base in dict.fromkeys((*BASES, *(number for number in written if number > 50))):
+        frequencies = base ** (torch.arange(D // 2, dtype=torch.float64) * -2 / D)
+        for neighbours in (0.0, 1.0):
+            numbers = {"channels": float(D), "first": 0.0, "neighbours": neighbours}
+            for fault, words, changed in WRONGLY:
+                made = Design("rope", "", {**numbers, **changed}, {"frequencies": frequencies}, fault)
+                q = turned(state.q, made) if made.numbers.get("q", 1.0) else state.q
+                k = turned(state.k, made) if made.numbers.get("k", 1.0) else state.k
+                if fit(scores, q @ k.mT) is not None:
+                    made.words = f"{_rope_words(frequencies, D, D, 0, bool(neighbours))}, {words}"
+                    return [made]
+    for way in FAULTS["groups repeated in wrong order"].ways:
+        try:
+            state = recipe.run(Given(*inputs), weights, H, way)
+        except (RuntimeError, ValueError, IndexError):  # keys are not shared by groups of heads
+            break
+        rope = _rope(scores, state.q, state.k)
+        if rope is not None and fit(scores, turned(state.q, rope) @ turned(state.k, rope).mT) is not None:
+            return [rope]
+    return []
+
+
+def turned_over_another_axis(caller: Caller, found: Found) -> Design | None:
+    """A rotation of queries that goes by the head or the sample, so that no score feels it.
+
+    found: projections that are proven without any design.
+    """
+    L = caller.subject.sizes.long
+    inputs = inputs_for(caller, L, L, seed=33)
+    try:
+        ran = watch(caller, inputs)
+    except CAUGHT:
+        return None
+    if found.weights is None or found.num_heads < 2:
+        return None
+    q = _state(found.weights, found.num_heads, inputs).q  # [B, H, T, D]
+    B, H, T, D = q.shape
+    for factor in ran.factors:
+        for x in (factor, factor.transpose(1, 2)):
+            x = x.unflatten(0, (B, H)) if x.shape == (B * H, T, D) else x
+            if x.shape != q.shape or same(x, q):
+                continue
+            for scale in (1.0, D**-0.5, D**-0.25):
+                for which, still, others in (
+                    ("head", (x[:, 0], q[:, 0]), (x[:, 1:], q[:, 1:])),
+                    ("sample", (x[0], q[0]), (x[1:], q[1:])),
+                ):
+                    lengths = [one.double().norm(dim=-1) for one in others]
+                    if (
+                        _near(still[0], still[1] * scale)
+                        and _near(lengths[0], lengths[1] * scale)
+                        and not _near(others[0], others[1] * scale)
+                    ):
+                        words = f"a rotation inside that goes by the number of the {which}, not by position"
+                        return Design("rotation", words, fault="rotation over another axis")
+    return None
+
+
+def _near(x: Tensor, y: Tensor) -> bool:
+    return torch.allclose(x.double(), y.double(), rtol=1e-6, atol=1e-9)
+
+
+WRONGLY: tuple[tuple[str, str, dict[str, float]], ...] = (
+    ("rotation on one side", "of the queries alone", {"k": 0.0}),
+    ("rotation on one side", "of the keys alone", {"q": 0.0}),
+    ("rotation with mixed pairs", "with the angles laid out for other pairs", {"mixed": 1.0}),
+)
+
+
 def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> str:
     how = "neighbours" if neighbours else "halves"
     part = "" if n == D else f", {n} of {D} channels of each head, from channel {first} on"
@@ -345,11 +495,34 @@ def _placed(
     table, words = _by_distance(bias, found.seen)
     if table is not None:
         tensors["by distance"] = table
-    made.append(Design("position bias", words, {}, tensors))
+    numbers = {"far": 1.0} if FAVOURED in words else {}
+    made.append(Design("position bias", words, numbers, tensors))
     if torch.allclose(found.scale, torch.ones_like(found.scale), atol=1e-4):
         words = "no scale beside the bias by position, as T5 has it"
         made.append(Design("own scale", words, {}, {"scale": torch.ones(H, dtype=torch.float64)}))
     return made
+
+
+def by_distance(caller: Caller, weights: Weights, H: int, inputs: Three) -> str:
+    """What is beside scaled q.k here by the distance of a key alone, in words; "" for anything else."""
+    try:
+        scores = caught(caller, inputs)[1]
+        state = _state(weights, H, inputs)
+    except CAUGHT:
+        return ""
+    found = None if scores is None else fit(scores, state.q @ state.k.mT)
+    right = torch.full((H,), state.q.shape[-1] ** -0.5, dtype=torch.float64)
+    if found is None or not torch.allclose(found.scale.double(), right, rtol=1e-4):
+        return ""
+    L = len(found.seen)
+    away = torch.arange(L) - torch.arange(L)[:, None]
+    if not torch.equal(found.seen, (away >= away[found.seen].min()) & (away <= away[found.seen].max())):
+        return ""
+    if bool(found.bias.any()):
+        table, words = _by_distance(found.bias, found.seen)
+        return words if table is not None else ""
+    window = _window(found.seen)
+    return "" if window is None else window.words
 
 
 def _two_levels(bias: Tensor, seen: Tensor) -> bool:
@@ -361,6 +534,18 @@ def _two_levels(bias: Tensor, seen: Tensor) -> bool:
     jump = steps.abs() > 1e-6 * float(bias.abs().max())
     at = lower[:, :-1] & ~lower[:, 1:]
     return torch.equal(jump, at)
+
+
+def _far_keys_favoured(caller: Caller, inner: Found, inside: list[Design]) -> None:
+    """ALiBi with the wrong sign, where no parameter beside the projections could have learned it."""
+    guess = inner.guess
+    pieces = [] if guess is None else [*guess.weights.values(), *guess.biases.values()]
+    known = {piece.name for every in pieces for piece in every}
+    if set(caller.subject.parameters) - known - caller.subject.norms:
+        return
+    for one in inside:
+        if one.key == "position bias" and one.numbers.get("far"):
+            one.fault = "far keys favoured"
 
 
 def _by_distance(bias: Tensor, seen: Tensor) -> tuple[Tensor | None, str]:
@@ -393,7 +578,7 @@ def _by_distance(bias: Tensor, seen: Tensor) -> tuple[Tensor | None, str]:
     if level and mirrored and float(past.abs().max()) > NEARLY * size:
         numbers = ", ".join(f"{float(one):.3g}" for one in past[:4, 0])
         more = ", ..." if len(past) > 4 else ""
-        far = "; far keys are favoured" if float(past.mean()) < 0 else ""
+        far = FAVOURED if float(past.mean()) < 0 else ""
         return table, f"a bias linear in the distance inside (ALiBi, slopes {numbers}{more}{far})"
     return table, "a bias by distance (s - t) inside"
 

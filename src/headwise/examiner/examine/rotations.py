@@ -1,8 +1,10 @@
-"""Tables of a rotation by position that code takes with its inputs: cos and sin, a pair of them, or complex.
+"""A rotation by position that code takes with its inputs, or in its constructor: tables of cos and sin, a
+pair of them, complex numbers, or an object that turns what it is given.
 
-They are given as half-split RoPE has them, in one shape after another. Where the rotation is not recognised
-with those, the tables turn every position by one angle: what turns queries and keys alike, and nothing else,
-has the scores it would have without, and is judged so.
+They are given as half-split RoPE has them, the tables in one shape after another. Where the rotation is not
+recognised with those, they turn every position by one angle: what turns queries and keys alike, and nothing
+else, has the scores it would have without, and is judged so. Embeddings of positions, which are added, are
+zeros: under one name both are usual.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .words import bare
 
-SLOTS = ("cos", "sin", "cos and sin", "turns")
+SLOTS = ("cos", "sin", "cos and sin", "turns", "rotation")
+ADDED = "[B, T, E]"  # no table: an embedding of positions
 TABLES = (
     "[T, D]",
     "[B, T, D]",
@@ -26,15 +30,28 @@ TABLES = (
     "[T, D/2]",
     "[1, 1, T, D/2]",
     "[1, T, 1, D/2]",
+    ADDED,
 )
 TOLD = "it is given {names} as tables {shape} of cos and sin"
 STILL = "it is given {names} as tables {shape} that turn all positions alike: the rotation was not judged"
+ZEROS = "it is given {names} as zeros: embeddings of positions were not judged"
+OBJECT = "it is built with a rotation of ours: {names}"
+STILL_OBJECT = (
+    "it is built with a rotation of ours that turns all positions alike: {names}; the rotation was not judged"
+)
 ANGLE = 0.6435
+LONGEST = 67  # positions an object of ours has tables for
 _ONE = re.compile(
     r"(?:freqs?|rotary|rope|pos(?:ition)?|emb)?(cos|sin)(?:es|ines?|cached?|cache|table|emb|embed|freqs?|pos)?"
 )
 _BOTH = frozenset("positionembeddings positionembedding rotaryposemb cossin ropecache".split())
 _TURNS = frozenset("freqscis freqcis freqscomplex freqsciscomplex".split())
+_OBJECT = re.compile(
+    r"(?:rope|rotary|rotator|rotation)(?:al)?(?:pos|position|positional)?"
+    r"(?:s|fn|func|function|module|layer|obj|object|emb|embed|embedder|embedding|embeddings|encoder|encoding|er)?"
+)
+# what an object gives where the code unpacks it so
+_GIVES_TABLES = re.compile(r"\bcos\w*\s*,\s*sin\w*\s*=\s*(?:self\.)?\w*(?:rope|rot|pos|emb)\w*(?:\.\w+)?\(")
 
 _now = threading.local()
 
@@ -46,8 +63,15 @@ def rotation_word(name: str) -> str | None:
         return "cos and sin"
     if word in _TURNS:
         return "turns"
+    if is_rotation(name):
+        return "rotation"
     found = _ONE.fullmatch(word)
     return None if found is None else found[1]
+
+
+def is_rotation(name: str) -> bool:
+    """Whether a parameter of this name takes an object that turns queries and keys."""
+    return _OBJECT.fullmatch(bare(name)) is not None
 
 
 @contextlib.contextmanager
@@ -65,19 +89,102 @@ def is_still() -> bool:
     return getattr(_now, "still", False)
 
 
-def table(slot: str, shape: str, still: bool, B: int, T: int, D: int, dtype: torch.dtype) -> object:
-    """What the parameter is given for T positions and D channels a head."""
+def _angles(T: int, D: int, still: bool) -> Tensor:
     pairs = D // 2
-    angles = torch.arange(T, dtype=torch.float64)[:, None] * 1e4 ** -(
-        torch.arange(pairs, dtype=torch.float64) / max(1, pairs)
-    )
-    if still:  # one angle for all: queries and keys that are turned alike have the scores they had
-        angles = torch.full_like(angles, ANGLE)  # [T, D/2]
+    steps = torch.arange(pairs, dtype=torch.float64) / max(1, pairs)
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * 1e4**-steps
+    return torch.full_like(angles, ANGLE) if still else angles  # [T, D/2]
+
+
+def table(
+    slot: str, shape: str, still: bool, query: Tensor, D: int, heads: tuple[int, ...], dtype: torch.dtype
+) -> object:
+    """What the parameter is given beside these queries, [B, T, E], with D channels a head."""
+    B, T, _ = query.shape
+    if shape == ADDED and slot == "cos and sin":
+        return torch.zeros_like(query, dtype=dtype)
+    angles = _angles(T, D, still)
     if slot == "turns":
         turns = torch.polar(torch.ones_like(angles), angles)
         return turns if dtype is torch.float64 else turns.to(torch.complex64)
+    if slot == "rotation":
+        made = Rotation(D, heads, still, length=T)
+        return made._apply(lambda x: _shaped(x[:, : D // 2], shape, B).to(dtype))
     cos, sin = (_shaped(wave, shape, B).to(dtype) for wave in (angles.cos(), angles.sin()))
     return {"cos": cos, "sin": sin}.get(slot, (cos, sin))
+
+
+class Rotation(nn.Module):
+    """Turns queries and keys by whatever name it is asked to, or hands out its tables `cos` and `sin`.
+
+    Args:
+        D: channels of a head.
+        heads: how many heads what it is given may have: the axis of positions is another.
+        still: all positions are turned alike.
+        length: how many positions it has tables for.
+        source: of the code that asks, which may want tables.
+    """
+
+    def __init__(
+        self, D: int, heads: tuple[int, ...], still: bool, length: int = LONGEST, source: str = ""
+    ) -> None:
+        super().__init__()
+        self.D, self.heads, self.tables = D, heads, _GIVES_TABLES.search(source) is not None
+        self.still = still
+        angles, dtype = (
+            _angles(length, D, still).repeat(1, 2),
+            torch.ones(()).dtype,
+        )  # as the weights beside it
+        self.register_buffer("cos", angles.cos().to(dtype), persistent=False)
+        self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or name in ("cos", "sin"):
+                raise
+            return self.forward
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.cos, self.sin))
+
+    def apply(self, *given: Any, **named: Any) -> Any:
+        """As of a module, where it is given a function."""
+        first = given[0] if given else None
+        return super().apply(first) if callable(first) else self.forward(*given, **named)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """The same tensors, turned; the tables where no heads are given, or the code unpacks them."""
+        every = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
+        heads = [
+            one for one in every if one.ndim >= 3 and one.is_floating_point() and one.shape[-1] == self.D
+        ]
+        if self.tables or not heads:
+            numbers = [one for one in (*given, *named.values()) if isinstance(one, int)]
+            length = self._positions(heads[0])[1] if heads else numbers[0] if numbers else LONGEST
+            cos, sin = (wave[:length] for wave in self._waves())
+            return (cos[None], sin[None]) if heads else (cos, sin)
+        turned = tuple(self._turn(one) for one in heads)
+        return turned if len(turned) > 1 else turned[0]
+
+    def _waves(self) -> tuple[Tensor, Tensor]:
+        angles = _angles(LONGEST, self.D, self.still).repeat(1, 2)
+        return angles.cos().to(self.cos.dtype), angles.sin().to(self.cos.dtype)
+
+    def _positions(self, x: Tensor) -> tuple[int, int]:
+        """(the axis of positions, how many there are)."""
+        inside = x.ndim > 3 and x.shape[-2] in self.heads and x.shape[-3] not in self.heads
+        axis = -3 if inside else -2
+        return axis, x.shape[axis]
+
+    def _turn(self, x: Tensor) -> Tensor:
+        axis, length = self._positions(x)
+        cos, sin = (wave[:length].to(x.dtype) for wave in self._waves())
+        if axis == -3:
+            cos, sin = cos[:, None], sin[:, None]
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
 
 
 def _shaped(wave: Tensor, shape: str, B: int) -> Tensor:

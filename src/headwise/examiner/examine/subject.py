@@ -10,6 +10,7 @@ import contextlib
 import copy
 import inspect
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .surroundings import FRAMEWORKS, by_default
+from .surroundings import by_default
 from .surroundings import seed as sow
-from .words import role_word, size_word
+from .words import FRAMEWORKS, role_word, size_word
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,19 @@ class Sizes:
 USUAL = ((24, 4), (32, 4), (64, 8), (512, 8), (768, 12))
 
 
+_now = threading.local()
+
+
+@contextlib.contextmanager
+def dropped() -> Iterator[list[Tensor]]:
+    """What dropout is given meanwhile, in this thread."""
+    _now.dropped = []
+    try:
+        yield _now.dropped
+    finally:
+        _now.dropped = None
+
+
 class _Calm(TorchFunctionMode):
     """No dropout outside of training, and no step down to float32: the numbers behind both can be judged."""
 
@@ -62,7 +76,10 @@ class _Calm(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name in {"dropout", "dropout_", "alpha_dropout", "feature_dropout"}:
-            return args[0] if args else kwargs["input"]
+            given = args[0] if args else kwargs["input"]
+            if (noted := getattr(_now, "dropped", None)) is not None:
+                noted.append(given.detach().clone())
+            return given
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
             args = args[:4]
@@ -91,6 +108,7 @@ class Subject:
     unregistered: list[str] = field(default_factory=list)  # those that state_dict() does not know
     linear: set[str] = field(default_factory=set)  # weights of nn.Linear: [out, in] for certain
     norms: set[str] = field(default_factory=set)  # a normalisation's own
+    frozen: set[str] = field(default_factory=set)  # parameters that are not to learn, by requires_grad
     heads_given: bool = False
     make: Callable[[], Any] | None = None
     fresh: Callable[[], Any] | None = None  # one more, as its author has it: nothing of it cast or set
@@ -184,6 +202,19 @@ def is_array(value: object) -> bool:
         and type(value).__name__ == "ndarray"
         and getattr(value, "dtype", None) in ("float64", "float32", "float16")
     )
+
+
+def of_numpy(body: object) -> bool:
+    """Whether the file it stands in works with NumPy and knows nothing of torch: it gets arrays alone."""
+    file = getattr(body, "__globals__", None)
+    if file is None:
+        file = vars(sys.modules.get(type(body).__module__, types.SimpleNamespace()))
+    names = [
+        one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) or ""
+        for one in list(file.values())
+    ]
+    rooms = {name.partition(".")[0] for name in names}
+    return "numpy" in rooms and "torch" not in rooms and not isinstance(body, nn.Module)
 
 
 def _kept(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
@@ -321,6 +352,8 @@ def settle(subject: Subject) -> None:
             with torch.no_grad():
                 tensor.copy_(fresh)
         if tensor.is_floating_point() and tensor.is_leaf:
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+                subject.frozen.add(name)
             tensor.requires_grad_(True)
     subject.parameters = dict(tensors)
 
@@ -448,6 +481,12 @@ def head_count(body: object) -> int | None:
     shapes = [tensor.shape for _, tensor in _belongs(body)[1] if tensor.ndim == 3]
     counts = {shape[0] for shape in shapes if 1 < shape[0] and shape[0] * min(shape[1:]) == max(shape[1:])}
     return counts.pop() if len(counts) == 1 else None
+
+
+def batch_of(body: object) -> int | None:
+    """The size of a batch that it keeps, or reads out of its file."""
+    kept = [value for name, value in attributes_of(body) if size_word(name) == "batch"]
+    return kept[0] if kept else globals_of(type(body)).get("batch")
 
 
 def widths_of(body: object) -> list[int]:

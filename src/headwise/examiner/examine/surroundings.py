@@ -26,6 +26,7 @@ from torch.amp.autocast_mode import is_autocast_available
 from torch.overrides import TorchFunctionMode
 
 from ..evidence import Problem
+from .words import FRAMEWORKS
 
 # Made of nothing, as floats; and of numbers, as floats if those are
 FLOATS = frozenset(
@@ -41,7 +42,6 @@ ASKED = frozenset("to type type_as float half bfloat16 double view new_tensor ne
 
 AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")  # kinds that may have one
 
-FRAMEWORKS = ("torch", "pytorch_lightning", "lightning.")  # modules whose code is no learner's
 
 _now = threading.local()
 
@@ -219,10 +219,15 @@ def silently() -> Iterator[None]:
 
 
 CAUGHT = (Exception, SystemExit)
+MOST_SHAPES = 30  # variables of a frame whose shapes are told
 
 
 class Unreadable(Exception):
     """What came back is not an attention's answer: no tensor, or none of the right shape."""
+
+    def __init__(self, message: str, no_output: bool = False) -> None:
+        super().__init__(message)
+        self.no_output = no_output
 
 
 def files_of(obj: object) -> frozenset[str]:
@@ -244,10 +249,13 @@ def files_of(obj: object) -> frozenset[str]:
 
 def problem_of(error: BaseException, stage: str, files: frozenset[str], probe: str | None = None) -> Problem:
     """The exception, with the last line of the learner's on its way."""
-    line = None
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename in files:
-            line = frame.lineno
+    line, shapes = None, dict[str, list[int]]()
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename in files:
+            line, variables = number, frame.f_locals.items()
+            tensors = [(name, x) for name, x in variables if isinstance(x, Tensor) and name.isidentifier()]
+            shapes = {name: list(x.shape) for name, x in tensors[:MOST_SHAPES]}
     message = str(error) or type(error).__name__
     kind = "shape" if isinstance(error, Unreadable) else type(error).__name__
-    return Problem(stage, kind, message, line, probe)
+    apart = isinstance(error, Unreadable) and error.no_output
+    return Problem(stage, kind, message, line, probe, shapes=shapes, no_output=apart)

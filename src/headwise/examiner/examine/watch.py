@@ -22,10 +22,12 @@ from ..recipe import Design
 from .call import Caller, inputs_for
 from .pieces import Guess, Piece, path_role, weights_of
 from .projections import NEARLY, Found
+from .subject import dropped
 from .surroundings import CAUGHT
 
 Three = tuple[Tensor, Tensor, Tensor]
 NORMS = frozenset({"layer_norm", "rms_norm"})
+PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ bmm baddbmm einsum scaled_dot_product_attention".split())
 
 
 @dataclass(eq=False)
@@ -60,6 +62,8 @@ class Ran:
     norms: list[Norm] = field(default_factory=list)
     linear: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # (path, given, made)
     scores: list[Tensor] = field(default_factory=list)  # what went into a softmax, or an exp
+    dropped: list[Tensor] = field(default_factory=list)  # what went into dropout
+    factors: list[Tensor] = field(default_factory=list)  # what went into products of two tensors
 
 
 class _Watch(TorchFunctionMode):
@@ -74,6 +78,10 @@ class _Watch(TorchFunctionMode):
             self.ran.scores.append(args[0].detach().clone())
         elif name == "scaled_dot_product_attention":
             self.ran.scores.append(_scores(*args, **kwargs))
+        if name == "dropout" and args:
+            self.ran.dropped.append(args[0].detach().clone())
+        if name in PRODUCTS:
+            self.ran.factors += [x.detach().clone() for x in args if isinstance(x, Tensor) and x.ndim > 2]
         made = func(*args, **kwargs)
         if name in NORMS and args and isinstance(made, Tensor):
             self.ran.norms.append(Norm(args[0].detach().clone(), made.detach().clone(), None))
@@ -121,8 +129,9 @@ def watch(caller: Caller, inputs: Three) -> Ran:
             if module is not body and (isinstance(module, nn.Linear) or not inner):
                 hooks.append(module.register_forward_hook(note(path)))
     try:
-        with torch.no_grad(), _Watch(ran):
+        with torch.no_grad(), _Watch(ran), dropped() as calm:
             ran.output = caller.call(*inputs).output.detach().double()
+        ran.dropped += calm
     finally:
         for hook in hooks:
             hook.remove()
@@ -348,7 +357,8 @@ def find_latent(caller: Caller, ran: Ran, inputs: Three) -> tuple[Found, Design]
     design.words = (
         f"{names} through {widths} channels inside (latent attention{f', {norm} between' if norm else ''})"
     )
-    roles = {name: Role(pieces[0].name + pieces[0].where, "calls") for name, pieces in guess.weights.items()}
+    first = {name: pieces[0] for name, pieces in guess.weights.items()}
+    roles = {name: Role(one.name + one.where, "calls", path=one.name) for name, one in first.items()}
     return Found(made[0], roles, H, False, list(made[1]), guess=guess), design
 
 

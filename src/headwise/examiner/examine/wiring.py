@@ -97,6 +97,8 @@ class _Matrix:
     bias: Tensor
     names: tuple[str, ...] = ()
     missing: list[str] = field(default_factory=list)
+    path: str = ""  # of the parameter
+    start: int | None = None  # the first of its rows there, where it is a part
 
 
 def _matrices(subject: Subject) -> list[_Matrix]:
@@ -116,9 +118,10 @@ def _matrices(subject: Subject) -> list[_Matrix]:
         parts = len(rows) // E
         for i, (weight, own) in enumerate(zip(rows.chunk(parts), bias.chunk(parts), strict=True)):
             said = name if parts == 1 else f"{name}[{i * E}:{(i + 1) * E}]"
-            found.append(_Matrix(weight, own, (said,)))
+            start = None if parts == 1 else i * E
+            found.append(_Matrix(weight, own, (said,), path=name, start=start))
             if turned and parts == 1:
-                found.append(_Matrix(weight.T, own, (said,)))
+                found.append(_Matrix(weight.T, own, (said,), path=name))
     return found
 
 
@@ -136,7 +139,7 @@ def rewire(caller: Caller, found: Found, truth: list[tuple[Given, Tensor]]) -> t
     none = _Matrix(torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64))
     single = [*own, none]
     double = [
-        _Matrix(b.weight @ a.weight, b.weight @ a.bias + b.bias, a.names + b.names)
+        _Matrix(b.weight @ a.weight, b.weight @ a.bias + b.bias, a.names + b.names, path=a.path)
         for a in own
         for b in own
         if a.names != b.names
@@ -206,7 +209,11 @@ def _told(
         said.append(Finding("output projection", "wrong", detail, "no output projection"))
     weights = Weights(q.weight, k.weight, v.weight, o.weight, q.bias, k.bias, v.bias, o.bias)
     every = {**three, "o": o}
-    roles = {name: Role(" and ".join(one.names), "gradients") for name, one in every.items() if one.names}
+    roles = {
+        name: Role(" and ".join(one.names), "gradients", path=one.path, start=one.start)
+        for name, one in every.items()
+        if one.names
+    }
     return replace(
         found, weights=weights, roles=roles, proven=proven, guess=None, tried=[], unjudged=""
     ), said

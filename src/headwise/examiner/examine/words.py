@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..source.parsed import unwarned
-from .surroundings import FRAMEWORKS
+
+FRAMEWORKS = ("torch", "pytorch_lightning", "lightning.")  # modules whose code is no learner's
 
 _WIDTH = frozenset(
     """dmodel embeddim embdim emb embed embedsize embedingdim embeddingdim embeddingsize embsize embedding

@@ -22,12 +22,14 @@ from ..diagnose import diagnose
 from ..evidence import Call, Evidence
 from ..examine.call import Caller
 from ..examine.projections import as_it_is, own_weights
+from ..examine.recognition import measured
 from ..examine.surroundings import CAUGHT, surroundings, undisturbed
 from ..inquiry import judge, understand
-from ..recipe import Given, State, Step, Weights, steps_of
+from ..recipe import Design, Given, State, Step, Weights, steps_of
 from ..report import Named, Report
-from .explanation import Explanation, differing, fields_of
+from .explanation import Explanation, differing
 from .page import check_size
+from .shown_steps import fields_of
 
 if TYPE_CHECKING:
     from ..diagnose import Made
@@ -178,7 +180,8 @@ def explain(
     """Every step of multi-head attention in this module's own numbers.
 
     The steps are computed in float64 with the module's weights; its own weights and output, as it computes
-    them without dropout, stand beside them.
+    them without dropout, stand beside them. What it has inside on purpose, a norm, a rotation or a bias by
+    position, a residual connection, is a step of its own.
 
     Args:
         module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention` or ours that is torch's; or
@@ -204,6 +207,12 @@ def explain(
     """
     mine = None
     if not is_known(module) and isinstance(module, nn.Module):
+        widths = [x.shape[-1] for x in (query, key, value) if isinstance(x, Tensor) and x.ndim]
+        if len(set(widths)) > 1:
+            raise ShapeError(
+                f"query, key and value must have one width to be explained: {', '.join(map(str, widths))}; "
+                "build the module with equal widths"
+            )
         mine = understood(module)
     weights, num_heads = weights_of(module) if mine is None else (mine.weights, mine.num_heads)
     inputs = _batch_first(module, query, key, value, weights.q.shape[1])
@@ -238,7 +247,7 @@ def explain(
         notes.append("Your module is in training, where dropout is random; here it is left out.")
     if isinstance(module, MultiHeadAttention) and module.num_kv_heads < num_heads:
         shared = num_heads // module.num_kv_heads
-        notes.append(f"{shared} heads share their keys and values; here each head has its own copy of them.")
+        notes.append(f"{shared} heads share their keys and values.")
     return Explanation(
         name, state, own_numbers(module, given), query_labels=query_labels, key_labels=key_labels,
         scale=scale, notes=notes, batch=batch,
@@ -414,22 +423,52 @@ class Understood:
 
     def __init__(self, module: nn.Module, evidence: Evidence, caller: Caller) -> None:
         assert evidence.weights is not None
-        self.evidence, self.module, self._caller = evidence, module, caller
+        self.evidence, self.module, self._caller = evidence, module, as_it_is(caller, module)
         self.weights: Weights = own_weights(evidence.weights, caller, module)
         self.num_heads = evidence.num_heads
+
+    def _designs(self, given: Given) -> list[Design]:
+        """What is inside on purpose, with the numbers that this module has, for inputs of this length.
+
+        Raises:
+            ArgumentError: they cannot be measured.
+        """
+        there = [one for one in self.evidence.designs if steps_of([one])]
+        windows = [one for one in there if _is_band(one)]  # they hold no number of the module's
+        if len(windows) == len(there):
+            return windows
+        caller, T, S = self._caller, given.query.shape[1], given.key.shape[1]
+        causal = None
+        if self.evidence.conventions.always_causal:
+            causal = torch.ones(caller.subject.sizes.long, caller.subject.sizes.long).tril().bool()
+        with surroundings():
+            try:
+                found = measured(caller, causal, self.weights, self.num_heads, T, S) or []
+            except CAUGHT:
+                found = []
+        designs = [one for one in found if not _is_band(one)]
+        if [one.key for one in designs] != [one.key for one in there if not _is_band(one)]:
+            name, what = type(self.module).__name__, "; ".join(one.words for one in self.evidence.designs)
+            raise ArgumentError(
+                f"module must have designs whose numbers can be measured: {name} has {what}, and for {T} "
+                f"queries and {S} keys they were not found; headwise explain FILE shows it"
+            )
+        return [*designs, *windows]
 
     @undisturbed()
     def explanation(
         self, given: Given, labels: tuple[list[str] | None, list[str] | None], batch: int
     ) -> Explanation:
         """Every step on these inputs, the module's own numbers beside the expected ones."""
-        expected = recipe.run(given, self.weights, self.num_heads)
+        designs = self._designs(given)
+        expected = recipe.run(given, self.weights, self.num_heads, steps_of(designs))
         diagnosis = diagnose(self.evidence)
         faults = diagnosis.faults  # before the judgement, for which some are a design
         report = judge(self.evidence, diagnosis)
         yours = {}
         if faults:
-            wrong = {name: step for made in faults for name, step in made.steps.items()}
+            wrong = dict(steps_of(designs))
+            wrong |= {name: step for made in faults for name, step in made.steps.items()}
             yours = fields_of(recipe.run(given, self.weights, self.num_heads, wrong))
         name = type(self.module).__name__
         notes = [f"The steps are computed in float64 with the weights of your {name}."]
@@ -437,17 +476,21 @@ class Understood:
             notes.append(
                 "No fault of the library explains your output, so your numbers on the way are not known."
             )
-        caller = as_it_is(self._caller, self.module)
         mask = None if self.evidence.conventions.always_causal else given.mask
         with surroundings(), torch.no_grad():
             try:
-                yours["output"] = caller.call(given.query, given.key, given.value, mask).output
+                yours["output"] = self._caller.call(given.query, given.key, given.value, mask).output
             except CAUGHT as error:
                 notes.append(f"Your module could not be called with these inputs: {error}")
         return Explanation(
             name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=report.faults,
             notes=notes, batch=batch, checked=None if report.ok else report.summary,
         )  # fmt: skip
+
+
+def _is_band(one: Design) -> bool:
+    """A window by distance alone, whatever it is computed from."""
+    return one.key == "window" and "from" in one.numbers
 
 
 def understood(module: nn.Module) -> Understood:
@@ -467,12 +510,6 @@ def understood(module: nn.Module) -> Understood:
             f"module must be one that headwise.check understands: {type(module).__name__} is not: {why}; "
             "see what headwise.check says of it"
         )
-    if steps_of(evidence.designs):
-        what = "; ".join(one.words for one in evidence.designs)
-        raise ArgumentError(
-            f"module must be plain attention to be explained: {type(module).__name__} has {what}; "
-            "headwise.check judges it within that"
-        )
     return Understood(module, evidence, caller)
 
 
@@ -489,14 +526,14 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     Raises:
         ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
     """
-    from ..checks import _before_running
+    from ..desk.judge import before_running
     from ..diagnose import diagnose
     from ..inquiry import judge
     from ..sandbox.run import run_file
     from ..source.likely_classes import likeliest, source_of, told_by_cell
 
     source, cells = source_of(path)
-    report = _before_running(path, name, source, cells)
+    report = before_running(path, name, source, cells)
     if report is not None:
         raise ArgumentError(
             f"file must run to be explained: {report.summary}; see headwise check {path.name}"

@@ -18,14 +18,16 @@ from ...errors import ArgumentError
 from ...show.offline_pages import built, filled, policy
 from ...show.tables import empty_table
 from ...show.texts import plain
-from ..evidence import line_in_words
-from .explanation import POLARITY, differing
+from ..report import line_in_words
+from .explanation import differing
+from .shown_steps import POLARITY, of_key_heads
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from .explanation import ExplainedStep, Explanation, Map
+    from .explanation import Explanation
+    from .shown_steps import ExplainedStep, Map
 
 
 LARGEST = 20 * 2**20  # bytes of a page
@@ -56,7 +58,7 @@ def page_json(explanation: Explanation) -> str:
 
 def _contents(explanation: Explanation) -> dict[str, object]:
     state = explanation.expected
-    B, T, E = state.query.shape
+    B, T, E = state.given.query.shape
     sizes = {
         "B": B, "T": T, "S": state.key.shape[1], "H": state.num_heads, "D": state.q.shape[-1],
         "Dv": state.v.shape[-1], "E": E,
@@ -66,6 +68,12 @@ def _contents(explanation: Explanation) -> dict[str, object]:
         expected["mask"] = state.given.mask
     weights = {f"w_{name}": getattr(state.weights, name) for name in "qkvo"}
     weights |= {f"b_{name}": getattr(state.weights, f"{name}_bias") for name in "qkvo"}
+    if len(set(explanation.key_heads)) < state.num_heads:
+        weights |= {
+            name: of_key_heads(weights[name].mT if "w" in name else weights[name], explanation.key_heads)
+            for name in ("w_k", "w_v", "b_k", "b_v")
+        }
+        weights |= {name: weights[name].mT for name in ("w_k", "w_v")}
     yours = explanation.yours
     rest = sum(_bytes(x) for x in [*expected.values(), *yours.values()])
     held = rest + sum(map(_bytes, weights.values())) <= LARGEST
@@ -77,8 +85,9 @@ def _contents(explanation: Explanation) -> dict[str, object]:
     return {
         "name": explanation.name,
         "sizes": sizes,
-        "itself": state.query is state.key and state.key is state.value,
-        "scale": explanation.scale,
+        "itself": state.given.query is state.given.key and state.given.key is state.given.value,
+        "scales": explanation.scales,
+        "keyHeads": explanation.key_heads,
         "labels": {"query": explanation.query_labels, "key": explanation.key_labels},
         "polarity": POLARITY,
         "masks": None if state.given.mask is None else [asdict(one) for one in explanation.masks],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from itertools import combinations
 
-from . import finishing, masking, seen
+from . import finishing, masking, rotating, seen
 from .fault import Fault
 from .projecting import INPUTS, PROJECTING
 from .scaling_and_softmax import SCORING, WEIGHING
@@ -24,6 +24,7 @@ ROOMS = {
     ),
     "Which input goes where, before anything is computed": INPUTS,
     "The projections of q, k and v": PROJECTING,
+    "Rotations by position (RoPE)": rotating.FAULTS,
     "Faults that are seen rather than computed: what code does beside its numbers": seen.FAULTS,
 }
 FAULTS: dict[str, Fault] = {fault.key: fault for room in ROOMS.values() for fault in room}

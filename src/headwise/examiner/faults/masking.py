@@ -52,6 +52,9 @@ def filled(number: float) -> Way:
     return {"hide": hide}
 
 
+TOO_SMALL = (1e5, 1e4, 1e3, 1e2, 1e1, 5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 15.0, 20.0, 30.0, 50.0)
+
+
 def _raised(number: float) -> Way:
     def hide(state: State) -> None:
         state.hidden = state.scaled
@@ -59,6 +62,19 @@ def _raised(number: float) -> Way:
             state.hidden = state.scaled + ~state.mask * number
 
     return {"hide": hide}
+
+
+def _without_padding_queries(state: State, mask: Tensor) -> Tensor:
+    """The mask without the rows of queries that stand where a key is hidden from all."""
+    if mask.shape[-1] != mask.shape[-2]:
+        raise ValueError("queries and keys are not the same tokens")
+    return mask & mask.any(-2).unsqueeze(-1)
+
+
+def _not_a_number(state: State) -> None:
+    state.hidden = state.scaled
+    if state.mask is not None:
+        state.hidden = state.scaled.masked_fill(~state.mask, -torch.inf).masked_fill(state.mask, torch.nan)
 
 
 def _ignored(state: State) -> None:
@@ -109,6 +125,16 @@ def _heads_first(state: State, mask: Tensor) -> Tensor:
     """Repeated sample by sample, for scores that lie head by head: [H * B, T, S]."""
     B, H = mask.shape[0], state.num_heads
     return mask[:, 0].repeat_interleave(H, 0).unflatten(0, (H, B)).transpose(0, 1)  # [B, H, T, S]
+
+
+def _either_allows(state: State, mask: Tensor) -> Tensor:
+    """A key is seen where the causal mask or the one that was handed over allows it."""
+    causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    if state.given.handed is not None:
+        return state.given.handed[:, None] | causal
+    padding = mask[..., -1:, :]
+    both = mask.shape[-1] == mask.shape[-2] and torch.equal(mask, causal & padding)
+    return causal | padding if both and not bool(padding.all()) else mask
 
 
 def _handed_over(state: State, mask: Tensor) -> Tensor:
@@ -195,7 +221,7 @@ FAULTS = [
         "A query that sees one key out of ten gets a tenth of it: outputs shrink where much is hidden.",
         REPAIR,
         "drop",
-        ({"hide": _ignored, "drop": _after},),
+        ({"hide": _ignored, "drop": _after}, {**filled(0.0), "drop": _after}),
         (r"(weights?|attn\w*|probs?|scores?|a|w|p)\s*\*=?\s*\(?~?\w*mask", r"masked_fill_?\(", *FILLS),
         needs_mask=True,
         common=True,
@@ -333,8 +359,60 @@ FAULTS = [
         "It works until scores grow, and then leaks without a word.",
         REPAIR,
         "hide",
-        tuple(filled(-number) for number in (1e5, 1e4, 1e3, 1e2, 1e1)),
+        tuple(way(-number) for way in (filled, _raised) for number in TOO_SMALL),
         (r"masked_fill_?\(.*-\s*(1e[1-5]\b|\d{2,6}\b)", r"\*\s*-\s*(1e[1-5]\b|\d{2,6}\b)", *FILLS),
+        needs_mask=True,
+    ),
+    Fault(
+        "padding becomes NaN",
+        "queries that are padding may see nothing: their outputs are NaN",
+        "mask[:, None, None, :] & mask[:, None, :, None], with -inf where hidden",
+        "mask[:, None, None, :]: keys that are padding are hidden, queries are not",
+        (
+            "Look at the rows of queries that are padding.",
+            "A row in which every score is -inf becomes NaN in the softmax.",
+            "Hide the keys that are padding and leave the queries alone; nobody reads their outputs.",
+        ),
+        "The next layer multiplies the NaN by a weight of 0, which is NaN again, for every token.",
+        "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
+        "hide",
+        _masks(_without_padding_queries)[:1],
+        (r"&", r"unsqueeze\(", *FILLS),
+        needs_mask=True,
+    ),
+    Fault(
+        "padding queries hidden",
+        "queries that are padding may see nothing; their outputs are finite",
+        "mask[:, None, None, :] & mask[:, None, :, None]",
+        "mask[:, None, None, :]: keys that are padding are hidden, queries are not",
+        (
+            "Look at the rows of queries that are padding.",
+            "All their keys are hidden, so their weights are equal, or 0.",
+            "Nobody reads these rows: hide the keys that are padding, that is enough.",
+        ),
+        "It changes nothing that is read, as long as the number that hides is finite.",
+        "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
+        "hide",
+        _masks(_without_padding_queries)[1:],
+        (r"&", r"unsqueeze\(", *FILLS),
+        needs_mask=True,
+        design="a mask of queries that are padding",
+    ),
+    Fault(
+        "mask makes NaN",
+        "0 is multiplied by -inf where a key may be seen: every score becomes NaN",
+        "scores + (1 - mask) * -inf",
+        RIGHT,
+        (
+            "Print the scores after the mask.",
+            "0 * -inf is NaN, and one NaN in a row makes the whole row NaN.",
+            'Use masked_fill(mask == 0, float("-inf")), or multiply by a finite number such as -1e9.',
+        ),
+        "Every output is NaN as soon as a mask is given, and NaN spreads to every parameter in training.",
+        REPAIR,
+        "hide",
+        ({"hide": _not_a_number},),
+        (r"\*\s*(-\s*)?(float\(.-?inf|torch\.inf|math\.inf|np\.inf)", *FILLS),
         needs_mask=True,
     ),
     Fault(
@@ -387,6 +465,23 @@ FAULTS = [
         "hide",
         (*_masks(_handed_over), *_masks(_one_of_two(False)), *_masks(_one_of_two(True))),
         (r"\bmask\w*\s*=\s*(?!None)", *FILLS),
+        needs_mask=True,
+    ),
+    Fault(
+        "masks joined with or",
+        "of two masks one is enough to let a key be seen: they are joined with or",
+        "causal | padding, True = may attend",
+        "causal & padding: a key is seen where both let it be seen",
+        (
+            "Which keys does a query see that stands before a real token?",
+            "A real token in the future is seen, and padding in the past.",
+            "Combine what may be seen with &, and what is hidden with |.",
+        ),
+        "A decoder sees the future as soon as a padding mask is given.",
+        "mask = causal & padding[:, None, None, :]  # True = may attend",
+        "hide",
+        _masks(_either_allows),
+        (r"\|", r"logical_or\(", *FILLS),
         needs_mask=True,
     ),
     Fault(

@@ -49,6 +49,15 @@ def _shrunk(state: State) -> None:
     state.p = state.p / state.head_dim**0.5
 
 
+def _weights_times(factor: Callable[[State], float]) -> Way:
+    """All weights are multiplied by a number after the softmax."""
+
+    def apply(state: State) -> None:
+        state.p = state.p * factor(state)
+
+    return {"drop": apply}
+
+
 def _scored(function: Callable[[State], Tensor]) -> Way:
     def apply(state: State) -> None:
         state.scores = function(state)
@@ -403,6 +412,33 @@ WEIGHING = [
         "softmax",
         _weights(torch.sigmoid),
         (r"sigmoid\(", r"Sigmoid\("),
+    ),
+    Fault(
+        "weights scaled after softmax",
+        "the weights are multiplied by a number after the softmax and no longer sum to 1",
+        "c softmax(q k^T / sqrt(d_k)) v",
+        RIGHT_WEIGHTS,
+        (
+            "Sum the weights of one query.",
+            "The softmax is right, and its weights are then multiplied or divided once more.",
+            "Use the weights as the softmax gives them.",
+        ),
+        "The output is too large or too small by one factor, which may depend on the length or on the heads.",
+        "weights = scores.softmax(dim=-1)  # and nothing after it",
+        "drop",
+        (
+            _weights_times(lambda state: state.head_dim**-0.5),
+            _weights_times(lambda state: 1 / state.p.shape[-1]),
+            _weights_times(lambda state: 1 / state.num_heads),
+            _weights_times(lambda state: state.head_dim**0.5),
+            _weights_times(lambda state: 1 / state.head_dim),
+            _weights_times(lambda state: 0.5),
+            _weights_times(lambda state: 2.0),
+            _weights_times(lambda state: state.p.shape[-1] ** -0.5),
+            _weights_times(lambda state: float(state.num_heads)),
+            _weights_times(lambda state: float(state.p.shape[-1])),
+        ),
+        (r"softmax\(.*\)\s*[/*]", r"(att\w*|w\w*|p\w*)\s*=\s*(att\w*|w\w*|p\w*)\s*[/*]", DIVIDED),
     ),
     Fault(
         "exp without sum",

@@ -66,6 +66,20 @@ FAULTS = [
         remark=True,
     ),
     Fault(
+        "dropout before softmax",
+        "dropout falls on the scores before the softmax, not on the weights after it",
+        "softmax(dropout(scores)) v",
+        "dropout(softmax(scores)) v",
+        (
+            "Which tensor does dropout get?",
+            "A score of 0 is an ordinary score: the softmax gives it weight.",
+            "Apply dropout to what the softmax returns.",
+        ),
+        "In training dropped keys still get weight, and hidden keys may come back; evaluation looks right.",
+        "weights = self.dropout(torch.softmax(scores, dim=-1))",
+        lines=(r"softmax\(.*[Dd]rop", r"[Dd]rop\w*\("),
+    ),
+    Fault(
         "dropout in eval",
         "dropout is active in evaluation",
         "dropout(weights) whatever self.training says",

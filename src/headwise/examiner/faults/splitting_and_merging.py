@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..recipe import RIGHT as RIGHT_STEPS
-from ..recipe import State
+from ..recipe import State, Step
 from .fault import Fault, Way
 
 RIGHT_MERGE = "heads.transpose(1, 2).reshape(B, T, d_model)"
@@ -53,6 +53,19 @@ def _padded(state: State, one: Tensor) -> Tensor:
 
 def _first_weights(state: State) -> None:
     state.p = state.p[:, :1].expand_as(state.p)
+
+
+def _last_weights(state: State) -> None:
+    state.p = state.p[:, -1:].expand_as(state.p)
+
+
+def _values_of(head: int) -> Step:
+    """Every head mixes the values of this one."""
+
+    def apply(state: State) -> None:
+        state.v = state.v[:, head].unsqueeze(1).expand_as(state.v)
+
+    return apply
 
 
 def _reversed(state: State) -> Tensor:
@@ -163,6 +176,28 @@ MERGING = [
         "merge",
         (*_merged(lambda state: _of_all(state, state.heads[:, 0])), {"drop": _first_weights}),
         (r"\[\s*:\s*,\s*0", r"\[0\]"),
+    ),
+    Fault(
+        "same head for all",
+        "one head's keys, values or weights are used for all heads",
+        "concat(head_H, head_H, ..)",
+        "concat(head_1, head_2, ..)",
+        (
+            "Which head does each part of the joined vector come from?",
+            "An index stays the same for all heads, or a loop keeps only its last result.",
+            "Index or loop over all heads, in q, k and v alike.",
+        ),
+        "Heads that are computed alike, or thrown away, add nothing to the one that is left.",
+        REPAIR_MERGE,
+        "merge",
+        (
+            *_merged(lambda state: _of_all(state, state.heads[:, -1])),
+            {"drop": _last_weights},
+            {"drop": _values_of(0)},
+            {"drop": _values_of(-1)},
+        ),
+        (r"\[\s*:\s*,\s*:?\s*\[?-?[01]\b", r"\[(-1|0)\]", r"\bfor\b"),
+        said_by=("no projections", "no q and k projection", "no v projection", "shared projection"),
     ),
     Fault(
         "heads reversed",
@@ -368,6 +403,20 @@ SPLITTING = [
         "split",
         (_dealt_out("kv"), _dealt_out("v"), _dealt_out("k")),
         (r"\.repeat\(", r"\.(tile|expand)\(", r"repeat\("),
+    ),
+    Fault(
+        "groups repeated wrong times",
+        "shared keys and values are repeated a wrong number of times",
+        "k.repeat_interleave(num_kv_heads, ..)",
+        "k.repeat_interleave(num_heads // num_kv_heads, ..)",
+        (
+            "How often must each shared head be repeated, so that every query head has one?",
+            "It is repeated num_kv_heads times, which is right for 4 heads over 2 and for few others.",
+            "Repeat it num_heads // num_kv_heads times.",
+        ),
+        "It works for one pair of head counts and raises for the others.",
+        "k = k.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)",
+        lines=(r"repeat_interleave\(", r"\.repeat\(", r"\.expand\("),
     ),
     Fault(
         "single head",

@@ -1,6 +1,8 @@
-"""The template: one process that imports torch and the examiner once, and a copy of itself for each file.
+"""The template: one process that imports torch and the examiner once, and two copies of itself for each file.
 
-    python -I -B host.py MODE CONTROL LOCK FOLDER ROOT...
+One runs the file, behind fences; the other judges it, and never runs any of it.
+
+    python -I host.py MODE CONTROL LOCK FOLDER ROOT...
 
 It is run by its path, and runs no code of a learner's, ever: that happens in the copies, behind fences.
 Whoever started it holds the other end of CONTROL. When that end is gone, so is all this started, and FOLDER:
@@ -12,6 +14,8 @@ one request, in this process, where copies of a process with torch in it are not
 
 from __future__ import annotations
 
+import ast
+import faulthandler
 import gc
 import importlib.util
 import json
@@ -20,10 +24,13 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+import traceback
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 HERE = Path(__file__).resolve().parent
 
@@ -39,13 +46,15 @@ def package(name: str, folder: Path) -> ModuleType:
 
 
 def load_examiner() -> None:
-    """Torch on one thread, and all of headwise that an examination needs."""
+    """Torch on one thread, and all of headwise that an examination and a judgement need."""
     import torch
+    import torch.utils._device
 
     torch.set_num_threads(1)
-    package("headwise", HERE.parents[1])
-    from headwise.examiner.examine import examination  # noqa: F401
-    from headwise.examiner.sandbox import learner, verdicts, without_gpu  # noqa: F401
+    with suppress(ImportError):
+        import numpy.random  # noqa: F401 - what every copy would import anew
+    from headwise.examiner.desk import judge  # noqa: F401
+    from headwise.examiner.sandbox import learner, verdicts  # noqa: F401
 
 
 class Host:
@@ -54,22 +63,23 @@ class Host:
     def __init__(self, control: int, lock: int, folder: Path) -> None:
         self.control = socket.socket(fileno=control)
         self.lock, self.folder = lock, folder
-        self.confine = package("headwise_confine", HERE / "confine")
-        self.linux = sys.modules[f"{self.confine.__name__}.linux"]
-        self.sweep = sys.modules[f"{self.confine.__name__}.limits"].sweep
-        self.copies: dict[int, int] = {}  # process -> the request's number
+        self.copies: dict[int, int | None] = {}  # process -> the request's number; None: a judge
 
     def serve(self, *, bare: bool) -> NoReturn:
+        from headwise.examiner.sandbox.confine import linux
+
         # What a copy left behind comes here and is ended; a copy ends with this process.
-        self.linux.prctl(self.linux.SET_CHILD_SUBREAPER, 1)
+        linux.prctl(linux.SET_CHILD_SUBREAPER, 1)
         woken, waking = os.pipe()
         for end in (woken, waking):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
         if not bare:
+            gc.disable()  # of what is imported nothing is garbage
             load_examiner()
             gc.freeze()
+            gc.enable()
         self._say({"ready": os.getpid()})
         while True:
             ready, _, _ = select.select([self.control.fileno(), woken], [], [])
@@ -91,36 +101,56 @@ class Host:
             self.control.send(json.dumps(fact).encode())
 
     def _copy(self, request: dict[str, object], ends: list[int]) -> None:
-        number, folder = request["number"], Path(str(request["folder"]))
-        assert isinstance(number, int)
+        number = request.get("number")
+        assert number is None or isinstance(number, int)
         try:
             copy = os.fork()
         except OSError as error:
-            self._say({"number": number, "ended": -1, "why": str(error)})
+            if number is not None:
+                self._say({"number": number, "ended": -1, "why": str(error)})
             copy = -1
         if copy == 0:
             try:
-                self._become(folder, *ends)
+                if number is None:
+                    self._become_judge(*ends)
+                else:
+                    self._become(Path(str(request["folder"])), *ends)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(70)
         for end in ends:
             os.close(end)
         if copy > 0:
             self.copies[copy] = number
-            self._say({"number": number, "process": copy})
+            if number is not None:
+                self._say({"number": number, "process": copy})
 
     def _become(self, folder: Path, output: int, status: int, talk: int) -> NoReturn:
         """In the copy: nothing of the template's but its code and its own three pipes."""
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        self._leave_all_but(status, talk)
+        run_one(folder, status, talk)
+
+    def _become_judge(self, talk: int) -> NoReturn:
+        """In the copy that judges: it never runs what the others run, and ends with this process."""
+        from headwise.examiner.desk.judge import serve
+        from headwise.examiner.sandbox.confine import linux
+
+        linux.prctl(linux.SET_DEATH_SIGNAL, signal.SIGKILL)
+        linux.prctl(linux.SET_DUMPABLE, 0)  # nobody looks into it
+        self._leave_all_but(talk)
+        serve(talk)
+
+    def _leave_all_but(self, *ends: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        kept = sorted((status, talk))
         self.control.detach()
+        kept = sorted(ends)
         for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(low + 1, min(high, 2**16))
-        _work(folder, status, talk, self.confine)
 
     def _reap(self) -> None:
         while True:
@@ -145,31 +175,161 @@ class Host:
 
     def _leave(self) -> NoReturn:
         """Nobody is there any more: nothing may stay."""
+        from headwise.examiner.sandbox.confine import limits
+
         signal.set_wakeup_fd(-1)
         for copy in self.copies:
             with suppress(OSError):
                 os.kill(copy, signal.SIGKILL)
-        self.sweep(os.getpid())
-        sys.modules[f"{self.confine.__name__}.limits"].remove(self.folder)
+        limits.sweep(os.getpid())
+        limits.remove(self.folder)
         os._exit(0)
 
 
-def _work(folder: Path, status: int, talk: int, confine: ModuleType) -> NoReturn:
-    spec = importlib.util.spec_from_file_location("headwise_child", HERE / "child.py")
-    assert spec is not None and spec.loader is not None
-    child = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(child)
-    child.work(folder, status, talk, confine, load_examiner)
-    os._exit(71)
+def run_one(folder: Path, status: int, talk: int) -> NoReturn:
+    """The fences first, then one file, then what is asked about it.
+
+    What this process can do, the learner's file can do: forge the evidence, too. That is testimony. What
+    judges is in another process, and draws weights and inputs of its own once this has said what it has to.
+    """
+    from headwise.examiner.sandbox import confine
+
+    sys.dont_write_bytecode = True  # of what the learner's file imports
+    request = json.loads((folder / "request.json").read_text("utf-8-sig"))
+
+    def tell(fact: dict[str, object]) -> None:
+        os.write(status, json.dumps(fact).encode() + b"\n")
+
+    fence = confine.Fence(**request["fence"])
+    standing = confine.enter(fence, tell)  # forks: what follows is in the confined process
+    refused = not (standing.essential or request["trust"])
+    tell({"protections": standing.protections, "missing": standing.missing, "refused": refused})
+    if refused or request["probe"]:
+        os._exit(0)
+    work = folder / "work"
+    os.chdir(work)
+    os.environ |= {"HOME": str(work), "TMPDIR": str(work)}
+    tempfile.tempdir = None
+    load_examiner()  # nothing to do in a copy
+    _examine(request, folder / "result", tell, status, talk, standing.essential)
+
+
+def _examine(
+    request: dict[str, Any], result: Path, tell: Any, status: int, talk: int, confined: bool
+) -> NoReturn:  # fmt: skip
+    # All of it before the learner's file runs: `examine` and what follows it here keep their own references
+    # to what they need of torch, whatever that file replaces; what compares numbers is in another process.
+    from headwise.examiner.examine.surroundings import silently
+    from headwise.examiner.inquiry import understand
+    from headwise.examiner.sandbox.confine import limits
+    from headwise.examiner.sandbox.learner import answers, choose, load, load_all_the_same
+    from headwise.examiner.sandbox.stand_ins import WORDS, OnCPU, asks_for_gpu, has_no_effect, quieten
+    from headwise.examiner.sandbox.verdicts import HEADER, of_exception
+    from headwise.examiner.source.likely_classes import source_of
+    from headwise.examiner.source.names import NOTE, set_as_under_main
+
+    own, end, dumps, loads, pack, header = os.getpid(), os._exit, json.dumps, json.loads, HEADER.pack, HEADER
+    if "arguments" in request["options"]:
+        request["options"]["arguments"] = ast.literal_eval(request["options"]["arguments"])
+    path, source = Path(request["file"]), source_of(Path(request["file"]))[0]
+    wire = socket.socket(fileno=talk)
+    send, receive = wire.sendall, wire.recv
+
+    def say(facts: object, numbers: bytes = b"") -> None:
+        text = dumps(facts).encode()
+        send(pack(len(text), len(numbers)) + text)
+        send(numbers)
+
+    def hear() -> tuple[Any, bytearray] | None:
+        def exactly(count: int) -> bytearray:
+            got = bytearray()
+            while len(got) < count and (piece := receive(min(count - len(got), 2**20))):
+                got += piece
+            return got
+
+        start = exactly(header.size)
+        if len(start) < header.size:
+            return None
+        text, numbers = header.unpack(start)
+        return loads(bytes(exactly(text))), exactly(numbers)
+
+    where = open(result / "where.txt", "w")  # noqa: SIM115 - for as long as the process lives
+    faulthandler.enable(where)
+    # Whoever ends this process for its time or memory sends this first: it tells the line, and ends.
+    faulthandler.register(signal.SIGXCPU, where, chain=True)
+    limits.limit_memory(request["memory"])
+    limits.limit_time(request["seconds"])
+    tell({"ready": True, "memory": limits.memory_of("self"), "waited": limits.waited("self")})
+    os.close(status)
+
+    stage = "import"
+    caller: Any = None
+    facts: dict[str, object] = {}
+    numbers = b""
+    on_cpu = OnCPU() if asks_for_gpu(source) else None
+    if on_cpu is not None:
+        quieten()
+        on_cpu.__enter__()  # until this process ends
+    try:
+        lacking: ImportError | None = None
+        stood_in: list[str] = []
+        try:
+            module = load(path, source)
+        except ImportError as error:
+            lacking = error
+            try:
+                module, stood_in = load_all_the_same(path, source)
+            except Exception:
+                raise error from None
+        set_there = set_as_under_main(module, source)
+        obj = choose(module, request["name"])
+        if os.getpid() != own:
+            end(1)
+        stage = "call"
+        with silently():  # this process is ours, and what is printed now has been printed before
+            evidence, caller = understand(obj, source=source, path=str(path), **request["options"])
+        if os.getpid() != own:
+            end(1)
+        if lacking is not None:
+            met = any("StandIn" in one.message for one in evidence.problems)
+            needed = met or not stood_in or not all(map(has_no_effect, stood_in))
+            if needed and (evidence.weights is None or evidence.problems):  # it could not do without
+                stage = "import"
+                raise lacking
+            names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
+            evidence.conventions.words.append(f"not here, and not needed for this: {names}")
+        if set_there:
+            evidence.conventions.words.append(NOTE.format(names=", ".join(set_there)))
+        if on_cpu is not None and on_cpu.met:
+            evidence.conventions.words.append(WORDS)
+        if caller is None:  # a single step
+            caller = cast(Any, evidence.again)
+        facts["evidence"], numbers = evidence.written()
+    except BaseException as error:
+        if os.getpid() != own:  # a copy the learner's file made of this process
+            end(1)
+        facts["problem"] = asdict(of_exception(error, path, stage, request["memory"], confined=confined))
+        filename = getattr(error, "filename", None)
+        facts["filename"] = filename if isinstance(filename, str) else ""
+    with suppress(Exception):  # they may be the learner's by now
+        sys.stdout.flush()
+        sys.stderr.flush()
+    say(facts, numbers)
+    heard = hear() if caller is not None and "problem" not in facts else None
+    if heard is not None and caller is not None and os.getpid() == own:
+        with silently():
+            say(*answers(caller, *heard))
+    end(0)
 
 
 def main(mode: str, control: str, lock: str, folder: str, *roots: str) -> NoReturn:
     sys.path += [each for each in roots if each not in sys.path]
+    package("headwise", HERE.parents[1])  # before torch: then it imports nothing that is not asked for
     if mode == "alone":  # the three pipes are all it was given
         output, status, talk = (int(each) for each in control.split(","))
         os.dup2(output, 1)
         os.dup2(output, 2)
-        _work(Path(folder), status, talk, package("headwise_confine", HERE / "confine"))
+        run_one(Path(folder), status, talk)
     Host(int(control), int(lock), Path(folder)).serve(bare=mode == "bare")
 
 

@@ -23,23 +23,9 @@ from ..evidence import packed, unpacked
 from ..examine.call import Caller
 from ..examine.plan import express
 from ..examine.surroundings import CAUGHT, problem_of, surroundings
-from ..source.likely_classes import is_notebook, load_notebook
+from ..source.likely_classes import is_notebook, load_notebook, package_root
 from ..steps.counterfactuals import Callee
-from .packages_without_effect import named_in
-
-
-def package_root(path: Path, source: str) -> Path | None:
-    """The folder the outermost package lies in, if the file imports relative to its package."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
-    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
-        return None
-    folder = path.parent
-    while (folder / "__init__.py").is_file() and folder != folder.parent:
-        folder = folder.parent
-    return None if folder == path.parent else folder
+from .stand_ins import named_in
 
 
 def load(path: Path, source: str) -> ModuleType:

@@ -13,18 +13,15 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from ...errors import ArgumentError, BackendUnavailable
 from ..desk.template import PACKAGE, Template, import_roots
-from ..evidence import Evidence, Problem, packed, unpacked
-from ..source.likely_classes import candidates, source_of
+from ..report import Problem
+from ..source.likely_classes import candidates, package_root, source_of
 from .confine.limits import remove
-from .learner import package_root
-from .verdicts import LONGEST_MESSAGE, Answer, Outcome, hidden, of_kill, of_status
-from .watchdog import HEADER, Watch
+from .verdicts import Outcome, of_kill, of_status
+from .watchdog import Watch
 
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
@@ -52,6 +49,11 @@ def readable(file: Path | None, source: str) -> list[str]:
     return kept
 
 
+def reach_of(path: Path, template: Template | None) -> list[str]:
+    """What a file could read, for whoever hears that it found something missing."""
+    return readable(path, "") + ([] if template is None else [str(template.folder)])
+
+
 def listable(file: Path | None, source: str) -> list[str]:
     """The folder imports are looked for in first, where not all of it is readable."""
     return [] if file is None else [str(package_root(file, source) or file.parent)]
@@ -68,7 +70,16 @@ def _of_learner(file: Path, source: str) -> list[str]:
     return [str(each) for each in found]
 
 
-Question = dict[str, Any]  # inputs, mask, numbers for parameters: what `learner.answers` reads
+class Listener(Protocol):
+    """Who hears what the process inside says: `judge.Conversation` here, `RemoteJudge` for one elsewhere."""
+
+    outcome: Outcome
+    ended: bool  # it said all there was to say
+
+    def reply(self, text: bytes, numbers: bytes) -> bytes:
+        """What it is asked then; b"": nothing."""
+
+
 WITHOUT: tuple[str, ...] = ()  # "namespaces", "root", "landlock": how the rest holds up alone, for tests
 
 
@@ -82,7 +93,7 @@ def run_file(
     options: dict[str, Any] | None = None,
     arguments: Mapping[str, object] | None = None,
     template: Template | None = None,
-    questions: Callable[[Evidence], list[Question]] = lambda evidence: [],
+    listener: Listener | None = None,
 ) -> Outcome:
     """Examine a class or function of a file of someone's, without letting it do harm.
 
@@ -98,7 +109,7 @@ def run_file(
         options: more arguments for `examine`, as JSON can hold them.
         arguments: literals of Python, for what is examined.
         template: the process to copy, which others may use at the same time; None: one of its own.
-        questions: drawn once the evidence is here; what the code answers to them is in the outcome.
+        listener: hears the evidence and asks; None: what was said is in the outcome, and nothing is asked.
 
     Raises:
         ArgumentError: no such file.
@@ -113,15 +124,18 @@ def run_file(
         with Template() as own:
             return run_file(
                 path, name, seconds=seconds, memory=memory, trust=trust, options=options,
-                arguments=arguments, template=own, questions=questions,
+                arguments=arguments, template=own, listener=listener,
             )  # fmt: skip
     options = dict(options or {})
     if arguments:  # JSON has fewer kinds of them
         options["arguments"] = repr(dict(arguments))
+    if listener is None:
+        from ..desk.judge import Conversation
+
+        listener = Conversation(reach_of(path, template))
     folder = template.room()
     try:
-        taken = Conversation(path, folder, questions)
-        watch = _start(template, folder, path, source, name, seconds, memory, trust, options, taken.reply)
+        watch = _start(template, folder, path, source, name, seconds, memory, trust, options, listener.reply)
         facts = watch.facts
         if facts.get("refused"):
             raise Unfenced(
@@ -133,14 +147,15 @@ def run_file(
             raise BackendUnavailable(
                 f"the process for checked files did not start: {words} {template.output}".strip()
             )
-        outcome = taken.outcome
-        if watch.process.why and not taken.ended:
+        outcome = listener.outcome
+        if watch.process.why and not listener.ended:
             raise BackendUnavailable(f"the file was not checked to its end: {watch.process.why}")
         outcome.protections, outcome.missing = facts["protections"], facts["missing"]
         outcome.output, outcome.seconds = watch.output, watch.took
         if facts.get("left"):
             outcome.notes.append(f"processes it left running, ended with it: {facts['left']}")
-        _say_end(folder / "result", path, watch, outcome)
+        end = _end_of(folder / "result", path, watch, listener.ended)
+        outcome.problem = end or outcome.problem
         return outcome
     finally:
         remove(folder)
@@ -204,87 +219,18 @@ class Unfenced(ArgumentError):
     """Nothing here keeps a file from harm."""
 
 
-class Conversation:
-    """What the process inside says, and what it is asked then."""
-
-    def __init__(self, path: Path, folder: Path, questions: Callable[[Evidence], list[Question]]) -> None:
-        self.path, self.folder, self.questions = path, folder, questions
-        self.outcome = Outcome(None, None, [], [], "")
-        self.ended = False  # it said all there was to say
-        self._asked = 0
-
-    def reply(self, text: bytes, numbers: bytes) -> bytes:
-        """To evidence, questions; to answers, nothing."""
-        try:
-            return self._reply(json.loads(text), numbers)
-        except Exception as error:  # whoever wrote it may have written anything
-            message = f"what came back is no evidence ({type(error).__name__}: {error})"
-            self.outcome.problem = Problem("limits", "result", message[:LONGEST_MESSAGE])
-            self.outcome.evidence, self.ended = None, True
-            return b""
-
-    def _reply(self, said: Any, numbers: bytes) -> bytes:
-        outcome = self.outcome
-        if self._asked:
-            self.ended = True
-            outcome.answers = _answers(said, bytearray(numbers), self._asked)
-            return b""
-        if self.ended or outcome.evidence is not None:
-            raise ValueError("more than was asked for")
-        if "problem" in said:
-            self.ended = True
-            reach = [*readable(self.path, ""), str(self.folder)]
-            outcome.problem = hidden(_problem(said["problem"]), str(said["filename"]), reach)
-            return b""
-        outcome.evidence = Evidence.read(said["evidence"], numbers)
-        drawn = self.questions(outcome.evidence)
-        self._asked, outcome.asked = len(drawn), bool(drawn)
-        self.ended = not drawn
-        if not drawn:
-            return b""
-        held = bytearray()
-        message = json.dumps([packed(one, held) for one in drawn]).encode()
-        return HEADER.pack(len(message), len(held)) + message + bytes(held)
-
-
-def _answers(said: Any, numbers: bytearray, count: int) -> list[Answer]:
-    if not isinstance(said, list) or len(said) != count:
-        raise ValueError(f"{count} answers were due")
-    found: list[Answer] = []
-    for one in said:
-        if "problem" in one:
-            found.append(_problem(one["problem"]))
-            continue
-        output, chosen = unpacked(one["output"], numbers), one["mask"]
-        if not isinstance(output, Tensor):
-            raise TypeError("an answer is a tensor")
-        found.append((output, chosen if isinstance(chosen, int) else -1))
-    return found
-
-
-def _say_end(result: Path, path: Path, watch: Watch, outcome: Outcome) -> None:
+def _end_of(result: Path, path: Path, watch: Watch, ended: bool) -> Problem | None:
     """How it ended, where that was before it had said all; by now there is nobody who could change a file."""
     line = _line_in(_read(result / "where.txt", 2**20), path)
     if watch.killed_for is not None:
-        outcome.problem = of_kill(watch.killed_for, seconds=watch.seconds, memory=watch.memory, line=line)
-    elif outcome.problem is None and (
-        outcome.evidence is None or (outcome.answers is None and outcome.asked)
-    ):
-        status = watch.facts.get("ended")
-        if status is None and "keeper" not in watch.facts:  # no keeper: the process was the learner's own
-            code = watch.process.returncode
-            status = None if code is None else code << 8 if code >= 0 else -code
-        outcome.problem = of_status(status, line, watch.memory, watch.output)
-
-
-def _problem(written: dict[str, object]) -> Problem:
-    line = written["line"]
-    return Problem(
-        str(written["stage"])[:40],
-        str(written["kind"])[:200],
-        str(written["message"])[:LONGEST_MESSAGE],
-        line if isinstance(line, int) else None,
-    )
+        return of_kill(watch.killed_for, seconds=watch.seconds, memory=watch.memory, line=line)
+    if ended:
+        return None
+    status = watch.facts.get("ended")
+    if status is None and "keeper" not in watch.facts:  # no keeper: the process was the learner's own
+        code = watch.process.returncode
+        status = None if code is None else code << 8 if code >= 0 else -code
+    return of_status(status, line, watch.memory, watch.output)
 
 
 def _plain_file(path: Path, most: int) -> None:

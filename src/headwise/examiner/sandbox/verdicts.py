@@ -6,15 +6,22 @@ import errno
 import os
 import signal
 import socket
+import struct
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from ..report import Problem
 
-from ..evidence import Evidence, Problem
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Answer = tuple[Tensor, int] | Problem  # the output, and which of the masks offered it was for
+    from ..evidence import Evidence
+
+    Answer = tuple[Tensor, int] | Problem  # the output, and which of the masks offered it was for
+
+HEADER = struct.Struct(">IQ")  # of a message: bytes of JSON, bytes of numbers
 
 
 @dataclass
@@ -24,14 +31,13 @@ class Outcome:
     Both, where it was the answers to what was asked then that did not come.
     """
 
-    evidence: Evidence | None
-    problem: Problem | None
-    protections: list[str]  # in force while the file ran, in words
-    missing: list[str]  # those this system does not offer, each with the reason
-    output: str  # what the file printed: all of it, or the beginning and the end
+    evidence: Evidence | None = None
+    problem: Problem | None = None
+    protections: list[str] = field(default_factory=list)  # in force while the file ran, in words
+    missing: list[str] = field(default_factory=list)  # those this system does not offer, with the reason
+    output: str = ""  # what the file printed: all of it, or the beginning and the end
     notes: list[str] = field(default_factory=list)  # what was noticed and is no problem
-    asked: bool = False  # whether anything was asked once the evidence was here
-    answers: list[Answer] | None = None  # to what was asked then
+    answers: list[Answer] | None = None  # to what was asked once the evidence was here
     seconds: float = 0.0  # the learner's own, without importing torch
 
 

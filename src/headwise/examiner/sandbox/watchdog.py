@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from ..desk.template import Copy
-from .confine.limits import PROCESSES, descendants_of, memory_of, share_of, waited
+from .confine.limits import PROCESSES, descendants_of, memory_of, processor_time, share_of, waited
+from .verdicts import HEADER
 
 INTERVAL = 0.05
 START_SECONDS = 120.0  # importing torch from a cold disk
 PATIENCE = 3.0  # for a process that was asked where it is
-STARVED = 3.0  # times the seconds it has, at most: while it waits for a processor its time does not run
+STARVED = 30.0  # times the seconds it has, at most: while it waits for a processor its time does not run
 OUTPUT_BYTES = 32 * 2**10  # kept of the beginning, and of the end
 FOLDER_BYTES = 1 * 2**30
 FOLDER_FILES = 10_000
-HEADER = struct.Struct(">IQ")  # of a message: bytes of JSON, bytes of numbers
 MESSAGE_BYTES = 256 * 2**20
 
 
@@ -57,6 +56,8 @@ class Watch:
         self.killed_for: str | None = None
         self.started: float | None = None  # when the learner's file began to run
         self.took = 0.0
+        self._own_delay = 0.0  # seconds in which this process did not look: it may have been waited for
+        self._used_before = 0.0  # seconds of processor time when the learner's file began
         self.printed = 0
         self._head, self._tail = bytearray(), bytearray()
         self._output, self._status, self._talk, self._pending = output, status, talk, b""
@@ -65,7 +66,7 @@ class Watch:
     def follow(self) -> None:
         """Until it has ended; nothing of it is left then."""
         begun = time.monotonic()
-        look_at = begun
+        look_at = last = begun
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._output, selectors.EVENT_READ, self._take_output)
@@ -75,6 +76,9 @@ class Watch:
                 while (selector.get_map() or self.process.poll() is None) and self.killed_for is None:
                     self._once(INTERVAL if selector.get_map() else 0.002)
                     now = time.monotonic()
+                    if self.started is not None:
+                        self._own_delay += max(now - last - INTERVAL, 0.0)
+                    last = now
                     if self.process.why:  # the template is gone, and what it started with it
                         break
                     if self.started is None:
@@ -161,6 +165,7 @@ class Watch:
             self.facts |= json.loads(line)
         if "ready" in self.facts and self.started is None:
             self.started = time.monotonic()
+            self._used_before = sum(map(processor_time, self._family()))
         return bool(piece)
 
     def _family(self) -> list[int]:
@@ -177,11 +182,17 @@ class Watch:
         crowd = len(family) > PROCESSES // 2
         if len(family) > PROCESSES or (crowd and elapsed > self.seconds):
             return "processes"
-        if elapsed > self.seconds and elapsed > self.seconds + self._starved(family):
+        if elapsed > self.seconds and self._is_late(family, elapsed):
             return "timeout"
         if self._used(family) > self.memory:
             return "processes" if crowd else "memory"
         return "files" if _too_large(self.folder) else None
+
+    def _is_late(self, family: list[int], elapsed: float) -> bool:
+        """Whether it used its seconds of a processor, or as many again without one: asleep, or at a disk."""
+        working = max(sum(map(processor_time, family)) - self._used_before, 0.0)
+        asleep = elapsed - working - self._starved(family) - min(self._own_delay, STARVED * self.seconds)
+        return working > self.seconds or asleep > self.seconds
 
     def _used(self, family: list[int]) -> int:
         """Bytes beyond what torch and headwise took before the learner's file began."""

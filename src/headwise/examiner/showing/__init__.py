@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 SCHEMA = 1  # a field may be added under the same number; one that goes or changes its meaning counts it up
 
 
-def as_json(report: Report, indent: int | None = 2) -> str:
+def as_json(
+    report: Report, indent: int | None = 2, hint: int | None = None, beside: dict[str, Any] | None = None
+) -> str:
     """Everything the report knows: "schema", "verdict" (right, wrong or not judged) and "exit_code", then its
-    fields under their own names.
+    fields under their own names. With a hint, and where it is wrong, only what the hint lets through: "hints"
+    of each fault, "text" as a terminal shows it, and the name and path.
 
     JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity". Only ascii is
     written, so that any terminal and any file can hold it.
@@ -34,9 +37,17 @@ def as_json(report: Report, indent: int | None = 2) -> str:
     Args:
         report: the verdict.
         indent: spaces a level; None for one line.
+        hint: None for everything; 1, 2 or 3 for hints up to that one and no more.
+        beside: more fields, of whoever asks.
     """
-    facts = {"schema": SCHEMA, "verdict": report.verdict, "exit_code": report.exit_code}
-    return json.dumps(facts | _plain(asdict(report)), indent=indent, allow_nan=False)
+    facts: dict[str, Any] = {"schema": SCHEMA, "verdict": report.verdict, "exit_code": report.exit_code}
+    if hint is not None and report.verdict == "wrong":
+        facts |= {"name": report.name, "path": report.path, "ok": report.ok, "hint": hint}
+        facts |= {"hints": [list(fault.hints[:hint]) for fault in report.faults]}
+        facts |= {"text": as_text(report, hint, encoding="utf-8")}
+    else:
+        facts |= _plain(asdict(report))
+    return json.dumps(facts | _plain(beside or {}), indent=indent, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

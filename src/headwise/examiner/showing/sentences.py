@@ -12,8 +12,7 @@ from itertools import zip_longest
 
 from ...errors import ArgumentError
 from ...show.texts import plain
-from ..evidence import Finding, Problem, line_in_words
-from ..report import Named, Other, Report
+from ..report import Finding, Named, Other, Problem, Report, line_in_words
 
 
 @dataclass(frozen=True)
@@ -262,6 +261,8 @@ def how_it_ran(report: Report) -> str:
     fenced = "; ".join(f"without protections{colon}{why}" for name, colon, why in named if name == "none")
     if names := ", ".join(name for name, _, _ in named if name != "none"):
         fenced = f"behind these protections: {names}"
+    if missing := ", ".join(one_line(each).partition(":")[0] for each in report.missing_protections):
+        fenced += f"{'; ' if fenced else ''}this system lacks: {missing}"
     return f"Checked {one_line(report.name)}{where}{took}{', ' if fenced else ''}{fenced}."
 
 

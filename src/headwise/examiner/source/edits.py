@@ -10,9 +10,12 @@ import ast
 import copy
 from collections.abc import Callable
 
+from .parsed import expression
+
 Edit = Callable[[ast.stmt, dict[str, str]], ast.stmt | None]
 TURNS = ("transpose", "permute", "swapaxes", "swapdims")
 JOINS = ("reshape", "view", "flatten")
+LIBRARIES = {"torch", "F", "nn", "np", "nn.functional", "torch.nn.functional", "functional"}
 MINUS_INFINITY = 'float("-inf")'
 
 
@@ -71,15 +74,7 @@ def _on_calls(*names: str) -> Callable[[Callable[[ast.Call], ast.expr]], Edit]:
 
 
 def _is_library(node: ast.expr) -> bool:
-    return ast.unparse(node) in (
-        "torch",
-        "F",
-        "nn",
-        "np",
-        "nn.functional",
-        "torch.nn.functional",
-        "functional",
-    )
+    return ast.unparse(node) in LIBRARIES
 
 
 def _receiver(node: ast.Call) -> ast.expr | None:
@@ -91,6 +86,11 @@ def _receiver(node: ast.Call) -> ast.expr | None:
     return node.args[0] if node.args else None
 
 
+def _after_receiver(node: ast.Call) -> int:
+    """Where the arguments behind it begin."""
+    return int(_receiver(node) is (node.args[0] if node.args else None))
+
+
 @_on_calls("softmax")
 def _over_keys(node: ast.Call) -> ast.expr:
     minus_one = ast.UnaryOp(ast.USub(), ast.Constant(1))
@@ -98,7 +98,7 @@ def _over_keys(node: ast.Call) -> ast.expr:
         if keyword.arg in ("dim", "axis"):
             keyword.value = minus_one
             return node
-    place = 0 if _receiver(node) is not (node.args[0] if node.args else None) else 1
+    place = _after_receiver(node)
     if called(node) == "softmax" and len(node.args) > place:
         node.args[place] = minus_one
     elif called(node).lower() == "softmax":
@@ -109,7 +109,7 @@ def _over_keys(node: ast.Call) -> ast.expr:
 @_on_calls("sigmoid", "exp", "log_softmax", "logsoftmax")
 def _into_softmax(node: ast.Call) -> ast.expr:
     of = _receiver(node)
-    return node if of is None else ast.parse(f"torch.softmax({ast.unparse(of)}, dim=-1)", mode="eval").body
+    return node if of is None else expression(f"torch.softmax({ast.unparse(of)}, dim=-1)")
 
 
 @_on_calls("relu", "norm", "ln")
@@ -121,7 +121,7 @@ def _unwrapped(node: ast.Call) -> ast.expr:
 @_on_calls("masked_fill", "where")
 def _with_infinity(node: ast.Call) -> ast.expr:
     if called(node).startswith("masked_fill") and len(node.args) == 2:
-        node.args[1] = ast.parse(MINUS_INFINITY, mode="eval").body
+        node.args[1] = expression(MINUS_INFINITY)
     return node
 
 
@@ -143,7 +143,7 @@ def _other_way_round(node: ast.Call) -> ast.expr:
 
 @_on_calls("triu", "tril")
 def _from_the_diagonal(node: ast.Call) -> ast.expr:
-    place = 0 if _receiver(node) is not (node.args[0] if node.args else None) else 1
+    place = _after_receiver(node)
     node.args = node.args[:place]
     node.keywords = [one for one in node.keywords if one.arg != "diagonal"]
     if "triu" in called(node):
@@ -155,7 +155,7 @@ def _from_the_diagonal(node: ast.Call) -> ast.expr:
 def _the_other_triangle(node: ast.Call) -> ast.expr:
     if isinstance(node.func, ast.Attribute):
         node.func.attr = {"triu": "tril", "tril": "triu"}.get(node.func.attr, node.func.attr)
-    place = 0 if _receiver(node) is not (node.args[0] if node.args else None) else 1
+    place = _after_receiver(node)
     for keyword in node.keywords:
         if keyword.arg == "diagonal":
             keyword.value = _negative(keyword.value)
@@ -174,7 +174,7 @@ def _while_training(node: ast.Call) -> ast.expr:
     if called(node) == "dropout" and isinstance(node.func, ast.Attribute) and _is_library(node.func.value):
         node.keywords = [one for one in node.keywords if one.arg != "training"]
         node.args = node.args[:2]
-        node.keywords.append(ast.keyword("training", ast.parse("self.training", mode="eval").body))
+        node.keywords.append(ast.keyword("training", expression("self.training")))
     return node
 
 
@@ -189,13 +189,13 @@ def _projected(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
     """What is returned goes through the output projection first."""
     if not isinstance(statement, ast.Return) or statement.value is None:
         return None
-    several = isinstance(statement.value, ast.Tuple)
-    first = statement.value.elts[0] if isinstance(statement.value, ast.Tuple) else statement.value
-    made = ast.parse(f"{names.get('W_o', 'self.W_o')}({ast.unparse(first)})", mode="eval").body
-    if several and isinstance(statement.value, ast.Tuple):
-        statement.value.elts[0] = made
-    else:
+    several = statement.value.elts if isinstance(statement.value, ast.Tuple) else None
+    first = statement.value if several is None else several[0]
+    made = expression(f"{names.get('W_o', 'self.W_o')}({ast.unparse(first)})")
+    if several is None:
         statement.value = made
+    else:
+        several[0] = made
     return statement
 
 
@@ -208,7 +208,7 @@ def _as_told(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
     class Named(ast.NodeTransformer):
         def visit_Constant(self, node: ast.Constant) -> ast.expr:
             fixed = isinstance(node.value, int) and node.value > 1  # True is 1
-            return ast.parse(str(heads), mode="eval").body if fixed else node
+            return expression(str(heads)) if fixed else node
 
     def change(node: ast.Call) -> ast.expr:
         node.args = [Named().visit(one) for one in node.args]
@@ -221,7 +221,7 @@ def _registered(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
     """A list of layers that the module knows of."""
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, (ast.List, ast.ListComp)):
         return None
-    statement.value = ast.parse(f"nn.ModuleList({ast.unparse(statement.value)})", mode="eval").body
+    statement.value = expression(f"nn.ModuleList({ast.unparse(statement.value)})")
     return statement
 
 
@@ -261,7 +261,7 @@ def _weights_as_they_are(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast
 @_on_products
 def _softmax_first(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
     of = left.left if isinstance(left, ast.BinOp) and ".sum(" in ast.unparse(left.right) else left
-    return ast.parse(f"torch.softmax({ast.unparse(of)}, dim=-1)", mode="eval").body, right
+    return expression(f"torch.softmax({ast.unparse(of)}, dim=-1)"), right
 
 
 @_on_products
@@ -285,7 +285,7 @@ def _merged(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
             of = of.func.value
         if not isinstance(of, (ast.Name, ast.BinOp)):
             return node  # an equation says how its axes lie
-        turned = ast.parse(f"({ast.unparse(of)}).transpose(1, 2)", mode="eval").body
+        turned = expression(f"({ast.unparse(of)}).transpose(1, 2)")
         return ast.Call(ast.Attribute(turned, "reshape", ast.Load()), node.args, node.keywords)
 
     joins = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and called(one) in JOINS]
@@ -317,7 +317,7 @@ def _through(ours: str, wrong: str) -> Edit:
         if right is None or other is None or not isinstance(statement, ast.Assign):
             return None
         value = ast.unparse(statement.value)
-        statement.value = ast.parse(value.replace(f"{other}(", f"{right}("), mode="eval").body
+        statement.value = expression(value.replace(f"{other}(", f"{right}("))
         return statement
 
     return edit
@@ -330,17 +330,14 @@ def _with_bias(node: ast.Call) -> ast.expr:
 
 
 def _without_residual(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    given = {*names.values(), "residual", "identity", "shortcut"}
+
     class Alone(ast.NodeTransformer):
         def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
             self.generic_visit(node)
             if isinstance(node.op, ast.Add):
                 for one, other in ((node.left, node.right), (node.right, node.left)):
-                    if isinstance(one, ast.Name) and one.id in {
-                        *names.values(),
-                        "residual",
-                        "identity",
-                        "shortcut",
-                    }:
+                    if isinstance(one, ast.Name) and one.id in given:
                         return other
             return node
 

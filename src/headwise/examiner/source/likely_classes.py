@@ -15,7 +15,18 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ...errors import ArgumentError
-from .parsed import DEFINITIONS, Definition, Function, bound_in, dotted, tree_of, unwarned
+from .parsed import (
+    DEFINITIONS,
+    Definition,
+    Function,
+    bound_in,
+    dotted,
+    is_main,
+    methods_of,
+    readable,
+    tree_of,
+    unwarned,
+)
 
 ENOUGH = 3.0  # two products and a softmax by themselves
 # What the code does weighs more than what it is called: names are in any language, or "Mixer".
@@ -28,7 +39,7 @@ OTHERWISE = (
     (r"block|layer(?!ed)|encoder|decoder|transformer|model|gpt|bert|net(work)?$|vit$", 2.5),
     (r"feed_?forward|mlp|embed|posi?tion|norm$|dataset|config|trainer|tokeniz", 4.0),
     (r"^test|main|demo|example|plot|visuali[sz]e|show|check|compare|benchmark|train", 8.0),
-    (r"single|scaled_?dot|dot_?product|bahdanau|additive|luong", 1.5),
+    (r"single|bahdanau|additive|luong", 1.5),
     (r"mask$|mask_|weights$|scores?$|split_?heads|merge_?heads|combine_?heads", 3.0),
 )
 STEP = re.compile(
@@ -141,11 +152,10 @@ def _candidate(node: Definition, score: float) -> Candidate:
 
 def _steps(definitions: dict[str, Definition]) -> list[Candidate]:
     """Single steps of attention, for a file that has nothing more."""
-    plain = {name: re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() for name in definitions}
     return [
         _candidate(node, 1.0)
         for name, node in definitions.items()
-        if _runs(node) and STEP.search(plain[name])
+        if _runs(node) and STEP.search(_underscored(name))
     ]
 
 
@@ -170,8 +180,7 @@ def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
         if isinstance(node, DEFINITIONS):
             yield node
         elif isinstance(node, ast.If):
-            script = any(isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test))
-            yield from _definitions([] if script else node.body)
+            yield from _definitions([] if is_main(node) else node.body)
             yield from _definitions(node.orelse)
         elif isinstance(node, ast.Try):
             for part in (node.body, *(one.body for one in node.handlers), node.orelse, node.finalbody):
@@ -221,8 +230,8 @@ class _Work:
 def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
     nodes = list(ast.walk(node))
     loaded = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    bound = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    bound |= {one.arg for one in nodes if isinstance(one, ast.arg)}
+    assigned = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    bound = assigned | {one.arg for one in nodes if isinstance(one, ast.arg)}
     attributes = {one.attr for one in nodes if isinstance(one, ast.Attribute)}
     calls = [
         (dotted(one.func) or getattr(one.func, "attr", "")).rpartition(".")[2]
@@ -234,9 +243,8 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
     is_class = isinstance(node, ast.ClassDef)
     # What a class computes and calls `weights` is a softmax, not a projection's weight. A function whose
     # parameters are given may have no other name that tells of projections.
-    stored = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    stored |= {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
-    computed = {word for word in stored if is_class and ANY_WEIGHT.fullmatch(word)}
+    kept = {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
+    computed = {word for word in assigned | kept if is_class and ANY_WEIGHT.fullmatch(word)}
     products = sum(one in PRODUCTS for one in calls)
     products += sum(isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult) for one in nodes)
     repeated = [one for one in nodes if isinstance(one, SEVERAL)]
@@ -259,8 +267,13 @@ def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
     )
 
 
+def _underscored(name: str) -> str:
+    """multi_head of MultiHead."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
 def _by_name(name: str) -> float:
-    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    plain = _underscored(name)
     worth = max((points for pattern, points in NAMED if re.search(pattern, plain)), default=0.0)
     return worth - sum(points for pattern, points in OTHERWISE if re.search(pattern, plain))
 
@@ -269,9 +282,8 @@ def _runs(node: Definition) -> bool:
     if not isinstance(node, ast.ClassDef):
         given = (*node.args.posonlyargs, *node.args.args)
         return bool(given) and given[0].arg != "self"  # with it: a method that somebody puts into a class
-    methods = {one.name for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
     inherits = any(dotted(base).rpartition(".")[2] not in ("Module", "object", "") for base in node.bases)
-    return bool(methods & {"forward", "__call__", "call"}) or inherits
+    return bool(methods_of(node).keys() & {"forward", "__call__", "call"}) or inherits
 
 
 class _File:
@@ -327,13 +339,49 @@ class _File:
         """Whether what `name` uses is the whole attention already, and not a piece of the one `name` is."""
         piece, whole = self.own[part], self.own[name]
         if not (piece.runs and self.reach[part].whole):
-            return not self.reach[name].whole
+            return self.reach[part].attends and not self.reach[name].whole
         if not self.reach[name].whole or whole.by_name < 0.0 or whole.beside:
             return True
         if whole.is_class and whole.projections and not piece.is_class:
             return False  # the weights are the class's, the formula is written as a function
         several = part in whole.many and whole.joins
         return not (several and (not self.reach[part].heads or whole.by_name > piece.by_name))
+
+
+OTHERS = {
+    "tensorflow": "TensorFlow", "tf_keras": "TensorFlow", "keras": "Keras", "jax": "JAX", "flax": "JAX",
+    "haiku": "JAX", "equinox": "JAX", "mxnet": "MXNet", "paddle": "Paddle", "mindspore": "MindSpore",
+    "mlx": "MLX", "tinygrad": "tinygrad",
+}  # fmt: skip
+SENTENCE = "headwise check judges PyTorch code; this file uses {}"
+
+
+def other_framework(source: str, name: str | None = None) -> str | None:
+    """The framework that what would be judged is written for; None where it is PyTorch, NumPy or none.
+
+    Args:
+        source: the file.
+        name: what is to be judged; None: the likeliest, or all of it where nothing looks like it.
+    """
+    tree = tree_of(source)
+    if tree is None:
+        return None
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            each = [((one.asname or one.name).partition(".")[0], one.name) for one in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            each = [(one.asname or one.name, node.module or "") for one in node.names]
+        else:
+            continue
+        bound.update((local, package.partition(".")[0]) for local, package in each)
+    if "torch" in bound.values() or not set(OTHERS) & set(bound.values()):
+        return None
+    found = [one.name for one in candidates(source)[:1]] if name is None else [name.partition(".")[0]]
+    meant: list[ast.AST] = [node for node in tree.body if getattr(node, "name", None) in found]
+    used = {one.id for top in meant or [tree] for one in ast.walk(top) if isinstance(one, ast.Name)}
+    packages = [bound[one] for one in sorted(used & bound.keys()) if bound[one] in OTHERS]
+    return OTHERS[packages[0]] if packages else None
 
 
 GIVEN = ("display", "get_ipython", "In", "Out")  # what a notebook has without defining it
@@ -372,6 +420,20 @@ class Cells:
     def words(self, line: int) -> str:
         """ "cell 3, line 5"; without cells "line 5"."""
         return "cell {}, line {}".format(*self.place(line)) if self.first_lines else f"line {line}"
+
+
+def package_root(path: Path, source: str) -> Path | None:
+    """The folder the outermost package lies in, if the file imports relative to its package."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+        return None
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder = folder.parent
+    return None if folder == path.parent else folder
 
 
 def is_notebook(path: Path) -> bool:
@@ -426,7 +488,7 @@ def _code_cells(text: str, path: Path) -> list[str]:
 def _as_python(cell: str) -> list[str]:
     """Its lines, with what is for the notebook itself taken out."""
     lines = cell.splitlines()
-    if _is_python(cell):  # a line of a long string may start with %, too
+    if readable(cell) == cell:  # a line of a long string may start with %, too
         return lines
     start = next((at for at, line in enumerate(lines) if line.strip()), 0)
     if lines and lines[start].lstrip().startswith("%%"):
@@ -451,15 +513,6 @@ def _without_magic(line: str) -> str:
     if found is None or (found[2].endswith("?") and "#" in line):
         return line
     return f"{found[1]}pass" if found[1] else ""  # a block needs a statement
-
-
-def _is_python(text: str) -> bool:
-    try:
-        with unwarned():
-            ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
 
 
 # Running

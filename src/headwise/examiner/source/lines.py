@@ -17,7 +17,17 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ..faults.fault import Fault
-from .parsed import DEFINITIONS, Definition, dotted, readable, text_of, tree_of
+from .parsed import (
+    DEFINITIONS,
+    FUNCTIONS,
+    Definition,
+    dotted,
+    extent_of,
+    methods_of,
+    readable,
+    text_of,
+    tree_of,
+)
 
 LONGEST = 110  # characters of a statement that are quoted whole
 # strings that are code: the equations of einsum and einops, "-inf"
@@ -164,7 +174,7 @@ def own_code(source: str, first_line: int | None) -> str:
     """The statements of the class or function that begins there, a line each; None: of the whole file."""
     tree = tree_of(source)
     node = None if tree is None or first_line is None else definition_at(tree, first_line)
-    extent = (1, 10**9) if node is None else _extent(node)
+    extent = (1, 10**9) if node is None else extent_of(node)
     return "\n".join(one.text for one in code_lines(source) if _in(one, [extent]))
 
 
@@ -189,16 +199,14 @@ def _scope(tree: ast.Module, first_line: int | None, last_line: int | None) -> _
     checked = tree if first_line is None else definition_at(tree, first_line)
     if checked is None:
         return _Scope([(first_line or 1, last_line or 10**9)])
-    functions = [
-        node for node in ast.walk(checked) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    running = [_extent(node) for node in functions if node.name != "__init__"]
-    forward = [_extent(node) for node in functions if node.name in ("forward", "__call__")]
+    functions = [node for node in ast.walk(checked) if isinstance(node, FUNCTIONS)]
+    running = [extent_of(node) for node in functions if node.name != "__init__"]
+    forward = [extent_of(node) for node in functions if node.name in ("forward", "__call__")]
     if isinstance(checked, ast.Module):
         return _Scope([(1, 10**9)], [], [], running, forward)
     used = used_by(tree, checked)
     return _Scope(
-        [_extent(one) for one in used], _overridden(checked, used), [_extent(checked)], running, forward
+        [extent_of(one) for one in used], _overridden(checked, used), [extent_of(checked)], running, forward
     )
 
 
@@ -211,16 +219,12 @@ def _overridden(checked: Definition, used: list[Definition]) -> Extents:
     by_name = {one.name: one for one in used if isinstance(one, ast.ClassDef)}
     line: list[ast.ClassDef] = [checked]
     for owner in line:  # grows: the parents, then theirs
-        methods = [one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        found += [_extent(one) for one in methods if one.name in replaced]
+        methods = methods_of(owner).values()
+        found += [extent_of(one) for one in methods if one.name in replaced]
         replaced |= {one.name for one in methods if f"super().{one.name}(" not in ast.unparse(one)}
         parents = [by_name.get(dotted(base)) for base in owner.bases]
         line += [one for one in parents if one is not None and one not in line]
     return found
-
-
-def _extent(node: ast.AST) -> tuple[int, int]:
-    return node.lineno, node.end_lineno or node.lineno  # type: ignore[attr-defined]
 
 
 def definition_at(tree: ast.Module, line: int) -> Definition | None:

@@ -1,6 +1,8 @@
-"""Names used before the line that binds them: certain to be unbound, whatever the branches do.
+"""Names that nothing binds where they are used, and names that only `if __name__ == "__main__":` binds.
 
-Without a loop around both, a program only moves down the page: what is bound further down is not bound yet.
+Certain to be unbound, whatever the branches do: without a loop around both, a program only moves down the
+page, and what is bound further down is not bound yet. Sizes that classes read are often set under
+`__main__`; whoever runs the file has them, who imports it has not.
 """
 
 from __future__ import annotations
@@ -11,14 +13,19 @@ import re
 import symtable
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
+from ..examine.words import input_word
 from .parsed import (
     DEFINITIONS,
+    FUNCTIONS,
     Definition,
     Function,
     dotted,
     inner_nodes,
+    is_main,
+    parameters_of,
     readable,
     suggestion_for,
     text_of,
@@ -70,14 +77,9 @@ def used_too_early(tree: ast.Module, given: Collection[str]) -> Iterator[tuple[s
     }
     yield from _too_early(tree.body, shared | set(given))
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _too_early(node.body, shared | _parameters(node))
-
-
-def _parameters(node: Function) -> set[str]:
-    spec = node.args
-    arguments = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
-    return {one.arg for one in arguments if one is not None}
+        if isinstance(node, FUNCTIONS):
+            own = {one.arg for one in parameters_of(node)}
+            yield from _too_early(_reachable(node.body), shared | own)
 
 
 def _too_early(body: list[ast.stmt], leave_out: set[str]) -> Iterator[tuple[str, int, int]]:
@@ -225,12 +227,9 @@ GIVEN = frozenset(dir(builtins)) | frozenset(
     _ __ ___ get_ipython display In Out reveal_type reveal_locals profile""".split()
 )
 MEANT = re.compile(r"#.*(noqa: .*F821|name-defined|undefined-variable)")  # whoever wrote it knows
-UNSEEN = {
-    "f_globals",
-    "__globals__",
-    "modules",
-    "_convert_",
-}  # ways to another module's names, or to one's own
+# ways to another module's names, or to one's own
+UNSEEN = {"f_globals", "__globals__", "modules", "_convert_"}
+UNSEEN_NAMES = {"globals", "exec", "execfile", "__builtins__", "builtins"}
 COMPREHENSIONS = {
     ast.ListComp: "listcomp", ast.SetComp: "setcomp", ast.DictComp: "dictcomp", ast.GeneratorExp: "genexpr",
 }  # fmt: skip
@@ -299,13 +298,7 @@ def _binds_unseen(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and any(one.name == "*" for one in node.names):
             return True
-        if isinstance(node, ast.Name) and node.id in (
-            "globals",
-            "exec",
-            "execfile",
-            "__builtins__",
-            "builtins",
-        ):
+        if isinstance(node, ast.Name) and node.id in UNSEEN_NAMES:
             return True
         if isinstance(node, ast.Attribute) and node.attr in UNSEEN:
             return True
@@ -418,11 +411,10 @@ class _Uses(ast.NodeVisitor):
             [*node.decorator_list, *spec.defaults, *(one for one in spec.kw_defaults if one is not None)]
         )
         if self.eager_annotations:
-            arguments = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
-            self.each([one.annotation for one in arguments if one is not None and one.annotation is not None])
+            self.each([one.annotation for one in parameters_of(node) if one.annotation is not None])
             self.each([node.returns] if node.returns is not None else [])
         self.inside.append(node)
-        self.enter(node.name, node.lineno, [*node.body])
+        self.enter(node.name, node.lineno, [*_reachable(node.body)])
         self.inside.pop()
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 -- ast's own spelling
@@ -462,6 +454,12 @@ class _Uses(ast.NodeVisitor):
             self.generic_visit(node)
 
 
+def _reachable(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements up to the first `raise` or `return`: what follows is never run."""
+    ends = [i for i, node in enumerate(body) if isinstance(node, (ast.Raise, ast.Return))]
+    return body[: ends[0] + 1] if ends else body
+
+
 def _module_names(tree: ast.Module) -> set[str]:
     """What the module's own lines bind."""
     names = {node.name for node in tree.body if isinstance(node, DEFINITIONS)}
@@ -471,3 +469,100 @@ def _module_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {(one.asname or one.name).partition(".")[0] for one in node.names}
     return names
+
+
+# What a file does only when it is run as a script
+
+HARMLESS = frozenset("int float bool str min max len range round dict list tuple set".split())
+TENSORS = frozenset("torch np numpy nn F".split())  # what is made with these is data, or a module
+INNER = frozenset("weights scores attn attention out output qkv".split())  # what forward computes itself
+NOTE = "set under __main__, and set so before it was built: {names}"
+
+
+def names_under_main(source: str) -> set[str]:
+    """Names that are bound only there."""
+    tree = tree_of(source)
+    if tree is None:
+        return set()
+    inside = {name for body in _bodies(tree) for node in body for name in _bound_by(node)}
+    outside = {name for node in tree.body if not is_main(node) for name in _bound_by(node)}
+    return inside - outside
+
+
+def settings_under_main(source: str) -> set[str]:
+    """Of those, names that are settings: no tensors, and no inputs or steps of attention."""
+    tree = tree_of(source)
+    if tree is None:
+        return set()
+    found: set[str] = set()
+    for body in _bodies(tree):
+        for node in body:
+            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+                continue
+            made_of = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
+            if not made_of & TENSORS:
+                found |= _bound_by(node)
+    return {
+        name for name in found & names_under_main(source) if input_word(name) is None and name not in INNER
+    }
+
+
+def set_as_under_main(module: ModuleType, source: str) -> list[str]:
+    """Run the plain assignments there to names that functions and classes read; the names that were set.
+
+    An assignment is plain where it computes with names, numbers and texts alone, and calls nothing that could
+    do anything else.
+    """
+    tree = tree_of(source)
+    wanted = names_under_main(source)
+    if tree is None or not wanted:
+        return []
+    read = {
+        node.id
+        for top in tree.body
+        if isinstance(top, DEFINITIONS)
+        for node in ast.walk(top)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    if not wanted & read:
+        return []
+    done: list[str] = []
+    for body in _bodies(tree):
+        for node in body:
+            names = _bound_by(node)
+            if not _is_plain(node) or not names <= wanted:
+                continue
+            try:
+                exec(compile(ast.Module([node], []), "<main>", "exec"), vars(module))
+            except Exception:  # it wants what was not set: whoever reads it says so
+                continue
+            done += sorted(names & read)
+    return done
+
+
+def _bodies(tree: ast.Module) -> list[list[ast.stmt]]:
+    return [node.body for node in tree.body if isinstance(node, ast.If) and is_main(node)]
+
+
+def _bound_by(node: ast.stmt) -> set[str]:
+    """Names that a statement binds, those of functions inside left out."""
+    if isinstance(node, DEFINITIONS):
+        return {node.name}
+    found = {
+        (one.asname or one.name).partition(".")[0]
+        for part in ast.walk(node)
+        if isinstance(part, (ast.Import, ast.ImportFrom))
+        for one in part.names
+    }
+    return found | {
+        one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+
+
+def _is_plain(node: ast.stmt) -> bool:
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+        named = all(isinstance(one, (ast.Name, ast.Tuple)) for one in targets) and node.value is not None
+        return named and all(isinstance(one, ast.Name) and one.id in HARMLESS for one in calls)
+    return False

@@ -8,13 +8,15 @@ import re
 import textwrap
 import threading
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 
 
 _parsing = threading.Lock()
@@ -79,17 +81,145 @@ def inner_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from inner_nodes(child)
 
 
+def expression(text: str) -> ast.expr:
+    """Python that has a value, as a tree."""
+    return ast.parse(text, mode="eval").body
+
+
+def methods_of(owner: ast.ClassDef) -> dict[str, Function]:
+    """The functions of a class by name; of one name the last, which is the one that is bound."""
+    return {one.name: one for one in owner.body if isinstance(one, FUNCTIONS)}
+
+
+def parameters_of(function: Function) -> list[ast.arg]:
+    """Every parameter, * and ** last."""
+    spec = function.args
+    last = [one for one in (spec.vararg, spec.kwarg) if one is not None]
+    return [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *last]
+
+
+def extent_of(node: ast.stmt) -> tuple[int, int]:
+    """First and last line."""
+    return node.lineno, node.end_lineno or node.lineno
+
+
+def is_main(node: ast.AST) -> bool:
+    """Whether it is `if __name__ == "__main__":`."""
+    return isinstance(node, ast.If) and any(
+        isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)
+    )
+
+
 def bound_in(function: Function) -> set[str]:
     """Parameters and whatever is assigned in the function itself."""
-    spec = function.args
-    parameters = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
-    names = {one.arg for one in parameters if one is not None}
-    names |= {
+    names = {one.arg for one in parameters_of(function)} | {
         node.id
         for node in inner_nodes(function)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     return names | {node.name for node in inner_nodes(function) if isinstance(node, DEFINITIONS)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a source, and the statement, function and class around it."""
+
+    source: str | None
+    line: int | None
+    shapes: Mapping[str, list[int]] = field(default_factory=dict)  # of the tensors there, by variable
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        return None if self.source is None else tree_of(self.source)
+
+    @cached_property
+    def statement(self) -> ast.stmt | None:
+        """The smallest statement that holds the line."""
+        around = [one for one in self._around() if isinstance(one, ast.stmt)]
+        return min(around, key=lambda one: (one.end_lineno or one.lineno) - one.lineno, default=None)
+
+    @cached_property
+    def text(self) -> str:
+        """The learner's line; the whole statement where it goes over a few lines."""
+        if self.source is None:
+            return ""
+        line, node = text_of(self.source, self.line), self.statement
+        compound = any(hasattr(node, name) for name in ("body", "cases"))
+        if node is None or compound or node.end_lineno == node.lineno:
+            return line
+        lines = self.source.splitlines()[node.lineno - 1 : node.end_lineno]
+        whole = " ".join(one.partition(" #")[0].strip() for one in lines)
+        whole = re.sub(r"(?<=[(\[{]) | (?=[)\]}.])|,(?= ?[)\]}])", "", whole)
+        return whole if len(whole) <= 110 else line
+
+    @cached_property
+    def function(self) -> Function | None:
+        """The innermost function that holds the line."""
+        around = [one for one in self._around() if isinstance(one, FUNCTIONS)]
+        return max(around, key=lambda one: one.lineno, default=None)
+
+    @cached_property
+    def owner(self) -> ast.ClassDef | None:
+        """The innermost class that holds the line."""
+        around = [one for one in self._around() if isinstance(one, ast.ClassDef)]
+        return max(around, key=lambda one: one.lineno, default=None)
+
+    def _around(self) -> list[ast.AST]:
+        line = self.line
+        if self.tree is None or line is None:
+            return []
+        return [
+            node
+            for node in ast.walk(self.tree)
+            if hasattr(node, "lineno") and node.lineno <= line <= (getattr(node, "end_lineno", None) or 0)
+        ]
+
+    def definition(self, name: str) -> Definition | None:
+        """A class or function of the file by its name."""
+        for node in ast.walk(self.tree) if self.tree is not None else ():
+            if isinstance(node, DEFINITIONS) and node.name == name:
+                return node
+        return None
+
+    @property
+    def locals(self) -> set[str]:
+        return set() if self.function is None else bound_in(self.function)
+
+    def layers(self) -> list[str]:
+        """The parts of self that the statement calls: "W_q" of `self.W_q(x)`."""
+        if self.statement is None:
+            return []
+        calls = [dotted(node.func) for node in ast.walk(self.statement) if isinstance(node, ast.Call)]
+        return list(dict.fromkeys(call[5:] for call in calls if re.fullmatch(r"self\.\w+", call)))
+
+    def where_set(self, attribute: str) -> str:
+        """Where `self.attribute` is first assigned: " (line 12: `self.W_q = nn.Linear(d, d)`)", or ""."""
+        for node in ast.walk(self.owner) if self.owner is not None else ():
+            stores = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if stores and dotted(node) == f"self.{attribute}":
+                line: int = node.lineno  # type: ignore[attr-defined]
+                return f" (line {line}: `{text_of(self.source or '', line)}`)"
+        return ""
+
+    def shapes_named(self) -> dict[str, list[int]]:
+        """The shapes of the tensors that the statement names, in its order."""
+        nodes = ast.walk(self.statement) if self.statement is not None else ()
+        names = [node.id for node in nodes if isinstance(node, ast.Name)]
+        return {name: self.shapes[name] for name in names if name in self.shapes}
+
+    def assigned(self, name: str) -> ast.expr | None:
+        """What the variable was last assigned before the line, in the same function."""
+        value = None
+        for node in ast.walk(self.function) if self.function is not None else ():
+            if not isinstance(node, ast.Assign) or node.lineno >= (self.line or 0):
+                continue
+            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+                value = node.value if value is None or node.lineno > value.lineno else value
+        return value
+
+    def says(self, pattern: str) -> bool:
+        """Whether the learner's line has this in it."""
+        return re.search(pattern, self.text) is not None
 
 
 IMPORTS = {
@@ -227,16 +357,14 @@ def suggestion_for(
 
 def _of_class(name: str, owner: ast.ClassDef, function: Function) -> str | None:
     """Where the class has that name, only not under it."""
-    methods = {
-        one.name: one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
+    methods = methods_of(owner)
     me = function.args.args[0].arg if function.args.args else "self"
     kept = attributes_of(owner)
     if name in kept or name in methods or name in _class_level(owner):
         return f"did you mean {me}.{name}?"
     start = methods.get("__init__")
     if start is not None and start is not function and name in bound_in(start):
-        word = "an argument" if name in _arguments(start) else "a local name"
+        word = "an argument" if name in {one.arg for one in parameters_of(start)} else "a local name"
         return (
             f"it is {word} of __init__ alone: keep it there, self.{name} = {name}, and use {me}.{name} here"
         )
@@ -271,14 +399,11 @@ def _class_level(owner: ast.ClassDef) -> set[str]:
     return {target.id for group in targets for target in group if isinstance(target, ast.Name)}
 
 
-def _arguments(function: Function) -> list[str]:
-    spec = function.args
-    return [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
-
-
 def _size(name: str, function: Function) -> str | None:
     """An assignment that takes a size from the function's first tensor."""
-    tensors = [one for one in _arguments(function) if one not in NOT_TENSORS]
+    spec = function.args
+    tensors = [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+    tensors = [one for one in tensors if one not in NOT_TENSORS]
     if not tensors or tensors[0] == name or function.name == "__init__":
         return None
     source = tensors[0]
@@ -293,8 +418,6 @@ def _size(name: str, function: Function) -> str | None:
 def _assigned_elsewhere(name: str, tree: ast.Module, function: Function | None) -> str | None:
     """The first other function that has the name for itself."""
     for node in ast.walk(tree):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node is function:
-            continue
-        if name in bound_in(node):
+        if isinstance(node, FUNCTIONS) and node is not function and name in bound_in(node):
             return node.name
     return None

@@ -15,7 +15,19 @@ from ..evidence import Evidence
 from ..faults.fault import Fault
 from .edits import called, mended, plain
 from .lines import used_by
-from .parsed import DEFINITIONS, Definition, Function, bound_in, dotted, inner_nodes, tree_of
+from .parsed import (
+    DEFINITIONS,
+    FUNCTIONS,
+    Definition,
+    Function,
+    bound_in,
+    dotted,
+    expression,
+    extent_of,
+    inner_nodes,
+    methods_of,
+    tree_of,
+)
 
 PRODUCTS = {"matmul", "bmm", "mm", "einsum", "dot"}
 TURNS = {"transpose", "permute", "swapaxes", "swapdims", "contiguous", "t", "movedim"}
@@ -115,16 +127,14 @@ class _Names:
 
     def _home(self, line: int | None, about_scores: bool) -> Function | None:
         """The function around the line; else the one with the softmax, where that is what it is about."""
-        functions = [
-            one for one in ast.walk(self.tree) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
-        ]
+        functions = [one for one in ast.walk(self.tree) if isinstance(one, FUNCTIONS)]
         around = [
             one for one in functions if line is not None and one.lineno <= line <= (one.end_lineno or 0)
         ]
         if around:
             return max(around, key=lambda one: one.lineno)
         if about_scores and self.checked is not None:
-            extents = [(one.lineno, one.end_lineno or one.lineno) for one in used_by(self.tree, self.checked)]
+            extents = [extent_of(one) for one in used_by(self.tree, self.checked)]
             for one in functions:
                 within = any(first <= one.lineno <= last for first, last in extents)
                 if within and any(_softmaxed(each) is not None for each in inner_nodes(one)):
@@ -146,13 +156,10 @@ class _Names:
         if not isinstance(self.checked, ast.ClassDef):
             return self.checked
         owners = [one for one in used_by(self.tree, self.checked) if isinstance(one, ast.ClassDef)]
-        return next((found for one in owners if (found := self._called_of(one)) is not None), None)
-
-    def _called_of(self, owner: ast.ClassDef) -> Function | None:
-        methods = {
-            one.name: one for one in owner.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
-        }
-        return methods.get("forward") or methods.get("__call__")
+        methods = [methods_of(one) for one in owners]
+        return next(
+            (each[name] for each in methods for name in ("forward", "__call__") if name in each), None
+        )
 
     def as_text(self) -> dict[str, str]:
         """What they call each, and the projections."""
@@ -197,7 +204,9 @@ class _Names:
             axes = {"[B, T, S]": "[:, None]", "[B, S]": "[:, None, None, :]"}
             shape = axes.get(self.evidence.conventions.mask_shape or "", "")
             plain = self.evidence.kind == "class" and mask == self.evidence.conventions.mask_argument
-            own = _parsed(f"{mask}{shape}") if plain and f"{mask} = " not in ast.unparse(self.home) else None
+            own = (
+                expression(f"{mask}{shape}") if plain and f"{mask} = " not in ast.unparse(self.home) else None
+            )
             self.hides = _shaped(self.home, mask) or own
 
     def _name(self, ours: str, theirs: ast.expr | None) -> None:
@@ -229,10 +238,10 @@ class _Names:
         path = re.sub(r"\.(\d+)", r"[\1]", role.parameter)  # as Python writes it
         me = self.me or "self"
         if path.endswith(".weight"):
-            return ast.Call(_parsed(f"{me}.{path.removesuffix('.weight')}"), [given], [])
+            return ast.Call(expression(f"{me}.{path.removesuffix('.weight')}"), [given], [])
         if role.transposed:
-            return ast.BinOp(given, ast.MatMult(), _parsed(f"{me}.{path}"))
-        return _parsed(f"F.linear({ast.unparse(given)}, {me}.{path})")
+            return ast.BinOp(given, ast.MatMult(), expression(f"{me}.{path}"))
+        return expression(f"F.linear({ast.unparse(given)}, {me}.{path})")
 
     # Sizes
 
@@ -253,7 +262,7 @@ class _Names:
             of_self = [name for name in kept if size_word(name) == meaning] if self.me else []
             local = [name for name in sorted(self.bound) if size_word(name) == meaning and len(name) > 1]
             if of_self:
-                self.found[ours] = _parsed(f"{self.me}.{of_self[0]}")
+                self.found[ours] = expression(f"{self.me}.{of_self[0]}")
             elif local:
                 self.found[ours] = _read(local[0])
         for node in inner_nodes(self.home):
@@ -261,13 +270,13 @@ class _Names:
                 self._read_shape(node.targets[0], *of)
         x = self.found.get("query") or self.found.get("q")
         if x is not None and self.home is self.forward() and self.evidence.conventions.batch_first:
-            self._name("B", _parsed(f"{ast.unparse(x)}.size(0)"))
-            self._name("T", _parsed(f"{ast.unparse(x)}.size(1)"))
+            self._name("B", expression(f"{ast.unparse(x)}.size(0)"))
+            self._name("T", expression(f"{ast.unparse(x)}.size(1)"))
         if self.home.name == "__init__" and {"d_model", "num_heads"} <= set(self.found):
             width, heads = (ast.unparse(self.found[one]) for one in ("d_model", "num_heads"))
-            self._name("d_k", _parsed(f"{width} // {heads}"))
+            self._name("d_k", expression(f"{width} // {heads}"))
         if "q" in self.found:
-            self._name("d_k", _parsed(f"{_braced(self.found['q'])}.size(-1)"))
+            self._name("d_k", expression(f"{_braced(self.found['q'])}.size(-1)"))
 
     def _read_shape(self, target: ast.expr, of: str, axis: int | None) -> None:
         order = ("B", "T") if self.evidence.conventions.batch_first else ("T", "B")
@@ -390,10 +399,6 @@ def _definition(tree: ast.Module, evidence: Evidence) -> Definition | None:
 
 def _read(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
-
-
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
 
 
 def _stored(node: ast.expr, ctx: ast.expr_context) -> ast.expr:

@@ -1,20 +1,21 @@
-"""How a model's attention is heard: `attach` lets somebody hear it for a while, by adapters for families.
+"""Adapters: `attach` lets a listener hear the attention of a model, with an adapter for each family.
 
     attach(model, listener)
-      1. uncompile        compiled modules run as they were written
+      1. uncompile        compiled modules run uncompiled
       2. every adapter    q, k, v and mask of each layer go through `announce`: by an overridden forward,
-                          another answer to a lookup of functions, or a mode that sees torch's functions
-      3. add_hooks        modules tell when they run: which one attends, which tokens and padding it was given
+                          another result of a lookup of functions, or a mode that sees torch's functions
+      3. add_hooks        modules report when they run: which one attends, and its tokens and padding
     model(...) ──> announce(module, kind, map, values, outputs) ──> every listener's hear(call)
-    at the end `attachment.undo`, an ExitStack, puts everything back, the last change first
+    at the end `attachment.undo`, an ExitStack, undoes every change, the last one first
 
-Of a Hugging Face layer, q, k and v are those with which it calls the attention function that it has looked
-up (huggingface.py). While somebody listens, attention runs on headwise's engines (short plain calls on a GPU
-on torch's own function): the second pass needs the log-sum-exp that they give. Nothing else in the model
-changes; outside of it only the lookup methods of Transformers' registries do.
+The q, k and v of a Hugging Face layer are those that it passes to the attention function that it looks up
+(huggingface.py). While a listener is attached, attention runs on headwise's engines (short plain calls on a
+GPU on torch's function), for the second pass needs their log-sum-exp. Nothing else in the model changes;
+outside of it only the lookup methods of Transformers' registries do.
 
-An adapter takes an `Attachment` and changes the model so that its attention is announced; how to undo that
-goes into `attachment.undo`. A model gets all adapters. To add a family, add its function and an entry here.
+An adapter takes an `Attachment` and changes the model so that its attention is announced; it adds how to undo
+the change to `attachment.undo`. All adapters are applied to every model. To add a family, add its function
+and an entry here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ADAPTERS: tuple[Callable[[Attachment], None], ...] = (
     modules.hear_torch,
     modules.hear_headwise,
     modules.hear_timm,
-    torch_functions.hear_functions,  # the last resort: whatever calls torch's fused function
+    torch_functions.hear_functions,  # last: every other module that calls torch's fused function
 )
 FALLBACKS = (None, "eager", "skip")
 
@@ -66,18 +67,18 @@ def attach(
 
 
 class _Attached(AbstractContextManager[Attachment]):
-    """Keeps the listener: an attachment itself does not, so that one that was dropped can be told of."""
+    """Keeps the listener alive; an attachment does not, so that it can warn of a dropped listener."""
 
     def __init__(self, model: nn.Module, listener: Listener, fallback: str | None) -> None:
         self.model, self.listener, self.fallback = model, listener, fallback
 
     def __enter__(self) -> Attachment:
         with changing:
-            known = next((attachment for attachment in active if attachment.model is self.model), None)
-            attachment = Attachment(self.model) if known is None else known
+            existing = next((attachment for attachment in active if attachment.model is self.model), None)
+            attachment = Attachment(self.model) if existing is None else existing
             self._attachment = attachment
-            self._place = attachment.add(self.listener, self.fallback)
-            if known is None:
+            self._reference = attachment.add(self.listener, self.fallback)
+            if existing is None:
                 attachment.begin(CHANGES)
         return attachment
 
@@ -90,7 +91,7 @@ class _Attached(AbstractContextManager[Attachment]):
                 attachment.check()
         finally:
             with changing:
-                attachment.remove(self._place)
+                attachment.remove(self._reference)
 
 
-CHANGES = (uncompile, *ADAPTERS, add_hooks)  # a hook finds all that it needs in place
+CHANGES = (uncompile, *ADAPTERS, add_hooks)  # hooks last, for they need the other changes

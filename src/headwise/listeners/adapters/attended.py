@@ -1,10 +1,10 @@
-"""What all adapters do with the q, k, v and rules they found: attend, and tell.
+"""Attention of watched layers: every adapter calls `attended`, which attends and announces the call.
 
-A watched layer costs Python as much as the layer itself does, and everyday models wait for Python. Yet what
-a Hugging Face layer's function is asked, which rules a mask comes to, which kernel runs, who listens and how
-the call is noted: none of it differs from one layer to the next. So a layer leaves behind how it was answered
-(`Alike`), for as long as its forward lasts. A call after it goes that way if all that decided it is the same;
-any other call takes the ordinary way.
+Watching a layer takes as much time in Python as the layer, and small models wait for Python. But the
+arguments of a Hugging Face layer's function, the rules of its mask, the kernel, the listeners and how the
+call is deferred are mostly the same for all layers of a forward pass. So each call leaves a plan
+(`CallPlan`), which is kept until the forward pass ends. A later call runs by that plan if everything that
+decides it is the same, and otherwise by `attended`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ..active import (
     announce,
     in_backward,
     quietly,
+    requested_statistics,
     silence,
-    statistics_asked_for,
 )
 from ..attachment import Attachment
 from ..model_structure import sounds_cross
 from .huggingface_masks import CompactMask, LazyMask
 
-LSE_LATER = ("cuda",)  # devices where lse of all layers together takes less time than asking for each one's
+LSE_LATER = ("cuda",)  # devices where lse of all layers together takes less time than one by one
 
 
 def attended(
@@ -58,15 +58,21 @@ def attended(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, AttentionMap]:
-    """(the heads' output [B, H, T, Dv] as the listeners leave it, the map) of one call."""
-    asked, waited = statistics_asked_for((*q.shape[:3], k.shape[2]), q.is_cpu)
+    """Return the heads' output [B, H, T, Dv] of a call, as the listeners leave it, and its map."""
+    names, are_waiting = requested_statistics((*q.shape[:3], k.shape[2]), q.is_cpu)
     with quietly():
-        alone = None
-        plain = not (asked or dropout) and bias is None and softcap is None and sinks is None
-        if plain and waited and q.device.type in LSE_LATER and mask.left is None and mask.is_positional:
-            alone = _output_alone(q, k, v, mask, scale)
-        if alone is not None:
-            output, scores = alone
+        by_torch = None
+        is_plain = not (names or dropout) and bias is None and softcap is None and sinks is None
+        if (
+            is_plain
+            and are_waiting
+            and q.device.type in LSE_LATER
+            and mask.left is None
+            and mask.is_positional
+        ):
+            by_torch = _output_alone(q, k, v, mask, scale)
+        if by_torch is not None:
+            output, scores = by_torch
             weights = make(scores, None)
         else:
             if any(x.device != q.device for x in mask.tensors.values()):
@@ -74,25 +80,24 @@ def attended(
             rules: dict[str, Any] = {
                 "mask": mask, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks,
             }  # fmt: skip
-            with wanted(asked):
+            with wanted(names):
                 if not dropout or softcap is not None or sinks is not None:
                     output, weights = attention(q, k, v, dropout=dropout, **rules)
-                else:  # torch drops weights without keeping them; ours would keep the matrix for its gradient
+                else:  # torch's function drops weights without storing them for the gradient
                     output = _dropped(q, k, v, mask, bias, scale, dropout)
                     cast_q, cast_k = under_autocast(q, k)
                     weights = make(scores_from(cast_q, cast_k, cast_k, AttentionOptions(**rules)), None)
-    heard = announce(module, kind, weights, v, output)
-    assert heard is not None
-    return heard, weights
+    changed = announce(module, kind, weights, v, output)
+    assert changed is not None
+    return changed, weights
 
 
 def _output_alone(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None
 ) -> tuple[Tensor, Scores] | None:
-    """(output, scores) by torch's own function, which gives no lse; None: it would make the whole matrix, or
-    a gradient is wanted.
+    """Return output and scores by torch's function, or None if it would need T x S memory or a gradient.
 
-    It takes the least time in Python. lse can be computed later from copies of q and k.
+    It takes the least time in Python, but returns no lse, which can be computed later from copies of q and k.
     """
     causal, T, S = mask.right == 0, q.shape[2], k.shape[2]
     if mask.right not in (None, 0) or (causal and S != T and T != 1) or not _are_plain(q, k, v, scale):
@@ -114,7 +119,7 @@ def _are_plain(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
         return False
     try:
         shape, keys, values = q.shape, k.shape, v.shape
-    except RuntimeError:  # nested ones have none
+    except RuntimeError:  # a nested tensor has no shape
         return False
     if len(shape) != 4 or len(keys) != 4 or values != keys:
         return False
@@ -136,7 +141,7 @@ def _are_plain(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
 def _dropped(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float | None, dropout: float
 ) -> Tensor:
-    """The output with weights dropped by torch's own function."""
+    """Return the output with dropout, by torch's function."""
     B, H, T, _ = q.shape
     S, grouped = k.shape[2], k.shape[1] != H
     if mask.is_positional and mask.left is None and mask.right == 0 and T == S and bias is None:
@@ -154,64 +159,64 @@ def _dropped(
     return scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, enable_gqa=grouped)
 
 
-# Layers of one forward that are alike: what was decided for one is not decided again for those after it
+# Plans of calls: decisions for one layer hold for later layers of the same forward
 
 
 NUMBERS = ("scaling", "softcap", "is_causal", "dropout")
-SAYS = ("is_causal", "is_cross_attention")  # what a layer says of itself
-ITS_OWN = ("position_bias", "s_aux", "output_attentions")  # with one of these a layer goes its own way
-MOST = 4  # ways that are kept of a forward, whose layers may be of several kinds in turn
+ATTRIBUTES = ("is_causal", "is_cross_attention")  # of a layer, which decide its rules
+VARYING = ("position_bias", "s_aux", "output_attentions")  # arguments that may differ from layer to layer
+MOST_PLANS = 4  # of a forward, whose layers may be of several kinds
 MISSING: Any = object()
 
 
-class Alike(NamedTuple):
-    """A call of this forward, and how it was answered."""
+class CallPlan(NamedTuple):
+    """A call of this forward pass: its arguments, and how it was run."""
 
     attachment: Attachment
-    listening: int  # which listeners there were
+    listeners_version: int
     noted: Noted
     tokens: dict[str, Tensor]
-    decided_by: tuple[object, ...]  # see `_what_decides`
+    decided_by: tuple[object, ...]  # see `_deciding`
     mask: Tensor | None
     meaning: CompactMask | Tensor | None
-    given: Mapping[str, object]
+    arguments: Mapping[str, object]
     rules: Mask
     scoring: Scoring
-    held: Hashable  # what of the tensors in the rules is part of a plan key
+    rules_key: Hashable  # the part of a plan key that depends on tensors in the rules
     key: first_pass.PlanKey
     lse_later: bool
 
 
-def _what_decides(function: Any, module: nn.Module) -> tuple[object, ...]:
-    """What decides how a layer is answered, beside its function's arguments; all must be the same."""
-    inference = torch.is_inference_mode_enabled()  # what is made in it cannot be written to outside
-    said = [getattr(module, name, MISSING) for name in SAYS]
-    return function, getattr(function, "__code__", None), type(module), module.training, inference, *said
+def _deciding(function: Any, module: nn.Module) -> tuple[object, ...]:
+    """Return what decides how a layer is run, beside its function's arguments, to compare it."""
+    inference = torch.is_inference_mode_enabled()  # tensors made in it cannot be written to outside
+    values = [getattr(module, name, MISSING) for name in ATTRIBUTES]
+    return function, getattr(function, "__code__", None), type(module), module.training, inference, *values
 
 
-def remember_answer(
+def remember_call(
     run: ForwardState,
     function: Any,
     module: nn.Module,
     args: tuple[Any, ...],
-    given: Mapping[str, object],
+    arguments: Mapping[str, object],
     weights: AttentionMap,
 ) -> None:
-    """A layer was answered: those after it may go its way, where that is known to be the same."""
+    """Store the plan of a call for later layers, if a layer like it can be recognized."""
     listening = active[:]
-    if len(listening) != 1 or len(run.alike) >= MOST or len(args) != 4 or in_backward():
+    if len(listening) != 1 or len(run.call_plans) >= MOST_PLANS or len(args) != 4 or in_backward():
         return
     attachment = listening[0]
     noted, mask = attachment.noted(run), args[3]
     if noted is None or noted.kind != "self":
         return
-    for name in ITS_OWN:
-        if given.get(name) is not None and given[name] is not False:
+    for name in VARYING:
+        if arguments.get(name) is not None and arguments[name] is not False:
             return
-    for name in NUMBERS:  # one that lies in a tensor may be another by the next layer
-        if isinstance(given.get(name), Tensor):
+    for name in NUMBERS:  # a tensor may change before the next layer
+        if isinstance(arguments.get(name), Tensor):
             return
-    if given.get("dropout"):
+    if arguments.get("dropout"):
         return
     meaning = mask.meaning if isinstance(mask, LazyMask) else mask
     scores, lse, _ = weights.as_made
@@ -222,77 +227,90 @@ def remember_answer(
         return
     if not isinstance(scores, Scores) or scores.scoring.has_tensors or scores.k.shape != k.shape:
         return
-    held, by, how = first_pass.rules_key(scores), scores.mask, scores.scoring
-    if held is first_pass.UNUSUAL or (meaning is not None and not isinstance(meaning, CompactMask)):
+    rules_key, rules, scoring = first_pass.rules_key(scores), scores.mask, scores.scoring
+    if rules_key is first_pass.UNUSUAL or (meaning is not None and not isinstance(meaning, CompactMask)):
         return
-    same = first_pass.plan_key(q, k, v, by.left, by.right, how.scale, how.softcap, held)
-    if same is not None:
+    key = first_pass.plan_key(q, k, v, rules.left, rules.right, scoring.scale, scoring.softcap, rules_key)
+    if key is not None:
         path = attachment.paths[module]
-        run.alike.append(
-            Alike(
+        run.call_plans.append(
+            CallPlan(
                 attachment, attachment.listeners_version, noted, run.tokens(attachment.decodes(path)),
-                _what_decides(function, module), mask, meaning, dict(given), by, how, held, same, lse is None,
+                _deciding(function, module), mask, meaning, dict(arguments), rules, scoring, rules_key,
+                key, lse is None,
             )
         )  # fmt: skip
 
 
-def answered_alike(
-    alike: Alike,
+def repeat_call(
+    call_plan: CallPlan,
     run: ForwardState,
     function: Any,
     module: nn.Module,
     args: tuple[Any, ...],
-    given: Mapping[str, object],
+    arguments: Mapping[str, object],
 ) -> Tensor | None:
-    """The heads' output [B, H, T, Dv] of a call like another, noted as that was; None: it is not.
+    """Run a call by the plan of an earlier one; return the heads' output [B, H, T, Dv].
 
-    The function is called with the module, `args` and `given`.
+    None if the call differs from the plan. The function is called with the module, `args` and `arguments`.
     """
-    if len(args) != 4 or args[3] is not alike.mask or _what_decides(function, module) != alike.decided_by:
+    if len(args) != 4 or args[3] is not call_plan.mask or _deciding(function, module) != call_plan.decided_by:
         return None
-    attachment, mask, noted, before = alike.attachment, alike.mask, alike.noted, alike.given
-    if active != [attachment] or attachment.listeners_version != alike.listening:
+    attachment, mask, noted, earlier = (
+        call_plan.attachment,
+        call_plan.mask,
+        call_plan.noted,
+        call_plan.arguments,
+    )
+    if active != [attachment] or attachment.listeners_version != call_plan.listeners_version:
         return None
     if len(noted.group.notes) >= noted.group.room or in_backward():
         return None
-    if isinstance(mask, LazyMask) and mask.meaning is not alike.meaning:
+    if isinstance(mask, LazyMask) and mask.meaning is not call_plan.meaning:
         return None
-    if len(given) != len(before):
+    if len(arguments) != len(earlier):
         return None
-    for name, value in given.items():
-        then = before.get(name, MISSING)
-        if value is not then and not (type(value) is float and type(then) is float and value == then):
+    for name, value in arguments.items():
+        earlier_value = earlier.get(name, MISSING)
+        if value is not earlier_value and not (
+            type(value) is float and type(earlier_value) is float and value == earlier_value
+        ):
             return None
     path = attachment.paths.get(module)
-    if path is None or path in run.told or sounds_cross(path) or torch.compiler.is_compiling():
+    if path is None or path in run.call_counts or sounds_cross(path) or torch.compiler.is_compiling():
         return None
-    if run.tokens(attachment.is_encoder_decoder and attachment.decodes(path)) is not alike.tokens:
+    if run.tokens(attachment.is_encoder_decoder and attachment.decodes(path)) is not call_plan.tokens:
         return None
     q, k, v, _ = args
     if q.requires_grad or k.requires_grad:
         return None
-    rules, scoring = alike.rules, alike.scoring
+    rules, scoring = call_plan.rules, call_plan.scoring
     left, right, scale = rules.left, rules.right, scoring.scale
-    if first_pass.plan_key(q, k, v, left, right, scale, scoring.softcap, alike.held) != alike.key:
+    if (
+        first_pass.plan_key(q, k, v, left, right, scale, scoring.softcap, call_plan.rules_key)
+        != call_plan.key
+    ):
         return None
     lse = None
-    silence.depth += 1  # quietly: this is on every layer's way
+    silence.depth += 1  # `quietly` inlined: this runs for every layer
     try:
-        if alike.lse_later:
+        if call_plan.lse_later:
             causal, grouped = right == 0 and q.shape[2] > 1, q.shape[1] != k.shape[1]
             output = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
             scores = Scores(q, k, rules, scoring)
         else:
-            filled = k.is_inference() or k._version > 0  # a cache, perhaps, which goes on being filled
-            kept = k.clone() if filled else k
-            scores = Scores(q, kept, rules, scoring)
-            plan = first_pass.plan_for(alike.key)
-            if kept is not k and (kept.stride() != k.stride() or (kept.data_ptr() | k.data_ptr()) & 15):
-                output, lse, _ = first_pass.answer(scores, v)  # a copy with other strides has another key
+            may_change = k.is_inference() or k._version > 0  # k may be a cache that is filled later
+            stored = k.clone() if may_change else k
+            scores = Scores(q, stored, rules, scoring)
+            plan = first_pass.plan_for(call_plan.key)
+            if stored is not k and (stored.stride() != k.stride() or (stored.data_ptr() | k.data_ptr()) & 15):
+                output, lse, _ = first_pass.answer(
+                    scores, v
+                )  # a copy with other strides has another plan key
             elif plan is None:
-                output, lse, _ = first_pass.answer(scores, v, (), alike.key)
+                output, lse, _ = first_pass.answer(scores, v, (), call_plan.key)
             else:
-                output, lse, _ = plan.runner.forward(scores, v)  # nothing in it learns
+                output, lse, _ = plan.runner.forward(scores, v)  # no gradient is needed
         return output if attachment.note(run, path, noted, scores, lse) else None
     finally:
         silence.depth -= 1

@@ -1,8 +1,8 @@
-"""Hugging Face's masks as rules: what a model's mask function says, without the L x L tensor.
+"""Hugging Face's masks as rules: what a model's mask function describes, without the L x L tensor.
 
-Transformers describes a mask by a predicate of (batch, head, query, key) put together from a few known parts.
-Those parts are read back here as a `Mask`; a predicate nobody knows is made dense, inside the memory budget.
-Positions there are absolute: query i is q_offset + i, key j is kv_offset + j.
+Transformers describes a mask by a predicate of (batch, head, query, key) made of a few known parts. These are
+converted to a `Mask` here; an unknown predicate is made dense, within the memory budget. Positions are
+absolute: query i is q_offset + i, key j is kv_offset + j.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ... import budget
 from ...errors import AttentionBypassed
 from ...foreign_masks import AS_GOOD_AS_HIDDEN, from_huggingface
 from ...masks import Mask
-from ..active import for_each, with_padding
+from ..active import expand_padding, with_padding
 
 Predicate = Callable[..., Any]
 
 
 @dataclass(eq=False)
 class CompactMask:
-    """What a mask says, as a model's mask function was asked for it.
+    """A mask as a model's mask function was called for it.
 
-    All layers of a forward are handed the same: what is worked out for one of them goes for the others, down
-    to the very object, by which calls are known to have the same rules.
+    All layers of a forward get the same object. Its rules are computed once, and their identity tells that
+    calls have the same rules.
     """
 
     batch: int
@@ -43,42 +43,44 @@ class CompactMask:
     make_dense: Callable[[], Tensor]
     dtype: torch.dtype  # of the dense tensor
     device: torch.device
-    _answers: dict[bool, tuple[Mask, None, int]] = field(default_factory=dict)  # by `itself`
-    _counting: tuple[Mask, Tensor, int, Mask] | None = None  # rules, which queries are real, both as one
+    _bound: dict[bool, tuple[Mask, None, int]] = field(default_factory=dict)  # by `itself`
+    _counting: tuple[Mask, Tensor, int, Mask] | None = (
+        None  # rules, real queries and their version, both combined
+    )
 
-    def answer(self, itself: bool) -> tuple[Mask, None, int]:
-        """What `rules_of` says of it, with tensors of its own."""
-        if itself not in self._answers:
+    def bound_rules(self, itself: bool) -> tuple[Mask, None, int]:
+        """Return what `rules_of` does, with copies of the tensors."""
+        if itself not in self._bound:
             rules, _, used = _compact_rules(self, itself)
-            self._answers[itself] = rules.bind(self.batch, 1, self.query_len, used), None, used
-        return self._answers[itself]
+            self._bound[itself] = rules.bind(self.batch, 1, self.query_len, used), None, used
+        return self._bound[itself]
 
     def counting(self, rules: Mask, real: Tensor) -> Mask:
-        """Of these rules those in which only some queries count, bool [B, T]."""
-        if real.is_inference():  # nobody knows whether it is still what it was
+        """Return the rules in which only the real queries count, bool [B, T]."""
+        if real.is_inference():  # it has no version, so that changes go unnoticed
             return replace(rules.unbound(), queries=real)
-        kept = self._counting
-        if kept is None or kept[0] is not rules or kept[1] is not real or kept[2] != real._version:
+        cached = self._counting
+        if cached is None or cached[0] is not rules or cached[1] is not real or cached[2] != real._version:
             joined = replace(rules.unbound(), queries=real)
-            bound = joined.bind(real.shape[0], 1, self.query_len, self.answer(False)[2])
-            kept = self._counting = rules, real, real._version, bound
-        return kept[3]
+            bound = joined.bind(real.shape[0], 1, self.query_len, self.bound_rules(False)[2])
+            cached = self._counting = rules, real, real._version, bound
+        return cached[3]
 
     @cached_property
     def rules(self) -> Mask | None:
-        """What the predicate and the padding come to; None: a predicate of unknown parts."""
-        seen = _read(self.predicate, self)
+        """The rules of the predicate and the padding; None: the predicate has unknown parts."""
+        rules = _rules_of_predicate(self.predicate, self)
         padding = self.keys_padding
-        return seen if seen is None or padding is None else seen & Mask.padding(padding)
+        return rules if rules is None or padding is None else rules & Mask.padding(padding)
 
     @property
     def shift(self) -> int:
-        """How far ahead of where `Mask` has them the queries stand: 0 if the last is beside the last key."""
+        """Offset of queries from where `Mask` places them: 0 if the last query is at the last key."""
         return self.query_offset - self.key_offset - (self.key_len - self.query_len)
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether no query sees a key behind it."""
+        """True if no query sees a later key."""
         right = None if self.rules is None else self.rules.right
         return right is not None and right <= self.shift
 
@@ -89,10 +91,11 @@ class CompactMask:
 
     @cached_property
     def queries_padding(self) -> Tensor | None:
-        """Which queries are real if they are among the keys, bool [B, T]; None: all."""
+        """Which queries are real if they are also the keys, bool [B, T]; None: all."""
         return self._padding(self.query_offset, self.query_len)
 
     def _padding(self, start: int, length: int) -> Tensor | None:
+        """Return which positions from `start` are real, bool [B, length]; None: all."""
         if self.attention_mask is None:
             return None
         part = self.attention_mask[:, start : start + length].bool()
@@ -101,7 +104,7 @@ class CompactMask:
 
     @cached_property
     def dense(self) -> Tensor:
-        """The tensor [B, 1, T, S] Transformers would have made, if it fits the memory budget."""
+        """The tensor [B, 1, T, S] that Transformers would make, if it fits the memory budget."""
         budget.check(self.shape.numel(), self.device, f"dense mask {list(self.shape)}", "use a shorter text")
         return self.make_dense()
 
@@ -113,8 +116,8 @@ class CompactMask:
 class LazyMask(Tensor):
     """A mask whose values are computed when an operation reads them; to a model it is an ordinary tensor.
 
-    Class, shape, dtype and device are there at once. A mask goes unread from a model's mask function to its
-    attention function; a model that does something to it on the way gets the numbers, made on the spot.
+    Class, shape, dtype and device are known at once. Most models pass a mask unread from their mask function
+    to their attention function; in a model that reads it, the values are computed at that moment.
     """
 
     make: Callable[[], Tensor]
@@ -132,12 +135,12 @@ class LazyMask(Tensor):
         compact: CompactMask | None = None,
     ) -> LazyMask:
         new: Any = Tensor._make_wrapper_subclass
-        made: LazyMask = new(cls, shape, dtype=dtype, device=device)
-        made.make, made.compact, made.numbers, made.version = make, compact, None, None
-        return made
+        mask: LazyMask = new(cls, shape, dtype=dtype, device=device)
+        mask.make, mask.compact, mask.numbers, mask.version = make, compact, None, None
+        return mask
 
-    def made(self) -> Tensor:
-        """The tensor it stands for."""
+    def computed(self) -> Tensor:
+        """Return the mask as an ordinary tensor."""
         if self.numbers is None:
             self.numbers = self.make()
             self.version = None if self.numbers.is_inference() else self.numbers._version
@@ -145,44 +148,45 @@ class LazyMask(Tensor):
 
     @property
     def meaning(self) -> CompactMask | Tensor:
-        """What it says in few words; or the numbers, where somebody may have written to them."""
+        """The compact mask; or the tensor, if it may have been written to."""
         numbers = self.numbers
         unwritten = numbers is None or (self.version is not None and self.version == numbers._version)
-        return self.compact if self.compact is not None and unwritten else self.made()
+        return self.compact if self.compact is not None and unwritten else self.computed()
 
     @classmethod
     def __torch_function__(
         cls, func: Predicate, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         kwargs = kwargs or {}
-        if func in ABOUT:
+        if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func is Tensor.contiguous or (func is Tensor.to and _stays(*args, **kwargs)):
+        if func is Tensor.contiguous or (func is Tensor.to and _is_no_op(*args, **kwargs)):
             return args[0]
-        return func(*_made(args), **_made(kwargs))
+        return func(*_as_tensors(args), **_as_tensors(kwargs))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Predicate, types: object, args: object = (), kwargs: object = None
     ) -> object:
-        return func(*_made(args), **_made(kwargs or {}))
+        return func(*_as_tensors(args), **_as_tensors(kwargs or {}))
 
 
-# What is known of a tensor without its numbers
-ABOUT = {
+# Attributes of a tensor that do not depend on its values
+METADATA = {
     getattr(Tensor, name).__get__
     for name in "shape dtype device ndim layout requires_grad is_cuda is_nested grad_fn grad".split()
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__}
 
 
-def _made(given: Any) -> Any:
+def _as_tensors(values: Any) -> Any:
+    """Return nested arguments with ordinary tensors in place of lazy masks."""
     from torch.utils import _pytree as pytree
 
-    return pytree.tree_map(as_tensor, given)
+    return pytree.tree_map(as_tensor, values)
 
 
-def _stays(mask: Tensor, *args: Any, **kwargs: Any) -> bool:
+def _is_no_op(mask: Tensor, *args: Any, **kwargs: Any) -> bool:
     """Return True if `mask.to(...)` is the mask itself."""
     if kwargs.get("copy") or "memory_format" in kwargs:
         return False
@@ -194,33 +198,33 @@ def _stays(mask: Tensor, *args: Any, **kwargs: Any) -> bool:
 
 
 def as_tensor(value: Any) -> Any:
-    """An ordinary tensor in place of one that stands for it; anything else as it is."""
-    return value.made() if isinstance(value, LazyMask) else value
+    """Return a lazy mask as an ordinary tensor; any other value unchanged."""
+    return value.computed() if isinstance(value, LazyMask) else value
 
 
-class _Asked(Exception):
-    """A mask function asks who sees whom: it is going to make a mask."""
+class _PredicateCalled(Exception):
+    """A mask function called the predicate, so that it is about to make a mask."""
 
 
-def _ask(*_: object) -> NoReturn:
-    raise _Asked
+def _raise_called(*_: object) -> NoReturn:
+    raise _PredicateCalled
 
 
-def compact_mask(own: Predicate, **call: Any) -> Tensor | None:
-    """What a model's own mask function gives for a call, without the tensor; None where it gives none."""
+def compact_mask(function: Predicate, **call: Any) -> Tensor | None:
+    """Return the mask that a model's mask function makes, without its values; None if it makes none."""
     from transformers import masking_utils
 
-    if own not in (masking_utils.sdpa_mask, masking_utils.eager_mask) or not call.keys() >= ASKED_WITH:
-        return own(**call)
+    if function not in (masking_utils.sdpa_mask, masking_utils.eager_mask) or not call.keys() >= REQUIRED:
+        return function(**call)
     try:
-        return own(**(call | {"mask_function": _ask}))  # all that it can say without making one
-    except _Asked:
+        return function(**(call | {"mask_function": _raise_called}))  # its result if it makes no mask
+    except _PredicateCalled:
         pass
-    call = {name: _as_now(value) for name, value in call.items()}
+    call = {name: _snapshot(value) for name, value in call.items()}
     q_length, q_offset = call["q_length"], call.get("q_offset", 0)
     if isinstance(q_length, Tensor):  # an older form of the call: positions instead of a length
         q_offset, q_length = int(q_length[0]), len(q_length)
-    is_added = own is masking_utils.eager_mask
+    is_added = function is masking_utils.eager_mask
     compact = CompactMask(
         call["batch_size"],
         q_length,
@@ -229,40 +233,40 @@ def compact_mask(own: Predicate, **call: Any) -> Tensor | None:
         int(call.get("kv_offset", 0)),
         call.get("mask_function", masking_utils.causal_mask_function),
         call.get("attention_mask"),
-        lambda: own(**call),
+        lambda: function(**call),
         call.get("dtype", torch.float32) if is_added else torch.bool,
         torch.device(call.get("device", "cpu")),
     )
     return LazyMask.of(compact.shape, compact.dtype, compact.device, lambda: compact.dense, compact)
 
 
-ASKED_WITH = {"batch_size", "q_length", "kv_length"}
+REQUIRED = {"batch_size", "q_length", "kv_length"}
 
 
-def _as_now(value: Any, around: tuple[Any, ...] = ()) -> Any:
-    """What a mask is asked for with, as it is when it is asked for; the mask may be read later.
+def _snapshot(value: Any, parents: tuple[Any, ...] = ()) -> Any:
+    """Return a copy of an argument of a mask function, for the mask may be read later.
 
-    A static cache hands over its own count of tokens, and goes on counting. A predicate holds its tensors in
-    its closure, alone or by other predicates.
+    A static cache passes its counter of tokens, which changes later. A predicate has its tensors in its
+    closure, directly or in other predicates.
     """
     if isinstance(value, Tensor):
         return value.clone()
     if type(value) in (tuple, list):
-        return type(value)(_as_now(part, around) for part in value)
-    if not isinstance(value, FunctionType) or not value.__closure__ or value in around:
+        return type(value)(_snapshot(part, parents) for part in value)
+    if not isinstance(value, FunctionType) or not value.__closure__ or value in parents:
         return value
-    inside = [cell.cell_contents for cell in value.__closure__]
-    copies = [_as_now(part, (*around, value)) for part in inside]
+    contents = [cell.cell_contents for cell in value.__closure__]
+    copies = [_snapshot(part, (*parents, value)) for part in contents]
     cells = tuple(map(CellType, copies))
-    made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-    return update_wrapper(made, value, (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"))
+    copied = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    return update_wrapper(copied, value, (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"))
 
 
-def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
-    """A predicate as rules; None: not one of the known ones."""
+def _rules_of_predicate(predicate: Predicate, of: CompactMask) -> Mask | None:
+    """Return the rules of a predicate; None if it is unknown."""
     code, cells = getattr(predicate, "__code__", None), getattr(predicate, "__closure__", None) or ()
     names = () if code is None else code.co_freevars
-    inside = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+    contents = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
     if getattr(predicate, "__module__", "") != "transformers.masking_utils":
         return None
     shift = of.shift
@@ -272,17 +276,19 @@ def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
         case "causal_mask_function":
             return Mask(right=shift)
         case "sliding_window_overlay.<locals>.inner_mask":
-            return Mask(left=inside["sliding_window"] - 1 - shift)
+            return Mask(left=contents["sliding_window"] - 1 - shift)
         case "sliding_window_bidirectional_overlay.<locals>.inner_mask":
-            return Mask(left=inside["sliding_window"] - shift, right=inside["sliding_window"] + shift)
+            return Mask(left=contents["sliding_window"] - shift, right=contents["sliding_window"] + shift)
         case "padding_mask_function.<locals>.inner_mask":
-            return Mask.padding(inside["padding_mask"][:, of.key_offset : of.key_offset + of.key_len].bool())
+            return Mask.padding(
+                contents["padding_mask"][:, of.key_offset : of.key_offset + of.key_len].bool()
+            )
         case "packed_sequence_mask_function.<locals>.inner_mask":
-            return _documents(inside["packed_sequence_mask"], of)
+            return _documents(contents["packed_sequence_mask"], of)
         case "chunked_overlay.<locals>.inner_mask":
-            return _chunks(inside["chunk_size"], inside["left_padding"], of)
+            return _chunks(contents["chunk_size"], contents["left_padding"], of)
         case "and_masks.<locals>.and_mask":
-            parts = [_read(part, of) for part in inside["mask_functions"]]
+            parts = [_rules_of_predicate(part, of) for part in contents["mask_functions"]]
             joined: Mask | None = Mask()
             for part in parts:
                 joined = None if joined is None or part is None else joined & part
@@ -291,13 +297,14 @@ def _read(predicate: Predicate, of: CompactMask) -> Mask | None:
 
 
 def _documents(ids: Tensor, of: CompactMask) -> Mask:
+    """Return the rules of packed documents, by the document of each position."""
     keys = ids[:, of.key_offset : of.key_offset + of.key_len]
     queries = ids[:, of.query_offset : of.query_offset + of.query_len]
     return Mask.documents(keys, queries)
 
 
 def _chunks(size: int, left_padding: Tensor, of: CompactMask) -> Mask:
-    """Llama 4: a query sees the keys of its own chunk."""
+    """Return the rules of Llama 4, where a query sees the keys of its chunk."""
     first, device = left_padding[:, None], left_padding.device
     keys = torch.arange(of.key_offset, of.key_offset + of.key_len, device=device)
     queries = torch.arange(of.query_offset, of.query_offset + of.query_len, device=device)
@@ -307,36 +314,39 @@ def _chunks(size: int, left_padding: Tensor, of: CompactMask) -> Mask:
 def rules_of(
     mask: CompactMask | Tensor, query_len: int, key_len: int, itself: bool, batch: int = 1
 ) -> tuple[Mask, Tensor | None, int]:
-    """(rules, bias, keys in use) of what an attention function was handed.
+    """Return rules, bias and the number of keys in use of the mask passed to an attention function.
 
-    A mask that is a tensor was made by the model, 4-D: bool, or added to the scores. `itself`: what is
-    padding among the keys is so among the queries. A cache may have places that are not in use yet.
+    A mask that is a tensor was made by the model, 4-D: bool, or added to the scores. `itself`: the padding of
+    keys is that of queries. A cache may have places that are not in use yet.
     """
     if isinstance(mask, CompactMask):
         if (mask.query_len, mask.key_len) == (query_len, key_len) and mask.rules is not None:
-            return mask.answer(itself)
+            return mask.bound_rules(itself)
         if mask.key_len < key_len:
             raise AttentionBypassed(
                 f"attention_mask must say who sees every key: it has {mask.key_len} of {key_len}, for this "
                 "layer adds keys of its own that headwise knows nothing of; use output_attentions=True"
             )
         mask = mask.dense[..., :key_len]
-    if mask.is_floating_point():  # -10000 hides as well as the lowest number does: its weight is 0
+    if mask.is_floating_point():  # -10000 hides a key like the lowest number: its weight is 0
         mask = mask.masked_fill(mask <= AS_GOOD_AS_HIDDEN, torch.finfo(mask.dtype).min)
     rules, bias = from_huggingface(mask, query_len=query_len)
     if rules.allowed is not None and rules.allowed.shape[1:3] == (1, 1) and rules.allowed.shape[3] == key_len:
-        rules = replace(rules, allowed=None, keys=for_each(rules.allowed[:, 0, 0], batch))  # it is padding
+        rules = replace(
+            rules, allowed=None, keys=expand_padding(rules.allowed[:, 0, 0], batch)
+        )  # it is padding
     if itself and query_len == key_len:
         rules = with_padding(rules, batch)
     return rules, bias, key_len
 
 
 def _compact_rules(mask: CompactMask, itself: bool) -> tuple[Mask, None, int]:
+    """Return what `rules_of` does for a compact mask."""
     rules, used = mask.rules, mask.key_len
     assert rules is not None
     empty = -mask.shift
-    if mask.is_causal and empty > 0:  # the places behind the last query are hidden from all: without them
-        used = mask.key_len - empty  # the last query stands beside the last key again
+    if mask.is_causal and empty > 0:  # keys after the last query are hidden from all, and left out
+        used = mask.key_len - empty  # the last query is at the last key again
         rules = _cut(rules, used, empty)
     if itself and mask.queries_padding is not None:
         rules = rules & Mask(queries=mask.queries_padding)
@@ -344,7 +354,7 @@ def _compact_rules(mask: CompactMask, itself: bool) -> tuple[Mask, None, int]:
 
 
 def _cut(rules: Mask, key_len: int, empty: int) -> Mask:
-    """The rules for the first key_len keys; positions of queries move back by as many as go."""
+    """Return the rules for the first key_len keys; queries move back by the number of keys removed."""
     changed: dict[str, Any] = {"right": None if rules.right is None else rules.right + empty}
     if rules.left is not None:
         changed["left"] = rules.left - empty

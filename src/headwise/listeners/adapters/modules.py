@@ -1,10 +1,10 @@
-"""Modules whose forward is overridden: headwise's own, torch's class and encoder; and timm's fused way.
+"""Modules whose forward is overridden: headwise's and torch's classes and torch's encoder; and timm's layers.
 
-`torch.nn.MultiheadAttention`, adopted or not, hides q, k and v inside one function, and torch's encoder layer
-skips the class altogether on its native path. The hooks that every watched module carries turn that path off,
-the encoder's nested tensors are turned off beside it (the 0 they leave at padding stays), and the class gets
-a forward that announces its heads. timm's attention layers have two ways through one forward: the fused one
-is taken and heard (`torch_functions.py`).
+`torch.nn.MultiheadAttention`, adopted or not, has q, k and v inside one function, and torch's encoder layer
+does not call the class on its native path. The hooks of watched modules turn that path off, the nested
+tensors of the encoder are turned off as well (its output at padding is still 0), and the class gets a forward
+that announces its heads. timm's attention layers have two paths in one forward: the fused one is selected and
+heard (`torch_functions.py`).
 
 Letters: B batch, T query_len, S key_len, E embed_dim.
 """
@@ -33,16 +33,16 @@ from ...nn.as_torch.torch_arguments import content_of
 from ...nn.as_torch.torch_call import TorchCall
 from ...nn.options import Inputs, Positions
 from ...scoring import Bias
-from ..active import announce, note_empty_call, note_query_padding, noted_query_padding, statistics_asked_for
+from ..active import announce, note_empty_call, note_query_padding, noted_query_padding, requested_statistics
 from ..attachment import Attachment
 from ..module_overrides import original_attribute, override_attribute, override_forward
 from .attended import attended
 
-# Ours
+# headwise's modules
 
 
 def hear_headwise(attachment: Attachment) -> None:
-    """Let every module of ours tell of its calls."""
+    """Let every attention module of headwise announce its calls."""
     modules = attachment.structure.of_kind((MultiHeadAttention,))
     override_forward(attachment.undo, modules, headwise_forward)
 
@@ -62,7 +62,7 @@ def headwise_forward(
     need_weights: bool = True,
     **wrong: Any,
 ) -> tuple[Tensor, AttentionMap | None]:
-    """As `MultiHeadAttention.forward`, with the heads' output announced on its way."""
+    """Do what `MultiHeadAttention.forward` does, and announce the heads' output."""
     if wrong:
         return type(module).forward(
             module, query, key, value, mask, bias=bias, positions=positions, cache=cache, lengths=lengths,
@@ -76,56 +76,59 @@ def headwise_forward(
         ragged.check_alone(inputs)
         inputs, real = ragged.as_mask(module, inputs)
     query, key, lengths = inputs.query, inputs.key, inputs.lengths
-    with wanted(_asked_of(module, query, key)):
+    with wanted(_requested_statistics(module, query, key)):
         heads, weights, v = module._attend(inputs)
     if not heads.shape[0]:
         note_empty_call()
         return module._handed_on(module._finish(heads, query, lengths)), weights if need_weights else None
     itself = (key is None or key is query) and not isinstance(cache, Memory)
-    heard = announce(module, "self" if itself else "cross", weights, v, heads)
-    assert heard is not None
-    output = ragged.without_padding(module._finish(heard, query, lengths), real)
+    changed = announce(module, "self" if itself else "cross", weights, v, heads)
+    assert changed is not None
+    output = ragged.without_padding(module._finish(changed, query, lengths), real)
     return module._handed_on(output), weights if need_weights else None
 
 
 def _sharded(module: MultiHeadAttention, need_weights: bool, inputs: Inputs) -> Any:
-    """The same of a module whose sequence lies over ranks."""
+    """Do the same for a module whose sequence is sharded over ranks."""
     assert module._sharding is not None
-    done = module._sharding.attend(module, inputs)
+    result = module._sharding.attend(module, inputs)
     itself = inputs.key is None or inputs.key is inputs.query
-    heads = announce(module, "self" if itself else "cross", done.weights, done.values, done.heads)
+    heads = announce(module, "self" if itself else "cross", result.weights, result.values, result.heads)
     assert heads is not None
-    output = ragged.without_padding(module._finish(heads, done.query), done.real)
-    return output, done.weights if need_weights else None
+    output = ragged.without_padding(module._finish(heads, result.query), result.real)
+    return output, result.weights if need_weights else None
 
 
-def _asked_of(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> tuple[str, ...]:
-    """Row statistics that someone will ask of a call, as long as it is without what a cache holds."""
+def _requested_statistics(module: MultiHeadAttention, query: Tensor, key: Tensor | None) -> tuple[str, ...]:
+    """Return the row statistics that listeners read of a call, by its length without the cache."""
     keys = query if key is None else key
     if not isinstance(query, Tensor) or not isinstance(keys, Tensor) or query.ndim < 2 or keys.ndim < 2:
-        return ()  # refused where it is looked at
+        return ()  # the forward raises for it
     shape = (query.shape[:-2].numel(), module.num_heads, query.shape[-2], keys.shape[-2])
-    return statistics_asked_for(shape, query.is_cpu)[0]
+    return requested_statistics(shape, query.is_cpu)[0]
 
 
-# torch's
+# torch's modules
 
 
-KNOWN = (nn.MultiheadAttention, MultiheadAttention)  # not their subclasses, which may do otherwise
+CLASSES = (
+    nn.MultiheadAttention,
+    MultiheadAttention,
+)  # not their subclasses, which may compute something else
 ENCODERS = (nn.TransformerEncoder, TransformerEncoder)
-NESTS = "use_nested_tensor"  # for torch's native path alone
+NESTED = "use_nested_tensor"  # attribute, for torch's native path only
 
 
 def hear_torch(attachment: Attachment) -> None:
-    """Let every module of torch's class tell of its calls."""
-    nesting = attachment.structure.of_kind((nn.TransformerEncoder,))
-    modules = attachment.structure.of_kind(KNOWN)
+    """Let every module of torch's attention class announce its calls."""
+    encoders = attachment.structure.of_kind((nn.TransformerEncoder,))
+    modules = attachment.structure.of_kind(CLASSES)
     undo = attachment.undo
-    for module in nesting:
-        if NESTS in module.__dict__:
-            override_attribute(undo, module, NESTS, False)
-    override_forward(undo, [module for module in nesting if type(module) in ENCODERS], encode)
-    override_forward(undo, [module for module in modules if type(module) in KNOWN], torch_forward)
+    for module in encoders:
+        if NESTED in module.__dict__:
+            override_attribute(undo, module, NESTED, False)
+    override_forward(undo, [module for module in encoders if type(module) in ENCODERS], encode)
+    override_forward(undo, [module for module in modules if type(module) in CLASSES], torch_forward)
 
 
 def encode(
@@ -135,11 +138,15 @@ def encode(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """As torch's, which leaves 0 at padding where it goes on with a nested tensor; here without one."""
+    """Do what torch's encoder does, including 0 at padding, without a nested tensor."""
     padding = src_key_padding_mask
-    nests: bool = original_attribute(module, NESTS)
-    alone = mask is None and not is_causal
-    if padding is None or not alone or not writes_zero_at_padding(module, src, padding, nests):
+    uses_nested: bool = original_attribute(module, NESTED)
+    is_padding_only = mask is None and not is_causal
+    if (
+        padding is None
+        or not is_padding_only
+        or not writes_zero_at_padding(module, src, padding, uses_nested)
+    ):
         return type(module).forward(module, src, mask, padding, is_causal)
     x = src
     for layer in module.layers:
@@ -156,7 +163,7 @@ def torch_forward(
     *args: Any,
     **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As torch's, with the heads' output announced on its way."""
+    """Do what torch's forward does, and announce the heads' output."""
     if not query.numel() or not key.numel():
         note_empty_call()
         return type(module).forward(module, query, key, value, *args, **named)
@@ -171,24 +178,24 @@ def torch_forward(
     else:
         mask = replace(mask, queries=noted_query_padding(module, B, T))
     kind = "self" if itself else "cross"
-    heads, seen = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=call.dropout)
+    heads, attention_map = attended(module, kind, q, k, v, mask=mask, bias=bias, dropout=call.dropout)
     weights = None
     if call.need_weights:
-        weights = seen.mean_heads() if call.average else seen.dense()
+        weights = attention_map.mean_heads() if call.average else attention_map.dense()
     return call.finish(heads, weights)
 
 
 def _rules(call: TorchCall, q: Tensor, k: Tensor) -> tuple[Mask, Tensor | None]:
-    """(mask, bias): every rule that torch's class has, none read but on a CPU; and padding as padding."""
+    """Return mask and bias of a call of torch's class; values are read on a CPU only, except padding's."""
     (B, H, T, _), S, more = q.shape, k.shape[2], call.appended or 0
     padding, attn_mask = call.key_padding_mask, call.attn_mask
     if padding is not None and padding.is_floating_point():
-        # on a GPU it is read in every call: whether padding counts in means is worth the wait
+        # also read on a GPU, so that padding is not counted in means
         hidden = fact(padding, "as bool", _as_bool) if can_read(padding) else _as_bool(padding)
         padding = padding if hidden is None else hidden
     content = None if attn_mask is None or attn_mask.dim() != 2 else content_of(attn_mask)
     causal = not more and T == S and content is not None and content.causal
-    if more:  # everyone sees what the module adds
+    if more:  # every query sees the keys that the module adds
         attn_mask, padding = (None if x is None else pad(x, (0, more)) for x in (attn_mask, padding))
     elif causal:
         attn_mask = None
@@ -197,7 +204,7 @@ def _rules(call: TorchCall, q: Tensor, k: Tensor) -> tuple[Mask, Tensor | None]:
 
 
 def _as_bool(padding: Tensor) -> Tensor | None:
-    """torch's encoder makes 0 and -inf of a bool mask; the bool mask again, if that is all there is in it."""
+    """Return a float mask of 0 and -inf, as torch's encoder makes, as bool; None for any other mask."""
     hidden = padding == -torch.inf
     return None if bool(padding.masked_fill(hidden, 0).any()) else hidden
 
@@ -209,7 +216,7 @@ FLAG = "fused_attn"
 
 
 def hear_timm(attachment: Attachment) -> None:
-    """Turn the flag on wherever there is one."""
+    """Select the fused path in every layer that has the flag."""
     for module in attachment.modules:
         if FLAG in module.__dict__:
             override_attribute(attachment.undo, module, FLAG, True)

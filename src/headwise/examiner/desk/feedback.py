@@ -1,0 +1,175 @@
+"""What a class is told: a file in Markdown for each submission, and one for whoever teaches."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ...errors import ArgumentError
+from ...show.texts import plain
+from ...whole_files import whole_file
+from ..report import Report
+from ..showing.sentences import MARKS, Heading, Listed, Note, Part, Quote, Rows, tell
+from .rubric import Mark
+from .submissions import (
+    facts_in_words,
+    in_numbers,
+    judged_in,
+    line_of,
+    missing_in_words,
+    names_of,
+    rewritten,
+    what_of,
+    without_folder,
+)
+
+CLASS = "class.md"
+LONGEST_NAME = 200  # of 255 bytes that most file systems take
+SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$!^])")
+START = re.compile(r"^(\d{0,9})(?=[-+=.)])")  # of a list, a heading, a rule
+
+
+def markdown(text: str) -> str:
+    """A text on one line that Markdown shows as it is: no markup, no HTML, no links.
+
+    Example:
+        >>> markdown("<b>*x*</b>")
+        '&lt;b&gt;\\\\*x\\\\*&lt;/b&gt;'
+    """
+    text = SPECIAL.sub(r"\\\1", plain(" ".join(text.split())))
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"(?i)\b(www)\.", r"\1&#46;", text).replace("://", "&#58;//").replace("@", "&#64;")
+    return START.sub(r"\1\\", text)
+
+
+def code(text: str, language: str = "") -> str:
+    """A block of code; its fence is longer than any row of backticks in it."""
+    lines = "\n".join(plain(line) for line in text.split("\n"))
+    fence = "`" * max(3, 1 + max((len(each) for each in re.findall("`+", lines)), default=0))
+    return f"{fence}{language}\n{lines}\n{fence}"
+
+
+def for_student(report: Report, name: str, mark: Mark | None = None, hint: int | None = None) -> str:
+    """What the writer of a file is told: the points, and the report or its hints; nothing of other files.
+
+    Args:
+        name: of the file, as its writer knows it.
+        hint: 1, 2 or 3: hints up to that one and nothing more; None: all.
+    """
+    blocks = [f"# {markdown(name)}: {report.verdict}"]
+    if mark is not None:
+        blocks.append(_points(mark, hint))
+    report = rewritten(report, partial(without_folder, report))
+    blocks += [_block(part) for part in tell(report, hint)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _points(mark: Mark, hint: int | None) -> str:
+    if mark.points is None:
+        return f"**Points:** none of {mark.full:g} yet. It could not be judged: a person will look at it."
+    line = f"**Points:** {mark}"
+    if hint is None:
+        line += "".join(f"\n- {points:g} less: {markdown(what)}" for what, points in mark.lost)
+    return line
+
+
+def _block(part: Part) -> str:
+    match part:
+        case Heading(sign, text):
+            return f"## {MARKS[sign]} {markdown(text)}"
+        case Quote(place, line, text):
+            where = markdown(place) if place else f"line {line}"
+            return f"{where}:\n\n{code(text, 'python')}" if text else where
+        case Rows(rows):
+            return "\n\n".join(
+                f"**{markdown(row.label)}**\n\n{code(row.text)}" if row.code
+                else f"**{markdown(row.label)}** {'; '.join(map(markdown, row.text.splitlines()))}"
+                for row in rows
+            )  # fmt: skip
+        case Listed(title, items):
+            return "\n".join([f"**{markdown(title)}**\n", *(f"- {markdown(text)}" for _, text in items)])
+        case Note(text):
+            return markdown(text)
+
+
+def for_class(reports: Sequence[Report], marks: Sequence[Mark] | None = None) -> str:
+    """What whoever teaches is told: a row for each file, the class in numbers, what files have in common."""
+    names = names_of(reports)
+    head = ["file", "judged", "verdict", *(["points"] if marks else []), "what", "line"]
+    rows = []
+    for number, (name, report) in enumerate(zip(names, reports, strict=True)):
+        line = line_of(report)
+        points = [str(marks[number])] if marks else []
+        cells = [name, judged_in(report), report.verdict, *points, plain(what_of(report), 160)]
+        rows.append([*map(markdown, cells), "" if line is None else str(line)])
+    blocks = ["# The class", "\n".join(f"- {markdown(each)}" for each in in_numbers(reports))]
+    given = [mark.points for mark in marks or () if mark.points is not None]
+    if given and marks:
+        blocks.append(
+            f"Points: {sum(given) / len(given):.3g} of {marks[0].full:g} on average of {len(given)} judged."
+        )
+    blocks.append("\n".join(f"| {' | '.join(each)} |" for each in [head, ["---"] * len(head), *rows]))
+    if facts := facts_in_words(reports):
+        blocks += ["## What files have in common", "Facts, and no verdict: a person decides what they mean."]
+        blocks.append("\n".join(f"- {markdown(each)}" for each in facts))
+    if missing := missing_in_words(reports):
+        blocks += ["## Protections this system lacks", "\n".join(f"- {markdown(each)}" for each in missing)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def write_feedback(
+    folder: str | os.PathLike[str],
+    reports: Sequence[Report],
+    marks: Sequence[Mark] | None = None,
+    hint: int | None = None,
+) -> list[Path]:
+    """Write a file for each report, at the place of the submission below `folder`, and `class.md`.
+
+    Each is written under another name first, and takes its own when it is whole.
+
+    Raises:
+        ArgumentError: a folder that nothing can be written to.
+    """
+    top = Path(folder)
+    names = names_of(reports)
+    written: list[Path] = []
+    for number, (name, report) in enumerate(zip(names, reports, strict=True)):
+        place = _place(top, name, written)
+        text = for_student(report, name, None if marks is None else marks[number], hint)
+        _write(place, text)
+        written.append(place)
+    _write(top / CLASS, for_class(reports, marks))
+    return [*written, top / CLASS]
+
+
+def _place(top: Path, name: str, taken: Sequence[Path]) -> Path:
+    parts = [part for part in Path(name).parts if part not in ("..", os.sep)]
+    short = parts[-1].encode()[:LONGEST_NAME].decode("utf-8", "ignore")
+    place = top.joinpath(*parts[:-1], f"{short}.md")
+    number = 2
+    while place in taken or place == top / CLASS:
+        place = place.with_name(f"{short}-{number}.md")
+        number += 1
+    return place
+
+
+def _write(place: Path, text: str) -> None:
+    make_folder(place.parent)
+    with whole_file(place, "feedback") as half:
+        half.write_text(text, "utf-8", errors="replace")
+
+
+def make_folder(folder: str | os.PathLike[str]) -> None:
+    """
+    Raises:
+        ArgumentError: there is a file in its place, or no right to make it.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"feedback must be a folder to write to: {folder}: {error.strerror}; choose another place"
+        ) from error
