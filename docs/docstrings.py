@@ -1,6 +1,6 @@
-"""For the API pages: what docstrings of the house mean to Markdown.
+"""For the API pages: what docstrings of this project mean to Markdown.
 
-The house writes `Example:`, the reader of docstrings knows `Examples:`. A name with a gap in it, as in
+The docstrings write `Example:`, the reader of docstrings knows `Examples:`. A name with a gap in it, as in
 "heads/<layer>/dead", is code: Markdown would take the gap for a tag, and show nothing.
 """
 

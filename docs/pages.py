@@ -1,9 +1,9 @@
 """For the site: files of the repository as pages, links to the repository as links to these pages, lists.
 
 A line `--8<-- "DESIGN.md"` stands for that file, Python in a block of code, and `--8<-- "faults"` for what
-the examiner's catalogue says. README's links and pictures are absolute, for the package index; here they are
-those of the site. A list may follow a line that is not blank: Markdown in Python wants a blank one, GitHub
-does not.
+the examiner's catalogue says. README's links and pictures are absolute, for the package index; those of the
+other files are relative to the repository; here both are those of the site. A list may follow a line that is
+not blank: Markdown in Python wants a blank one, GitHub does not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = "faults"
 INCLUDED = re.compile(r'^--8<-- "([\w./]+)"$', re.MULTILINE)
+RELATIVE = re.compile(r"\]\((?P<path>[\w./-]+\.md)\)")
 ITEM = re.compile(r"([-*]|\d+\.) ")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by mkdocs with every page."""
-    whole = INCLUDED.sub(lambda match: included(match[1]), markdown)
     here = posixpath.dirname(page.file.src_uri)
+    whole = INCLUDED.sub(lambda match: relinked(included(match[1]), here), markdown)
     whole = own_links().sub(lambda match: f"]({of_site(match['path'], here)})", whole)
     return "\n".join(spaced(whole.split("\n")))
 
@@ -38,6 +39,11 @@ def included(name: str) -> str:
         return faults()
     text = (ROOT / name).read_text("utf-8")
     return f"```python\n{text}```" if name.endswith(".py") else text
+
+
+def relinked(text: str, here: str) -> str:
+    """The text of a file at the top of the repository, with its relative links as the site has them."""
+    return RELATIVE.sub(lambda match: f"]({of_site(match['path'], here)})", text)
 
 
 def own_links() -> re.Pattern[str]:

@@ -213,7 +213,7 @@ def test_project_urls_lead_into_one_repository() -> None:
 
 def test_the_changelog_tells_of_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert re.search(rf"^## {re.escape(headwise.__version__)} — \d{{4}}-\d\d-\d\d$", text, re.MULTILINE)
+    assert re.search(rf"^## \[{re.escape(headwise.__version__)}\] - \d{{4}}-\d\d-\d\d$", text, re.MULTILINE)
 
 
 # The site
@@ -239,6 +239,13 @@ def test_links_into_the_repository_become_links_of_the_site() -> None:
             src_uri = "guides/look.md"
 
     assert hook.on_page_markdown(text, Page) == "![a](../heads.png) [b](use.md) [c](../design.md)"
+
+
+def test_relative_links_of_a_file_of_the_repository_become_links_of_the_site() -> None:
+    text = "[a](docs/log/index.md) [b](CONTRIBUTING.md) `x[1](y)` [c](https://a.org/b.md)"
+    assert _pages_hook().relinked(text, "") == (
+        "[a](log/index.md) [b](contributing.md) `x[1](y)` [c](https://a.org/b.md)"
+    )
 
 
 def test_the_page_of_faults_says_what_the_catalogue_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -256,6 +257,14 @@ def test_no_module_imports_itself_round_a_circle() -> None:
 def test_the_floors_know_no_room_that_does_not_exist() -> None:
     assert set(FLOOR_OF) == set(rooms_of(PACKAGE))
     assert set(ONLY_FOR) <= set(FLOOR_OF)
+
+
+def test_the_table_of_packages_in_the_design_has_the_same_floors_in_the_same_order() -> None:
+    design = (Path(__file__).resolve().parents[1] / "DESIGN.md").read_text("utf-8")
+    table = design.partition("\n## Packages\n")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
+    documented = [tuple(re.findall(r"`(\w+)(?:\.py|/)`", cell)) for cell in cells]
+    assert documented == list(FLOORS)
 
 
 def test_imports_downwards_that_are_allowed_are_still_there() -> None:

@@ -1,7 +1,8 @@
 """Whether kernels can take a request, block sizes, and launches. Imports no triton.
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
-capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take `CAREFUL`.
+capability 9.0); docs/log/gpu-kernels.md has the runners-up. Older GPUs have less shared memory and take
+`CAREFUL`.
 
 Compiled kernels are looked up here, by what Triton would compile anew for (`specialization`): Triton's own
 dispatch looks at every argument in every call.
