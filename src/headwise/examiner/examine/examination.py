@@ -452,7 +452,8 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     if not found.proven:
         L = caller.subject.sizes.long
         hidden = causal_mask(1, L, L)[0] if causal else None
-        found, evidence.designs = recognise(caller, hidden, found, roles, texts)
+        ours = bool(caller.plan.table or _rotations(recipe))
+        found, evidence.designs = recognise(caller, hidden, found, roles, None if ours else texts)
     wired: list[Finding] = []
     if not found.proven and not evidence.designs and not roles and not found.unjudged:
         truth = _truth(caller, causal)

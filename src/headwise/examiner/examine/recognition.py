@@ -39,13 +39,14 @@ def recognise(
     causal: Tensor | None,
     found: Found,
     roles: dict[str, str] | None,
-    texts: Sequence[str] = (),
+    texts: Sequence[str] | None = None,
 ) -> tuple[Found, list[Design]]:
     """The projections, found again with the designs that are inside; and these.
 
     Args:
         causal: bool [L, L], the mask it always makes, if it does.
-        texts: its source, whose numbers may be the base of a rotation by position.
+        texts: its source, whose numbers may be the base of a rotation that is wrongly made; None: it was
+            given a rotation of ours, and none of theirs is looked for.
     """
     L = caller.subject.sizes.long
     inputs = inputs_for(caller, L, L, seed=30)
@@ -79,7 +80,7 @@ def recognise(
                 inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
                 if not inner.proven:
                     inner, inside = _with_values_turned(caller, inner, inside, [(Given(*inputs, mask), bare)])
-            else:
+            elif texts is not None:
                 inside = _wrongly_turned(caller, inner, inputs, texts)
                 if inside:
                     inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))

@@ -1,0 +1,253 @@
+"""Faults that one set of sizes, evaluation or one call does not show, each beside its right twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwise.examiner import check_file
+from headwise.examiner.desk.template import Template
+from headwise.examiner.report import Report
+
+GROUPED = """import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class SharedKeys(nn.Module):
+    def __init__(self, width=64, num_heads=4, num_kv_heads=2):
+        super().__init__()
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim = width // num_heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, num_kv_heads * self.head_dim)
+        self.value = nn.Linear(width, num_kv_heads * self.head_dim)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        B, T, E = x.shape
+        q = self.query(x).view(B, T, self.num_heads, -1).transpose(1, 2)
+        k = self.key(x).view(B, T, self.num_kv_heads, -1).transpose(1, 2)
+        v = self.value(x).view(B, T, self.num_kv_heads, -1).transpose(1, 2)
+        times = {}
+        k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, E))
+"""
+DROPPED = """import torch
+import torch.nn as nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads, p=0.1):
+        super().__init__()
+        self.heads, self.d = heads, width // heads
+        self.qkv, self.out, self.drop = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Dropout(p)
+
+    def forward(self, x):
+        B, T, E = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, self.d).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT * self.d**-0.5
+        weights = {}
+        return self.out((weights @ v).transpose(1, 2).reshape(B, T, E))
+"""
+JOINED = """import torch
+import torch.nn as nn
+
+
+class Decoder(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.d = heads, width // heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x, pad=None):
+        B, T, E = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, self.d).permute(2, 0, 3, 1, 4)
+        seen = torch.ones(T, T, dtype=torch.bool).tril()
+        if pad is not None:  # [B, T], True where there is a word
+            seen = seen {} pad[:, None, None, :]
+        scores = (q @ k.mT * self.d**-0.5).masked_fill(~seen, -1e9)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, E))
+"""
+ALIBI = """import torch
+import torch.nn as nn
+
+
+class Alibi(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.d = heads, width // heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("slopes", 2.0 ** (-8 * torch.arange(1, heads + 1) / heads))
+
+    def forward(self, x):
+        B, T, E = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, self.d).permute(2, 0, 3, 1, 4)
+        at = torch.arange(T)
+        distance = (at[:, None] - at).abs()
+        scores = q @ k.mT * self.d**-0.5 {} self.slopes[:, None, None] * distance
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(B, T, E))
+"""
+LISTED = """import torch
+import torch.nn as nn
+
+
+class OneHead(nn.Module):
+    def __init__(self, width, d):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, d) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).mT / self.key.out_features**0.5
+        return scores.softmax(-1) @ self.value(x)
+
+
+class Heads(nn.Module):
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.heads = nn.ModuleList({})
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.out(torch.cat([head(x) for head in self.heads], -1))
+"""
+IN_PLACE = """import torch
+
+
+def scaled_dot_product(query, key, value):
+    {}
+    return torch.softmax(query @ key.transpose(-2, -1), dim=-1) @ value
+"""
+BLOCK = """import torch.nn as nn
+
+
+class Block(nn.Module):
+    '''x: (batch, seq, width), and the same comes out.'''
+
+    def __init__(self, width=64, heads=4):
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads{})
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        y = self.before(x)
+        x = x + self.attention(y, y, y)[0]
+        return x + self.feed(self.between(x))
+"""
+BROADCAST = """import torch
+import torch.nn as nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.d = heads, width // heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        B, T, E = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, self.d).permute(2, 0, 3, 1, 4)
+        weights = (q @ k{}.mT * self.d**-0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(B, T, E))
+"""
+PAIRS = {
+    "groups": (
+        GROUPED,
+        "self.num_heads // self.num_kv_heads",
+        "self.num_kv_heads",
+        "groups repeated wrong times",
+    ),
+    "dropout": (
+        DROPPED, "self.drop(scores.softmax(-1))", "self.drop(scores).softmax(-1)", "dropout before softmax",
+    ),
+    "or": (JOINED, "&", "|", "masks joined with or"),
+    "far": (ALIBI, "-", "+", "far keys favoured"),
+    "one head": (
+        LISTED,
+        "[OneHead(width, width // num_heads) for _ in range(num_heads)]",
+        "[OneHead(width, width // num_heads)] * num_heads",
+        "same head for all",
+    ),
+    "in place": (
+        IN_PLACE,
+        "query = query / query.shape[-1] ** 0.5",
+        "query /= query.shape[-1] ** 0.5",
+        "input modified",
+    ),
+    "block": (BLOCK, ", batch_first=True", "", "wrong layout"),
+    "broadcast": (BROADCAST, "", "[:, :1]", "same head for all"),
+}  # fmt: skip
+
+
+def checked(tmp_path: Path, template: Template, source: str) -> Report:
+    path = tmp_path / "attention.py"
+    path.write_text(source, "utf-8")
+    return check_file(path, template=template)
+
+
+@pytest.mark.parametrize(("source", "right", "wrong", "fault"), PAIRS.values(), ids=PAIRS)
+def test_the_fault_is_named_and_its_twin_passes(
+    source: str, right: str, wrong: str, fault: str, tmp_path: Path, one_template: Template
+) -> None:
+    report = checked(tmp_path, one_template, source.replace("{}", right))
+    assert report.verdict == "right", report.summary
+    report = checked(tmp_path, one_template, source.replace("{}", wrong))
+    assert report.verdict == "wrong"
+    assert [named.key for named in report.faults] == [fault]
+
+
+SET_UP = """import torch
+import torch.nn as nn
+
+
+class Stepwise(nn.Module):
+    '''Call start() before the first token.'''
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.d = heads, width // heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def start(self, batch):
+        self.past = torch.zeros(batch, self.heads, 0, self.d)
+
+    def forward(self, x):
+        B, T, E = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, self.d).permute(2, 0, 3, 1, 4)
+        self.past = torch.cat((self.past, k), 2)
+        return self.out((q @ self.past.mT).softmax(-1) @ v)
+"""
+
+
+def test_a_method_that_must_be_called_first_is_nobodys_fault(tmp_path: Path, one_template: Template) -> None:
+    report = checked(tmp_path, one_template, SET_UP)
+    assert report.verdict == "not judged"
+    assert "self.past has no value yet" in report.summary
+
+
+# Repairs
+
+
+def test_a_repair_is_shown_once_the_file_passed_with_it(tmp_path: Path, one_template: Template) -> None:
+    report = checked(tmp_path, one_template, DROPPED.replace("{}", "scores.softmax(-2)"))
+    named = report.faults[0]
+    assert named.key == "softmax over queries"
+    assert named.tried is True
+    text = str(report)
+    assert "weights = scores.softmax(-1)" in " ".join(text.split())
+    assert "with this line the file passes" in " ".join(text.split())
+    assert (tmp_path / "attention.py").read_text("utf-8") == DROPPED.replace("{}", "scores.softmax(-2)")
+
+
+def test_a_repair_that_does_not_help_is_not_shown(tmp_path: Path, one_template: Template) -> None:
+    source = GROUPED.replace("{}", "self.num_heads // self.num_kv_heads")
+    source = source.replace("k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)",
+                            "k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)")  # fmt: skip
+    report = checked(tmp_path, one_template, source)
+    assert [named.key for named in report.faults] == ["groups repeated in wrong order"]
+    assert report.faults[0].tried is False
+    assert "Repair" not in str(report)
