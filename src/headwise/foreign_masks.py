@@ -1,4 +1,4 @@
-"""Masks from elsewhere, to `Mask` and back: every conversion headwise makes is in this file.
+"""Conversions of masks of other libraries to `Mask` and back: all of them are in this file.
 
                    bool True     float                      a query that sees nothing
     headwise       may attend    0 and 1 only               weights 0
@@ -134,11 +134,11 @@ def to_torch(mask: Mask, *, batch: int, num_heads: int, query_len: int, key_len:
         real = padding.full(query_len, key_len, batch, num_heads)  # [B or 1, 1, 1, S or 1]
         padded = ~real[:, 0, 0].expand(batch, key_len)
     if not rest.hides_nothing:
-        seen = rest.full(query_len, key_len, batch, num_heads)
-        if seen.shape[0] == seen.shape[1] == 1:
-            hidden = ~seen[0, 0].expand(query_len, key_len)
+        visible = rest.full(query_len, key_len, batch, num_heads)
+        if visible.shape[0] == visible.shape[1] == 1:
+            hidden = ~visible[0, 0].expand(query_len, key_len)
         else:
-            hidden = ~seen.expand(batch, num_heads, query_len, key_len).flatten(0, 1)
+            hidden = ~visible.expand(batch, num_heads, query_len, key_len).flatten(0, 1)
     return {
         "attn_mask": hidden,
         "key_padding_mask": padded,
@@ -238,12 +238,12 @@ def to_huggingface(
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ArgumentError(f"dtype must be floating: got {dtype}; use None for a bool mask")
-    seen = mask.full(query_len, key_len, batch, num_heads)
-    seen = seen.expand(batch, seen.shape[1], query_len, key_len)
+    visible = mask.full(query_len, key_len, batch, num_heads)
+    visible = visible.expand(batch, visible.shape[1], query_len, key_len)
     if dtype is None:
-        return seen.clone(memory_format=torch.contiguous_format)  # a dense mask's own tensor stays its own
-    added = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return added.masked_fill_(~seen, torch.finfo(dtype).min)
+        return visible.clone(memory_format=torch.contiguous_format)  # not the mask's own
+    added = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return added.masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def _check_torch_kind(value: Tensor, name: str) -> None:
@@ -255,7 +255,7 @@ def _check_torch_kind(value: Tensor, name: str) -> None:
 
 
 def _spread(attn_mask: Tensor, batch: int, num_heads: int, query_len: int, key_len: int) -> Tensor:
-    """torch's attn_mask as [1, 1, T, S] or [B, H, T, S]."""
+    """Return torch's attn_mask as [1, 1, T, S] or [B, H, T, S]."""
     _check_torch_kind(attn_mask, "attn_mask")
     shared, per_head = [query_len, key_len], [batch * num_heads, query_len, key_len]
     if list(attn_mask.shape) == shared:

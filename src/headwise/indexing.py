@@ -47,7 +47,7 @@ def as_index(chosen: Any, size: int, name: str) -> Index:
     if spots and all(isinstance(spot, bool) for spot in spots):
         if len(spots) != size:
             raise IndexError(f"{name} must have one bool each: got {len(spots)} for {size}; use numbers")
-        spots = [i for i, kept in enumerate(spots) if kept]
+        spots = [i for i, flag in enumerate(spots) if flag]
     numbers = [_as_number(spot) for spot in spots]
     if None in numbers:
         raise IndexError(
@@ -58,7 +58,7 @@ def as_index(chosen: Any, size: int, name: str) -> Index:
 
 
 def _as_number(value: object) -> int | None:
-    """A whole number as int (also numpy's, also a tensor of one); None if it is something else."""
+    """Return a whole number as int (also numpy's, also a tensor of one element); None for anything else."""
     if isinstance(value, bool) or (isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool)):
         return None
     return operator.index(value) if hasattr(value, "__index__") and not getattr(value, "ndim", 0) else None
@@ -75,12 +75,12 @@ def _inside(place: int, size: int, name: str) -> int:
 
 
 def in_order(index: slice | Tensor, size: int) -> Sequence[int] | Tensor:
-    """The positions an index picks out, one after the other."""
+    """Return the positions an index selects, in order."""
     return range(size)[index] if isinstance(index, slice) else index
 
 
 def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> Index:
-    """`inner` picked out of `outer`, as an index into the whole."""
+    """Return the index that applies `inner` to the result of `outer`."""
     if outer is None:
         return inner
     spots = in_order(outer, size)

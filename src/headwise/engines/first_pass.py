@@ -2,7 +2,7 @@
 
     attention (functional.py)
       with a plan                    `plan_for` finds it by the call's key, and `run` runs it
-      without a plan                 `answer`: the table (backends.py) chooses, `run` runs, `_make_plan` plans
+      without a plan                 `compute`: backends.py chooses, `run` runs, `_make_plan` plans
       by a backend's name, dropout   `attend_and_collect`
       in a graph of torch.compile    one operator, `headwise::attend` (operators.py), or torch's own kernel
 
@@ -42,7 +42,7 @@ from .plans import PLANS
 from .scores import FURTHER_NUMBERS, Scores, own_precision, without_graph
 
 PlanKey = tuple[Hashable, ...]
-Answer = tuple[Tensor, Tensor, Collected | None]
+Output = tuple[Tensor, Tensor, Collected | None]
 
 OWNER = "attention"  # of these plans in `PLANS`
 UNUSUAL: Hashable = object()  # in place of a key: no plan is made for such a call
@@ -306,7 +306,7 @@ def plan_for(key: PlanKey) -> CallPlan | None:
     return plan
 
 
-def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), key: PlanKey | None = None) -> Answer:
+def compute(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), key: PlanKey | None = None) -> Output:
     """(output, lse, what was collected) of scores that have been checked, by plan where there is one.
 
     key: the call's plan key, where the caller has made it.
@@ -349,7 +349,7 @@ def _make_plan(key: PlanKey, call: Call) -> None:
 # Running it
 
 
-def _run_by(backend: Backend, call: Call) -> Answer:
+def _run_by(backend: Backend, call: Call) -> Output:
     """(output, lse, what was collected of row statistics) of a call that a backend has been chosen for."""
     if backend.is_differentiable:
         out, lse = backend.forward(call)
@@ -369,7 +369,7 @@ def _run_by(backend: Backend, call: Call) -> Answer:
     return run(Runner(forward, backward, names), call.scores, call.v)
 
 
-def run(runner: Runner, scores: Scores, v: Tensor) -> Answer:
+def run(runner: Runner, scores: Scores, v: Tensor) -> Output:
     """(output, lse, what was collected of row statistics) of a call whose runner is known."""
     scoring = scores.scoring
     learned = scoring.bias, scoring.slopes, scoring.sinks, scoring.relative

@@ -26,7 +26,7 @@ from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients, Holds, Runner
 from .gradients import ScoreGradients
-from .kernels import CAUSAL, FULL, HALF, Answer, Band, Kernel, Three
+from .kernels import CAUSAL, FULL, HALF, Band, Kernel, Output, Three
 from .plain import TILES, sinks_gradient, with_sinks
 from .scores import Scores, blocks, tile_dtype
 from .walk import REACH, is_rough
@@ -316,7 +316,7 @@ class Fused(Backend):
             one_query = call.scores.q.shape[2] == 1
             (churn.note_one_query if one_query else churn.note)(call.shape_key)
 
-    def forward(self, call: Call) -> Answer:
+    def forward(self, call: Call) -> Output:
         """Part by part; in tiles where merging the parts would be too rough."""
         scores, v = call.scores, call.v
         kernel = self.kernels[v.device.type]
@@ -371,7 +371,7 @@ def _share_rows(parts: list[Part]) -> bool:
     return len(parts) > 1 and any(a.rows == b.rows for a, b in pairwise(parts))
 
 
-def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Answer:
+def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Output:
     added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
     if _folds(kernel, scores):
         # one query: the heads of a group become the rows of one product, and keys are read once
@@ -394,7 +394,7 @@ def _run_backward(
     return kernel.backward((q, k, v, added, part.band, scores.scoring.scale), out, lse, grad)
 
 
-def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor) -> Answer:
+def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor) -> Output:
     B, H, T, D = q.shape
     total = tile_dtype(q.dtype)
     out = torch.zeros(B, H, T, D, dtype=q.dtype, device=q.device)

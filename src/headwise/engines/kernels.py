@@ -47,9 +47,9 @@ MOST_CHANNELS = 256  # of a head: with more, torch's own function makes the whol
 # What a kernel is given, forward and backward: q [B, H, T, D]; k and v [B, Hk, S, D]; mask and bias, a float
 # tensor added to the scaled product; the band; the scale. A bare tuple: a class would cost a microsecond.
 KernelCall = tuple[Tensor, Tensor, Tensor, Tensor | None, Band, float]
-Answer = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
+Output = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
 Three = tuple[Tensor, Tensor, Tensor]  # gradients of q, k, v
-KernelFunction = Callable[[KernelCall], Answer]
+KernelFunction = Callable[[KernelCall], Output]
 Backward = Callable[[KernelCall, Tensor, Tensor, Tensor], Three]  # call, output, lse, output's gradient
 
 
@@ -159,7 +159,7 @@ def _is_eager(q: Tensor) -> bool:
     return type(q) is Tensor and not torch.compiler.is_dynamo_compiling()
 
 
-def _cpu_forward(call: KernelCall) -> Answer:
+def _cpu_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     now = not torch.compiler.is_dynamo_compiling()
     run = CPU_EAGER if now and type(q) is Tensor else OF_CPU  # `_is_eager`, a call less
@@ -189,7 +189,7 @@ def _cpu_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> T
     return dq, dk, dv
 
 
-def _flash_forward(call: KernelCall) -> Answer:
+def _flash_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     assert added is None
     if band == FULL or (band == CAUSAL and q.shape[2] == k.shape[2]):
@@ -220,7 +220,7 @@ def window_of(band: Band) -> dict[str, int]:
     return {"window_size_left": left, "window_size_right": right}
 
 
-def _cudnn_forward(call: KernelCall) -> Answer:
+def _cudnn_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     run = CUDNN_EAGER if _is_eager(q) else OF_CUDNN
     out, lse, *_ = run(q, k, v, added, True, 0.0, band == CAUSAL, False, scale=scale)
@@ -239,7 +239,7 @@ def _cudnn_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) ->
     return dq, dk, dv
 
 
-def _efficient_forward(call: KernelCall) -> Answer:
+def _efficient_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     run = EFFICIENT_EAGER if _is_eager(q) else OF_EFFICIENT
     out, lse, *_ = run(q, k, v, _aligned(added, q, k), True, 0.0, band == CAUSAL, scale=scale)

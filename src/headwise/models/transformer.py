@@ -442,9 +442,9 @@ def _check_cache(cache: object, count: int) -> None:
         )
     if torch.compiler.is_compiling():  # there each layer counts on the device
         return
-    first = cache.layers[0]._seen
+    first = cache.layers[0]._count
     for layer in cache.layers:
-        if layer._seen != first:
+        if layer._count != first:
             lengths = [each.length for each in cache.layers]
             raise ArgumentError(
                 f"cache must hold the same tokens in every layer: {max(lengths)} and {min(lengths)}, since a "

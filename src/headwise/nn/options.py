@@ -247,8 +247,8 @@ def add(
         raise ArgumentError(
             f"relative_bias must be Buckets or a RelativeBias: got {told(relative_bias)}; T5's is Buckets()"
         )
-    made = None if relative_bias is None else RelativeBias(H, relative_bias, device, dtype)
-    module.relative_bias = made
+    relative = None if relative_bias is None else RelativeBias(H, relative_bias, device, dtype)
+    module.relative_bias = relative
     norm = QKNorm(qk_norm) if isinstance(qk_norm, str) else qk_norm
     if not isinstance(norm, QKNorm | None):
         raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {told(norm)}; or None")
@@ -294,9 +294,9 @@ def normalised(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) ->
     """Apply one of the module's norms to x [B, T, heads * D]; its dtype stays."""
     if norm is None or module.qk_norm is None:
         return x
-    whole = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
+    grouped = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
     weight = norm.weight  # under autocast of another dtype than x
-    normed: Tensor = norm(whole.to(weight.dtype) if isinstance(weight, Tensor) else whole)
+    normed: Tensor = norm(grouped.to(weight.dtype) if isinstance(weight, Tensor) else grouped)
     return normed.to(x.dtype)
 
 
@@ -323,7 +323,7 @@ def rotated(
         else:  # of any lengths: the first queries may stand before the first key, below 0
             ours = rope.factors(q, torch.arange(before + S - T, before + S, device=q.device))
         return rope.turn(q, ours), rope.turn(k, turns)
-    check_given(positions, q, k, itself)
+    check_pair_or_positions(positions, q, k, itself)
     if isinstance(positions, tuple):
         of_queries, of_keys = positions
         return rope.rotate(q, of_queries.to(q.device)), rope.rotate(k, of_keys.to(q.device))
@@ -331,7 +331,7 @@ def rotated(
     return rope.turn(q, turns), rope.turn(k, turns)
 
 
-def check_given(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
+def check_pair_or_positions(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
     """Raise unless these are positions of q [B, H, T, D], or, as a pair, of q and k."""
     if isinstance(positions, tuple) and len(positions) == 2:
         check_positions(positions[0], q, "positions[0]")
@@ -348,8 +348,10 @@ def check_given(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
 def check_positions(positions: object, x: Tensor, name: str) -> None:
     """Raise unless these are positions of x [B, H, T, D]."""
     B, T = x.shape[0], x.shape[2]
-    whole = isinstance(positions, Tensor) and not positions.is_floating_point() and not positions.is_complex()
-    if not isinstance(positions, Tensor) or not whole or positions.dtype == torch.bool:
+    is_integer = (
+        isinstance(positions, Tensor) and not positions.is_floating_point() and not positions.is_complex()
+    )
+    if not isinstance(positions, Tensor) or not is_integer or positions.dtype == torch.bool:
         raise ArgumentError(
             f"{name} must be a tensor of whole numbers: got {told(positions)}; as torch.arange({T})"
         )

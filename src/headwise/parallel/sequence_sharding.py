@@ -219,7 +219,7 @@ class SequenceSharding:
             if positions is not None and module.rope is None:
                 raise no_use(positions)
             if positions is not None:
-                module_options.check_given(positions, *shapes[:2], itself)
+                module_options.check_pair_or_positions(positions, *shapes[:2], itself)
         except (HeadwiseError, TypeError) as refused:
             error = refused
         known = self.length if itself else None

@@ -304,10 +304,10 @@ def attend(
     return whole, whole_lse, rows
 
 
-Answer = tuple[Tensor, Tensor, Tensor | None]
+Output = tuple[Tensor, Tensor, Tensor | None]
 
 
-def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scores, Tensor], Answer]:
+def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scores, Tensor], Output]:
     """`attend` for all that have the signatures of these, which were attended to: a launch at once."""
     prepared = Prepared(scores)
     plan: Plan | None = PLANS.get(("attend", prepared.signature, signature_of(v), names))
@@ -321,7 +321,7 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     (B, H, T), count, empty, device = scores.q.shape[:3], len(names), torch.empty, v.device
     whole, room = torch.float32, room_by(scores.q, v)
 
-    def again(scores: Scores, v: Tensor) -> Answer:
+    def again(scores: Scores, v: Tensor) -> Output:
         # sizes one by one: torch reads them sooner than a tuple
         out, lse = room(scores.q), empty(B, H, T, dtype=whole, device=device)
         rows = empty(count, B, H, T, dtype=whole, device=device) if names else None

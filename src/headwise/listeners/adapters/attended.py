@@ -288,9 +288,9 @@ def answered_alike(
             scores = Scores(q, kept, rules, scoring)
             plan = first_pass.plan_for(alike.key)
             if kept is not k and (kept.stride() != k.stride() or (kept.data_ptr() | k.data_ptr()) & 15):
-                output, lse, _ = first_pass.answer(scores, v)  # a copy with other strides has another key
+                output, lse, _ = first_pass.compute(scores, v)  # a copy with other strides has another key
             elif plan is None:
-                output, lse, _ = first_pass.answer(scores, v, (), alike.key)
+                output, lse, _ = first_pass.compute(scores, v, (), alike.key)
             else:
                 output, lse, _ = plan.runner.forward(scores, v)  # nothing in it learns
         return output if attachment.note(run, path, noted, scores, lse) else None
