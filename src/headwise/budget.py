@@ -94,7 +94,7 @@ def _is_little(size: int, device: torch.device) -> bool:
 
 @functools.cache
 def gpu_bytes(device: torch.device) -> int:
-    """All memory that a GPU has."""
+    """Return all memory that a GPU has."""
     total: int = torch.cuda.get_device_properties(device).total_memory
     return total
 

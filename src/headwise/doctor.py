@@ -209,5 +209,5 @@ def _plain_softmax(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _error(ours: Tensor, expected: Tensor) -> float:
-    """The largest difference; infinite where one of them is no number."""
+    """Return the largest difference; infinite where one of them is no number."""
     return (ours.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()

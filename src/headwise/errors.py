@@ -72,7 +72,7 @@ class VersionUnsupported(HeadwiseError, ImportError):
 
 
 def outside() -> int:
-    """The `stacklevel` at which a warning of the calling function points at the user's own line."""
+    """Return the `stacklevel` at which a warning of the calling function points at the user's own line."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(INSIDE):
         frame, level = frame.f_back, level + 1
@@ -136,7 +136,7 @@ def are_here(packages: Iterable[str], purpose: str, remedy: str) -> None:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the choices, and the likeliest one meant."""
+    """Return the end of an error about an unknown name: the choices, and the likeliest one meant."""
     choices = list(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""

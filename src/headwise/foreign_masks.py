@@ -44,7 +44,7 @@ def from_torch(
     key_len: int,
     batch: int,
 ) -> tuple[Mask, Tensor | None]:
-    """The masks of `torch.nn.MultiheadAttention` as a `Mask` and a bias.
+    """Return the masks of `torch.nn.MultiheadAttention` as a `Mask` and a bias.
 
     Bool masks (True = may not attend) go into the `Mask`; float masks are added to the scores, so they are
     the bias, and a float -inf in it hides as well.
@@ -96,7 +96,7 @@ def from_torch(
 
 
 def to_torch(mask: Mask, *, batch: int, num_heads: int, query_len: int, key_len: int) -> TorchMasks:
-    """The arguments that make `torch.nn.MultiheadAttention` attend as `mask` says.
+    """Return the arguments that make `torch.nn.MultiheadAttention` attend as `mask` says.
 
     What is only about keys becomes a key_padding_mask [B, S]; everything else an attn_mask, [T, S] if all
     sequences and heads share it and [B*H, T, S] if not. Both are bool, True = may not attend. Which queries
@@ -149,7 +149,7 @@ def to_torch(mask: Mask, *, batch: int, num_heads: int, query_len: int, key_len:
 def from_huggingface(
     attention_mask: Tensor | None, *, query_len: int | None = None
 ) -> tuple[Mask, Tensor | None]:
-    """An attention_mask of Hugging Face Transformers as a `Mask` and a bias.
+    """Return an attention_mask of Hugging Face Transformers as a `Mask` and a bias.
 
     Args:
         attention_mask: one of
@@ -213,7 +213,7 @@ def to_huggingface(
     key_len: int,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The 4-D attention_mask that makes a Hugging Face model attend as `mask` says.
+    """Return the 4-D attention_mask that makes a Hugging Face model attend as `mask` says.
 
     Args:
         dtype: None gives bool, True = may attend ("sdpa"); a floating dtype gives what is added to scores

@@ -259,7 +259,7 @@ def why(
     statistics: bool | str | Iterable[str] | None = None,
     **wrong: object,
 ) -> Why:
-    """Which backend would run this call of `attention`, and why not the others; nothing is run.
+    """Return which backend would run this call of `attention`, and why not the others; nothing is run.
 
     Example:
         >>> import torch, headwise as hw

@@ -23,7 +23,7 @@ class Plan(NamedTuple):
 
 
 def as_index(chosen: Any, size: int, name: str) -> Index:
-    """A number, slice, range, list or tensor as a slice (step 1 or more) or an index tensor.
+    """Return a number, slice, range, list or tensor as a slice (step 1 or more) or an index tensor.
 
     Raises:
         IndexError: outside 0 .. size - 1 (negative numbers count from the end), or not an index.
@@ -94,7 +94,7 @@ def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> I
 
 
 def resolve(index: Any, shape: torch.Size) -> Plan | None:
-    """A plan for numbers, slices, new axes, one `...` and at most one list; None: too much for that.
+    """Return a plan for numbers, slices, new axes, one `...` and at most one list; None: too much for that.
 
     Raises:
         IndexError: more indices than dimensions, or two ellipses.
@@ -123,7 +123,7 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
 
 
 def _is_flat(part: object) -> bool:
-    """A list or tensor of one dimension."""
+    """Return a list or tensor of one dimension."""
     if isinstance(part, (list, tuple, range)):
         return all(_as_number(item) is not None or isinstance(item, bool) for item in part)
     return getattr(part, "ndim", 0) == 1 and getattr(part, "dtype", None) is not torch.uint8
@@ -145,7 +145,7 @@ def take(tensor: Tensor, index: tuple[Index | None, ...], ones_stay: bool = True
 
 
 def positions_of(index: Index, length: int, device: torch.device) -> Tensor:
-    """The positions an index picks out of `length`, as int [n]."""
+    """Return the positions an index picks out of `length`, as int [n]."""
     if isinstance(index, slice):
         if isinstance(index.stop, Tensor):  # a length that torch.jit.trace records: it may be another later
             return torch.arange(length, device=device)[index]
@@ -163,6 +163,6 @@ def fits(size: int, wanted: int) -> bool:
 
 
 def within(spots: Tensor, start: int, stop: int) -> tuple[int, int]:
-    """The tightest [start, stop) around the sorted spots inside it; empty where there is none."""
+    """Return the tightest [start, stop) around the sorted spots inside it; empty where there is none."""
     low, high = torch.searchsorted(spots, torch.tensor([start, stop], device="cpu")).tolist()
     return (int(spots[low]), int(spots[high - 1]) + 1) if low < high else (0, 0)

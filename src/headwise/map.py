@@ -217,7 +217,7 @@ class AttentionMap(StandIn):
         return real if self._columns is None else real[:, self._columns]
 
     def counted_queries(self, statistic: str = "local") -> Tensor:
-        """Which queries count in a head's mean, bool [B, H, T]: real ones that see something.
+        """Return which queries count in a head's mean, bool [B, H, T]: real ones that see something.
 
         statistic: `previous`, `itself` and `next` count only queries for which that key exists and is not
             padding.
@@ -226,7 +226,7 @@ class AttentionMap(StandIn):
         return statistics.counted(statistic, self._scores, self.lse)
 
     def to_keep(self) -> AttentionMap:
-        """The same map for those who look at it later, and not on every rank."""
+        """Return the same map for those who look at it later, and not on every rank."""
         return self
 
     @property
@@ -235,7 +235,7 @@ class AttentionMap(StandIn):
         return self.shape[3]
 
     def whole_text(self, ids: Tensor) -> Tensor:
-        """The ids of its keys, int [B, S], from those of this process's own."""
+        """Return the ids of its keys, int [B, S], from those of this process's own."""
         return ids
 
     @property
@@ -245,7 +245,7 @@ class AttentionMap(StandIn):
         return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
 
     def visible(self, mask: Mask | Tensor | None = None) -> Tensor:
-        """How many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
+        """Return how many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
 
         Scores are not asked, so a key hidden by an endless bias counts.
 
@@ -292,7 +292,7 @@ class AttentionMap(StandIn):
         queries: Choice = None,
         keys: Choice = None,
     ) -> AttentionMap:
-        """A smaller map, still lazy. A number keeps its dimension, with size 1.
+        """Return a smaller map, still lazy. A number keeps its dimension, with size 1.
 
         Raises:
             IndexError: an index outside the map.
@@ -370,7 +370,7 @@ class AttentionMap(StandIn):
         return (self[b] for b in range(len(self)))
 
     def dense(self, *, limit: int | str | None = None) -> Tensor:
-        """All of it as a tensor, [B, H, T, S]; gradients flow to q and k.
+        """Return all of it as a tensor, [B, H, T, S]; gradients flow to q and k.
 
         Args:
             limit: a memory budget for this call, e.g. "2 GiB"; see `headwise.budget`.
@@ -389,7 +389,7 @@ class AttentionMap(StandIn):
         return weights.weights(self._scores, self._lse, self._columns)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
-        """The mean over heads, [B, T, S], without the weights of each head; gradients flow to q and k.
+        """Return the mean over heads, [B, T, S], without the weights of each head; gradients flow to q and k.
 
         Raises:
             BudgetExceeded: it would not fit.
@@ -405,7 +405,7 @@ class AttentionMap(StandIn):
         return weights.weights(self._scores, self._lse, self._columns, mean=True)
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
-        """A picture of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
+        """Return a picture of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
 
         Each cell holds the true mass: the weights in it, summed. The picture of a head sums to the number of
         queries counted; padded queries are left out.
@@ -430,7 +430,7 @@ class AttentionMap(StandIn):
         return rows, columns
 
     def top(self, count: int = 8) -> Top:
-        """The heaviest keys of every query: (values, indices), each [B, H, T, count].
+        """Return the heaviest keys of every query: (values, indices), each [B, H, T, count].
 
         Where a query sees fewer than `count` keys, the rest of its values are 0 and the rest of its indices
         -1, which in indexing would mean the last key: leave them out by `indices >= 0`. The values carry no
@@ -457,7 +457,7 @@ class AttentionMap(StandIn):
         reach: int = 8,
         pooled: int | tuple[int, int] | None = None,
     ) -> Statistics:
-        """What each head does, in numbers: [B, H] each, and `received` [B, H, S].
+        """Return what each head does, in numbers: [B, H] each, and `received` [B, H, S].
 
         Gradients flow through `entropy` and `effective_keys`: a training loss may use them.
 
@@ -486,7 +486,7 @@ class AttentionMap(StandIn):
         return second_pass.measure(self._scores, lse, names, per == "query", reach, cells, collected)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
-        """The weight each query puts on the keys that `on` allows; no gradient.
+        """Return the weight each query puts on the keys that `on` allows; no gradient.
 
         One light pass over q and k, without weights; a band costs only the keys in it.
 
@@ -522,7 +522,7 @@ class AttentionMap(StandIn):
         key_tokens: Sequence[str] | None = None,
         batch: int = 0,
     ) -> Figure:
-        """A heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
+        """Return a heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
 
         Args:
             tokens: one a position, where queries and keys are one text.
@@ -586,12 +586,12 @@ class AttentionMap(StandIn):
     # Moving it about
 
     def detach(self) -> AttentionMap:
-        """The same map, cut from the graph."""
+        """Return the same map, cut from the graph."""
         self.check_unchanged()
         return make(self._scores.detach(), self._lse, self._columns, self._collected)
 
     def to(self, device: torch.device | str) -> AttentionMap:
-        """The same map on another device.
+        """Return the same map on another device.
 
         Raises:
             ArgumentError: not a device.
@@ -607,11 +607,11 @@ class AttentionMap(StandIn):
         return make(self._scores.to(where), lse, self._columns, collected)
 
     def cpu(self) -> AttentionMap:
-        """The same map in main memory."""
+        """Return the same map in main memory."""
         return self.to("cpu")
 
     def cuda(self) -> AttentionMap:
-        """The same map on the current GPU."""
+        """Return the same map on the current GPU."""
         return self.to("cuda")
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:

@@ -147,7 +147,7 @@ class Mask(RuleFacts):
 
     @classmethod
     def window(cls, size: int | None = None, *, left_right: tuple[int, int] | None = None) -> Mask:
-        """The `size` most recent keys, the query's own among them; or a band (left, right) around it.
+        """Return the `size` most recent keys, the query's own among them; or a band (left, right) around it.
 
         Args:
             size: number of keys seen, counting the query itself: 1 sees itself alone. Keys after the query
@@ -247,7 +247,7 @@ class Mask(RuleFacts):
         return type(self), tuple([getattr(self, name) for name in self.FIELDS])
 
     def __eq__(self, other: object) -> bool:
-        """The same rules: equal numbers, and tensors of one shape and device with equal values."""
+        """Return the same rules: equal numbers, and tensors of one shape and device with equal values."""
         if not isinstance(other, Mask):
             return NotImplemented
         mine, theirs = self.held, other.held
@@ -285,7 +285,7 @@ class Mask(RuleFacts):
     __rand__ = __and__
 
     def __or__(self, other: object) -> Mask:
-        """What either shows; queries count that count in both. A tensor is read as `mask=` reads it.
+        """Return what either shows; queries count that count in both. A tensor is read as `mask=` reads it.
 
         Raises:
             MaskError: that is not one rule, and the message says what to write; or as with `&`.
@@ -311,7 +311,7 @@ class Mask(RuleFacts):
     __ror__ = __or__
 
     def __invert__(self) -> Mask:
-        """What was hidden is shown, and what was shown hidden; queries count as they did.
+        """Return what was hidden is shown, and what was shown hidden; queries count as they did.
 
         Raises:
             MaskError: that is not one rule; the message says what to write.
@@ -362,7 +362,7 @@ class Mask(RuleFacts):
         return tensors
 
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
-        """The same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
+        """Return the same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
 
         Lengths, padding and labels are copied: the rules of a call stay what they were in it, whatever is
         written to the tensors they came from. A dense mask, as large as the weights, is not.
@@ -420,12 +420,12 @@ class Mask(RuleFacts):
         return fields
 
     def to(self, device: torch.device | str) -> Mask:
-        """The same rules, with their tensors on another device."""
+        """Return the same rules, with their tensors on another device."""
         moved: Changes = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved) if moved else self
 
     def beside(self, device: torch.device) -> Mask:
-        """The same rules, with lengths and labels taken from CPU memory to another device.
+        """Return the same rules, with lengths and labels taken from CPU memory to another device.
 
         They are small and copied in every call anyway; lists become tensors in CPU memory. A dense mask, as
         large as the weights, stays where it is.
@@ -452,7 +452,7 @@ class Mask(RuleFacts):
         return replace(self, **changed) if changed else self
 
     def rectangle(self, queries: slice, keys: slice) -> Mask:
-        """A bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
+        """Return a bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
 
         The rules about positions stay: the caller says where the queries stand among these keys.
         """
@@ -464,7 +464,7 @@ class Mask(RuleFacts):
         return replace(mine, **changed) if changed else mine
 
     def placed(self, at: Tensor) -> Mask:
-        """The same rules for chosen queries, which stand at these positions.
+        """Return the same rules for chosen queries, which stand at these positions.
 
         Raises:
             MaskError: a rule that says nothing of one of them.
@@ -493,7 +493,7 @@ class Mask(RuleFacts):
         return allowed_pairs
 
     def full(self, query_len: int, key_len: int, batch: int = 1, num_heads: int = 1) -> Tensor:
-        """The whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
+        """Return the whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
 
         `batch` and `num_heads` are only needed where the mask holds tensors with those sizes.
         """
@@ -574,7 +574,7 @@ class Mask(RuleFacts):
         return upto[:, beyond] > upto[:, torch.minimum(first, beyond)]
 
     def counted(self, query_len: int) -> Tensor | None:
-        """Which queries count in means, bool [B, T]; None: all of them."""
+        """Return which queries count in means, bool [B, T]; None: all of them."""
         return None if self.queries is None else real_positions(self.queries, query_len)
 
     def is_padding_at(self, at: Tensor) -> Tensor:

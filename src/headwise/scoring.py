@@ -195,7 +195,7 @@ class Scoring:
         return {name: value for name, value in named.items() if value is not None}
 
     def to(self, device: torch.device | str) -> Scoring:
-        """The same scoring, with its tensors on another device."""
+        """Return the same scoring, with its tensors on another device."""
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved)
 
@@ -207,7 +207,7 @@ class Scoring:
         return replace(self, slopes=slopes.to(device))
 
     def select(self, batch: Index, heads: Index, queries: Index) -> Scoring:
-        """The scoring of some sequences, heads and queries; each index a slice or an index tensor."""
+        """Return the scoring of some sequences, heads and queries; each index a slice or an index tensor."""
         changed: dict[str, Any] = {
             name: value[heads] for name, value in self.tensors.items() if name != "bias"
         }

@@ -171,7 +171,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
-        """The same attention with copies of the weights of torch's class.
+        """Return the same attention with copies of the weights of torch's class.
 
         Inputs are batch first here, whatever they were there, and a mask's True = may attend.
 
@@ -306,7 +306,7 @@ class MultiHeadAttention(nn.Module):
         documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
-        """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
+        """Return what each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
 
         Example:
             >>> mha, x = MultiHeadAttention(512, 8), torch.randn(2, 10, 512)

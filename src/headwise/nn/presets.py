@@ -300,7 +300,7 @@ def _t5(name: str, title: str, layers: int, width: int, heads: int, head_dim: in
 def _rotary(
     name: str, title: str, layers: int, width: int, heads: int, kv: int, base: float = 1e4, **options: Any
 ) -> Preset:
-    """A decoder as most are since Llama: no biases, positions turned into q and k."""
+    """Return a decoder as most are since Llama: no biases, positions turned into q and k."""
     options = {"bias": False, "rope": _written("Rope", base=base), **options}
     return _decoder(name, title, layers, width, heads, num_kv_heads=kv, **options)
 
@@ -366,7 +366,7 @@ PRESETS = {preset.name: preset for preset in (
 
 
 def find(name: str) -> Preset:
-    """The preset of this name or title; case and what stands between letters and digits do not matter.
+    """Return the preset of this name or title; case and what stands between letters and digits do not matter.
 
     Raises:
         ArgumentError: no preset of that name.
@@ -384,7 +384,7 @@ def find(name: str) -> Preset:
 
 
 def matching(text: str) -> list[Preset]:
-    """The preset of exactly this name, else all whose name or title contains the text.
+    """Return the preset of exactly this name, else all whose name or title contains the text.
 
     Raises:
         ArgumentError: there is none.

@@ -153,7 +153,7 @@ class Rope(Settings):
             )
 
     def turned(self, head_dim: int) -> int:
-        """How many channels of a head are turned.
+        """Return how many channels of a head are turned.
 
         Raises:
             ShapeError: not an even number of those there are.
@@ -359,7 +359,7 @@ class Yarn(Scaling):
     def frequencies(self, base: float, dims: int) -> Tensor:
 
         def pair(turns: float) -> float:
-            """Which pair makes so many turns over the original length."""
+            """Return which pair makes so many turns over the original length."""
             return dims * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = pair(self.beta_fast), pair(self.beta_slow)

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...scoring import hidden_is_endless
-from ..one_query import KNOWN
+from ..one_query import SUPPORTED_RULES
 from ..plans import PLANS
 from ..scores import FURTHER_NUMBERS, Scores
 from .launches import (
@@ -301,7 +301,7 @@ class Request:
         """`Setup.chunk` and `Setup.each` of the first pass."""
         prepared, (_, _, T, S) = self.prepared, self.prepared.shape
         rules = prepared.rules
-        if not all(isinstance(rule, KNOWN) for rule in prepared.scores.mask.hiding):
+        if not all(isinstance(rule, SUPPORTED_RULES) for rule in prepared.scores.mask.hiding):
             return 0, True  # lists know nothing of what it hides
         few = T * S <= (512 if interpreted() else WORTH_A_LOOK)
         if few and rules.allowed is not None and not prepared.may_mask:

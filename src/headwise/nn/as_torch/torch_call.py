@@ -97,7 +97,7 @@ class TorchCall:
         return self.attn_mask is None or tuple(self.attn_mask.shape) == self.mask_shape()
 
     def mask_shape(self) -> tuple[int, ...]:
-        """The shape that attn_mask must have, in as many dimensions as it has."""
+        """Return the shape that attn_mask must have, in as many dimensions as it has."""
         N, L = self.query.shape[self.first], self.query.shape[1 - self.first]
         shape = (N * self.module.num_heads, L, self.key.shape[1 - self.first])
         return shape if self.attn_mask is not None and self.attn_mask.dim() == 3 else shape[1:]
