@@ -148,7 +148,7 @@ def _installed(library: str) -> str:
 
 
 def check_module(device: torch.device) -> str:
-    """Our module with the weights of torch's gives what torch's gives, in float64.
+    """Check that our module with torch's weights gives torch's results, in float64.
 
     Raises:
         ArithmeticError: it does not.
@@ -172,7 +172,7 @@ def check_module(device: torch.device) -> str:
 
 
 def check_attention(device: torch.device) -> str:
-    """Every backend that runs here gives the outputs and weights of a plain softmax, as exactly as it does.
+    """Check that every backend here is as exact as a plain softmax, in outputs and weights.
 
     Raises:
         ArithmeticError: one does not.

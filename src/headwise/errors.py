@@ -101,7 +101,7 @@ REMEDIES = {  # package -> how to get it
 
 @contextmanager
 def needed(package: str, purpose: str, remedy: str | None = None) -> Iterator[None]:
-    """Around imports from a package that may not be installed: then the error says what it is for.
+    """Wrap imports from a package that may not be installed, so that the error names their purpose.
 
     Args:
         purpose: the beginning of the error: "headwise tables need rich".
@@ -120,7 +120,7 @@ def needed(package: str, purpose: str, remedy: str | None = None) -> Iterator[No
 
 
 def are_here(packages: Iterable[str], purpose: str, remedy: str) -> None:
-    """All that is missing, said at once and before any work.
+    """Raise one error for all missing packages, before any work.
 
     Raises:
         PackageMissing: one or more of them are not installed.

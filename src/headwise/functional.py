@@ -48,7 +48,7 @@ def attention(
     statistics: bool | str | Iterable[str] | None = None,
     **wrong: object,
 ) -> tuple[Tensor, AttentionMap]:
-    """softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights that is computed only on demand.
+    """Return softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights, computed only on demand.
 
     With T queries over S keys the last query is aligned with the last key: query i stands at i + S - T.
     Causal, and window=2, for T = 2 over S = 4:

@@ -130,7 +130,7 @@ def _is_flat(part: object) -> bool:
 
 
 def take(tensor: Tensor, index: tuple[Index | None, ...], ones_stay: bool = True) -> Tensor:
-    """Index dimensions one by one, each by a slice (a view), an index tensor, or None (left alone).
+    """Index each dimension by a slice (a view), an index tensor, or None (unchanged).
 
     With `ones_stay`, a dimension of size 1 broadcasts and is left alone, too.
     """

@@ -99,7 +99,7 @@ class AttentionMap(StandIn):
 
     @classmethod
     def from_weights(cls, tensor: Tensor, mask: Mask | Tensor | None = None) -> AttentionMap:
-        """A map of weights computed elsewhere, [B, H, T, S]; `mask` only tells which queries are padding.
+        """Return a map of given weights, [B, H, T, S]; `mask` only marks queries that are padding.
 
         Raises:
             ShapeError: not four dimensions.
@@ -167,7 +167,7 @@ class AttentionMap(StandIn):
         return self._lse
 
     def parts(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """What it is made of: scores, lse where known, the keys that were chosen. `make` is the way back.
+        """Return the scores, lse where computed, and the chosen keys; `make` creates a map from them.
 
         Raises:
             ArgumentError: q, k or a rule was written to since the map was made.
@@ -322,7 +322,7 @@ class AttentionMap(StandIn):
         return part
 
     def by_document(self) -> AttentionMap:
-        """A map of packed documents as a batch of them, [documents, H, longest, longest], padded at the end.
+        """Return a map with a batch of documents, [documents, H, longest, longest], padded at the end.
 
         Its statistics are each document's own. Queries at padding are zeros, and in none of them.
 
@@ -342,7 +342,7 @@ class AttentionMap(StandIn):
         return make(*packed_sequences.by_document(self._scores, self._lse))
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Weights as a tensor, computing only the rows, heads and keys asked for."""
+        """Return weights as a tensor, computing only the selected rows, heads and keys."""
         if type(index) is tuple and len(index) == 3:
             row = self._single_query(*index)
             if row is not None:

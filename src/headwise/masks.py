@@ -142,7 +142,7 @@ class Mask(RuleFacts):
 
     @classmethod
     def causal(cls) -> Mask:
-        """Keys up to the query's own position; with T != S the last query sees the last key."""
+        """Return a mask of keys up to the query's position; with T != S the last query sees the last key."""
         return CAUSAL if cls is Mask else cls(right=0)
 
     @classmethod
@@ -201,7 +201,7 @@ class Mask(RuleFacts):
 
     @classmethod
     def documents(cls, ids: Tensor | Sequence[int], query_ids: Tensor | Sequence[int] | None = None) -> Mask:
-        """Several documents packed in one sequence: a query sees keys that carry its own document's id.
+        """Return a mask of packed documents: a query sees keys that have its own document's id.
 
         Args:
             ids: int [S] or [B, S]. A list, or a tensor in CPU memory, goes to the device of q by itself.
@@ -217,7 +217,7 @@ class Mask(RuleFacts):
 
     @classmethod
     def dense(cls, allowed: Tensor) -> Mask:
-        """Whatever mask there is, as a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
+        """Return any mask from a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
 
         Raises:
             MaskError: values other than 0 and 1, or a float mask of zeros alone (both only where reading
@@ -265,7 +265,7 @@ class Mask(RuleFacts):
     __array_ufunc__: ClassVar[None] = None  # numpy must not join a mask to each bool of an array
 
     def __and__(self, other: object) -> Mask:
-        """Both rules at once; a tensor is read as `mask=` reads it.
+        """Return both rules joined; a tensor is read as `mask=` reads it.
 
         Raises:
             MaskError: rules of one kind whose sizes differ; query_ids in one of two document masks only; a
@@ -437,7 +437,7 @@ class Mask(RuleFacts):
         return replace(self, **moved) if moved else self
 
     def select(self, batch: Index, heads: Index, queries: Index) -> Mask:
-        """A bound mask's rules for some sequences, heads and queries; each index a slice or an index tensor.
+        """Return a bound mask's rules for some sequences, heads and queries, by slices or index tensors.
 
         The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
         """
@@ -475,7 +475,7 @@ class Mask(RuleFacts):
         return replace(self, **changed) if changed else self
 
     def tile(self, at: Tensor, rows: Index, columns: Index, key_len: int) -> Tensor | None:
-        """One piece of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
+        """Return a tile of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
 
         Args:
             at: int [t], the positions p_i of these queries.
@@ -506,7 +506,7 @@ class Mask(RuleFacts):
         return visible[(None,) * (4 - visible.ndim)]
 
     def span(self, first_at: int, last_at: int, rows: Index, key_len: int) -> tuple[int, int]:
-        """Keys outside [start, stop) are hidden from all these queries: the part worth computing.
+        """Return [start, stop): keys outside are hidden from all these queries and need not be computed.
 
         Args:
             first_at, last_at: the smallest and largest position among the queries.
@@ -556,7 +556,7 @@ class Mask(RuleFacts):
         return document_ends(self)
 
     def sees_any(self, at: Tensor, start: int, stop: int) -> Tensor:
-        """Which queries at these positions see a key in [start, stop), as far as positions and padding say.
+        """Return which queries at these positions see a key in [start, stop) by positions and padding.
 
         bool [B or 1, t or 1]; documents and dense masks are not asked.
         """

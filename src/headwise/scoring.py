@@ -76,7 +76,7 @@ Bias = Tensor | Alibi | Relative | tuple[Tensor | Alibi | Relative, ...]  # a tu
 
 
 def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
-    """The slopes of Press 2022: 2^(-8/H), 2^(-16/H), ...; for other than powers of two, the paper's mix.
+    """Return the slopes of Press 2022: 2^(-8/H), 2^(-16/H), ..; the paper's mix unless H is a power of two.
 
     Args:
         num_heads: H
@@ -116,7 +116,7 @@ class Scoring:
         bias: Bias | None = None,
         sinks: Tensor | None = None,
     ) -> Scoring:
-        """Scoring from the arguments users give; `scale` defaults to 1 / sqrt(head_dim).
+        """Return the scoring of a user's arguments; `scale` defaults to 1 / sqrt(head_dim).
 
         Raises:
             ArgumentError: softcap not above 0; bias or sinks that are not floating tensors.
@@ -200,7 +200,7 @@ class Scoring:
         return replace(self, **moved)
 
     def beside(self, device: torch.device) -> Scoring:
-        """The same scoring, with ALiBi's slopes (a number a head) taken from CPU memory to the device."""
+        """Return the same scoring, with ALiBi's slopes moved from CPU memory to the device."""
         slopes = self.slopes
         if slopes is None or not slopes.is_cpu or slopes.device == device:
             return self

@@ -79,19 +79,19 @@ class StandIn:
         return self.device.type == "cuda"
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """As of a tensor."""
+        """Return the shape or a dimension, as `Tensor.size`."""
         return self.shape if dim is None else self.shape[dim]
 
     def is_floating_point(self) -> bool:
-        """As of a tensor: yes."""
+        """Return True, as `Tensor.is_floating_point` does for weights."""
         return True
 
     def dim(self) -> int:
-        """As of a tensor."""
+        """Return the number of dimensions, as `Tensor.dim`."""
         return self.ndim
 
     def numel(self) -> int:
-        """As of a tensor, whether or not that many numbers would fit anywhere."""
+        """Return the number of weights, whether or not they fit the memory."""
         return self.shape.numel()
 
     @classmethod

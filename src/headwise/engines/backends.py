@@ -43,7 +43,7 @@ class Decode(TritonBackend):
     name = "decode"
 
     def cannot(self, call: Call) -> str | None:
-        """Rules that are tensors over queries and keys, and what the kernels cannot take."""
+        """Return why it cannot run the call, such as rules that are tensors over queries and keys."""
         scores, v = call.scores, call.v
         mask, scoring = scores.mask, scores.scoring
         if scores.q.shape[2] != 1:
@@ -272,7 +272,7 @@ def bare_kernel(call: Call, q: Tensor, v: Tensor) -> tuple[Kernel | None, bool]:
 
 
 def note(call: Call) -> None:
-    """Tell the backends that count calls on this device (`counts_on`), whichever backend runs the call."""
+    """Call `note` of the backends that count calls on this device, whichever backend runs the call."""
     device = call.v.device.type
     for backend in BACKENDS:
         if device in backend.counts_on:

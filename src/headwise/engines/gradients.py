@@ -109,5 +109,5 @@ class ScoresTemplate:
 
 
 def needs_added(needed: Sequence[bool]) -> bool:
-    """Whether a gradient of bias, slopes or relative is wanted; the arguments begin with DIFFERENTIABLE."""
+    """Return True if bias, slopes or relative need a gradient; `needed` begins with DIFFERENTIABLE."""
     return any(needed[DIFFERENTIABLE.index(name)] for name in ADDED)

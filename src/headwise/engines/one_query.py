@@ -238,7 +238,7 @@ def _by_rules(
 
 
 def _product(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T in float32 at least: [n] of [D] and [n, D], or [H, n] of [H, D] and [Hk, n, D]."""
+    """Return q k^T in at least float32: [n] of [D] and [n, D], or [H, n] of [H, D] and [Hk, n, D]."""
     if q.dtype in HALF:
         if q.is_cuda and q.shape[-1] % 8 == 0 and _multiplies_into_float32(q.dtype):
             if q.ndim == 1:
@@ -252,7 +252,7 @@ def _product(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _scaled_less(lse: Tensor, k: Tensor, q: Tensor, scale: float) -> Tensor:
-    """scale q k^T - lse in float32, [n], of 16-bit q [D] and k [n, D]."""
+    """Return scale q k^T - lse in float32, [n], of 16-bit q [D] and k [n, D]."""
     if q.is_cuda and q.shape[0] % 8 == 0 and _multiplies_into_float32(q.dtype):
         x = torch.addmm(lse, k, q[:, None], beta=-1, alpha=scale, out_dtype=torch.float32)
         return x[:, 0]

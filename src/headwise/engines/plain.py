@@ -98,7 +98,7 @@ def _blocks_of_rows(
 
 
 def unfinished(scores: Scores, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(largest score, sum of the exponentials below it, mix of values by them) of every row: see `online`.
+    """Return (largest score, sum of exponentials, mix of values) of every row; see `online`.
 
     Parts of a row can be merged from these; a row that sees nothing has HIDDEN, 0 and 0.
     """
@@ -218,7 +218,7 @@ def gradients(
     needed: Sequence[bool],
     grad: Tensor | Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of forward(*inputs), as a graph that can be differentiated again; None where not needed.
+    """Return differentiable gradients of forward(*inputs); None where not needed.
 
     Each input is passed as an alias. Without that, an input that is another one, or was computed from it,
     would collect the other's share here and once more in the graph outside. Where `forward` returns several

@@ -128,7 +128,7 @@ class Tiled:
         return None
 
     def tile(self, rows: slice, columns: Index) -> Tensor:
-        """Scores of a block of queries against some keys, [B, H, t, s]; never below HIDDEN."""
+        """Return scores of a block of queries and some keys, [B, H, t, s]; never below HIDDEN."""
         raise NotImplementedError
 
     def piece(self, piece: Piece) -> Tiled:
@@ -253,7 +253,7 @@ class Scores(Tiled):
         return self.scoring.has_tensors and any(x.requires_grad for x in self.scoring.tensors.values())
 
     def versions(self) -> tuple[int, ...] | None:
-        """How often q, k and the tensors of mask and scoring were written to; None if not counted."""
+        """Return how often q, k and the tensors of mask and scoring were written to; None if not counted."""
         if torch.compiler.is_compiling():
             return None
         try:
@@ -366,7 +366,7 @@ class Scores(Tiled):
         return added
 
     def distance(self, rows: slice, columns: Index) -> Tensor:
-        """|p_i - j|, [t, s]."""
+        """Return |p_i - j|, [t, s]."""
         spots = positions_of(columns, self.k.shape[2], self.device)
         return (self.at(rows)[:, None] - spots).abs()
 

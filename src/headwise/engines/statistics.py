@@ -375,7 +375,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def of_heads(rows: Mapping[str, Tensor], scores: Tiled, lse: Tensor) -> dict[str, Tensor]:
-    """[B, H] from values per query, [B, H, T]: their mean over the queries that count, or the largest."""
+    """Return [B, H] from values per query, [B, H, T]: the mean over counted queries, or the largest."""
     heads, counts = {}, {}
     for name, values in rows.items():
         entry = ROW_STATISTICS[name]

@@ -257,7 +257,7 @@ def _typed(grads: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> tuple[Te
 def gradients(
     scores: Scores, lse: Tensor, columns: Index | None, mean: bool, grad: Tensor, bias: bool
 ) -> tuple[Tensor | None, ...]:
-    """d loss / d DIFFERENTIABLE from d loss / d weights; `bias`: of bias, slopes and relative, too."""
+    """Return d loss / d DIFFERENTIABLE from d loss / d weights; `bias`: also of bias, slopes and relative."""
     if mean:
         grad = grad[:, None] / scores.shape[1]  # [B, 1, T, n]
     run = slice(None) if columns is None else columns
@@ -355,7 +355,7 @@ def entropy(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
 
 
 def entropy_gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
-    """d loss / d DIFFERENTIABLE from d loss / d entropy; `bias`: of bias, slopes and relative, too."""
+    """Return d loss / d DIFFERENTIABLE from d loss / d entropy; `bias`: also of bias, slopes and relative."""
     with own_precision(grad.device):
         if not bias and cannot(scores) is None:
             from .gpu import backward

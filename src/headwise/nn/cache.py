@@ -160,7 +160,7 @@ class KVCache(Owned):
         return sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
 
     def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
-        """Of the next `count` tokens: int [T], or [B, T] where sequences are of different lengths."""
+        """Return the positions of the next `count` tokens: int [T], or [B, T] for different lengths."""
         if self._k is not None:
             device = self._k.device
         if torch.compiler.is_compiling() and self._at is not None:
@@ -170,7 +170,7 @@ class KVCache(Owned):
         return next_ones if self._device_starts is None else next_ones - self._device_starts[:, None]
 
     def columns(self, count: int) -> int:
-        """S, how many columns a call with so many tokens attends to."""
+        """Return S, how many columns a call with so many tokens attends to."""
         if self.ring and self.max_length is not None:
             return count + min(self.seen, self.max_length - 1)
         return count + self.seen
@@ -466,7 +466,7 @@ class KVCache(Owned):
         self._shown = 0
 
     def crop(self, length: int) -> None:
-        """Forget all columns from this one on: the last `cache.length - length` tokens of each sequence.
+        """Remove all columns from `length` on: the last `cache.length - length` tokens of each sequence.
 
         Raises:
             ShapeError: more than there are, or below 0; a ring that has forgotten what came before them.

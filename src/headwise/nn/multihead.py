@@ -154,7 +154,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> MultiHeadAttention:
-        """One attention layer with the sizes of a known model; `headwise presets` lists them.
+        """Return an attention layer with the sizes of a known model; `headwise presets` lists them.
 
         Args:
             name: for example "bert-base", "gpt2-small", "llama3-8b".
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         return new.train(module.training)
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
-        """`torch.nn.MultiheadAttention` with copies of these weights.
+        """Return a `torch.nn.MultiheadAttention` with copies of these weights.
 
         Raises:
             ShapeError: grouped heads, or widths that torch's class cannot have.
@@ -332,7 +332,7 @@ class MultiHeadAttention(nn.Module):
         return ragged.without_padding(heads, ragged.real_tokens(lengths, heads)[:, None])
 
     def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
-        """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
+        """Return an empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all of it.
 
         Args:
             batch: B; with max_length, room is taken at once, as steps inside `torch.compile` need it.
@@ -345,7 +345,7 @@ class MultiHeadAttention(nn.Module):
         return cached_call.make_cache(self, batch, max_length, ring)
 
     def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
-        """Keys and values of cross-attention, projected once: `mha(query, cache=memory)` looks at them.
+        """Return keys and values of cross-attention, projected once, for `mha(query, cache=memory)`.
 
         Args:
             key: [B, S, kdim]

@@ -156,7 +156,7 @@ class Buckets(Settings):
         return first + torch.where(far < exact, far, large)
 
     def by_offset(self, device: torch.device) -> Tensor:
-        """The bucket of every offset from -max_distance to max_distance, int64; farther, it is the last's."""
+        """Return the buckets of offsets -max_distance to max_distance, int64; farther ones have the last."""
 
         def make() -> Tensor:
             reach = self.max_distance
@@ -198,7 +198,7 @@ class RelativeBias(nn.Module):
         return Relative(self.weight[self.buckets.by_offset(self.weight.device)].t())
 
     def extra_repr(self) -> str:
-        """Heads and buckets."""
+        """Return the numbers of heads and buckets."""
         return f"{self.num_heads} heads, {self.buckets}"
 
 

@@ -46,7 +46,7 @@ class Sizes:
         kdim: int | None = None,
         vdim: int | None = None,
     ) -> Sizes:
-        """Sizes with their defaults: D = E / H, Dv = D, Hk = H, everything coming in E wide.
+        """Return sizes with their defaults: D = E / H, Dv = D, Hk = H, kdim = vdim = E.
 
         Raises:
             ShapeError: not a whole number of at least 1; H that does not divide E; Hk that does not divide H.
@@ -406,5 +406,5 @@ def _containing(key: str) -> list[Preset]:
 
 
 def _key(name: object) -> str:
-    """Letters and digits alone: "GPT-2 Small", "gpt2_small" and "gpt2-small" are one name."""
+    """Return letters and digits alone: "GPT-2 Small", "gpt2_small" and "gpt2-small" are the same name."""
     return re.sub(r"[^a-z0-9]", "", str(name).casefold())

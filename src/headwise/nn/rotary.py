@@ -108,7 +108,7 @@ class Scaling(Settings):
         return 1.0
 
     def frequencies(self, base: float, dims: int) -> Tensor:
-        """θ, float64 [dims / 2], on the CPU."""
+        """Return θ, float64 [dims / 2], on the CPU."""
         raise NotImplementedError
 
 
@@ -167,7 +167,7 @@ class Rope(Settings):
         return dims
 
     def frequencies(self, head_dim: int) -> Tensor:
-        """θ, float64 [dims / 2], on the CPU."""
+        """Return θ, float64 [dims / 2], on the CPU."""
         dims = self.turned(head_dim)
         return (
             _base_frequencies(self.base, dims)
@@ -176,11 +176,11 @@ class Rope(Settings):
         )
 
     def rotate(self, x: Tensor, positions: Tensor | int) -> Tensor:
-        """x [B, H, T, D] at these positions, int [T] or [B, T]; or from this one on."""
+        """Return x [B, H, T, D] rotated by positions, int [T] or [B, T]; an int is the first of them."""
         return self.turn(x, self.factors(x, positions))
 
     def factors(self, x: Tensor, positions: Tensor | int) -> tuple[Tensor, Tensor]:
-        """(cosines, sines) for every channel of x [B, H, T, D], by which `turn` turns it and all like it.
+        """Return (cosines, sines) for every channel of x [B, H, T, D], for `turn` of x or tensors like it.
 
         [T, D], or [B, 1, T, D] where each sequence has positions of its own. The sines have their signs;
         channels that stay have cosine 1 and sine 0.
@@ -196,7 +196,7 @@ class Rope(Settings):
         return cos[positions:end], sin[positions:end]
 
     def turn(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-        """x [B, H, T, D] by what `factors` made: x cos + (x with its pairs swapped) sin."""
+        """Return x [B, H, T, D] rotated by `factors`: x cos + (x with its pairs swapped) sin."""
         cos, sin = factors
         D = x.shape[-1]
         dims = D if self.dims is None else self.dims

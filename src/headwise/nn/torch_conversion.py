@@ -272,7 +272,7 @@ def _top(name: str) -> str:
 
 
 def _turn_gpt2(state: State, prefix: str, rows: int) -> None:
-    """GPT-2's c_attn and c_proj as qkv and o_proj. Some keep them [in, out]: c_attn's shape tells."""
+    """Rename GPT-2's c_attn and c_proj to qkv and o_proj, transposed if c_attn's shape is [in, out]."""
     packed = state.get(f"{prefix}c_attn.weight")
     if packed is None or packed.ndim != 2 or rows not in packed.shape:
         return

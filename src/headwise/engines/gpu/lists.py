@@ -71,7 +71,10 @@ def look(
 def seen_tiles(
     request: Request, step: int | None = None, parts: int = 1, columns: int | None = None, begin: int = 0
 ) -> Tensor:
-    """bool [B or 1, H or 1, row tiles, column tiles]; column tile j starts at begin + j * step / parts."""
+    """Return which tiles show any key, bool [B or 1, H or 1, row tiles, column tiles].
+
+    Column tile j starts at begin + j * step / parts.
+    """
     setup: Setup = request.setup
     mask = request.prepared.scores.mask
     length = request.T if request.keys_first else request.S

@@ -451,7 +451,7 @@ def lse_of(scores: Scores) -> Tensor:
 
 
 def _planned(request: Request, go: Callable[..., None]) -> Callable[[Prepared], Tensor]:
-    """`lse_of` for all that have the signature of these: room, and a launch at once."""
+    """Return `lse_of` as a single launch, for all requests with the signature of this one."""
     given_by, shape, device = rules_and_lists_by(request), request.prepared.shape[:3], request.prepared.device
 
     def again(prepared: Prepared) -> Tensor:

@@ -165,7 +165,7 @@ def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: 
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torch's, which takes a bias of another dtype only where it does not fuse it.
+    """Return torch's linear, which takes a bias of another dtype only where it does not fuse it.
 
     On a CPU without MKL a product that begins at the bias is slower than adding it afterwards, and off by
     two to three times as much.
@@ -272,7 +272,7 @@ def _in_kernels(
 
 
 def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero: bool) -> Output:
-    """Some queries of some heads at a time: their weights are made once, and meet the values while near.
+    """Compute some queries of some heads at a time: weights and values are multiplied while in the cache.
 
     On a CPU this is the cheapest way to outputs and weights both, whatever CPU it is: a score is one product,
     one exponential and one product more, where kernels and a second pass take three products and two
