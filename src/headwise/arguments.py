@@ -79,7 +79,7 @@ def refuse(callee: str, wrong: Mapping[str, object], advice: Mapping[str, str], 
     """
     for name, value in wrong.items():
         if name in advice:
-            raise ArgumentError(f"{name} must not be given to {callee}: got {told(value)}; {advice[name]}")
+            raise ArgumentError(f"{name} must not be given to {callee}: got {text_of(value)}; {advice[name]}")
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     ours = [
         p.name for p in signature(cast("Callable[..., object]", of)).parameters.values() if p.kind in by_name
@@ -132,11 +132,11 @@ def _check_binding(
         others = ", ".join(f"{p.name}=" for p in parameters if p.kind is Parameter.KEYWORD_ONLY)
         raise TypeError(
             f"{callee} must be given no more than {' and '.join(places[1:])} without a name: got "
-            f"{told(args[len(places)])} after that; name what it is, one of {others}"
+            f"{text_of(args[len(places)])} after that; name what it is, one of {others}"
         )
 
 
-def told(value: object) -> str:
+def text_of(value: object) -> str:
     """Return a value as text for an error message: a tensor by its dtype and shape."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
@@ -339,7 +339,7 @@ def check_causal(causal: object) -> None:
     """Raise `ArgumentError` for a value that is not a bool, most often a mask."""
     single = getattr(causal, "ndim", 0) == 0 and not isinstance(causal, (Mask, str, list, tuple))
     if not single:
-        raise ArgumentError(f"causal must be True or False: got {told(causal)}; a mask goes in mask=")
+        raise ArgumentError(f"causal must be True or False: got {text_of(causal)}; a mask goes in mask=")
 
 
 def check_dropout(dropout: float) -> None:

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import told
+from ..arguments import text_of
 from ..errors import ArgumentError
 from .evidence import Evidence, Problem
 from .report import Named, Report
@@ -59,7 +59,7 @@ def check(
     """
     if not callable(obj):
         raise ArgumentError(
-            f"obj must be a class, a module or a function: got {told(obj)}; pass the class itself"
+            f"obj must be a class, a module or a function: got {text_of(obj)}; pass the class itself"
         )
     from .inquiry import examine, judge
 

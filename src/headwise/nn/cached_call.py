@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..arguments import told, under_autocast
+from ..arguments import text_of, under_autocast
 from ..engines import first_pass
 from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
@@ -93,7 +93,7 @@ def _check_traced(cache: KVCache | Memory, lengths: Tensor | Sequence[int] | Non
     if argument is not None:
         raise ArgumentError(
             f"{name} must not be given beside a tracer (torch.jit.trace, make_fx), which would keep the "
-            f"example's: got {told(argument)}; use torch.compile with mha.cache(batch, max_length)"
+            f"example's: got {text_of(argument)}; use torch.compile with mha.cache(batch, max_length)"
         )
 
 
@@ -112,14 +112,14 @@ def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
         return _look_back(module, inputs, cache)
     if not isinstance(cache, KVCache):
         raise ArgumentError(
-            f"cache must be a KVCache or a Memory: got {told(cache)}; make one with mha.cache() or "
+            f"cache must be a KVCache or a Memory: got {text_of(cache)}; make one with mha.cache() or "
             "mha.remember(key)"
         )
     for other, name in ((key, "key"), (value, "value")):
         if other is not None and other is not query:
             raise ArgumentError(
-                f"{name} must not be given beside a cache: got {told(other)}; a cache is for self-attention, "
-                "mha.remember(key, value) for another text"
+                f"{name} must not be given beside a cache: got {text_of(other)}; a cache is for "
+                "self-attention, mha.remember(key, value) for another text"
             )
     if not module.causal or cache.ring:
         _check_cache(module, cache)
@@ -269,8 +269,8 @@ def check_in_graph(cache: KVCache, need_weights: bool = False, **arguments: obje
     for name, value in arguments.items():
         if value is not None:
             raise ArgumentError(
-                f"{name} must not be given in a step over a cache inside torch.compile: got {told(value)}; "
-                "make such a step outside of it"
+                f"{name} must not be given in a step over a cache inside torch.compile: got "
+                f"{text_of(value)}; make such a step outside of it"
             )
 
 
@@ -444,8 +444,8 @@ def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> At
     for other, name in ((key, "key"), (value, "value")):
         if other is not None:
             raise ArgumentError(
-                f"{name} must not be given beside a memory: got {told(other)}; it holds keys and values, as "
-                "mha(query, cache=memory)"
+                f"{name} must not be given beside a memory: got {text_of(other)}; it holds keys and "
+                "values, as mha(query, cache=memory)"
             )
     module_call.check_query(module, query)
     q = module._queries(query)

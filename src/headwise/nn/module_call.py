@@ -26,7 +26,7 @@ from ..arguments import (
     nested,
     not_a_tensor,
     our_words,
-    told,
+    text_of,
     window_rule,
 )
 from ..errors import ArgumentError, MaskError, ShapeError
@@ -118,9 +118,11 @@ def check_options(
 def lone(key: object, value: object) -> ArgumentError:
     """Return the error about a key without a value, most often a mask in its place, or the reverse."""
     if key is None:
-        return ArgumentError(f"value must come with key: got {told(value)} alone; as mha(query, key, value)")
+        return ArgumentError(
+            f"value must come with key: got {text_of(value)} alone; as mha(query, key, value)"
+        )
     return ArgumentError(
-        f"key must come with value: got {told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
+        f"key must come with value: got {text_of(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
         "and what is attended to goes in twice, as mha(query, memory, memory)"
     )
 
@@ -128,8 +130,8 @@ def lone(key: object, value: object) -> ArgumentError:
 def no_use(positions: object) -> ArgumentError:
     """Return the error about positions for a module that has no use for them."""
     return ArgumentError(
-        f"positions must go to a module with rope=: got {told(positions)} for one without; leave them out, "
-        "or make it with rope=headwise.nn.Rope()"
+        f"positions must go to a module with rope=: got {text_of(positions)} for one without; leave "
+        "them out, or make it with rope=headwise.nn.Rope()"
     )
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..arguments import AttentionOptions, told
+from ..arguments import AttentionOptions, text_of
 from ..errors import ArgumentError, ShapeError, nearest
 from ..map import AttentionMap
 from ..mask_rules import can_read, is_traced
@@ -235,23 +235,27 @@ def add(
     H, Hk, D = module.num_heads, module.num_kv_heads, module.head_dim
     if rope is not None:
         if not isinstance(rope, Rope):
-            raise ArgumentError(f"rope must be a headwise.nn.Rope: got {told(rope)}; as rope=Rope(base=1e4)")
+            raise ArgumentError(
+                f"rope must be a headwise.nn.Rope: got {text_of(rope)}; as rope=Rope(base=1e4)"
+            )
         rope.frequencies(D)
     if not isinstance(has_alibi, bool):
         raise ArgumentError(
-            f"alibi must be True or False: got {told(has_alibi)}; slopes of your own go in bias= of each call"
+            f"alibi must be True or False: got {text_of(has_alibi)}; slopes of your own go in bias= "
+            "of each call"
         )
     module.rope, module.alibi = rope, has_alibi
     module._slopes = Slopes(tuple(alibi(H, "cpu").slopes.tolist())) if has_alibi else None
     if not isinstance(relative_bias, Buckets | None):
         raise ArgumentError(
-            f"relative_bias must be Buckets or a RelativeBias: got {told(relative_bias)}; T5's is Buckets()"
+            f"relative_bias must be Buckets or a RelativeBias: got {text_of(relative_bias)}; T5's "
+            "is Buckets()"
         )
     relative = None if relative_bias is None else RelativeBias(H, relative_bias, device, dtype)
     module.relative_bias = relative
     norm = QKNorm(qk_norm) if isinstance(qk_norm, str) else qk_norm
     if not isinstance(norm, QKNorm | None):
-        raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {told(norm)}; or None")
+        raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {text_of(norm)}; or None")
     module.qk_norm = norm
     module.q_norm = None if norm is None else norm.make(H, D, device, dtype)
     module.k_norm = None if norm is None else norm.make(Hk, D, device, dtype)
@@ -340,7 +344,7 @@ def check_pair_or_positions(positions: object, q: Tensor, k: Tensor, itself: boo
     if not itself:
         raise ArgumentError(
             "positions must be a pair in cross-attention, the queries' and the keys': got "
-            f"{told(positions)}; as positions=(of_queries, of_keys)"
+            f"{text_of(positions)}; as positions=(of_queries, of_keys)"
         )
     check_positions(positions, q, "positions")
 
@@ -353,7 +357,7 @@ def check_positions(positions: object, x: Tensor, name: str) -> None:
     )
     if not isinstance(positions, Tensor) or not is_integer or positions.dtype == torch.bool:
         raise ArgumentError(
-            f"{name} must be a tensor of whole numbers: got {told(positions)}; as torch.arange({T})"
+            f"{name} must be a tensor of whole numbers: got {text_of(positions)}; as torch.arange({T})"
         )
     # one by one: in a graph for any length a comparison of tuples is False
     fits = positions.ndim in (1, 2) and positions.shape[-1] == T

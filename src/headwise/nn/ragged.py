@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import scores_from, told, under_autocast, window_rule
+from ..arguments import scores_from, text_of, under_autocast, window_rule
 from ..engines import packed_sequences
 from ..engines.kernels import CPU_FLASH, KernelCall, Three
 from ..engines.packed_sequences import Places, Runs
@@ -167,11 +167,11 @@ def check_alone(inputs: Inputs) -> None:
     name = "lengths" if documents is None else "documents"
     if lengths is not None and documents is not None:
         raise ArgumentError(
-            f"lengths must come without documents: got {told(lengths)} and {told(documents)}; number padding "
-            "as a document of its own, and leave its output alone"
+            f"lengths must come without documents: got {text_of(lengths)} and {text_of(documents)}; "
+            "number padding as a document of its own, and leave its output alone"
         )
     if key is not None or value is not None:
-        got = told(value if key is None else key)
+        got = text_of(value if key is None else key)
         raise ArgumentError(
             f"{name} must come with the query alone: got {got} to attend to; in cross-attention padding is "
             "mask=Mask.padding(lengths of the keys), documents are mask=Mask.documents(ids, query_ids)"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..arguments import rules_and_scoring, told, under_autocast
+from ..arguments import rules_and_scoring, text_of, under_autocast
 from ..errors import ArgumentError, HeadwiseError
 from ..masks import Mask
 from ..models.transformer import Transformer
@@ -269,4 +269,4 @@ def _check_call(module: MultiHeadAttention, inputs: Inputs) -> None:
     if lengths is not None or documents is not None:
         check_alone(inputs)
     if documents is not None and not isinstance(documents, Tensor):
-        raise ArgumentError(f"documents must be a tensor: got {told(documents)}; use torch.as_tensor")
+        raise ArgumentError(f"documents must be a tensor: got {text_of(documents)}; use torch.as_tensor")
