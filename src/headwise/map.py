@@ -137,7 +137,7 @@ class AttentionMap(StandIn):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of dense weights: that of q and k."""
-        return self._scores.given_dtype
+        return self._scores.input_dtype
 
     @property
     def device(self) -> torch.device:

@@ -236,7 +236,7 @@ class Capped(Backend):
         return None if call.scores.scoring.softcap else "it takes soft caps alone"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        s = call.scores.whole()
+        s = call.scores.full()
         return s.softmax(-1) @ call.v.repeat_interleave(call.scores.group, dim=1), s.logsumexp(-1)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:

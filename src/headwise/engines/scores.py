@@ -108,14 +108,14 @@ class Tiled:
         raise NotImplementedError
 
     @property
-    def given_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         """The dtype of the inputs, and of dense weights."""
         raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of tiles: at least float32."""
-        return tile_dtype(self.given_dtype)
+        return tile_dtype(self.input_dtype)
 
     @property
     def group(self) -> int:
@@ -210,7 +210,7 @@ class Scores(Tiled):
         return self.q.device
 
     @property
-    def given_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         return self.q.dtype
 
     @property
@@ -408,7 +408,7 @@ class Scores(Tiled):
     def tile(self, rows: slice, columns: Index) -> Tensor:
         return self._finish(self._capped(rows, columns), rows, columns)
 
-    def whole(self) -> Tensor:
+    def full(self) -> Tensor:
         """Return all scores, [B, H, T, S], in new memory: faster than `tile` of everything."""
         B, H, T, D = self.q.shape
         Hk, S = self.k.shape[1:3]

@@ -287,7 +287,7 @@ def _check(scores: Scores, rows: slice, lse: Tensor, off: Tensor) -> None:
 
 def _bound(scores: Scores, rows: slice, lse: Tensor) -> Tensor:
     """Return a bound on rounding, [B, H, t]: of the products, of what is added to them, and of lse."""
-    half = scores.given_dtype in (torch.float16, torch.bfloat16)
+    half = scores.input_dtype in (torch.float16, torch.bfloat16)
     unit = torch.finfo(torch.float64 if lse.dtype == torch.float64 else torch.float32).eps
     q, k = scores.q[:, :, rows].to(lse.dtype), scores.k.to(lse.dtype)
     longest = torch.nan_to_num(k.norm(dim=-1)).amax(-1).repeat_interleave(scores.group, dim=1)  # [B, H]
@@ -322,7 +322,7 @@ class GivenWeights(Tiled):
         return self.weights.device
 
     @property
-    def given_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         return self.weights.dtype
 
     def __reduce__(self) -> tuple[type[GivenWeights], tuple[object, ...]]:

@@ -73,7 +73,7 @@ def _chosen(columns: Index | None, scores: Scores) -> tuple[Tensor | None, list[
 def _plainly(scores: Scores, columns: Index | None, mean: bool) -> Tensor:
     p, _ = plain.weights_of(scores)
     p = p if columns is None else p[..., columns]
-    return (p.mean(1) if mean else p).to(scores.given_dtype)
+    return (p.mean(1) if mean else p).to(scores.input_dtype)
 
 
 def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool) -> Tensor:
@@ -83,7 +83,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool)
     if lse is None and _few_on_gpu(scores):
         p, _ = softmax(scores.tile(slice(0, scores.shape[2]), slice(0, scores.shape[3])), scores.sinks, True)
         p = p if columns is None else p[..., columns]
-        return (p.mean(1) if mean else p).to(scores.given_dtype)
+        return (p.mean(1) if mean else p).to(scores.input_dtype)
     if cannot(scores) is None:
         from .gpu import dense as on_gpu
 
@@ -91,7 +91,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool)
         return on_gpu.mean(ready, columns) if mean else on_gpu.dense(ready, columns)
     B, H, T, S = scores.shape
     if columns is None and not mean and _at_once(scores):
-        p, now = softmax(scores.whole(), scores.sinks, scores.may_see_nothing, lse is not None)
+        p, now = softmax(scores.full(), scores.sinks, scores.may_see_nothing, lse is not None)
         if lse is not None and now is not None:
             check_rows(scores, slice(0, T), lse, now)
         return p
@@ -99,7 +99,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool)
     if columns is not None:
         keys = keys[columns] if isinstance(columns, slice) else columns.tolist()
     shape = (B, T, len(keys)) if mean else (B, H, T, len(keys))
-    dtype = scores.dtype if mean else scores.given_dtype
+    dtype = scores.dtype if mean else scores.input_dtype
     out = huge_empty(shape, dtype, scores.device).zero_()
     if lse is None or (columns is None and not mean) or (columns is not None and is_rough(lse)):
         parts = _full_rows(scores, lse, columns)
@@ -112,7 +112,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool)
             out[where[0], where[2], keys_slice] += p.sum(1)
         else:
             out[(*where, keys_slice)] = p
-    return out.div_(H).to(scores.given_dtype) if mean else out
+    return out.div_(H).to(scores.input_dtype) if mean else out
 
 
 Places = tuple[slice, slice, slice]

@@ -253,7 +253,7 @@ class KVCache(Owned):
     def next_column(
         self, batch: int, num_kv_heads: int, head_dim: int, value_dim: int, x: Tensor
     ) -> int | None:
-        """Return the column of the next token if it can be written without a check: no view shows it."""
+        """Return the column of the next token if it can simply be written (no view shows it), or None."""
         count, k, v = self._count, self._k, self._v
         if k is None or v is None or count is None or self.ring or self._first is not None:
             return None

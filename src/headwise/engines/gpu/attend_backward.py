@@ -1,4 +1,4 @@
-"""The way back from the first pass: gradients of q, k, v and of what is added to the scores.
+"""The backward of the first pass: gradients of q, k, v and of what is added to the scores.
 
 With P the weights, O the output and dO its gradient,
 
@@ -426,7 +426,7 @@ def _direct_backward(
     scores, (B, H, T, _) = prepared.scores, prepared.shape
     signatures = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
     plan: Plan | None = PLANS.get(("attend backward", prepared.signature, signatures, of_bias))
-    as_they_are = prepared.q is scores.q and prepared.k is scores.k and prepared.lse is prepared.given_lse
+    as_they_are = prepared.q is scores.q and prepared.k is scores.k and prepared.lse is prepared.input_lse
     if plan is None or not as_they_are or scores.scoring.bias is not None:
         return None
     if any(x.stride(-1) != 1 for x in (v, out, grad)):
@@ -449,7 +449,7 @@ def _direct_backward(
     slopes = of_bias and scores.scoring.slopes is not None
     padded_shape, empty, device = (B, H, -(-T // ROOM) * ROOM), torch.empty, v.device
 
-    def way(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+    def direct(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
         q, k = scores.q, scores.k
         powers, delta = (empty(padded_shape, dtype=torch.float32, device=device) for _ in range(2))
         dq, dk, dv = _room(q), _room(k), _room(v)
@@ -467,7 +467,7 @@ def _direct_backward(
         )  # fmt: skip
         return Gradients(dq, dk, dv, None, None if dslopes is None else dslopes.sum((0, 2)))
 
-    return way
+    return direct
 
 
 def _room(x: Tensor) -> Tensor:

@@ -265,7 +265,7 @@ class Pull(NamedTuple):
 
 def _sunk(prepared: Prepared, mass: Tensor) -> Tensor:
     """Return the weight of each query's sink, [B, H, T]."""
-    sinks, lse = prepared.scores.sinks, prepared.given_lse
+    sinks, lse = prepared.scores.sinks, prepared.input_lse
     assert sinks is not None and lse is not None
     return torch.where(torch.isneginf(lse), 0.0, (sinks.float()[:, None] - lse).exp() / mass)
 

@@ -80,14 +80,16 @@ def seen_tiles(
     length = request.T if request.keys_first else request.S
     count = triton.cdiv(length, setup.N) if columns is None else columns
     batch, heads = request.B if mask.differs("b") else 1, request.H if mask.differs("h") else 1
-    seen = torch.empty(batch, heads, request.blocks, count, dtype=torch.uint8, device=request.prepared.device)
+    shown = torch.empty(
+        batch, heads, request.blocks, count, dtype=torch.uint8, device=request.prepared.device
+    )
     _, *numbers = request.prepared.numbers
     args = (
-        seen, request.prepared.rules, heads, *numbers, request.blocks, count, step or setup.N, parts, begin
+        shown, request.prepared.rules, heads, *numbers, request.blocks, count, step or setup.N, parts, begin
     )  # fmt: skip
-    kinds = (request.prepared.kind, specialization(seen))
-    launch(look, (seen.numel(), 1, 1), args, (request.keys_first, setup), kinds, seen.device)
-    return seen.view(torch.bool)
+    kinds = (request.prepared.kind, specialization(shown))
+    launch(look, (shown.numel(), 1, 1), args, (request.keys_first, setup), kinds, shown.device)
+    return shown.view(torch.bool)
 
 
 @triton.jit(do_not_specialize=["columns"])

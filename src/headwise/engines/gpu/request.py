@@ -47,7 +47,7 @@ class Prepared:
     """Scores and lse in the form that kernels take; computed once for all kernels of a request."""
 
     scores: Scores
-    given_lse: Tensor | None = None
+    input_lse: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -68,8 +68,8 @@ class Prepared:
 
     @cached_property
     def lse(self) -> Tensor:
-        assert self.given_lse is not None, "this kernel needs lse"
-        return self.given_lse.contiguous()
+        assert self.input_lse is not None, "this kernel needs lse"
+        return self.input_lse.contiguous()
 
     @cached_property
     def counted(self) -> Tensor | None:

@@ -378,7 +378,7 @@ def settled(prepared: Prepared) -> Prepared:
     """Return the request with an lse that fits these products, if float32 makes the difference visible."""
     if prepared.q.dtype != torch.float32:
         return prepared
-    return replace(prepared, given_lse=prepared.lse + mass_of(prepared).log())
+    return replace(prepared, input_lse=prepared.lse + mass_of(prepared).log())
 
 
 # The light pass
@@ -452,10 +452,14 @@ def lse_of(scores: Scores) -> Tensor:
 
 def _planned(request: Request, go: Callable[..., None]) -> Callable[[Prepared], Tensor]:
     """Return `lse_of` as a single launch, for all requests with the signature of this one."""
-    given_by, shape, device = rules_and_lists_by(request), request.prepared.shape[:3], request.prepared.device
+    rules_and_lists, shape, device = (
+        rules_and_lists_by(request),
+        request.prepared.shape[:3],
+        request.prepared.device,
+    )
 
     def again(prepared: Prepared) -> Tensor:
-        rules, lists = given_by(prepared)
+        rules, lists = rules_and_lists(prepared)
         out = torch.empty(shape, dtype=torch.float32, device=device)
         go(prepared.q, prepared.k, rules, out, *lists)
         return out
