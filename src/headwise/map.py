@@ -71,7 +71,7 @@ class AttentionMap(StandIn):
     _lse: Tensor | None
     _columns: Index | None  # None: all keys
     _collected: Collected | None = None  # row statistics computed with the output
-    ranks: int | None = None  # how many its sequence lies over (`headwise.parallel`); None: one process's own
+    ranks: int | None = None  # over which its sequence is sharded (`headwise.parallel`); None: not sharded
     _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was created
     _build: Callable[[], tuple[Scores, Tensor | None]]  # creates the parts of a map on first use
 

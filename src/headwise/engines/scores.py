@@ -422,7 +422,7 @@ class Scores(Tiled):
         early = _is_power_of_two(scale)
         q = (self.q * scale if early else self.q).reshape(B, Hk, -1, D)
         k = turned(self.k, q.shape[2])
-        if H * T * S >= LARGE_PRODUCT:  # worth a call per sequence, which takes q and k as they lie
+        if H * T * S >= LARGE_PRODUCT:  # worth a call per sequence, which needs no copies of q and k
             for b in range(B):
                 torch.bmm(q[b], k[b], out=into[b])
         else:

@@ -60,7 +60,7 @@ class Owned:
         """
         if self.is_of(module):
             return
-        if self._owner is not None and not self._is_empty:  # asked last: graphs must not depend on it
+        if self._owner is not None and not self._is_empty:  # checked last: graphs must not depend on it
             owner = self._owner()
             filled_by = "a module that is gone" if owner is None else f"another {type(owner).__name__}"
             raise ArgumentError(
@@ -110,8 +110,8 @@ class KVCache(Owned):
         elif ring:
             raise ArgumentError("ring must have a max_length: got None; give the module's window or more")
         self.max_length, self.ring = max_length, ring
-        self._k: Tensor | None = None  # [B, Hk, room, D]
-        self._v: Tensor | None = None  # [B, Hk, room, Dv]
+        self._k: Tensor | None = None  # [B, Hk, columns, D]
+        self._v: Tensor | None = None  # [B, Hk, columns, Dv]
         self._count: int | None = 0  # tokens so far, of the longest sequence; None: only the device knows
         self._at: Tensor | None = None  # the same on the device, int64 []; of a cache that is reserved
         self._first: list[int] | None = None  # of each sequence, its first column among those that came
@@ -509,7 +509,7 @@ class KVCache(Owned):
                 new.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
         new._owner = self._owner_of_copy(memo)
         new._first = None if self._first is None else list(self._first)
-        new._shown = 0  # nobody has a view of the copied blocks
+        new._shown = 0  # no caller has a view of the copied blocks
         return new
 
 

@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
     gate_proj: nn.Linear | None
     _slopes: Slopes | None
     local_heads: HeadsOfRank | None = None  # of those that several processes share; None: all heads are here
-    _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
+    _sharding: Sharding | None = None  # of its sequence over ranks; see `headwise.parallel`
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(

@@ -12,8 +12,8 @@ with its masks as they come.
 
 "Projected" is what comes out of the first projections: q, k and v side by side, [.., .., (H + 2 Hk) D], where
 queries and memory are the same; else q, [.., .., H D], and k and v side by side, [.., .., 2 Hk D]. The batch
-is the first dimension or the second. It is an output of the step, so that weights looked at later, and
-derivatives of derivatives, find their way back.
+is the first dimension or the second. It is an output of the step, so that weights computed later, and
+derivatives of derivatives, have gradients.
 
 Letters: N batch, L query_len, S key_len, E width, H num_heads, Hk num_kv_heads, D head_dim.
 """

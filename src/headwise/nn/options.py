@@ -324,7 +324,7 @@ def rotated(
             ours = turns
         elif not is_traced() and S >= T:
             ours = rope.factors(q, before + S - T)
-        else:  # of any lengths: the first queries may stand before the first key, below 0
+        else:  # of any lengths: the first queries may come before the first key, below 0
             ours = rope.factors(q, torch.arange(before + S - T, before + S, device=q.device))
         return rope.turn(q, ours), rope.turn(k, turns)
     check_pair_or_positions(positions, q, k, itself)
@@ -452,7 +452,7 @@ def in_use(module: MultiHeadAttention) -> dict[str, str]:
     return shown
 
 
-# What a module asks of whoever lays it over several ranks; `headwise.parallel` answers
+# The interface of a module's sharding over several ranks; `headwise.parallel` implements it
 
 
 class HeadsOfRank(Protocol):
@@ -467,7 +467,7 @@ class Attended(NamedTuple):
     """The result of a call on this rank."""
 
     heads: Tensor  # [B, H, T, Dv], before their gates
-    weights: AttentionMap  # of the whole sequence
+    weights: AttentionMap  # of the full sequence
     values: Tensor  # [B, Hk, S, Dv]
     query: Tensor  # [B, T, E], with 0 at padding
     real: Tensor | None  # bool [B, T], which tokens are no padding; None: all

@@ -1,4 +1,4 @@
-"""The way back to q and k from weights, from their mean over heads, or from entropy.
+"""Gradients of q and k from weights, from their mean over heads, or from entropy.
 
 With P the weights and dP what is wanted of them (chosen keys only: elsewhere 0),
 

@@ -166,7 +166,7 @@ def check_masks(call: TorchCall, q: Sequence[int], k: Sequence[int]) -> int:
     for present, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
         if getattr(module, present) is not None and getattr(module, other) is None:
             raise AssertionError(f"{present} is set but {other} is None")
-    if k[0] != N:  # what torch's view says of it
+    if k[0] != N:  # torch's view raises this
         raise RuntimeError(f"shape '[{S}, {N * H}, {D}]' is invalid for input of size {math.prod(k)}")
     appended = (module.bias_k is not None) + bool(module.add_zero_attn)
     if padding is not None:

@@ -35,7 +35,7 @@ from ...mask_rules import can_read
 from ..one_step import by_head, joined
 from .torch_arguments import Rules, check_inputs, check_masks, check_widths, rules_of
 
-FEW = 2**16  # weights: what stands around them takes longer than they do
+FEW = 2**16  # weights, which take less time than the steps around them
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -294,8 +294,8 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     corner = q.new_full((rows, rows), -torch.inf).triu_(1) if skips else None
     for n, heads in product(range(N), blocks(0, H, some)):
         count = heads.stop - heads.start
-        # Copies, so that products find rows side by side. Scaled here: a product that is given a factor goes
-        # another way in OpenBLAS, and takes 22 ms instead of 13.
+        # Copies, so that rows are contiguous for products. Scaled here: with a factor a product takes 22 ms
+        # in OpenBLAS instead of 13.
         torch.mul(q[n, heads], math.sqrt(1.0 / D), out=near_q[:count])
         near_k[:count], near_v[:count] = k[n, heads], v[n, heads]
         for queries in blocks(0, L, rows):
