@@ -83,7 +83,7 @@ def bytes_allowed(device: torch.device) -> int:
 
 
 def surely_fits(size: int) -> bool:
-    """Return True if `size` bytes are too few to ask about, and nobody has set a limit."""
+    """Return True if `size` bytes are too few to check, and no limit is set."""
     return not torch.compiler.is_compiling() and size <= ALWAYS_FINE and _limit.get() is None
 
 

@@ -1,4 +1,4 @@
-"""Whether headwise is well on this machine: what is here, and a small check of every device, as plain data.
+"""Checks of headwise on this machine: versions, devices, and a small test of each device, as plain data.
 
 Each `Line` is a name, what was found, and the problem if there is one. Nothing is fetched, and the random
 numbers of the process stay as they were.
@@ -43,7 +43,7 @@ HALF_THE_DIGITS = torch.finfo(torch.float64).eps ** 0.5  # a wrong output differ
 
 @dataclass(frozen=True)
 class Line:
-    """One thing about this machine; `problem` says in words what is wrong with it."""
+    """A line of the report about this machine; `problem` describes what is wrong."""
 
     name: str
     value: str

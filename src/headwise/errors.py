@@ -44,7 +44,7 @@ class MaskError(HeadwiseError, ValueError):
 
 
 class BackendUnavailable(HeadwiseError, RuntimeError):
-    """A backend asked for by name cannot run this call; nothing else was tried in its place."""
+    """A backend requested by name cannot run this call; no other was tried."""
 
 
 class AttentionBypassed(HeadwiseError, RuntimeError):

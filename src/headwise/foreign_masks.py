@@ -27,7 +27,7 @@ AS_GOOD_AS_HIDDEN = -9000.0  # models that add -10000 mean "hidden": its weight 
 
 
 class TorchMasks(TypedDict):
-    """The arguments of `torch.nn.MultiheadAttention` that say who may attend to whom."""
+    """The mask arguments of `torch.nn.MultiheadAttention`."""
 
     attn_mask: Tensor | None
     key_padding_mask: Tensor | None

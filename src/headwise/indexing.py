@@ -16,7 +16,7 @@ Index = slice | Tensor  # one dimension's: a run of places, or their numbers
 
 
 class Plan(NamedTuple):
-    """How to answer map[index]: what to select, then what to drop and add."""
+    """A plan for map[index]: what to select, then what to drop and add."""
 
     indices: tuple[Choice, ...]
     squeeze: tuple[int | slice | None, ...]

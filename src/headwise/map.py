@@ -177,17 +177,17 @@ class AttentionMap(StandIn):
 
     @property
     def as_made(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """`parts` without the check, for a map that was made just now."""
+        """The same as `parts` without the check, for a map that was created just now."""
         return self._scores, self._lse, self._columns
 
     @property
     def positions(self) -> Tensor:
-        """Where the queries stand among the keys, int [T]; the last one is beside the last key."""
+        """The positions of the queries among the keys, int [T]; the last one is beside the last key."""
         return self._scores.at(slice(0, self._scores.shape[2]))
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The smallest and the largest of these positions: plain numbers, which no device is asked for."""
+        """The smallest and the largest of these positions: plain numbers, read from no device."""
         return self._scores.ends(slice(0, self._scores.shape[2]))
 
     @property
@@ -207,7 +207,7 @@ class AttentionMap(StandIn):
 
     @property
     def real_keys(self) -> Tensor:
-        """Which keys are no padding, bool [B, S]."""
+        """The keys that are not padding, bool [B, S]."""
         B, _, _, S = self._scores.shape
         keys = self._scores.mask.keys
         if keys is None:
@@ -231,7 +231,7 @@ class AttentionMap(StandIn):
 
     @property
     def own_keys(self) -> int:
-        """How many of its S keys are this process's own."""
+        """The number of its S keys that belong to this process."""
         return self.shape[3]
 
     def whole_text(self, ids: Tensor) -> Tensor:
@@ -550,7 +550,7 @@ class AttentionMap(StandIn):
             )
 
     def check_whole_rows(self, what: str) -> None:
-        """Raise where `what` cannot be told: of an empty map, of chosen keys, of one written to since."""
+        """Raise if `what` cannot be computed: for an empty map, chosen keys, or inputs written to since."""
         self.check_unchanged()
         if 0 in self.shape:
             raise ShapeError(

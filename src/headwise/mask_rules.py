@@ -250,7 +250,7 @@ class Padding(Rule):
 
 
 class Counted(Rule):
-    """Which queries count in means; it hides nothing."""
+    """The queries that count in means; it hides nothing."""
 
     fields: ClassVar[Fields] = {"queries": "BT"}
     hides = False

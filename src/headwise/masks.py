@@ -362,7 +362,7 @@ class Mask(RuleFacts):
         return tensors
 
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
-        """Return the same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
+        """Return the same rules, checked against [B, H, T, S], with their per-query parts complete.
 
         Lengths, padding and labels are copied: the rules of a call stay what they were in it, whatever is
         written to the tensors they came from. A dense mask, as large as the weights, is not.
@@ -464,7 +464,7 @@ class Mask(RuleFacts):
         return replace(mine, **changed) if changed else mine
 
     def placed(self, at: Tensor) -> Mask:
-        """Return the same rules for chosen queries, which stand at these positions.
+        """Return the same rules for chosen queries at these positions.
 
         Raises:
             MaskError: a rule that says nothing of one of them.

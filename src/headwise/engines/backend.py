@@ -78,7 +78,7 @@ class Runner(NamedTuple):
 
 
 class Backend(ABC):
-    """A way to run the first pass.
+    """Base class of backends, which run the first pass.
 
     name: what users call it by.
     devices: the kinds of device it runs on; none: on all.

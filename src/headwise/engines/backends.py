@@ -95,7 +95,7 @@ class Decode(TritonBackend):
 
 
 class OwnKernels(TritonBackend):
-    """Any mask, bias, soft cap and sinks; hidden tiles are never loaded, and nothing T x S is made."""
+    """Any mask, bias, soft cap and sinks; hidden tiles are never loaded, and no T x S tensor is allocated."""
 
     name = "triton"
     gives_bias_gradient = True

@@ -160,7 +160,7 @@ def lse_of(scores: Scores) -> Tensor:
 
 
 class CallPlan:
-    """How calls with one key are run: their options as numbers, and the backend's function."""
+    """A plan for calls with one key: their options as numbers, and the backend's function."""
 
     __slots__ = ("asks", "has_tensors", "lengths", "mask", "numbers", "runner", "scoring", "table")
 
@@ -203,7 +203,7 @@ def plan_key(
     collect: tuple[str, ...] = (),
     learning: bool = False,
 ) -> PlanKey | None:
-    """Return the key of a call; None: no plan is kept for such a call.
+    """Return the key of a call; None if no plan can be made for it.
 
     Args:
         scale: None for the usual one.
@@ -242,7 +242,7 @@ def plan_key(
 
 
 def plan_key_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> PlanKey | None:
-    """Return the key of a call from its checked scores, whatever their mask; None: no plan is kept for it.
+    """Return the key of a call from its checked scores, whatever their mask; None if no plan can be made.
 
     It is not the key that `functional` makes of the arguments of the same call.
     """

@@ -1,4 +1,4 @@
-"""Keys and values kept from one call to the next, so that each token is projected once.
+"""Keys and values stored from one call to the next, so that each token is projected once.
 
     columns      0 1 2 3 4 5 6                 two sequences of different lengths
     in use       k k k k k . .                 . . k k k . .    aligned at their end

@@ -107,7 +107,7 @@ def check_options(
     head_dim: int,
     causal: bool,
 ) -> None:
-    """Raise for options that no call could use, when the module is made and not at the first call."""
+    """Raise for options that no call could use, when the module is created and not at the first call."""
     check_causal(causal)
     check_dropout(dropout)
     if window is not None:

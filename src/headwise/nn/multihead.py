@@ -306,7 +306,7 @@ class MultiHeadAttention(nn.Module):
         documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
-        """Return what each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
+        """Return the output of each head before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
 
         Example:
             >>> mha, x = MultiHeadAttention(512, 8), torch.randn(2, 10, 512)

@@ -456,7 +456,7 @@ def in_use(module: MultiHeadAttention) -> dict[str, str]:
 
 
 class HeadsOfRank(Protocol):
-    """Which heads of a layer are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
+    """The heads of a layer that are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
 
     def agree(self, x: Tensor) -> Tensor:
         """Return the first rank's x, on every rank."""
@@ -474,7 +474,7 @@ class Attended(NamedTuple):
 
 
 class Sharding(Protocol):
-    """How a sequence lies over ranks."""
+    """How a sequence is sharded over ranks."""
 
     def attend(self, module: MultiHeadAttention, inputs: Inputs) -> Attended:
         """Compute a call of a module for this rank's tokens."""

@@ -366,7 +366,7 @@ PRESETS = {preset.name: preset for preset in (
 
 
 def find(name: str) -> Preset:
-    """Return the preset of this name or title; case and what stands between letters and digits do not matter.
+    """Return the preset of this name or title, whatever the case and the separators in it.
 
     Raises:
         ArgumentError: no preset of that name.

@@ -36,7 +36,7 @@ Cached = TypeVar("Cached")
 
 
 def is_recorded() -> bool:
-    """Return True if a compiler or a mode of torch records this call: then no tensor of it is kept."""
+    """Return True if a compiler or a mode of torch records this call, whose tensors are then not cached."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -346,7 +346,7 @@ class Yarn(Scaling):
 
     @property
     def magnitude(self) -> float:
-        """What the turned channels are multiplied by."""
+        """The factor of the turned channels."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale is None or self.mscale_all_dim is None:

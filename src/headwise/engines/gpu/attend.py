@@ -1,4 +1,4 @@
-"""The first pass in one kernel: outputs, lse and, on the way, what can be said of each query's weights.
+"""The first pass in one kernel: outputs, lse and, optionally, statistics of each query's weights.
 
 One program: M queries of one head over the tiles they see, an online softmax. What it may keep beside the
 row's largest score and its sum are two more sums, of p x and of p times a distance, moved along whenever the
@@ -65,7 +65,7 @@ SHORTEST_PART = 512  # keys
 
 
 class Wants(NamedTuple):
-    """Where each value of a query goes, -1: nowhere; which sums that takes."""
+    """The row of each statistic in the result, -1: none; and the sums that the statistics need."""
 
     entropy: int = -1
     effective_keys: int = -1

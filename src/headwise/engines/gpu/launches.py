@@ -1,4 +1,4 @@
-"""Whether kernels can take a request, block sizes, and launches. Imports no triton.
+"""Checks of requests for kernels, block sizes, and launches. Imports no triton.
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
 capability 9.0); LOG.md has the runners-up. Older GPUs have less shared memory and take `CAREFUL`.

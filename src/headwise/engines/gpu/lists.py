@@ -1,4 +1,4 @@
-"""What is made ready before a walk: lists of tiles, and lse as powers of two.
+"""Preparations of a walk: lists of tiles, and lse as powers of two.
 
 Lists are for rules kept as tensors: padding with holes, documents, dense masks. Each tile is looked at once;
 a block of rows then walks only those that show it anything. Where sequences or heads share their rules they

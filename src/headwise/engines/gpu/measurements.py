@@ -54,7 +54,7 @@ NEAR = ("first", "previous", "itself", "next", "local")
 
 
 class Wants(NamedTuple):
-    """Where each value goes, -1: nowhere."""
+    """The row of each statistic in the result, -1: none."""
 
     first: int
     previous: int

@@ -367,7 +367,7 @@ class Request:
         sizes: Arguments = (),
         options: Arguments = (),
     ) -> Launch:
-        """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for.
+        """Run a kernel with q and k, its own tensors, the rules, the numbers, then its constants.
 
         grid: programs a sequence, in two dimensions. The third one is for the sequences, so that no program
         has to divide to find its sequence.

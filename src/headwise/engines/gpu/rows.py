@@ -48,7 +48,7 @@ SLACK = {torch.float32: 2.0**-3, torch.float16: 2.0**-5, torch.bfloat16: 2.0**-5
 
 
 class Wants(NamedTuple):
-    """Where each value goes, -1: nowhere; and what the picture is like."""
+    """The row of each statistic in the result, -1: none; and the layout of the pooled map."""
 
     entropy: int
     effective_keys: int
@@ -76,7 +76,7 @@ class Picture(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """What a walk over rows gave, and its launch."""
+    """The results of a walk over rows, and its launch."""
 
     values: Tensor  # [names, B, H, T]
     picture: Tensor | None  # [B, H, rows, columns]

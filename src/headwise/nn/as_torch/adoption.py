@@ -48,7 +48,7 @@ class LayerArguments(TypedDict):
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
-    """`torch.nn.TransformerEncoderLayer` that asks its `self_attn` whenever there is a mask."""
+    """`torch.nn.TransformerEncoderLayer` that calls its `self_attn` whenever there is a mask."""
 
     def forward(
         self,
@@ -57,7 +57,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """As in torch."""
+        """Compute the layer, with torch's arguments."""
         if type(src) not in PLAIN_TYPES or src.is_nested:
             node: Tensor | None = fx_node(self, src, src_mask, src_key_padding_mask, is_causal)
             if node is not None:
@@ -94,7 +94,7 @@ class TransformerEncoder(nn.TransformerEncoder):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:
-        """As in torch."""
+        """Compute the encoder, with torch's arguments."""
         ours = [isinstance(layer, TransformerEncoderLayer) for layer in self.layers]
         if type(src) not in PLAIN_TYPES or src.is_nested or not any(ours):
             node: Tensor | None = fx_node(self, src, mask, src_key_padding_mask, is_causal)

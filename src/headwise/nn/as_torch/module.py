@@ -123,7 +123,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As in torch: (output, weights or None).
+        """Return (output, weights or None), with torch's arguments.
 
         Args:
             query: [N, L, E] with batch_first, else [L, N, E]; or [L, E].
