@@ -608,7 +608,7 @@ def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
     """Of one query no key is repeated for a kernel without groups, unless each head has its own bias."""
     seen: list[tuple[int, ...]] = []
 
-    def forward(call: kernels.KernelCall) -> kernels.Answer:
+    def forward(call: kernels.KernelCall) -> kernels.Output:
         seen.append((*call[0].shape[1:3], call[1].shape[1]))
         return kernels.CPU_FLASH.forward(call)
 
