@@ -98,7 +98,7 @@ def test_one_row_of_131072_tokens_costs_one_row_of_work(monkeypatch: pytest.Monk
     one_head = torch.randn(2, 1, 1, 131072, 64, generator=torch.Generator().manual_seed(6))
     q, k = one_head.expand(2, 1, 32, -1, -1)
     touched = []
-    tile, whole = Scores.tile, Scores.whole
+    tile, whole = Scores.tile, Scores.full
 
     def counted(self: Scores, rows: slice, columns: slice) -> Tensor:
         found = tile(self, rows, columns)
@@ -112,7 +112,7 @@ def test_one_row_of_131072_tokens_costs_one_row_of_work(monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr(Scores, "tile", counted)
-    monkeypatch.setattr(Scores, "whole", all_counted)
+    monkeypatch.setattr(Scores, "full", all_counted)
     row = hw.AttentionMap(q, k)[0, 3, 100000:100001, :][0]
     assert sum(touched) == 131072
     short = hw.AttentionMap(q, k)[0, 3, 100000]  # without tiles

@@ -90,7 +90,7 @@ class Touched:
 @pytest.fixture
 def touched(monkeypatch: pytest.MonkeyPatch) -> Touched:
     seen = Touched()
-    of_scores, all_scores = Scores.tile, Scores.whole
+    of_scores, all_scores = Scores.tile, Scores.full
 
     def tile(self: Scores, rows: slice, columns: Any) -> Tensor:
         found = of_scores(self, rows, columns)
@@ -104,7 +104,7 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> Touched:
         return found
 
     monkeypatch.setattr(Scores, "tile", tile)
-    monkeypatch.setattr(Scores, "whole", whole)
+    monkeypatch.setattr(Scores, "full", whole)
     return seen
 
 

@@ -501,7 +501,7 @@ def test_a_fact_is_asked_once_for_the_same_bytes_and_again_for_others() -> None:
 
 
 def kept_bytes() -> int:
-    return sum(copy.nbytes for copy, *_ in mask_meaning._kept.values())
+    return sum(copy.nbytes for copy, *_ in mask_meaning._facts.values())
 
 
 def test_the_copies_of_a_layers_masks_are_freed_with_them_or_when_asked() -> None:
@@ -529,9 +529,9 @@ def test_facts_take_no_more_room_than_they_may(monkeypatch: pytest.MonkeyPatch) 
         assert mask_meaning.fact(x, "first", lambda t: float(t[0])) == float(x[0])
         assert mask_meaning._taken <= mask_meaning.ROOM
     assert kept_bytes() == mask_meaning._taken
-    before = len(mask_meaning._kept)
+    before = len(mask_meaning._facts)
     assert mask_meaning.fact(torch.ones(1009), "first", lambda t: float(t[0])) == 1.0
-    assert len(mask_meaning._kept) == before, "too large to be kept"
+    assert len(mask_meaning._facts) == before, "too large to be kept"
 
 
 def test_threads_find_what_belongs_to_their_own_masks() -> None:

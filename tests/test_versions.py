@@ -20,7 +20,7 @@ import headwise
 import versions
 from headwise import private_names
 from headwise.errors import VersionUnsupported
-from headwise.private_names import OF_OBJECTS, REPLACEABLE, TESTED, TORCH, TRANSFORMERS, is_there
+from headwise.private_names import OF_OBJECTS, REPLACEABLE, TESTED, TORCH, TRANSFORMERS, can_reach
 from small_models import gpt2
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,7 +163,7 @@ def test_no_name_is_listed_that_nothing_uses() -> None:
 
 @pytest.mark.parametrize("name", [*TORCH, *TRANSFORMERS, *REPLACEABLE])
 def test_every_private_name_is_there(name: str) -> None:
-    assert is_there(name)
+    assert can_reach(name)
 
 
 def test_objects_have_their_private_names() -> None:

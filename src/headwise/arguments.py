@@ -24,19 +24,19 @@ from .masks import CAUSAL, Mask, mask_of_call
 from .scoring import Bias, Scoring
 
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
-REQUIRED: Any = ...  # a default, so that a call by other names gets as far as an answer; never a value
+REQUIRED: Any = ...  # a default, so that a call by other names reaches our error; never a value
 EMBEDDING = "ids of tokens go through an embedding first, torch.nn.Embedding(num_ids, d_model)"
 
 
-# The words of other libraries
+# The keywords of other libraries
 
 
 def our_words(**words: str) -> dict[str, str]:
-    """The answers to words for what has a name here: `our_words(dropout="dropout_p attn_drop")`."""
+    """Return advice for keywords whose names differ here: `our_words(dropout="dropout_p attn_drop")`."""
     return {theirs: f"its name is {ours} here" for ours, all_ in words.items() for theirs in all_.split()}
 
 
-SAID_EVERYWHERE = {
+OF_EVERY_CALL = {
     "key_padding_mask": "its True = padding; pass mask=headwise.Mask.padding(~key_padding_mask)",
     "attention_mask": (
         "its 1 = may attend, as in mask=; pass [B, S] as mask=headwise.Mask.padding(attention_mask.bool()), "
@@ -46,7 +46,7 @@ SAID_EVERYWHERE = {
 }
 
 OF_ATTENTION = {
-    **SAID_EVERYWHERE,
+    **OF_EVERY_CALL,
     **our_words(
         q="query",
         k="key",
@@ -70,41 +70,43 @@ OF_ATTENTION = {
 }
 
 
-def refuse(callee: str, wrong: Mapping[str, object], answers: Mapping[str, str], of: object) -> NoReturn:
-    """Raise for keywords that `callee` does not have: with our word for it, or the nearest of `of`'s own.
+def refuse(callee: str, wrong: Mapping[str, object], advice: Mapping[str, str], of: object) -> NoReturn:
+    """Raise for keywords that `callee` does not have: with our keyword, or the nearest one of `of`.
 
     Raises:
         ArgumentError: one of another library's.
         TypeError: one of nobody's.
     """
     for name, value in wrong.items():
-        if name in answers:
-            raise ArgumentError(f"{name} must not be given to {callee}: got {told(value)}; {answers[name]}")
-    kept = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        if name in advice:
+            raise ArgumentError(f"{name} must not be given to {callee}: got {text_of(value)}; {advice[name]}")
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     ours = [
-        p.name for p in signature(cast("Callable[..., object]", of)).parameters.values() if p.kind in kept
+        p.name for p in signature(cast("Callable[..., object]", of)).parameters.values() if p.kind in by_name
     ]
     name = next(iter(wrong))
     raise TypeError(f"{callee} has no argument {name!r}: {nearest(name, [n for n in ours if n != 'self'])}")
 
 
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def answering(answers: Mapping[str, str]) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
-    """Of a constructor: what Python does not let in, for names or numbers of arguments, is answered here."""
+def answering(
+    advice: Mapping[str, str],
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Return a decorator of constructors that explains wrong names or numbers of arguments."""
 
-    def decorate(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @wraps(function)
-        def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             try:
                 return function(*args, **kwargs)
             except TypeError:
                 try:
-                    _check_binding(function, args, kwargs, answers)
-                except (ArgumentError, TypeError) as answer:
-                    raise answer from None  # Python's own would only stand above it
+                    _check_binding(function, args, kwargs, advice)
+                except (ArgumentError, TypeError) as error:
+                    raise error from None  # without Python's own error above it
                 raise
 
         return call
@@ -116,26 +118,26 @@ def _check_binding(
     function: Callable[..., object],
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
-    answers: Mapping[str, str],
+    advice: Mapping[str, str],
 ) -> None:
-    """Raise if this constructor does not take these arguments by name, or not so many without."""
+    """Raise if this constructor does not take these keywords, or not so many positional arguments."""
     callee = function.__qualname__.removesuffix(".__init__")
     parameters = signature(function).parameters.values()
-    known = {parameter.name for parameter in parameters}
-    if not known.issuperset(kwargs):
-        wrong = {name: value for name, value in kwargs.items() if name not in known}
-        refuse(callee, wrong, answers, function)
+    names = {parameter.name for parameter in parameters}
+    if not names.issuperset(kwargs):
+        wrong = {name: value for name, value in kwargs.items() if name not in names}
+        refuse(callee, wrong, advice, function)
     places = [p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
     if len(args) > len(places):
         others = ", ".join(f"{p.name}=" for p in parameters if p.kind is Parameter.KEYWORD_ONLY)
         raise TypeError(
             f"{callee} must be given no more than {' and '.join(places[1:])} without a name: got "
-            f"{told(args[len(places)])} after that; name what it is, one of {others}"
+            f"{text_of(args[len(places)])} after that; name what it is, one of {others}"
         )
 
 
-def told(value: object) -> str:
-    """A value in an error: a tensor by its dtype and shape."""
+def text_of(value: object) -> str:
+    """Return a value as text for an error message: a tensor by its dtype and shape."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return repr(value)
@@ -145,7 +147,7 @@ def told(value: object) -> str:
 
 
 def not_a_tensor(name: str, x: object) -> ArgumentError | TypeError:
-    """The error about something else in a tensor's place, with what to make of it."""
+    """Return the error about another type in place of a tensor, with how to convert it."""
     if x is REQUIRED:
         return TypeError(f"{name} must be given: got nothing; it comes first, or as {name}=")
     if isinstance(x, Proxy):
@@ -168,11 +170,11 @@ def not_a_tensor(name: str, x: object) -> ArgumentError | TypeError:
     return ArgumentError(f"{name} must be a tensor: got {type(x).__name__}; {what}")
 
 
-def nested(name: str, x: Tensor, shape: str, whole: str) -> ArgumentError:
-    """The error about a nested tensor, and how the whole of it, by that name, is padded."""
+def nested(name: str, x: Tensor, shape: str, tensor: str) -> ArgumentError:
+    """Return the error about a nested tensor, and how the nested tensor of that name is padded."""
     return ArgumentError(
         f"{name} must be one dense tensor {shape}, as its map is: got {x.size(0)} nested ones; pad it, "
-        f"{whole}.to_padded_tensor(0.0) with mask=headwise.Mask.padding([len(y) for y in {whole}.unbind()])"
+        f"{tensor}.to_padded_tensor(0.0) with mask=headwise.Mask.padding([len(y) for y in {tensor}.unbind()])"
     )
 
 
@@ -227,7 +229,7 @@ def rules_and_scoring(
     if bias is not None or sinks is not None:
         scoring.check(B, H, T, S)
     if scoring.bias is not None and scoring.bias.dtype == torch.float64 and q.dtype != torch.float64:
-        scoring = replace(scoring, bias=scoring.bias.float())  # a kernel has no room for tiles of float64
+        scoring = replace(scoring, bias=scoring.bias.float())  # a kernel cannot hold tiles of float64
     if mask is not None or bias is not None or sinks is not None:
         rules, scoring = rules.beside(q.device), scoring.beside(q.device)
         _check_devices(q, rules, scoring)
@@ -235,7 +237,7 @@ def rules_and_scoring(
 
 
 def window_rule(window: int | tuple[int, int]) -> Mask:
-    """The argument `window`: a number of keys, or a pair (before, after)."""
+    """Return the rule of the argument `window`: a number of keys, or a pair (before, after)."""
     pair = isinstance(window, (tuple, list))
     if -1 in window if pair else window == -1:  # type: ignore[operator]
         raise MaskError(
@@ -246,7 +248,7 @@ def window_rule(window: int | tuple[int, int]) -> Mask:
 
 
 def _check_sight(T: int, S: int, causal: bool, window: int | tuple[int, int] | None) -> None:
-    """Raise `MaskError` where queries stand so far before the first of fewer keys that they see none."""
+    """Raise `MaskError` where queries lie so far before the first of fewer keys that they see none."""
     pair = isinstance(window, (tuple, list))
     blind = T - S - (window[1] if isinstance(window, (tuple, list)) and not causal else 0)
     if blind <= 0:
@@ -278,7 +280,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ArgumentError(
                 f"{name} must be floating point: got {x.dtype}; use {name}.float(), and {EMBEDDING}"
             )
-        if 0 in x.shape and 0 in x.shape[1:]:  # an empty batch has an empty answer
+        if 0 in x.shape and 0 in x.shape[1:]:  # an empty batch has an empty result
             raise ShapeError(
                 f"{name} must not be empty: got {list(x.shape)} for {SHAPES[name]}; "
                 "skip the call where there is nothing to attend to"
@@ -308,7 +310,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _four_dimensions(name: str, x: Tensor) -> str:
-    """What to make of a tensor with other dimensions."""
+    """Return advice for an input that does not have four dimensions."""
     if x.ndim < 4 and not x.is_floating_point():
         return EMBEDDING
     what = "add batch and head dimensions of size 1 where there are none"
@@ -334,10 +336,10 @@ def _check_devices(q: Tensor, mask: Mask, scoring: Scoring) -> None:
 
 
 def check_causal(causal: object) -> None:
-    """Raise `ArgumentError` for what is not a yes or no, most often a mask in its place."""
-    one = getattr(causal, "ndim", 0) == 0 and not isinstance(causal, (Mask, str, list, tuple))
-    if not one:
-        raise ArgumentError(f"causal must be True or False: got {told(causal)}; a mask goes in mask=")
+    """Raise `ArgumentError` for a value that is not a bool, most often a mask."""
+    single = getattr(causal, "ndim", 0) == 0 and not isinstance(causal, (Mask, str, list, tuple))
+    if not single:
+        raise ArgumentError(f"causal must be True or False: got {text_of(causal)}; a mask goes in mask=")
 
 
 def check_dropout(dropout: float) -> None:
@@ -349,7 +351,7 @@ def check_dropout(dropout: float) -> None:
 
 
 def device_type(x: Tensor) -> str:
-    """x.device.type; asking a device for it takes several times as long."""
+    """Return x.device.type; it takes several times as long to read it from the device."""
     return "cuda" if x.is_cuda else "cpu" if x.is_cpu else x.device.type
 
 
@@ -362,9 +364,9 @@ def autocasting(x: Tensor) -> bool:
 
 
 def under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in autocast's dtype where autocast is on, as torch's own attention takes them."""
+    """Return the tensors in autocast's dtype where autocast is on, as torch's own attention takes them."""
     if not all(isinstance(x, Tensor) for x in tensors):
-        return tensors  # the checks that follow say so
+        return tensors  # the checks that follow raise
     if not autocasting(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(device_type(tensors[0]))

@@ -28,8 +28,8 @@ from .mask_meaning import clear_copies
 __all__ = ["bytes_allowed", "check", "clear_copies", "free_bytes", "limit", "parse", "readable"]
 
 SHARE_OF_FREE = 0.5
-ALWAYS_FINE = 64 * 2**20  # asking the system costs more than a result this small could hurt
-LITTLE = 256  # likewise one that is such a part of a GPU's memory; torch says so if that is not free
+ALWAYS_FINE = 64 * 2**20  # a result this small does less harm than asking the system costs
+LITTLE = 256  # likewise a 256th of a GPU's memory; torch raises if that is not free
 
 NO_LIMIT = 2**63 - 1
 
@@ -47,7 +47,7 @@ def limit(size: int | str) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that a new tensor on this device could use."""
+    """Return the bytes that a new tensor on this device could use."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -63,38 +63,38 @@ def _system_free() -> int:
 
 
 def _container_free() -> int:
-    """What a Linux control group leaves; a container's limit can be far below the machine's memory."""
+    """Return what a Linux control group leaves; a container's limit can be far below the machine's memory."""
     group = Path("/sys/fs/cgroup")
     try:
         most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         if most == "max":
             return NO_LIMIT
-        kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        reclaimable = int(kept.get("inactive_file", 0))  # file pages the kernel gives up when asked
+        counters = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        reclaimable = int(counters.get("inactive_file", 0))  # file pages the kernel gives up when asked
         return max(0, int(most) - int(used) + reclaimable)
     except OSError:
         return NO_LIMIT
 
 
 def bytes_allowed(device: torch.device) -> int:
-    """The budget in force: the limit set by the caller, else a share of what is free."""
+    """Return the budget in force: the limit set by the caller, else a share of the free memory."""
     chosen = _limit.get()
     return chosen if chosen is not None else int(SHARE_OF_FREE * free_bytes(device))
 
 
 def surely_fits(size: int) -> bool:
-    """Return True if `size` bytes are too few to ask about, and nobody has set a limit."""
+    """Return True if `size` bytes are too few to check, and no limit is set."""
     return not torch.compiler.is_compiling() and size <= ALWAYS_FINE and _limit.get() is None
 
 
 def _is_little(size: int, device: torch.device) -> bool:
-    """Return True if it is so small a part of a GPU's memory that asking, a millisecond, is not worth it."""
+    """Return True for so small a part of a GPU's memory that asking, a millisecond, is not worth it."""
     return device.type == "cuda" and _limit.get() is None and size <= gpu_bytes(device) // LITTLE
 
 
 @functools.cache
 def gpu_bytes(device: torch.device) -> int:
-    """All memory that a GPU has."""
+    """Return all memory that a GPU has."""
     total: int = torch.cuda.get_device_properties(device).total_memory
     return total
 

@@ -11,7 +11,7 @@ UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse(size: int | str) -> int:
-    """A size in bytes from a number or from words such as "512 MiB"."""
+    """Return a size in bytes from a number or from words such as "512 MiB"."""
     if isinstance(size, int) and not isinstance(size, bool):
         amount: float | None = size
     else:
@@ -23,7 +23,7 @@ def parse(size: int | str) -> int:
 
 
 def readable(size: int) -> str:
-    """A size in words that `parse` reads back, rounded up."""
+    """Return a size in words that `parse` reads back, rounded up."""
     for name in ("TiB", "GiB", "MiB", "KiB"):
         unit = UNITS[name.upper()]
         if size >= unit:

@@ -1,4 +1,4 @@
-"""Whether headwise is well on this machine: what is here, and a small check of every device, as plain data.
+"""Checks of headwise on this machine: versions, devices, and a small test of each device, as plain data.
 
 Each `Line` is a name, what was found, and the problem if there is one. Nothing is fetched, and the random
 numbers of the process stay as they were.
@@ -37,13 +37,13 @@ EXTRAS = {  # library -> what it is for
     "triton": "kernels on NVIDIA GPUs",
 }
 WITH_TORCH = "it comes with torch for CUDA on Linux"
-USUAL = {"cpu": torch.float32, "cuda": torch.bfloat16}  # what people compute in there
-HALF_THE_DIGITS = torch.finfo(torch.float64).eps ** 0.5  # a wrong answer differs in the first ones
+USUAL = {"cpu": torch.float32, "cuda": torch.bfloat16}  # the usual dtypes of computation
+HALF_THE_DIGITS = torch.finfo(torch.float64).eps ** 0.5  # a wrong output differs in the first digits
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing about this machine; `problem` says in words what is wrong with it."""
+    """A line of the report about this machine; `problem` describes what is wrong."""
 
     name: str
     value: str
@@ -55,7 +55,7 @@ class Line:
 
 
 def examine() -> list[Line]:
-    """Everything there is to say, in the order it is read in."""
+    """Return all lines, in the order in which they are printed."""
     return list(_lines())
 
 
@@ -64,36 +64,36 @@ def _lines() -> Iterator[Line]:
     yield Line("Python", f"{platform.python_version()} on {platform.system()}")
     yield Line("torch", f"{torch.__version__}, built for {_built_for()}")
     yield _line("CPU", _processor)
-    here = [torch.device("cpu")]
-    with warnings.catch_warnings(record=True) as said:
+    devices = [torch.device("cpu")]
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
-            here += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    if len(here) == 1:
-        yield Line("GPU", "none that torch can use", _first_line(said[0].message) if said else None)
-    for device in here[1:]:
+            devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if len(devices) == 1:
+        yield Line("GPU", "none that torch can use", _first_line(caught[0].message) if caught else None)
+    for device in devices[1:]:
         yield _line(f"GPU {device.index}", _graphics, device)
-    for device in here:
+    for device in devices:
         yield _line(f"budget on {device}", _budget, device)
     for backend in BACKENDS:
-        yield _line(f"backend {backend.name}", _where, backend, here)
+        yield _line(f"backend {backend.name}", _where, backend, devices)
     for library in EXTRAS:
         yield _line(library, _installed, library)
-    for device in here:
+    for device in devices:
         yield _line(f"check module on {device}", check_module, device)
         yield _line(f"check attention on {device}", check_attention, device)
 
 
 def _line(name: str, find: Callable[..., str], *about: object) -> Line:
-    """What was found; whatever went wrong instead, here or deep inside torch, in one line."""
+    """Return a line with the value of `find`, or with any error that it or torch raised."""
     try:
         return Line(name, find(*about))
     except Exception as error:
         return Line(name, "not well", f"{type(error).__name__}: {_first_line(error)}")
 
 
-def _first_line(said: object) -> str:
-    return (str(said).strip() or "no reason given").splitlines()[0]
+def _first_line(message: object) -> str:
+    return (str(message).strip() or "no reason given").splitlines()[0]
 
 
 def _built_for() -> str:
@@ -124,10 +124,10 @@ def _budget(device: torch.device) -> str:
     return f"dense results up to {budget.readable(allowed)}; {budget.readable(free)} free"
 
 
-def _where(backend: Backend, here: list[torch.device]) -> str:
-    """The devices it runs on, and why not on the others."""
+def _where(backend: Backend, devices: list[torch.device]) -> str:
+    """Return the devices that a backend runs on, and why not on the others."""
     runs, idle = [], []
-    for device in here:
+    for device in devices:
         if backend.devices and device.type not in backend.devices:
             reason: str | None = f"it runs on {' and '.join(backend.devices)}"
         else:
@@ -148,7 +148,7 @@ def _installed(library: str) -> str:
 
 
 def check_module(device: torch.device) -> str:
-    """Our module with the weights of torch's gives what torch's gives, in float64.
+    """Check that our module with torch's weights gives torch's results, in float64.
 
     Raises:
         ArithmeticError: it does not.
@@ -172,7 +172,7 @@ def check_module(device: torch.device) -> str:
 
 
 def check_attention(device: torch.device) -> str:
-    """Every backend that runs here gives the outputs and weights of a plain softmax, as exactly as it does.
+    """Check that every backend here is as exact as a plain softmax, in outputs and weights.
 
     Raises:
         ArithmeticError: one does not.
@@ -195,7 +195,7 @@ def check_attention(device: torch.device) -> str:
 
 
 def _example(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v of 3 heads, 37 tokens, 16 channels, always the same ones."""
+    """Return q, k, v of 3 heads, 37 tokens, 16 channels, always the same ones."""
     random = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, 37, 16, generator=random).to(device, USUAL[device.type])
     return q, k, v
@@ -209,5 +209,5 @@ def _plain_softmax(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _error(ours: Tensor, expected: Tensor) -> float:
-    """The largest difference; infinite where one of them is no number."""
+    """Return the largest difference; infinite where one of them is no number."""
     return (ours.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max().item()

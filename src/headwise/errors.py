@@ -44,7 +44,7 @@ class MaskError(HeadwiseError, ValueError):
 
 
 class BackendUnavailable(HeadwiseError, RuntimeError):
-    """A backend asked for by name cannot run this call; nothing else was tried in its place."""
+    """A backend requested by name cannot run this call; no other was tried."""
 
 
 class AttentionBypassed(HeadwiseError, RuntimeError):
@@ -72,7 +72,7 @@ class VersionUnsupported(HeadwiseError, ImportError):
 
 
 def outside() -> int:
-    """The `stacklevel` at which a warning of the calling function points at the user's own line."""
+    """Return the `stacklevel` at which a warning of the calling function points at the user's own line."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(INSIDE):
         frame, level = frame.f_back, level + 1
@@ -101,7 +101,7 @@ REMEDIES = {  # package -> how to get it
 
 @contextmanager
 def needed(package: str, purpose: str, remedy: str | None = None) -> Iterator[None]:
-    """Around imports from a package that may not be installed: then the error says what it is for.
+    """Wrap imports from a package that may not be installed, so that the error names their purpose.
 
     Args:
         purpose: the beginning of the error: "headwise tables need rich".
@@ -120,7 +120,7 @@ def needed(package: str, purpose: str, remedy: str | None = None) -> Iterator[No
 
 
 def are_here(packages: Iterable[str], purpose: str, remedy: str) -> None:
-    """All that is missing, said at once and before any work.
+    """Raise one error for all missing packages, before any work.
 
     Raises:
         PackageMissing: one or more of them are not installed.
@@ -136,7 +136,7 @@ def are_here(packages: Iterable[str], purpose: str, remedy: str) -> None:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the choices, and the likeliest one meant."""
+    """Return the end of an error about an unknown name: the choices, and the likeliest one meant."""
     choices = list(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""

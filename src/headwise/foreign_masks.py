@@ -1,4 +1,4 @@
-"""Masks from elsewhere, to `Mask` and back: every conversion headwise makes is in this file.
+"""Conversions of masks of other libraries to `Mask` and back: all of them are in this file.
 
                    bool True     float                      a query that sees nothing
     headwise       may attend    0 and 1 only               weights 0
@@ -27,7 +27,7 @@ AS_GOOD_AS_HIDDEN = -9000.0  # models that add -10000 mean "hidden": its weight 
 
 
 class TorchMasks(TypedDict):
-    """The arguments of `torch.nn.MultiheadAttention` that say who may attend to whom."""
+    """The mask arguments of `torch.nn.MultiheadAttention`."""
 
     attn_mask: Tensor | None
     key_padding_mask: Tensor | None
@@ -44,7 +44,7 @@ def from_torch(
     key_len: int,
     batch: int,
 ) -> tuple[Mask, Tensor | None]:
-    """The masks of `torch.nn.MultiheadAttention` as a `Mask` and a bias.
+    """Return the masks of `torch.nn.MultiheadAttention` as a `Mask` and a bias.
 
     Bool masks (True = may not attend) go into the `Mask`; float masks are added to the scores, so they are
     the bias, and a float -inf in it hides as well.
@@ -96,7 +96,7 @@ def from_torch(
 
 
 def to_torch(mask: Mask, *, batch: int, num_heads: int, query_len: int, key_len: int) -> TorchMasks:
-    """The arguments that make `torch.nn.MultiheadAttention` attend as `mask` says.
+    """Return the arguments that make `torch.nn.MultiheadAttention` attend as `mask` says.
 
     What is only about keys becomes a key_padding_mask [B, S]; everything else an attn_mask, [T, S] if all
     sequences and heads share it and [B*H, T, S] if not. Both are bool, True = may not attend. Which queries
@@ -134,11 +134,11 @@ def to_torch(mask: Mask, *, batch: int, num_heads: int, query_len: int, key_len:
         real = padding.full(query_len, key_len, batch, num_heads)  # [B or 1, 1, 1, S or 1]
         padded = ~real[:, 0, 0].expand(batch, key_len)
     if not rest.hides_nothing:
-        seen = rest.full(query_len, key_len, batch, num_heads)
-        if seen.shape[0] == seen.shape[1] == 1:
-            hidden = ~seen[0, 0].expand(query_len, key_len)
+        visible = rest.full(query_len, key_len, batch, num_heads)
+        if visible.shape[0] == visible.shape[1] == 1:
+            hidden = ~visible[0, 0].expand(query_len, key_len)
         else:
-            hidden = ~seen.expand(batch, num_heads, query_len, key_len).flatten(0, 1)
+            hidden = ~visible.expand(batch, num_heads, query_len, key_len).flatten(0, 1)
     return {
         "attn_mask": hidden,
         "key_padding_mask": padded,
@@ -149,7 +149,7 @@ def to_torch(mask: Mask, *, batch: int, num_heads: int, query_len: int, key_len:
 def from_huggingface(
     attention_mask: Tensor | None, *, query_len: int | None = None
 ) -> tuple[Mask, Tensor | None]:
-    """An attention_mask of Hugging Face Transformers as a `Mask` and a bias.
+    """Return an attention_mask of Hugging Face Transformers as a `Mask` and a bias.
 
     Args:
         attention_mask: one of
@@ -213,7 +213,7 @@ def to_huggingface(
     key_len: int,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The 4-D attention_mask that makes a Hugging Face model attend as `mask` says.
+    """Return the 4-D attention_mask that makes a Hugging Face model attend as `mask` says.
 
     Args:
         dtype: None gives bool, True = may attend ("sdpa"); a floating dtype gives what is added to scores
@@ -238,12 +238,12 @@ def to_huggingface(
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ArgumentError(f"dtype must be floating: got {dtype}; use None for a bool mask")
-    seen = mask.full(query_len, key_len, batch, num_heads)
-    seen = seen.expand(batch, seen.shape[1], query_len, key_len)
+    visible = mask.full(query_len, key_len, batch, num_heads)
+    visible = visible.expand(batch, visible.shape[1], query_len, key_len)
     if dtype is None:
-        return seen.clone(memory_format=torch.contiguous_format)  # a dense mask's own tensor stays its own
-    added = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return added.masked_fill_(~seen, torch.finfo(dtype).min)
+        return visible.clone(memory_format=torch.contiguous_format)  # not the mask's own
+    added = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return added.masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def _check_torch_kind(value: Tensor, name: str) -> None:
@@ -255,7 +255,7 @@ def _check_torch_kind(value: Tensor, name: str) -> None:
 
 
 def _spread(attn_mask: Tensor, batch: int, num_heads: int, query_len: int, key_len: int) -> Tensor:
-    """torch's attn_mask as [1, 1, T, S] or [B, H, T, S]."""
+    """Return torch's attn_mask as [1, 1, T, S] or [B, H, T, S]."""
     _check_torch_kind(attn_mask, "attn_mask")
     shared, per_head = [query_len, key_len], [batch * num_heads, query_len, key_len]
     if list(attn_mask.shape) == shared:

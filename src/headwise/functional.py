@@ -48,7 +48,7 @@ def attention(
     statistics: bool | str | Iterable[str] | None = None,
     **wrong: object,
 ) -> tuple[Tensor, AttentionMap]:
-    """softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights that is computed only on demand.
+    """Return softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights, computed only on demand.
 
     With T queries over S keys the last query is aligned with the last key: query i stands at i + S - T.
     Causal, and window=2, for T = 2 over S = 4:
@@ -109,7 +109,7 @@ def attention(
     )
     key = _plan_key(q, k, v, options, collect) if ordinary else None
     plan = None if key is None else first_pass.plan_for(key)
-    if plan is not None:  # a call like an earlier one: the checks below would find nothing new
+    if plan is not None:  # a call like an earlier one: the checks below would pass again
         scores = plan.scores(q, k, mask, *_added(bias), sinks)
         output, lse, collected = first_pass.run(plan.runner, scores, v)
         return output, make(scores, lse, None, collected)
@@ -118,7 +118,7 @@ def attention(
     if dropout:
         check_dropout(dropout)
     if ordinary:
-        output, lse, collected = first_pass.answer(scores, v, collect, key)
+        output, lse, collected = first_pass.compute(scores, v, collect, key)
     else:
         output, lse, collected = first_pass.attend_and_collect(scores, v, dropout, backend, collect)
     return output, make(scores, lse, None, collected)
@@ -130,20 +130,20 @@ def _plan_key(
     """Return the plan key of a call, made from its arguments before any check.
 
     Calls with equal keys are equal in everything that `scores_from` looks at. None: there is no such key;
-    `first_pass.answer` may still make one from the checked scores.
+    `first_pass.compute` may still make one from the checked scores.
     """
     mask, causal, window, scale, softcap, bias, sinks = options
     left = right = None
-    held: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     numbers: tuple[Hashable, ...] = ()
     if mask is not None:
         if type(mask) is not Mask:
             return None
         if not mask.is_positional:
-            held, numbers = mask.tensors, first_pass.further_numbers(mask)
-            for x in held.values():
+            tensors, numbers = mask.tensors, first_pass.further_numbers(mask)
+            for x in tensors.values():
                 if not first_pass.is_usual(x) or can_read(x):
-                    return None  # what can be read is read in every call
+                    return None  # a value that can be read is read in every call
         left, right = mask.left, mask.right
     if causal is True:
         right = smaller(right, 0)
@@ -165,17 +165,17 @@ def _plan_key(
             sinks is not None and not first_pass.is_usual(sinks)
         ):
             return None
-        if slopes is not None and slopes.device != q.device:  # `scores_from` takes them there
+        if slopes is not None and slopes.device != q.device:  # `scores_from` moves them to the device
             return None
         rules = tuple([first_pass.tensor_key(x) for x in (added, slopes, sinks)])
         learning = any(x is not None and x.requires_grad for x in (added, slopes, sinks))
-    if held or numbers:
-        rules = (rules, numbers, *held, *[first_pass.tensor_key(x) for x in held.values()])
+    if tensors or numbers:
+        rules = (rules, numbers, *tensors, *[first_pass.tensor_key(x) for x in tensors.values()])
     return first_pass.plan_key(q, k, v, left, right, scale, softcap, rules, collect, learning)
 
 
 def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
-    """(bias, slopes) where one of them is all that is added; else twice None."""
+    """Return (bias, slopes) where one of them is all that is added; else None twice."""
     if bias is None:
         return None, None
     if type(bias) is Alibi:
@@ -186,13 +186,13 @@ def _added(bias: Bias | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _collected(q: Tensor, statistics: bool | str | Iterable[str] | None) -> tuple[str, ...]:
-    """The row statistics to collect on the way; none where no backend can."""
+    """Return the row statistics to collect with the output; none where no backend can."""
     names = wanted_now() if statistics is None else _names(statistics)
     return () if names and getattr(q, "is_cpu", True) and not interpreted() else names
 
 
 def _names(statistics: bool | str | Iterable[str]) -> tuple[str, ...]:
-    """The row statistics meant.
+    """Return the names of the row statistics requested.
 
     Raises:
         ArgumentError: an unknown name, or a value that is not a name.
@@ -259,7 +259,7 @@ def why(
     statistics: bool | str | Iterable[str] | None = None,
     **wrong: object,
 ) -> Why:
-    """Which backend would run this call of `attention`, and why not the others; nothing is run.
+    """Return which backend would run this call of `attention`, and why not the others; nothing is run.
 
     Example:
         >>> import torch, headwise as hw

@@ -16,14 +16,14 @@ Index = slice | Tensor  # one dimension's: a run of places, or their numbers
 
 
 class Plan(NamedTuple):
-    """How to answer map[index]: what to select, then what to drop and add."""
+    """A plan for map[index]: what to select, then what to drop and add."""
 
     indices: tuple[Choice, ...]
     squeeze: tuple[int | slice | None, ...]
 
 
 def as_index(chosen: Any, size: int, name: str) -> Index:
-    """A number, slice, range, list or tensor as a slice (step 1 or more) or an index tensor.
+    """Return a number, slice, range, list or tensor as a slice (step 1 or more) or an index tensor.
 
     Raises:
         IndexError: outside 0 .. size - 1 (negative numbers count from the end), or not an index.
@@ -47,7 +47,7 @@ def as_index(chosen: Any, size: int, name: str) -> Index:
     if spots and all(isinstance(spot, bool) for spot in spots):
         if len(spots) != size:
             raise IndexError(f"{name} must have one bool each: got {len(spots)} for {size}; use numbers")
-        spots = [i for i, kept in enumerate(spots) if kept]
+        spots = [i for i, flag in enumerate(spots) if flag]
     numbers = [_as_number(spot) for spot in spots]
     if None in numbers:
         raise IndexError(
@@ -58,7 +58,7 @@ def as_index(chosen: Any, size: int, name: str) -> Index:
 
 
 def _as_number(value: object) -> int | None:
-    """A whole number as int (also numpy's, also a tensor of one); None if it is something else."""
+    """Return a whole number as int (also numpy's, also a tensor of one element); None for anything else."""
     if isinstance(value, bool) or (isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool)):
         return None
     return operator.index(value) if hasattr(value, "__index__") and not getattr(value, "ndim", 0) else None
@@ -75,12 +75,12 @@ def _inside(place: int, size: int, name: str) -> int:
 
 
 def in_order(index: slice | Tensor, size: int) -> Sequence[int] | Tensor:
-    """The positions an index picks out, one after the other."""
+    """Return the positions an index selects, in order."""
     return range(size)[index] if isinstance(index, slice) else index
 
 
 def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> Index:
-    """`inner` picked out of `outer`, as an index into the whole."""
+    """Return the index that applies `inner` to the result of `outer`."""
     if outer is None:
         return inner
     spots = in_order(outer, size)
@@ -94,7 +94,7 @@ def compose(outer: slice | Tensor | None, inner: slice | Tensor, size: int) -> I
 
 
 def resolve(index: Any, shape: torch.Size) -> Plan | None:
-    """A plan for numbers, slices, new axes, one `...` and at most one list; None: too much for that.
+    """Return a plan for numbers, slices, new axes, one `...` and at most one list; None: too much for that.
 
     Raises:
         IndexError: more indices than dimensions, or two ellipses.
@@ -123,14 +123,14 @@ def resolve(index: Any, shape: torch.Size) -> Plan | None:
 
 
 def _is_flat(part: object) -> bool:
-    """A list or tensor of one dimension."""
+    """Return a list or tensor of one dimension."""
     if isinstance(part, (list, tuple, range)):
         return all(_as_number(item) is not None or isinstance(item, bool) for item in part)
     return getattr(part, "ndim", 0) == 1 and getattr(part, "dtype", None) is not torch.uint8
 
 
 def take(tensor: Tensor, index: tuple[Index | None, ...], ones_stay: bool = True) -> Tensor:
-    """Index dimensions one by one, each by a slice (a view), an index tensor, or None (left alone).
+    """Index each dimension by a slice (a view), an index tensor, or None (unchanged).
 
     With `ones_stay`, a dimension of size 1 broadcasts and is left alone, too.
     """
@@ -145,7 +145,7 @@ def take(tensor: Tensor, index: tuple[Index | None, ...], ones_stay: bool = True
 
 
 def positions_of(index: Index, length: int, device: torch.device) -> Tensor:
-    """The positions an index picks out of `length`, as int [n]."""
+    """Return the positions an index picks out of `length`, as int [n]."""
     if isinstance(index, slice):
         if isinstance(index.stop, Tensor):  # a length that torch.jit.trace records: it may be another later
             return torch.arange(length, device=device)[index]
@@ -163,6 +163,6 @@ def fits(size: int, wanted: int) -> bool:
 
 
 def within(spots: Tensor, start: int, stop: int) -> tuple[int, int]:
-    """The tightest [start, stop) around the sorted spots inside it; empty where there is none."""
+    """Return the tightest [start, stop) around the sorted spots inside it; empty where there is none."""
     low, high = torch.searchsorted(spots, torch.tensor([start, stop], device="cpu")).tolist()
     return (int(spots[low]), int(spots[high - 1]) + 1) if low < high else (0, 0)

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first asked for (PEP 562)."""
+"""Public names of a package that are imported on first use (PEP 562)."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from .tensor_stand_in import StandIn, in_reentrant_checkpoint
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WHOLE = slice(None)
-LATER = ("_scores", "_lse", "_versions")  # what `later` leaves for the first look
+EVERYTHING = slice(None)
+LATER = ("_scores", "_lse", "_versions")  # attributes that a map of `later` sets on first use
 
 
 class AttentionMap(StandIn):
@@ -70,12 +70,12 @@ class AttentionMap(StandIn):
     _scores: Scores | GivenWeights
     _lse: Tensor | None
     _columns: Index | None  # None: all keys
-    _known: Collected | None = None  # row statistics that came with the output
-    ranks: int | None = None  # how many its sequence lies over (`headwise.parallel`); None: one process's own
-    _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was made
-    _build: Callable[[], tuple[Scores, Tensor | None]]  # of one whose parts are made when it is looked at
+    _collected: Collected | None = None  # row statistics computed with the output
+    ranks: int | None = None  # over which its sequence is sharded (`headwise.parallel`); None: not sharded
+    _versions: tuple[int, ...] | None  # of q, k, mask and scoring, when the map was created
+    _build: Callable[[], tuple[Scores, Tensor | None]]  # creates the parts of a map on first use
 
-    @answering({theirs: said for theirs, said in OF_ATTENTION.items() if "dropout" not in theirs})
+    @answering({theirs: advice for theirs, advice in OF_ATTENTION.items() if "dropout" not in theirs})
     def __init__(
         self,
         q: Tensor,
@@ -95,11 +95,11 @@ class AttentionMap(StandIn):
         self._columns = None
         self._versions = self._scores.versions()
         if self._versions is None and not torch.compiler.is_compiling():
-            self._lse = first_pass.lse_of(self._scores)  # tells later what nobody counts: what was written
+            self._lse = first_pass.lse_of(self._scores)  # compared later where torch counts no versions
 
     @classmethod
     def from_weights(cls, tensor: Tensor, mask: Mask | Tensor | None = None) -> AttentionMap:
-        """A map of weights computed elsewhere, [B, H, T, S]; `mask` only tells which queries are padding.
+        """Return a map of given weights, [B, H, T, S]; `mask` only marks queries that are padding.
 
         Raises:
             ShapeError: not four dimensions.
@@ -137,7 +137,7 @@ class AttentionMap(StandIn):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of dense weights: that of q and k."""
-        return self._scores.given_dtype
+        return self._scores.input_dtype
 
     @property
     def device(self) -> torch.device:
@@ -167,7 +167,7 @@ class AttentionMap(StandIn):
         return self._lse
 
     def parts(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """What it is made of: scores, lse where known, the keys that were chosen. `make` is the way back.
+        """Return the scores, lse where computed, and the chosen keys; `make` creates a map from them.
 
         Raises:
             ArgumentError: q, k or a rule was written to since the map was made.
@@ -177,17 +177,17 @@ class AttentionMap(StandIn):
 
     @property
     def as_made(self) -> tuple[Scores | GivenWeights, Tensor | None, Index | None]:
-        """`parts` without the check, for a map that was made just now."""
+        """The same as `parts` without the check, for a map that was created just now."""
         return self._scores, self._lse, self._columns
 
     @property
     def positions(self) -> Tensor:
-        """Where the queries stand among the keys, int [T]; the last one is beside the last key."""
+        """The positions of the queries among the keys, int [T]; the last one is beside the last key."""
         return self._scores.at(slice(0, self._scores.shape[2]))
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The smallest and the largest of these positions: plain numbers, which no device is asked for."""
+        """The smallest and the largest of these positions: plain numbers, read from no device."""
         return self._scores.ends(slice(0, self._scores.shape[2]))
 
     @property
@@ -207,7 +207,7 @@ class AttentionMap(StandIn):
 
     @property
     def real_keys(self) -> Tensor:
-        """Which keys are no padding, bool [B, S]."""
+        """The keys that are not padding, bool [B, S]."""
         B, _, _, S = self._scores.shape
         keys = self._scores.mask.keys
         if keys is None:
@@ -217,7 +217,7 @@ class AttentionMap(StandIn):
         return real if self._columns is None else real[:, self._columns]
 
     def counted_queries(self, statistic: str = "local") -> Tensor:
-        """Which queries count in a head's mean, bool [B, H, T]: real ones that see something.
+        """Return which queries count in a head's mean, bool [B, H, T]: real ones that see something.
 
         statistic: `previous`, `itself` and `next` count only queries for which that key exists and is not
             padding.
@@ -226,16 +226,16 @@ class AttentionMap(StandIn):
         return statistics.counted(statistic, self._scores, self.lse)
 
     def to_keep(self) -> AttentionMap:
-        """The same map for those who look at it later, and not on every rank."""
+        """Return the same map for those who look at it later, and not on every rank."""
         return self
 
     @property
     def own_keys(self) -> int:
-        """How many of its S keys are this process's own."""
+        """The number of its S keys that belong to this process."""
         return self.shape[3]
 
     def whole_text(self, ids: Tensor) -> Tensor:
-        """The ids of its keys, int [B, S], from those of this process's own."""
+        """Return the ids of its keys, int [B, S], from those of this process's own."""
         return ids
 
     @property
@@ -245,7 +245,7 @@ class AttentionMap(StandIn):
         return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
 
     def visible(self, mask: Mask | Tensor | None = None) -> Tensor:
-        """How many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
+        """Return how many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
 
         Scores are not asked, so a key hidden by an endless bias counts.
 
@@ -292,7 +292,7 @@ class AttentionMap(StandIn):
         queries: Choice = None,
         keys: Choice = None,
     ) -> AttentionMap:
-        """A smaller map, still lazy. A number keeps its dimension, with size 1.
+        """Return a smaller map, still lazy. A number keeps its dimension, with size 1.
 
         Raises:
             IndexError: an index outside the map.
@@ -300,29 +300,29 @@ class AttentionMap(StandIn):
         self.check_unchanged()
         B, H, T, S = self.shape
         rows = tuple(
-            WHOLE if chosen is None else as_index(chosen, size, name)
+            EVERYTHING if chosen is None else as_index(chosen, size, name)
             for chosen, size, name in ((batch, B, "batch"), (heads, H, "heads"), (queries, T, "queries"))
         )
         columns = self._columns
         if keys is not None:
             chosen = as_index(keys, S, "keys")
             # while compiling, all keys stay all keys whatever their number
-            if not (_is_whole(chosen) and torch.compiler.is_compiling()):
+            if not (_is_everything(chosen) and torch.compiler.is_compiling()):
                 columns = compose(columns, chosen, self._scores.shape[3])
-        if all(_is_whole(index) for index in rows):
-            return make(self._scores, self._lse, columns, self._known)
+        if all(_is_everything(index) for index in rows):
+            return make(self._scores, self._lse, columns, self._collected)
 
         def chosen_rows(values: Tensor) -> Tensor:  # [.., B, H, T]
             return take(values, (None,) * (values.ndim - 3) + rows, ones_stay=False)
 
         lse = None if self._lse is None else chosen_rows(self._lse)
-        known = None if self._known is None else self._known.map(chosen_rows)
-        part = make(self._scores.select(*rows), lse, columns, known)
+        collected = None if self._collected is None else self._collected.map(chosen_rows)
+        part = make(self._scores.select(*rows), lse, columns, collected)
         part._has_lost_gradient = self._has_lost_gradient
         return part
 
     def by_document(self) -> AttentionMap:
-        """A map of packed documents as a batch of them, [documents, H, longest, longest], padded at the end.
+        """Return a map with a batch of documents, [documents, H, longest, longest], padded at the end.
 
         Its statistics are each document's own. Queries at padding are zeros, and in none of them.
 
@@ -342,26 +342,26 @@ class AttentionMap(StandIn):
         return make(*packed_sequences.by_document(self._scores, self._lse))
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Weights as a tensor, computing only the rows, heads and keys asked for."""
+        """Return weights as a tensor, computing only the selected rows, heads and keys."""
         if type(index) is tuple and len(index) == 3:
-            row = self._one_query(*index)
+            row = self._single_query(*index)
             if row is not None:
                 return row
         plan = resolve(index, self.shape)
-        if plan is None:  # several index tensors, new axes: let torch sort it out
-            whole: Tensor = self.dense()[index]
-            return whole
+        if plan is None:  # several index tensors or new axes: torch resolves them
+            part: Tensor = self.dense()[index]
+            return part
         batch, heads, queries, keys = plan.indices
         return self.select(batch=batch, heads=heads, queries=queries, keys=keys).dense()[plan.squeeze]
 
-    def _one_query(self, batch: object, head: object, query: object) -> Tensor | None:
-        """Return w[b, h, i] or w[b, :, i] by the short way; None if only the general way can."""
+    def _single_query(self, batch: object, head: object, query: object) -> Tensor | None:
+        """Return w[b, h, i] or w[b, :, i] by a shortcut; None if only the general path can."""
         scores = self._scores
         if type(batch) is not int or type(query) is not int or self._columns is not None:
             return None
         if torch.compiler.is_compiling() or type(scores) is not Scores:
             return None
-        if type(head) is not int and not (type(head) is slice and head == WHOLE):
+        if type(head) is not int and not (type(head) is slice and head == EVERYTHING):
             return None
         self.check_unchanged()
         return one_query.row(scores, self._lse, batch, head if isinstance(head, int) else None, query)
@@ -370,7 +370,7 @@ class AttentionMap(StandIn):
         return (self[b] for b in range(len(self)))
 
     def dense(self, *, limit: int | str | None = None) -> Tensor:
-        """All of it as a tensor, [B, H, T, S]; gradients flow to q and k.
+        """Return all of it as a tensor, [B, H, T, S]; gradients flow to q and k.
 
         Args:
             limit: a memory budget for this call, e.g. "2 GiB"; see `headwise.budget`.
@@ -389,7 +389,7 @@ class AttentionMap(StandIn):
         return weights.weights(self._scores, self._lse, self._columns)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
-        """The mean over heads, [B, T, S], without the weights of each head; gradients flow to q and k.
+        """Return the mean over heads, [B, T, S], without the weights of each head; gradients flow to q and k.
 
         Raises:
             BudgetExceeded: it would not fit.
@@ -405,7 +405,7 @@ class AttentionMap(StandIn):
         return weights.weights(self._scores, self._lse, self._columns, mean=True)
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
-        """A picture of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
+        """Return a picture of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
 
         Each cell holds the true mass: the weights in it, summed. The picture of a head sums to the number of
         queries counted; padded queries are left out.
@@ -418,7 +418,7 @@ class AttentionMap(StandIn):
         return second_pass.pooled(self._scores, self.lse, rows, columns)
 
     def _cells(self, cells: int | tuple[int, int]) -> tuple[int, int]:
-        """The cells of a picture, no more than there are queries and keys."""
+        """Return the cells of a pooled map, no more than there are queries and keys."""
         pair = cells if isinstance(cells, (tuple, list)) else (cells, cells)
         if len(pair) != 2 or not all(_is_count(number) for number in pair):
             raise ArgumentError(
@@ -430,7 +430,7 @@ class AttentionMap(StandIn):
         return rows, columns
 
     def top(self, count: int = 8) -> Top:
-        """The heaviest keys of every query: (values, indices), each [B, H, T, count].
+        """Return the heaviest keys of every query: (values, indices), each [B, H, T, count].
 
         Where a query sees fewer than `count` keys, the rest of its values are 0 and the rest of its indices
         -1, which in indexing would mean the last key: leave them out by `indices >= 0`. The values carry no
@@ -444,7 +444,7 @@ class AttentionMap(StandIn):
         return second_pass.top(self._scores, self.lse, count)
 
     def _check_count(self, count: int) -> None:
-        """Raise unless a list of so many keys per query can be made."""
+        """Raise unless a list of so many keys per query can be computed."""
         B, H, T, S = self.shape
         if not _is_count(count) or count > S:
             raise ArgumentError(f"count must be between 1 and key_len: got {count!r} of {S}; use {min(8, S)}")
@@ -457,7 +457,7 @@ class AttentionMap(StandIn):
         reach: int = 8,
         pooled: int | tuple[int, int] | None = None,
     ) -> Statistics:
-        """What each head does, in numbers: [B, H] each, and `received` [B, H, S].
+        """Return what each head does, in numbers: [B, H] each, and `received` [B, H, S].
 
         Gradients flow through `entropy` and `effective_keys`: a training loss may use them.
 
@@ -475,7 +475,7 @@ class AttentionMap(StandIn):
         self.check_whole_rows("statistics")
         self._warn_of_lost_gradient()
         cells = None if pooled is None else self._cells(pooled)
-        known = self._known if self._columns is None else None
+        collected = self._collected if self._columns is None else None
         plain = cells is None and per == "head" and isinstance(self._scores, Scores)
         if self._lse is None and plain and names:
             assert isinstance(self._scores, Scores)
@@ -483,10 +483,10 @@ class AttentionMap(StandIn):
             if directly is not None:
                 return Statistics(directly)
         lse = self._lse_of_checked()
-        return second_pass.measure(self._scores, lse, names, per == "query", reach, cells, known)
+        return second_pass.measure(self._scores, lse, names, per == "query", reach, cells, collected)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
-        """The weight each query puts on the keys that `on` allows; no gradient.
+        """Return the weight each query puts on the keys that `on` allows; no gradient.
 
         One light pass over q and k, without weights; a band costs only the keys in it.
 
@@ -522,7 +522,7 @@ class AttentionMap(StandIn):
         key_tokens: Sequence[str] | None = None,
         batch: int = 0,
     ) -> Figure:
-        """A heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
+        """Return a heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
 
         Args:
             tokens: one a position, where queries and keys are one text.
@@ -550,7 +550,7 @@ class AttentionMap(StandIn):
             )
 
     def check_whole_rows(self, what: str) -> None:
-        """Raise where `what` cannot be told: of an empty map, of chosen keys, of one written to since."""
+        """Raise if `what` cannot be computed: for an empty map, chosen keys, or inputs written to since."""
         self.check_unchanged()
         if 0 in self.shape:
             raise ShapeError(
@@ -563,7 +563,7 @@ class AttentionMap(StandIn):
             )
 
     def _has_all_keys(self) -> bool:
-        """Return True if the keys chosen are all of them, in order."""
+        """Return True if the chosen keys are all of them, in order."""
         S = self._scores.shape[3]
         return isinstance(self._columns, slice) and range(S)[self._columns] == range(S)
 
@@ -571,7 +571,7 @@ class AttentionMap(StandIn):
         self, shape: Sequence[int], what: str, limit: int | str | None, dtype: torch.dtype | None = None
     ) -> None:
         if torch.compiler.is_compiling():
-            return  # sizes are symbols then; the operator asks when it runs
+            return  # sizes are symbols then; the operator checks when it runs
         size = torch.Size(shape).numel() * (dtype or self.dtype).itemsize
         if limit is None and budget.surely_fits(size):
             return
@@ -586,12 +586,12 @@ class AttentionMap(StandIn):
     # Moving it about
 
     def detach(self) -> AttentionMap:
-        """The same map, cut from the graph."""
+        """Return the same map, cut from the graph."""
         self.check_unchanged()
-        return make(self._scores.detach(), self._lse, self._columns, self._known)
+        return make(self._scores.detach(), self._lse, self._columns, self._collected)
 
     def to(self, device: torch.device | str) -> AttentionMap:
-        """The same map on another device.
+        """Return the same map on another device.
 
         Raises:
             ArgumentError: not a device.
@@ -603,15 +603,15 @@ class AttentionMap(StandIn):
         self.check_unchanged()
         where = torch.device(device)
         lse = None if self._lse is None else self._lse.to(where)
-        known = None if self._known is None else self._known.map(lambda rows: rows.to(where))
-        return make(self._scores.to(where), lse, self._columns, known)
+        collected = None if self._collected is None else self._collected.map(lambda rows: rows.to(where))
+        return make(self._scores.to(where), lse, self._columns, collected)
 
     def cpu(self) -> AttentionMap:
-        """The same map in main memory."""
+        """Return the same map in main memory."""
         return self.to("cpu")
 
     def cuda(self) -> AttentionMap:
-        """The same map on the current GPU."""
+        """Return the same map on the current GPU."""
         return self.to("cuda")
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -622,12 +622,12 @@ class AttentionMap(StandIn):
 
 
 def make(
-    scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None, known: Collected | None = None
+    scores: Scores | GivenWeights, lse: Tensor | None, columns: Any = None, collected: Collected | None = None
 ) -> AttentionMap:
-    """A map from parts already checked; known: row statistics that came with the output."""
+    """Return a map of checked parts; collected: row statistics computed with the output."""
     new = AttentionMap.__new__(AttentionMap)
-    if known is not None:
-        new._known = known
+    if collected is not None:
+        new._collected = collected
     new._scores, new._lse = scores, lse
     new._columns = slice(*columns) if isinstance(columns, tuple) else columns
     new._versions = scores.versions()
@@ -637,7 +637,7 @@ def make(
 
 
 def later(build: Callable[[], tuple[Scores, Tensor | None]]) -> AttentionMap:
-    """A map from (scores, lse) that are made when it is first looked at."""
+    """Return a map whose (scores, lse) are computed on first use."""
     new = AttentionMap.__new__(AttentionMap)
     new._build, new._columns = build, None
     if in_reentrant_checkpoint():
@@ -645,8 +645,8 @@ def later(build: Callable[[], tuple[Scores, Tensor | None]]) -> AttentionMap:
     return new
 
 
-def _is_whole(index: slice | Tensor) -> bool:
-    return isinstance(index, slice) and index == WHOLE
+def _is_everything(index: slice | Tensor) -> bool:
+    return isinstance(index, slice) and index == EVERYTHING
 
 
 def _is_count(number: object) -> bool:
@@ -655,18 +655,18 @@ def _is_count(number: object) -> bool:
 
 # As a pytree: a list of tensors, and a context of plain values that can be compared and stored
 
-# The tensors a map may hold, in order; the context tells which of them are there.
+# The tensors a map may hold, in order; the context records which of them are present.
 TENSORS = ("lse", "positions", *MASK_TENSORS, "weights", *DIFFERENTIABLE)
 
-Chosen = tuple[str, Sequence[int | None]] | None  # keys as plain numbers: can be compared and written down
+Chosen = tuple[str, Sequence[int | None]] | None  # keys as plain numbers, which can be compared and stored
 Context = tuple[Sequence[str], Sequence[float | None] | None, Sequence[int | None], Chosen]
 
 
 def _flatten(weights: AttentionMap) -> tuple[list[Tensor], Context]:
-    """Split a map into its tensors and what puts them together again."""
+    """Split a map into its tensors and the context that `_unflatten` needs."""
     scores, lse, columns = weights.parts()
     parts = {"lse": lse, **scores.parts()}
-    there = {name: parts[name] for name in TENSORS if parts.get(name) is not None}
+    present = {name: parts[name] for name in TENSORS if parts.get(name) is not None}
     numbers = None if "weights" in parts else (parts["scale"], parts["softcap"])
     rules = tuple([parts[name] for name in MASK_NUMBERS])
     chosen: Chosen = None
@@ -674,13 +674,13 @@ def _flatten(weights: AttentionMap) -> tuple[list[Tensor], Context]:
         chosen = "slice", (columns.start, columns.stop, columns.step)
     elif columns is not None:
         chosen = "keys", tuple(columns.tolist())
-    return list(there.values()), (tuple(there), numbers, rules, chosen)  # type: ignore[arg-type, return-value]
+    return list(present.values()), (tuple(present), numbers, rules, chosen)  # type: ignore[arg-type, return-value]
 
 
 def _unflatten(values: Iterable[Tensor], context: Context) -> AttentionMap:
-    """Return the map that `_flatten` split, with the given tensors in place of its own."""
+    """Return the map that `_flatten` split, with these tensors instead of its own."""
     names, numbers, rules, chosen = context
-    parts: dict[str, Any] = dict(zip(names, values, strict=True))  # anything: trees of sizes, of nothing
+    parts: dict[str, Any] = dict(zip(names, values, strict=True))  # anything: trees of sizes, or none
     parts |= zip(MASK_NUMBERS, rules, strict=True)
     columns: Index | None = None
     if chosen is not None:

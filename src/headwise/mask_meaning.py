@@ -1,15 +1,15 @@
-"""Read what users give as a mask, and refuse what seems to be meant otherwise.
+"""Read the masks that users pass, and refuse those that seem to be meant otherwise.
 
-A tensor may well be a mask the other way round, or padding, or of another shape. Where that can be seen it is
-refused, with every spelling of what may have been meant.
+A tensor may be a mask with True for hidden, or padding, or of another shape. Where its values show that, it
+is refused, with every spelling of what may have been meant.
 
-What was found out about a mask is used again only where the tensor is proved to be what it was (`fact`).
-Nothing a tensor carries tells that it was written to: `.data`, numpy and DLPack aliases, shared memory, a
-broadcast between processes and everything under `inference_mode` count no version, and an address or an id is
-somebody else's tomorrow. So an answer is kept beside a private copy of the bytes it was found in, and a call
-that wants it compares the two first. On a CPU that is a hundredth of the forward it saves; elsewhere, where
-looking at values stops the device, nothing is kept and nothing is read. A copy is freed together with the
-memory that it was made of, or by `clear_copies`.
+A fact about a mask is used again only if the tensor provably holds the same bytes (`fact`). A tensor does not
+record every write: `.data`, numpy and DLPack aliases, shared memory, a broadcast between processes and
+everything under `inference_mode` count no version, and an address or an id may later be that of another
+tensor. So a fact is stored with a private copy of the bytes, and a call that uses it first compares the two.
+On a CPU that takes a hundredth of the forward it saves; on other devices, where reading values stops the
+device, nothing is stored and nothing is read. A copy is freed together with the memory of the tensor, or by
+`clear_copies`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch knows them, but f
 
 
 def as_integers(value: Tensor | Sequence[int] | None) -> Tensor:
-    """The same as a tensor. A list is on no device: in CPU memory, from where calls take it to their own."""
+    """Return the value as a tensor; a list becomes one in CPU memory, which calls move to their device."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
@@ -42,7 +42,7 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
-    """Lengths int [B], or real positions bool [B, length]."""
+    """Return lengths int [B], or real positions bool [B, length], after checks."""
     lengths = as_integers(value)
     if lengths.dtype == torch.bool and lengths.ndim == 2:
         return lengths
@@ -59,7 +59,7 @@ def as_padding(value: Tensor | Sequence[int], name: str) -> Tensor:
 
 
 def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
-    """Document ids as labels, int [B or 1, length, 1]."""
+    """Return document ids as labels, int [B or 1, length, 1]."""
     ids = as_integers(value)
     if not _is_integer(ids) or ids.ndim not in (1, 2):
         raise MaskError(
@@ -70,7 +70,7 @@ def as_ids(value: Tensor | Sequence[int], name: str) -> Tensor:
 
 
 def whole_number(number: object, name: str) -> int:
-    """A count of keys, or `MaskError`."""
+    """Return a count of keys as an int, or raise `MaskError`."""
     if isinstance(number, int) and not isinstance(number, bool):
         return number
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
@@ -79,7 +79,7 @@ def whole_number(number: object, name: str) -> int:
 
 
 def as_allowed(value: Tensor) -> Tensor:
-    """A dense mask as bool, 4-D."""
+    """Return a dense mask as bool, 4-D."""
     if isinstance(value, (str, bool)):  # a rule by its name, or what causal= takes
         raise MaskError(
             f"mask must be a Mask or a tensor: got {value!r}; for a causal one use headwise.Mask.causal() or "
@@ -96,12 +96,12 @@ def as_allowed(value: Tensor) -> Tensor:
         )
     if value.dtype != torch.bool:
         if can_read(value) and value.numel():
-            _check_zero_one(value)
+            _check_binary(value)
         value = value != 0
     return value[(None,) * (4 - value.ndim)]
 
 
-def _check_zero_one(value: Tensor) -> None:
+def _check_binary(value: Tensor) -> None:
     strange = value[(value != 0) & (value != 1)]
     if strange.numel():
         raise MaskError(
@@ -116,42 +116,42 @@ def _check_zero_one(value: Tensor) -> None:
 
 
 def check_meaning(mask: Tensor, allowed: Tensor, may_be_padding: bool) -> None:
-    """Raise `MaskError` where a tensor someone gave as a mask reads as if True were hidden, or as padding.
+    """Raise `MaskError` where a mask tensor reads as if True meant hidden, or as padding.
 
-    To be asked only where looking at values is free. What may well be meant is let through, and what is not
-    has a spelling that nobody asks about: `Mask.dense(mask)`.
+    Call it only where reading values is free. Masks that may well be meant pass, and the others can be
+    spelled as `Mask.dense(mask)`, which is never checked.
 
     Args:
-        mask: as it was given; `allowed` is the same as `as_allowed` reads it.
+        mask: the tensor of the user; `allowed` is the same as `as_allowed` reads it.
         may_be_padding: whether its rows might be sequences as well as queries.
     """
     _, _, T, S = shape = allowed.shape
     if 0 in shape:
         return
-    # Nearly every mask is another by its first bool, which is one operation away, not four as [0, 0, 0, 0].
-    # Of one query, the opposite hides all, as a mask may.
+    # Nearly every mask fails at its first bool, which takes one operation here, not four as [0, 0, 0, 0].
+    # With one query the opposite hides all, which a mask may do.
     opposite = 1 < T <= S and not allowed.as_strided((), ()) and _is_opposite_of_causal(allowed)
     lengths = _lengths_in_rows(allowed[0, 0]) if may_be_padding and not opposite else None
     if not opposite and lengths is None:
         return
-    given = f"{dtype_name(mask)}{list(mask.shape)}"
+    shown = f"{dtype_name(mask)}{list(mask.shape)}"
     real, turned = ("mask", "~mask") if mask.dtype == torch.bool else ("mask.bool()", "~mask.bool()")
     if lengths is None:
         raise MaskError(
-            f"mask must be True where a query may attend: got {given}, a causal mask the other way round, as "
+            f"mask must be True where a query may attend: got {shown}, a causal mask the other way round, as "
             f"torch has it, True = hidden; pass {turned}, or Mask.causal() and no matrix, or Mask.dense(mask)"
             " if queries shall see only what comes after them"
         )
     some = ", ".join(map(str, lengths[:4])) + (", .." if len(lengths) > 4 else "")
     raise MaskError(
-        f"mask must be [T, S] where it has two dimensions: got {given}, whose rows read as padding of "
+        f"mask must be [T, S] where it has two dimensions: got {shown}, whose rows read as padding of "
         f"sequences ({some} keys), not as queries; pass Mask.padding({real}) for a row per sequence "
         f"({turned} if its True = padding), or Mask.dense(mask) for a row per query"
     )
 
 
 def _is_opposite_of_causal(allowed: Tensor) -> bool:
-    """Return True if a dense mask is `~causal`, or that with padding shown beside it in some sequences."""
+    """Return True if a dense mask is `~causal`, or that with padding shown in some sequences."""
     beside = allowed[:, :, -1:]  # all that the last query sees: in torch's masks, padding
     padded = beside.any(-1)
     if padded.all() or (allowed.shape[1] > 1 and padded.any()):
@@ -162,35 +162,35 @@ def _is_opposite_of_causal(allowed: Tensor) -> bool:
 
 
 def _lengths_in_rows(rows: Tensor) -> list[int] | None:
-    """How many keys each row shows, where rows [T, S] read as padding and not as queries; else None.
+    """Return the number of keys in each row, where rows [T, S] read as padding and not as queries; else None.
 
-    They do where all begin at the first key and do not grow, or all end at the last and do not shrink: those
-    that only move on are causal masks, prefixes, blocks and bands. Rows that show nothing are not asked, and
+    They do where all begin at the first key and do not grow, or all end at the last and do not shrink; rows
+    that only move on are causal masks, prefixes, blocks and bands. Rows that show nothing are ignored, and
     rows that are all alike mean the same either way.
     """
     counts, S = rows.sum(-1, keepdim=True), rows.shape[1]
     lengths: list[int] = counts.flatten().tolist()
-    seen = [length for length in lengths if length]
+    filled = [length for length in lengths if length]
     spots = torch.arange(S, device=rows.device)
-    if seen != sorted(seen) and torch.equal(rows, spots < counts):
+    if filled != sorted(filled) and torch.equal(rows, spots < counts):
         return lengths
-    if seen != sorted(seen, reverse=True) and torch.equal(rows, spots >= S - counts):
+    if filled != sorted(filled, reverse=True) and torch.equal(rows, spots >= S - counts):
         return lengths
     return None
 
 
-# What was found out about a mask
+# Stored facts about masks
 
 
-Found = TypeVar("Found")
+Fact = TypeVar("Fact")
 Owner = weakref.ref[torch.UntypedStorage]
-Kept = tuple[Tensor, dict[str, Any], Owner]  # bytes, answers by name, and what frees them when it is gone
+Entry = tuple[Tensor, dict[str, Any], Owner]  # bytes, facts by name, and a reference whose death frees them
 
-ROOM = 2**27  # bytes of copies in all; the one that was not asked for the longest goes first
+ROOM = 2**27  # bytes of copies in all; the least recently used is freed first
 LARGEST = ROOM // 2  # a larger tensor is read anew in every call
 
-_kept: OrderedDict[Hashable, Kept] = OrderedDict()  # by place
-_taken = 0  # bytes at most: what was freed with its owner is subtracted when room is needed
+_facts: OrderedDict[Hashable, Entry] = OrderedDict()  # by place
+_taken = 0  # bytes at most: copies freed with their owner are subtracted when space is needed
 _lock = threading.Lock()
 
 
@@ -198,55 +198,55 @@ def clear_copies() -> None:
     """Free all private copies of masks; the next calls read their masks anew."""
     global _taken
     with _lock:
-        _kept.clear()
+        _facts.clear()
         _taken = 0
 
 
 @torch.no_grad()
-def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Found]) -> Found:
-    """`find(tensor)`, or what it returned before if the tensor holds the same bytes now.
+def fact(tensor: Tensor, question: str, find: Callable[[Tensor], Fact]) -> Fact:
+    """Return `find(tensor)`, or the stored result if the tensor holds the same bytes as then.
 
     Args:
         tensor: in CPU memory, where reading is free (`can_read`).
         question: a name for `find`; one name, one function.
-        find: looks at values alone, never at the identity of what it is given. What it returns is shared by
-            later calls: it must not be written to.
+        find: reads values alone, never the identity of its argument. Its result is shared by later calls:
+            it must not be written to.
     """
     once = _without_repeats(tensor.detach())
     if once.nbytes > LARGEST or not once.numel():
         return find(tensor)
-    # Only a place to look: what is found there counts if its bytes are the same.
+    # The place is only a key: its entry counts if the bytes are the same.
     place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     with _lock:
-        kept = _kept.get(place)
-        if kept is not None:
-            _kept.move_to_end(place)
-    if kept is None or not _same(once, kept[0]):
-        kept = _keep(place, once.clone(memory_format=torch.contiguous_format), tensor.untyped_storage())
-    copy, answers, _ = kept
-    if question not in answers:  # of the copy, so that the answer is of these bytes whoever writes meanwhile
+        entry = _facts.get(place)
+        if entry is not None:
+            _facts.move_to_end(place)
+    if entry is None or not _same(once, entry[0]):
+        entry = _keep(place, once.clone(memory_format=torch.contiguous_format), tensor.untyped_storage())
+    copy, answers, _ = entry
+    if question not in answers:  # of the copy, so that the result fits these bytes whoever writes meanwhile
         answers[question] = find(copy.expand(tensor.shape))
-    answer: Found = answers[question]
-    return answer
+    result: Fact = answers[question]
+    return result
 
 
-def _keep(place: Hashable, copy: Tensor, storage: torch.UntypedStorage) -> Kept:
+def _keep(place: Hashable, copy: Tensor, storage: torch.UntypedStorage) -> Entry:
     global _taken
-    # May run at any moment, also while the lock is held: one operation, which needs no lock.
+    # The callback may run at any moment, also while the lock is held, so it is one atomic operation.
     owner = weakref.ref(storage, partial(_drop, place))
-    new: Kept = (copy, {}, owner)
+    new: Entry = (copy, {}, owner)
     with _lock:
-        _kept.pop(place, None)
-        _kept[place] = new
+        _facts.pop(place, None)
+        _facts[place] = new
         _taken += copy.nbytes
         if _taken > ROOM:
-            _taken = sum(kept[0].nbytes for kept in tuple(_kept.values()))
+            _taken = sum(entry[0].nbytes for entry in tuple(_facts.values()))
         while _taken > ROOM:
-            _taken -= _kept.popitem(last=False)[1][0].nbytes
+            _taken -= _facts.popitem(last=False)[1][0].nbytes
     return new
 
 
-def _drop(place: Hashable, owner: Owner, drop: Callable[..., object] = _kept.pop) -> None:
+def _drop(place: Hashable, owner: Owner, drop: Callable[..., object] = _facts.pop) -> None:
     drop(place, None)
 
 
@@ -262,13 +262,13 @@ def _same(tensor: Tensor, copy: Tensor) -> bool:
     """Return True if two tensors of one shape hold the same bytes, NaN included; takes little memory."""
     if tensor.is_contiguous():
         tensor, copy = (x.reshape(-1).view(torch.uint8) for x in (tensor, copy))
-        whole = len(tensor) // 8 * 8
-        if not torch.equal(tensor[whole:], copy[whole:]):
+        aligned = len(tensor) // 8 * 8
+        if not torch.equal(tensor[aligned:], copy[aligned:]):
             return False
-        tensor, copy = tensor[:whole], copy[:whole]
+        tensor, copy = tensor[:aligned], copy[:aligned]
     many = max(1, 8 // tensor.element_size())
     in_words = tensor.shape[-1] % many == 0 and tensor.storage_offset() % many == 0
     if tensor.stride(-1) != 1:
-        return torch.equal(tensor, copy)  # where there is a NaN: read it again
+        return torch.equal(tensor, copy)  # with a NaN they differ, and the tensor is read again
     words = torch.int64 if in_words and all(n % many == 0 for n in tensor.stride()[:-1]) else torch.uint8
     return torch.equal(tensor.view(words), copy.view(words))

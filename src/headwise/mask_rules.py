@@ -1,7 +1,7 @@
 """The rules of a `Mask`: a band around the query, padding, documents, a dense mask.
 
-Each rule is a class, and an entry of `Mask.RULES`: it says what it holds, how two of its kind are joined, and
-which keys of a tile it allows. Engines in plain torch ask any rule in the same way, and need no change for a
+Each rule is a class, and an entry of `Mask.RULES`: it defines its fields, how two of its kind are joined, and
+which keys of a tile it allows. Engines in plain torch use all rules in the same way, and need no change for a
 new one; the kernels on a GPU need a field and a condition (CONTRIBUTING.md, "A rule of the mask").
 """
 
@@ -53,14 +53,14 @@ def is_traced() -> bool:
 
 
 def smaller(a: int | None, b: int | None) -> int | None:
-    """The tighter of two bounds; None is no bound."""
+    """Return the tighter of two bounds; None is no bound."""
     if a is None or b is None:
         return b if a is None else a
     return min(a, b)
 
 
 def size_of(run: slice) -> int:
-    """How many places a run of them has."""
+    """Return the number of positions in a slice."""
     size: int = run.stop - run.start
     return size
 
@@ -71,47 +71,47 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def cannot_join(name: str, a: torch.Size, b: torch.Size) -> MaskError:
-    """The error about two of a kind whose sizes differ."""
+    """Return the error about two rules of a kind whose sizes differ."""
     return MaskError(
         f"{name} joined with & must agree in size: {list(a)} and {list(b)}; make both for the same sequences"
     )
 
 
 Fields = Mapping[str, str]  # names, and the dimensions of each
-Value = Tensor | int  # what a field of a mask holds, where it holds anything
-Changes = dict[str, Any]  # fields and what they shall hold, as a constructor takes them
+Value = Tensor | int  # the value of a field of a mask, if it is set
+Changes = dict[str, Any]  # fields and their new values, as a constructor takes them
 Shape = tuple[int, int, int, int]  # [B, H, T, S]
 Span = tuple[int, int]  # positions: first and last; of keys (`Rule.span`): [start, stop)
 
 
 class Rule:
-    """One rule about who may attend to whom: what differs from rule to rule, and no more.
+    """One kind of rule about who may attend to whom.
 
-    A rule says what it holds (`fields`), how two of its kind are joined, and what a tile of it looks like.
-    All else has an answer that is right for any rule; an entry that knows better says so.
+    A rule defines its fields, how two of its kind are joined, and what a tile of it looks like. All other
+    methods have a default that is right for any rule; subclasses override them where they can do better.
     """
 
     # The fields of `Mask` that belong to this rule, and the dimensions of each, such as "bhts". A dimension
     # in lower case may have size 1 for all, one in upper case has its full size. "": the field is an int.
     fields: ClassVar[Fields]
-    hides: ClassVar[bool] = True  # False: it only tells which queries count in means
-    is_copied: ClassVar[bool] = True  # its tensors are small: those of a call are the call's own
-    is_band: ClassVar[bool] = False  # a band around the query, which kernels draw by themselves
-    is_padding: ClassVar[bool] = False  # `Mask.sees_any` knows it, as it knows bands
-    is_countable: ClassVar[bool] = False  # `second_pass.visible` counts its keys without looking at each
-    is_narrow: ClassVar[bool] = False  # a block of queries sees few keys: worth going by blocks
+    hides: ClassVar[bool] = True  # False: it only defines which queries count in means
+    is_copied: ClassVar[bool] = True  # its tensors are small: each call has copies of its own
+    is_band: ClassVar[bool] = False  # a band around the query, which kernels compute by themselves
+    is_padding: ClassVar[bool] = False  # `Mask.sees_any` handles it, as it handles bands
+    is_countable: ClassVar[bool] = False  # `second_pass.visible` counts its keys without reading each
+    is_narrow: ClassVar[bool] = False  # a block of queries sees few keys, so that working by blocks pays off
     allocates_tile: ClassVar[bool] = True  # computing a tile allocates a bool tensor [t, s]
 
     def join(self, a: Mask, b: Mask) -> Changes:
-        """This rule's fields in `a & b`. It is called for every rule, also where neither mask has it."""
+        """Return this rule's fields in `a & b`. It is called for every rule, even if neither mask has it."""
         raise NotImplementedError
 
     def negated(self, mask: Mask) -> Changes | None:
-        """Its fields where it shows what it hid and hides what it showed; None: no rule does that."""
+        """Return its fields with shown and hidden keys exchanged; None if no rule does that."""
         return None
 
     def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        """Which keys of a tile may be attended to: bool, broadcastable to [B, H, t, s].
+        """Return which keys of a tile may be attended to: bool, broadcastable to [B, H, t, s].
 
         Args:
             at: int [t], positions of the queries.
@@ -124,11 +124,11 @@ class Rule:
     def check(self, mask: Mask, shape: Shape) -> None:
         """Raise `MaskError` where it does not fit [B, H, T, S]."""
 
-    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
+    def spell_out(self, values: Changes, query_len: int, key_len: int) -> None:
         """Add the fields that a call leaves out and that follow from its sizes."""
 
     def placed(self, mask: Mask, at: Tensor) -> Changes:
-        """What changes for chosen queries that stand at these positions."""
+        """Return the changed fields for chosen queries at these positions."""
         return {}
 
     def cut(self, mask: Mask, keys: slice) -> Changes:
@@ -146,24 +146,24 @@ class Rule:
         return run
 
     def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
-        """What is left of the keys [start, stop) for queries whose first and last position are `ends`."""
+        """Return the part of keys [start, stop) that queries at positions `ends[0]` to `ends[1]` see."""
         return keys
 
     def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
-        """The shape it has as a tensor that is added to the scores, [B or 1, H or 1, T or 1, S or 1]."""
+        """Return its shape as a tensor that is added to the scores, [B or 1, H or 1, T or 1, S or 1]."""
         return 1, 1, *shape[2:]
 
     def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
-        """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
+        """Return the arguments of the GPU kernels, by the names of `engines.gpu.tile.Rules`."""
         return {name: getattr(mask, name) for name in self.fields}
 
     def is_listed(self, mask: Mask) -> bool:
-        """Return True if those kernels ask it in every tile, from a list of tiles that show anything."""
+        """Return True if those kernels read it from a list of tiles that show any key."""
         return True
 
 
 class Band(Rule):
-    """Keys at most so many places before and after the query."""
+    """Keys at most a number of positions before and after the query."""
 
     fields: ClassVar[Fields] = {"left": "", "right": ""}
     is_band = is_countable = True
@@ -178,12 +178,12 @@ class Band(Rule):
         return {"left": -right - 1, "right": None} if left is None else None
 
     def tile(self, mask: Mask, at: Tensor, rows: Index, columns: Index, spots: Tensor) -> Tensor:
-        offset = spots - at[:, None]  # [t, s]: how far ahead of the query the key is
+        offset = spots - at[:, None]  # [t, s]: the position of the key minus that of the query
         if mask.right is None:
             assert mask.left is not None
             return offset >= -mask.left
-        seen = offset <= mask.right
-        return seen if mask.left is None else seen & (offset >= -mask.left)
+        allowed = offset <= mask.right
+        return allowed if mask.left is None else allowed & (offset >= -mask.left)
 
     def span(self, mask: Mask, ends: Span, rows: Index, keys: Span) -> Span:
         start, stop = keys
@@ -194,7 +194,7 @@ class Band(Rule):
         return start, stop
 
     def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
-        return {}  # they have both bounds among their numbers
+        return {}  # both bounds are among the kernels' numbers
 
     def is_listed(self, mask: Mask) -> bool:
         return False
@@ -212,7 +212,7 @@ class Padding(Rule):
 
     def negated(self, mask: Mask) -> Changes | None:
         assert mask.keys is not None
-        return {"keys": ~mask.keys} if mask.keys.ndim == 2 else None  # where lengths end nobody knows yet
+        return {"keys": ~mask.keys} if mask.keys.ndim == 2 else None  # the sequence length is not known yet
 
     def check(self, mask: Mask, shape: Shape) -> None:
         assert mask.keys is not None
@@ -242,15 +242,15 @@ class Padding(Rule):
         assert keys is not None
         if keys.ndim == 2:
             return {"keys": keys.contiguous()}
-        known = keys.dtype in (torch.int64, torch.int32)
-        return {"lengths": keys.contiguous() if known else keys.to(torch.int32)}
+        is_integer = keys.dtype in (torch.int64, torch.int32)
+        return {"lengths": keys.contiguous() if is_integer else keys.to(torch.int32)}
 
     def is_listed(self, mask: Mask) -> bool:
-        return mask.keys is not None and mask.keys.ndim == 2  # lengths are where a walk ends
+        return mask.keys is not None and mask.keys.ndim == 2  # lengths only end a walk
 
 
 class Counted(Rule):
-    """Which queries count in means; it hides nothing."""
+    """The queries that count in means; it hides nothing."""
 
     fields: ClassVar[Fields] = {"queries": "BT"}
     hides = False
@@ -262,8 +262,8 @@ class Counted(Rule):
         assert mask.queries is not None
         check_padding(mask.queries, shape[0], shape[2], "query_lengths")
 
-    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
-        held["queries"] = real_positions(held["queries"], query_len)
+    def spell_out(self, values: Changes, query_len: int, key_len: int) -> None:
+        values["queries"] = real_positions(values["queries"], query_len)
 
 
 def check_padding(value: Tensor, batch: int, length: int, name: str) -> None:
@@ -281,7 +281,7 @@ def check_padding(value: Tensor, batch: int, length: int, name: str) -> None:
 
 
 def join_padding(a: Tensor | None, b: Tensor | None, name: str) -> Tensor | None:
-    """What is real under both."""
+    """Return the positions that are real under both."""
     if a is None or b is None:
         return b if a is None else a
     shared = min(a.ndim, b.ndim)
@@ -301,7 +301,7 @@ def real_positions(padding: Tensor, length: int) -> Tensor:
 
 
 def real_keys(mask: Mask) -> Tensor:
-    """The keys that are real in some sequence, in order."""
+    """Return the keys that are real in some sequence, in order."""
     assert mask.keys is not None
     if mask.keys.ndim == 1:
         return torch.arange(int(mask.keys.max()), device="cpu")
@@ -309,7 +309,7 @@ def real_keys(mask: Mask) -> Tensor:
 
 
 class Documents(Rule):
-    """Only keys with the query's own labels."""
+    """Only keys with the same labels as the query."""
 
     fields: ClassVar[Fields] = {"key_ids": "bS", "query_ids": "bT"}
     is_countable = is_narrow = True
@@ -332,12 +332,12 @@ class Documents(Rule):
                 f"{key_len}; pass Mask.documents(ids, query_ids)"
             )
 
-    def spell_out(self, held: Changes, query_len: int, key_len: int) -> None:
-        if "query_ids" in held:
+    def spell_out(self, values: Changes, query_len: int, key_len: int) -> None:
+        if "query_ids" in values:
             return
-        keys = held["key_ids"]
+        keys = values["key_ids"]
         compared = not (torch.compiler.is_compiling() or is_traced())  # a graph may be for other lengths
-        held["query_ids"] = keys if compared and query_len == key_len else keys[:, key_len - query_len :]
+        values["query_ids"] = keys if compared and query_len == key_len else keys[:, key_len - query_len :]
 
     def placed(self, mask: Mask, at: Tensor) -> Changes:
         assert mask.key_ids is not None
@@ -369,7 +369,7 @@ class Documents(Rule):
 
     def for_kernels(self, mask: Mask) -> dict[str, Value | None]:
         assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
-        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all
+        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be shared by all sequences
         keys, queries = (
             ids.to(torch.int64).transpose(1, 2).expand(batch, -1, -1).contiguous()
             for ids in (mask.key_ids, mask.query_ids)
@@ -381,7 +381,7 @@ Labels = tuple[Tensor | None, Tensor | None]  # of keys, of queries
 
 
 def join_ids(a: Labels, b: Labels) -> Labels:
-    """Labels that all must match, side by side."""
+    """Return labels that all must match, side by side."""
     (a_keys, a_queries), (b_keys, b_queries) = a, b
     if a_keys is None or b_keys is None:
         return b if a_keys is None else a
@@ -404,9 +404,9 @@ def _stack(a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def document_ends(mask: Mask) -> tuple[Tensor, Tensor]:
-    """For each query, the first key of its document and the one beyond the last, in any sequence: [T].
+    """Return, for each query, the first key of its document and the one after the last, in any sequence: [T].
 
-    By the first label alone, so it may reach too far, never too short.
+    It uses the first label alone, so the range may be too large, never too small.
     """
     assert mask.key_ids is not None and mask.query_ids is not None, "bind the mask first"
     labels, S = mask.key_ids[..., 0], mask.key_ids.shape[1]
@@ -423,7 +423,7 @@ def document_ends(mask: Mask) -> tuple[Tensor, Tensor]:
 
 
 class Dense(Rule):
-    """Whatever mask there is, as someone gave it."""
+    """Any mask, as a tensor of the user."""
 
     fields: ClassVar[Fields] = {"allowed": "bhts"}
     is_copied = allocates_tile = False  # as large as the weights
@@ -457,18 +457,18 @@ class Dense(Rule):
         assert mask.allowed is not None
         if mask.allowed.shape[-1] == 1 or not can_read(mask.allowed):
             return keys
-        seen = take(mask.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
-        return within(seen.nonzero().squeeze(-1), *keys)
+        columns = take(mask.allowed, (None, None, rows, None)).any(-2).flatten(0, -2).any(0)  # [S]
+        return within(columns.nonzero().squeeze(-1), *keys)
 
     def added_shape(self, mask: Mask, shape: Shape) -> tuple[int, ...]:
         assert mask.allowed is not None
         return tuple(mask.allowed.shape)
 
 
-def _how_to_fit(given: torch.Size, shape: Shape) -> str:
-    """Return what to write for a dense mask that does not fit, by its shape."""
+def _how_to_fit(size: torch.Size, shape: Shape) -> str:
+    """Return advice for a dense mask that does not fit, by its shape."""
     batch, heads, query_len, key_len = shape
-    *_, some, rows, columns = given
+    *_, some, rows, columns = size
     if some == batch * heads and (rows, columns) == (query_len, key_len):
         return f"torch's [B * H, T, S] mask goes in as mask.unflatten(0, ({batch}, {heads}))"
     if some == batch and (rows, columns) == (query_len, key_len):

@@ -1,4 +1,4 @@
-"""`Mask`: who may attend to whom, kept as rules, never as a T x S matrix unless someone gave one.
+"""`Mask`: who may attend to whom, stored as rules, not as a T x S matrix unless the user passes one.
 
 Letters: B batch, T query_len, S key_len, H num_heads. True = may attend, everywhere.
 
@@ -9,8 +9,8 @@ queries over S = 5 keys, causal means
             query 0   x x x x .       query 0   . . x x .
             query 1   x x x x x       query 1   . . . x x
 
-Each rule is a class (mask_rules.py has ours), an entry of `Mask.RULES` and a field or two of `Mask`. The
-kernels on a GPU have a field and a condition for it in engines/gpu/tile.py, the truth a line in
+Each rule is a class (ours are in mask_rules.py), an entry of `Mask.RULES` and a field or two of `Mask`. The
+kernels on a GPU have a field and a condition for it in engines/gpu/tile.py, the reference a line in
 reference.py (CONTRIBUTING.md, "A rule of the mask").
 """
 
@@ -47,31 +47,31 @@ from .mask_rules import (
 
 
 class RuleFacts:
-    """What follows from which rules a mask has. It is set when the mask is made, since every call asks it."""
+    """Facts that follow from a mask's rules, set when it is created, since every call reads them."""
 
-    rules: tuple[Rule, ...]  # that are there
-    hiding: tuple[Rule, ...]  # of those, the ones that hide keys
+    rules: tuple[Rule, ...]  # rules that are set
+    hiding: tuple[Rule, ...]  # those of them that hide keys
     hides_nothing: bool  # every query may attend to every key
-    is_positional: bool  # no more than a band: no tensor in it
-    is_band: bool  # a band at most hides keys: kernels need no tensor for it
-    is_padded_band: bool  # a band and padding at most
-    is_countable: bool  # the keys a query sees are counted without looking at each
+    is_positional: bool  # at most a band: no tensor in it
+    is_band: bool  # only a band hides keys: kernels need no tensor for it
+    is_padded_band: bool  # only a band and padding hide keys
+    is_countable: bool  # the keys a query sees are counted without reading each
     is_narrow: bool  # a block of queries sees few of the keys
     allocates_tile: bool  # computing a tile allocates a bool tensor [t, s]
-    tensor_fields: tuple[str, ...]  # that may hold a tensor, in order
-    copied_fields: tuple[str, ...]  # of those, the ones whose tensors are a call's own
-    spelled_out: tuple[Rule, ...]  # rules with something that a call leaves to be understood
+    tensor_fields: tuple[str, ...]  # fields that may hold a tensor, in order
+    copied_fields: tuple[str, ...]  # those of them whose tensors each call copies
+    spelled_out: tuple[Rule, ...]  # rules with fields that a call may leave out
 
 
-def facts_of(there: tuple[Rule, ...]) -> dict[str, object]:
+def facts_of(rules: tuple[Rule, ...]) -> dict[str, object]:
     """Return the `RuleFacts` of a mask with these rules."""
-    hiding = tuple(rule for rule in there if rule.hides)
-    is_copied = {name: rule.is_copied for rule in there for name, dims in rule.fields.items() if dims}
+    hiding = tuple(rule for rule in rules if rule.hides)
+    is_copied = {name: rule.is_copied for rule in rules for name, dims in rule.fields.items() if dims}
     return {
-        "rules": there,
+        "rules": rules,
         "hiding": hiding,
         "hides_nothing": not hiding,
-        "is_positional": all(rule.is_band for rule in there),
+        "is_positional": all(rule.is_band for rule in rules),
         "is_band": all(rule.is_band for rule in hiding),
         "is_padded_band": all(rule.is_band or rule.is_padding for rule in hiding),
         "is_countable": all(rule.is_countable for rule in hiding),
@@ -79,7 +79,7 @@ def facts_of(there: tuple[Rule, ...]) -> dict[str, object]:
         "allocates_tile": any(rule.allocates_tile for rule in hiding),
         "tensor_fields": tuple(is_copied),
         "copied_fields": tuple(name for name in is_copied if is_copied[name]),
-        "spelled_out": tuple(rule for rule in there if type(rule).spell_out is not Rule.spell_out),
+        "spelled_out": tuple(rule for rule in rules if type(rule).spell_out is not Rule.spell_out),
     }
 
 
@@ -142,12 +142,12 @@ class Mask(RuleFacts):
 
     @classmethod
     def causal(cls) -> Mask:
-        """Keys up to the query's own position; with T != S the last query sees the last key."""
+        """Return a mask of keys up to the query's position; with T != S the last query sees the last key."""
         return CAUSAL if cls is Mask else cls(right=0)
 
     @classmethod
     def window(cls, size: int | None = None, *, left_right: tuple[int, int] | None = None) -> Mask:
-        """The `size` most recent keys, the query's own among them; or a band (left, right) around it.
+        """Return the `size` most recent keys, the query's own among them; or a band (left, right) around it.
 
         Args:
             size: number of keys seen, counting the query itself: 1 sees itself alone. Keys after the query
@@ -201,7 +201,7 @@ class Mask(RuleFacts):
 
     @classmethod
     def documents(cls, ids: Tensor | Sequence[int], query_ids: Tensor | Sequence[int] | None = None) -> Mask:
-        """Several documents packed in one sequence: a query sees keys that carry its own document's id.
+        """Return a mask of packed documents: a query sees keys that have its own document's id.
 
         Args:
             ids: int [S] or [B, S]. A list, or a tensor in CPU memory, goes to the device of q by itself.
@@ -217,7 +217,7 @@ class Mask(RuleFacts):
 
     @classmethod
     def dense(cls, allowed: Tensor) -> Mask:
-        """Whatever mask there is, as a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
+        """Return any mask from a tensor broadcastable to [B, H, T, S]: bool, or numbers 0 and 1.
 
         Raises:
             MaskError: values other than 0 and 1, or a float mask of zeros alone (both only where reading
@@ -226,15 +226,15 @@ class Mask(RuleFacts):
         return cls(allowed=as_allowed(allowed))
 
     def __post_init__(self) -> None:
-        there = 0
+        bits = 0
         for name, bit in self.BITS:
             if getattr(self, name) is not None:
-                there |= bit
-        if torch.compiler.is_compiling():  # which knows the slow way alone
-            for name, value in self.FACTS[there].items():
+                bits |= bit
+        if torch.compiler.is_compiling():  # compilers need setattr
+            for name, value in self.FACTS[bits].items():
                 object.__setattr__(self, name, value)
         else:
-            self.__dict__.update(self.FACTS[there])
+            self.__dict__.update(self.FACTS[bits])
 
     def __repr__(self) -> str:
         parts = []
@@ -247,7 +247,7 @@ class Mask(RuleFacts):
         return type(self), tuple([getattr(self, name) for name in self.FIELDS])
 
     def __eq__(self, other: object) -> bool:
-        """The same rules: equal numbers, and tensors of one shape and device with equal values."""
+        """Return the same rules: equal numbers, and tensors of one shape and device with equal values."""
         if not isinstance(other, Mask):
             return NotImplemented
         mine, theirs = self.held, other.held
@@ -265,7 +265,7 @@ class Mask(RuleFacts):
     __array_ufunc__: ClassVar[None] = None  # numpy must not join a mask to each bool of an array
 
     def __and__(self, other: object) -> Mask:
-        """Both rules at once; a tensor is read as `mask=` reads it.
+        """Return both rules joined; a tensor is read as `mask=` reads it.
 
         Raises:
             MaskError: rules of one kind whose sizes differ; query_ids in one of two document masks only; a
@@ -275,7 +275,7 @@ class Mask(RuleFacts):
             other = _from_tensor(other)
             if other is None:
                 return NotImplemented
-        mine, theirs = _on_one_device(self, other)
+        mine, theirs = _on_same_device(self, other)
         joined: Changes = {}
         for rule in self.RULES:
             joined |= rule.join(mine, theirs)
@@ -285,7 +285,7 @@ class Mask(RuleFacts):
     __rand__ = __and__
 
     def __or__(self, other: object) -> Mask:
-        """What either shows; queries count that count in both. A tensor is read as `mask=` reads it.
+        """Return what either shows; queries count that count in both. A tensor is read as `mask=` reads it.
 
         Raises:
             MaskError: that is not one rule, and the message says what to write; or as with `&`.
@@ -299,7 +299,7 @@ class Mask(RuleFacts):
                 return self._shown & other._shown
             mine, theirs = self._negated, other._negated
             either = None if mine is None or theirs is None else (mine & theirs)._negated
-        except MaskError as error:  # of rules, which know no other sign
+        except MaskError as error:  # the rules' errors name the operator &
             raise MaskError(str(error).replace("joined with &", "joined with |")) from None
         if either is None:
             raise MaskError(
@@ -311,7 +311,7 @@ class Mask(RuleFacts):
     __ror__ = __or__
 
     def __invert__(self) -> Mask:
-        """What was hidden is shown, and what was shown hidden; queries count as they did.
+        """Return what was hidden is shown, and what was shown hidden; queries count as they did.
 
         Raises:
             MaskError: that is not one rule; the message says what to write.
@@ -326,30 +326,30 @@ class Mask(RuleFacts):
 
     @property
     def _negated(self) -> Mask | None:
-        """All of it the other way round; None: that is not one rule."""
+        """Return the mask with shown and hidden keys exchanged; None if that is not one rule."""
         changes = self.hiding[0].negated(self) if len(self.hiding) == 1 else None
         return None if changes is None else replace(self, **changes)
 
     @property
     def _shown(self) -> Mask:
-        """Nothing of it hidden; queries count as they did."""
+        """Return the mask with no key hidden; queries count as they did."""
         return replace(self, **{name: None for rule in self.hiding for name in rule.fields})
 
     @property
     def _full(self) -> str:
-        """How to ask for the matrix, as one writes it."""
+        """Return the code that computes the matrix."""
         return "full(T, S, B, H)" if self.tensors else "full(T, S)"
 
     @property
     def held(self) -> dict[str, Value]:
-        """The fields that are there, by name."""
-        held = {}
+        """The fields that are set, by name."""
+        values = {}
         for rule in self.rules:
             for name in rule.fields:
                 value = getattr(self, name)
                 if value is not None:
-                    held[name] = value
-        return held
+                    values[name] = value
+        return values
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -362,7 +362,7 @@ class Mask(RuleFacts):
         return tensors
 
     def bind(self, batch: int, num_heads: int, query_len: int, key_len: int) -> Mask:
-        """The same rules, checked against [B, H, T, S], with all that is kept per query spelled out.
+        """Return the same rules, checked against [B, H, T, S], with their per-query parts complete.
 
         Lengths, padding and labels are copied: the rules of a call stay what they were in it, whatever is
         written to the tensors they came from. A dense mask, as large as the weights, is not.
@@ -376,41 +376,41 @@ class Mask(RuleFacts):
             rule.check(self, (batch, num_heads, query_len, key_len))
         if isinstance(self, BoundMask):
             return self
-        held = self.copies()
+        values = self.copies()
         for rule in self.rules:
-            rule.spell_out(held, query_len, key_len)
-        return BoundMask(**held)
+            rule.spell_out(values, query_len, key_len)
+        return BoundMask(**values)
 
     def numbers_alone(self) -> Changes:
-        """All that is known of it but its tensors, which are None; for `bound_alike`."""
-        known: Changes = dict.fromkeys(self.FIELDS)
-        known |= {name: value for name, value in self.held.items() if name not in self.tensor_fields}
-        return known | {name: getattr(self, name) for name in RuleFacts.__annotations__}
+        """Return all fields and facts except tensors, which are None; for `bound_alike`."""
+        numbers: Changes = dict.fromkeys(self.FIELDS)
+        numbers |= {name: value for name, value in self.held.items() if name not in self.tensor_fields}
+        return numbers | {name: getattr(self, name) for name in RuleFacts.__annotations__}
 
     def bound_alike(self, numbers: Changes, query_len: int, key_len: int) -> Mask:
-        """`bind` of a mask that is in every size like one that was bound before, whose numbers are given.
+        """Return what `bind` gives for a mask that has the sizes of one bound before, with these numbers.
 
         Nothing is checked: it is for tensors that no check would read.
         """
         mine: Changes = self.__dict__
-        held: Changes = {}
+        values: Changes = {}
         for name in self.tensor_fields:
             value = mine[name]
             if value is not None:
-                held[name] = value.clone() if name in self.copied_fields else value
+                values[name] = value.clone() if name in self.copied_fields else value
         for rule in self.spelled_out:
-            rule.spell_out(held, query_len, key_len)
-        bound = BoundMask.__new__(BoundMask)  # without the way of a frozen class, an attribute at a time
+            rule.spell_out(values, query_len, key_len)
+        bound = BoundMask.__new__(BoundMask)  # a frozen class's constructor is slow
         bound.__dict__.update(numbers)
-        bound.__dict__.update(held)
+        bound.__dict__.update(values)
         return bound
 
     def unbound(self) -> Mask:
-        """The same rules with small tensors of their own, to do with as one likes."""
+        """Return the same rules with small tensors copied, so that the caller may write to them."""
         return Mask(**self.copies())
 
     def copies(self) -> Changes:
-        """The fields that are there; small tensors copied."""
+        """Return the fields that are set, with small tensors copied."""
         fields: Changes = {}
         for rule in self.rules:
             for name in rule.fields:
@@ -420,12 +420,12 @@ class Mask(RuleFacts):
         return fields
 
     def to(self, device: torch.device | str) -> Mask:
-        """The same rules, with their tensors on another device."""
+        """Return the same rules, with their tensors on another device."""
         moved: Changes = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved) if moved else self
 
     def beside(self, device: torch.device) -> Mask:
-        """The same rules, with lengths and labels taken from CPU memory to another device.
+        """Return the same rules, with lengths and labels taken from CPU memory to another device.
 
         They are small and copied in every call anyway; lists become tensors in CPU memory. A dense mask, as
         large as the weights, stays where it is.
@@ -437,7 +437,7 @@ class Mask(RuleFacts):
         return replace(self, **moved) if moved else self
 
     def select(self, batch: Index, heads: Index, queries: Index) -> Mask:
-        """A bound mask's rules for some sequences, heads and queries; each index a slice or an index tensor.
+        """Return a bound mask's rules for some sequences, heads and queries, by slices or index tensors.
 
         The rules about positions (`left`, `right`) stay: the caller keeps the queries' positions.
         """
@@ -452,7 +452,7 @@ class Mask(RuleFacts):
         return replace(self, **changed) if changed else self
 
     def rectangle(self, queries: slice, keys: slice) -> Mask:
-        """A bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
+        """Return a bound mask's rules for a run of queries and a run of keys, whose first is key 0 then.
 
         The rules about positions stay: the caller says where the queries stand among these keys.
         """
@@ -464,7 +464,7 @@ class Mask(RuleFacts):
         return replace(mine, **changed) if changed else mine
 
     def placed(self, at: Tensor) -> Mask:
-        """The same rules for chosen queries, which stand at these positions.
+        """Return the same rules for chosen queries at these positions.
 
         Raises:
             MaskError: a rule that says nothing of one of them.
@@ -475,7 +475,7 @@ class Mask(RuleFacts):
         return replace(self, **changed) if changed else self
 
     def tile(self, at: Tensor, rows: Index, columns: Index, key_len: int) -> Tensor | None:
-        """One piece of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
+        """Return a tile of a bound mask: bool, broadcastable to [B, H, t, s]; None where nothing is hidden.
 
         Args:
             at: int [t], the positions p_i of these queries.
@@ -485,28 +485,28 @@ class Mask(RuleFacts):
         """
         if self.hides_nothing:
             return None
-        seen: Tensor | None = None
+        allowed_pairs: Tensor | None = None
         spots = positions_of(columns, key_len, at.device)  # [s]
         for rule in self.hiding:
             allowed = rule.tile(self, at, rows, columns, spots)
-            seen = allowed if seen is None else seen & allowed
-        return seen
+            allowed_pairs = allowed if allowed_pairs is None else allowed_pairs & allowed
+        return allowed_pairs
 
     def full(self, query_len: int, key_len: int, batch: int = 1, num_heads: int = 1) -> Tensor:
-        """The whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
+        """Return the whole matrix, bool, broadcastable to [B, H, T, S]: quadratic, for those who need it.
 
         `batch` and `num_heads` are only needed where the mask holds tensors with those sizes.
         """
         bound = self.bind(batch, num_heads, query_len, key_len)
         device = next((value.device for value in self.tensors.values()), None)
         at = torch.arange(key_len - query_len, key_len, device=device)
-        seen = bound.tile(at, slice(0, query_len), slice(0, key_len), key_len)
-        if seen is None:
-            seen = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
-        return seen[(None,) * (4 - seen.ndim)]
+        visible = bound.tile(at, slice(0, query_len), slice(0, key_len), key_len)
+        if visible is None:
+            visible = torch.ones(query_len, key_len, dtype=torch.bool, device=device)
+        return visible[(None,) * (4 - visible.ndim)]
 
     def span(self, first_at: int, last_at: int, rows: Index, key_len: int) -> tuple[int, int]:
-        """Keys outside [start, stop) are hidden from all these queries: the part worth computing.
+        """Return [start, stop): keys outside are hidden from all these queries and need not be computed.
 
         Args:
             first_at, last_at: the smallest and largest position among the queries.
@@ -518,7 +518,7 @@ class Mask(RuleFacts):
         return keys if keys[0] < keys[1] else (0, 0)
 
     def added_shapes(self, shape: Shape) -> list[tuple[int, ...]]:
-        """The shapes of what must be added to the scores where kernels draw no more than a band."""
+        """Return the shapes of what must be added to the scores where kernels compute at most a band."""
         return [rule.added_shape(self, shape) for rule in self.hiding if not rule.is_band]
 
     def differs(self, letter: str) -> bool:
@@ -531,7 +531,7 @@ class Mask(RuleFacts):
         return False
 
     def for_kernels(self) -> dict[str, Value | None]:
-        """What the kernels on a GPU take of it, by the names of `engines.gpu.tile.Rules`."""
+        """Return the arguments of the GPU kernels, by the names of `engines.gpu.tile.Rules`."""
         taken: dict[str, Value | None] = {}
         for rule in self.hiding:
             taken |= rule.for_kernels(self)
@@ -556,7 +556,7 @@ class Mask(RuleFacts):
         return document_ends(self)
 
     def sees_any(self, at: Tensor, start: int, stop: int) -> Tensor:
-        """Which queries at these positions see a key in [start, stop), as far as positions and padding say.
+        """Return which queries at these positions see a key in [start, stop) by positions and padding.
 
         bool [B or 1, t or 1]; documents and dense masks are not asked.
         """
@@ -574,7 +574,7 @@ class Mask(RuleFacts):
         return upto[:, beyond] > upto[:, torch.minimum(first, beyond)]
 
     def counted(self, query_len: int) -> Tensor | None:
-        """Which queries count in means, bool [B, T]; None: all of them."""
+        """Return which queries count in means, bool [B, T]; None: all of them."""
         return None if self.queries is None else real_positions(self.queries, query_len)
 
     def is_padding_at(self, at: Tensor) -> Tensor:
@@ -586,7 +586,7 @@ class Mask(RuleFacts):
 
 
 class BoundMask(Mask):
-    """The rules of one call. Its small tensors are its own, so what was found out about them stays true."""
+    """The rules of one call. It has copies of small tensors, so that cached facts about them stay true."""
 
     @cached_property
     def _real_keys(self) -> Tensor:
@@ -598,18 +598,18 @@ class BoundMask(Mask):
 
 
 assert [*Mask.FIELDS] == [f.name for f in fields(Mask) if f.init], "fields are those of RULES, in that order"
-NOTHING_HIDDEN, CAUSAL = Mask(), Mask(right=0)  # the two that nearly every call has, made once
+NOTHING_HIDDEN, CAUSAL = Mask(), Mask(right=0)  # the two most frequent masks, created once
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:
-    """Some pairs of query and key as a `Mask`: None is all of them, a tensor `Mask.dense`, as it is."""
+    """Return pairs of query and key as a `Mask`: None is all of them, a tensor becomes `Mask.dense`."""
     if mask is None:
         return NOTHING_HIDDEN
     return mask if isinstance(mask, Mask) else Mask.dense(mask)
 
 
 def mask_of_call(mask: Mask | Tensor | None, batch: int | None = None, query_len: int | None = None) -> Mask:
-    """The mask of a call, from its argument: as `as_mask`, but a tensor must mean what it seems to mean.
+    """Return the mask of a call from its argument: as `as_mask`, but a tensor is checked for its meaning.
 
     Args:
         batch, query_len: of the call; without them, any [T, S] might be padding [B, S].
@@ -629,8 +629,8 @@ def mask_of_call(mask: Mask | Tensor | None, batch: int | None = None, query_len
     return rules
 
 
-def _on_one_device(a: Mask, b: Mask) -> tuple[Mask, Mask]:
-    """Both masks, with what was given as lists where the other's tensors are."""
+def _on_same_device(a: Mask, b: Mask) -> tuple[Mask, Mask]:
+    """Return both masks, with lists moved to the device of the other mask's tensors."""
     if a.is_positional or b.is_positional:
         return a, b
     for x in (*a.tensors.values(), *b.tensors.values()):
@@ -640,7 +640,7 @@ def _on_one_device(a: Mask, b: Mask) -> tuple[Mask, Mask]:
 
 
 def _from_tensor(other: object) -> Mask | None:
-    """What is joined to a mask, read as `mask=` reads it; None: nothing like a tensor."""
+    """Return an operand of a mask's operator as a mask; None if it is nothing like a tensor."""
     return mask_of_call(other) if isinstance(other, Tensor) or hasattr(other, "__array__") else None  # type: ignore[arg-type]
 
 

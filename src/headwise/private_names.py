@@ -1,8 +1,8 @@
-"""All that headwise uses of torch and transformers without a promise that it stays, and what it is for.
+"""All names that headwise uses of torch and transformers without a promise that they stay, and their uses.
 
-Each name is looked for once, those of torch when it is first used, those of transformers when the first
-of its models is listened to. Where one is gone, the error names it, instead of an AttributeError from deep
-inside a call. A test reads the source: a private name that is used and not listed here fails there.
+Each name is looked up once, those of torch when this module is imported, those of transformers when the first
+of its models is watched. If one is missing, the error names it, instead of an AttributeError from deep inside
+a call. A test reads the source, and fails for a private name that is used and not listed here.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ TRANSFORMERS = {
     "transformers.masking_utils.sdpa_mask": "masks as rules",
     "transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS": "telling layers that look their attention up",
 }
-# Of objects, not of their classes: the tests look for these; to look for them here one would have to be made.
+# Attributes of objects, not of classes: the tests look them up; here an object would have to be created.
 OF_OBJECTS = {
     "torch.nn.MultiheadAttention._qkv_same_embed_dim": "which weights torch's class has",
     "torch._dynamo.OptimizedModule._orig_mod": "running a compiled model as it was written",
@@ -101,7 +101,7 @@ OF_OBJECTS = {
     "transformers.PretrainedConfig._attn_implementation_internal": "which attention a model runs",
     "accelerate._old_forward": "the forward behind a device map",
 }
-# With another way where they are gone; to look for some of these takes seconds of imports.
+# With an alternative where they are missing; looking up some of these takes seconds of imports.
 REPLACEABLE = {
     "torch._scaled_dot_product_cudnn_attention": "the backend cudnn, some microseconds sooner",
     "torch._scaled_dot_product_efficient_attention": "the backend efficient, some microseconds sooner",
@@ -115,13 +115,13 @@ REPLACEABLE = {
 
 
 def check(names: dict[str, str]) -> None:
-    """See that every name is there.
+    """Check that every name exists.
 
     Raises:
         VersionUnsupported: one is not; the message says which, what for, and what to install.
     """
     for name, purpose in names.items():
-        if not is_there(name):
+        if not can_reach(name):
             library = name.partition(".")[0]
             oldest, newest = TESTED[library]
             raise VersionUnsupported(
@@ -132,19 +132,19 @@ def check(names: dict[str, str]) -> None:
             )
 
 
-def is_there(name: str) -> bool:
+def can_reach(name: str) -> bool:
     """Return True if a dotted name can be reached from its library."""
     root, *parts = name.split(".")
-    here: Any = importlib.import_module(root)
+    parent: Any = importlib.import_module(root)
     for at, part in enumerate(parts):
         try:
-            here = getattr(here, part)
+            parent = getattr(parent, part)
         except AttributeError:
-            # of its objects, by what the class says of them; or a module that nobody has imported yet
-            if part in getattr(here, "__annotations__", ()):
+            # an attribute that the class annotates; or a module that has not been imported yet
+            if part in getattr(parent, "__annotations__", ()):
                 return True
             try:
-                here = importlib.import_module(".".join([root, *parts[: at + 1]]))
+                parent = importlib.import_module(".".join([root, *parts[: at + 1]]))
             except ImportError:
                 return False
     return True
@@ -152,7 +152,7 @@ def is_there(name: str) -> bool:
 
 @cache
 def check_transformers() -> None:
-    """Once, when the first of its models is listened to.
+    """Check the names of transformers, once, when the first of its models is watched.
 
     Raises:
         VersionUnsupported: as `check`.

@@ -4,9 +4,9 @@
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O                                (3.2.2)
         head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
 
-Everything the fast engines accept is said here once more, as directly as it can be: the judge in float64.
-Nothing here is fast, nothing is clever, and no fast code imports it. The rules of a mask are read off one
-by one here rather than through `Mask.tile`, so that a mistake there cannot hide.
+Everything the fast engines accept is computed here once more, as directly as possible: the truth in float64.
+Nothing here is fast or clever, and no fast code imports it. The rules of a mask are applied separately here
+rather than through `Mask.tile`, so that a mistake there is noticed.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, D head_dim, Dv value_dim.
 """
@@ -21,17 +21,17 @@ from .scoring import HIDDEN, Alibi, Bias, Relative
 
 
 def allowed(mask: Mask, B: int, H: int, T: int, S: int, device: torch.device | None = None) -> Tensor:
-    """The mask as a bool matrix [B, H, T, S]; True = may attend."""
+    """Return the mask as a bool matrix [B, H, T, S]; True = may attend."""
     i, j = positions(T, S, device)
-    seen = torch.ones(B, H, T, S, dtype=torch.bool, device=device)
+    visible = torch.ones(B, H, T, S, dtype=torch.bool, device=device)
     if mask.right is not None:
-        seen &= j - i <= mask.right
+        visible &= j - i <= mask.right
     if mask.left is not None:
-        seen &= i - j <= mask.left
+        visible &= i - j <= mask.left
     for b in range(B):
         if mask.keys is not None:
             real = j < mask.keys[b] if mask.keys.ndim == 1 else mask.keys[b][None, :]
-            seen[b] &= real
+            visible[b] &= real
         if mask.key_ids is not None:
             of_keys = mask.key_ids.expand(B, -1, -1)[b]  # [S, N]
             if mask.query_ids is None:
@@ -39,14 +39,14 @@ def allowed(mask: Mask, B: int, H: int, T: int, S: int, device: torch.device | N
             else:
                 of_queries = mask.query_ids.expand(B, -1, -1)[b]
             for label in range(of_keys.shape[-1]):
-                seen[b] &= of_queries[:, label][:, None] == of_keys[:, label][None, :]
+                visible[b] &= of_queries[:, label][:, None] == of_keys[:, label][None, :]
     if mask.allowed is not None:
-        seen &= mask.allowed
-    return seen
+        visible &= mask.allowed
+    return visible
 
 
 def positions(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Where query i stands, the last one beside the last key, [T, 1]; and key j, [1, S]."""
+    """Return the positions of queries, [T, 1], the last one beside the last key, and of keys, [1, S]."""
     return torch.arange(T, device=device)[:, None] + (S - T), torch.arange(S, device=device)[None, :]
 
 
@@ -59,7 +59,7 @@ def scores(
     softcap: float | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    """Q K^T / sqrt(d_k), capped, biased, and -inf where the mask forbids: [B, H, T, S]."""
+    """Return Q K^T / sqrt(d_k), capped, biased, and -inf where the mask forbids: [B, H, T, S]."""
     B, H, T, D = q.shape
     S = k.shape[2]
     k = k.repeat_interleave(H // k.shape[1], dim=1)  # a group of query heads shares one key head
@@ -73,18 +73,18 @@ def scores(
             continue
         if isinstance(part, Relative):
             r = (part.values.shape[1] - 1) // 2
-            given = part.values[:, (j - i).clamp(-r, r) + r]  # [H, T, S]
+            added = part.values[:, (j - i).clamp(-r, r) + r]  # [H, T, S]
         else:
-            given = part
-        lowest = given <= torch.finfo(given.dtype).min / 2  # another library's way to say hidden
-        s = s + given.to(s.dtype).masked_fill(lowest, -torch.inf)
+            added = part
+        lowest = added <= torch.finfo(added.dtype).min / 2  # other libraries' value for hidden
+        s = s + added.to(s.dtype).masked_fill(lowest, -torch.inf)
     if mask is not None:
         s = s.masked_fill(~allowed(mask, B, H, T, S, q.device), -torch.inf)
     return s.masked_fill(s <= HIDDEN, -torch.inf)
 
 
 def weights_of(s: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """softmax(s) and its log-sum-exp: ([B, H, T, S], [B, H, T]).
+    """Return softmax(s) and its log-sum-exp: ([B, H, T, S], [B, H, T]).
 
     A sink is one more column without a value: it is in the sum, not in the weights. A row that sees nothing
     has weights 0 and log-sum-exp -inf.
@@ -111,7 +111,7 @@ def attention(
     bias: Bias | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(output [B, H, T, Dv], weights [B, H, T, S], log-sum-exp [B, H, T])."""
+    """Return (output [B, H, T, Dv], weights [B, H, T, S], log-sum-exp [B, H, T])."""
     s = scores(q, k, mask=mask, scale=scale, softcap=softcap, bias=bias)
     weights, lse = weights_of(s, sinks)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)

@@ -35,8 +35,8 @@ __all__ = [
     "sums_by_offset",
 ]
 
-# A score this low is hidden. A finite floor instead of -inf keeps inf - inf out of every formula, and reads
-# the "finfo.min" of other libraries' masks as what they mean: a row of nothing else sees nothing.
+# A score this low is hidden. It is finite, unlike -inf, so that no formula computes inf - inf, and so that
+# "finfo.min" in other libraries' masks means what it does there: a row of nothing else sees nothing.
 HIDDEN = -1e30
 
 
@@ -76,7 +76,7 @@ Bias = Tensor | Alibi | Relative | tuple[Tensor | Alibi | Relative, ...]  # a tu
 
 
 def alibi(num_heads: int, device: torch.device | str | None = None) -> Alibi:
-    """The slopes of Press 2022: 2^(-8/H), 2^(-16/H), ...; for other than powers of two, the paper's mix.
+    """Return the slopes of Press 2022: 2^(-8/H), 2^(-16/H), ..; the paper's mix unless H is a power of two.
 
     Args:
         num_heads: H
@@ -116,7 +116,7 @@ class Scoring:
         bias: Bias | None = None,
         sinks: Tensor | None = None,
     ) -> Scoring:
-        """Scoring from the arguments users give; `scale` defaults to 1 / sqrt(head_dim).
+        """Return the scoring of a user's arguments; `scale` defaults to 1 / sqrt(head_dim).
 
         Raises:
             ArgumentError: softcap not above 0; bias or sinks that are not floating tensors.
@@ -195,19 +195,19 @@ class Scoring:
         return {name: value for name, value in named.items() if value is not None}
 
     def to(self, device: torch.device | str) -> Scoring:
-        """The same scoring, with its tensors on another device."""
+        """Return the same scoring, with its tensors on another device."""
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors.items()}
         return replace(self, **moved)
 
     def beside(self, device: torch.device) -> Scoring:
-        """The same scoring, with ALiBi's slopes (a number a head) taken from CPU memory to the device."""
+        """Return the same scoring, with ALiBi's slopes moved from CPU memory to the device."""
         slopes = self.slopes
         if slopes is None or not slopes.is_cpu or slopes.device == device:
             return self
         return replace(self, slopes=slopes.to(device))
 
     def select(self, batch: Index, heads: Index, queries: Index) -> Scoring:
-        """The scoring of some sequences, heads and queries; each index a slice or an index tensor."""
+        """Return the scoring of some sequences, heads and queries; each index a slice or an index tensor."""
         changed: dict[str, Any] = {
             name: value[heads] for name, value in self.tensors.items() if name != "bias"
         }
@@ -217,7 +217,7 @@ class Scoring:
 
 
 def joined(bias: Bias | None, more: Alibi | Relative) -> Bias:
-    """Both, as `bias=` takes them."""
+    """Return the sum of both biases, in the form that `bias=` takes."""
     if bias is None:
         return more
     return (*bias, more) if isinstance(bias, tuple) else (bias, more)
@@ -231,8 +231,8 @@ def _not_floating(value: object, name: str) -> ArgumentError:
 
 
 def _apart(bias: object) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """What was given as bias, as (bias, slopes, relative); those of a kind are added."""
-    found: dict[str, Tensor] = {}
+    """Split a bias into (bias, slopes, relative); those of a kind are added."""
+    parts: dict[str, Tensor] = {}
     for part in bias if isinstance(bias, tuple) else (bias,):
         name, value = "bias", part
         if isinstance(part, Alibi):
@@ -241,8 +241,8 @@ def _apart(bias: object) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
             name, value = "relative", part.values
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             raise _not_floating(value, name)
-        found[name] = _sum(found[name], value, name) if name in found else value
-    return found.get("bias"), found.get("slopes"), found.get("relative")
+        parts[name] = _sum(parts[name], value, name) if name in parts else value
+    return parts.get("bias"), parts.get("slopes"), parts.get("relative")
 
 
 def _sum(a: Tensor, b: Tensor, name: str) -> Tensor:
@@ -267,16 +267,16 @@ def _sum(a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def hidden_is_endless(x: Tensor) -> Tensor:
-    """The same numbers; of float16, whose lowest is nowhere near HIDDEN but means the same, that one -inf."""
+    """Return the same numbers, but -inf for float16's lowest, which is far from HIDDEN and means the same."""
     if x.dtype != torch.float16:
         return x
     return x.masked_fill(x <= torch.finfo(torch.float16).min / 2, -torch.inf)
 
 
 def by_offset(values: Tensor, first: int, rows: int, columns: int) -> Tensor:
-    """The [H, t, s] of values [H, R] for queries and keys that follow each other one by one.
+    """Return the [H, t, s] of values [H, R] for queries and keys that follow each other by one position.
 
-    Along a diagonal all is one number, so every row is a run of one line of t + s - 1 of them: the last
+    All numbers along a diagonal are equal, so every row is a run of one line of t + s - 1 numbers: the last
     query's is the first.
 
     Args:
@@ -290,10 +290,10 @@ def by_offset(values: Tensor, first: int, rows: int, columns: int) -> Tensor:
 
 
 def sums_by_offset(grad: Tensor, first: int, into: Tensor) -> None:
-    """The way back of `by_offset`: add [H, t, s] to [H, R], each diagonal to its offset.
+    """Compute the gradient of `by_offset`: add [H, t, s] to [H, R], each diagonal to its offset.
 
-    Sums and slices alone, so that it comes to the same bits every time, on any device. Rows laid out one
-    place apart make diagonals columns; a few rows at a time, for that takes t + s places each.
+    It uses sums and slices alone, so the result is bitwise the same every time, on any device. Rows laid out
+    one position apart make diagonals columns; a few rows at a time, since that takes t + s numbers each.
     """
     heads, rows, columns = grad.shape
     reach, step = into.shape[1] // 2, max(1, columns // 4)
@@ -304,10 +304,10 @@ def sums_by_offset(grad: Tensor, first: int, into: Tensor) -> None:
         some = grad[:, start : start + step]
         count = some.shape[1]
         width, smallest = count + columns, first + rows - start - count
-        laid = grad.new_zeros(heads, count * width)
-        room = laid[:, count - 1 : count - 1 + count * (width - 1)].unflatten(1, (count, width - 1))
+        padded = grad.new_zeros(heads, count * width)
+        room = padded[:, count - 1 : count - 1 + count * (width - 1)].unflatten(1, (count, width - 1))
         room[..., :columns] = some
-        line = laid.view(heads, count, width).sum(1)  # of the offsets from `smallest` on
+        line = padded.view(heads, count, width).sum(1)  # of the offsets from `smallest` on
         low = min(max(1 - reach - smallest, 0), width)  # that many are r places before or farther
         high = min(max(reach - smallest, low), width)  # from here on r places after or farther
         into[:, 0] += line[:, :low].sum(1)

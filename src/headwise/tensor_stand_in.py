@@ -1,4 +1,4 @@
-"""Standing in for a tensor that is made when someone asks for it: torch's functions, numpy, operators."""
+"""A stand-in for a tensor that is computed on use: torch's functions, numpy, operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction
 if TYPE_CHECKING:
     import numpy
 
-# What would act on, or tell of, a tensor that is thrown away at once.
+# Members that would act on, or describe, a tensor that is discarded at once.
 NOT_OF_A_MAP = {"backward", "data", "grad", "grad_fn", "is_leaf", "register_hook", "retain_grad", "set_"}
 
 REENTRANT = CheckpointFunction.forward.__code__
@@ -37,7 +37,7 @@ def in_reentrant_checkpoint() -> bool:
 
 
 class StandIn:
-    """What can be made dense, and then be whatever a tensor is."""
+    """Base of classes that can be made dense, and then support all that a tensor does."""
 
     _has_lost_gradient = False  # made in a reentrant checkpoint
 
@@ -65,10 +65,10 @@ class StandIn:
         raise NotImplementedError
 
     def dense(self) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         raise NotImplementedError
 
-    # As of a tensor, without making one
+    # Members of a tensor that need none
 
     @property
     def ndim(self) -> int:
@@ -79,19 +79,19 @@ class StandIn:
         return self.device.type == "cuda"
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """As of a tensor."""
+        """Return the shape or a dimension, as `Tensor.size`."""
         return self.shape if dim is None else self.shape[dim]
 
     def is_floating_point(self) -> bool:
-        """As of a tensor: yes."""
+        """Return True, as `Tensor.is_floating_point` does for weights."""
         return True
 
     def dim(self) -> int:
-        """As of a tensor."""
+        """Return the number of dimensions, as `Tensor.dim`."""
         return self.ndim
 
     def numel(self) -> int:
-        """As of a tensor, whether or not that many numbers would fit anywhere."""
+        """Return the number of weights, whether or not they fit the memory."""
         return self.shape.numel()
 
     @classmethod
@@ -121,7 +121,7 @@ class StandIn:
         return torch.empty(0, device=self.device).__dlpack_device__()
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a tensor can do, done to the dense weights."""
+        """Return any other member of a tensor, applied to the dense weights."""
         if name.startswith("_") or not hasattr(Tensor, name):
             raise AttributeError(f"'AttentionMap' object has no attribute {name!r}")
         if name.endswith("_") or name in NOT_OF_A_MAP:

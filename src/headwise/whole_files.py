@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written in full or not at all."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from threading import get_ident
 
 from .errors import ArgumentError
 
-half_written: set[Path] = set()  # at this moment: who ends the process has to let them go first
+half_written: set[Path] = set()  # files being written now: code that ends the process must delete them first
 
 
 def place_for(
-    out: str | os.PathLike[str], endings: tuple[str, ...], said: str, example: str, argument: str = "out"
+    out: str | os.PathLike[str],
+    endings: tuple[str, ...],
+    wording: str,
+    example: str,
+    argument: str = "out",
 ) -> Path:
-    """Where a file may be written, links followed.
+    """Return the resolved path of a file to write.
 
     Args:
-        endings: that its name may have, in lower case; said: the same in words.
+        endings: allowed for its name, in lower case; wording: the same in words.
         example: a name to try.
         argument: what it is called, for messages.
 
@@ -29,7 +33,7 @@ def place_for(
     """
     place = Path(out).resolve()
     if place.suffix.lower() not in endings:
-        raise ArgumentError(f"{argument} must end in {said}: got {str(out)!r}; try {example}")
+        raise ArgumentError(f"{argument} must end in {wording}: got {str(out)!r}; try {example}")
     if not place.parent.is_dir():
         raise ArgumentError(
             f"{argument} must go into an existing folder: there is no {str(place.parent)!r}; make it first"
@@ -59,7 +63,7 @@ def name_once(half: Path, place: Path) -> bool:
 
 @contextmanager
 def whole_file(place: Path, argument: str = "out") -> Iterator[Path]:
-    """A file beside `place` to write to, which takes its name at the end; gone where anything goes wrong.
+    """Yield a file beside `place` to write to; it is renamed at the end, and deleted after an error.
 
     Raises:
         ArgumentError: it cannot be written, naming the argument.

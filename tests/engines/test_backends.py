@@ -236,7 +236,7 @@ class Capped(Backend):
         return None if call.scores.scoring.softcap else "it takes soft caps alone"
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        s = call.scores.whole()
+        s = call.scores.full()
         return s.softmax(-1) @ call.v.repeat_interleave(call.scores.group, dim=1), s.logsumexp(-1)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
@@ -608,7 +608,7 @@ def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
     """Of one query no key is repeated for a kernel without groups, unless each head has its own bias."""
     seen: list[tuple[int, ...]] = []
 
-    def forward(call: kernels.KernelCall) -> kernels.Answer:
+    def forward(call: kernels.KernelCall) -> kernels.Output:
         seen.append((*call[0].shape[1:3], call[1].shape[1]))
         return kernels.CPU_FLASH.forward(call)
 

@@ -976,7 +976,7 @@ def test_statistics_on_the_way_come_by_plan_too() -> None:
     for seed in (0, 20, 40):
         q, k, v = (normal(seed + i, 1, 2, 67, 8).float() for i in range(3))
         _, weights = hw.attention(q, k, v, causal=True, statistics=True)
-        assert weights._known is not None and set(weights._known.names) == set(ON_THE_WAY)
+        assert weights._collected is not None and set(weights._collected.names) == set(ON_THE_WAY)
         truth = hw.attention(q, k, v, causal=True)[1].statistics(*ON_THE_WAY)
         for name, value in weights.statistics(*ON_THE_WAY).items():
             assert error(value, getattr(truth, name)) <= 1e-5, name

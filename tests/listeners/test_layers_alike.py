@@ -332,14 +332,14 @@ def test_a_call_is_answered_as_one_of_its_own_kind(
     mode: Any, written_to: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of a part of a fused projection lies in memory otherwise: another plan is for it."""
-    asked = first_pass.answer
+    asked = first_pass.compute
     kinds: list[bool] = []
 
     def checking(scores: Any, v: Tensor, collect: tuple[str, ...] = (), key: Any = None) -> Any:
         kinds.append(key is None or key == first_pass.plan_key_of_scores(scores, v, collect))
         return asked(scores, v, collect, key)
 
-    monkeypatch.setattr(first_pass, "answer", checking)
+    monkeypatch.setattr(first_pass, "compute", checking)
     model, ids = body("gpt2"), small_models.tokens()
     padding = torch.ones_like(ids)
     padding[1, -3:] = 0

@@ -222,7 +222,7 @@ def test_nothing_is_kept_of_the_tokens() -> None:
     assert x.grad is not None
     del x
     gc.collect()
-    held = packed_sequences._kept_places((0, 5), (4, 3), torch.device("cpu"), 0)
+    held = packed_sequences._cached_places((0, 5), (4, 3), torch.device("cpu"), 0)
     assert not held.tokens.is_inference() and held.tokens.tolist() == [0, 1, 2, 3, 5, 6, 7]
 
 

@@ -123,7 +123,7 @@ def test_scalings_are_those_of_transformers(theirs: dict[str, Any], scaling: Sca
 
 
 def kept(rope: Rope) -> list[int]:
-    return [cos.shape[0] for cos, _ in rope._kept.values()]
+    return [cos.shape[0] for cos, _ in rope._cached.values()]
 
 
 def test_tables_are_no_part_of_what_a_rope_is() -> None:

@@ -1,15 +1,15 @@
-"""What a backend is: the call it is given, what it is asked, and what it answers.
+"""The interface of backends: the call they get, what they are asked, and what they return.
 
-A new one is a subclass of `Backend` in a file of its own and an entry in the table, `backends.BACKENDS`.
-Callers do not ask for its class: what makes a backend special is a field here, which changes nothing unless
-it is set.
+A new backend is a subclass of `Backend` in a file of its own and an entry in the table, `backends.BACKENDS`.
+Callers do not check its class: what is special about a backend is a field here, whose default changes
+nothing.
 
-Any backend's backward goes with any backend's forward: a softmax's way back needs the output and the lse of
-its rows, no matter who worked them out. One without a way back of its own may hand it on to `plain.TILES`.
+Any backend's backward fits any backend's forward: a softmax's gradient needs the output and the lse of its
+rows, whichever backend computed them. A backend without its own backward may use `plain.TILES`.
 
-Row statistics can be collected on the way. Whoever will ask for some says so for a while (`wanted`), or in
-the call itself (`attention(..., statistics=...)`). What was collected travels with the map, a value per
-query; what was not is measured when it is asked for.
+Row statistics can be collected during the forward. A caller that will need some sets them for a block of code
+(`wanted`), or in the call itself (`attention(..., statistics=...)`). Collected statistics are stored in the
+map, a value per query; others are measured on use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .walk import Anchor
 
 Gradients = tuple[ScoreGradients, Tensor, Tensor | None]  # of q, k and what is added; of v; of sinks
 
-# True: the verdict holds for every call with the same key. False: it is never kept. A function: it is asked
+# True: the verdict holds for every call with the same key. False: no plan is made. A function: it is called
 # before each reuse.
 Holds = bool | Callable[[], bool]
 
@@ -47,11 +47,11 @@ class Call:
     plain_because: str | None = None  # why only torch's own differentiable operations will do
     bias_gradient: bool = False  # a gradient of bias, slopes or relative is wanted
     collect: tuple[str, ...] = ()  # row statistics that will be asked for
-    anchor: Anchor | None = None  # on the way back through a part of the keys: the whole rows' lse
+    anchor: Anchor | None = None  # in backward over a part of the keys: the full rows' lse
 
     @property
     def matrix_because(self) -> str | None:
-        """Why the whole matrix is needed, by operations torch itself can differentiate; None: it is not."""
+        """Why the full matrix is needed, by operations torch itself can differentiate; None if it is not."""
         if self.plain_because:
             return self.plain_because
         if self.dropout:
@@ -66,7 +66,7 @@ class Call:
 
 
 class Runner(NamedTuple):
-    """How a backend answers calls of one kind in one stroke, with everything found out beforehand.
+    """The functions of a backend for all calls of one kind, with every choice made beforehand.
 
     forward: (output, lse, row statistics by `names`) of scores and v.
     backward: from scores, v, output, lse and the output's gradient.
@@ -78,15 +78,15 @@ class Runner(NamedTuple):
 
 
 class Backend(ABC):
-    """A way to run the first pass.
+    """Base class of backends, which run the first pass.
 
     name: what users call it by.
     devices: the kinds of device it runs on; none: on all.
-    is_differentiable: made of torch's own operations on the whole matrix, so that torch finds its gradients
-        whatever the mode, and dropout can fall on the weights. No other is given dropout.
+    is_differentiable: made of torch's own operations on the full matrix, so that torch computes its gradients
+        in any mode, and dropout can be applied to the weights. No other backend gets dropout.
     gives_bias_gradient: its backward gives gradients of what is added where the call wants them.
-    counts_on: the kinds of device on which it is told of every call, whoever runs it (`note`).
-    collects: row statistics its `forward_and_collect` can give on the way.
+    counts_on: the kinds of device on which `note` is called for every call, whichever backend runs it.
+    collects: row statistics that its `forward_and_collect` can return.
     """
 
     name: str
@@ -108,37 +108,37 @@ class Backend(ABC):
         return NO_BIAS_GRADIENT if call.bias_gradient and not self.gives_bias_gradient else None
 
     def cannot(self, call: Call) -> str | None:
-        """The reasons of its own, on a device that is its own; None if there are none."""
+        """Return a reason of this backend's own, on a device that it supports; None if there is none."""
         return None
 
     def reluctance(self, call: Call) -> str | None:
-        """Why `auto` should not choose it although it can run the call; None: no reason. Ignored if named."""
+        """Return why `auto` should not choose it although it can run the call; None if there is no reason."""
         return None
 
     @abstractmethod
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(output [B, H, T, Dv], lse [B, H, T]); a row that sees nothing has output 0 and lse -inf."""
+        """Return (output [B, H, T, Dv], lse [B, H, T]); a row that sees nothing has output 0 and lse -inf."""
 
     def can_collect(self, call: Call) -> bool:
-        """Whether it gives statistics of this call, which it runs."""
+        """Return True if it collects statistics of this call."""
         return bool(self.collects)
 
     def collected(self, call: Call) -> tuple[str, ...]:
-        """Those that are asked for and that it gives on the way."""
+        """Return the requested statistics that it collects."""
         if not call.collect or not self.can_collect(call):
             return ()
         return tuple([name for name in call.collect if name in self.collects])
 
     def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and [len(names), B, H, T] values per query of names it `collects`."""
+        """Return (output, lse, [len(names), B, H, T] values per query of names in `collects`)."""
         raise NotImplementedError(self.name)
 
     @abstractmethod
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-        """The gradients, from the output, the lse and the output's gradient, all of them whole rows'."""
+        """Return the gradients, from the output, the lse and the output's gradient, all of full rows."""
 
     def verdict_holds(self, call: Call) -> Holds:
-        """Whether its answers to a call hold for every call of that kind (see `first_pass.plan_key`).
+        """Return whether its verdict on a call holds for every call of that kind (see `first_pass.plan_key`).
 
         False, the default: no call that this backend is asked about is planned, even if another one runs it.
         A function is called before each use of a plan and returns whether it still holds; it may count calls.
@@ -146,38 +146,38 @@ class Backend(ABC):
         return False
 
     def runner(self, call: Call) -> Runner | None:
-        """Functions that answer calls of this kind without `Call`, checks or table; None: use `forward`.
+        """Return functions that run calls of this kind without `Call`, checks or table; None: use `forward`.
 
         Kernels of ours are faster if a call of the kind has been run before.
         """
         return None
 
     def how(self, call: Call) -> str:
-        """One phrase on how it runs the call."""
+        """Return a phrase on how it runs the call."""
         return "in one call"
 
     def bare(self, q: Tensor, v: Tensor) -> Kernel | None:
-        """The kernel that takes heads like these as they are, nothing padded or repeated; None: none does.
+        """Return the kernel that takes such heads unpadded and unrepeated; None if there is none.
 
-        Asked for calls it can run, without options, and with no rule but causal squares and padding.
+        It is called for calls it can run, without options, and with no rule but causal squares and padding.
         """
         return None
 
     def note(self, call: Call) -> None:  # noqa: B027, most have nothing to count
-        """A call is being run, by this backend or another."""
+        """Record that a call is being run, by this backend or another."""
 
 
-# Row statistics collected on the way
+# Row statistics collected in forward
 
 
-ON_THE_WAY = ("entropy", "effective_keys", "confidence", "distance", "max_logit")  # what a row's sums tell
+ON_THE_WAY = ("entropy", "effective_keys", "confidence", "distance", "max_logit")  # by a row's sums
 
 
-class _Here(threading.local):
+class _Collecting(threading.local):
     names: tuple[str, ...] = ()  # in every thread from the start: torch.compile guards whether it is there
 
 
-_here = _Here()
+_collecting = _Collecting()
 
 
 class Collected(NamedTuple):
@@ -187,28 +187,28 @@ class Collected(NamedTuple):
     rows: Tensor
 
     def row(self, name: str) -> Tensor:
-        """One of them, [B, H, T]."""
+        """Return the values of one name, [B, H, T]."""
         return self.rows[self.names.index(name)]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Collected:
-        """The same statistics of other rows: moved, cut, chosen."""
+        """Return the same statistics with `change` applied to the rows."""
         return Collected(self.names, change(self.rows))
 
 
 class wanted(AbstractContextManager[None]):  # noqa: N801, reads as a verb
-    """While it lasts, calls in this thread collect these row statistics where they can."""
+    """A context in which calls of this thread collect these row statistics where they can."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
 
     def __enter__(self) -> None:
         self.before = wanted_now()
-        _here.names = tuple(dict.fromkeys((*self.before, *self.names)))
+        _collecting.names = tuple(dict.fromkeys((*self.before, *self.names)))
 
     def __exit__(self, *_: object) -> None:
-        _here.names = self.before
+        _collecting.names = self.before
 
 
 def wanted_now() -> tuple[str, ...]:
-    """The names that someone has said will be asked for."""
-    return _here.names
+    """Return the names that `wanted` has set."""
+    return _collecting.names

@@ -1,8 +1,8 @@
-"""The table of backends: who is asked to run the first pass, in which order, and why not in words.
+"""The table of backends, in the order in which they are considered for the first pass.
 
-`auto` takes the first that can. A backend asked for by name runs or says why not; nothing steps in for it.
+`auto` takes the first that can run a call. A backend requested by name runs or raises; no other replaces it.
 Two of them, in our own Triton kernels on a GPU, are here: `decode`, one query over many keys, and `triton`,
-which knows every rule.
+which supports every rule.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .scores import Scores
 WORTH_IT = 2**24  # bytes of keys and values, from which `decode` pays
 MOST_ROWS = 64  # query heads that share a key head
 
-LARGEST_WHOLE = 128  # channels of float32: beyond, registers do not suffice
+LARGEST_FLOAT32_HEAD = 128  # channels of float32: more do not fit the registers
 
 
 class TritonBackend(Backend):
-    """What both share: they run on a GPU (in tests in Triton's interpreter) and go by sizes and rules."""
+    """Base of both: they run on a GPU (in tests in Triton's interpreter) and go by sizes and rules."""
 
     devices = ("cuda",)
 
@@ -43,7 +43,7 @@ class Decode(TritonBackend):
     name = "decode"
 
     def cannot(self, call: Call) -> str | None:
-        """Rules that are tensors over queries and keys, and what the kernels cannot take."""
+        """Return why it cannot run the call, such as rules that are tensors over queries and keys."""
         scores, v = call.scores, call.v
         mask, scoring = scores.mask, scores.scoring
         if scores.q.shape[2] != 1:
@@ -61,7 +61,7 @@ class Decode(TritonBackend):
         return cannot(scores)
 
     def reluctance(self, call: Call) -> str | None:
-        """A plain call this small is over before ours is launched: torch's flash kernel takes it as it is."""
+        """Return why torch's flash kernel is faster: plain calls this small end before ours is launched."""
         scores = call.scores
         mask, scoring = scores.mask, scores.scoring
         plain = mask.is_band and mask.left is None and scoring.softcap is None and not scoring.has_tensors
@@ -73,7 +73,7 @@ class Decode(TritonBackend):
         return f"{size} bytes of keys and values are few, from {WORTH_IT} on it pays"
 
     def runner(self, call: Call) -> Runner:
-        """Its kernels have plans of their own."""
+        """Return the functions of its kernels, which have plans of their own."""
         from .gpu.single_query import attend
 
         def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
@@ -90,12 +90,12 @@ class Decode(TritonBackend):
         return attend(call.scores, call.v)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-        """In tiles: who generates asks for none."""
+        """Compute gradients in tiles: generation needs none."""
         return TILES.backward(call, out, lse, grad)
 
 
 class OwnKernels(TritonBackend):
-    """Any mask, bias, soft cap and sinks; hidden tiles are never loaded, and nothing T x S is made."""
+    """Any mask, bias, soft cap and sinks; hidden tiles are never loaded, and no T x S tensor is allocated."""
 
     name = "triton"
     gives_bias_gradient = True
@@ -105,24 +105,24 @@ class OwnKernels(TritonBackend):
         scores, scoring, v = call.scores, call.scores.scoring, call.v
         if call.dropout or call.plain_because:
             return call.matrix_because
-        if not scoring.scale > 0:  # the largest product would not be the largest score
+        if not scoring.scale > 0:  # otherwise the largest product would not be the largest score
             return f"it takes a scale above 0, not {scoring.scale:g}"
         if v.shape[-1] > LARGEST_HEAD:
             return f"it takes value_dim up to {LARGEST_HEAD}, not {v.shape[-1]}"
         widest = max(scores.q.shape[-1], v.shape[-1])
-        if scores.q.dtype == torch.float32 and widest > LARGEST_WHOLE:
-            return f"it takes float32 with head_dim and value_dim up to {LARGEST_WHOLE}, not {widest}"
+        if scores.q.dtype == torch.float32 and widest > LARGEST_FLOAT32_HEAD:
+            return f"it takes float32 with head_dim and value_dim up to {LARGEST_FLOAT32_HEAD}, not {widest}"
         if call.bias_gradient:
             if scoring.relative is not None:
                 return "with gradients of what is added it takes no relative bias"
             if scoring.bias is not None and scoring.bias.shape[2:] != scores.shape[2:]:
                 shape = list(scoring.bias.shape)
                 return f"with gradients of what is added it takes no bias {shape} that queries or keys share"
-        # in a graph nothing is known of the device: it is asked when the graph runs
+        # in a graph the device is unknown: it is checked when the graph runs
         return None if torch.compiler.is_compiling() else cannot(scores)
 
     def reluctance(self, call: Call) -> str | None:
-        """What torch's own kernels do best: full, or causal on a square, and nothing else; float32."""
+        """Return where torch's own kernels are faster: full, or causal on a square, without more; float32."""
         scores, scoring = call.scores, call.scores.scoring
         if interpreted() or (call.collect and self.can_collect(call)) or scoring.softcap is not None:
             return None
@@ -135,15 +135,15 @@ class OwnKernels(TritonBackend):
         return "torch's kernels are faster where no rule is more than causal"
 
     def runner(self, call: Call) -> Runner:
-        """The launches of such calls, with all they take but tensors."""
+        """Return the launches of such calls, with all their arguments but tensors."""
         from .gpu import attend, attend_backward
 
         names, back_by = self.collected(call), attend_backward.planned(call.bias_gradient)
 
         def backward(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-            found = back_by(scores, v, out, lse, grad)
-            back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
-            return back, found.v, sinks_gradient(scores, out, lse, grad)
+            grads = back_by(scores, v, out, lse, grad)
+            back = ScoreGradients(grads.q, grads.k, grads.bias, grads.slopes)
+            return back, grads.v, sinks_gradient(scores, out, lse, grad)
 
         return Runner(attend.planned(call.scores, call.v, names), backward, names)
 
@@ -158,7 +158,7 @@ class OwnKernels(TritonBackend):
         return out, lse
 
     def can_collect(self, call: Call) -> bool:
-        """Something of what is asked for; a few queries over keys in parts are quickly walked again."""
+        """Return True for at least one requested statistic, unless a few queries are quickly walked again."""
         return call.scores.shape[2] > FEW_QUERIES and any(name in self.collects for name in call.collect)
 
     def forward_and_collect(self, call: Call, names: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,13 +170,13 @@ class OwnKernels(TritonBackend):
         return out, lse, rows
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-        """No atomics: the same bits every time."""
+        """Compute gradients without atomics, so that they are bitwise the same every time."""
         from .gpu.attend_backward import backward
         from .gpu.request import Prepared
 
-        found = backward(Prepared(call.scores, lse), call.v, out, grad, call.bias_gradient)
-        back = ScoreGradients(found.q, found.k, found.bias, found.slopes)
-        return back, found.v, sinks_gradient(call.scores, out, lse, grad)
+        grads = backward(Prepared(call.scores, lse), call.v, out, grad, call.bias_gradient)
+        back = ScoreGradients(grads.q, grads.k, grads.bias, grads.slopes)
+        return back, grads.v, sinks_gradient(call.scores, out, lse, grad)
 
 
 # The table
@@ -193,7 +193,7 @@ BACKENDS: tuple[Backend, ...] = (
 )
 
 
-# What torch, and whoever builds on it, calls ours; `SDPBackend.MATH` as well
+# the names in torch, and in libraries based on it, for our backends; `SDPBackend.MATH` as well
 TORCHS = {
     "math": "plain",
     "eager": "plain",
@@ -206,7 +206,7 @@ TORCHS = {
 
 
 def backend_named(name: str) -> Backend:
-    """The backend of this name.
+    """Return the backend of this name.
 
     Raises:
         ArgumentError: no such backend.
@@ -222,18 +222,18 @@ def backend_named(name: str) -> Backend:
 
 
 def verdicts(call: Call) -> dict[str, str | None]:
-    """Every backend's answer: None if it can run the call and would, else why not."""
+    """Return every backend's verdict: None if it can run the call and would, else why not."""
     return {backend.name: verdict(backend, call) for backend in BACKENDS}
 
 
 def verdict(backend: Backend, call: Call) -> str | None:
-    """Why it does not run a call without being asked by name; None: it does."""
+    """Return why a backend does not run a call unless requested by name; None if it does."""
     reason = backend.why_not(call)
     return backend.reluctance(call) if reason is None else reason
 
 
 def choose(call: Call, name: str = "auto") -> Backend:
-    """The backend that runs this call.
+    """Return the backend that runs this call.
 
     Raises:
         ArgumentError: no backend of that name.
@@ -255,7 +255,7 @@ def choose(call: Call, name: str = "auto") -> Backend:
 
 
 def bare_kernel(call: Call, q: Tensor, v: Tensor) -> tuple[Kernel | None, bool]:
-    """The kernel of the first backend that takes the call without padding channels or repeating key heads.
+    """Return the kernel of the first backend that takes the call without padding or repeated heads.
 
     And whether that holds for all calls of this kind (`Backend.verdict_holds`).
 
@@ -272,7 +272,7 @@ def bare_kernel(call: Call, q: Tensor, v: Tensor) -> tuple[Kernel | None, bool]:
 
 
 def note(call: Call) -> None:
-    """Tell the backends that count calls on this device (`counts_on`), whichever backend runs the call."""
+    """Call `note` of the backends that count calls on this device, whichever backend runs the call."""
     device = call.v.device.type
     for backend in BACKENDS:
         if device in backend.counts_on:

@@ -1,13 +1,13 @@
-"""The first pass: who runs a call, and how its output and log-sum-exp come with their gradients.
+"""The first pass: which backend runs a call, and how its output and log-sum-exp get their gradients.
 
     attention (functional.py)
       with a plan                    `plan_for` finds it by the call's key, and `run` runs it
-      without a plan                 `answer`: the table (backends.py) chooses, `run` runs, `_make_plan` plans
+      without a plan                 `compute`: backends.py chooses, `run` runs, `_make_plan` plans
       by a backend's name, dropout   `attend_and_collect`
       in a graph of torch.compile    one operator, `headwise::attend` (operators.py), or torch's own kernel
 
-The lse is saved, never differentiated: whoever needs gradients through weights goes through the second pass.
-Derivatives of derivatives are taken through the plain path.
+The lse is saved, never differentiated: gradients through weights are computed by the second pass. Derivatives
+of derivatives are computed by the plain path.
 
 The key of a call (`plan_key`) holds everything that decides how the call is run: shapes, strides, dtypes,
 devices, alignment, the numbers among its options, which tensors there are beside q, k and v, whether
@@ -42,7 +42,7 @@ from .plans import PLANS
 from .scores import FURTHER_NUMBERS, Scores, own_precision, without_graph
 
 PlanKey = tuple[Hashable, ...]
-Answer = tuple[Tensor, Tensor, Collected | None]
+Output = tuple[Tensor, Tensor, Collected | None]
 
 OWNER = "attention"  # of these plans in `PLANS`
 UNUSUAL: Hashable = object()  # in place of a key: no plan is made for such a call
@@ -52,13 +52,13 @@ UNUSUAL: Hashable = object()  # in place of a key: no plan is made for such a ca
 
 
 def call_of(scores: Scores, v: Tensor, dropout: float = 0.0, collect: tuple[str, ...] = ()) -> Call:
-    """A call as the table sees it, with what is going on around it."""
+    """Return a call as the backends see it, with what is active around it."""
     because = None if torch.compiler.is_compiling() else _plain_because(scores, v)
     return Call(scores, v, dropout, because, bias_gradient(scores), collect)
 
 
 def bias_gradient(scores: Scores) -> bool:
-    """Whether a gradient of bias, slopes or relative is wanted, which fused kernels do not give."""
+    """Return True if a gradient of bias, slopes or relative is wanted, which fused kernels do not give."""
     scoring = scores.scoring
     added = scoring.bias, scoring.slopes, scoring.relative
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in added)
@@ -78,16 +78,16 @@ def _plain_because(scores: Scores, v: Tensor) -> str | None:
 
 
 def attend(scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """(output [B, H, T, Dv], lse [B, H, T], detached); see `attend_and_collect`."""
+    """Return (output [B, H, T, Dv], lse [B, H, T], detached); see `attend_and_collect`."""
     return attend_and_collect(scores, v, dropout, backend)[:2]
 
 
 def attend_and_collect(
     scores: Scores, v: Tensor, dropout: float = 0.0, backend: str = "auto", collect: tuple[str, ...] = ()
 ) -> tuple[Tensor, Tensor, Collected | None]:
-    """(output [B, H, T, Dv], lse [B, H, T], what was collected of row statistics), both last detached.
+    """Return (output [B, H, T, Dv], lse [B, H, T], collected row statistics); the last two are detached.
 
-    collect: those that will be asked for; a backend may give some of them on the way, or none.
+    collect: names of statistics that will be used later; a backend may collect some of them, or none.
 
     Raises:
         ArgumentError: no backend of that name.
@@ -104,7 +104,7 @@ def attend_and_collect(
 
 
 def _attend_empty_batch(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-    """What an empty batch comes to, on any device: no numbers, and a way back for the gradients of none."""
+    """Return an empty output and lse for an empty batch, on any device, that gradients can flow through."""
     if backend != "auto":
         backends.backend_named(backend)
     out = scores.q[..., :1] * (scores.k[:, :1, :1, :1] * v[:, :1, :1])  # [0, H, T, Dv]
@@ -115,7 +115,7 @@ def _attend_empty_batch(scores: Scores, v: Tensor, backend: str) -> tuple[Tensor
 
 
 def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Tensor, Tensor]:
-    """What torch.compile and torch.export see: nothing that looks at sizes more than it must."""
+    """Return output and lse for torch.compile and torch.export; sizes are read only where necessary."""
     call = Call(scores, v, dropout)
     if dropout or (backend != "auto" and backends.backend_named(backend).is_differentiable):
         return backends.choose(call, backend).forward(call)
@@ -129,7 +129,7 @@ def _traced(scores: Scores, v: Tensor, dropout: float, backend: str) -> tuple[Te
 
 
 def _plainest(scores: Scores, v: Tensor) -> Band | None:
-    """The band of a call that is one kernel call with torch's own backward, no more; else None."""
+    """Return the band of a call that is one kernel call with torch's own backward; else None."""
     mask, scoring = scores.mask, scores.scoring
     if scoring.sinks is not None or scoring.softcap is not None or adds(scores):
         return None
@@ -142,7 +142,7 @@ def _plainest(scores: Scores, v: Tensor) -> Band | None:
 
 
 def lse_of(scores: Scores) -> Tensor:
-    """The log-sum-exp of every row, [B, H, T], for a map that came without one."""
+    """Return the log-sum-exp of every row, [B, H, T], for a map without one."""
     if not scores.q.shape[0]:
         return scores.q.new_empty(scores.q.shape[:3], dtype=scores.dtype)
     if torch.compiler.is_compiling():
@@ -160,15 +160,15 @@ def lse_of(scores: Scores) -> Tensor:
 
 
 class CallPlan:
-    """How calls with one key are run: their options as numbers, and the backend's function."""
+    """A plan for calls with one key: their options as numbers, and the backend's function."""
 
-    __slots__ = ("asks", "held", "lengths", "mask", "numbers", "runner", "scoring", "table")
+    __slots__ = ("asks", "has_tensors", "lengths", "mask", "numbers", "runner", "scoring", "table")
 
     def __init__(self, scores: Scores, runner: Runner, asks: tuple[Callable[[], bool], ...]) -> None:
         self.runner, self.asks, self.table = runner, asks, backends.BACKENDS
-        # numbers alone: no tensor of anybody's is kept
+        # numbers alone: a plan holds no tensor of a call
         mask, scoring = scores.mask, scores.scoring
-        self.mask, self.held = Mask(mask.left, mask.right), not mask.is_positional
+        self.mask, self.has_tensors = Mask(mask.left, mask.right), not mask.is_positional
         self.numbers = mask.numbers_alone()
         self.scoring, self.lengths = Scoring(scoring.scale, scoring.softcap), scores.shape[2:]
 
@@ -185,7 +185,7 @@ class CallPlan:
         scoring, rules = self.scoring, self.mask
         if bias is not None or slopes is not None or sinks is not None:
             scoring = Scoring(scoring.scale, scoring.softcap, bias, slopes, sinks)
-        if self.held:
+        if self.has_tensors:
             assert isinstance(mask, Mask), "its key says so"
             rules = mask.bound_alike(self.numbers, *self.lengths)
         return Scores(q, k, rules, scoring)
@@ -203,29 +203,29 @@ def plan_key(
     collect: tuple[str, ...] = (),
     learning: bool = False,
 ) -> PlanKey | None:
-    """Return the key of a call; None: no plan is kept for such a call.
+    """Return the key of a call; None if no plan can be made for it.
 
     Args:
         scale: None for the usual one.
-        rules: all that is to be known of tensors beside q, k and v; see `tensor_key`.
+        rules: the part of the key for tensors beside q, k and v; see `tensor_key`.
         learning: one of them wants a gradient.
     """
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
-    on_gpu = q.is_cuda  # asking a device for its type takes five times as long
+    on_gpu = q.is_cuda  # reading a device's type takes five times as long
     if not (on_gpu or q.is_cpu) or torch._C._is_any_autocast_enabled():
         return None
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return None
     try:
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-        laid = q_shape, q.stride(), k_shape, k.stride(), v_shape, v.stride()
+        layouts = q_shape, q.stride(), k_shape, k.stride(), v_shape, v.stride()
         places = q.data_ptr() & 15, k.data_ptr() & 15, v.data_ptr() & 15
-    except RuntimeError:  # of any layout but strides, nested ones among them, one of the three is not there
+    except RuntimeError:  # other layouts than strided, such as nested ones, lack one of these
         return None
     if len(q_shape) != 4 or len(k_shape) != 4:
         return None
-    if 0 in q_shape or 0 in v_shape or q_shape[2] > k_shape[2]:  # nothing there; queries that may see nothing
+    if 0 in q_shape or 0 in v_shape or q_shape[2] > k_shape[2]:  # empty; or queries that may see nothing
         return None
     scale = q_shape[3] ** -0.5 if scale is None else scale
     learning = torch.is_grad_enabled() and (learning or q.requires_grad or k.requires_grad or v.requires_grad)
@@ -236,13 +236,13 @@ def plan_key(
             torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_deterministic_algorithms(),
         )  # fmt: skip
     return (
-        OWNER, laid, places, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, left, right, scale,
+        OWNER, layouts, places, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, left, right, scale,
         softcap, rules, collect, learning, switches, launches.INTERPRET,
     )  # fmt: skip
 
 
 def plan_key_of_scores(scores: Scores, v: Tensor, collect: tuple[str, ...] = ()) -> PlanKey | None:
-    """Return the key of a call from its checked scores, whatever their mask; None: no plan is kept for it.
+    """Return the key of a call from its checked scores, whatever their mask; None if no plan can be made.
 
     It is not the key that `functional` makes of the arguments of the same call.
     """
@@ -263,23 +263,23 @@ def rules_key(scores: Scores) -> Hashable:
         return UNUSUAL
     if scores.mask.is_positional and not scoring.has_tensors:
         return None
-    learned, held = (scoring.bias, scoring.slopes, scoring.sinks), scores.mask.tensors
-    if not all(x is None or is_usual(x) for x in (*learned, *held.values())):
+    learned, rule_tensors = (scoring.bias, scoring.slopes, scoring.sinks), scores.mask.tensors
+    if not all(x is None or is_usual(x) for x in (*learned, *rule_tensors.values())):
         return UNUSUAL
     return (
         further_numbers(scores.mask),
-        tuple(held),
-        tuple([tensor_key(x) for x in (*learned, *held.values())]),
+        tuple(rule_tensors),
+        tuple([tensor_key(x) for x in (*learned, *rule_tensors.values())]),
     )
 
 
 def further_numbers(mask: Mask) -> tuple[Hashable, ...]:
-    """What a mask's rules hold in numbers beside a band's two."""
+    """Return the numbers of a mask's rules other than a band's two."""
     return tuple([getattr(mask, name) for name in FURTHER_NUMBERS])
 
 
 def is_usual(x: object) -> TypeGuard[Tensor]:
-    """Whether it is a tensor of torch's own class, with strides that lead to numbers."""
+    """Return True for a plain tensor or parameter with a strided layout on a CPU or GPU."""
     if type(x) is not Tensor and type(x) is not Parameter:
         return False
     return (x.is_cuda or x.is_cpu) and not x.is_nested and x.layout is torch.strided
@@ -306,10 +306,10 @@ def plan_for(key: PlanKey) -> CallPlan | None:
     return plan
 
 
-def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), key: PlanKey | None = None) -> Answer:
-    """(output, lse, what was collected) of scores that have been checked, by plan where there is one.
+def compute(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), key: PlanKey | None = None) -> Output:
+    """Return (output, lse, collected statistics) of checked scores, by plan where there is one.
 
-    key: the call's plan key, where the caller has made it.
+    key: the call's plan key, if the caller has computed it.
     """
     key = plan_key_of_scores(scores, v, collect) if key is None else key
     if key is None:
@@ -323,13 +323,13 @@ def answer(scores: Scores, v: Tensor, collect: tuple[str, ...] = (), key: PlanKe
     if runner is None:
         return _run_by(backend, call)
     backends.note(call)
-    found = run(runner, scores, v)
+    output = run(runner, scores, v)
     _make_plan(key, call)
-    return found
+    return output
 
 
 def _make_plan(key: PlanKey, call: Call) -> None:
-    """Make a plan for a call that has been run, the second time its key comes."""
+    """Make a plan for a call that was run, the second time its key occurs."""
     if not PLANS.seen_before(key):
         return
     asks = []
@@ -340,17 +340,17 @@ def _make_plan(key: PlanKey, call: Call) -> None:
         if holds is not True:
             asks.append(holds)
         if backends.verdict(backend, call) is None:
-            runner = backend.runner(call)  # again: our kernels can be launched directly only after a run
+            runner = backend.runner(call)  # once more: our kernels can be launched directly only after a run
             if runner is not None:
                 PLANS.keep(key, CallPlan(call.scores, runner, tuple(asks)))
             return
 
 
-# Running it
+# Running a call
 
 
-def _run_by(backend: Backend, call: Call) -> Answer:
-    """(output, lse, what was collected of row statistics) of a call that a backend has been chosen for."""
+def _run_by(backend: Backend, call: Call) -> Output:
+    """Return (output, lse, collected row statistics) of a call by the backend chosen for it."""
     if backend.is_differentiable:
         out, lse = backend.forward(call)
         return out, lse.detach(), None
@@ -369,8 +369,8 @@ def _run_by(backend: Backend, call: Call) -> Answer:
     return run(Runner(forward, backward, names), call.scores, call.v)
 
 
-def run(runner: Runner, scores: Scores, v: Tensor) -> Answer:
-    """(output, lse, what was collected of row statistics) of a call whose runner is known."""
+def run(runner: Runner, scores: Scores, v: Tensor) -> Output:
+    """Return (output, lse, collected row statistics) of a call with a known runner."""
     scoring = scores.scoring
     learned = scoring.bias, scoring.slopes, scoring.sinks, scoring.relative
     if torch.is_grad_enabled() and (
@@ -385,7 +385,7 @@ def run(runner: Runner, scores: Scores, v: Tensor) -> Answer:
 
 
 class _Attend(torch.autograd.Function):
-    """A call and its gradients, by plan or not: the second run of a checkpoint may take the other way."""
+    """A call and its gradients, with or without a plan: a checkpoint's two runs may differ in that."""
 
     @staticmethod
     def forward(
@@ -393,9 +393,10 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         out, lse, rows = runner.forward(scores, v)
         mask = scores.mask
-        held = () if mask.is_positional else mask.tensors.values()  # on the way back they must be unchanged
-        ctx.save_for_backward(v, *leaves, *held, out, lse)
-        # no tensor that a gradient flows to: those belong to autograd, which frees them
+        # in backward these must be unchanged
+        rule_tensors = () if mask.is_positional else mask.tensors.values()
+        ctx.save_for_backward(v, *leaves, *rule_tensors, out, lse)
+        # without tensors that gradients flow to: those belong to autograd, which frees them
         ctx.template, ctx.run_backward = ScoresTemplate(scores), runner.backward
         if rows is None:
             ctx.mark_non_differentiable(lse)
@@ -409,24 +410,24 @@ class _Attend(torch.autograd.Function):
         grad = grads[0]
         if grad is None:
             return (None,) * 9
-        kept = ctx.saved_tensors  # asked for once: under checkpointing there is no second time
-        given, (out, lse) = kept[:7], kept[-2:]
+        saved = ctx.saved_tensors  # read once: under checkpointing a second read fails
+        inputs, (out, lse) = saved[:7], saved[-2:]
         needed, scores_of = ctx.needs_input_grad[2:], ctx.template.fill
-        found: tuple[Tensor | None, ...]
+        unordered: tuple[Tensor | None, ...]
         if plain.needs_differentiable_backward(grad):
 
             def forward(v: Tensor, *leaves: Tensor | None) -> Tensor:
                 return plain.forward(scores_of(*leaves), v)[0]
 
-            return None, None, *plain.gradients(forward, given, needed, grad)
-        v, *leaves = given
+            return None, None, *plain.gradients(forward, inputs, needed, grad)
+        v, *leaves = inputs
         with own_precision(v.device):
             back, dv, of_sinks = ctx.run_backward(scores_of(*leaves), v, out, lse, grad)
-        found = (dv, back.q, back.k, back.bias, back.slopes, of_sinks, back.relative)
-        typed = [_as(x, g) if want else None for x, g, want in zip(given, found, needed, strict=True)]
+        unordered = (dv, back.q, back.k, back.bias, back.slopes, of_sinks, back.relative)
+        typed = [_as(x, g) if want else None for x, g, want in zip(inputs, unordered, needed, strict=True)]
         return None, None, *typed
 
 
 def _as(x: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """A gradient in the dtype of what it belongs to."""
+    """Return a gradient in the dtype of its tensor."""
     return grad if grad is None or x is None or grad.dtype is x.dtype else grad.to(x.dtype)

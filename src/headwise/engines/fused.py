@@ -1,16 +1,17 @@
 """The first pass on a fused kernel: cut into parts it can take, each run in turn, merged by lse.
 
 A part is a rectangle of the score matrix: some queries, some keys, causal or not, with or without a tensor
-added. What a kernel can take whole is one part. Causal attention over a longer past (T < S) is two, the past
-in full and the square on the diagonal. Windows, documents and biases by distance go by blocks of queries,
-each with the keys it can see at all and its own slice of the mask, so that no T x S mask ever exists.
+added. A call that a kernel takes in full is one part. Causal attention over a longer past (T < S) is two, the
+past in full and the square on the diagonal. Windows, documents and biases by distance are computed by blocks
+of queries, each with the keys it can see at all and its own slice of the mask, so that no T x S mask ever
+exists.
 
 Sinks. With z = logaddexp(lse, sink), each row's output is scaled by exp(lse - z), or sigmoid(lse - sink),
 which is rounded less, and z is the new lse. The backward of the kernel, given the scaled output and z, is
 exact: the sink column has no value, so delta = sum(dO * O) is still the whole row's sum of P dP. The sink's
 own gradient is -exp(sink - z) * delta.
 
-Empty rows. Kernels answer them with lse 0, -inf or NaN, each its own way; here output 0 and lse -inf.
+Empty rows. Kernels return lse 0, -inf or NaN for them; here they have output 0 and lse -inf.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..mask_rules import can_read
 from ..scoring import HIDDEN
 from .backend import NO_BIAS_GRADIENT, Backend, Call, Gradients, Holds, Runner
 from .gradients import ScoreGradients
-from .kernels import CAUSAL, FULL, HALF, Answer, Band, Kernel, Three
+from .kernels import CAUSAL, FULL, HALF, Band, Kernel, Output, Three
 from .plain import TILES, sinks_gradient, with_sinks
 from .scores import Scores, blocks, tile_dtype
 from .walk import REACH, is_rough
@@ -36,7 +37,7 @@ from .walk import REACH, is_rough
 
 @dataclass(frozen=True)
 class Limits:
-    """What suits a device: elements of a mask made whole, queries a block."""
+    """Limits of a device: elements of a mask in one tensor, queries a block."""
 
     added: int
     most_rows: int
@@ -49,9 +50,9 @@ GPU = Limits(added=2**26, most_rows=4096, fewest_rows=256)  # 128 MiB in half pr
 
 @dataclass(frozen=True)
 class Part:
-    """Queries `rows` against keys `columns`; `added` says whether mask or bias must be added.
+    """Queries `rows` against keys `columns`; `added`: whether mask or bias must be added.
 
-    A band other than FULL is the kernel's to draw; CAUSAL on a square is all most of them can.
+    A band other than FULL is applied by the kernel; most kernels support CAUSAL on a square alone.
     """
 
     rows: slice
@@ -59,33 +60,33 @@ class Part:
     band: Band = FULL
     added: bool = False
 
-    def is_whole(self, scores: Scores) -> bool:
-        """Whether this part is the whole request."""
+    def covers(self, scores: Scores) -> bool:
+        """Return True if this part is the full request."""
         _, _, T, S = scores.shape
         return self.rows == slice(0, T) and self.columns == slice(0, S)
 
     def mask_and_bias(self, scores: Scores, dtype: torch.dtype) -> Tensor | None:
-        """What the kernel must add to the scaled product in this part, beyond `causal`."""
+        """Return what the kernel must add to the scaled product in this part, beyond its band."""
         if not self.added:
             return None
-        if self.band != FULL:  # the kernel draws the band itself
+        if self.band != FULL:  # the kernel applies the band itself
             scores = replace(scores, mask=replace(scores.mask, left=None, right=None))
         added = scores.additive(self.rows, self.columns, dtype)
         if added is None or added.shape[-1] == 1 or added.stride(-1) == 1:
             return added
-        return added.contiguous()  # kernels on a GPU read rows; T5's bias, for one, lies head by head
+        return added.contiguous()  # kernels on a GPU read rows; T5's bias, for one, is laid out head by head
 
 
 def adds(scores: Scores) -> bool:
-    """Whether a mask or bias must be added to the product, beyond a band."""
+    """Return True if a mask or bias must be added to the product, beyond a band."""
     return scores.scoring.adds or not scores.mask.is_band
 
 
 def band_of(scores: Scores) -> Band:
-    """The band left and right of the query, without bounds that hide nothing."""
+    """Return the band left and right of the query, without bounds that hide nothing."""
     mask = scores.mask
     _, _, T, S = scores.shape
-    if scores.positions is not None:  # not aligned with the last key: nothing is known of what is hidden
+    if scores.positions is not None:  # not aligned with the last key: any bound may hide keys
         return mask.left, mask.right
     left = None if mask.left is None or mask.left >= S - 1 else mask.left
     right = None if mask.right is None or mask.right >= T - 1 else mask.right
@@ -93,20 +94,20 @@ def band_of(scores: Scores) -> Band:
 
 
 def in_one_call(scores: Scores) -> bool:
-    """Whether a kernel that draws only causal squares takes the request whole."""
+    """Return True if a kernel that supports only causal squares takes the request in one call."""
     band, (_, _, T, S) = band_of(scores), scores.shape
-    whole = band == FULL or (band == CAUSAL and T == S and scores.positions is None)
-    return whole and (not adds(scores) or _small(scores))
+    fits_one_call = band == FULL or (band == CAUSAL and T == S and scores.positions is None)
+    return fits_one_call and (not adds(scores) or _small(scores))
 
 
 def cut(scores: Scores, any_band: bool = False) -> list[Part]:
-    """The parts of a request, in order. Parts that share queries follow each other.
+    """Return the parts of a request, in order. Parts that share queries follow each other.
 
-    any_band: the kernel draws any band, aligned with the last key, by itself.
+    any_band: the kernel applies any band, aligned with the last key, by itself.
     """
     _, _, T, S = scores.shape
     band, added = band_of(scores), adds(scores)
-    if scores.positions is not None and band != FULL:  # no kernel draws a band that stands elsewhere
+    if scores.positions is not None and band != FULL:  # no kernel applies a band at other positions
         return _by_rows(scores)
     if any_band and not added and min(band[0] or 0, band[1] or 0) >= 0:
         return [Part(slice(0, T), slice(0, S), band)]
@@ -115,7 +116,7 @@ def cut(scores: Scores, any_band: bool = False) -> list[Part]:
     if band == FULL:
         return [Part(slice(0, T), slice(0, S), FULL, added)]
     past = S - T
-    if past < 0:  # the first queries stand before the first key
+    if past < 0:  # the first queries come before the first key
         return [Part(slice(-past, T), slice(0, S), CAUSAL, added)]
     square = Part(slice(0, T), slice(past, S), CAUSAL, added)
     return [Part(slice(0, T), slice(0, past), FULL, added), square] if past else [square]
@@ -126,17 +127,17 @@ def _limits(scores: Scores) -> Limits:
 
 
 def _small(scores: Scores) -> bool:
-    """Whether mask and bias may be added whole: already so in memory, or small."""
+    """Return True if mask and bias may be added in one tensor: they are one already, or small."""
     mask, scoring, limits = scores.mask, scores.scoring, _limits(scores)
     if mask.is_narrow and scores.shape[2] > limits.most_rows:
-        return False  # by blocks, most of the other documents' keys are never touched
+        return False  # by blocks, most of the other documents' keys are never read
     if scoring.slopes is None and scoring.relative is None and mask.is_band:
         return True
     return math.prod(_added_shape(scores)) <= limits.added
 
 
 def _added_shape(scores: Scores) -> list[int]:
-    """The shape mask and bias take when made one tensor."""
+    """Return the shape of mask and bias in one tensor."""
     scoring, shape = scores.scoring, scores.shape
     shapes = scores.mask.added_shapes(shape)
     if scoring.bias is not None:
@@ -157,7 +158,7 @@ def _by_rows(scores: Scores) -> list[Part]:
 
 
 def _rows(scores: Scores) -> int:
-    """Queries a block: few enough that the block's mask stays small, enough to be worth a call."""
+    """Return the queries a block: few enough for a small mask, enough to be worth a call."""
     _, _, T, S = scores.shape
     mask = scores.mask
     batch_and_heads = math.prod(_added_shape(scores)[:2])
@@ -171,7 +172,7 @@ def _rows(scores: Scores) -> int:
     return min(T, max(limits.fewest_rows, min(limits.most_rows, fits)))
 
 
-# Running them
+# Running the parts
 
 
 class Fused(Backend):
@@ -184,7 +185,7 @@ class Fused(Backend):
         self.counts_on = tuple(kernel.device for kernel in kernels if kernel.churn is not None)
 
     def cannot(self, call: Call) -> str | None:
-        """What its kernel cannot take, whole or in parts; what the user and the device say."""
+        """Return what its kernel cannot take, in full or in parts; or why user or device exclude it."""
         kernel, scores, scoring = self.kernels[call.v.device.type], call.scores, call.scores.scoring
         q = scores.q
         if q.dtype not in kernel.dtypes:
@@ -194,7 +195,7 @@ class Fused(Backend):
             return call.matrix_because
         if scoring.softcap is not None:
             return f"it has no soft cap (softcap={scoring.softcap:g})"
-        if not scoring.scale > 0:  # it scales what it has hidden: -inf times 0 or less is no longer hidden
+        if not scoring.scale > 0:  # it scales hidden scores, too: -inf times 0 or less is not hidden
             return f"it takes a scale above 0, not {scoring.scale:g}"
         widest = max(q.shape[-1], call.v.shape[-1])
         if kernel.max_head_dim is not None and widest > kernel.max_head_dim:
@@ -223,9 +224,9 @@ class Fused(Backend):
         return None
 
     def reluctance(self, call: Call) -> str | None:
-        """Where each new shape costs a plan: shapes that keep changing had better run elsewhere.
+        """Return why changing shapes should use another backend, since each new shape costs a plan.
 
-        One query's keys grow in each step, so that a plan for them is not made at once.
+        The keys of one query grow in each step, so that no plan for them is made at once.
         """
         churn = self.kernels[call.v.device.type].churn
         if churn is None or torch.compiler.is_compiling():  # torch.compile cannot trace counts
@@ -234,7 +235,7 @@ class Fused(Backend):
         return (churn.too_early if one_query else churn.reason)(call.shape_key)
 
     def how(self, call: Call) -> str:
-        """One phrase on how the call is cut."""
+        """Return a phrase on how the call is cut."""
         parts = cut(call.scores, self.kernels[call.v.device.type].takes_bands)
         if not parts:
             return "with nothing to do: no query sees any key"
@@ -245,13 +246,13 @@ class Fused(Backend):
         return f"in {len(parts)} blocks of queries, each with its slice of the mask"
 
     def bare(self, q: Tensor, v: Tensor) -> Kernel | None:
-        """The kernel for the device, where no channel need be padded for it and no key head repeated."""
+        """Return the kernel of the device if it needs no padded channel and no repeated key head."""
         kernel = self.kernels[v.device.type]
         takes = v.shape[-1] % kernel.channels == 0 and (kernel.takes_groups or q.shape[1] == v.shape[1])
         return kernel if takes else None
 
     def verdict_holds(self, call: Call) -> Holds:
-        """Where shapes are counted, whoever counts is told, and asked, each time."""
+        """Return True, or, where shapes are counted, a function that counts and checks each call."""
         kernel = self.kernels.get(call.v.device.type)
         if kernel is None or kernel.churn is None:
             return True
@@ -268,7 +269,7 @@ class Fused(Backend):
         return as_before
 
     def runner(self, call: Call) -> Runner | None:
-        """The kernel itself, where it takes heads as they are and no rule is more than a causal square."""
+        """Return the kernel itself if it takes heads unchanged and no rule is more than a causal square."""
         scores, v, (_, H, T, S) = call.scores, call.v, call.scores.shape
         mask, scoring, Hk, D = scores.mask, scores.scoring, scores.k.shape[1], v.shape[3]
         if scoring.softcap is not None or scoring.has_tensors or not mask.is_positional:
@@ -310,32 +311,32 @@ class Fused(Backend):
         return Runner(forward, backward)
 
     def note(self, call: Call) -> None:
-        """Count the shapes a kernel that plans would have to plan for."""
+        """Count the shapes for which a kernel that plans would need a plan."""
         churn = self.kernels[call.v.device.type].churn
         if churn is not None:
             one_query = call.scores.q.shape[2] == 1
             (churn.note_one_query if one_query else churn.note)(call.shape_key)
 
-    def forward(self, call: Call) -> Answer:
-        """Part by part; in tiles where merging the parts would be too rough."""
+    def forward(self, call: Call) -> Output:
+        """Compute part by part; in tiles where merging the parts would be too inexact."""
         scores, v = call.scores, call.v
         kernel = self.kernels[v.device.type]
         q, k, values = _ready(kernel, scores, v, _folds(kernel, scores))
         parts = cut(scores, kernel.takes_bands)
-        if parts and parts[0].is_whole(scores):
+        if parts and parts[0].covers(scores):
             out, lse = _run(kernel, scores, parts[0], q, k, values)
         else:
             out, lse = _merge(kernel, scores, parts, q, k, values)
         sinks = scores.scoring.sinks
         if sinks is not None:
             out, lse = with_sinks(sinks, out, lse)
-        # put together by lse, from parts of a row or with a sink
+        # merged by lse, from parts of a row or with a sink
         if (sinks is not None or _share_rows(parts)) and can_read(lse) and is_rough(lse, REACH):
             return TILES.forward(call)
         return _channels(out, v.shape[-1]), lse
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-        """Part by part, each with the whole rows' output and lse; in tiles where that would be too rough."""
+        """Compute part by part, each with the full rows' output and lse; in tiles if that is too inexact."""
         if can_read(lse) and is_rough(lse, REACH):
             return TILES.backward(call, out, lse, grad)
         scores, v = call.scores, call.v
@@ -343,10 +344,10 @@ class Fused(Backend):
         q, k, values = _ready(kernel, scores, v)
         B, H, T, D = q.shape
         out, grad = _padded(out, D), _padded(grad, D)
-        finite = torch.where(torch.isneginf(lse), 0.0, lse)  # an empty row has nothing to send back
+        finite = torch.where(torch.isneginf(lse), 0.0, lse)  # an empty row has no gradient
         total = tile_dtype(q.dtype)
         parts = cut(scores, kernel.takes_bands)
-        if parts and parts[0].is_whole(scores):
+        if parts and parts[0].covers(scores):
             dq, dk, dv = _run_backward(kernel, scores, parts[0], q, k, values, out, finite, grad)
         else:
             dq, dk, dv = (torch.zeros(x.shape, dtype=total, device=x.device) for x in (q, k, values))
@@ -356,8 +357,10 @@ class Fused(Backend):
                     kernel, scores, part, q[:, :, rows], k[:, :, columns], values[:, :, columns],
                     out[:, :, rows], finite[:, :, rows], grad[:, :, rows],
                 )  # fmt: skip
-                for whole, where, share in zip((dq, dk, dv), (rows, columns, columns), piece, strict=True):
-                    whole[:, :, where] += share
+                for full_grad, where, share in zip(
+                    (dq, dk, dv), (rows, columns, columns), piece, strict=True
+                ):
+                    full_grad[:, :, where] += share
         groups = scores.group if k.shape[1] == H else 1
         if groups > 1:  # keys were repeated for a kernel without groups
             dk, dv = (x.view(B, -1, groups, *x.shape[2:]).sum(2) for x in (dk, dv))
@@ -367,11 +370,11 @@ class Fused(Backend):
 
 
 def _share_rows(parts: list[Part]) -> bool:
-    """Whether rows are put together from several parts."""
+    """Return True if rows are merged from several parts."""
     return len(parts) > 1 and any(a.rows == b.rows for a, b in pairwise(parts))
 
 
-def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Answer:
+def _run(kernel: Kernel, scores: Scores, part: Part, q: Tensor, k: Tensor, v: Tensor) -> Output:
     added = part.mask_and_bias(scores, kernel.added_dtype(q.dtype))
     if _folds(kernel, scores):
         # one query: the heads of a group become the rows of one product, and keys are read once
@@ -394,7 +397,7 @@ def _run_backward(
     return kernel.backward((q, k, v, added, part.band, scores.scoring.scale), out, lse, grad)
 
 
-def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor) -> Answer:
+def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tensor, v: Tensor) -> Output:
     B, H, T, D = q.shape
     total = tile_dtype(q.dtype)
     out = torch.zeros(B, H, T, D, dtype=q.dtype, device=q.device)
@@ -415,33 +418,33 @@ def _merge(kernel: Kernel, scores: Scores, parts: list[Part], q: Tensor, k: Tens
 
 
 def _empty_rows(scores: Scores, part: Part, added: Tensor | None, lse: Tensor) -> Tensor | None:
-    """Which rows of a part see nothing in it, bool [B or 1, H or 1, t]; None where none can."""
+    """Return which rows of a part see nothing in it, bool [B or 1, H or 1, t]; None where none can."""
     if added is None:
         return None
     mask, columns = scores.mask, part.columns
     if lse.device.type == "cpu" and not bool(((lse == 0) | ~(lse > HIDDEN / 10)).any()):
-        return None  # what the kernel gives an empty row does not occur
+        return None  # the kernel's values for an empty row do not occur
     if mask.is_padded_band and scores.scoring.bias is None and scores.scoring.relative is None:
         return ~mask.sees_any(scores.at(part.rows), columns.start, columns.stop)[:, None]
     if part.band == FULL:  # then everything hidden is in what was added
         return (added <= HIDDEN).all(-1)  # [B or 1, H or 1, t or 1]; a NaN hides nothing
     empty = []
     for rows in blocks(part.rows.start, part.rows.stop, 1024):
-        whole = scores.additive(rows, columns, scores.dtype)
-        assert whole is not None
-        empty.append((whole <= HIDDEN).all(-1))  # the band in it makes it [.., .., t]
+        joined = scores.additive(rows, columns, scores.dtype)
+        assert joined is not None
+        empty.append((joined <= HIDDEN).all(-1))  # the band in it makes it [.., .., t]
     return torch.cat(empty, dim=-1)
 
 
 def _folds(kernel: Kernel, scores: Scores) -> bool:
-    """Whether heads that share keys are handed over as rows: one query, and the same added to all of them."""
+    """Return True if heads that share keys become rows: one query, and the same added to all of them."""
     if scores.q.shape[2] != 1 or scores.group == 1 or not kernel.folds:
         return False
     return not adds(scores) or _added_shape(scores)[1] == 1
 
 
 def _ready(kernel: Kernel, scores: Scores, v: Tensor, folded: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as the kernel takes them: equal head_dim, channels that fill its units, rows contiguous."""
+    """Return q, k, v as the kernel takes them: equal head_dim, padded channels, contiguous rows."""
     widest = max(scores.q.shape[-1], v.shape[-1])
     channels = -(-widest // kernel.channels) * kernel.channels
     q, k, v = _padded(scores.q, channels), _padded(scores.k, channels), _padded(v, channels)
@@ -455,7 +458,7 @@ def _padded(x: Tensor, channels: int) -> Tensor:
         x = torch.nn.functional.pad(x, (0, channels - x.shape[-1]))
     elif x.stride(-1) != 1:
         x = x.contiguous()
-    if x.shape[1] == 1 and x.stride(1) % channels:  # no step at all, and yet a kernel wants it aligned
+    if x.shape[1] == 1 and x.stride(1) % channels:  # an unused stride, which a kernel requires aligned
         x = x.as_strided(x.shape, (x.stride(0), channels, *x.stride()[2:]))
     return x
 

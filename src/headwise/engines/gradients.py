@@ -1,4 +1,4 @@
-"""The way back: from the gradient of a tile to q, k and what is added; what autograd keeps of a call."""
+"""Gradients of tiles with respect to q, k and what is added; and what autograd saves of a call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ScoreGradients:
 
     @classmethod
     def zeros(cls, scores: Scores, bias: bool) -> ScoreGradients:
-        """Room for them, in the tiles' dtype; `bias`: those of bias, slopes and relative, too."""
+        """Return zeros for them, in the tiles' dtype; `bias`: also for bias, slopes and relative."""
 
         def room(like: Tensor | None) -> Tensor | None:
             if like is None:
@@ -42,7 +42,7 @@ class ScoreGradients:
         return cls(q, k, room(scoring.bias), room(scoring.slopes), room(scoring.relative))
 
     def piece(self, piece: Piece) -> ScoreGradients:
-        """The part of it that belongs to one piece: views, so writing there writes here."""
+        """Return the part of it that belongs to one piece, as views: writing there writes here."""
         bias = self.bias
         return ScoreGradients(
             self.q[piece.batch, piece.heads],
@@ -63,8 +63,8 @@ class ScoreGradients:
             over_batch = grad.sum(0)
             for run in scores.runs(rows):
                 first = columns.start - scores.ends(run)[1]
-                here = slice(run.start - rows.start, run.stop - rows.start)
-                sums_by_offset(over_batch[:, here], first, self.relative)
+                local_rows = slice(run.start - rows.start, run.stop - rows.start)
+                sums_by_offset(over_batch[:, local_rows], first, self.relative)
         if bend is not None:
             grad = grad * bend
         q = scores.q[:, :, rows].to(grad.dtype)
@@ -77,11 +77,11 @@ class ScoreGradients:
         self.k[:, :, columns].add_(turned, alpha=scale)
 
 
-# What is kept of a call
+# What is saved of a call
 
 
 class Context(FunctionCtx):
-    """What autograd hands a function on its way there and back: it keeps what is put on it."""
+    """The context autograd passes to a function in forward and backward; it saves attributes."""
 
     if TYPE_CHECKING:
         saved_tensors: tuple[Tensor, ...]
@@ -102,12 +102,12 @@ class ScoresTemplate:
         self.scale, self.softcap = scores.scoring.scale, scores.scoring.softcap
 
     def fill(self, *leaves: Tensor | None) -> Scores:
-        """The scores with these tensors, in the order of `DIFFERENTIABLE`."""
+        """Return the scores with these tensors, in the order of `DIFFERENTIABLE`."""
         q, k, *learned = leaves
         assert q is not None and k is not None
         return Scores(q, k, self.mask, Scoring(self.scale, self.softcap, *learned), self.positions)
 
 
 def needs_added(needed: Sequence[bool]) -> bool:
-    """Whether a gradient of bias, slopes or relative is wanted; the arguments begin with DIFFERENTIABLE."""
+    """Return True if bias, slopes or relative need a gradient; `needed` begins with DIFFERENTIABLE."""
     return any(needed[DIFFERENTIABLE.index(name)] for name in ADDED)

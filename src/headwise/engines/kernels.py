@@ -1,16 +1,16 @@
-"""torch's fused kernels, each an entry: forward with lse, backward, what it can take, what it insists on.
+"""torch's fused kernels, one entry each: forward with lse, backward, what it takes, what it requires.
 
-Called below `F.scaled_dot_product_attention`, because that gives no lse, forbids a mask beside `is_causal`
-(the kernels do not), and cannot be told the lse to go backward with. The last point is what makes parts and
-sinks exact: the backward of any part of a softmax, given the *whole* row's output and lse, is that part's
+They are called below `F.scaled_dot_product_attention`, because that gives no lse, forbids a mask beside
+`is_causal` (the kernels do not), and cannot take an lse for its backward. The last point is what makes parts
+and sinks exact: the backward of any part of a softmax, given the *whole* row's output and lse, is that part's
 exact share of the gradient.
 
-A kernel that plans (cuDNN, up to 400 ms for each new shape) has a guard against plans built over and over. A
-run over fixed shapes pays once and is fastest. A run whose shapes keep changing (packed batches, growing
-contexts) pays at every step; there torch's flash kernel, which needs no plan, is several times faster.
+A kernel that plans (cuDNN, up to 400 ms for each new shape) has a guard against planning again and again. A
+run over fixed shapes plans once and is fastest. A run whose shapes keep changing (packed batches, growing
+contexts) plans at every step; there torch's flash kernel, which needs no plan, is several times faster.
 
-An operator is reached in two ways: as an overload, which compilers and tensors of other classes know, and,
-some forwards, as a function of torch's own, which reads its arguments some microseconds sooner.
+An operator can be called in two ways: as an overload, which compilers and tensors of other classes support,
+and, for some forwards, as a function of torch's own, which reads its arguments some microseconds faster.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ CUDNN_EAGER = getattr(torch, "_scaled_dot_product_cudnn_attention", OF_CUDNN)
 EFFICIENT_EAGER = getattr(torch, "_scaled_dot_product_efficient_attention", OF_EFFICIENT)
 
 HALF = (torch.float16, torch.bfloat16)
-FEWEST = 32  # keys; no CPU of today takes more of its narrowest numbers at a time
+FEWEST = 32  # keys; no CPU of today processes more of its narrowest numbers at a time
 FLOATS = (torch.float32, torch.float64, *HALF)
 
 Band = tuple[int | None, int | None]  # keys seen before and after the query; None: all of them
 FULL: Band = (None, None)
 CAUSAL: Band = (None, 0)
-MOST_CHANNELS = 256  # of a head: with more, torch's own function makes the whole matrix
+MOST_CHANNELS = 256  # of a head: with more, torch's own function computes the full matrix
 
-# What a kernel is given, forward and backward: q [B, H, T, D]; k and v [B, Hk, S, D]; mask and bias, a float
-# tensor added to the scaled product; the band; the scale. A bare tuple: a class would cost a microsecond.
+# The arguments of a kernel: q [B, H, T, D]; k and v [B, Hk, S, D]; mask and bias, a float tensor added to the
+# scaled product; the band; the scale. A plain tuple, since a class would cost a microsecond.
 KernelCall = tuple[Tensor, Tensor, Tensor, Tensor | None, Band, float]
-Answer = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
+Output = tuple[Tensor, Tensor]  # output, lse [B, H, T] in natural log
 Three = tuple[Tensor, Tensor, Tensor]  # gradients of q, k, v
-KernelFunction = Callable[[KernelCall], Answer]
+KernelFunction = Callable[[KernelCall], Output]
 Backward = Callable[[KernelCall, Tensor, Tensor, Tensor], Three]  # call, output, lse, output's gradient
 
 
@@ -68,33 +68,33 @@ class ShapeChurn:
 
     def __init__(self, window: int = 64, most: int = 16, remembered: int = 4096, patience: int = 128) -> None:
         self.window, self.most, self.remembered, self.patience = window, most, remembered, patience
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._planned: OrderedDict[Hashable, None] = OrderedDict()
         self._fresh: list[bool] = []
         self._last: Hashable = None
         self._in_a_row = 0
 
     def note(self, shape: Hashable) -> None:
-        """A call with this shape is being run."""
-        self._fresh.append(shape not in self._seen)
+        """Record a call with this shape."""
+        self._fresh.append(shape not in self._planned)
         del self._fresh[: -self.window]
-        self._seen[shape] = None
-        self._seen.move_to_end(shape)
-        while len(self._seen) > self.remembered:
-            self._seen.popitem(last=False)
+        self._planned[shape] = None
+        self._planned.move_to_end(shape)
+        while len(self._planned) > self.remembered:
+            self._planned.popitem(last=False)
 
     def again(self, shape: Hashable) -> bool:
-        """A call with this shape is being run once more; False: it is not known any longer."""
-        if shape not in self._seen:
+        """Record another call with this shape; return False if the shape is no longer stored."""
+        if shape not in self._planned:
             return False
-        self._fresh.append(False)  # `note`, with a shape that takes long to hash looked up half as often
+        self._fresh.append(False)  # `note`, but the shape, slow to hash, is looked up half as often
         del self._fresh[: -self.window]
-        self._seen.move_to_end(shape)
+        self._planned.move_to_end(shape)
         return True
 
     def reason(self, shape: Hashable) -> str | None:
-        """Why a call with this shape had better go elsewhere; None if it is welcome."""
+        """Return why a call with this shape should use another backend; None if it should not."""
         fresh = sum(self._fresh)
-        if shape in self._seen or fresh < self.most:
+        if shape in self._planned or fresh < self.most:
             return None
         return (
             f"{fresh} of the last {len(self._fresh)} calls had a shape not seen before, "
@@ -102,12 +102,12 @@ class ShapeChurn:
         )
 
     def note_one_query(self, shape: Hashable) -> None:
-        """A call of one query with this shape is being run."""
+        """Record a call of one query with this shape."""
         self._in_a_row = self._in_a_row + 1 if shape == self._last else 1
         self._last = shape
 
     def too_early(self, shape: Hashable) -> str | None:
-        """Why a call of one query had better wait; None: its shape came so often that a plan will pay.
+        """Return why a call of one query should wait; None if its shape was so frequent that a plan pays.
 
         While a model generates there is one key more in every step, and one call per layer with each.
         """
@@ -137,32 +137,32 @@ class Kernel:
     takes_parts: bool = True  # a call may be cut for it
     folds: bool = False  # of one query: heads that share a key head are passed as rows of one head
     takes_one_key: bool = True
-    deterministic: bool = True  # the same bits every time
-    insists: bool = False  # its `backward` above must be used, not torch's own formula
+    deterministic: bool = True  # bitwise the same every time
+    insists: bool = False  # its `backward` must be used, not torch's own formula
     capability: tuple[int, int] | None = None  # of a CUDA device, at least
     switch: Callable[[], bool] | None = None  # torch's own, by which users turn it off
-    churn: ShapeChurn | None = None  # of one that plans: shapes that keep changing are not for it
+    churn: ShapeChurn | None = None  # of a kernel that plans: counts shapes that keep changing
 
     def is_welcome(self) -> bool:
-        """Whether nobody has spoken against it, whatever the call."""
+        """Return True if neither the user's switches nor determinism exclude it, whatever the call."""
         return (self.switch is None or self.switch()) and (
             self.deterministic or not torch.are_deterministic_algorithms_enabled()
         )
 
     def added_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What mask and bias are handed over in: the CPU kernel takes float32 beside half precision."""
+        """Return the dtype of mask and bias: the CPU kernel takes float32 beside half precision."""
         return torch.float32 if self.device == "cpu" and dtype in HALF else dtype
 
 
 def _is_eager(q: Tensor) -> bool:
-    """Whether a call is made here and now, on tensors of torch's own class."""
+    """Return True for an eager call on tensors of torch's own class."""
     return type(q) is Tensor and not torch.compiler.is_dynamo_compiling()
 
 
-def _cpu_forward(call: KernelCall) -> Answer:
+def _cpu_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     now = not torch.compiler.is_dynamo_compiling()
-    run = CPU_EAGER if now and type(q) is Tensor else OF_CPU  # `_is_eager`, a call less
+    run = CPU_EAGER if now and type(q) is Tensor else OF_CPU  # `_is_eager`, written out
     out, lse = run(q, k, v, 0.0, band == CAUSAL, attn_mask=added, scale=scale)
     if now and type(lse) is Tensor and k.shape[2] < FEWEST:
         return _restore_nan(q, k, out, lse)
@@ -172,9 +172,9 @@ def _cpu_forward(call: KernelCall) -> Answer:
 def _restore_nan(q: Tensor, k: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Put NaN back where torch's CPU kernel lost it.
 
-    Over fewer keys than a vector register holds it answers a row of NaN scores with output 0 and lse 0.
+    For fewer keys than a vector register holds it returns output 0 and lse 0 for a row of NaN scores.
     """
-    if int(lse.count_nonzero()) == lse.numel():  # a fifth of the time of any other look
+    if int(lse.count_nonzero()) == lse.numel():  # takes a fifth of the time of any other test
         return out, lse
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # [B, Hk, G * T, D]
     nan = (rows @ k.transpose(-2, -1)).isnan().all(-1).view(lse.shape) & (lse == 0)  # [B, H, T]
@@ -189,7 +189,7 @@ def _cpu_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> T
     return dq, dk, dv
 
 
-def _flash_forward(call: KernelCall) -> Answer:
+def _flash_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     assert added is None
     if band == FULL or (band == CAUSAL and q.shape[2] == k.shape[2]):
@@ -215,12 +215,12 @@ def _flash_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) ->
 
 
 def window_of(band: Band) -> dict[str, int]:
-    """A band as the flash kernel's window: -1 for all; aligned with the last key, as ours is."""
+    """Return a band as the flash kernel's window: -1 for all; aligned with the last key, as ours is."""
     left, right = (-1 if reach is None else reach for reach in band)
     return {"window_size_left": left, "window_size_right": right}
 
 
-def _cudnn_forward(call: KernelCall) -> Answer:
+def _cudnn_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     run = CUDNN_EAGER if _is_eager(q) else OF_CUDNN
     out, lse, *_ = run(q, k, v, added, True, 0.0, band == CAUSAL, False, scale=scale)
@@ -230,8 +230,8 @@ def _cudnn_forward(call: KernelCall) -> Answer:
 def _cudnn_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
     q, k, v, added, band, scale = call
     seed, offset = _no_dropout(q, 1)
-    # torch keeps the plan by q, k and v alone: these two must always come in the layout that follows from q
-    grad, out = _laid_out_like(q, grad), _laid_out_like(q, out)
+    # torch caches the plan by q, k and v alone: these two must always have the layout that follows from q's
+    grad, out = _with_layout_of(q, grad), _with_layout_of(q, out)
     dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward.default(
         grad, q, k, v, out, lse.unsqueeze(-1), seed, offset, added, None, None, q.shape[2],
         k.shape[2], 0.0, band == CAUSAL, scale=scale,
@@ -239,7 +239,7 @@ def _cudnn_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) ->
     return dq, dk, dv
 
 
-def _efficient_forward(call: KernelCall) -> Answer:
+def _efficient_forward(call: KernelCall) -> Output:
     q, k, v, added, band, scale = call
     run = EFFICIENT_EAGER if _is_eager(q) else OF_EFFICIENT
     out, lse, *_ = run(q, k, v, _aligned(added, q, k), True, 0.0, band == CAUSAL, scale=scale)
@@ -260,7 +260,7 @@ def _efficient_backward(call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor
 
 
 def _no_dropout(like: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The random state the backward ops insist on; read by none of them without dropout."""
+    """Return the random state that the backward operators require; none reads it without dropout."""
     state = _zeros(size, like.device) if type(like) is Tensor else like.new_zeros(size, dtype=torch.int64)
     return state, state
 
@@ -270,20 +270,20 @@ def _zeros(size: int, device: torch.device) -> Tensor:
     return torch.zeros(size, dtype=torch.int64, device=device)
 
 
-def _laid_out_like(q: Tensor, x: Tensor) -> Tensor:
-    """x with its dimensions in memory in the order of q's, without gaps."""
+def _with_layout_of(q: Tensor, x: Tensor) -> Tensor:
+    """Return x with its dimensions in memory in the order of q's, without gaps."""
     order, place = _order(q.stride())
-    if _lies_so(x.shape, x.stride(), order):
+    if _is_dense(x.shape, x.stride(), order):
         return x
     return x.permute(order).contiguous().permute(place)
 
 
 @functools.lru_cache(maxsize=1024)
-def _lies_so(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> bool:
-    """Whether dimensions in that order lie one inside the other without gaps."""
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """Return True if the dimensions in that order are dense in memory."""
     step = 1
     for dim in reversed(order):
-        if strides[dim] != step:  # also of one alone: a plan that is kept knows every stride
+        if strides[dim] != step:  # also for size 1: a cached plan depends on every stride
             return False
         step *= shape[dim]
     return True
@@ -291,13 +291,13 @@ def _lies_so(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int,
 
 @functools.lru_cache(maxsize=1024)
 def _order(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dimensions from the outermost in memory to the innermost, and where each is in that order."""
+    """Return the dimensions from the outermost in memory to the innermost, and the place of each in it."""
     order = tuple(sorted(range(4), key=lambda dim: (-strides[dim], dim)))
     return order, tuple(order.index(dim) for dim in range(4))
 
 
 def _aligned(added: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The efficient kernel wants every dimension spelled out and rows that start on 16 bytes."""
+    """Return a mask or bias as the efficient kernel requires: expanded, with rows that start at 16 bytes."""
     if added is None:
         return None
     S = k.shape[2]
@@ -335,11 +335,11 @@ CUDNN = Kernel(
     _cudnn_forward,
     _cudnn_backward,
     max_head_dim=128,
-    takes_parts=False,  # it would plan each one anew
+    takes_parts=False,  # it would plan each part anew
     takes_one_key=False,
     deterministic=False,
-    # torch keeps the plan of its own backward without the layout of the gradient it was made for, so that
-    # another layout gives wrong numbers: `_cudnn_backward` always hands over the same one
+    # torch caches the plan of its own backward without the layout of the gradient it was made for, so that
+    # another layout gives wrong numbers: `_cudnn_backward` always passes the same one
     insists=True,
     switch=torch.backends.cuda.cudnn_sdp_enabled,
     churn=ShapeChurn(),

@@ -1,4 +1,4 @@
-"""Both passes as operators: what torch.compile and torch.export see. Importing this registers them.
+"""Both passes as operators for torch.compile and torch.export. Importing this module registers them.
 
     headwise::attend     output and lse, with gradients
     headwise::lse        the log-sum-exp of each query
@@ -7,8 +7,8 @@
     headwise::weights    dense weights, or their mean over heads, with gradients
     headwise::entropy    the entropy of each query, with gradients
 
-Eager mode calls the same functions directly, and each operator runs the engine eager mode would: kernels on a
-GPU, tiles elsewhere. Which backend attends is chosen when the operator runs, with real sizes.
+Eager mode calls the same functions directly, and each operator runs the same engine as eager mode: kernels on
+a GPU, tiles elsewhere. The backend of `attend` is chosen when the operator runs, with real sizes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Leaves = tuple[Tensor | None, ...]  # in the order of DIFFERENTIABLE
 def _register(
     name: str, before: str, after: str, result: str, run: Callable[..., object], fake: Callable[..., object]
 ) -> None:
-    """An operator whose arguments hold scores in their flat form; `run` and `fake` take them as they are."""
+    """Register an operator whose arguments hold scores in their flat form; `run` and `fake` take `Scores`."""
     torch.library.define(f"headwise::{name}", f"({before}{FLAT_SCHEMA}{after}) -> {result}")
     place = before.count(",")
     torch.library.impl(f"headwise::{name}", ANYWHERE, _with_scores(run, place))
@@ -45,7 +45,7 @@ def _register(
 
 
 def _with_scores(run: Callable[..., Result], place: int) -> Callable[..., Result]:
-    """The same function, for scores that come as flat arguments from a place on."""
+    """Return the function with scores as flat arguments from `place` on."""
     beyond = place + len(FLAT)
 
     def flat(*args: Any) -> Result:
@@ -55,7 +55,7 @@ def _with_scores(run: Callable[..., Result], place: int) -> Callable[..., Result
 
 
 def _real(grads: Leaves, scores: Scores) -> tuple[Tensor, ...]:
-    """Gradients as an operator returns them: an empty tensor stands for none."""
+    """Return gradients as an operator does: an empty tensor stands for None."""
     pairs = zip(grads, scores.leaves, strict=True)
     return tuple(
         scores.q.new_empty(0) if g is None or x is None else g.to(x.dtype).contiguous() for g, x in pairs
@@ -63,15 +63,15 @@ def _real(grads: Leaves, scores: Scores) -> tuple[Tensor, ...]:
 
 
 def _real_fake(scores: Scores, bias: bool) -> tuple[Tensor, ...]:
-    there = [
+    leaves = [
         None if name in ADDED and not bias else x
         for name, x in zip(DIFFERENTIABLE, scores.leaves, strict=True)
     ]
-    return tuple(scores.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in there)
+    return tuple(scores.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in leaves)
 
 
 def _row_fake(scores: Scores, *rest: object) -> Tensor:
-    """A number per query, [B, H, T]."""
+    """Return an empty tensor with a number per query, [B, H, T]."""
     return scores.q.new_empty(scores.shape[:3], dtype=scores.dtype)
 
 
@@ -86,7 +86,7 @@ GRADIENTS = _tensors(len(DIFFERENTIABLE))
 
 
 def _attend(v: Tensor, scores: Scores, bias_gradient: bool, backend: str) -> tuple[Tensor, Tensor]:
-    # nobody has asked yet: sizes, and what a named backend has to say of them, are known only here
+    # sizes, and a named backend's verdict on them, are known only here
     call = Call(scores, v, bias_gradient=bias_gradient)
     chosen = backends.choose(call, backend)
     backends.note(call)
@@ -104,7 +104,7 @@ def _attend_backward(
     grad: Tensor, out: Tensor, lse: Tensor, v: Tensor, scores: Scores, bias_gradient: bool, backend: str
 ) -> tuple[Tensor, ...]:
     call = Call(scores, v, bias_gradient=bias_gradient)
-    # any backend's backward goes with any forward, so "auto" may well choose another one here
+    # any backend's backward fits any forward, so "auto" may choose another one here
     chosen = backends.choose(call) if backend == "auto" else backends.backend_named(backend)
     with own_precision(v.device):
         back, dv, sinks = chosen.backward(call, out, lse, grad)
@@ -151,7 +151,7 @@ def _measure(
 
 
 def _alone(value: Tensor) -> Tensor:
-    """What an operator returns may not share memory: several statistics may be rows of one tensor."""
+    """Return the value in memory of its own, as operators must: statistics may be rows of one tensor."""
     shared = value.untyped_storage().nbytes() != value.nbytes
     return value.clone() if shared else value.contiguous()
 
@@ -195,7 +195,7 @@ _register("top", "", ", Tensor lse, SymInt count", "(Tensor, Tensor)", _top, _to
 # weights
 
 
-Picked = Tensor | None  # keys by number; or a slice's three numbers; neither: all
+Picked = Tensor | None  # indices of keys; or a slice's three numbers; None twice: all
 Run = Sequence[int] | None
 
 
@@ -277,44 +277,44 @@ _register(
 )
 
 
-# The gradients, of those that have them
+# Gradients of the operators that have them
 
 
-def _keep(ctx: Context, inputs: tuple[object, ...], *more: Tensor) -> None:
-    """Keep an operator's arguments, and more, for its way back."""
+def _save_inputs(ctx: Context, inputs: tuple[object, ...], *more: Tensor) -> None:
+    """Save an operator's arguments, and more, for its backward."""
     ctx.tensors_at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
     ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
     ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)), *more)
 
 
-def _kept(ctx: Context) -> tuple[list[Any], tuple[Tensor, ...]]:
-    """(the arguments, what was kept with them)."""
-    kept, count = ctx.saved_tensors, len(ctx.tensors_at)  # asked for once: under checkpointing no second time
+def _saved(ctx: Context) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """Return (the arguments, the other saved tensors)."""
+    saved, count = ctx.saved_tensors, len(ctx.tensors_at)  # checkpointing allows one read
     args = list(ctx.others)
-    for i, tensor in zip(ctx.tensors_at, kept[:count], strict=True):
+    for i, tensor in zip(ctx.tensors_at, saved[:count], strict=True):
         args[i] = tensor
-    return args, kept[count:]
+    return args, saved[count:]
 
 
 def _where_needed(ctx: Context, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """One gradient per argument: those that are needed, None for the rest."""
+    """Return one gradient per argument: None where it is not needed."""
     needed = ctx.needs_input_grad
-    count = len(grads)  # a list: a generator is entered once for every argument
+    count = len(grads)  # a list: a generator would be entered once for every argument
     return tuple([grads[i] if i < count and needed[i] else None for i in range(len(needed))])
 
 
 def _save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
-    _keep(ctx, inputs)
+    _save_inputs(ctx, inputs)
 
 
 def _save_with_output(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
-    _keep(ctx, inputs, *output)
+    _save_inputs(ctx, inputs, *output)
     ctx.set_materialize_grads(False)
 
 
 def _back(operator: Callable[..., Leaves]) -> Callable[[Context, Tensor], Leaves]:
     def backward(ctx: Context, grad: Tensor) -> Leaves:
-        args, _ = _kept(ctx)
+        args, _ = _saved(ctx)
         needed = ctx.needs_input_grad
         return _where_needed(ctx, operator(grad, *args, needs_added(needed)))
 
@@ -322,7 +322,7 @@ def _back(operator: Callable[..., Leaves]) -> Callable[[Context, Tensor], Leaves
 
 
 def _back_of_attend(ctx: Context, grad: Tensor | None, _: object) -> Leaves:
-    args, (out, lse) = _kept(ctx)
+    args, (out, lse) = _saved(ctx)
     if grad is None:
         return (None,) * len(args)
     return _where_needed(ctx, torch.ops.headwise.attend_backward.default(grad, out, lse, *args))

@@ -1,11 +1,11 @@
-"""Sequences of different lengths, packed one after another: where each of them stands, and all at once.
+"""Sequences of different lengths, packed one after another: their positions, and attention of all at once.
 
     [B, T]    a b c .        packed [N]   a b c d e f g h i        counts 3, 2, 4
               d e . .
               f g h i
 
-Nothing is computed for a place that holds no token. On a GPU torch's flash kernel takes all sequences in one
-call, each attending to itself; its way back is its own. Elsewhere each sequence is a call like any other.
+Nothing is computed for a position without a token. On a GPU torch's flash kernel takes all sequences in one
+call, each attending to itself, and has its own backward. Elsewhere each sequence is an ordinary call.
 
 Letters: B batch, T length of a padded sequence, N tokens in all, H num_heads, Hk num_kv_heads, D head_dim,
 Dv value_dim.
@@ -33,10 +33,10 @@ aten = torch.ops.aten
 
 
 class Places(NamedTuple):
-    """What kernels need to know of runs, on their device."""
+    """Index tensors of runs, on their device."""
 
-    tokens: Tensor  # int64 [N], of each one among B * T
-    positions: Tensor  # int64 [N], of each one in its own run
+    tokens: Tensor  # int64 [N], the index of each token among B * T
+    positions: Tensor  # int64 [N], the position of each token in its run
     offsets: Tensor  # int32 [runs + 1], where runs begin among the N
     counts: Tensor  # int64 [runs]
 
@@ -52,12 +52,12 @@ class Runs:
 
     @classmethod
     def of_lengths(cls, counts: tuple[int, ...], length: int) -> Runs:
-        """The first tokens of every sequence."""
+        """Return the runs of the first tokens of every sequence."""
         return cls(len(counts), length, tuple(range(0, len(counts) * length, length)), counts)
 
     @classmethod
     def of_documents(cls, ids: Tensor, batch: int, length: int) -> Runs:
-        """The runs of equal ids; ids int [B or 1, T], on the CPU.
+        """Return the runs of equal ids; ids int [B or 1, T], on the CPU.
 
         Raises:
             ShapeError: not one id per token.
@@ -79,33 +79,33 @@ class Runs:
 
     @functools.cached_property
     def total(self) -> int:
-        """N"""
+        """N, the number of tokens."""
         return sum(self.counts)
 
     @property
     def everything(self) -> bool:
-        """Whether every place of [B, T] holds a token."""
+        """True if every position of [B, T] holds a token."""
         return self.total == self.batch * self.length
 
     def places(self, like: Tensor, keep: bool) -> Places:
-        """On the device of `like`; keep: as they were made for the call before, in the layer before.
+        """Return the index tensors on the device of `like`; keep: cached for the next layer.
 
-        What is kept belongs to one stream: on another the copy may still be on its way.
+        What is cached belongs to one stream: on another the copy may not have finished.
         """
         stream = 0
         if like.is_cuda:
             stream = torch.cuda.current_stream(like.device).cuda_stream
             keep = keep and not torch.cuda.is_current_stream_capturing()
-        make = _kept_places if keep else _places
+        make = _cached_places if keep else _places
         return make(self.starts, self.counts, like.device, stream)
 
     def pack(self, x: Tensor, places: Places) -> Tensor:
-        """[1, N, C] from [B, T, C]."""
+        """Return [1, N, C] from [B, T, C]."""
         flat = x.reshape(1, -1, x.shape[-1])
         return flat if self.everything else flat.index_select(1, places.tokens)
 
     def unpack(self, packed: Tensor, places: Places) -> Tensor:
-        """[B, T, C] from [1, N, C], 0 where there is no token."""
+        """Return [B, T, C] from [1, N, C], 0 where there is no token."""
         C = packed.shape[-1]
         if self.everything:
             return packed.reshape(self.batch, self.length, C)
@@ -117,12 +117,12 @@ class Runs:
         return room.view(self.batch, self.length, C)
 
     def unpack_heads(self, packed: Tensor, places: Places) -> Tensor:
-        """[B, H, T, C] from [1, H, N, C]."""
+        """Return [B, H, T, C] from [1, H, N, C]."""
         H = packed.shape[1]
         return self.unpack(packed.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
 
     def unpack_lse(self, lse: Tensor, places: Places, scores: Scores) -> Tensor | None:
-        """[B, H, T] of [1, H, N], and where no token is that of a query of zeros; None: that would be work.
+        """Return [B, H, T] of [1, H, N], with the lse of zero queries at padding; None if that takes work.
 
         scores: of the padded batch.
         """
@@ -133,32 +133,32 @@ class Runs:
         if not (scoring.bias is None and scoring.slopes is None and scoring.relative is None):
             return None
         room = lse_of_zeros(scores, places.counts).transpose(1, 2).expand(B, T, H).reshape(1, B * T, H)
-        whole = room.index_copy(1, places.tokens, lse.transpose(1, 2).to(room.dtype))
-        return whole.view(B, T, H).transpose(1, 2).contiguous()
+        filled = room.index_copy(1, places.tokens, lse.transpose(1, 2).to(room.dtype))
+        return filled.view(B, T, H).transpose(1, 2).contiguous()
 
     def pack_heads(self, heads: Tensor, places: Places) -> Tensor:
-        """[1, H, N, C] from [B, H, T, C]."""
+        """Return [1, H, N, C] from [B, H, T, C]."""
         H = heads.shape[1]
         return self.pack(heads.transpose(1, 2).flatten(2), places).unflatten(-1, (H, -1)).transpose(1, 2)
 
 
 def _scattered(ids: Tensor, new: Tensor) -> MaskError:
-    """The error about an id that comes back."""
+    """Return the error about an id that occurs in two runs."""
     for b in range(len(ids)):
-        known: set[int] = set()
+        ids_before: set[int] = set()
         for at in new[b].nonzero()[:, 0].tolist():
             name = int(ids[b, at])
-            if name in known:
+            if name in ids_before:
                 return MaskError(
                     f"documents must each be in one piece: id {name} comes back at token {at} of sequence "
                     f"{b}; number the pieces apart, or let them see each other by mask=Mask.documents(ids)"
                 )
-            known.add(name)
+            ids_before.add(name)
     raise AssertionError("no id comes back")
 
 
 def _places(starts: tuple[int, ...], counts: tuple[int, ...], device: torch.device, stream: int) -> Places:
-    with torch.inference_mode(False):  # what is kept may be saved for a backward
+    with torch.inference_mode(False):  # cached tensors may be saved for a backward
         N, runs = sum(counts), len(counts)
         begins, n = [], 0
         for count in counts:
@@ -167,32 +167,32 @@ def _places(starts: tuple[int, ...], counts: tuple[int, ...], device: torch.devi
         shifts = [start - begin for start, begin in zip(starts, begins, strict=True)]
         small = torch.tensor([shifts, begins, counts], dtype=torch.int64, device="cpu").view(3, runs)
         small = small.to(device, non_blocking=True)
-        moved = small[:2].repeat_interleave(small[2], dim=1, output_size=N)  # no device is asked how many
+        moved = small[:2].repeat_interleave(small[2], dim=1, output_size=N)  # no wait for the device
         numbers = torch.arange(N, device=device)
         offsets = torch.nn.functional.pad(small[2].cumsum(0), (1, 0)).to(torch.int32)
         return Places(numbers + moved[0], numbers - moved[1], offsets, small[2])
 
 
-_kept_places = functools.lru_cache(maxsize=8)(_places)
+_cached_places = functools.lru_cache(maxsize=8)(_places)
 
 
 # All sequences in one call
 
 
 def has_kernel(x: Tensor) -> bool:
-    """Whether there is a kernel for sequences of any lengths where x is."""
+    """Return True if there is a kernel for sequences of any lengths on the device of x."""
     return x.is_cuda
 
 
 def why_not(scores: Scores, v: Tensor, dropout: float) -> str | None:
-    """Why it cannot take packed q [1, H, N, D] and k, each run by itself; None: it can."""
+    """Return why it cannot take packed q [1, H, N, D] and k, each run separately; None if it can."""
     if scores.scoring.sinks is not None:
         return "it knows no sinks"
     return backends.backend_named("flash").why_not(call_of(scores, v, dropout))
 
 
 def takes_rows(x: Tensor, head_dim: int) -> bool:
-    """Whether the kernel takes heads of this size, made of x, as they are."""
+    """Return True if the kernel takes heads of this size, made of x, unpadded."""
     kernel = CUDA_FLASH
     if not has_kernel(x) or x.dtype not in kernel.dtypes or head_dim % kernel.channels:
         return False
@@ -210,7 +210,7 @@ def _is_recent(device: torch.device) -> bool:
 def attend_rows(
     q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(output [N, H, D], lse [H, N]) of heads [N, H, D] that `takes_rows` has said yes to; no gradients."""
+    """Return (output [N, H, D], lse [H, N]) of heads [N, H, D] that `takes_rows` accepts; no gradients."""
     longest = _longest(runs)
     out, lse, *_ = aten._flash_attention_forward.default(
         q,
@@ -233,9 +233,9 @@ def attend_rows_backward(
     q: Tensor, k: Tensor, v: Tensor, runs: Runs, offsets: Tensor, band: Band, scale: float,
     out: Tensor, lse: Tensor, grad: Tensor,
 ) -> Three:  # fmt: skip
-    """The gradients of q, k and v from what `attend_rows` gave and the gradient of its output."""
+    """Return the gradients of q, k and v from the results of `attend_rows` and the gradient of its output."""
     longest = _longest(runs)
-    state = offsets.new_zeros(2, dtype=torch.int64)  # of dropout, of which there is none
+    state = offsets.new_zeros(2, dtype=torch.int64)  # of dropout, which is off
     dq, dk, dv = aten._flash_attention_backward.default(
         grad.contiguous(), q, k, v, out, lse, offsets, offsets, longest, longest, 0.0, band == CAUSAL,
         state, state, scale=scale, **window_of(band),
@@ -244,7 +244,7 @@ def attend_rows_backward(
 
 
 def attend(scores: Scores, v: Tensor, runs: Runs, places: Places) -> tuple[Tensor, Tensor]:
-    """(output [1, H, N, Dv], lse [1, H, N], detached): each run attends to itself, in the scores' band."""
+    """Return (output [1, H, N, Dv], lse [1, H, N], detached): each run attends to itself, in its band."""
     band = (scores.mask.left, scores.mask.right)
     call = (scores.q, scores.k, v, runs, places.offsets, band, scores.scoring.scale)
     with own_precision(v.device):
@@ -282,16 +282,16 @@ class _Packed(torch.autograd.Function):
         if plain.needs_differentiable_backward(grad):
 
             def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return _one_by_one(q, k, v, runs, band, scale)
+                return _separately(q, k, v, runs, band, scale)
 
             return *plain.gradients(forward, (q, k, v), ctx.needs_input_grad[:3], grad), *rest
-        (given,), (q_rows, k_rows, v_rows) = _rows(grad, channels=out.shape[-1]), _rows(q, k, v)
-        three = attend_rows_backward(q_rows, k_rows, v_rows, runs, offsets, band, scale, out, lse, given)
+        (out_grad,), (q_rows, k_rows, v_rows) = _rows(grad, channels=out.shape[-1]), _rows(q, k, v)
+        three = attend_rows_backward(q_rows, k_rows, v_rows, runs, offsets, band, scale, out, lse, out_grad)
         return *(_heads(d, x.shape[-1]) for d, x in zip(three, (q, k, v), strict=True)), *rest
 
 
 def _rows(*heads: Tensor, channels: int | None = None) -> list[Tensor]:
-    """[1, H, N, C] as the kernel takes them: [N, H, channels], all as wide, in units of its own."""
+    """Return [1, H, N, C] as the kernel takes them: [N, H, channels], all padded to the same multiple."""
     unit = CUDA_FLASH.channels
     wide = channels or -(-max(x.shape[-1] for x in heads) // unit) * unit
     padded = [torch.nn.functional.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x for x in heads]
@@ -299,35 +299,35 @@ def _rows(*heads: Tensor, channels: int | None = None) -> list[Tensor]:
 
 
 def _heads(rows: Tensor, channels: int) -> Tensor:
-    """[1, H, N, channels] from [N, H, ..]."""
+    """Return [1, H, N, channels] from [N, H, ..]."""
     return rows[..., :channels].transpose(0, 1)[None]
 
 
 def _longest(runs: Runs) -> int:
-    # of one query each the kernel swaps heads for queries, and counts on one in every sequence
+    # for one query each the kernel swaps heads and queries, and expects a query in every sequence
     return max(2, *runs.counts)
 
 
-def _one_by_one(q: Tensor, k: Tensor, v: Tensor, runs: Runs, band: Band, scale: float) -> Tensor:
-    """The same in operations that can be differentiated again."""
+def _separately(q: Tensor, k: Tensor, v: Tensor, runs: Runs, band: Band, scale: float) -> Tensor:
+    """Compute attention of each run in operations that can be differentiated again."""
     parts = zip(*(x.split(runs.counts, dim=2) for x in (q, k, v)), strict=True)
     return torch.cat(
         [
-            plain.forward(Scores(one_q, one_k, Mask(*band), Scoring(scale)), one_v)[0]
-            for one_q, one_k, one_v in parts
-            if one_q.shape[2]
+            plain.forward(Scores(q_part, k_part, Mask(*band), Scoring(scale)), v_part)[0]
+            for q_part, k_part, v_part in parts
+            if q_part.shape[2]
         ],
         dim=2,
     )
 
 
-# Queries that are not there
+# Queries at padding
 
 
 def lse_of_zeros(scores: Scores, counts: Tensor) -> Tensor:
-    """The lse of a query of zeros at every place of [B, T], [B, H or 1, T]: all keys it sees are alike to it.
+    """Return the lse of a query of zeros at all positions of [B, T], [B, H or 1, T]: equal scores.
 
-    Of scores to which nothing is added by distance or pair; counts: how many keys each sequence has, [B].
+    For scores without biases; counts: how many keys each sequence has, [B].
     """
     at = torch.arange(scores.shape[2], device=scores.device)
     left, right = scores.mask.left, scores.mask.right
@@ -344,15 +344,15 @@ def lse_of_zeros(scores: Scores, counts: Tensor) -> Tensor:
 
 
 def by_document(scores: Scores, lse: Tensor | None) -> tuple[Scores, Tensor | None]:
-    """The same scores and lse with a sequence for each document, padded to the longest.
+    """Return scores and lse with a sequence for each document, padded to the longest.
 
     Raises:
         MaskError: no documents; other rules beside them than positions; an id that comes back after another.
     """
     (B, _, T, S), mask = scores.shape, scores.mask
-    ids, asked = (None if x is None else x.cpu() for x in (mask.key_ids, mask.query_ids))
+    ids, query_ids = (None if x is None else x.cpu() for x in (mask.key_ids, mask.query_ids))
     itself = ids is not None and T == S and scores.positions is None and ids.shape[-1] == 1
-    if ids is None or not itself or (asked is not None and not torch.equal(ids, asked)):
+    if ids is None or not itself or (query_ids is not None and not torch.equal(ids, query_ids)):
         raise MaskError(
             f"by_document must have a map of documents, whole, and of self-attention: got {mask!r}; "
             "it is for mha(x, documents=ids)"

@@ -4,8 +4,8 @@
 and Staats 2021). Backward: tiles are computed again,
     dP = dO V^T,  delta_i = sum_d dO_id O_id,  dS = P (dP - delta)
 
-`plain` makes the whole matrix, in operations torch can differentiate as often and in whatever mode it likes.
-Quadratic memory, so it is chosen only where nothing else will do: dropout on the weights, forward-mode
+`plain` computes the full matrix, in operations torch can differentiate any number of times and in any mode.
+It has quadratic memory, so it is chosen only where nothing else works: dropout on the weights, forward-mode
 derivatives, derivatives of derivatives, function transforms (vmap, jvp), tracers (torch.jit.trace, make_fx).
 Its size is checked against the memory budget first.
 """
@@ -30,7 +30,7 @@ from .walk import Tile, online, walk
 
 
 class Tiles(Backend):
-    """Anything but what needs the whole matrix; the way back of those who have none of their own."""
+    """Every call that needs no full matrix; also the backward of backends without one."""
 
     name = "tiles"
     gives_bias_gradient = True
@@ -45,7 +45,7 @@ class Tiles(Backend):
         return out, _walk(scores, v, out)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-        """Of q, k and, if asked for, bias, slopes and relative; of v; of sinks."""
+        """Return gradients of q, k and, if requested, bias, slopes and relative; of v; of sinks."""
         scores, v = call.scores, call.v
         gradients = ScoreGradients.zeros(scores, call.bias_gradient)
         dv = torch.zeros(v.shape, dtype=scores.dtype, device=v.device)
@@ -71,25 +71,25 @@ TILES = Tiles()
 
 
 def lse_of(scores: Scores) -> Tensor:
-    """The log-sum-exp of every row, [B, H, T]."""
+    """Return the log-sum-exp of every row, [B, H, T]."""
     return _walk(scores, None, None)
 
 
 def _walk(scores: Scores, v: Tensor | None, out: Tensor | None) -> Tensor:
     lse = torch.empty(scores.shape[:3], dtype=scores.dtype, device=scores.device)
-    for here, top, total, mixed in _blocks_of_rows(scores, v):
+    for block, top, total, mixed in _blocks_of_rows(scores, v):
         empty = top <= HIDDEN
-        lse[here] = torch.where(empty, -torch.inf, top + total.log())
+        lse[block] = torch.where(empty, -torch.inf, top + total.log())
         if out is not None and mixed is not None:
             mixed = (mixed / total[..., None]).masked_fill(empty[..., None], 0)
-            out[here] = mixed.to(out.dtype)
+            out[block] = mixed.to(out.dtype)
     return lse
 
 
 def _blocks_of_rows(
     scores: Scores, v: Tensor | None
 ) -> Iterator[tuple[tuple[slice, slice, slice], Tensor, Tensor, Tensor | None]]:
-    """(where it is in [B, H, T], and what `online` finds) of each block of queries."""
+    """Yield (indices into [B, H, T], and the values of `online`) for each block of queries."""
     for piece in scores.pieces():
         mine = scores.piece(piece)
         values = None if v is None else v[piece.batch, piece.kv_heads]
@@ -98,32 +98,32 @@ def _blocks_of_rows(
 
 
 def unfinished(scores: Scores, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(largest score, sum of the exponentials below it, mix of values by them) of every row: see `online`.
+    """Return (largest score, sum of exponentials, mix of values) of every row; see `online`.
 
-    What parts of a row are put together from; a row that sees nothing has HIDDEN, 0 and 0.
+    Parts of a row can be merged from these; a row that sees nothing has HIDDEN, 0 and 0.
     """
     top = torch.empty(scores.shape[:3], dtype=scores.dtype, device=scores.device)
     total = torch.empty_like(top)
     mixed = None if v is None else top.new_empty(*top.shape, v.shape[-1])
-    for here, highest, sums, mix in _blocks_of_rows(scores, v):
+    for block, highest, sums, mix in _blocks_of_rows(scores, v):
         empty = highest <= HIDDEN
-        top[here], total[here] = highest, sums.masked_fill(empty, 0)
+        top[block], total[block] = highest, sums.masked_fill(empty, 0)
         if mixed is not None and mix is not None:
-            mixed[here] = mix.masked_fill(empty[..., None], 0)
+            mixed[block] = mix.masked_fill(empty[..., None], 0)
     return top, total, mixed
 
 
 def with_sinks(sinks: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the sink take its share; rows that see nothing stay as they are."""
+    """Return output and lse with the sinks' share; rows that see nothing are unchanged."""
     sinks = sinks.to(lse.dtype)[:, None]
     total = torch.where(torch.isneginf(lse), lse, torch.logaddexp(lse, sinks))
-    # not exp(lse - total): of a large total the last place is much, of what is between the two it is not
+    # exp(lse - total) would lose digits of a large total, their difference does not
     share = torch.where(torch.isneginf(lse), 0.0, (lse - sinks).sigmoid())
     return (out * share[..., None]).to(out.dtype), total
 
 
 def sinks_gradient(scores: Scores, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor | None:
-    """The gradient of the sinks, [H]."""
+    """Return the gradient of the sinks, [H]."""
     sinks = scores.scoring.sinks
     if sinks is None:
         return None
@@ -136,7 +136,7 @@ def sinks_gradient(scores: Scores, out: Tensor, lse: Tensor, grad: Tensor) -> Te
 
 
 class Plain(Backend):
-    """Everything, whatever the mode."""
+    """Every call, in any mode."""
 
     name = "plain"
     is_differentiable = gives_bias_gradient = True
@@ -148,7 +148,7 @@ class Plain(Backend):
         return forward(call.scores, call.v, call.dropout)
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
-        """Where torch does not find them: inside an operator."""
+        """Compute gradients where torch does not: inside an operator."""
         return TILES.backward(call, out, lse, grad)
 
 
@@ -156,7 +156,7 @@ PLAIN = Plain()
 
 
 def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(output [B, H, T, Dv], lse [B, H, T]); dropout falls on the weights, not on lse."""
+    """Return (output [B, H, T, Dv], lse [B, H, T]); dropout falls on the weights, not on lse."""
     weights, lse = weights_of(scores)
     if dropout:
         weights = torch.dropout(weights, dropout, train=True)
@@ -168,10 +168,10 @@ def forward(scores: Scores, v: Tensor, dropout: float = 0.0) -> tuple[Tensor, Te
 
 
 def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
-    """(weights [B, H, T, S], lse [B, H, T])."""
+    """Return (weights [B, H, T, S], lse [B, H, T])."""
     B, H, T, S = scores.shape
     budget.check(
-        3 * B * H * T * S * scores.dtype.itemsize,  # scores, weights, and one for the road back
+        3 * B * H * T * S * scores.dtype.itemsize,  # scores, weights, and one for backward
         scores.device,
         f"plain attention over [B, H, T, S] = {[B, H, T, S]}",
         "drop what needs the whole matrix (dropout, forward-mode or second derivatives)",
@@ -188,7 +188,7 @@ def weights_of(scores: Scores) -> tuple[Tensor, Tensor]:
     hidden = s <= HIDDEN
     s = s.masked_fill(hidden, -torch.inf)
     empty = hidden.all(-1, keepdim=True)
-    s = s.masked_fill(empty, 0.0)  # a finite row, so that its (unused) derivative is no NaN
+    s = s.masked_fill(empty, 0.0)  # a finite row, so that its (unused) derivative is not NaN
     if scoring.sinks is not None:
         sink = scoring.sinks.to(s.dtype)[:, None, None].expand(B, H, T, 1)
         weights = torch.softmax(torch.cat([s, sink], -1), -1)[..., :-1]
@@ -207,7 +207,7 @@ def needs_differentiable_backward(grad: Tensor) -> bool:
     """Return True if the backward must be differentiable (create_graph) or batched (is_grads_batched)."""
     if torch.is_grad_enabled():
         return True
-    if torch.compiler.is_compiling():  # compiled autograd, which knows no batches of gradients
+    if torch.compiler.is_compiling():  # compiled autograd, which has no batches of gradients
         return False
     return torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched
 
@@ -218,16 +218,16 @@ def gradients(
     needed: Sequence[bool],
     grad: Tensor | Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of forward(*inputs), as a graph that can be differentiated again; None where not needed.
+    """Return differentiable gradients of forward(*inputs); None where not needed.
 
-    Each input is seen through an alias of its own. Without that, an input that is another one, or was made
-    from it, would collect the other's share here and once more in the graph outside. Where `forward` returns
-    several tensors, `grad` is a list of theirs.
+    Each input is passed as an alias. Without that, an input that is another one, or was computed from it,
+    would collect the other's share here and once more in the graph outside. Where `forward` returns several
+    tensors, `grad` is a list of theirs.
     """
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        seen = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
-        wanted = {i: x for i, x in enumerate(seen) if needed[i] and isinstance(x, Tensor)}
-        grads = torch.autograd.grad(forward(*seen), list(wanted.values()), grad, create_graph=again)
+        aliases = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
+        wanted = {i: x for i, x in enumerate(aliases) if needed[i] and isinstance(x, Tensor)}
+        grads = torch.autograd.grad(forward(*aliases), list(wanted.values()), grad, create_graph=again)
     by_place = dict(zip(wanted, grads, strict=True))
-    return tuple(by_place.get(i) for i in range(len(seen)))
+    return tuple(by_place.get(i) for i in range(len(aliases)))

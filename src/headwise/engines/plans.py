@@ -1,4 +1,4 @@
-"""Plans: how a call was run, kept for the next call with the same key, on CPUs and GPUs.
+"""Plans: how a call was run, stored for the next call with the same key, on CPUs and GPUs.
 
 A key is a tuple: the function that made the plan, then everything that decides how such a call is run
 (shapes, strides, dtypes, devices, alignment, numbers, torch's switches). The values of tensors are not part

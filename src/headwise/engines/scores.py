@@ -1,4 +1,4 @@
-"""`Scores`: all that decides the score of any query against any key, and any tile of them.
+"""`Scores`: everything that determines the score of any query and key, and any tile of scores.
 
     s_ij = cap(scale q_i . k_j) + bias_ij - slope |p_i - j| + relative[clamp(j - p_i, -r, r) + r]
 
@@ -8,10 +8,10 @@ A tile is [B, H, t, s] for a block of t queries and s keys, in float32 (float64 
 of query heads that shares a key head is stacked as rows of one product, so keys are never repeated. The way
 back is in gradients.py.
 
-Beside them `huge_empty`: memory for large results on a CPU. A fresh result of 50 MB is 12,000 pages that the
-system hands over one by one as they are first written to: 12 ms where the numbers in it took 17. In huge
-pages it is 25. Linux does that for memory it was asked to (`madvise`; its usual setting), which is a hint and
-nothing more: elsewhere the memory is as always.
+Also here is `huge_empty`, memory for large results on a CPU. A new result of 50 MB is 12,000 pages that the
+system provides one by one as they are first written to: 12 ms where the numbers in it took 17. In huge pages
+it is 25. Linux provides those for memory marked by `madvise` (its usual setting), which is a hint: elsewhere
+nothing changes.
 
 Letters: B batch, T query_len, S key_len, H num_heads, Hk num_kv_heads, G = H // Hk, D head_dim.
 """
@@ -37,8 +37,8 @@ from ..mask_rules import is_traced
 from ..masks import BoundMask, Mask
 from ..scoring import HIDDEN, Scoring, by_offset, hidden_is_endless
 
-# MKL makes the products of all heads in one call; other libraries take a call per head, each with a wait for
-# all threads (75 microseconds of OpenBLAS's).
+# MKL computes the products of all heads in one call; other libraries take a call per head, each with a wait
+# for all threads (75 microseconds of OpenBLAS's).
 HAS_MKL = torch.backends.mkl.is_available()
 # Elements of one tile: on a CPU it should stay in the second-level cache, elsewhere be worth a launch. Fewer
 # heads have larger products without MKL.
@@ -53,28 +53,28 @@ GPU_TILE, GPU_ROWS, GPU_COLUMNS = 2**25, 2048, 4096
 
 
 def tile_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What tiles are computed in: never less than float32."""
+    """Return the dtype in which tiles are computed: at least float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def own_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Autocast switched off where it is on: tiles choose their own precision."""
+    """Return a context without autocast: tiles choose their own precision."""
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
 
 def without_graph() -> contextlib.AbstractContextManager[object]:
-    """torch.no_grad where that is not so already: its own way in and out takes longer than a look."""
+    """Return torch.no_grad() if gradients are enabled, else a null context, which is faster."""
     return torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext()
 
 
 @functools.cache
 def settle_exponentials() -> None:
-    """Call them once from one thread, before several do.
+    """Call exp, log and tanh once from one thread, before several threads do.
 
-    torch's exp, log and tanh on a CPU are a vector library's. When two threads make the very first call at
-    once, the second now and then gets numbers that are off in the fifth digit (3 of 20 fresh processes).
+    On a CPU they come from a vector library. When two threads make the very first call at once, the second
+    sometimes gets numbers that are wrong in the fifth digit (3 of 20 fresh processes).
     """
     with SETTLING:
         for dtype in (torch.float32, torch.float64):
@@ -83,7 +83,7 @@ def settle_exponentials() -> None:
 
 
 class Piece(NamedTuple):
-    """Some sequences and heads of a request, small enough to be walked in good tiles."""
+    """Some sequences and heads of a request, few enough to be walked in tiles of a good size."""
 
     batch: slice
     heads: slice
@@ -93,7 +93,7 @@ class Piece(NamedTuple):
 
 
 class Tiled:
-    """A matrix of scores [B, H, T, S] that exists only where a tile of it is asked for."""
+    """A matrix of scores [B, H, T, S] of which only tiles are computed."""
 
     mask: Mask  # bound; see `Mask.bind`
     positions: Tensor | None  # int [T] on the CPU; None: aligned with the last key
@@ -108,14 +108,14 @@ class Tiled:
         raise NotImplementedError
 
     @property
-    def given_dtype(self) -> torch.dtype:
-        """The dtype of what was given, and of dense weights."""
+    def input_dtype(self) -> torch.dtype:
+        """The dtype of the inputs, and of dense weights."""
         raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of tiles: never less than float32."""
-        return tile_dtype(self.given_dtype)
+        """The dtype of tiles: at least float32."""
+        return tile_dtype(self.input_dtype)
 
     @property
     def group(self) -> int:
@@ -128,18 +128,18 @@ class Tiled:
         return None
 
     def tile(self, rows: slice, columns: Index) -> Tensor:
-        """Scores of a block of queries against some keys, [B, H, t, s]; never below HIDDEN."""
+        """Return scores of a block of queries and some keys, [B, H, t, s]; never below HIDDEN."""
         raise NotImplementedError
 
     def piece(self, piece: Piece) -> Tiled:
-        """The scores of one piece, as views."""
+        """Return the scores of one piece, as views."""
         raise NotImplementedError
 
     def pieces(self, one_by_one: bool = False) -> Iterator[Piece]:
-        """All sequences and heads, a piece at a time; `one_by_one`: never two sequences together."""
+        """Yield all sequences and heads, a piece at a time; `one_by_one`: never two sequences together."""
         B, H, T, S = self.shape
         G, Hk = self.group, H // self.group
-        if is_traced():  # a graph may be for other lengths: all of them are one tile
+        if is_traced():  # a graph may be for other lengths: everything is one tile
             yield Piece(slice(0, B), slice(0, H), slice(0, Hk), T, S)
             return
         cpu = self.device.type == "cpu"
@@ -152,7 +152,7 @@ class Tiled:
         kv_heads = min(Hk, max(1, tile // (G * rows * columns)))
         batch = min(B, max(1, tile // (H * rows * columns)))
         if one_by_one or (self.mask.keys is not None and S > columns):
-            batch = 1  # sequences of their own lengths: each skips its own padding
+            batch = 1  # sequences of different lengths: each skips its own padding
         rows = min(T, max(rows, tile // (batch * kv_heads * G * columns)), 4 * rows)
         for b in range(0, B, batch):
             for h in range(0, Hk, kv_heads):
@@ -162,7 +162,7 @@ class Tiled:
                 )
 
     def at(self, rows: slice, device: torch.device | None = None) -> Tensor:
-        """The positions p_i of a block of queries, int [t]."""
+        """Return the positions p_i of a block of queries, int [t]."""
         device = self.device if device is None else device
         if self.positions is not None:
             return self.positions[rows].to(device)
@@ -171,14 +171,14 @@ class Tiled:
         return torch.arange(rows.start + shift, rows.stop + shift, device=device)
 
     def _positions_of(self, queries: Index) -> Tensor | None:
-        """The positions of chosen queries; all of them stay as they were."""
+        """Return the positions of chosen queries; None if they are all aligned with the last key."""
         if isinstance(queries, slice) and queries == slice(None):
             return self.positions
         at = self.at(slice(0, self.shape[2]), torch.device("cpu"))
         return at[queries if isinstance(queries, slice) else queries.cpu()]
 
     def ends(self, rows: slice) -> tuple[int, int]:
-        """The smallest and largest position in a block of queries."""
+        """Return the smallest and largest position in a block of queries."""
         if self.positions is not None:
             at = self.positions[rows]
             return int(at.min()), int(at.max())
@@ -187,7 +187,7 @@ class Tiled:
         return rows.start + shift, rows.stop - 1 + shift
 
     def span(self, rows: slice) -> tuple[int, int]:
-        """[start, stop): keys outside are hidden from this whole block of queries."""
+        """Return [start, stop): keys outside are hidden from this whole block of queries."""
         return self.mask.span(*self.ends(rows), rows, self.shape[3])
 
 
@@ -210,7 +210,7 @@ class Scores(Tiled):
         return self.q.device
 
     @property
-    def given_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         return self.q.dtype
 
     @property
@@ -223,7 +223,7 @@ class Scores(Tiled):
 
     @property
     def may_see_nothing(self) -> bool:
-        """Whether a query may have no key at all: not if only positions decide and its own is always seen."""
+        """True if a query may see no key: not if only positions decide and its own key is always visible."""
         mask = self.mask
         if not mask.is_band:
             return True
@@ -239,13 +239,13 @@ class Scores(Tiled):
 
     @property
     def leaves(self) -> tuple[Tensor | None, ...]:
-        """What a gradient can flow to, in the order of DIFFERENTIABLE; None where there is none."""
+        """The tensors that gradients can flow to, in the order of DIFFERENTIABLE; None if unset."""
         scoring = self.scoring
         return self.q, self.k, scoring.bias, scoring.slopes, scoring.sinks, scoring.relative
 
     @property
     def wants_gradient(self) -> bool:
-        """Whether a gradient may flow to anything the scores are made of."""
+        """True if a gradient may flow to any tensor of the scores."""
         if not torch.is_grad_enabled():
             return False
         if self.q.requires_grad or self.k.requires_grad:
@@ -253,7 +253,7 @@ class Scores(Tiled):
         return self.scoring.has_tensors and any(x.requires_grad for x in self.scoring.tensors.values())
 
     def versions(self) -> tuple[int, ...] | None:
-        """How often q, k and the tensors of mask and scoring were written to; None if not counted."""
+        """Return how often q, k and the tensors of mask and scoring were written to; None if not counted."""
         if torch.compiler.is_compiling():
             return None
         try:
@@ -262,13 +262,13 @@ class Scores(Tiled):
                 return None
             if self.mask.is_positional and not self.scoring.has_tensors:
                 return self.q._version, self.k._version
-            held = [self.q, self.k, *self.scoring.tensors.values(), *self.mask.tensors.values()]
-            return tuple([x._version for x in held])
-        except (RuntimeError, AttributeError):  # of inference, whose writes nobody counts; no tensor at all
+            tensors = [self.q, self.k, *self.scoring.tensors.values(), *self.mask.tensors.values()]
+            return tuple([x._version for x in tensors])
+        except (RuntimeError, AttributeError):  # inference tensors count no writes; or no tensor
             return None
 
     def flatten(self) -> tuple[Flat, ...]:
-        """All it is made of, one by one, in the order of FLAT: what an operator's schema can hold."""
+        """Return all parts in the order of FLAT, as an operator's schema can hold them."""
         mask = self.mask
         tensors = [getattr(mask, name) for name in MASK_TENSORS]
         numbers = [getattr(mask, name) for name in MASK_NUMBERS]
@@ -276,21 +276,21 @@ class Scores(Tiled):
 
     @classmethod
     def restore(cls, *flat: Flat) -> Scores:
-        """The scores that were flattened."""
+        """Return the scores that `flatten` gave."""
         return cls.from_parts(dict(zip(FLAT, flat, strict=True)))
 
     def parts(self) -> dict[str, Flat]:
-        """The same by name."""
+        """Return the parts of `flatten` by name."""
         return dict(zip(FLAT, self.flatten(), strict=True))
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Any]) -> Scores:
-        """The scores those are the parts of; a name that is missing is None."""
+        """Return the scores with these parts; a missing name is None."""
         scoring = Scoring(parts["scale"], *(parts.get(name) for name in SCORING))
         return cls(parts["q"], parts["k"], mask_from(parts), scoring, parts.get("positions"))
 
     def to(self, device: torch.device) -> Scores:
-        """The same scores on another device."""
+        """Return the same scores on another device."""
         return replace(
             self,
             q=self.q.to(device),
@@ -300,12 +300,12 @@ class Scores(Tiled):
         )
 
     def detach(self) -> Scores:
-        """The same scores, cut from the graph."""
+        """Return the same scores, cut from the graph."""
         loose: dict[str, Any] = {name: value.detach() for name, value in self.scoring.tensors.items()}
         return replace(self, q=self.q.detach(), k=self.k.detach(), scoring=replace(self.scoring, **loose))
 
     def select(self, batch: Index, heads: Index, queries: Index) -> Scores:
-        """The scores of some sequences, heads and queries; each index a slice or an index tensor.
+        """Return the scores of some sequences, heads and queries; each index a slice or an index tensor.
 
         Heads picked one by one may break the groups of grouped-query attention; then keys are picked along.
         """
@@ -313,7 +313,7 @@ class Scores(Tiled):
         q = take(self.q, (batch, heads, queries), ones_stay=False)
         if isinstance(heads, slice):
             kv_heads = _kv_heads(list(range(H)[heads]), self.group)
-        elif torch.compiler.is_compiling():  # which heads they are is not known yet: a key head for each
+        elif torch.compiler.is_compiling():  # the heads are not known yet: one key head for each
             kv_heads = heads // self.group
         else:
             kv_heads = _kv_heads(heads.tolist(), self.group)
@@ -335,26 +335,26 @@ class Scores(Tiled):
             scoring=self.scoring.select(piece.batch, piece.heads, everything),
         )
 
-    def seen(self, rows: slice, columns: Index) -> Tensor | None:
-        """The mask's tile, bool broadcastable to [B, H, t, s]; None where it hides nothing."""
+    def mask_tile(self, rows: slice, columns: Index) -> Tensor | None:
+        """Return the mask's tile, bool broadcastable to [B, H, t, s]; None where it hides nothing."""
         mask, S = self.mask, self.k.shape[2]
         bounded = mask.left is not None or mask.right is not None
         if bounded and isinstance(columns, slice) and not is_traced():
             first, last = self.ends(rows)
             inside_left = mask.left is None or last - columns.start <= mask.left
             inside_right = mask.right is None or columns.stop - 1 - first <= mask.right
-            if inside_left and inside_right:  # away from the band's edges there is nothing to compare
+            if inside_left and inside_right:  # inside the band nothing has to be compared
                 mask = replace(mask, left=None, right=None)
         return mask.tile(self.at(rows), rows, columns, S)
 
     def bias(self, rows: slice, columns: Index) -> Tensor | None:
-        """What is added to the capped product: bias, slopes, relative; broadcastable to [B, H, t, s]."""
+        """Return what is added to the capped product (bias, slopes, relative), like [B, H, t, s]."""
         added = None
         if self.scoring.bias is not None:
-            given = take(self.scoring.bias, (None, None, rows, columns))
-            added = given.to(self.dtype)
-            if given.dtype == torch.float16:  # its lowest number is nowhere near HIDDEN, but means the same
-                added = added.masked_fill(given <= torch.finfo(torch.float16).min / 2, HIDDEN)
+            bias = take(self.scoring.bias, (None, None, rows, columns))
+            added = bias.to(self.dtype)
+            if bias.dtype == torch.float16:  # its lowest number is far from HIDDEN, but means the same
+                added = added.masked_fill(bias <= torch.finfo(torch.float16).min / 2, HIDDEN)
         if self.scoring.slopes is not None:
             falling = -self.scoring.slopes.to(self.dtype)[:, None, None] * self.distance(rows, columns)
             added = falling[None] if added is None else added + falling
@@ -362,16 +362,16 @@ class Scores(Tiled):
             learned = self._relative(self.scoring.relative, rows, columns)
             added = learned[None] if added is None else added + learned
         if added is not None and self.device.type == "cuda" and self.dtype != self.q.dtype:
-            added = added.to(self.q.dtype).to(self.dtype)  # as the fused kernels there will see it
+            added = added.to(self.q.dtype).to(self.dtype)  # as the fused kernels there round it
         return added
 
     def distance(self, rows: slice, columns: Index) -> Tensor:
-        """|p_i - j|, [t, s]."""
+        """Return |p_i - j|, [t, s]."""
         spots = positions_of(columns, self.k.shape[2], self.device)
         return (self.at(rows)[:, None] - spots).abs()
 
     def _relative(self, relative: Tensor, rows: slice, columns: Index) -> Tensor:
-        """relative[clamp(j - p_i, -r, r) + r], [H, t, s]; [H, 1, 1] where all are as far as that."""
+        """Return relative[clamp(j - p_i, -r, r) + r], [H, t, s]; [H, 1, 1] where all keys are beyond r."""
         values = hidden_is_endless(relative).to(self.dtype)
         reach = values.shape[1] // 2
         if isinstance(columns, slice) and columns.step in (None, 1) and len(self.runs(rows)) == 1:
@@ -388,7 +388,7 @@ class Scores(Tiled):
         return values.index_select(1, places.flatten()).unflatten(1, places.shape)
 
     def runs(self, rows: slice) -> list[slice]:
-        """The queries in runs of those that stand one after another."""
+        """Return the queries as slices of consecutive positions."""
         if self.positions is None:
             return [rows]
         jumps = (self.positions[rows].diff() != 1).nonzero().flatten() + rows.start + 1
@@ -396,20 +396,20 @@ class Scores(Tiled):
         return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
 
     def additive(self, rows: slice, columns: Index, dtype: torch.dtype) -> Tensor | None:
-        """Mask and bias as one tensor to be added to the scaled product: what fused kernels take."""
-        added, seen = self.bias(rows, columns), self.seen(rows, columns)
-        if seen is None:
+        """Return mask and bias as one tensor to be added to the scaled product, for fused kernels."""
+        added, visible = self.bias(rows, columns), self.mask_tile(rows, columns)
+        if visible is None:
             return None if added is None else added.to(dtype)
         if added is None:
             added = torch.zeros((), dtype=dtype, device=self.device)
-        joined = torch.where(seen, added.to(dtype), -torch.inf)
+        joined = torch.where(visible, added.to(dtype), -torch.inf)
         return joined[(None,) * (4 - joined.ndim)]
 
     def tile(self, rows: slice, columns: Index) -> Tensor:
         return self._finish(self._capped(rows, columns), rows, columns)
 
-    def whole(self) -> Tensor:
-        """All scores at once, [B, H, T, S], in fresh memory: `tile` of everything, with less around it."""
+    def full(self) -> Tensor:
+        """Return all scores, [B, H, T, S], in new memory: faster than `tile` of everything."""
         B, H, T, D = self.q.shape
         Hk, S = self.k.shape[1:3]
         everything = slice(0, T), slice(0, S)
@@ -417,12 +417,12 @@ class Scores(Tiled):
             return self.tile(*everything)
         s = huge_empty((B, H, T, S), self.dtype, self.q.device)
         into = s.view(B, Hk, -1, S)  # [B, Hk, G * T, S]
-        # Not as the product's own factor: with one, OpenBLAS goes another way and takes 22 ms instead of 13.
+        # Not as the product's own factor: with one, OpenBLAS takes 22 ms instead of 13.
         scale = self.scoring.scale
         early = _is_power_of_two(scale)
         q = (self.q * scale if early else self.q).reshape(B, Hk, -1, D)
         k = turned(self.k, q.shape[2])
-        if H * T * S >= LARGE_PRODUCT:  # worth a call per sequence, which takes q and k as they lie
+        if H * T * S >= LARGE_PRODUCT:  # worth a call per sequence, which needs no copies of q and k
             for b in range(B):
                 torch.bmm(q[b], k[b], out=into[b])
         else:
@@ -434,7 +434,7 @@ class Scores(Tiled):
         return s if bare and self.mask.hides_nothing else self._finish(s, *everything)
 
     def tile_and_bend(self, rows: slice, columns: Index) -> tuple[Tensor, Tensor | None]:
-        """A tile, and how far the cap bends it: its derivative (None without a cap)."""
+        """Return a tile, and the derivative of the cap (None without a cap)."""
         capped = self._capped(rows, columns)
         cap = self.scoring.softcap
         bend = None if cap is None else 1 - (capped / cap) ** 2
@@ -446,8 +446,8 @@ class Scores(Tiled):
         q = self.q[:, :, rows].to(dtype)  # [B, H, t, D]
         k = self.k[:, :, columns].to(dtype)  # [B, Hk, s, D]
         B, H, t, D = q.shape
-        # After the product, as the kernels do it, or the lse they give would not fit; a power of two is exact
-        # either way, and cheaper before it.
+        # After the product, as the kernels do it, or their lse would not fit; a power of two is exact either
+        # way, and cheaper before it.
         early = _is_power_of_two(scale)
         stacked = (q * scale if early else q).reshape(B, k.shape[1], -1, D)
         s = (stacked @ turned(k, stacked.shape[2])).view(B, H, t, k.shape[2])  # from [B, Hk, G * t, s]
@@ -460,16 +460,16 @@ class Scores(Tiled):
         if added is not None:
             s = s.add_(added).clamp_(min=HIDDEN)
         for edge in self._edges(rows, columns):
-            seen = self.seen(rows, edge)
-            if seen is not None:
+            visible = self.mask_tile(rows, edge)
+            if visible is not None:
                 part = s
                 if isinstance(edge, slice) and isinstance(columns, slice):
                     part = s[..., edge.start - columns.start : edge.stop - columns.start]
-                part.masked_fill_(~seen, HIDDEN)
+                part.masked_fill_(~visible, HIDDEN)
         return s
 
     def _edges(self, rows: slice, columns: Index) -> Sequence[Index]:
-        """The keys among these that a mask may hide from some of these queries: a band hides at its edges."""
+        """Return the keys that a mask may hide from some of these queries: a band hides at its edges."""
         mask = self.mask
         if not mask.is_band or not isinstance(columns, slice):
             return [columns]
@@ -485,7 +485,7 @@ class Scores(Tiled):
         return [edge for edge in edges if edge.start < edge.stop]
 
 
-# The one flat form: for operators, for trees, for files. What gradients flow to comes first.
+# The one flat form: for operators, for pytrees, for files. Tensors that gradients flow to come first.
 Flat = Tensor | float | None  # a part of it
 DIFFERENTIABLE = ("q", "k", "bias", "slopes", "sinks", "relative")
 # Of those, what is added to the scores: only tiles and triton give its gradient
@@ -501,21 +501,21 @@ FLAT_SCHEMA = ", ".join(f"{_TYPES.get(name, 'Tensor?')} {name}" for name in FLAT
 
 
 def mask_from(parts: Mapping[str, Any]) -> Mask:
-    """The bound mask among the parts of scores."""
+    """Return the bound mask among the parts of scores."""
     return BoundMask(**{name: parts.get(name) for name in Mask.FIELDS})
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
-    """start .. stop in slices of `size`."""
+    """Yield start .. stop in slices of `size`."""
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))
 
 
 def turned(keys: Tensor, queries: int) -> Tensor:
-    """Keys [.., S, D] as [.., D, S], laid out as a product with so many queries takes them best.
+    """Return keys [.., S, D] as [.., D, S], in the layout that is fastest for a product with so many queries.
 
-    On CPUs without MKL a product with a matrix that lies the other way round goes through a library that
-    takes 70 microseconds a head before it begins; to copy a few keys takes a tenth of that.
+    On CPUs without MKL a product with a transposed matrix goes through a library that takes 70 microseconds a
+    head before it begins; to copy a few keys takes a tenth of that.
     """
     across = keys.transpose(-2, -1)
     if HAS_MKL or not keys.is_cpu or keys.dtype != torch.float32:
@@ -529,11 +529,11 @@ def _is_power_of_two(scale: float) -> bool:
 
 
 def _kv_heads(heads: list[int], group: int) -> Index:
-    """The key heads these query heads need: their own groups where those are whole, else one each."""
+    """Return the key heads these query heads need: a slice if their groups are complete, else one each."""
     wanted = [head // group for head in heads]
     firsts = heads[::group]
-    whole = [head + i for head in firsts for i in range(group)]
-    if group > 1 and heads == whole and all(head % group == 0 for head in firsts):
+    full_groups = [head + i for head in firsts for i in range(group)]
+    if group > 1 and heads == full_groups and all(head % group == 0 for head in firsts):
         wanted = wanted[::group]
     if wanted and wanted == list(range(wanted[0], wanted[0] + len(wanted))):
         return slice(wanted[0], wanted[-1] + 1)
@@ -544,11 +544,11 @@ def _kv_heads(heads: list[int], group: int) -> Index:
 
 
 HUGE = 2**21
-LEAST = 4 * HUGE  # below this pages are few, and may be the allocator's own
+LEAST = 4 * HUGE  # smaller results have few pages, which may be the allocator's own
 
 
 def huge_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """torch.empty, ready to be written to at full speed."""
+    """Return torch.empty, in memory that is fast to write to."""
     new = torch.empty(shape, dtype=dtype, device=device)
     if not torch.compiler.is_compiling() and type(new) is Tensor and new.is_cpu and new.nbytes >= LEAST:
         advise = _advise()
@@ -560,7 +560,7 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 @functools.cache
 def _advise() -> Callable[[int, int], object] | None:
-    """The system's own function; None where there is none."""
+    """Return the system's `madvise`; None if it does not exist."""
     hint = getattr(mmap, "MADV_HUGEPAGE", None)
     if hint is None:
         return None

@@ -1,7 +1,7 @@
-"""The second pass but for weights themselves: statistics, pictures, heaviest keys, mass on chosen keys.
+"""The second pass except weights themselves: statistics, pooled maps, heaviest keys, mass on chosen keys.
 
-Everything here reads weights, made from q, k, mask and lse in tiles of plain torch (on a GPU by kernels), and
-keeps something smaller. Weights themselves, and all that has a gradient, are in weights.py.
+Everything here reads weights, computed from q, k, mask and lse in tiles of plain torch (on a GPU by kernels),
+and returns something smaller. Weights themselves, and all that has a gradient, are in weights.py.
 
 The mass that a query puts on the keys a mask allows needs no weights at all, only one more light pass:
 
@@ -43,16 +43,16 @@ from .statistics import (
 from .walk import FAR, ROUGH, Block, GivenWeights, Tile, check_mass, check_some, is_rough, walk
 from .weights import entropy, prepared
 
-MOST = 64  # keys a query that the kernel keeps a list of; more are better sorted
-COUNTED_ROWS = 64  # queries at a time, where a dense mask is counted
-Cells = tuple[int, int] | None  # rows and columns of a picture
+MOST = 64  # keys a query for which the kernel keeps a list; for more, sorting is faster
+COUNTED_ROWS = 64  # queries at a time where the keys of a dense mask are counted
+Cells = tuple[int, int] | None  # rows and columns of a pooled map
 
 
 # Statistics
 
 
 class Measurement(NamedTuple):
-    """What is to be measured: statistics by name, and a picture of so many cells if one is wanted."""
+    """A request for statistics by name, and for a pooled map if `cells` is set."""
 
     names: tuple[str, ...]
     per_query: bool = False  # row statistics [B, H, T] instead of [B, H]
@@ -67,57 +67,57 @@ def measure(
     per_query: bool = False,
     reach: int = 8,
     cells: Cells = None,
-    known: Collected | None = None,
+    collected: Collected | None = None,
 ) -> Statistics:
-    """Measure what is asked for in one walk over the weights; no names: everything.
+    """Measure the statistics named, in one walk over the weights; no names: all of them.
 
-    Gradients flow through `entropy` and `effective_keys` alone. cells: rows and columns of a picture to be
-    made in the same walk, called "pooled". known: what need not be measured.
+    Gradients flow through `entropy` and `effective_keys` alone. cells: rows and columns of a pooled map
+    computed in the same walk, named "pooled". collected: statistics that need not be measured.
 
     Raises:
         ArgumentError: an unknown name; reach below 0; `max_logit` of weights without scores.
     """
-    given = isinstance(scores, GivenWeights)
-    names = tuple(names) or tuple(n for n in STATISTICS if not (given and n == "max_logit"))
+    from_weights = isinstance(scores, GivenWeights)
+    names = tuple(names) or tuple(n for n in STATISTICS if not (from_weights and n == "max_logit"))
     check_names(names)
-    if given and "max_logit" in names:
+    if from_weights and "max_logit" in names:
         raise ArgumentError(
             "max_logit must come from scores: this map was made from weights; build it from q and k"
         )
     if reach < 0:
         raise ArgumentError(f"reach must not be negative: got {reach}; 0 is the query's own position")
-    asked = Measurement(tuple(dict.fromkeys(names)), per_query, reach, cells)
+    request = Measurement(tuple(dict.fromkeys(names)), per_query, reach, cells)
     differentiable = isinstance(scores, Scores) and scores.wants_gradient
     if not differentiable or not any(name in WITH_GRADIENT for name in names):
-        return Statistics(_measure(scores, lse, asked, known))
+        return Statistics(_measure(scores, lse, request, collected))
     assert isinstance(scores, Scores)
-    return Statistics(_measure_with_gradient(scores, lse, asked, known))
+    return Statistics(_measure_with_gradient(scores, lse, request, collected))
 
 
 def _measure_with_gradient(
-    scores: Scores, lse: Tensor, asked: Measurement, known: Collected | None
+    scores: Scores, lse: Tensor, request: Measurement, collected: Collected | None
 ) -> dict[str, Tensor]:
-    """The same, a query at a time first: the mean over queries is left to autograd."""
-    names = asked.names
+    """Measure per query first, so that autograd differentiates the mean over queries."""
+    names = request.names
     wanted = names if "entropy" in names else ("entropy", *names)
-    if torch.compiler.is_compiling():  # entropy is an operator of its own there: it need not be known before
+    if torch.compiler.is_compiling():  # entropy is an operator then, and needs no value
         wanted = tuple(name for name in names if name not in WITH_GRADIENT)
-    values = _measure(scores, lse, asked._replace(names=wanted, per_query=True), known)
+    values = _measure(scores, lse, request._replace(names=wanted, per_query=True), collected)
     value = entropy(scores, lse, values.get("entropy"))
     values["entropy"] = value
     if "effective_keys" in names:
         values["effective_keys"] = value.exp().masked_fill(torch.isneginf(lse), 0)
-    if not asked.per_query:
+    if not request.per_query:
         rows = {name: value for name, value in values.items() if name in ROW_STATISTICS}
         values |= of_heads(rows, scores, lse)
-    return {name: values[name] for name in (*names, *([] if asked.cells is None else [PICTURE]))}
+    return {name: values[name] for name in (*names, *([] if request.cells is None else [PICTURE]))}
 
 
 def _measure(
-    scores: Tiled, lse: Tensor, asked: Measurement, known: Collected | None = None
+    scores: Tiled, lse: Tensor, request: Measurement, collected: Collected | None = None
 ) -> dict[str, Tensor]:
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
-        names, per_query, reach, cells = asked
+        names, per_query, reach, cells = request
         values = torch.ops.headwise.measure.default(
             *scores.detach().flatten(),
             lse,
@@ -127,53 +127,53 @@ def _measure(
             None if cells is None else list(cells),
         )
         return dict(zip((*names, PICTURE), values, strict=False))
-    return measured(scores, lse, asked, known)
+    return measured(scores, lse, request, collected)
 
 
 def measured(
-    scores: Tiled, lse: Tensor, asked: Measurement, known: Collected | None = None
+    scores: Tiled, lse: Tensor, request: Measurement, collected: Collected | None = None
 ) -> dict[str, Tensor]:
-    """The values by name, in the order of the names, the picture last: on a GPU by kernels, else in tiles.
+    """Return values by name, in the order of names, the pooled map last: by kernels on a GPU, else in tiles.
 
-    known: values per query that were collected on the way; the others are measured.
+    collected: values per query that came with the output; only the others are measured.
     """
-    names = asked.names
-    given = () if known is None else tuple(name for name in names if name in known.names)
-    fresh = asked._replace(names=tuple(name for name in names if name not in given)) if given else asked
+    names = request.names
+    cached = () if collected is None else tuple(name for name in names if name in collected.names)
+    fresh = request._replace(names=tuple(name for name in names if name not in cached)) if cached else request
     values: dict[str, Tensor] = {}
     with without_graph(), own_precision(scores.device):
         if cannot(scores) is None:
             assert isinstance(scores, Scores)
-            if fresh.names or asked.cells is not None:
+            if fresh.names or request.cells is not None:
                 values = _by_kernels(scores, lse, fresh)
-        elif fresh.names or asked.cells is None:
+        elif fresh.names or request.cells is None:
             values = _in_tiles(scores, lse, fresh)
         else:
-            values[PICTURE] = pooled(scores, lse, *asked.cells)
-        if known is not None and given:
-            values |= _from_collected(scores, lse, known, given, asked.per_query)
+            values[PICTURE] = pooled(scores, lse, *request.cells)
+        if collected is not None and cached:
+            values |= _from_collected(scores, lse, collected, cached, request.per_query)
     return {name: values[name] for name in (*names, PICTURE) if name in values}
 
 
 def _from_collected(
-    scores: Tiled, lse: Tensor, known: Collected, names: tuple[str, ...], per_query: bool
+    scores: Tiled, lse: Tensor, collected: Collected, names: tuple[str, ...], per_query: bool
 ) -> dict[str, Tensor]:
-    """What was collected, per query or per head."""
+    """Return collected statistics, per query or per head."""
     if per_query:
-        return {name: known.row(name).clone() for name in names}
+        return {name: collected.row(name).clone() for name in names}
     if cannot(scores) is not None:
-        return of_heads({name: known.row(name) for name in names}, scores, lse)
+        return of_heads({name: collected.row(name) for name in names}, scores, lse)
     from .gpu.measurements import of_heads as on_gpu
 
-    kinds = [(ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in known.names]
-    heads = on_gpu(prepared(scores, lse), known.rows.contiguous(), kinds)  # [n, B, H]
-    return {name: heads[known.names.index(name)] for name in names}
+    kinds = [(ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in collected.names]
+    heads = on_gpu(prepared(scores, lse), collected.rows.contiguous(), kinds)  # [n, B, H]
+    return {name: heads[collected.names.index(name)] for name in names}
 
 
-def _by_kernels(scores: Scores, lse: Tensor, asked: Measurement) -> dict[str, Tensor]:
+def _by_kernels(scores: Scores, lse: Tensor, request: Measurement) -> dict[str, Tensor]:
     from .gpu.measurements import NAMES, measure
 
-    names, per_query, reach, cells = asked
+    names, per_query, reach, cells = request
     kinds = {
         name: (ROW_STATISTICS[name].offset, ROW_STATISTICS[name].largest) for name in names if name in NAMES
     }
@@ -183,21 +183,21 @@ def _by_kernels(scores: Scores, lse: Tensor, asked: Measurement) -> dict[str, Te
         values[RECEIVED] = done.received
     if done.picture is not None:
         values[PICTURE] = done.picture
-    others = tuple(name for name in names if name not in values)  # an entry without a kernel
+    others = tuple(name for name in names if name not in values)  # statistics without a kernel
     if not others:
         return values
-    return values | _in_tiles(scores, lse, asked._replace(names=others, cells=None))
+    return values | _in_tiles(scores, lse, request._replace(names=others, cells=None))
 
 
 def without_kernel() -> tuple[str, ...]:
-    """The statistics that have no kernel and run on tiles wherever they are asked for."""
+    """Return the statistics that have no kernel and always run on tiles."""
     from .gpu.measurements import NAMES
 
     return tuple(name for name in ROW_STATISTICS if name not in NAMES)
 
 
-def _in_tiles(scores: Tiled, lse: Tensor, asked: Measurement) -> dict[str, Tensor]:
-    names, per_query, reach, cells = asked
+def _in_tiles(scores: Tiled, lse: Tensor, request: Measurement) -> dict[str, Tensor]:
+    names, per_query, reach, cells = request
     B, H, T, S = scores.shape
     dtype, device = scores.dtype, scores.device
     rows = {name: torch.zeros(B, H, T, dtype=dtype, device=device) for name in names if name != RECEIVED}
@@ -207,10 +207,10 @@ def _in_tiles(scores: Tiled, lse: Tensor, asked: Measurement) -> dict[str, Tenso
     everywhere = received is not None or picture is not None
     everywhere = everywhere or any(ACCUMULATORS[part].where == "all" for part in needed)
     if everywhere:
-        needed.add("mass")  # always measured where whole rows are walked: a row's mass tells whose it is
+        needed.add("mass")  # measured where full rows are walked: it shows whether lse is the row's
     elif names:
         check_some(scores, lse)
-    # what is divided by a row's mass need not be exact before; sums over queries must be
+    # values divided by a row's mass need not be exact before; sums over queries must be
     rough = FAR if everywhere and received is None and picture is None else ROUGH
     ragged = "first" in needed and scores.mask.keys is not None and scores.mask.keys.ndim == 2
     if names:
@@ -229,11 +229,11 @@ def _in_tiles(scores: Tiled, lse: Tensor, asked: Measurement) -> dict[str, Tenso
     return rows | {name: value for name, value in large.items() if value is not None}
 
 
-# Pictures
+# Pooled maps
 
 
 class Frame(NamedTuple):
-    """Where a part lies in the whole: its first query and key, and how many there are of each."""
+    """The position of a part in all scores: its first query and key, and the full lengths."""
 
     first_query: int
     first_key: int
@@ -243,7 +243,7 @@ class Frame(NamedTuple):
 
 @torch.no_grad()
 def pooled(scores: Tiled, lse: Tensor, row_cells: int, column_cells: int) -> Tensor:
-    """A picture of true mass: [B, H, row_cells, column_cells], the weights summed over each cell.
+    """Return a pooled map, [B, H, row_cells, column_cells]: the weights summed over each cell.
 
     Cell of query i: floor(i * row_cells / T); of key j: floor(j * column_cells / S). Queries that do not
     count (padding) are left out, so the whole picture sums to the queries that do.
@@ -272,9 +272,9 @@ def _pool(scores: Tiled, lse: Tensor, picture: Tensor) -> None:
 
 
 def drawing(block: Block, picture: Tensor, frame: Frame | None = None) -> Callable[[Tile], None]:
-    """What adds each tile of a block of queries to a picture [B, H, rows, columns] of the whole request.
+    """Return a function that adds a tile of a block of queries to a pooled map [B, H, rows, columns].
 
-    frame: the request that is pictured, where the block's own scores are a part of it.
+    frame: the position of the block's scores in the request that is pooled, if they are a part of it.
     """
     first_row, first_column, T, S = frame or Frame(0, 0, *block.scores.shape[2:])
     row_cells, column_cells = picture.shape[2:]
@@ -293,12 +293,12 @@ def drawing(block: Block, picture: Tensor, frame: Frame | None = None) -> Callab
 
 
 def _cells(index: slice, length: int, cells: int) -> slice:
-    """The cells a run of positions falls into."""
+    """Return the slice of cells that a run of positions falls into."""
     return slice(index.start * cells // length, (index.stop - 1) * cells // length + 1)
 
 
 def _indicator(index: slice, length: int, cells: int, like: Tensor) -> Tensor:
-    """[positions, cells touched]: 1 where a position falls into a cell."""
+    """Return [positions, cells touched]: 1 where a position falls into a cell."""
     spots = torch.arange(index.start, index.stop, device=like.device) * cells // length
     touched = _cells(index, length, cells)
     wanted = torch.arange(touched.start, touched.stop, device=like.device)
@@ -320,7 +320,7 @@ torch.serialization.add_safe_globals([Top])
 
 @torch.no_grad()
 def top(scores: Tiled, lse: Tensor, count: int) -> Top:
-    """The `count` heaviest keys of every query; of equal weights on a GPU the first key."""
+    """Return the `count` heaviest keys of every query; of equal weights on a GPU the first key."""
     if torch.compiler.is_compiling() and isinstance(scores, Scores):
         return Top(*torch.ops.headwise.top.default(*scores.detach().flatten(), lse, count))
     if cannot(scores) is None and count <= MOST:
@@ -355,7 +355,7 @@ def _top_of(block: Block, count: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool = False) -> Tensor:
-    """The weight on the keys that `on` allows: [B, H], the mean over counted queries, or [B, H, T].
+    """Return the weight on the keys that `on` allows: [B, H], the mean over counted queries, or [B, H, T].
 
     A learned sink is no key: it is in lse, never in the mass. No gradient flows.
 
@@ -366,19 +366,19 @@ def mass(scores: Scores | GivenWeights, lse: Tensor, on: Mask, per_query: bool =
     joined = scores.mask & on
     with own_precision(scores.device):
         if isinstance(scores, GivenWeights):
-            values = _of_given(scores, on)
+            values = _of_weights(scores, on)
         elif can_read(lse) and is_rough(lse):
             values = _walked(scores, lse, on)
         else:
             values = _of_scores(scores, lse, on, joined)
     if per_query:
         return values
-    # counted as `local` is: every query that is real and sees something, wherever it stands
+    # counted as for `local`: every real query that sees a key
     return of_heads({"local": values}, replace(scores, mask=joined), lse)["local"]
 
 
 def bound_to(on: Mask, scores: Tiled) -> Mask:
-    """`on` for these queries: what is kept per query spelled out, for chosen queries by where they stand."""
+    """Return `on` bound to these queries; for chosen queries by their positions."""
     on = on.to(scores.device)
     if scores.positions is not None:
         on = on.placed(scores.positions)
@@ -388,16 +388,16 @@ def bound_to(on: Mask, scores: Tiled) -> Mask:
 def _of_scores(scores: Scores, lse: Tensor, on: Mask, joined: Mask) -> Tensor:
     sees_nothing = torch.isneginf(lse)
     if on.hides_nothing and scores.sinks is None:
-        return torch.ones_like(lse).masked_fill(sees_nothing, 0)  # a row's weights sum to 1: no pass needed
+        return torch.ones_like(lse).masked_fill(sees_nothing, 0)  # a row sums to 1: no pass needed
     check_some(scores, lse)
     bare = replace(scores.scoring, sinks=None)
-    there = lse_of(replace(scores.detach(), mask=joined, scoring=bare))
-    # a row that sees nothing has -inf on both sides; rounding may take a whole row past 1
-    return (there - lse).exp().masked_fill(sees_nothing, 0).clamp(max=1)
+    joined_lse = lse_of(replace(scores.detach(), mask=joined, scoring=bare))
+    # a row that sees nothing has -inf on both sides; rounding may give a full row more than 1
+    return (joined_lse - lse).exp().masked_fill(sees_nothing, 0).clamp(max=1)
 
 
 def _walked(scores: Scores, lse: Tensor, on: Mask) -> Tensor:
-    """The same by the weights themselves, where a difference of two lse would be too rough."""
+    """Return the mass by the weights themselves, where a difference of two lse would be too inexact."""
     values = torch.zeros_like(lse)
     for block in walk(scores, lse):
         mine = on.select(block.piece.batch, block.piece.heads, slice(None))
@@ -410,8 +410,8 @@ def _walked(scores: Scores, lse: Tensor, on: Mask) -> Tensor:
     return values
 
 
-def _of_given(scores: GivenWeights, on: Mask) -> Tensor:
-    """Their own mask is not asked: what someone gave is there, whatever the mask says."""
+def _of_weights(scores: GivenWeights, on: Mask) -> Tensor:
+    """Return the mass of weights without scores; their own mask is not applied."""
     B, H, T, S = scores.shape
     values = torch.empty(B, H, T, dtype=scores.dtype, device=scores.device)
     chosen = replace(scores.detach(), mask=on)
@@ -420,16 +420,15 @@ def _of_given(scores: GivenWeights, on: Mask) -> Tensor:
         for rows in blocks(0, T, max(1, piece.rows * piece.columns // S)):
             p = mine.weights[:, :, rows].to(scores.dtype)  # [B, H, t, S]
             allowed = mine.mask.tile(mine.at(rows), rows, slice(0, S), S)
-            kept = p if allowed is None else p.masked_fill(~allowed, 0)
-            values[piece.batch, piece.heads, rows] = kept.sum(-1)
+            selected = p if allowed is None else p.masked_fill(~allowed, 0)
+            values[piece.batch, piece.heads, rows] = selected.sum(-1)
     return values
 
 
 def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
-    """How many keys a mask shows each query, int [B, 1 or H, T]; by default the scores' own.
+    """Return how many keys a mask shows each query, int [B, 1 or H, T]; by default the scores' own mask.
 
-    Scores are not asked, so a key hidden by an endless bias counts. Linear in T and S
-    but for dense masks.
+    Scores are not used, so a key hidden by an infinite bias counts. Linear in T and S except for dense masks.
     """
     mask = scores.mask if mask is None else bound_to(mask, scores)
     (B, _, T, S), device = scores.shape, scores.device
@@ -439,12 +438,12 @@ def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
         return torch.cat(counts, dim=-1).expand(B, -1, T)
     keys, queries = (torch.zeros(B, n, dtype=torch.int64, device=device) for n in (S, T))
     if mask.key_ids is not None and mask.query_ids is not None:
-        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be one for all
+        batch = max(mask.key_ids.shape[0], mask.query_ids.shape[0])  # either may be shared by all sequences
         both = (ids.expand(batch, -1, -1) for ids in (mask.key_ids, mask.query_ids))
         labels = torch.cat(tuple(both), dim=1)  # [B or 1, S + T, N]
         ranks = torch.unique(labels.flatten(0, 1), dim=0, return_inverse=True)[1].view(labels.shape[:2])
         keys, queries = (rank.expand(B, -1) for rank in (ranks[:, :S], ranks[:, S:]))
-    # sorted by label, then by place: a query's keys stand together, in order
+    # sorted by label, then by position: a query's keys are contiguous, in order
     spots = torch.arange(S, device=device)
     order = keys * S + spots
     if mask.keys is not None:
@@ -458,7 +457,7 @@ def visible(scores: Tiled, mask: Mask | None = None) -> Tensor:
 
 
 def _counted(mask: Mask, at: Tensor, rows: slice, S: int) -> Tensor:
-    """The same of a block of queries, [B or 1, H or 1, t], where each key must be looked at."""
+    """Return the counts of a block of queries, [B or 1, H or 1, t], by reading every key of the mask."""
     tile = mask.tile(at[rows], rows, slice(0, S), S)
     assert tile is not None, "a mask without rules is countable"
     tile = tile[(None,) * (4 - tile.ndim)]

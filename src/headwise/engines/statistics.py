@@ -1,4 +1,4 @@
-"""What can be said of a head without storing its matrix: the statistics, one entry each.
+"""The statistics of a head that need no stored matrix, one entry each.
 
 p_ij is the weight of key j for query i, s_ij the score, l_i the row's log-sum-exp, p_i (the position) where
 the query stands among the keys: i + S - T. Every statistic has a value per query; a head's value is the mean
@@ -7,9 +7,8 @@ counts for `previous`, `itself` and `next` only if the key at that position exis
 that another rule hides (causal, a window, a document) counts with weight 0.
 
 An entry is a function from a block of queries and its sums to a value per query. The sums are collected by
-accumulators: a walk passes every tile of a block of queries once, and each accumulator takes its share of it.
-Those that need only the keys near a query, or the first one, look there alone where nothing else needs the
-whole row.
+accumulators: a walk passes every tile of a block of queries once to each accumulator. Accumulators that need
+only the keys near a query, or the first one, read those alone unless another needs the full row.
 
 To add a statistic, add its function here under `@statistic`, with an accumulator if it needs a new sum.
 Unless engines/gpu/measurements.py names it (`NAMES`) it runs on tiles everywhere, and `why` says so.
@@ -39,9 +38,9 @@ class Accumulator:
     """A sum (or maximum) over the keys of each query, collected from tiles.
 
     where: which keys it needs: "all", "near" the query, or the "first" one.
-    of: a tile's share, [B, H, t], from the tile and the `reach` that was asked for (of `local`).
+    of: a tile's share, [B, H, t], from the tile and the `reach` of the request (for `local`).
     largest: the largest share instead of their sum.
-    away: of "near", how far from the query the farthest key is that it looks at; None: `reach`.
+    away: for "near", the largest distance from the query to a key that it reads; None: `reach`.
     """
 
     where: str
@@ -51,7 +50,7 @@ class Accumulator:
 
 
 def _near(tile: Tile, low: int, high: int) -> Tensor:
-    """The weight of the keys that are `low` to `high` ahead of each query; 0 where there is none."""
+    """Return the weight of the keys that are `low` to `high` ahead of each query; 0 where there is none."""
     p, at, count = tile.p, tile.block.at - tile.columns.start, tile.p.shape[-1]
     if 2 * (high + 1 - low) > count:  # most of the tile
         offset = torch.arange(count, device=at.device) - at[:, None]  # [t, s]
@@ -63,12 +62,12 @@ def _near(tile: Tile, low: int, high: int) -> Tensor:
 
 
 def _distance(tile: Tile, reach: int) -> Tensor:
-    """Of keys behind all queries, or ahead of all: two small products, not one as large as the tile."""
+    """Return the weighted distance; keys behind or ahead of all queries take two small products each."""
     p, at, start, stop = tile.p, tile.block.at, tile.columns.start, tile.columns.stop
     first, last = tile.block.scores.ends(tile.block.rows)
     keys = torch.arange(start, stop, device=at.device)
     behind = min(max(first + 1, start), stop) - start
-    ahead = max(min(last, stop) - start, behind)  # of one query the own key is behind: either way 0
+    ahead = max(min(last, stop) - start, behind)  # the key of a single query is behind: either way 0
     total = torch.zeros_like(p[..., 0])
     if behind:
         part = p[..., :behind]
@@ -104,13 +103,13 @@ def sums_of(
     draw: Callable[[Tile], None] | None = None,
     first: slice | None = None,
 ) -> dict[str, Tensor]:
-    """What a block of queries comes to, by accumulator: [B, H, t] each.
+    """Return the sums of a block of queries by accumulator, [B, H, t] each.
 
     Args:
         everywhere: all keys are walked; otherwise only those near the queries and the first.
-        received: where what each key receives is added up, [B, H, S], if anywhere.
-        draw: what else is told of every tile, where all keys are walked.
-        first: where the first real key is, if it is not for the mask to say: these may not be all keys.
+        received: adds up what each key receives, [B, H, S], if not None.
+        draw: is called with every tile, where all keys are walked.
+        first: the first real key, if the mask does not determine it because these may not be all keys.
     """
     sums: dict[str, Tensor] = {}
     dtype = block.scores.dtype
@@ -133,8 +132,8 @@ def sums_of(
     if "first" in wanted:
         chosen["first"] = _first_key(block.scores) if first is None else first
     if everywhere or block.is_rough:
-        # Of rough rows everything is taken from one and the same product, the tiles of the walk; where those
-        # are made anyway, nothing is made twice.
+        # For rough rows everything is computed from the same product, the tiles of the walk; where those are
+        # computed anyway, nothing is computed twice.
         counted = block.counted()
         for tile in block.tiles():
             gather(tile, "all")
@@ -154,7 +153,7 @@ def sums_of(
 
 
 def _around(block: Block, needed: set[str], reach: int) -> slice:
-    """The keys that any of these may look for near the queries; none where all queries stand outside."""
+    """Return the keys near the queries that accumulators may read; empty if all queries are outside."""
     first_at, last_at = block.scores.ends(block.rows)
     around = 1
     for name in needed:
@@ -165,7 +164,7 @@ def _around(block: Block, needed: set[str], reach: int) -> slice:
 
 
 def _first_key(scores: Tiled) -> slice:
-    """The first real key of a piece: key 0, unless padding says otherwise."""
+    """Return the first real key of a piece: key 0, unless there is padding on the left."""
     keys = scores.mask.keys
     if keys is None or keys.ndim == 1:
         return slice(0, 1)
@@ -195,12 +194,12 @@ ROW_STATISTICS: dict[str, Statistic] = {}
 def statistic(
     *needs: str, offset: int | None = None, largest: bool = False, **sums: Accumulator
 ) -> Callable[[Formula], Formula]:
-    """Make a formula an entry, under its own name; its docstring is what users read.
+    """Return a decorator that makes a formula an entry, under its own name; users read its docstring.
 
     Args:
-        needs: the accumulators whose sums it is made of.
+        needs: the accumulators whose sums it uses.
         offset, largest: see `Statistic`.
-        sums: accumulators that are its own, by name.
+        sums: its own accumulators, by name.
     """
 
     def enter(of: Formula) -> Formula:
@@ -216,12 +215,12 @@ def statistic(
 
 
 def _mass(block: Block, sums: Sums) -> Tensor:
-    """What a row's weights sum to, its sink included: 1 but for the rounding of lse, which this takes out."""
+    """Return the sum of a row's weights, its sink included: 1 but for the rounding of lse, to divide by."""
     if block.divisor is not None:
         return block.divisor
     mass = sums.get("mass")
     if mass is None or isinstance(block.scores, GivenWeights):
-        block.divisor = torch.ones_like(block.lse)  # not measured; or given, and then they are what they are
+        block.divisor = torch.ones_like(block.lse)  # not measured; or weights computed elsewhere
     else:
         block.divisor = torch.where(torch.isneginf(block.lse), 1.0, block.with_sink(mass))
     return block.divisor
@@ -347,7 +346,7 @@ class Statistics(Mapping[str, Tensor]):
 
     @staticmethod
     def formula(name: str) -> str:
-        """What a statistic is and where it comes from.
+        """Return what a statistic is and where it comes from.
 
         Example:
             >>> print(Statistics.formula("itself"))
@@ -376,22 +375,22 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def of_heads(rows: Mapping[str, Tensor], scores: Tiled, lse: Tensor) -> dict[str, Tensor]:
-    """[B, H] from values per query, [B, H, T]: their mean over the queries that count, or the largest."""
+    """Return [B, H] from values per query, [B, H, T]: the mean over counted queries, or the largest."""
     heads, counts = {}, {}
     for name, values in rows.items():
         entry = ROW_STATISTICS[name]
         if entry.offset not in counts:
             counts[entry.offset] = counted(name, scores, lse)
-        counts_here = counts[entry.offset]
+        counted_queries = counts[entry.offset]
         if entry.largest:
-            heads[name] = values.masked_fill(~counts_here, -torch.inf).amax(-1)
+            heads[name] = values.masked_fill(~counted_queries, -torch.inf).amax(-1)
         else:
-            heads[name] = values.masked_fill(~counts_here, 0).sum(-1) / counts_here.sum(-1)
+            heads[name] = values.masked_fill(~counted_queries, 0).sum(-1) / counted_queries.sum(-1)
     return heads
 
 
 def counted(name: str, scores: Tiled, lse: Tensor) -> Tensor:
-    """Which queries count in a head's value of a row statistic, bool [B, H, T].
+    """Return which queries count in a head's value of a row statistic, bool [B, H, T].
 
     Padded queries and those that see nothing do not count; nor do those for which the key that the statistic
     looks at (`next`, say) does not exist or is padding.

@@ -4,8 +4,8 @@ The lse is saved and never differentiated; the row's normalisation comes back th
 
     delta_i = sum_j P_ij dP_ij        dS_ij = P_ij (dP_ij - delta_i)
 
-with dP zero at keys that were not asked for: their scores still shaped the row. Differentiating
-exp(s - lse) with lse held fixed would drop delta, and be wrong without an error.
+with dP zero at keys that were not selected: their scores still shaped the row. Differentiating exp(s - lse)
+with a constant lse would drop delta, and be wrong without an error.
 
 Entropy, which a training loss may use, has its gradient here, too. With H_i = -sum_j p_ij log p_ij (a sink
 counts as one more key) and g_i what is wanted of it,
@@ -35,11 +35,11 @@ from .walk import Block, Tile, check_mass, check_rows, check_some, is_rough, wal
 if TYPE_CHECKING:
     from .gpu.request import Prepared
 
-FEW = 2**22  # weights that a GPU makes in one product
+FEW = 2**22  # weights that a GPU computes in one product
 
 
 def prepared(scores: Tiled, lse: Tensor) -> Prepared:
-    """What kernels take; only where `cannot` says nothing."""
+    """Return the arguments of kernels; only where `cannot` returns None."""
     from .gpu.request import Prepared
 
     assert isinstance(scores, Scores)
@@ -47,7 +47,7 @@ def prepared(scores: Tiled, lse: Tensor) -> Prepared:
 
 
 def weights(scores: Scores, lse: Tensor | None, columns: Index | None = None, mean: bool = False) -> Tensor:
-    """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all).
+    """Return [B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all).
 
     With `mean`, [B, T, n]: averaged over heads, the weights of each head never kept. Whole rows are
     normalised by their own sum, as torch's softmax does, and need no lse; without one, all rows are whole.
@@ -64,26 +64,26 @@ def weights(scores: Scores, lse: Tensor | None, columns: Index | None = None, me
 
 
 def _chosen(columns: Index | None, scores: Scores) -> tuple[Tensor | None, list[int] | None]:
-    """Chosen keys as an operator takes them: (their numbers, a slice's three numbers); neither: all."""
+    """Return chosen keys as an operator's arguments: (indices, a slice's three numbers); None twice: all."""
     if isinstance(columns, slice):
         return None, list(columns.indices(scores.shape[3]))
     return columns, None
 
 
 def _plainly(scores: Scores, columns: Index | None, mean: bool) -> Tensor:
-    whole, _ = plain.weights_of(scores)
-    whole = whole if columns is None else whole[..., columns]
-    return (whole.mean(1) if mean else whole).to(scores.given_dtype)
+    p, _ = plain.weights_of(scores)
+    p = p if columns is None else p[..., columns]
+    return (p.mean(1) if mean else p).to(scores.input_dtype)
 
 
 def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool) -> Tensor:
-    """The numbers, without a way back."""
+    """Return the weights, without gradients."""
     if isinstance(columns, slice) and columns.indices(scores.shape[3]) == (0, scores.shape[3], 1):
         columns = None
     if lse is None and _few_on_gpu(scores):
         p, _ = softmax(scores.tile(slice(0, scores.shape[2]), slice(0, scores.shape[3])), scores.sinks, True)
         p = p if columns is None else p[..., columns]
-        return (p.mean(1) if mean else p).to(scores.given_dtype)
+        return (p.mean(1) if mean else p).to(scores.input_dtype)
     if cannot(scores) is None:
         from .gpu import dense as on_gpu
 
@@ -91,7 +91,7 @@ def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool)
         return on_gpu.mean(ready, columns) if mean else on_gpu.dense(ready, columns)
     B, H, T, S = scores.shape
     if columns is None and not mean and _at_once(scores):
-        p, now = softmax(scores.whole(), scores.sinks, scores.may_see_nothing, lse is not None)
+        p, now = softmax(scores.full(), scores.sinks, scores.may_see_nothing, lse is not None)
         if lse is not None and now is not None:
             check_rows(scores, slice(0, T), lse, now)
         return p
@@ -99,29 +99,29 @@ def dense(scores: Scores, lse: Tensor | None, columns: Index | None, mean: bool)
     if columns is not None:
         keys = keys[columns] if isinstance(columns, slice) else columns.tolist()
     shape = (B, T, len(keys)) if mean else (B, H, T, len(keys))
-    dtype = scores.dtype if mean else scores.given_dtype
+    dtype = scores.dtype if mean else scores.input_dtype
     out = huge_empty(shape, dtype, scores.device).zero_()
     if lse is None or (columns is None and not mean) or (columns is not None and is_rough(lse)):
-        parts = _whole_rows(scores, lse, columns)
+        parts = _full_rows(scores, lse, columns)
     else:
         if columns is not None:
             check_some(scores, lse)
         parts = _tiles(scores, lse, keys)
-    for where, here, p in parts:
+    for where, keys_slice, p in parts:
         if mean:
-            out[where[0], where[2], here] += p.sum(1)
+            out[where[0], where[2], keys_slice] += p.sum(1)
         else:
-            out[(*where, here)] = p
-    return out.div_(H).to(scores.given_dtype) if mean else out
+            out[(*where, keys_slice)] = p
+    return out.div_(H).to(scores.input_dtype) if mean else out
 
 
 Places = tuple[slice, slice, slice]
 
 
-def _whole_rows(
+def _full_rows(
     scores: Scores, lse: Tensor | None, columns: Index | None
 ) -> Iterator[tuple[Places, slice, Tensor]]:
-    """Softmax of whole rows, a block of queries at a time: (where, which of the chosen keys, weights)."""
+    """Yield softmax of full rows for each block of queries: (where, which of the chosen keys, weights)."""
     S = scores.shape[3]
     everything = slice(None)
     for piece in scores.pieces():
@@ -135,21 +135,21 @@ def _whole_rows(
             p, now = softmax(s, mine.sinks, mine.may_see_nothing, lse is not None)
             if lse is not None and now is not None:
                 check_rows(mine, block, lse[piece.batch, piece.heads, block], now)
-            here = slice(start, stop)
+            keys_slice = slice(start, stop)
             if columns is not None:
                 p = torch.nn.functional.pad(p, (start, S - stop))[..., columns]
-                here = everything
-            yield (piece.batch, piece.heads, block), here, p
+                keys_slice = everything
+            yield (piece.batch, piece.heads, block), keys_slice, p
 
 
 def _few_on_gpu(scores: Scores) -> bool:
-    """Whether a handful of rows is best made in one product: a walk for their lse would be a lonely one."""
+    """Return True if a few rows are best computed in one product, without a walk for their lse."""
     B, H, T, S = scores.shape
     return scores.q.is_cuda and T <= 16 and B * H * T * S <= FEW
 
 
 def _at_once(scores: Scores) -> bool:
-    """Whether the scores are best made where the weights will be, all in one product.
+    """Return True if the scores are best computed in the memory of the weights, in one product.
 
     On a CPU, unless the weights have another dtype than scores, or a mask as large as a head's weights would
     have to be made for it.
@@ -167,12 +167,12 @@ def _at_once(scores: Scores) -> bool:
 def softmax(
     s: Tensor, sinks: Tensor | None, may_see_nothing: bool, with_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """(weights from whole rows of scores, in their place; their lse, if wanted). Empty rows: 0 and -inf."""
+    """Return (weights of full rows of scores, in place; their lse, if wanted). Empty rows: 0 and -inf."""
     if sinks is None and s.is_cpu and not torch.compiler.is_compiling():
         settle_exponentials()
         top = s.amax(-1, keepdim=True) if may_see_nothing or with_lse else None
         p = torch.softmax(s, -1, out=s)
-        # the heaviest weight is exp(largest score - lse), and never too small to tell
+        # the heaviest weight is exp(largest score - lse), and never too small to measure
         now = top - p.amax(-1, keepdim=True).log() if top is not None and with_lse else None
         if may_see_nothing and top is not None:
             empty = top <= HIDDEN
@@ -193,7 +193,7 @@ def softmax(
 
 
 def _tiles(scores: Scores, lse: Tensor, keys: Sequence[int]) -> Iterator[tuple[Places, slice, Tensor]]:
-    """exp(s - lse) of the keys asked for alone, a tile at a time."""
+    """Yield exp(s - lse) of the selected keys alone, a tile at a time."""
     everything = isinstance(keys, range) and keys == range(scores.shape[3])
     for block in walk(scores, lse):
         size = block.piece.columns
@@ -201,19 +201,19 @@ def _tiles(scores: Scores, lse: Tensor, keys: Sequence[int]) -> Iterator[tuple[P
             start, stop = block.scores.span(block.rows)
             mass = torch.zeros_like(block.lse)
             for run in blocks(max(start, keys.start), min(stop, keys.stop), size):
-                here = slice(run.start - keys.start, run.stop - keys.start)
+                keys_slice = slice(run.start - keys.start, run.stop - keys.start)
                 p = block.tile(run).p
                 mass += p.sum(-1)
-                yield block.where, here, p
+                yield block.where, keys_slice, p
             if everything:
                 check_mass(block.scores, block.rows, block.lse, block.with_sink(mass))
         else:
             numbers = torch.as_tensor(keys, device=scores.device)
-            for here in blocks(0, len(numbers), size):
-                yield block.where, here, block.tile(numbers[here]).p
+            for keys_slice in blocks(0, len(numbers), size):
+                yield block.where, keys_slice, block.tile(numbers[keys_slice]).p
 
 
-# The way back
+# Gradients
 
 
 class _Weights(torch.autograd.Function):
@@ -250,14 +250,14 @@ class _Weights(torch.autograd.Function):
 
 
 def _typed(grads: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Gradients in the dtypes of what they belong to."""
+    """Return gradients in the dtypes of their tensors."""
     return tuple([None if g is None else g.to(x.dtype) for g, x in zip(grads, leaves, strict=True)])
 
 
 def gradients(
     scores: Scores, lse: Tensor, columns: Index | None, mean: bool, grad: Tensor, bias: bool
 ) -> tuple[Tensor | None, ...]:
-    """d loss / d DIFFERENTIABLE from d loss / d weights; `bias`: of bias, slopes and relative, too."""
+    """Return d loss / d DIFFERENTIABLE from d loss / d weights; `bias`: also of bias, slopes and relative."""
     if mean:
         grad = grad[:, None] / scores.shape[1]  # [B, 1, T, n]
     run = slice(None) if columns is None else columns
@@ -285,10 +285,10 @@ def score_gradients(
     bias: bool,
     of_sink: Callable[[Block, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """d loss / d DIFFERENTIABLE, tile by tile, from what is wanted of each tile's weights.
+    """Return d loss / d DIFFERENTIABLE, tile by tile, from the cotangent of each tile's weights.
 
-    of_sink: what is wanted of the sink's weight, from a block and the logarithm of that weight, [B, H, t];
-    None: nothing.
+    of_sink: the cotangent of the sink's weight, from a block and the logarithm of that weight,
+    [B, H, t]; None: zero.
     """
     totals = ScoreGradients.zeros(scores, bias)
     sinks = scores.sinks
@@ -313,49 +313,49 @@ def score_gradients(
                 d_sink = of_sink(block, log_sunk)
                 delta = delta + sunk * d_sink
         check_mass(mine, block.rows, block.lse, mass)
-        # exp(s - lse) sums to 1 only as well as lse is rounded, and P (dP - delta) is a difference
+        # exp(s - lse) sums to 1 only up to the rounding of lse, and P (dP - delta) is a difference
         right = torch.where(mass == 0, 0.0, 1 / mass)
         delta = delta * right
-        for here in blocks(*mine.span(block.rows), block.piece.columns):
-            s, bend = mine.tile_and_bend(block.rows, here)
-            tile = Tile(block, here, s)
+        for columns in blocks(*mine.span(block.rows), block.piece.columns):
+            s, bend = mine.tile_and_bend(block.rows, columns)
+            tile = Tile(block, columns, s)
             p = tile.p * right[..., None]
-            room.add(mine, block.rows, here, p * (cotangent(tile) - delta[..., None]), bend)
+            room.add(mine, block.rows, columns, p * (cotangent(tile) - delta[..., None]), bend)
         if d_sinks is not None:
             d_sinks[block.piece.heads] += (sunk * right * (d_sink - delta)).sum((0, 2))
     return totals.q, totals.k, totals.bias, totals.slopes, d_sinks, totals.relative
 
 
-def _cotangent(grad: Tensor, block: Block, here: slice, columns: Index | None) -> Tensor:
-    """d loss / d weights in one tile, from [B, H or 1, T, n]: zero at keys that were not asked for."""
+def _cotangent(grad: Tensor, block: Block, tile_keys: slice, columns: Index | None) -> Tensor:
+    """Return d loss / d weights of one tile, from [B, H or 1, T, n]: zero at keys that were not selected."""
     batch, heads, rows = block.where
     mine = grad[batch, slice(None) if grad.shape[1] == 1 else heads, rows]  # [B, H or 1, t, n]
     if columns is None:
-        return mine[..., here].to(block.scores.dtype)
+        return mine[..., tile_keys].to(block.scores.dtype)
     spots = positions_of(columns, block.scores.shape[3], grad.device)
-    inside = ((spots >= here.start) & (spots < here.stop)).nonzero().squeeze(-1)
-    tile = mine.new_zeros(*mine.shape[:-1], here.stop - here.start, dtype=block.scores.dtype)
-    return tile.index_add_(-1, spots[inside] - here.start, mine[..., inside].to(tile.dtype))
+    inside = ((spots >= tile_keys.start) & (spots < tile_keys.stop)).nonzero().squeeze(-1)
+    tile = mine.new_zeros(*mine.shape[:-1], tile_keys.stop - tile_keys.start, dtype=block.scores.dtype)
+    return tile.index_add_(-1, spots[inside] - tile_keys.start, mine[..., inside].to(tile.dtype))
 
 
 # Entropy
 
 
 def entropy(scores: Scores, lse: Tensor, value: Tensor | None) -> Tensor:
-    """The entropy of each query, [B, H, T], as a function of q, k, bias, slopes, sinks and relative.
+    """Return the entropy of each query, [B, H, T], as a function of q, k, bias, slopes, sinks and relative.
 
-    value: the same number, known already; None only while compiling.
+    value: the same number, computed before; None only while compiling.
     """
     if plain.transforms_are_active():
         return _entropy_plainly(scores)
     if torch.compiler.is_compiling():
         return torch.ops.headwise.entropy.default(*scores.flatten(), lse)
-    found: Tensor = _Entropy.apply(ScoresTemplate(scores), lse, value, *scores.leaves)
-    return found
+    result: Tensor = _Entropy.apply(ScoresTemplate(scores), lse, value, *scores.leaves)
+    return result
 
 
 def entropy_gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> tuple[Tensor | None, ...]:
-    """d loss / d DIFFERENTIABLE from d loss / d entropy; `bias`: of bias, slopes and relative, too."""
+    """Return d loss / d DIFFERENTIABLE from d loss / d entropy; `bias`: also of bias, slopes and relative."""
     with own_precision(grad.device):
         if not bias and cannot(scores) is None:
             from .gpu import backward
@@ -375,7 +375,7 @@ def entropy_gradients(scores: Scores, lse: Tensor, grad: Tensor, bias: bool) -> 
 
 
 def _entropy_plainly(scores: Scores) -> Tensor:
-    """The same from one matrix, for derivatives of derivatives."""
+    """Return the entropy from the full matrix, for derivatives of derivatives."""
     weights, lse = plain.weights_of(scores)
     entropy = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
     if scores.sinks is not None:
@@ -402,7 +402,7 @@ class _Entropy(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         if plain.needs_differentiable_backward(grad):
             d_leaves = plain.gradients(
-                lambda *given: _entropy_plainly(ctx.template.fill(*given)), leaves, needed, grad
+                lambda *inputs: _entropy_plainly(ctx.template.fill(*inputs)), leaves, needed, grad
             )
         else:
             d_leaves = entropy_gradients(ctx.template.fill(*leaves), lse, grad, needs_added(needed))

@@ -50,10 +50,10 @@ def check(
         True
     """
     if not callable(obj):
-        from ..arguments import told
+        from ..arguments import text_of
 
         raise ArgumentError(
-            f"obj must be a class, a module or a function: got {told(obj)}; pass the class itself"
+            f"obj must be a class, a module or a function: got {text_of(obj)}; pass the class itself"
         )
     from .inquiry import examine, judge
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..arguments import REQUIRED, our_words, refuse, told
+from ..arguments import REQUIRED, our_words, refuse, text_of
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..mask_rules import can_read
 from ..masks import Mask
@@ -434,7 +434,7 @@ class ModelCache:
 def _check_cache(cache: object, count: int) -> None:
     """Raise unless this is a cache of so many layers, all of which hold the same tokens."""
     if not isinstance(cache, ModelCache):
-        raise ArgumentError(f"cache must be a ModelCache: got {told(cache)}; make one with model.cache()")
+        raise ArgumentError(f"cache must be a ModelCache: got {text_of(cache)}; make one with model.cache()")
     if len(cache.layers) != count:
         raise ShapeError(
             f"cache must have the model's layers: {len(cache.layers)} and {count}; make one with "
@@ -442,9 +442,9 @@ def _check_cache(cache: object, count: int) -> None:
         )
     if torch.compiler.is_compiling():  # there each layer counts on the device
         return
-    first = cache.layers[0]._seen
+    first = cache.layers[0]._count
     for layer in cache.layers:
-        if layer._seen != first:
+        if layer._count != first:
             lengths = [each.length for each in cache.layers]
             raise ArgumentError(
                 f"cache must hold the same tokens in every layer: {max(lengths)} and {min(lengths)}, since a "

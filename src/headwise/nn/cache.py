@@ -1,4 +1,4 @@
-"""Keys and values kept from one call to the next, so that each token is projected once.
+"""Keys and values stored from one call to the next, so that each token is projected once.
 
     columns      0 1 2 3 4 5 6                 two sequences of different lengths
     in use       k k k k k . .                 . . k k k . .    aligned at their end
@@ -8,7 +8,7 @@ Columns are in the order of the tokens, and new ones come after the last. T quer
 beside the last T, as everywhere in headwise, so masks and biases by distance need no change.
 
 Maps of earlier steps hold views of the same memory. New columns are written without counting a version
-(`_put`), since no map holds them yet; columns that a map may hold are written with it, and then the map
+(`_write`), since no map holds them yet; columns that a map may hold are written with it, and then the map
 raises.
 
 Keys and values are projections of one module. A cache knows its module by a weak reference and refuses any
@@ -60,7 +60,7 @@ class Owned:
         """
         if self.is_of(module):
             return
-        if self._owner is not None and not self._is_empty:  # asked last: graphs must not depend on it
+        if self._owner is not None and not self._is_empty:  # checked last: graphs must not depend on it
             owner = self._owner()
             filled_by = "a module that is gone" if owner is None else f"another {type(owner).__name__}"
             raise ArgumentError(
@@ -110,27 +110,27 @@ class KVCache(Owned):
         elif ring:
             raise ArgumentError("ring must have a max_length: got None; give the module's window or more")
         self.max_length, self.ring = max_length, ring
-        self._k: Tensor | None = None  # [B, Hk, room, D]
-        self._v: Tensor | None = None  # [B, Hk, room, Dv]
-        self._seen: int | None = 0  # tokens that came, the longest sequence's; None: only the device knows
+        self._k: Tensor | None = None  # [B, Hk, columns, D]
+        self._v: Tensor | None = None  # [B, Hk, columns, Dv]
+        self._count: int | None = 0  # tokens so far, of the longest sequence; None: only the device knows
         self._at: Tensor | None = None  # the same on the device, int64 []; of a cache that is reserved
         self._first: list[int] | None = None  # of each sequence, its first column among those that came
-        self._first_there: Tensor | None = None  # the same on the device, int64 [B]
-        self._shown = 0  # columns of the blocks that somebody may hold a view of
+        self._device_starts: Tensor | None = None  # the same on the device, int64 [B]
+        self._shown = 0  # number of columns that a caller may hold a view of
 
-    # What it holds
+    # Contents
 
     @property
     def _is_empty(self) -> bool:
-        return self._seen == 0
+        return self._count == 0
 
     @property
     def seen(self) -> int:
         """Tokens that came so far, also those that a ring forgot; of the longest sequence."""
-        if self._seen is None:
+        if self._count is None:
             assert self._at is not None
-            self._seen = int(self._at)
-        return self._seen
+            self._count = int(self._at)
+        return self._count
 
     @property
     def length(self) -> int:
@@ -139,15 +139,15 @@ class KVCache(Owned):
 
     @property
     def batch(self) -> int | None:
-        """B; None while nothing is known of it."""
+        """B; None until the first tokens come."""
         return None if self._k is None else self._k.shape[0]
 
     @property
     def starts(self) -> Tensor | None:
         """The first real column of each sequence, int [B]; None: all begin at the first."""
-        if self._first_there is None:
+        if self._device_starts is None:
             return None
-        return (self._first_there - (self.seen - self.length)).clamp(min=0)
+        return (self._device_starts - (self.seen - self.length)).clamp(min=0)
 
     @property
     def is_ragged(self) -> bool:
@@ -160,17 +160,17 @@ class KVCache(Owned):
         return sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
 
     def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
-        """Of the next `count` tokens: int [T], or [B, T] where sequences are of different lengths."""
+        """Return the positions of the next `count` tokens: int [T], or [B, T] for different lengths."""
         if self._k is not None:
             device = self._k.device
         if torch.compiler.is_compiling() and self._at is not None:
             next_ones = self._at + torch.arange(count, device=device)
         else:
             next_ones = torch.arange(self.seen, self.seen + count, device=device)
-        return next_ones if self._first_there is None else next_ones - self._first_there[:, None]
+        return next_ones if self._device_starts is None else next_ones - self._device_starts[:, None]
 
     def columns(self, count: int) -> int:
-        """S, how many columns a call with so many tokens attends to."""
+        """Return S, how many columns a call with so many tokens attends to."""
         if self.ring and self.max_length is not None:
             return count + min(self.seen, self.max_length - 1)
         return count + self.seen
@@ -185,7 +185,7 @@ class KVCache(Owned):
             inside += [f"batch {B}", f"{Hk} heads", str(self._k.dtype).removeprefix("torch.")]
         return f"KVCache({', '.join(inside)})"
 
-    # Adding to it
+    # Adding tokens
 
     def reserve(
         self,
@@ -199,8 +199,8 @@ class KVCache(Owned):
         """Take room for max_length columns now, as steps that are compiled need it; the cache itself."""
         assert self.max_length is not None
         shape = (batch, num_kv_heads, self.max_length)
-        self._k = _room((*shape, head_dim), dtype or torch.get_default_dtype(), device)
-        self._v = _room((*shape, value_dim), dtype or torch.get_default_dtype(), device)
+        self._k = _zeros((*shape, head_dim), dtype or torch.get_default_dtype(), device)
+        self._v = _zeros((*shape, value_dim), dtype or torch.get_default_dtype(), device)
         with torch.inference_mode(False):
             self._at = torch.zeros((), dtype=torch.int64, device=device)
         return self
@@ -226,21 +226,21 @@ class KVCache(Owned):
                 the one whose tokens are there.
         """
         joins = self.check(k, v, module)
-        T, seen = k.shape[2], self.seen
+        T, count = k.shape[2], self.seen
         if lengths is not None:
             return self._extend_ragged(k, v, lengths, joins)
-        end = seen + T
+        end = count + T
         if self.ring and self.max_length is not None and end > self.max_length:
             return self._extend_ring(k, v, end)
-        self._check_room(seen, T, end)
+        self._check_room(count, T, end)
         if joins:
-            self._k = k if not seen or self._k is None else torch.cat((self._k[:, :, :seen], k), 2)
-            self._v = v if not seen or self._v is None else torch.cat((self._v[:, :, :seen], v), 2)
+            self._k = k if not count or self._k is None else torch.cat((self._k[:, :, :count], k), 2)
+            self._v = v if not count or self._v is None else torch.cat((self._v[:, :, :count], v), 2)
         else:
             if self._k is None or end > self._k.shape[2] or self._k.requires_grad:
                 self._grow(k, v, end)
-            self._put(seen, k, v)
-        self._set_seen(end)
+            self._write(count, k, v)
+        self._set_count(end)
         assert self._k is not None and self._v is not None
         mask = None if self._first is None else self._padding(end, end)
         if self.ring and self._at is not None:  # compiled steps go round without a count of versions
@@ -253,71 +253,76 @@ class KVCache(Owned):
     def next_column(
         self, batch: int, num_kv_heads: int, head_dim: int, value_dim: int, x: Tensor
     ) -> int | None:
-        """Where the next token goes, if it only need be written there: nobody has seen that column."""
-        seen, k, v = self._seen, self._k, self._v
-        if k is None or v is None or seen is None or self.ring or self._first is not None:
+        """Return the column of the next token if it can simply be written (no view shows it), or None."""
+        count, k, v = self._count, self._k, self._v
+        if k is None or v is None or count is None or self.ring or self._first is not None:
             return None
-        if seen < self._shown or seen >= k.shape[2] or k.requires_grad or v.requires_grad:
+        if count < self._shown or count >= k.shape[2] or k.requires_grad or v.requires_grad:
             return None
         a, b = k.shape, v.shape
         if a[0] != batch or a[1] != num_kv_heads or a[3] != head_dim or b[3] != value_dim:
             return None
         plain = k.dtype is x.dtype and v.dtype is x.dtype and k.device == x.device
-        return seen if plain else None
+        return count if plain else None
 
     def add_column(self, at: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """One more token, [B, Hk, 1, D] and [B, Hk, 1, Dv], where `next_column` said; all there is, then."""
+        """Add one token, [B, Hk, 1, D] and [B, Hk, 1, Dv], at column `at`; return all keys and values."""
         assert self._k is not None and self._v is not None
         self._k.data.narrow(2, at, 1).copy_(k)
         self._v.data.narrow(2, at, 1).copy_(v)
-        self._seen = self._shown = end = at + 1
+        self._count = self._shown = end = at + 1
         if self._at is not None:
             self._at.fill_(end)
         return self._k.narrow(2, 0, end), self._v.narrow(2, 0, end)
 
     def _extend_ring(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor, Mask | None]:
-        """Where something is forgotten: what is handed out is a copy, in order."""
+        """Add tokens to a full ring; the keys and values returned are a copy, in order."""
         assert self.max_length is not None
-        T, kept = k.shape[2], min(k.shape[2], self.max_length)
+        T, stored = k.shape[2], min(k.shape[2], self.max_length)
         keys, values = self._after_past(k, v, self.max_length - 1)
         if self._k is None:
             self._grow(k, v, end)
-        self._put(end - kept, k[:, :, T - kept :], v[:, :, T - kept :])
-        self._set_seen(end)
+        self._write(end - stored, k[:, :, T - stored :], v[:, :, T - stored :])
+        self._set_count(end)
         return keys, values, self._padding(end, keys.shape[2])
 
     def _extend_ragged(
         self, k: Tensor, v: Tensor, lengths: Sequence[int], joins: bool
     ) -> tuple[Tensor, Tensor, Mask | None]:
-        """A chunk padded on its right: attended to as it is, and kept aligned at its end."""
-        (B, _, T, _), seen, held, device = k.shape, self.seen, self.length, k.device
+        """Add a chunk padded on its right; it is attended to as it is, and stored aligned at its end."""
+        (B, _, T, _), tokens, length, device = k.shape, self.seen, self.length, k.device
         first = self._first or [0] * B
-        totals = [seen - start + count for start, count in zip(first, lengths, strict=True)]
+        totals = [tokens - start + count for start, count in zip(first, lengths, strict=True)]
         end = max(totals)
-        self._check_room(seen, end - seen, end)
-        keys, values = self._after_past(k, v, held)
+        self._check_room(tokens, end - tokens, end)
+        keys, values = self._after_past(k, v, length)
         counts = torch.tensor(lengths, device=device)[:, None]
         counted = torch.arange(T, device=device) < counts  # [B, T]
-        past = torch.arange(seen - held, seen, device=device) >= torch.tensor(first, device=device)[:, None]
+        past = (
+            torch.arange(tokens - length, tokens, device=device)
+            >= torch.tensor(first, device=device)[:, None]
+        )
         real = torch.cat((past, counted), 1)
-        kept = min(end, self.max_length) if self.ring and self.max_length else end
-        column = (torch.arange(kept, device=device) + (held - kept) + counts).clamp(min=0)[:, None, :, None]
+        stored = min(end, self.max_length) if self.ring and self.max_length else end
+        column = (torch.arange(stored, device=device) + (length - stored) + counts).clamp(min=0)[
+            :, None, :, None
+        ]
         k, v = (x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in (keys, values))
         if joins:
             self._k, self._v = k, v
         else:
             if self.max_length is None:
-                self._k = self._v = None  # a new block: maps keep the old one
+                self._k = self._v = None  # a new block: maps still use the old one
             if self._k is None:
                 self._grow(k, v, end)
-            self._put(end - kept, k, v)
+            self._write(end - stored, k, v)
         starts = [end - total for total in totals]
-        self._set_seen(end)
+        self._set_count(end)
         self._set_first(starts if any(starts) else None)
         return keys, values, BoundMask(keys=real, queries=counted)
 
     def _after_past(self, k: Tensor, v: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Return the last columns that are kept, at most so many, followed by new ones."""
+        """Return the last columns that are stored, at most `most`, followed by the new ones."""
         if self._k is None or self._v is None or not min(self.length, most):
             return k, v
         past = (self._in_order(block, most) for block in (self._k, self._v))
@@ -325,64 +330,64 @@ class KVCache(Owned):
         return keys, values
 
     def _in_order(self, block: Tensor, most: int) -> list[Tensor]:
-        """The last columns of a block, at most so many, oldest first: a view, or two of a ring gone round."""
-        seen, count = self.seen, min(self.length, most)
-        if not self.ring or self.max_length is None or seen <= self.max_length:
-            return [block[:, :, seen - count : seen]]
-        begin, stop = (seen - count) % self.max_length, seen % self.max_length
+        """Return the last columns of a block, at most `most`, in order: a view, or two of a wrapped ring."""
+        tokens, count = self.seen, min(self.length, most)
+        if not self.ring or self.max_length is None or tokens <= self.max_length:
+            return [block[:, :, tokens - count : tokens]]
+        begin, stop = (tokens - count) % self.max_length, tokens % self.max_length
         if begin < stop:
             return [block[:, :, begin:stop]]
         return [block[:, :, begin:], block[:, :, :stop]]
 
-    def _put(self, begin: int, k: Tensor, v: Tensor) -> None:
-        """Write columns from this one on; counted as a change where somebody may hold a view of them."""
+    def _write(self, begin: int, k: Tensor, v: Tensor) -> None:
+        """Write columns from `begin` on; torch counts it as a change if a caller may hold a view of them."""
         assert self._k is not None and self._v is not None
         room, count = self._k.shape[2], k.shape[2]
         slot = begin % room if self.ring else begin
-        whole = min(count, room - slot)
-        spans = [(slot, 0, whole)] if whole == count else [(slot, 0, whole), (0, whole, count)]
-        secret = spans[-1][0] >= self._shown  # nobody has seen these columns
+        fitting = min(count, room - slot)
+        spans = [(slot, 0, fitting)] if fitting == count else [(slot, 0, fitting), (0, fitting, count)]
+        unshown = spans[-1][0] >= self._shown  # no view shows these columns
         for block, new in ((self._k, k), (self._v, v)):
-            target = block.data if secret else block
+            target = block.data if unshown else block
             for at, start, stop in spans:
                 target[:, :, at : at + stop - start] = new if stop - start == count else new[:, :, start:stop]
-        if not secret:
-            self._shown = 0  # whatever looked at these blocks refuses from now on
+        if not unshown:
+            self._shown = 0  # maps that use these blocks raise from now on
 
     def _grow(self, k: Tensor, v: Tensor, end: int) -> None:
-        """Blocks with room for so many columns, and what is there copied into them."""
+        """Allocate blocks for at least `end` columns, and copy the stored columns into them."""
         room = max(LEAST, end + end // 2) if self.max_length is None else self.max_length
-        old, seen = (self._k, self._v), self.seen
-        self._k = _room((*k.shape[:2], room, k.shape[3]), k.dtype, k.device)
-        self._v = _room((*v.shape[:2], room, v.shape[3]), v.dtype, v.device)
+        old, count = (self._k, self._v), self.seen
+        self._k = _zeros((*k.shape[:2], room, k.shape[3]), k.dtype, k.device)
+        self._v = _zeros((*v.shape[:2], room, v.shape[3]), v.dtype, v.device)
         self._shown = 0
-        if seen and old[0] is not None and old[1] is not None:
-            self._k.data[:, :, :seen] = old[0][:, :, :seen].detach()
-            self._v.data[:, :, :seen] = old[1][:, :, :seen].detach()
+        if count and old[0] is not None and old[1] is not None:
+            self._k.data[:, :, :count] = old[0][:, :, :count].detach()
+            self._v.data[:, :, :count] = old[1][:, :, :count].detach()
 
-    def _set_seen(self, seen: int) -> None:
-        """Note how many tokens came."""
-        self._seen = seen
+    def _set_count(self, count: int) -> None:
+        """Store the number of tokens so far."""
+        self._count = count
         if self._at is not None:
-            self._at.fill_(seen)
+            self._at.fill_(count)
 
     def _set_first(self, first: list[int] | None) -> None:
-        """Note the first column of each sequence; None: all begin at the first."""
+        """Store the first column of each sequence; None: all begin at column 0."""
         self._first = first
         device = None if self._k is None else self._k.device
-        self._first_there = None if first is None else torch.tensor(first, device=device)
+        self._device_starts = None if first is None else torch.tensor(first, device=device)
 
     def _padding(self, end: int, count: int) -> Mask | None:
-        """What is padding among the last so many columns of those that came; None: nothing is."""
-        if self._first is None or self._first_there is None or end - count >= max(self._first):
+        """Return the mask of padding among the last `count` columns; None if there is no padding."""
+        if self._first is None or self._device_starts is None or end - count >= max(self._first):
             return None
-        columns = torch.arange(end - count, end, device=self._first_there.device)
-        return BoundMask(keys=columns >= self._first_there[:, None])
+        columns = torch.arange(end - count, end, device=self._device_starts.device)
+        return BoundMask(keys=columns >= self._device_starts[:, None])
 
-    # Refusals
+    # Checks
 
     def check(self, k: Tensor, v: Tensor, module: nn.Module | None = None) -> bool:
-        """Return True if gradients flow to what is kept: then tensors are joined, not written into.
+        """Return True if gradients flow to the stored tensors, which are then concatenated, not written into.
 
         Raises:
             ShapeError, ArgumentError: keys and values that cannot stand beside what is there; gradients in a
@@ -402,28 +407,28 @@ class KVCache(Owned):
             )
         return True
 
-    def _check_room(self, seen: int, more: int, end: int) -> None:
+    def _check_room(self, count: int, more: int, end: int) -> None:
         if self.max_length is not None and end > self.max_length and not self.ring:
             raise ShapeError(
-                f"max_length must hold all tokens: {seen} + {more} > {self.max_length}; make the cache "
+                f"max_length must hold all tokens: {count} + {more} > {self.max_length}; make the cache "
                 "larger or crop it"
             )
 
     def _check_fit(self, k: Tensor, v: Tensor) -> None:
-        """Raise unless these can stand beside what is there."""
-        held = self._k
-        if held is None or self._v is None:
+        """Raise unless these keys and values fit the stored ones."""
+        keys = self._k
+        if keys is None or self._v is None:
             return
-        a, b = held.shape, k.shape
+        a, b = keys.shape, k.shape
         if a[0] == b[0] and a[1] == b[1] and a[3] == b[3] and self._v.shape[3] == v.shape[3]:
-            if held.dtype is k.dtype and self._v.dtype is v.dtype and held.device == k.device:
+            if keys.dtype is k.dtype and self._v.dtype is v.dtype and keys.device == k.device:
                 return
             raise ArgumentError(
-                f"cache must hold the dtype and device of the keys: {held.dtype} on {held.device} for "
+                f"cache must hold the dtype and device of the keys: {keys.dtype} on {keys.device} for "
                 f"{k.dtype} on {k.device}; make one with mha.cache() where the model is"
             )
         if not self.seen and self._at is None:
-            self._k = self._v = None  # emptied, and nothing was promised
+            self._k = self._v = None  # emptied, and not reserved
             return
         if a[0] != b[0]:
             raise ShapeError(
@@ -435,10 +440,10 @@ class KVCache(Owned):
             f"{b[1]} of {b[3]} and {v.shape[3]}; each layer has a cache of its own"
         )
 
-    # Changing it
+    # Changing tokens
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
-        """Sequence i becomes what sequence index[i] was; as many as are named, as beams need it.
+        """Replace sequence i by sequence index[i]; the new batch is as large as index, as for beams.
 
         Raises:
             ArgumentError: not whole numbers [B'], or a sequence that is not there.
@@ -448,12 +453,12 @@ class KVCache(Owned):
         chosen, B = order_of(index, self._k), self._k.shape[0]
         if self._first is not None:
             self._set_first([self._first[i] for i in chosen.tolist()])
-        if self._at is not None and len(chosen) == B:  # where compiled steps look for it
+        if self._at is not None and len(chosen) == B:  # compiled steps read these blocks
             for block in (self._k, self._v):
                 block.copy_(block.index_select(0, chosen))
             return
         joins = torch.is_grad_enabled()
-        with torch.inference_mode(False):  # which lets gradients in again
+        with torch.inference_mode(False):  # outside inference mode, so that gradients are possible again
             self._k, self._v = (
                 x.index_select(0, chosen) if joins else x.detach().index_select(0, chosen)
                 for x in (self._k, self._v)
@@ -461,7 +466,7 @@ class KVCache(Owned):
         self._shown = 0
 
     def crop(self, length: int) -> None:
-        """Forget all columns from this one on: the last `cache.length - length` tokens of each sequence.
+        """Remove all columns from `length` on: the last `cache.length - length` tokens of each sequence.
 
         Raises:
             ShapeError: more than there are, or below 0; a ring that has forgotten what came before them.
@@ -479,48 +484,48 @@ class KVCache(Owned):
         assert self._k is not None and self._v is not None
         if self._k.requires_grad or self._v.requires_grad:
             self._k, self._v = self._k[:, :, :length], self._v[:, :, :length]
-        elif self._at is not None:  # compiled steps look at all columns: nothing odd may be left there
+        elif self._at is not None:  # compiled steps read all columns, so the rest must be zeros
             self._k[:, :, length:].zero_()
             self._v[:, :, length:].zero_()
-        self._set_seen(length)
+        self._set_count(length)
         self._set_first(self._first and [min(start, length) for start in self._first])
 
     def reset(self) -> None:
-        """Forget everything; the room stays."""
+        """Remove all tokens; the memory stays allocated."""
         if self._k is not None and self._v is not None:
             if self._k.requires_grad or self._v.requires_grad:
                 self._k = self._v = None
             elif self._at is not None:
                 self._k.zero_()
                 self._v.zero_()
-        self._set_seen(0)
+        self._set_count(0)
         self._set_first(None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         new = KVCache.__new__(KVCache)
         memo[id(self)] = new
-        with torch.inference_mode(False):  # else it could be written to in inference mode alone
+        with torch.inference_mode(False):  # otherwise it could be written to in inference mode alone
             for name, value in self.__dict__.items():
                 new.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
         new._owner = self._owner_of_copy(memo)
         new._first = None if self._first is None else list(self._first)
-        new._shown = 0  # its blocks are its own
+        new._shown = 0  # no caller has a view of the copied blocks
         return new
 
 
-def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """A block of zeros: what is hidden is multiplied by 0, which nothing that happens to lie there may be."""
-    with torch.inference_mode(False):  # else it could be written to in inference mode alone
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """Return a block of zeros: hidden values are multiplied by 0, so they must be finite."""
+    with torch.inference_mode(False):  # otherwise it could be written to in inference mode alone
         return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def order_of(index: Tensor | Sequence[int], held: Tensor) -> Tensor:
-    """Which sequences, int64 [B'], where they are needed.
+def order_of(index: Tensor | Sequence[int], like: Tensor) -> Tensor:
+    """Return the indices of sequences, int64 [B'], on the device of `like`.
 
     Raises:
         ArgumentError: not whole numbers [B'], or a sequence that is not there.
     """
-    chosen = torch.as_tensor(index, device=held.device)
+    chosen = torch.as_tensor(index, device=like.device)
     if chosen.ndim != 1 or chosen.dtype == torch.bool or chosen.is_floating_point() or not len(chosen):
         raise ArgumentError(
             f"index must be whole numbers [B']: got {chosen.dtype} {list(chosen.shape)}; name a sequence for "
@@ -528,9 +533,9 @@ def order_of(index: Tensor | Sequence[int], held: Tensor) -> Tensor:
         )
     if can_read(chosen):
         low, high = int(chosen.min()), int(chosen.max())
-        if low < 0 or high >= held.shape[0]:
+        if low < 0 or high >= like.shape[0]:
             raise ArgumentError(
                 f"index must name sequences that are there: got {low if low < 0 else high} of "
-                f"{held.shape[0]}; use 0 to {held.shape[0] - 1}"
+                f"{like.shape[0]}; use 0 to {like.shape[0] - 1}"
             )
     return chosen.long()

@@ -1,9 +1,8 @@
-"""One call of a `MultiHeadAttention` over what earlier calls left: a `KVCache`, or a `Memory`.
+"""One call of a `MultiHeadAttention` over a `KVCache` or a `Memory` that earlier calls filled.
 
-A plain step of one token has a short way (`plain_step`). Every other call is answered, or refused, by
-`attend`.
+A plain step of one token is computed by `plain_step`, every other call by `attend`.
 
-Nothing is added to a cache before the call has been found right: whoever is refused can try again.
+Nothing is added to a cache before the call has been checked, so a refused call can be made again.
 
 A step inside `torch.compile` is one graph for every step, whatever the cache holds (`attend_in_graph`): where
 the step stands is a tensor on the device, new columns are written there, all of the cache's columns are
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..arguments import told, under_autocast
+from ..arguments import text_of, under_autocast
 from ..engines import first_pass
 from ..engines.scores import Scores
 from ..errors import ArgumentError, MaskError, ShapeError
@@ -42,13 +41,13 @@ from .self_attention import scores_are_plain
 if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
-# without a number: one that changes from cache to cache cannot be made words of in a graph
+# without a number: a number that differs between caches cannot be formatted in a graph
 FULL = "max_length must hold all tokens: one more than that came; make the cache larger, or crop it"
 Attended = tuple[Tensor, AttentionMap, Tensor]  # heads [B, H, T, Dv], their map, values [B, Hk, S, Dv]
 
 
 def make_cache(module: MultiHeadAttention, batch: int | None, max_length: int | None, ring: bool) -> KVCache:
-    """A cache that fits the module; see `MultiHeadAttention.cache`."""
+    """Return a cache that fits the module; see `MultiHeadAttention.cache`."""
     if ring:
         window = _window_of(module)
         max_length = window if max_length is None else max_length
@@ -74,7 +73,7 @@ def _window_of(module: MultiHeadAttention) -> int:
 
 
 def _check_cache(module: MultiHeadAttention, cache: KVCache) -> None:
-    """Raise unless step by step is the same as all at once for this module, over this cache."""
+    """Raise unless this module gives the same results step by step over this cache as in one call."""
     if not module.causal and not _looks_back(module.window):
         raise ArgumentError(
             f"cache must be for a causal module: got causal={module.causal}, window={module.window}, where "
@@ -89,12 +88,12 @@ def _check_cache(module: MultiHeadAttention, cache: KVCache) -> None:
 
 
 def _check_traced(cache: KVCache | Memory, lengths: Tensor | Sequence[int] | None) -> None:
-    """Raise for what a traced graph would keep as it was in the example: columns of a cache, lengths."""
-    name, given = ("lengths", lengths) if isinstance(cache, Memory) else ("cache", cache)
-    if given is not None:
+    """Raise for values that a traced graph would keep from its example: columns of a cache, lengths."""
+    name, argument = ("lengths", lengths) if isinstance(cache, Memory) else ("cache", cache)
+    if argument is not None:
         raise ArgumentError(
             f"{name} must not be given beside a tracer (torch.jit.trace, make_fx), which would keep the "
-            f"example's: got {told(given)}; use torch.compile with mha.cache(batch, max_length)"
+            f"example's: got {text_of(argument)}; use torch.compile with mha.cache(batch, max_length)"
         )
 
 
@@ -104,7 +103,7 @@ def _looks_back(window: int | tuple[int, int] | None) -> bool:
 
 
 def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
-    """As `MultiHeadAttention._attend`, over what the cache holds and what comes in."""
+    """Attend as `MultiHeadAttention._attend` does, to the columns of the cache and the new tokens."""
     query, key, value, mask, bias, positions, cache, lengths, _ = inputs
     assert cache is not None
     if is_traced():
@@ -113,14 +112,14 @@ def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
         return _look_back(module, inputs, cache)
     if not isinstance(cache, KVCache):
         raise ArgumentError(
-            f"cache must be a KVCache or a Memory: got {told(cache)}; make one with mha.cache() or "
+            f"cache must be a KVCache or a Memory: got {text_of(cache)}; make one with mha.cache() or "
             "mha.remember(key)"
         )
-    for given, name in ((key, "key"), (value, "value")):
-        if given is not None and given is not query:
+    for other, name in ((key, "key"), (value, "value")):
+        if other is not None and other is not query:
             raise ArgumentError(
-                f"{name} must not be given beside a cache: got {told(given)}; a cache is for self-attention, "
-                "mha.remember(key, value) for another text"
+                f"{name} must not be given beside a cache: got {text_of(other)}; a cache is for "
+                "self-attention, mha.remember(key, value) for another text"
             )
     if not module.causal or cache.ring:
         _check_cache(module, cache)
@@ -144,14 +143,14 @@ def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
     if mask is not None:
         mask = _rules(mask, q, cache.columns(T) if counts is None else cache.length + T)
     chosen = options.attention_options(module, mask, bias, q.device)
-    if bias is not None:  # the layer's own fits
+    if bias is not None:  # the layer's own bias always fits
         columns = cache.columns(T) if counts is None else cache.length + T
         B, H, _, D = q.shape
         Scoring.of(D, bias=chosen.bias).check(B, H, T, columns)
-    k, v, kept = cache.extend(k, v, counts, module)
-    if kept is not None:
-        chosen = chosen._replace(mask=kept if mask is None else mask & kept)
-    if T == 1:  # the last query: nothing comes after it, and a window may reach as far as there is anything
+    k, v, padding = cache.extend(k, v, counts, module)
+    if padding is not None:
+        chosen = chosen._replace(mask=padding if mask is None else mask & padding)
+    if T == 1:  # no key comes after the last query, and a window may cover all columns
         window = chosen.window
         reaches_all = isinstance(window, int) and window >= k.shape[2]
         chosen = chosen._replace(causal=False, window=None if reaches_all else window)
@@ -162,13 +161,13 @@ def attend(module: MultiHeadAttention, inputs: Inputs) -> Attended:
 def one_token(
     module: MultiHeadAttention, x: Tensor, cache: KVCache | Memory, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(heads [B, H, 1, D], their map) of a plain step of one token each; None: it is not plain."""
+    """Return (heads [B, H, 1, D], their map) of a plain step of one token each; None if it has options."""
     at = plain_column(module, x, cache)
     return None if at is None else plain_step(module, x, cast("KVCache", cache), at, need_weights)
 
 
 def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | None:
-    """Where in the cache a plain step of one token each, x [B, 1, E], would go; None: it is not plain."""
+    """Return the column for a plain step of one token each, x [B, 1, E]; None if the step is not plain."""
     if (
         type(cache) is not KVCache
         or type(x) is not Tensor
@@ -176,11 +175,11 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
         or not cache.is_of(module)
     ):
         return None
-    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    packed, D, window = held["_packed"], held["head_dim"], held["window"]
-    if packed is None or held.get("_sharding") is not None or not held["causal"]:
+    fields: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    packed, D, window = fields["_packed"], fields["head_dim"], fields["window"]
+    if packed is None or fields.get("_sharding") is not None or not fields["causal"]:
         return None
-    if not scores_are_plain(held) or type(held["scale"]) not in (float, NoneType):
+    if not scores_are_plain(fields) or type(fields["scale"]) not in (float, NoneType):
         return None
     shape, weight = x.shape, packed.weight
     if len(shape) != 3 or shape[1] != 1 or not shape[0] or shape[2] != weight.shape[1]:
@@ -189,10 +188,10 @@ def plain_column(module: MultiHeadAttention, x: Tensor, cache: object) -> int | 
         return None
     if x.is_cpu is not weight.is_cpu or x.get_device() != weight.get_device() or not is_plain_call(x):
         return None
-    at = cache.next_column(shape[0], held["num_kv_heads"], D, D, x)
+    at = cache.next_column(shape[0], fields["num_kv_heads"], D, D, x)
     if at is None or (window is not None and not (isinstance(window, int) and window > at)):
         return None
-    modules = held["_modules"]
+    modules = fields["_modules"]
     return at if packed.holds((modules["q_proj"], modules["k_proj"], modules["v_proj"])) else None
 
 
@@ -204,14 +203,20 @@ def plain_step(
     need_weights: bool,
     factors: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, AttentionMap | None]:
-    """(heads [B, H, 1, D], their map) of one more token each, which goes where `plain_column` said.
+    """Return (heads [B, H, 1, D], their map) of one more token each, written to the column `at`.
 
     Args:
-        factors: of the module's rope at this position, where they are known.
+        factors: the rotary factors of the module at this position, if they have been computed.
     """
-    held: dict[str, Any] = module.__dict__
-    packed, B, D, scale, rope = held["_packed"], x.shape[0], held["head_dim"], held["scale"], held["rope"]
-    H, Hk = held["num_heads"], held["num_kv_heads"]
+    fields: dict[str, Any] = module.__dict__
+    packed, B, D, scale, rope = (
+        fields["_packed"],
+        x.shape[0],
+        fields["head_dim"],
+        fields["scale"],
+        fields["rope"],
+    )
+    H, Hk = fields["num_heads"], fields["num_kv_heads"]
     joined = torch.nn.functional.linear(x, packed.weight, packed.bias)
     heads = joined.view(B, H + 2 * Hk, 1, D)
     if rope is None:
@@ -222,12 +227,12 @@ def plain_step(
         q, k = turned.split_with_sizes((H, Hk), 1)
     keys, values = cache.add_column(at, k, v)
     scores = Scores(q, keys, NOTHING_HIDDEN, Scoring(D**-0.5 if scale is None else scale))
-    out, lse, _ = first_pass.answer(scores, values)
+    out, lse, _ = first_pass.compute(scores, values)
     return out, make(scores, lse) if need_weights else None
 
 
 def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
-    """The mask of all columns that there will be; padding among the last is so among the queries."""
+    """Return the mask over all columns; padding among the new ones also applies to the queries."""
     B, H, T, _ = q.shape
     rules = module_call.rules_of(mask, B, T, columns, itself=False)
     if rules.keys is not None and rules.queries is None:
@@ -239,7 +244,7 @@ def _rules(mask: Mask | Tensor, q: Tensor, columns: int) -> Mask:
 
 
 def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list[int] | None:
-    """How many tokens of each sequence are real; None: all of them."""
+    """Return how many tokens of each sequence are real; None if all are."""
     counts: list[int] = module_call.as_lengths(lengths).tolist()
     module_call.check_lengths(counts, batch, query_len)
     return None if all(count == query_len for count in counts) else counts
@@ -248,8 +253,8 @@ def _counts(lengths: Tensor | Sequence[int], batch: int, query_len: int) -> list
 # A step inside torch.compile
 
 
-def check_in_graph(cache: KVCache, need_weights: bool = False, **given: object) -> None:
-    """Raise for what a step inside a graph cannot do."""
+def check_in_graph(cache: KVCache, need_weights: bool = False, **arguments: object) -> None:
+    """Raise for arguments that a step inside a graph does not support."""
     if cache._at is None:
         raise ArgumentError(
             f"cache must be reserved inside torch.compile, where shapes stay: got max_length="
@@ -261,18 +266,18 @@ def check_in_graph(cache: KVCache, need_weights: bool = False, **given: object) 
             "columns that are not there yet would tell wrong distances; pass need_weights=False, or look "
             "outside torch.compile"
         )
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None:
             raise ArgumentError(
-                f"{name} must not be given in a step over a cache inside torch.compile: got {told(value)}; "
-                "make such a step outside of it"
+                f"{name} must not be given in a step over a cache inside torch.compile: got "
+                f"{text_of(value)}; make such a step outside of it"
             )
 
 
 def attend_in_graph(
     module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, cache: KVCache
 ) -> tuple[Tensor, AttentionMap, Tensor]:
-    """(heads [B, H, T, Dv], a map of all columns, values): the cache extended and attended to."""
+    """Extend the cache and attend to it: (heads [B, H, T, Dv], a map of all columns, values)."""
     at, M = cache._at, cache.max_length
     assert at is not None and cache._k is not None and cache._v is not None and M is not None
     keys, values = cache._k, cache._v
@@ -291,26 +296,26 @@ def attend_in_graph(
         keys.index_copy_(2, spots % M, k)
         values.index_copy_(2, spots % M, v)
         columns = spots - (spots - slots) % M
-    else:  # what the last tokens overwrite, the first ones still see
+    else:  # the first queries still attend to columns that the last tokens overwrite
         columns = torch.cat((at - 1 - (at - 1 - slots) % M, spots))
         keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
-        first = T - min(T, M)  # of those that are kept
+        first = T - min(T, M)  # the first of the tokens that stay in the ring
         cache._k.index_copy_(2, spots[first:] % M, k[:, :, first:])
         cache._v.index_copy_(2, spots[first:] % M, v[:, :, first:])
 
     ahead = columns - spots[:, None]  # [T, S]
-    seen = (ahead <= 0) & (columns >= 0)
+    visible = (ahead <= 0) & (columns >= 0)
     window = module.window
     if window is not None:
-        seen = seen & (ahead > -window if isinstance(window, int) else ahead >= -window[0])
-    if cache._first_there is not None:
-        seen = seen & (columns >= cache._first_there[:, None])[:, None]  # [B, T, S]
+        visible = visible & (ahead > -window if isinstance(window, int) else ahead >= -window[0])
+    if cache._device_starts is not None:
+        visible = visible & (columns >= cache._device_starts[:, None])[:, None]  # [B, T, S]
     if T == 1:
-        mask = Mask(keys=seen.reshape(-1, seen.shape[-1]).expand(B, -1))
+        mask = Mask(keys=visible.reshape(-1, visible.shape[-1]).expand(B, -1))
     else:
-        mask = Mask(allowed=seen[:, None] if seen.ndim == 3 else seen[None, None])
+        mask = Mask(allowed=visible[:, None] if visible.ndim == 3 else visible[None, None])
     at.add_(T)
-    cache._seen = None  # which only the device knows now
+    cache._count = None  # only the device knows the count now
     heads, weights = attention(
         q, keys, values, mask, False, None, module.scale, module.softcap, _bias_by_distance(module, q, ahead),
         module.sinks, module.dropout if module.training else 0.0,
@@ -319,7 +324,7 @@ def attend_in_graph(
 
 
 def _bias_by_distance(module: MultiHeadAttention, q: Tensor, ahead: Tensor) -> Tensor | None:
-    """The layer's bias of keys so far ahead of their queries, [1, H, T, S]."""
+    """Return the layer's bias for keys at these distances from their queries, [1, H, T, S]."""
     total: Tensor | None = None
     if module._slopes is not None:
         slopes = module._slopes.bias(q.device).slopes
@@ -328,8 +333,8 @@ def _bias_by_distance(module: MultiHeadAttention, q: Tensor, ahead: Tensor) -> T
     if module.relative_bias is not None:
         values = module.relative_bias().values  # [H, R]
         reach = values.shape[1] // 2
-        own = values[:, ahead.clamp(-reach, reach) + reach][None]
-        total = own if total is None else total + own
+        relative = values[:, ahead.clamp(-reach, reach) + reach][None]
+        total = relative if total is None else total + relative
     return total
 
 
@@ -348,21 +353,21 @@ class Memory(Owned):
 
     @property
     def length(self) -> int:
-        """S"""
+        """S, the number of keys."""
         return self._k.shape[2]
 
     @property
     def batch(self) -> int:
-        """B"""
+        """B, the number of sequences."""
         return self._k.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """Memory taken."""
+        """Bytes of memory used."""
         return sum(x.numel() * x.element_size() for x in (self._k, self._v))
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
-        """Sequence i becomes what sequence index[i] was; as many as are named, as beams need it.
+        """Replace sequence i by sequence index[i]; the new batch is as large as index, as for beams.
 
         Raises:
             ArgumentError: not whole numbers [B'], or a sequence that is not there.
@@ -419,7 +424,7 @@ def remember(
 
 
 def _of_keys(mask: Mask | Tensor, batch: int, num_heads: int, key_len: int) -> Mask:
-    """Check that a mask depends on keys alone, and bind it for any queries."""
+    """Check that a mask depends on keys alone, and bind it so that it fits any queries."""
     rules = module_call.rules_of(mask, batch, 1, key_len, itself=False)
     other = [name for name in rules.held if name not in ("keys", "allowed")]
     if other:
@@ -434,13 +439,13 @@ def _of_keys(mask: Mask | Tensor, batch: int, num_heads: int, key_len: int) -> M
 
 
 def _look_back(module: MultiHeadAttention, inputs: Inputs, memory: Memory) -> Attended:
-    """Cross-attention with keys and values that were made before."""
+    """Attend to the keys and values of a memory (cross-attention)."""
     query, key, value, mask, bias, positions, _, lengths, _ = inputs
-    for given, name in ((key, "key"), (value, "value")):
-        if given is not None:
+    for other, name in ((key, "key"), (value, "value")):
+        if other is not None:
             raise ArgumentError(
-                f"{name} must not be given beside a memory: got {told(given)}; it holds keys and values, as "
-                "mha(query, cache=memory)"
+                f"{name} must not be given beside a memory: got {text_of(other)}; it holds keys and "
+                "values, as mha(query, cache=memory)"
             )
     module_call.check_query(module, query)
     q = module._queries(query)

@@ -1,4 +1,4 @@
-"""The arguments of a `MultiHeadAttention` and of its calls: checked, and its mask as rules.
+"""The arguments of a `MultiHeadAttention` and of its calls: their checks, and the mask as rules.
 
 One letter parts `MultiHeadAttention` from `torch.nn.MultiheadAttention`, and their masks mean the opposite:
 arguments that belong to another class are refused with what to write instead.
@@ -19,14 +19,14 @@ from torch.fx import Proxy, Tracer
 
 from ..arguments import (
     EMBEDDING,
-    SAID_EVERYWHERE,
+    OF_EVERY_CALL,
     autocasting,
     check_causal,
     check_dropout,
     nested,
     not_a_tensor,
     our_words,
-    told,
+    text_of,
     window_rule,
 )
 from ..errors import ArgumentError, MaskError, ShapeError
@@ -81,7 +81,7 @@ CAUSAL_CALL = "pass mask=headwise.Mask.causal(), or make the module with causal=
 WITH_WEIGHTS = "leave it out: weights come with every call, as output, weights = mha(x)"
 
 OF_A_CALL = {
-    **SAID_EVERYWHERE,
+    **OF_EVERY_CALL,
     **our_words(query="x q hidden_states inputs_q", key="k inputs_k", value="v inputs_v"),
     "attn_mask": "its True = may NOT attend, mask's True = may; pass mask=~attn_mask, a float one as bias=",
     "is_causal": CAUSAL_CALL,
@@ -107,7 +107,7 @@ def check_options(
     head_dim: int,
     causal: bool,
 ) -> None:
-    """Raise for options that no call could use, when the module is made and not at the first call."""
+    """Raise for options that no call could use, when the module is created and not at the first call."""
     check_causal(causal)
     check_dropout(dropout)
     if window is not None:
@@ -116,25 +116,27 @@ def check_options(
 
 
 def lone(key: object, value: object) -> ArgumentError:
-    """The error about a key without a value, most often a mask in key's place; or a value without a key."""
+    """Return the error about a key without a value, most often a mask in its place, or the reverse."""
     if key is None:
-        return ArgumentError(f"value must come with key: got {told(value)} alone; as mha(query, key, value)")
+        return ArgumentError(
+            f"value must come with key: got {text_of(value)} alone; as mha(query, key, value)"
+        )
     return ArgumentError(
-        f"key must come with value: got {told(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
+        f"key must come with value: got {text_of(key)} alone; a mask goes in mask=, as mha(x, mask=m), "
         "and what is attended to goes in twice, as mha(query, memory, memory)"
     )
 
 
 def no_use(positions: object) -> ArgumentError:
-    """The error about positions where nothing asks for them."""
+    """Return the error about positions for a module that has no use for them."""
     return ArgumentError(
-        f"positions must go to a module with rope=: got {told(positions)} for one without; leave them out, "
-        "or make it with rope=headwise.nn.Rope()"
+        f"positions must go to a module with rope=: got {text_of(positions)} for one without; leave "
+        "them out, or make it with rope=headwise.nn.Rope()"
     )
 
 
 def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless these are [B, T, d_model], [B, S, kdim] and [B, S, vdim], in the weights' dtype and place.
+    """Raise unless these are [B, T, d_model], [B, S, kdim], [B, S, vdim] with the weights' dtype and device.
 
     Raises:
         ShapeError: dimensions, widths, batches or lengths that do not fit, or a length of 0.
@@ -152,15 +154,15 @@ def check(module: MultiHeadAttention, query: Tensor, key: Tensor, value: Tensor)
 
 
 def check_query(module: MultiHeadAttention, query: Tensor) -> None:
-    """As `check`, of queries alone."""
-    _check_one(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
+    """Check queries alone; see `check`."""
+    _check_input(module, query, "query", "[B, T, d_model]", "d_model", module.d_model, module.q_proj)
 
 
 def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None:
-    """As `check`, of keys and values alone."""
-    _check_one(module, key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
+    """Check keys and values alone; see `check`."""
+    _check_input(module, key, "key", "[B, S, kdim]", "kdim", module.kdim, module.k_proj)
     if value is not key or module.kdim != module.vdim:
-        _check_one(module, value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
+        _check_input(module, value, "value", "[B, S, vdim]", "vdim", module.vdim, module.v_proj)
     if key.shape[:2] != value.shape[:2]:
         raise ShapeError(
             f"key and value must agree in batch and length: {list(key.shape[:2])} and "
@@ -169,7 +171,7 @@ def check_memory(module: MultiHeadAttention, key: Tensor, value: Tensor) -> None
 
 
 def check_projected(name: str, x: Tensor, heads: int, width: int) -> None:
-    """Raise unless what a projection gave is a plain tensor of so many heads of so many channels.
+    """Raise unless the output of a projection is a plain tensor of so many heads of so many channels.
 
     Raises:
         ArgumentError: a tensor that lies over several processes.
@@ -187,7 +189,7 @@ def check_projected(name: str, x: Tensor, heads: int, width: int) -> None:
         )
 
 
-def _check_one(
+def _check_input(
     module: MultiHeadAttention,
     x: Tensor,
     name: str,
@@ -200,7 +202,7 @@ def _check_one(
         raise not_a_tensor(name, x)
     if type(x) not in PLAIN_TYPES and x.is_nested:
         raise nested(name, x, shape, name)
-    sizes = x.shape  # once: while a model is watched each look at a tensor is a call
+    sizes = x.shape  # read once: while a model is watched each read is a call
     if len(sizes) != 3:
         raise ShapeError(
             f"{name} must have 3 dimensions {shape}: got {x.ndim}, {list(x.shape)}; "
@@ -214,7 +216,7 @@ def _check_one(
     if not sizes[1]:
         raise ShapeError(f"{name} must not be empty: got {list(x.shape)} for {shape}; skip the call")
     if torch.compiler.is_compiling() or not is_untouched(layer) or autocasting(x):
-        return  # whoever changed the layer knows best what it takes
+        return  # a changed layer may take other inputs
     weight = layer.weight
     assert isinstance(weight, Tensor)
     if x.dtype != weight.dtype:
@@ -232,7 +234,7 @@ def _check_one(
 
 
 def _three_dimensions(module: MultiHeadAttention, x: Tensor, name: str, width: int) -> str:
-    """What to make of a tensor with other dimensions."""
+    """Return advice for an input that does not have three dimensions."""
     if x.dtype == torch.bool:
         return "a mask goes in mask="
     if x.ndim == 2 and not x.is_floating_point():
@@ -240,18 +242,18 @@ def _three_dimensions(module: MultiHeadAttention, x: Tensor, name: str, width: i
     if x.ndim == 2:
         return f"use {name}[None] for a single sequence"
     if x.ndim == 4 and x.shape[1] * x.shape[3] == width:
-        whole = f"{name}.transpose(1, 2).flatten(2)"
+        joined = f"{name}.transpose(1, 2).flatten(2)"
     elif x.ndim == 4 and x.shape[2] * x.shape[3] == width:
-        whole = f"{name}.flatten(2)"
+        joined = f"{name}.flatten(2)"
     elif x.ndim == 4 and x.shape[1] == width:
         return f"use {name}.flatten(2).transpose(1, 2) for an image [B, {width}, height, width]"
     else:
         return "a mask goes in mask="
-    return f"heads are split in here: use {whole}, or headwise.attention, which takes [B, H, T, D]"
+    return f"heads are split in here: use {joined}, or headwise.attention, which takes [B, H, T, D]"
 
 
 def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor:
-    """The argument `lengths` as int64 [B].
+    """Return the argument `lengths` as int64 [B].
 
     Raises:
         MaskError: other numbers.
@@ -288,7 +290,7 @@ def check_lengths(counts: Sequence[int], batch: int, length: int) -> None:
 
 
 def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itself: bool) -> Mask:
-    """The mask as rules; padding among the keys of self-attention is padding among its queries.
+    """Return the mask as rules; in self-attention padding among the keys is also padding among the queries.
 
     Raises:
         MaskError: values or dimensions that are no mask, or not this one.
@@ -306,8 +308,8 @@ def rules_of(mask: Mask | Tensor, batch: int, query_len: int, key_len: int, itse
     return rules
 
 
-def fx_node(module: nn.Module, *given: object) -> Any | None:
-    """The node of a module in the graph of `torch.fx.symbolic_trace`; None: no argument is a Proxy.
+def fx_node(module: nn.Module, *arguments: object) -> Any | None:
+    """Return the node of a module in the graph of `torch.fx.symbolic_trace`; None if no argument is a Proxy.
 
     torch's tracer keeps every module of the package `torch.nn` whole and records the operations inside all
     others. What ours do depends on dtypes and sizes, which a Proxy does not have, so they ask to be kept
@@ -319,7 +321,7 @@ def fx_node(module: nn.Module, *given: object) -> Any | None:
     Raises:
         ArgumentError: a hook on the module, which would run in the graph and once more inside the module.
     """
-    tracer = next((x.tracer for x in given if isinstance(x, Proxy)), None)
+    tracer = next((x.tracer for x in arguments if isinstance(x, Proxy)), None)
     if not isinstance(tracer, Tracer) or tracer.root is module:
         return None
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -328,10 +330,10 @@ def fx_node(module: nn.Module, *given: object) -> Any | None:
             f"{type(module).__name__} must have no hooks where torch.fx keeps it whole: got {hooks}; remove "
             "them while it is traced, or use torch.export"
         )
-    parameters = list(signature(type(module).forward).parameters.values())[1 : len(given) + 1]
+    parameters = list(signature(type(module).forward).parameters.values())[1 : len(arguments) + 1]
     args: list[object] = []
     kwargs: dict[str, object] = {}
-    for parameter, value in zip(parameters, given, strict=True):
+    for parameter, value in zip(parameters, arguments, strict=True):
         if value is parameter.default:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY or len(args) < parameters.index(parameter):

@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
     gate_proj: nn.Linear | None
     _slopes: Slopes | None
     local_heads: HeadsOfRank | None = None  # of those that several processes share; None: all heads are here
-    _sharding: Sharding | None = None  # how its sequence lies over ranks; see `headwise.parallel`
+    _sharding: Sharding | None = None  # of its sequence over ranks; see `headwise.parallel`
 
     @answering(module_call.OF_THE_CONSTRUCTOR)
     def __init__(
@@ -141,10 +141,10 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = options.undrawn(sizes.vdim, sizes.value_width, bias, device, dtype)
         out_bias = bias if out_bias is None else out_bias
         self.out_proj = options.undrawn(sizes.concatenated_width, sizes.d_model, out_bias, device, dtype)
-        made = torch.empty(sizes.num_heads, device=device, dtype=dtype) if sinks else None
-        self.sinks = None if made is None else nn.Parameter(made)
-        own = None if isinstance(relative_bias, RelativeBias) else relative_bias
-        options.add(self, rope, alibi, own, qk_norm, gate, device, dtype)
+        sink_scores = torch.empty(sizes.num_heads, device=device, dtype=dtype) if sinks else None
+        self.sinks = None if sink_scores is None else nn.Parameter(sink_scores)
+        bias_settings = None if isinstance(relative_bias, RelativeBias) else relative_bias
+        options.add(self, rope, alibi, bias_settings, qk_norm, gate, device, dtype)
         self._packed: Packed | None = None  # of q, k and v; see packed_weights.py
         self._pack()
         self.reset_parameters()
@@ -154,7 +154,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> MultiHeadAttention:
-        """One attention layer with the sizes of a known model; `headwise presets` lists them.
+        """Return an attention layer with the sizes of a known model; `headwise presets` lists them.
 
         Args:
             name: for example "bert-base", "gpt2-small", "llama3-8b".
@@ -171,7 +171,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
-        """The same attention with copies of the weights of torch's class.
+        """Return the same attention with copies of the weights of torch's class.
 
         Inputs are batch first here, whatever they were there, and a mask's True = may attend.
 
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         return new.train(module.training)
 
     def to_torch(self, *, batch_first: bool = True) -> nn.MultiheadAttention:
-        """`torch.nn.MultiheadAttention` with copies of these weights.
+        """Return a `torch.nn.MultiheadAttention` with copies of these weights.
 
         Raises:
             ShapeError: grouped heads, or widths that torch's class cannot have.
@@ -279,12 +279,12 @@ class MultiHeadAttention(nn.Module):
         if isinstance(cache, KVCache) and need_weights and torch.compiler.is_compiling():
             cached_call.check_in_graph(cache, need_weights=True)
         if key is value is bias is positions is lengths is None:
-            # Self-attention without options and one token over a cache have shorter ways (None: they do not
-            # apply here). They take 0.78 to 0.98 of the time of a call, 0.76 to 0.90 of that of a token.
+            # Self-attention without options and one token over a cache have shorter paths (None: they do not
+            # apply). They take 0.78 to 0.98 of the time of a call, 0.76 to 0.90 of that of a token.
             if cache is None:
-                answered = plain_self_attention(self, query, mask, need_weights)
-                if answered is not None:
-                    return answered
+                result = plain_self_attention(self, query, mask, need_weights)
+                if result is not None:
+                    return result
             elif mask is None:
                 step = cached_call.one_token(self, query, cache, need_weights)
                 if step is not None:
@@ -306,7 +306,7 @@ class MultiHeadAttention(nn.Module):
         documents: Tensor | None = None,
         **wrong: object,
     ) -> Tensor:
-        """What each head says before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
+        """Return the output of each head before concatenation and W_O, [B, H, T, Dv]; arguments as in a call.
 
         Example:
             >>> mha, x = MultiHeadAttention(512, 8), torch.randn(2, 10, 512)
@@ -332,7 +332,7 @@ class MultiHeadAttention(nn.Module):
         return ragged.without_padding(heads, ragged.real_tokens(lengths, heads)[:, None])
 
     def cache(self, batch: int | None = None, max_length: int | None = None, ring: bool = False) -> KVCache:
-        """An empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all there is.
+        """Return an empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all of it.
 
         Args:
             batch: B; with max_length, room is taken at once, as steps inside `torch.compile` need it.
@@ -345,7 +345,7 @@ class MultiHeadAttention(nn.Module):
         return cached_call.make_cache(self, batch, max_length, ring)
 
     def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
-        """Keys and values of cross-attention, projected once: `mha(query, cache=memory)` looks at them.
+        """Return keys and values of cross-attention, projected once, for `mha(query, cache=memory)`.
 
         Args:
             key: [B, S, kdim]
@@ -365,7 +365,7 @@ class MultiHeadAttention(nn.Module):
         return remember(self, key, value, mask)
 
     def _attend(self, inputs: Inputs) -> tuple[Tensor, AttentionMap, Tensor]:
-        """(heads [B, H, T, Dv] before their gates, their map, values [B, Hk, S, Dv])"""
+        """Return (heads [B, H, T, Dv] before their gates, their map, values [B, Hk, S, Dv])."""
         if inputs.cache is not None:
             return cached_call.attend(self, inputs)
         query, key, value, mask, bias, positions, *_ = inputs
@@ -387,15 +387,15 @@ class MultiHeadAttention(nn.Module):
         return heads, weights, v
 
     def _received(self, inputs: Inputs) -> Inputs:
-        """The inputs for the heads of this rank; without sharded heads they are unchanged."""
+        """Return the inputs for the heads of this rank; without sharded heads they are unchanged."""
         return inputs
 
     def _handed_on(self, output: Tensor) -> Tensor:
-        """The output as those around the module take it."""
+        """Return the output in the layout that the caller of the module expects."""
         return output
 
     def _finish(self, heads: Tensor, query: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
-        """[B, H, T, Dv] -> [B, T, H * Dv] -> [B, T, E], and 0 where there is no token"""
+        """Compute [B, T, E] from heads [B, H, T, Dv], with 0 where there is no token."""
         if self.gate_proj is not None:
             heads = options.gated(self, heads, query)
         output: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
@@ -404,11 +404,11 @@ class MultiHeadAttention(nn.Module):
         return ragged.without_padding(output, ragged.real_tokens(lengths, output))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
+        """Return q [B, H, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]."""
         return self._queries(query), *self._keys_and_values(key, value)
 
     def _queries(self, query: Tensor) -> Tensor:
-        """q [B, H, T, D]"""
+        """Return q [B, H, T, D]."""
         q, H, D = self.q_proj(query), self.num_heads, self.head_dim
         if q.shape[-1] != H * D or type(q) not in PLAIN_TYPES:
             module_call.check_projected("q_proj", q, H, D)
@@ -416,7 +416,7 @@ class MultiHeadAttention(nn.Module):
         return options.normalised(self, self.q_norm, q).reshape(B, T, H, D).transpose(1, 2)
 
     def _keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """k [B, Hk, S, D], v [B, Hk, S, Dv]"""
+        """Return k [B, Hk, S, D], v [B, Hk, S, Dv]."""
         k, v, Hk, D = self.k_proj(key), self.v_proj(value), self.num_kv_heads, self.head_dim
         if k.shape[-1] != Hk * D or type(k) not in PLAIN_TYPES:
             module_call.check_projected("k_proj", k, Hk, D)
@@ -425,31 +425,31 @@ class MultiHeadAttention(nn.Module):
         return k.transpose(1, 2), v.reshape(B, S, Hk, self.value_dim).transpose(1, 2)
 
     def reset_parameters(self) -> None:
-        """Draw new weights as torch's class draws its own; norms, biases and sinks as they begin."""
+        """Draw new weights as torch's class does; norms, biases and sinks get their initial values."""
         options.draw_weights(self)
 
     def extra_repr(self) -> str:
-        """The shapes on the way, and what is not as usual."""
-        given = {name: getattr(self, name) for name in ("window", "scale", "softcap")}
+        """Return the shapes of a call, and the options that differ from their defaults."""
+        used = {name: getattr(self, name) for name in ("window", "scale", "softcap")}
         others = options.in_use(self).values()
-        return presets.line(self.sizes, self.causal, given, self.sinks is not None, others, self.dropout)
+        return presets.line(self.sizes, self.causal, used, self.sinks is not None, others, self.dropout)
 
     def _pack(self) -> None:
-        """Projections that may share an input share a block of memory."""
+        """Move the weights of projections that may share an input into one block of memory."""
         layers = (self.q_proj, self.k_proj, self.v_proj)
         if not self.kdim == self.vdim == self.d_model:
             return
-        known = None if self._packed is None else self._packed.again(layers)
-        self._packed = pack(layers) if known is None else known
+        packed = None if self._packed is None else self._packed.again(layers)
+        self._packed = pack(layers) if packed is None else packed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MultiHeadAttention:
-        super()._apply(fn, recurse)  # moved or cast: each weight now has memory of its own
+        super()._apply(fn, recurse)  # moved or cast, so that each weight has memory of its own
         self._pack()
         return self
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
-        if self._packed is None:  # a deep copy or unpickled; a shallow copy shares what lies there
+        if self._packed is None:  # a deep copy or unpickled; a shallow copy shares the block
             self._pack()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -457,9 +457,9 @@ class MultiHeadAttention(nn.Module):
         refused = torch_conversion.to_own_names(state_dict, prefix, self.sizes, self._modules, copy=assigned)
         super()._load_from_state_dict(state_dict, prefix, *args)
         if refused:
-            args[-1].extend(refused)  # torch raises with all that is said there, strict or not
+            args[-1].extend(refused)  # torch raises with these messages, strict or not
 
 
 def _pack_again(module: MultiHeadAttention, _: object) -> None:
-    """After load_state_dict, which with assign=True puts other parameters in the place of ours."""
+    """Pack the weights again after load_state_dict, which with assign=True replaces the parameters."""
     module._pack()

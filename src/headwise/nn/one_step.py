@@ -1,4 +1,4 @@
-"""Attention and its projections as one step of autograd: forward, and a way back written out.
+"""Attention and its projections as one step of autograd: forward, and a backward pass written out.
 
 A training step of one layer at the size of GPT-2 small keeps a GPU busy for 0.5 ms, and the eighteen nodes
 torch records for it keep the CPU that feeds the GPU busy for 1.3. Here is one node (none without
@@ -12,8 +12,8 @@ with its masks as they come.
 
 "Projected" is what comes out of the first projections: q, k and v side by side, [.., .., (H + 2 Hk) D], where
 queries and memory are the same; else q, [.., .., H D], and k and v side by side, [.., .., 2 Hk D]. The batch
-is the first dimension or the second. It is an output of the step, so that weights looked at later, and
-derivatives of derivatives, find their way back.
+is the first dimension or the second. It is an output of the step, so that weights computed later, and
+derivatives of derivatives, have gradients.
 
 Letters: N batch, L query_len, S key_len, E width, H num_heads, Hk num_kv_heads, D head_dim.
 """
@@ -47,12 +47,12 @@ LSE_OF_EMPTY_ROW = -HIDDEN  # lse of a query that sees no key, so that exp(score
 
 
 def joined(heads: Tensor, batch_dim: int) -> Tensor:
-    """[N, L, E] or [L, N, E] from [N, H, L, D]"""
+    """Return [N, L, E] or [L, N, E] from [N, H, L, D]."""
     return (heads.transpose(1, 2) if batch_dim == 0 else heads.permute(2, 0, 1, 3)).flatten(2)
 
 
 def by_head(x: Tensor, head_dim: int, batch_dim: int) -> Tensor:
-    """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
+    """Return [N, .., L, D] from [N, L, .. D] or [L, N, .. D]."""
     a, b, width = x.shape
     x = x.view(a, b, width // head_dim, head_dim)
     return x.transpose(1, 2) if batch_dim == 0 else x.permute(1, 2, 0, 3)
@@ -70,7 +70,7 @@ linear = functional.linear if HAS_MKL else _bias_added
 
 
 class Parameters(NamedTuple):
-    """Of the projections."""
+    """The weights and biases of the projections."""
 
     in_weight: Tensor  # [(H + 2 Hk) D, E]
     in_bias: Tensor | None
@@ -79,7 +79,7 @@ class Parameters(NamedTuple):
     parts: tuple[Tensor, ...] = ()  # weights, then biases, that in_weight and in_bias are the memory of
 
     def project(self, x: Tensor, memory: Tensor | None) -> Projected:
-        """The first projections."""
+        """Apply the first projections."""
         if memory is None:
             return (linear(x, self.in_weight, self.in_bias),)
         (q, kv), (q_bias, kv_bias) = self._in_two()
@@ -91,28 +91,28 @@ class Parameters(NamedTuple):
         return (self.in_weight[:E], self.in_weight[E:]), biases
 
     def finish(self, joined: Tensor) -> Tensor:
-        """The last one, [.., .., H D] -> [.., .., E]."""
+        """Apply the last projection, [.., .., H D] -> [.., .., E]."""
         return joined if self.out_weight is None else linear(joined, self.out_weight, self.out_bias)
 
 
 class CustomKernel(ABC):
-    """Attention in place of a `Kernel` where one call of a kernel is not enough, as for ragged batches."""
+    """Attention in place of a `Kernel` where one kernel call is not enough, as for ragged batches."""
 
     @abstractmethod
-    def forward(self, call: KernelCall) -> kernels.Answer:
-        """(output [N, H, L, D], lse [N, H, L])"""
+    def forward(self, call: KernelCall) -> kernels.Output:
+        """Return (output [N, H, L, D], lse [N, H, L])."""
 
     @abstractmethod
     def backward(self, call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
-        """Gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
 
     @abstractmethod
     def rules(self, causal: bool, shape: Sequence[int]) -> Mask:
-        """Who sees whom, for q of this shape over as many keys."""
+        """Return the mask, for q of this shape over as many keys."""
 
 
 class Step(NamedTuple):
-    """A call, beside its tensors."""
+    """The settings of one call, without its tensors."""
 
     num_heads: int
     num_kv_heads: int
@@ -125,7 +125,7 @@ class Step(NamedTuple):
     returns_weights: bool = True  # by the matrix: the caller gets the weights, not the output alone
 
     def heads(self, projected: Projected) -> tuple[Tensor, Tensor, Tensor]:
-        """q [N, H, L, D], k and v [N, Hk, S, D]."""
+        """Return q [N, H, L, D], k and v [N, Hk, S, D]."""
         H, Hk = self.num_heads, self.num_kv_heads
         if len(projected) == 1:
             q, k, v = self.by_head(projected[0]).split_with_sizes((H, Hk, Hk), 1)
@@ -134,11 +134,11 @@ class Step(NamedTuple):
         return q, k, v
 
     def by_head(self, x: Tensor) -> Tensor:
-        """[N, L, .. D] or [L, N, .. D] -> [N, .., L, D]"""
+        """Return [N, .., L, D] from [N, L, .. D] or [L, N, .. D]."""
         return by_head(x, self.head_dim, self.batch_dim)
 
     def side_by_side(self, q: Tensor, k: Tensor, v: Tensor, count: int) -> Projected:
-        """Heads as they were projected, in one tensor or in two."""
+        """Return heads side by side as they were projected, in one tensor (`count` 1) or in two."""
         if self.batch_dim == 0:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [N, L, H, D]
         else:
@@ -148,11 +148,11 @@ class Step(NamedTuple):
         return q.flatten(2), torch.cat((k, v), 2).flatten(2)
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> KernelCall:
-        """What the kernel is given."""
+        """Return the arguments of the kernel."""
         return q, k, v, added, kernels.CAUSAL if self.causal else kernels.FULL, self.scale
 
     def scores(self, q: Tensor, k: Tensor, added: Tensor | None) -> Scores:
-        """Of q and k; added: what hides padding, [N, 1, 1, S]."""
+        """Return the scores of q and k; added: the additive padding mask, [N, 1, 1, S]."""
         if isinstance(self.kernel, CustomKernel):
             return Scores(q, k, self.kernel.rules(self.causal, q.shape), Scoring(self.scale))
         keys = None if added is None else added[:, 0, 0] == 0
@@ -200,7 +200,7 @@ def kernel_for(
     if bare is None:
         return None
     backends.note(call)
-    # Kept for cuDNN, which stays the best for shapes it has planned for, and where cuDNN is never asked: on a
+    # Stored for cuDNN, which stays the best for shapes it has planned for, and where cuDNN is no option: on a
     # CPU, and for float32 and float64 on a GPU.
     if plan is None and holds and (bare.churn is not None or not x.is_cuda or x.dtype not in HALF):
         PLANS.keep(key, (bare, call.shape_key))
@@ -208,7 +208,7 @@ def kernel_for(
 
 
 def _empty_heads(x: Tensor, num_heads: int, head_dim: int, batch_dim: int) -> Tensor:
-    """A tensor of the shape that heads of x have: the table asks for no more."""
+    """Return an empty tensor of the shape that heads of x have, which is all the table of backends reads."""
     return x.new_empty(head_dim).expand(x.shape[batch_dim], num_heads, x.shape[1 - batch_dim], head_dim)
 
 
@@ -219,7 +219,7 @@ def run(
     hidden: Tensor | Masks | None,
     step: Step,
 ) -> tuple[Tensor, Projected, Tensor, Tensor | None]:
-    """(output, projected, lse, additive padding mask).
+    """Return (output, projected, lse, additive padding mask).
 
     By the matrix, weights [N, H, L, S] are in the place of lse.
 
@@ -232,8 +232,8 @@ def run(
     if isinstance(hidden, Tensor):
         assert isinstance(step.kernel, Kernel)
         added = _added(hidden, step.kernel.added_dtype(x.dtype))
-    given = (x, memory, *parameters[:4], *parameters.parts)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
+    inputs = (x, memory, *parameters[:4], *parameters.parts)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         y, state, *projected = _OneStep.apply(x, memory, *parameters[:4], (added, step), *parameters.parts)
     else:
         projected, heads, state = _attended(x, memory, parameters, added, step)
@@ -245,7 +245,7 @@ def run(
 
 
 def _added(padding: Tensor, dtype: torch.dtype) -> Tensor:
-    """What hides padding when it is added to scores, [N, 1, 1, S]."""
+    """Return the additive mask of padding, [N, 1, 1, S]."""
     return torch.zeros_like(padding, dtype=dtype).masked_fill_(padding, _hiding(dtype))[:, None, None]
 
 
@@ -256,14 +256,14 @@ def _hiding(dtype: torch.dtype) -> float:
 def _attended(
     x: Tensor, memory: Tensor | None, parameters: Parameters, added: Any, step: Step
 ) -> tuple[Projected, Tensor, Tensor]:
-    """(projected; heads side by side [.., .., H D]; lse [N, H, L], or weights [N * H, L, S])."""
+    """Return (projected; heads side by side [.., .., H D]; lse [N, H, L], or weights [N * H, L, S])."""
     projected = parameters.project(x, memory)
     q, k, v = step.heads(projected)
     if step.kernel is None:
         out, p = _by_matrix(q, k, v, added, step)
         return projected, joined(out, step.batch_dim), p
     out, lse = step.kernel.forward(step.call(q, k, v, added))
-    # where the first key of all is real every query sees one: nothing is looked for
+    # if the first key is real everywhere, every query sees a key and no row is empty
     if added is not None and not (added.is_cpu and bool((added[:, :, :, 0] == 0).all())):
         empty = lse < _hiding(added.dtype) / 2  # [N, H, L]
         out = out.masked_fill_(empty[..., None], step.empty_row_value)
@@ -272,7 +272,7 @@ def _attended(
 
 
 def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tuple[Tensor, Tensor]:
-    """(heads [N, H, L, D], weights [N * H, L, S])."""
+    """Return (heads [N, H, L, D], weights [N * H, L, S])."""
     N, H, L, D = q.shape
     S, dtype = k.shape[2], q.dtype
     if not step.returns_weights and dtype in HALF:  # as a fused kernel has it inside
@@ -283,11 +283,11 @@ def _by_matrix(q: Tensor, k: Tensor, v: Tensor, masks: Masks, step: Step) -> tup
     keys = turned(k.reshape(N * H, S, D), L)
     s = torch.baddbmm(begun, q.reshape(N * H, L, D), keys, beta=1 if adds else 0, alpha=step.scale)
     for mask in rest:
-        whole = s.view(N, H, L, S)
+        by_head = s.view(N, H, L, S)
         if mask.dtype == torch.bool:
-            whole.masked_fill_(mask, -torch.inf)
+            by_head.masked_fill_(mask, -torch.inf)
         else:
-            whole.add_(mask)
+            by_head.add_(mask)
     p = torch.softmax(s, -1)
     if masks and step.empty_row_value == 0:
         p = p.masked_fill_(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
@@ -311,10 +311,10 @@ class _OneStep(torch.autograd.Function):
         parameters = Parameters(in_weight, in_bias, out_weight, out_bias, parts)
         projected, heads, state = _attended(x, memory, parameters, added, step)
         if step.kernel is None:
-            added = None  # the weights are kept, which tell all of the masks
+            added = None  # the saved weights already reflect all masks
         needs = _Needs.of(ctx.needs_input_grad, len(parts), in_bias is not None)
-        # What no gradient needs is not kept, and may be written to. Of a block, whose versions nobody counts,
-        # the weights that lie in it are kept.
+        # Only tensors that a gradient needs are saved; all others may be written to. Of a block, whose
+        # versions are not counted, the weights that lie in it are saved.
         sources = (x, memory) if needs.weight else (None, None)
         watched = (parts[: needs.weights] or (in_weight,)) if needs.x or needs.memory else ()
         inner: tuple[Tensor | None, ...] = (None,) * (3 + len(projected))
@@ -343,8 +343,8 @@ class _OneStep(torch.autograd.Function):
         projected, watched = tuple(rest[: len(shapes)]), rest[len(shapes) :]
         grad, d_shown, *back = grads  # of the output, of weights, of what was projected
         again = False
-        for given in grads:
-            again = again or (given is not None and plain.needs_differentiable_backward(given))
+        for gradient in grads:
+            again = again or (gradient is not None and plain.needs_differentiable_backward(gradient))
         if grad is not None and again and needs.heads:
             heads, _ = _plainly(step, added, projected, state)
         d_out_weight = d_out_bias = None
@@ -356,9 +356,10 @@ class _OneStep(torch.autograd.Function):
         of_inputs: tuple[Tensor | None, ...] = (None,) * 4
         if needs.heads:
             if grad is not None or d_shown is not None:
-                made = _way_back(step, added, projected, heads, state, grad, d_shown, again)
+                gradients = _backward(step, added, projected, heads, state, grad, d_shown, again)
                 back = [
-                    m if b is None else b if m is None else m + b for m, b in zip(made, back, strict=True)
+                    m if b is None else b if m is None else m + b
+                    for m, b in zip(gradients, back, strict=True)
                 ]
             parts = [torch.zeros_like(p) if b is None else b for p, b in zip(projected, back, strict=True)]
             weight = ctx.block
@@ -375,7 +376,7 @@ class _OneStep(torch.autograd.Function):
 
 
 class _Needs(NamedTuple):
-    """Which gradients are wanted."""
+    """Which gradients are required."""
 
     x: bool
     memory: bool
@@ -403,7 +404,7 @@ def _to_inputs(
     shapes: Sequence[torch.Size],
     needs: _Needs,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, memory, the first projections' weight and their bias, from those of what they made."""
+    """Return the gradients of x, memory and the first projections' weight and bias, from their outputs'."""
     sources: list[Tensor | None] = [None, None]
     weights: list[Tensor] = []
     biases: list[Tensor] = []
@@ -423,7 +424,7 @@ def _to_inputs(
     return *sources, torch.cat(weights) if weights else None, torch.cat(biases) if biases else None
 
 
-def _way_back(
+def _backward(
     step: Step,
     added: Tensor | None,
     projected: Projected,
@@ -433,13 +434,13 @@ def _way_back(
     d_shown: Tensor | None,
     again: bool,
 ) -> tuple[Tensor | None, ...]:
-    """From the gradients of heads side by side, and of weights, to that of what was projected."""
+    """Return the gradients of the projected tensors, from those of heads side by side and of weights."""
     if again:
-        return _plain_way_back(step, added, projected, state, grad, d_shown)
+        return _plain_backward(step, added, projected, state, grad, d_shown)
     q, k, v = step.heads(projected)
     d_out = None if grad is None else step.by_head(grad)
     if step.kernel is None:
-        three = _matrix_way_back(q, k, v, state, d_out, d_shown, step)
+        three = _matrix_backward(q, k, v, state, d_out, d_shown, step)
         return step.side_by_side(*three, len(projected))
     out, lse = step.by_head(heads), state
     assert d_out is not None
@@ -459,10 +460,10 @@ def _is_rough(lse: Tensor) -> bool:
     return float(lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, 0).abs().max()) > REACH
 
 
-def _matrix_way_back(
+def _matrix_backward(
     q: Tensor, k: Tensor, v: Tensor, p: Tensor, d_out: Tensor | None, d_shown: Tensor | None, step: Step
 ) -> Three:
-    """Gradients of heads, from weights [N * H, L, S] and the gradients of heads' outputs and of weights."""
+    """Return the gradients of heads, from weights [N * H, L, S] and the gradients of outputs and weights."""
     (N, H, L, D), S, dtype = q.shape, k.shape[2], q.dtype
     if p.dtype != dtype:
         q, k, v = q.to(p.dtype), k.to(p.dtype), v.to(p.dtype)
@@ -484,13 +485,13 @@ def _matrix_way_back(
 def _plainly(
     step: Step, added: Tensor | None, projected: Projected, state: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """(heads side by side, weights if they came of the matrix), to be differentiated again."""
+    """Return (heads side by side, weights if computed as a matrix) in differentiable operations."""
     q, k, v = step.heads(projected)
     if step.kernel is None:
         near_q, near_k, near_v = q.to(state.dtype), k.to(state.dtype), v.to(state.dtype)
         scores = (near_q @ near_k.transpose(-2, -1)) * step.scale
-        before = state.detach().view(scores.shape)  # with every mask, which need not be kept so
-        # made finite where nothing is seen, so that no gradient is NaN
+        before = state.detach().view(scores.shape)  # includes every mask, so none of them has to be saved
+        # finite in empty rows, so that no gradient is NaN
         empty = (before == 0).all(-1, keepdim=True) & (step.empty_row_value == 0)
         before = before.masked_fill(empty, 1.0).log()
         p = torch.softmax(before + (scores - scores.detach()), -1).masked_fill(empty, 0.0)
@@ -501,7 +502,7 @@ def _plainly(
     return joined(out, step.batch_dim), None
 
 
-def _plain_way_back(
+def _plain_backward(
     step: Step,
     added: Tensor | None,
     projected: Projected,
@@ -509,24 +510,26 @@ def _plain_way_back(
     grad: Tensor | None,
     d_shown: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """`_way_back` in operations that can be differentiated again."""
-    asked = (grad, d_shown)
+    """Compute `_backward` in operations that can be differentiated again."""
+    output_grads = (grad, d_shown)
 
     def forward(*projected: Tensor) -> list[Tensor]:
-        made = _plainly(step, added, projected, state)
-        return [x for x, wanted in zip(made, asked, strict=True) if x is not None and wanted is not None]
+        outputs = _plainly(step, added, projected, state)
+        return [
+            x for x, wanted in zip(outputs, output_grads, strict=True) if x is not None and wanted is not None
+        ]
 
-    given = [x for x in asked if x is not None]
-    return plain.gradients(forward, projected, (True,) * len(projected), given)
+    grads = [x for x in output_grads if x is not None]
+    return plain.gradients(forward, projected, (True,) * len(projected), grads)
 
 
 def weights_of_step(
     projected: Projected, lse: Tensor, added: Tensor | None, step: Step, average: bool
 ) -> Tensor:
-    """The weights of a step, [N, H, L, S] or [N, L, S]."""
+    """Return the weights of a step, [N, H, L, S] or, averaged, [N, L, S]."""
     q, k, _ = step.heads(projected)
-    seen = lse if added is None else lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, -torch.inf)
-    shown = weights.weights(step.scores(q, k, added), seen, mean=average)
+    row_lse = lse if added is None else lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, -torch.inf)
+    shown = weights.weights(step.scores(q, k, added), row_lse, mean=average)
     if added is None or step.empty_row_value == 0:
         return shown
     empty = lse > LSE_OF_EMPTY_ROW / 2  # [N, H, L]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..arguments import AttentionOptions, told
+from ..arguments import AttentionOptions, text_of
 from ..errors import ArgumentError, ShapeError, nearest
 from ..map import AttentionMap
 from ..mask_rules import can_read, is_traced
@@ -156,7 +156,7 @@ class Buckets(Settings):
         return first + torch.where(far < exact, far, large)
 
     def by_offset(self, device: torch.device) -> Tensor:
-        """The bucket of every offset from -max_distance to max_distance, int64; farther, it is the last's."""
+        """Return the buckets of offsets -max_distance to max_distance, int64; farther ones have the last."""
 
         def make() -> Tensor:
             reach = self.max_distance
@@ -198,7 +198,7 @@ class RelativeBias(nn.Module):
         return Relative(self.weight[self.buckets.by_offset(self.weight.device)].t())
 
     def extra_repr(self) -> str:
-        """Heads and buckets."""
+        """Return the numbers of heads and buckets."""
         return f"{self.num_heads} heads, {self.buckets}"
 
 
@@ -235,23 +235,27 @@ def add(
     H, Hk, D = module.num_heads, module.num_kv_heads, module.head_dim
     if rope is not None:
         if not isinstance(rope, Rope):
-            raise ArgumentError(f"rope must be a headwise.nn.Rope: got {told(rope)}; as rope=Rope(base=1e4)")
+            raise ArgumentError(
+                f"rope must be a headwise.nn.Rope: got {text_of(rope)}; as rope=Rope(base=1e4)"
+            )
         rope.frequencies(D)
     if not isinstance(has_alibi, bool):
         raise ArgumentError(
-            f"alibi must be True or False: got {told(has_alibi)}; slopes of your own go in bias= of each call"
+            f"alibi must be True or False: got {text_of(has_alibi)}; slopes of your own go in bias= "
+            "of each call"
         )
     module.rope, module.alibi = rope, has_alibi
     module._slopes = Slopes(tuple(alibi(H, "cpu").slopes.tolist())) if has_alibi else None
     if not isinstance(relative_bias, Buckets | None):
         raise ArgumentError(
-            f"relative_bias must be Buckets or a RelativeBias: got {told(relative_bias)}; T5's is Buckets()"
+            f"relative_bias must be Buckets or a RelativeBias: got {text_of(relative_bias)}; T5's "
+            "is Buckets()"
         )
-    made = None if relative_bias is None else RelativeBias(H, relative_bias, device, dtype)
-    module.relative_bias = made
+    relative = None if relative_bias is None else RelativeBias(H, relative_bias, device, dtype)
+    module.relative_bias = relative
     norm = QKNorm(qk_norm) if isinstance(qk_norm, str) else qk_norm
     if not isinstance(norm, QKNorm | None):
-        raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {told(norm)}; or None")
+        raise ArgumentError(f"qk_norm must be 'rms', 'layer' or a QKNorm: got {text_of(norm)}; or None")
     module.qk_norm = norm
     module.q_norm = None if norm is None else norm.make(H, D, device, dtype)
     module.k_norm = None if norm is None else norm.make(Hk, D, device, dtype)
@@ -294,9 +298,9 @@ def normalised(module: MultiHeadAttention, norm: nn.Module | None, x: Tensor) ->
     """Apply one of the module's norms to x [B, T, heads * D]; its dtype stays."""
     if norm is None or module.qk_norm is None:
         return x
-    whole = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
+    grouped = x if module.qk_norm.whole else x.unflatten(-1, (-1, module.head_dim))
     weight = norm.weight  # under autocast of another dtype than x
-    normed: Tensor = norm(whole.to(weight.dtype) if isinstance(weight, Tensor) else whole)
+    normed: Tensor = norm(grouped.to(weight.dtype) if isinstance(weight, Tensor) else grouped)
     return normed.to(x.dtype)
 
 
@@ -320,10 +324,10 @@ def rotated(
             ours = turns
         elif not is_traced() and S >= T:
             ours = rope.factors(q, before + S - T)
-        else:  # of any lengths: the first queries may stand before the first key, below 0
+        else:  # of any lengths: the first queries may come before the first key, below 0
             ours = rope.factors(q, torch.arange(before + S - T, before + S, device=q.device))
         return rope.turn(q, ours), rope.turn(k, turns)
-    check_given(positions, q, k, itself)
+    check_pair_or_positions(positions, q, k, itself)
     if isinstance(positions, tuple):
         of_queries, of_keys = positions
         return rope.rotate(q, of_queries.to(q.device)), rope.rotate(k, of_keys.to(q.device))
@@ -331,7 +335,7 @@ def rotated(
     return rope.turn(q, turns), rope.turn(k, turns)
 
 
-def check_given(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
+def check_pair_or_positions(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
     """Raise unless these are positions of q [B, H, T, D], or, as a pair, of q and k."""
     if isinstance(positions, tuple) and len(positions) == 2:
         check_positions(positions[0], q, "positions[0]")
@@ -340,7 +344,7 @@ def check_given(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
     if not itself:
         raise ArgumentError(
             "positions must be a pair in cross-attention, the queries' and the keys': got "
-            f"{told(positions)}; as positions=(of_queries, of_keys)"
+            f"{text_of(positions)}; as positions=(of_queries, of_keys)"
         )
     check_positions(positions, q, "positions")
 
@@ -348,10 +352,12 @@ def check_given(positions: object, q: Tensor, k: Tensor, itself: bool) -> None:
 def check_positions(positions: object, x: Tensor, name: str) -> None:
     """Raise unless these are positions of x [B, H, T, D]."""
     B, T = x.shape[0], x.shape[2]
-    whole = isinstance(positions, Tensor) and not positions.is_floating_point() and not positions.is_complex()
-    if not isinstance(positions, Tensor) or not whole or positions.dtype == torch.bool:
+    is_integer = (
+        isinstance(positions, Tensor) and not positions.is_floating_point() and not positions.is_complex()
+    )
+    if not isinstance(positions, Tensor) or not is_integer or positions.dtype == torch.bool:
         raise ArgumentError(
-            f"{name} must be a tensor of whole numbers: got {told(positions)}; as torch.arange({T})"
+            f"{name} must be a tensor of whole numbers: got {text_of(positions)}; as torch.arange({T})"
         )
     # one by one: in a graph for any length a comparison of tuples is False
     fits = positions.ndim in (1, 2) and positions.shape[-1] == T
@@ -446,11 +452,11 @@ def in_use(module: MultiHeadAttention) -> dict[str, str]:
     return shown
 
 
-# What a module asks of whoever lays it over several ranks; `headwise.parallel` answers
+# The interface of a module's sharding over several ranks; `headwise.parallel` implements it
 
 
 class HeadsOfRank(Protocol):
-    """Which heads of a layer are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
+    """The heads of a layer that are on this rank (`parallel.local_heads.LocalHeads`); str() names them."""
 
     def agree(self, x: Tensor) -> Tensor:
         """Return the first rank's x, on every rank."""
@@ -461,14 +467,14 @@ class Attended(NamedTuple):
     """The result of a call on this rank."""
 
     heads: Tensor  # [B, H, T, Dv], before their gates
-    weights: AttentionMap  # of the whole sequence
+    weights: AttentionMap  # of the full sequence
     values: Tensor  # [B, Hk, S, Dv]
     query: Tensor  # [B, T, E], with 0 at padding
     real: Tensor | None  # bool [B, T], which tokens are no padding; None: all
 
 
 class Sharding(Protocol):
-    """How a sequence lies over ranks."""
+    """How a sequence is sharded over ranks."""
 
     def attend(self, module: MultiHeadAttention, inputs: Inputs) -> Attended:
         """Compute a call of a module for this rank's tokens."""

@@ -1,4 +1,4 @@
-"""Several linear layers of one input as one matrix product; and whether anybody could notice a shortcut.
+"""Several linear layers of one input as one matrix product, and the checks that such a shortcut is unnoticed.
 
 The layers stay what they are: `nn.Linear`, each with a weight of its own that hooks, optimisers and other
 tools find. Only their memory is shared: their weights lie one after another in one block, so that the block
@@ -9,11 +9,11 @@ copy that could go stale: whoever writes to a weight in place has written to the
             [ W_k ]          k_proj.weight = block[HD:HD+HkD]        x @ block.T = [ q | k | v ]
             [ W_v ]          v_proj.weight = block[HD+HkD:]
 
-Whether the weights still lie like that is asked in every call (a weight may have been moved, replaced, hooked
-or wrapped); where they do not, each layer is called for itself.
+Every call checks whether the weights are still in the block (a weight may have been moved, replaced, hooked
+or wrapped); where they are not, each layer is called separately.
 
-Every other shortcut past a module asks the same questions: is the module as it was made, without hooks
-(`is_untouched`); are its parameters plain (`parameters_of`); is no compiler, transform or mode at work around
+Every other shortcut past a module makes the same checks: the module is unchanged and has no hooks
+(`is_untouched`); its parameters are plain (`parameters_of`); no compiler, transform or mode is active around
 the call (`is_plain_call`, `is_unobserved`).
 """
 
@@ -31,7 +31,7 @@ from torch.nn.modules import module as torch_module
 from ..arguments import autocasting
 from ..engines.plain import transforms_are_active
 
-Place = tuple[int, torch.Size, torch.dtype]  # where a parameter is, and what
+Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a parameter
 
 PLAIN_TYPES = (Tensor, Parameter)
 LINEAR_FORWARD = Linear.forward
@@ -42,23 +42,23 @@ OUT_PROJ = nn.modules.linear.NonDynamicallyQuantizableLinear  # torch's class ha
 def is_untouched(
     layer: object, kind: type[nn.Module] = Linear, forward: Callable[..., object] = LINEAR_FORWARD
 ) -> bool:
-    """Return True if a shortcut may leave out the call of a module, since nobody could notice.
+    """Return True if a shortcut may skip the call of a module, because no other code can notice.
 
-    It is of this very class (not parametrised, sharded, quantised, wrapped or replaced), and no hook, local
-    or global, and no other forward, its own or its class's, hears of a call.
+    The module is of this very class (not parametrised, sharded, quantised, wrapped or replaced), has no hook,
+    local or global, and neither it nor its class has another forward.
     """
     return type(layer) is kind and kind.forward is forward and _no_global_hooks() and _nothing_on((layer,))
 
 
 def parameters_of(layer: nn.Module, *names: str) -> list[Tensor | None] | None:
-    """Parameters as they lie in a module; None if one is not there or not plain: pruned, sharded, quantised.
+    """Return the parameters of a module; None if one is missing or not plain: pruned, sharded, quantised.
 
     A parameter that the module does without is None in the list.
     """
-    held: dict[str, Tensor | None] = layer.__dict__["_parameters"]
+    parameters_by_name: dict[str, Tensor | None] = layer.__dict__["_parameters"]
     parameters: list[Tensor | None] = []
     for name in names:
-        parameter = held.get(name, MISSING)
+        parameter = parameters_by_name.get(name, MISSING)
         if parameter is not None and type(parameter) not in PLAIN_TYPES:
             return None
         parameters.append(parameter)
@@ -66,7 +66,7 @@ def parameters_of(layer: nn.Module, *names: str) -> list[Tensor | None] | None:
 
 
 def _no_global_hooks() -> bool:
-    """No hook that every module has."""
+    """Return True if no hook applies to all modules."""
     return not (
         torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
         or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
@@ -74,56 +74,56 @@ def _no_global_hooks() -> bool:
 
 
 def _nothing_on(modules: Sequence[nn.Module]) -> bool:
-    """No hook on any of these modules, no forward of its own, not even a compiled one."""
+    """Return True if none of these modules has a hook, a forward of its own or a compiled call."""
     for module in modules:
-        held = module.__dict__
+        fields = module.__dict__
         if (
-            held["_forward_hooks"] or held["_forward_pre_hooks"]
-            or held["_backward_hooks"] or held["_backward_pre_hooks"] or "forward" in held
-            or held.get("_compiled_call_impl") is not None
+            fields["_forward_hooks"] or fields["_forward_pre_hooks"]
+            or fields["_backward_hooks"] or fields["_backward_pre_hooks"] or "forward" in fields
+            or fields.get("_compiled_call_impl") is not None
         ):  # fmt: skip
             return False
     return True
 
 
 class Packed:
-    """The blocks behind some layers, and where each layer's parameters were when they were laid out."""
+    """The blocks behind some layers, and the addresses of the layers' parameters in them."""
 
     __slots__ = ("_memories", "_places", "bias", "takes", "weight")
 
     def __init__(self, layers: Sequence[Linear], weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias  # [N, E], [N]
         self.takes = (weight.shape[1], weight.dtype, weight.device) if weight.is_floating_point() else None
-        # of the weight and the bias of each
+        # of the weight and the bias of each layer
         self._places = [
             (_place_of(layer.weight), _place_of(layer._parameters.get("bias"))) for layer in layers
         ]
-        # No parameter is kept alive, nor referred to weakly, but its memory is: torch swaps no tensors that
-        # anybody refers to.
+        # The parameters are referred to by their storages alone, weakly, since torch swaps no tensor that has
+        # a reference, weak or not.
         parameters = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
         self._memories = [StorageWeakRef(parameter.untyped_storage()) for parameter in parameters]
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """A deep copy or a pickle holds None in its place: a block belongs to its own parameters."""
+        """Make a deep copy or a pickle hold None instead: a block belongs to its own parameters."""
         return _nothing, ()
 
     def holds(self, layers: Sequence[nn.Module]) -> bool:
-        """Return True if these are its layers, untouched and with their parameters where they were.
+        """Return True if these are the block's layers, untouched and with their parameters where they were.
 
-        Once the memory of a parameter is freed, because it is gone or has been moved, the block is let go.
+        The block is released once the memory of a parameter is freed, because it was deleted or moved.
         """
         if Linear.forward is not LINEAR_FORWARD or not _no_global_hooks():
             return False
-        if self._lie_here(layers):
+        if self._are_in_place(layers):
             return _nothing_on(layers)
-        # gone or elsewhere, and not that others stand in for them for a while
+        # released only if a parameter is gone, not if others replace it for a while
         if any(memory.expired() for memory in self._memories):
             self.weight, self.bias, self.takes, self._places = self.weight.new_empty(0, 0), None, None, []
         return False
 
-    def _lie_here(self, layers: Sequence[nn.Module]) -> bool:
-        """Return True if its parameters are those of these layers, whatever is hooked to them."""
-        places = self._places  # as they are now: another thread may let the block go
+    def _are_in_place(self, layers: Sequence[nn.Module]) -> bool:
+        """Return True if the block's parameters are those of these layers, whether hooked or not."""
+        places = self._places  # a local reference: another thread may release the block
         if len(places) != len(layers):
             return False
         for layer, (of_weight, of_bias) in zip(layers, places, strict=True):
@@ -143,19 +143,19 @@ class Packed:
         return True
 
     def parts(self, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
-        """The weights that lie in the block, then the biases, of all its layers."""
+        """Return the weights of all layers in the block, then their biases."""
         weights: list[Tensor] = []
         biases: list[Tensor] = []
         for layer in layers:
-            held = layer.__dict__["_parameters"]
-            weights.append(held["weight"])
+            parameters_by_name = layer.__dict__["_parameters"]
+            weights.append(parameters_by_name["weight"])
             if self.bias is not None:
-                biases.append(held["bias"])
+                biases.append(parameters_by_name["bias"])
         return (*weights, *biases)
 
     def again(self, layers: Sequence[nn.Module]) -> Packed | None:
-        """Return these weights for the given layers if their parameters have not moved; hooks are ignored."""
-        if not self._lie_here(layers):
+        """Return these weights for `layers` if their parameters have not moved; hooks are ignored."""
+        if not self._are_in_place(layers):
             return None
         return Packed(layers, self.weight, self.bias)  # type: ignore[arg-type]
 
@@ -190,7 +190,7 @@ def _can_move(parameters: Sequence[Tensor | None]) -> TypeGuard[Sequence[Paramet
     for p in parameters:
         if type(p) is not Parameter or p.device.type not in ("cpu", "cuda") or p.is_inference():
             return False
-        # memory of another process, or a part of somebody's buffer: it has to stay there
+        # memory of another process, or a part of another buffer: it must not move
         if (p.is_cpu and p.is_shared()) or p.untyped_storage().nbytes() != p.nbytes:
             return False
         kinds.add((p.dtype, p.device, p.shape[1:]))
@@ -199,7 +199,7 @@ def _can_move(parameters: Sequence[Tensor | None]) -> TypeGuard[Sequence[Paramet
 
 
 def _lay_out(parameters: Sequence[Parameter]) -> Tensor:
-    """Their block. Each keeps a storage of its own, a window on the block's: to save one saves one."""
+    """Move the parameters to one block, each with a storage of its own: saving one saves no other."""
     block = torch.cat([parameter.data for parameter in parameters])
     memory: Any = block.untyped_storage()
     start = 0

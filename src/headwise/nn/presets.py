@@ -46,7 +46,7 @@ class Sizes:
         kdim: int | None = None,
         vdim: int | None = None,
     ) -> Sizes:
-        """Sizes with their defaults: D = E / H, Dv = D, Hk = H, everything coming in E wide.
+        """Return sizes with their defaults: D = E / H, Dv = D, Hk = H, kdim = vdim = E.
 
         Raises:
             ShapeError: not a whole number of at least 1; H that does not divide E; Hk that does not divide H.
@@ -94,30 +94,30 @@ class Sizes:
     @property
     def are_torchs(self) -> bool:
         """True if `torch.nn.MultiheadAttention` can have these sizes."""
-        whole = self.num_heads * self.head_dim == self.d_model
-        return whole and self.num_kv_heads == self.num_heads and self.value_dim == self.head_dim
+        fills = self.num_heads * self.head_dim == self.d_model
+        return fills and self.num_kv_heads == self.num_heads and self.value_dim == self.head_dim
 
 
 def _size(name: str, size: SupportsIndex) -> int:
-    """A size as a plain number, of whatever kind of whole number it was."""
+    """Return a size of any integer type as an int."""
     try:
         number = operator.index(size)
     except TypeError:
         number = 0
     if isinstance(size, bool) or number < 1:
-        whole = isinstance(size, float) and size >= 1 and size.is_integer()
-        what = f"use {size:.0f}, by // where / made it" if whole else "for example 8"
+        is_integral = isinstance(size, float) and size >= 1 and size.is_integer()
+        what = f"use {size:.0f}, by // where / made it" if is_integral else "for example 8"
         raise ShapeError(f"{name} must be a whole number of at least 1: got {size!r}; {what}")
     return number
 
 
-def _division(whole: int, part: int) -> str:
-    return f"{whole} = {part} * {whole // part} + {whole % part}"
+def _division(total: int, part: int) -> str:
+    return f"{total} = {part} * {total // part} + {total % part}"
 
 
-def _near(whole: int, part: int) -> str:
-    """The divisors nearest to what was asked for, as words."""
-    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+def _near(total: int, part: int) -> str:
+    """Return the divisors nearest to the one requested, as words."""
+    divisors = [n for n in range(1, total + 1) if total % n == 0]
     below = [n for n in divisors if n < part][-1:]
     above = [n for n in divisors if n > part][:1]
     return " or ".join(map(str, below + above))
@@ -131,7 +131,7 @@ def line(
     others: Iterable[str],
     dropout: float = 0.0,
 ) -> str:
-    """A layer in a line, as its repr has it; of options those that are not None, others in their own words.
+    """Return a layer as one line, for its repr; options that are None are left out.
 
     Example:
         >>> line(Sizes.of(512, 8), True, {"window": 7}, False, ["alibi"])
@@ -157,7 +157,7 @@ def line(
 
 # Layers of known models
 
-# Arguments of the settings that presets have, with their defaults: a preset is told without torch.
+# The defaults of the settings that presets have, so that presets can be listed without torch.
 SETTINGS: dict[str, dict[str, Any]] = {
     "Rope": {"base": 10_000.0, "dims": None, "interleaved": False, "scaling": None},
     "Llama3": {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192},
@@ -172,35 +172,37 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, repr=False)
 class Written:
-    """Settings of a layer as they are written, `Rope(base=500000.0)`: data until `made` makes them."""
+    """The settings of a layer as data, such as `Rope(base=500000.0)`, until `settings_of` creates them."""
 
     kind: str
-    given: tuple[tuple[str, Any], ...] = ()
+    arguments: tuple[tuple[str, Any], ...] = ()
 
     def __repr__(self) -> str:
         usual = SETTINGS[self.kind]
-        said = (f"{name}={value!r}" for name, value in self.given if value != usual[name])
-        return f"{self.kind}({', '.join(said)})"
+        arguments = (f"{name}={value!r}" for name, value in self.arguments if value != usual[name])
+        return f"{self.kind}({', '.join(arguments)})"
 
     @property
     def data(self) -> dict[str, Any]:
-        """Every argument, with its kind, as numbers and words."""
-        own = {name: _plain(value) for name, value in (SETTINGS[self.kind] | dict(self.given)).items()}
-        return own if "kind" in own else {"kind": self.kind, **own}
+        """Return every argument, with its kind, as numbers and words."""
+        data = {name: _plain(value) for name, value in (SETTINGS[self.kind] | dict(self.arguments)).items()}
+        return data if "kind" in data else {"kind": self.kind, **data}
 
 
-@cache  # layers of one preset share what their settings keep
-def made(written: Written) -> Any:
-    """What was written."""
+@cache  # layers of one preset share the tensors that their settings cache
+def settings_of(written: Written) -> Any:
+    """Create the settings described by `written`."""
     from . import options, rotary
 
     home = rotary if hasattr(rotary, written.kind) else options
-    given = {name: made(value) if isinstance(value, Written) else value for name, value in written.given}
-    return getattr(home, written.kind)(**given)
+    arguments = {
+        name: settings_of(value) if isinstance(value, Written) else value for name, value in written.arguments
+    }
+    return getattr(home, written.kind)(**arguments)
 
 
-def _written(kind: str, **given: Any) -> Written:
-    return Written(kind, tuple(given.items()))
+def _written(kind: str, **arguments: Any) -> Written:
+    return Written(kind, tuple(arguments.items()))
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Preset:
     name, title: as it is typed, and as it is written.
     layers: how many such layers; of an encoder with a decoder, the encoder's.
     note: what of the real model is not in this layer.
-    written: rope, relative_bias and qk_norm as they are written; made when they are asked for.
+    written: rope, relative_bias and qk_norm as they are written; created on use.
     The others are arguments of `MultiHeadAttention`.
     """
 
@@ -236,20 +238,20 @@ class Preset:
     @property
     def rope(self) -> Rope | None:
         """Positions turned into queries and keys."""
-        return self._made("rope")
+        return self._option("rope")
 
     @property
     def relative_bias(self) -> Buckets | None:
         """Which distances have a learned number."""
-        return self._made("relative_bias")
+        return self._option("relative_bias")
 
     @property
     def qk_norm(self) -> QKNorm | None:
         """How queries and keys are normalised."""
-        return self._made("qk_norm")
+        return self._option("qk_norm")
 
-    def _made(self, option: str) -> Any:
-        return made(self.written[option]) if option in self.written else None
+    def _option(self, option: str) -> Any:
+        return settings_of(self.written[option]) if option in self.written else None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -261,12 +263,12 @@ class Preset:
     def data(self) -> dict[str, Any]:
         """Everything as numbers and words, options with their kind: for JSON."""
         return {
-            name: _plain(self.written.get(name)) if name in OF_THEIR_OWN else getattr(self, name)
+            name: _plain(self.written.get(name)) if name in WRITTEN_OPTIONS else getattr(self, name)
             for name in ORDER
         }
 
 
-OF_THEIR_OWN = ("rope", "relative_bias", "qk_norm")
+WRITTEN_OPTIONS = ("rope", "relative_bias", "qk_norm")
 ORDER = (
     "name", "title", "layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "bias", "out_bias",
     "causal", "window", "scale", "softcap", "sinks", "rope", "alibi", "relative_bias", "qk_norm", "gate",
@@ -298,13 +300,13 @@ def _t5(name: str, title: str, layers: int, width: int, heads: int, head_dim: in
 def _rotary(
     name: str, title: str, layers: int, width: int, heads: int, kv: int, base: float = 1e4, **options: Any
 ) -> Preset:
-    """A decoder as most are since Llama: no biases, positions turned into q and k."""
+    """Return a decoder as most are since Llama: no biases, positions turned into q and k."""
     options = {"bias": False, "rope": _written("Rope", base=base), **options}
     return _decoder(name, title, layers, width, heads, num_kv_heads=kv, **options)
 
 
 def _preset(name: str, title: str, layers: int, width: int, heads: int, **options: Any) -> Preset:
-    written = {option: options.pop(option) for option in OF_THEIR_OWN if option in options}
+    written = {option: options.pop(option) for option in WRITTEN_OPTIONS if option in options}
     return Preset(name, title, layers, width, heads, written=written, **options)
 
 
@@ -364,7 +366,7 @@ PRESETS = {preset.name: preset for preset in (
 
 
 def find(name: str) -> Preset:
-    """The preset of this name or title; case and what stands between letters and digits do not matter.
+    """Return the preset of this name or title, whatever the case and the separators in it.
 
     Raises:
         ArgumentError: no preset of that name.
@@ -382,7 +384,7 @@ def find(name: str) -> Preset:
 
 
 def matching(text: str) -> list[Preset]:
-    """The preset of exactly this name, else all whose name or title contains the text.
+    """Return the preset of exactly this name, else all whose name or title contains the text.
 
     Raises:
         ArgumentError: there is none.
@@ -404,5 +406,5 @@ def _containing(key: str) -> list[Preset]:
 
 
 def _key(name: object) -> str:
-    """Letters and digits alone: "GPT-2 Small", "gpt2_small" and "gpt2-small" are one name."""
+    """Return letters and digits alone: "GPT-2 Small", "gpt2_small" and "gpt2-small" are the same name."""
     return re.sub(r"[^a-z0-9]", "", str(name).casefold())

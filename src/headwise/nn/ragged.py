@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import scores_from, told, under_autocast, window_rule
+from ..arguments import scores_from, text_of, under_autocast, window_rule
 from ..engines import packed_sequences
 from ..engines.kernels import CPU_FLASH, KernelCall, Three
 from ..engines.packed_sequences import Places, Runs
@@ -48,14 +48,14 @@ SHORT = 2**17  # n * n * H * D; on a CPU, fewer of these are not worth a call of
 
 
 class Batch(NamedTuple):
-    """Where the tokens of [B, T] are."""
+    """The positions of the real tokens in a padded batch [B, T]."""
 
     runs: Runs
     places: Places
-    ids: Tensor | None  # of documents, int [B or 1, T]; None: the lengths of sequences
+    ids: Tensor | None  # ids of documents, int [B or 1, T]; None: the batch has lengths
 
     def rules(self) -> Mask:
-        """The mask of the padded batch."""
+        """Return the mask of the padded batch."""
         if self.ids is not None:
             return Mask.documents(self.ids)
         return Mask.padding(self.places.counts, self.places.counts)
@@ -74,11 +74,11 @@ class PackedCall(NamedTuple):
 
     @property
     def dropout(self) -> float:
-        """The share of weights that are dropped."""
+        """The share of weights that are dropped; 0 outside training."""
         return self.module.dropout if self.module.training else 0.0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> tuple[Tensor, AttentionMap]:
-        """An ordinary call with the module's options."""
+        """Return (output, map) of an ordinary attention call with the module's options."""
         chosen = options.attention_options(self.module, mask, self.bias, q.device)
         return attention(q, k, v, *chosen, self.dropout)
 
@@ -86,7 +86,7 @@ class PackedCall(NamedTuple):
 def forward(
     module: MultiHeadAttention, inputs: Inputs, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None]:
-    """A call of the module with lengths or documents: (output [B, T, E], map or None).
+    """Return (output [B, T, E], map or None) of a call with lengths or documents.
 
     Raises:
         ArgumentError: lengths and documents at once; with a key, a value or a cache.
@@ -110,7 +110,7 @@ def forward(
 
 
 def head_outputs(module: MultiHeadAttention, inputs: Inputs) -> Tensor:
-    """The output of each head, [B, H, T, Dv], 0 at padding; raises as `forward`."""
+    """Return the output of each head, [B, H, T, Dv], 0 at padding; raises as `forward`."""
     check_alone(inputs)
     batch = _batch(module, inputs.query, inputs.lengths, inputs.documents)
     if batch is None:
@@ -162,18 +162,18 @@ def without_padding(x: Tensor, real: Tensor | None) -> Tensor:
 
 
 def check_alone(inputs: Inputs) -> None:
-    """Raise for arguments that cannot stand beside lengths or documents."""
+    """Raise for arguments that cannot be combined with lengths or documents."""
     _, key, value, _, _, _, cache, lengths, documents = inputs
     name = "lengths" if documents is None else "documents"
     if lengths is not None and documents is not None:
         raise ArgumentError(
-            f"lengths must come without documents: got {told(lengths)} and {told(documents)}; number padding "
-            "as a document of its own, and leave its output alone"
+            f"lengths must come without documents: got {text_of(lengths)} and {text_of(documents)}; "
+            "number padding as a document of its own, and leave its output alone"
         )
     if key is not None or value is not None:
-        given = told(value if key is None else key)
+        got = text_of(value if key is None else key)
         raise ArgumentError(
-            f"{name} must come with the query alone: got {given} to attend to; in cross-attention padding is "
+            f"{name} must come with the query alone: got {got} to attend to; in cross-attention padding is "
             "mask=Mask.padding(lengths of the keys), documents are mask=Mask.documents(ids, query_ids)"
         )
     if cache is not None and documents is not None:
@@ -189,7 +189,7 @@ def _batch(
     lengths: Tensor | Sequence[int] | None,
     documents: Tensor | Sequence[int] | None,
 ) -> Batch | None:
-    """Return where the tokens are, or None if the call is better an ordinary one.
+    """Return the positions of the real tokens, or None if an ordinary call is at least as good.
 
     Lengths or documents on a device are read once, which waits for the device.
     """
@@ -200,7 +200,7 @@ def _batch(
     if documents is None:
         counts: list[int]
         if isinstance(lengths, list) and all(type(count) is int for count in lengths):
-            counts = lengths  # no tensor needs to be made
+            counts = lengths  # needs no tensor
         else:
             counts = module_call.as_lengths(lengths).tolist()
         module_call.check_lengths(counts, B, T)
@@ -242,16 +242,16 @@ def _attend(
     if isinstance(mask, Tensor) or not (mask is None or mask.is_positional) or _is_of_pairs(bias):
         heads, weights = _padded(call)
     else:
-        answer = _all_at_once(call, mask)
-        if answer is None:
-            answer = _way(q, runs, q.shape[1] * q.shape[3])(call, mask)
-        heads, lse = answer
+        result = _all_at_once(call, mask)
+        if result is None:
+            result = _attend_function(q, runs, q.shape[1] * q.shape[3])(call, mask)
+        heads, lse = result
         weights = _map(module, q, k, lse, mask, bias, batch) if need_weights else None
     return options.gated(module, heads, x), weights if need_weights else None
 
 
 class _OverRuns(CustomKernel):
-    """Packed sequences, each attending to itself: on a GPU in one kernel, on a CPU in a call each."""
+    """Attention within each packed sequence: one kernel on a GPU, one call for each sequence on a CPU."""
 
     __slots__ = ("in_rows", "is_alone", "offsets", "runs")
 
@@ -267,11 +267,11 @@ class _OverRuns(CustomKernel):
         if self.is_alone:
             return CPU_FLASH.forward(call)
         outs, lses = [], []
-        for q_i, k_i, v_i in self._each(q, k, v):
+        for q_i, k_i, v_i in self._by_sequence(q, k, v):
             out, lse = CPU_FLASH.forward((q_i, k_i, v_i, None, band, scale))
             outs.append(out.transpose(1, 2))
             lses.append(lse)
-        return torch.cat(outs, 1).transpose(1, 2), torch.cat(lses, 2)  # laid out as one call would have it
+        return torch.cat(outs, 1).transpose(1, 2), torch.cat(lses, 2)  # in the memory layout of a single call
 
     def backward(self, call: KernelCall, out: Tensor, lse: Tensor, grad: Tensor) -> Three:
         q, k, v, _, band, scale = call
@@ -284,7 +284,7 @@ class _OverRuns(CustomKernel):
         if self.is_alone:
             return CPU_FLASH.backward(call, out, lse, grad)
         parts = []
-        for q_i, k_i, v_i, out_i, lse_i, grad_i in self._each(q, k, v, out, lse, grad):
+        for q_i, k_i, v_i, out_i, lse_i, grad_i in self._by_sequence(q, k, v, out, lse, grad):
             parts.append(CPU_FLASH.backward((q_i, k_i, v_i, None, band, scale), out_i, lse_i, grad_i))
         dq, dk, dv = (torch.cat(grads, 2) for grads in zip(*parts, strict=True))
         return dq, dk, dv
@@ -295,8 +295,8 @@ class _OverRuns(CustomKernel):
         rules = Mask.documents(numbers.to(self.offsets.device))
         return (rules & CAUSAL if causal else rules).bind(shape[0], shape[1], shape[2], shape[2])
 
-    def _each(self, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """The parts of tensors [1, .., N, ..] that belong to each sequence that has tokens."""
+    def _by_sequence(self, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the slices of tensors [1, .., N, ..] for each sequence that has tokens."""
         apart = [x.split(self.runs.counts, dim=2) for x in packed]
         return (parts for parts in zip(*apart, strict=True) if parts[0].shape[2])
 
@@ -304,25 +304,25 @@ class _OverRuns(CustomKernel):
 def _plainest(
     module: MultiHeadAttention, query: Tensor, batch: Batch, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """Return (output [B, T, E], map) of a module without options, as one autograd node; None: it cannot.
+    """Return (output [B, T, E], map) of a module without options, as one autograd node; else None.
 
     A call takes 0.82 to 0.84 of its time on an H200, 0.91 on a CPU.
     """
-    (runs, places, _), held = batch, module.__dict__
-    D = held["head_dim"]
+    (runs, places, _), fields = batch, module.__dict__
+    D = fields["head_dim"]
     takes = in_rows = packed_sequences.takes_rows(query, D)
     is_alone = max(runs.counts) == runs.total
     if not in_rows and query.is_cpu and not packed_sequences.has_kernel(query):
-        one_by_one = is_alone or _way(query, runs, held["num_heads"] * D) is _one_by_one
-        takes = one_by_one and query.dtype in CPU_FLASH.dtypes
+        separately = is_alone or _attend_function(query, runs, fields["num_heads"] * D) is _separately
+        takes = separately and query.dtype in CPU_FLASH.dtypes
     layers = self_attention.packed_layers(module, query) if takes else None
     if layers is None:
         return None
     runner, x = _OverRuns(runs, places.offsets, in_rows, is_alone), runs.pack(query, places)
-    made = self_attention.run_packed_layers(module, layers, x, None, held["causal"], runner)
-    if made is None:
+    result = self_attention.run_packed_layers(module, layers, x, None, fields["causal"], runner)
+    if result is None:
         return None
-    output, projected, lse, step = made
+    output, projected, lse, step = result
     weights = None
     if need_weights:
         q, k, _ = step.heads((projected,))
@@ -336,22 +336,22 @@ def _is_of_pairs(bias: object) -> bool:
     return bias is not None and not all(isinstance(part, BY_DISTANCE) for part in parts)
 
 
-Answer = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
-Way = Callable[[PackedCall, Mask | None], Answer]
+HeadsAndLse = tuple[Tensor, Tensor]  # heads [1, H, N, Dv], lse [1, H, N]
+AttendFunction = Callable[[PackedCall, Mask | None], HeadsAndLse]
 
 
-def _way(x: Tensor, runs: Runs, width: int) -> Way:
-    """Choose how packed heads attend if one kernel cannot take them all; width: H * D."""
+def _attend_function(x: Tensor, runs: Runs, width: int) -> AttendFunction:
+    """Choose how packed heads attend if no single kernel takes them all; width: H * D."""
     counts, longest = runs.counts, max(runs.counts)
-    if x.is_cuda:  # one long document among many short ones: too much would be padding
+    if x.is_cuda:  # one long document among many short ones would add too much padding
         few = len(counts) * longest <= 2 * runs.batch * runs.length
     else:
         few = min(counts) == longest or longest * longest * width < SHORT
-    return _side_by_side if few else _one_by_one
+    return _side_by_side if few else _separately
 
 
-def _all_at_once(call: PackedCall, mask: Mask | None) -> Answer | None:
-    """One kernel for sequences of any lengths; None: it cannot."""
+def _all_at_once(call: PackedCall, mask: Mask | None) -> HeadsAndLse | None:
+    """Return heads and lse from one kernel for sequences of any lengths; None if it cannot run."""
     module, q, v = call.module, call.q, call.v
     if not packed_sequences.has_kernel(v):
         return None
@@ -369,10 +369,10 @@ def _all_at_once(call: PackedCall, mask: Mask | None) -> Answer | None:
     return packed_sequences.attend(scores, v, call.batch.runs, call.batch.places)
 
 
-def _one_by_one(call: PackedCall, mask: Mask | None) -> Answer:
-    """A call per sequence."""
+def _separately(call: PackedCall, mask: Mask | None) -> HeadsAndLse:
+    """Return heads and lse from one attention call for each sequence."""
     heads, lse = [], []
-    # taken apart in one step: its way back is one step, too
+    # one split for all sequences, so that its backward is a single step, too
     apart = (x.split(call.batch.runs.counts, dim=2) for x in (call.q, call.k, call.v))
     for q, k, v in zip(*apart, strict=True):
         if q.shape[2]:
@@ -382,8 +382,8 @@ def _one_by_one(call: PackedCall, mask: Mask | None) -> Answer:
     return torch.cat(heads, dim=2), torch.cat(lse, dim=2)
 
 
-def _side_by_side(call: PackedCall, mask: Mask | None) -> Answer:
-    """A batch of all sequences, padded to the longest."""
+def _side_by_side(call: PackedCall, mask: Mask | None) -> HeadsAndLse:
+    """Return heads and lse from one call over all sequences, padded to the longest."""
     counts = call.batch.runs.counts
     runs = Runs.of_lengths(counts, max(counts))
     places = runs.places(call.q, keep=is_unobserved(call.q))
@@ -397,7 +397,7 @@ def _side_by_side(call: PackedCall, mask: Mask | None) -> Answer:
 
 
 def _padded(call: PackedCall) -> tuple[Tensor, AttentionMap]:
-    """(heads [1, H, N, Dv], the map of the padded batch), through the padded batch."""
+    """Return (heads [1, H, N, Dv], map of the padded batch), computed on the padded batch."""
     runs, places, rules = call.batch.runs, call.batch.places, call.batch.rules()
     if call.mask is not None:
         rules = module_call.rules_of(call.mask, runs.batch, runs.length, runs.length, itself=True) & rules
@@ -418,23 +418,23 @@ def _map(
     bias: Bias | None,
     batch: Batch,
 ) -> AttentionMap:
-    """The map of the padded batch, [B, H, T, T], made when it is used; queries at padding are zeros."""
+    """Return the map of the padded batch, [B, H, T, T], computed on use; queries at padding are zeros."""
     runs, places = batch.runs, batch.places
     chosen = options.attention_options(module, mask, bias, q.device)
-    kept = [q, k, *([] if module.sinks is None else [module.sinks])]
-    versions = [None if x.is_inference() else x._version for x in kept]
+    inputs = [q, k, *([] if module.sinks is None else [module.sinks])]
+    versions = [None if x.is_inference() else x._version for x in inputs]
     grad = torch.is_grad_enabled()
 
     def build() -> tuple[Scores, Tensor | None]:
-        if versions != [None if x.is_inference() else x._version for x in kept]:
+        if versions != [None if x.is_inference() else x._version for x in inputs]:
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "
                 "pass q.clone() and k.clone(), or look before writing"
             )
         with torch.inference_mode(q.is_inference()), torch.set_grad_enabled(grad):
-            whole_q, whole_k = (runs.unpack_heads(x, places) for x in (q, k))
+            padded_q, padded_k = (runs.unpack_heads(x, places) for x in (q, k))
             rules = batch.rules() if mask is None else batch.rules() & mask
-            scores = scores_from(whole_q, whole_k, whole_k, chosen._replace(mask=rules))
+            scores = scores_from(padded_q, padded_k, padded_k, chosen._replace(mask=rules))
             return scores, runs.unpack_lse(lse, places, scores)
 
     return later(build)

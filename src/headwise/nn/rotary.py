@@ -32,11 +32,11 @@ from torch import Tensor
 from ..errors import ArgumentError, ShapeError
 
 FEWEST = 64  # positions in a table
-Made = TypeVar("Made")
+Cached = TypeVar("Cached")
 
 
 def is_recorded() -> bool:
-    """Return True if a compiler or a mode of torch records this call: then no tensor of it is kept."""
+    """Return True if a compiler or a mode of torch records this call, whose tensors are then not cached."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -51,26 +51,26 @@ class Settings:
     layer share its settings, and so the cached tensors.
     """
 
-    _kept: dict[Hashable, Any]
+    _cached: dict[Hashable, Any]
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        made = super().__new__(cls)
-        object.__setattr__(made, "_kept", {})
-        return made
+        instance = super().__new__(cls)
+        object.__setattr__(instance, "_cached", {})
+        return instance
 
-    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return the tensors cached under this key, made by `make()` the first time."""
+    def keep(self, key: Hashable, make: Callable[[], Cached]) -> Cached:
+        """Return the tensors cached under this key, created by `make()` the first time."""
         if is_recorded():
             return make()
-        there: Made | None = self._kept.get(key)
-        return self.keep_anew(key, make) if there is None else there
+        cached: Cached | None = self._cached.get(key)
+        return self.keep_anew(key, make) if cached is None else cached
 
-    def keep_anew(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Cache `make()` under this key, in place of what is there."""
-        with torch.inference_mode(False), torch.no_grad():  # else training could not use it later
-            made = make()
-        self._kept[key] = made
-        return made
+    def keep_anew(self, key: Hashable, make: Callable[[], Cached]) -> Cached:
+        """Cache `make()` under this key, replacing an earlier entry."""
+        with torch.inference_mode(False), torch.no_grad():  # so that training can use it
+            value = make()
+        self._cached[key] = value
+        return value
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class Settings:
         return self
 
     def __repr__(self) -> str:
-        """As it is written in code, without defaults."""
+        """Return the settings as they are written in code, without defaults."""
         arguments = []
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -92,7 +92,7 @@ class Settings:
 
 
 class Scaling(Settings):
-    """Other angles than a rope's own."""
+    """Changed angles of a rope."""
 
     factor: float
 
@@ -104,11 +104,11 @@ class Scaling(Settings):
 
     @property
     def magnitude(self) -> float:
-        """What the turned channels of queries and keys are multiplied by, each."""
+        """The factor of the turned channels of queries and of keys."""
         return 1.0
 
     def frequencies(self, base: float, dims: int) -> Tensor:
-        """θ, float64 [dims / 2], on the CPU."""
+        """Return θ, float64 [dims / 2], on the CPU."""
         raise NotImplementedError
 
 
@@ -153,7 +153,7 @@ class Rope(Settings):
             )
 
     def turned(self, head_dim: int) -> int:
-        """How many channels of a head are turned.
+        """Return how many channels of a head are turned.
 
         Raises:
             ShapeError: not an even number of those there are.
@@ -167,32 +167,36 @@ class Rope(Settings):
         return dims
 
     def frequencies(self, head_dim: int) -> Tensor:
-        """θ, float64 [dims / 2], on the CPU."""
+        """Return θ, float64 [dims / 2], on the CPU."""
         dims = self.turned(head_dim)
-        return _own(self.base, dims) if self.scaling is None else self.scaling.frequencies(self.base, dims)
+        return (
+            _base_frequencies(self.base, dims)
+            if self.scaling is None
+            else self.scaling.frequencies(self.base, dims)
+        )
 
     def rotate(self, x: Tensor, positions: Tensor | int) -> Tensor:
-        """x [B, H, T, D] at these positions, int [T] or [B, T]; or from this one on."""
+        """Return x [B, H, T, D] rotated by positions, int [T] or [B, T]; an int is the first of them."""
         return self.turn(x, self.factors(x, positions))
 
     def factors(self, x: Tensor, positions: Tensor | int) -> tuple[Tensor, Tensor]:
-        """(cosines, sines) for every channel of x [B, H, T, D], by which `turn` turns it and all like it.
+        """Return (cosines, sines) for every channel of x [B, H, T, D], for `turn` of x or tensors like it.
 
         [T, D], or [B, 1, T, D] where each sequence has positions of its own. The sines have their signs;
         channels that stay have cosine 1 and sine 0.
         """
         if isinstance(positions, Tensor):
-            cos, sin = self._made(positions, x.shape[-1], x.device, x.dtype)
+            cos, sin = self._compute_table(positions, x.shape[-1], x.device, x.dtype)
             return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
         end = positions + x.shape[2]
         if is_recorded():
             spots = torch.arange(positions, end, device=x.device)
-            return self._made(spots, x.shape[-1], x.device, x.dtype)
+            return self._compute_table(spots, x.shape[-1], x.device, x.dtype)
         cos, sin = self._table(x.shape[-1], x.device, x.dtype, end)
         return cos[positions:end], sin[positions:end]
 
     def turn(self, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-        """x [B, H, T, D] by what `factors` made: x cos + (x with its pairs swapped) sin."""
+        """Return x [B, H, T, D] rotated by `factors`: x cos + (x with its pairs swapped) sin."""
         cos, sin = factors
         D = x.shape[-1]
         dims = D if self.dims is None else self.dims
@@ -210,14 +214,14 @@ class Rope(Settings):
     ) -> tuple[Tensor, Tensor]:
         """Return cached cosines and sines of at least so many positions from 0 on."""
         key = (head_dim, device, dtype)
-        there: tuple[Tensor, Tensor] | None = self._kept.get(key)
-        room = 0 if there is None else there[0].shape[0]
-        if there is not None and room >= length:
-            return there
+        cached: tuple[Tensor, Tensor] | None = self._cached.get(key)
+        room = 0 if cached is None else cached[0].shape[0]
+        if cached is not None and room >= length:
+            return cached
         spots = torch.arange(max(length, 2 * room, FEWEST), device="cpu")
-        return self.keep_anew(key, lambda: self._made(spots, head_dim, device, dtype))
+        return self.keep_anew(key, lambda: self._compute_table(spots, head_dim, device, dtype))
 
-    def _made(
+    def _compute_table(
         self, positions: Tensor, head_dim: int, device: torch.device, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Compute cosines and sines at these positions, [.., D]."""
@@ -234,8 +238,8 @@ class Rope(Settings):
         return cos.to(device, dtype), sin.to(device, dtype)
 
 
-def _own(base: float, dims: int) -> Tensor:
-    """base^(-2i / dims)"""
+def _base_frequencies(base: float, dims: int) -> Tensor:
+    """Return the unscaled frequencies, base^(-2i / dims)."""
     return base ** (-torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
 
 
@@ -257,7 +261,7 @@ class Linear(Scaling):
     factor: float
 
     def frequencies(self, base: float, dims: int) -> Tensor:
-        return _own(base, dims) / self.factor
+        return _base_frequencies(base, dims) / self.factor
 
 
 @dataclass(frozen=True, repr=False)
@@ -273,7 +277,7 @@ class Ntk(Scaling):
     def frequencies(self, base: float, dims: int) -> Tensor:
         if dims < 4:
             raise ShapeError(f"rope must turn two pairs or more with Ntk: {dims} channels; use Linear")
-        return _own(base * self.factor ** (dims / (dims - 2)), dims)
+        return _base_frequencies(base * self.factor ** (dims / (dims - 2)), dims)
 
 
 @dataclass(frozen=True, repr=False)
@@ -294,10 +298,10 @@ class Llama3(Scaling):
             raise ArgumentError(f"low must be above 0 and below high: {self.low}, {self.high}; use 1 and 4")
 
     def frequencies(self, base: float, dims: int) -> Tensor:
-        own = _own(base, dims)
-        turns = self.original_length * own / (2 * math.pi)  # over the original length
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return kept * own + (1 - kept) * own / self.factor
+        frequencies = _base_frequencies(base, dims)
+        turns = self.original_length * frequencies / (2 * math.pi)  # over the original length
+        share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return share * frequencies + (1 - share) * frequencies / self.factor
 
 
 @dataclass(frozen=True, repr=False)
@@ -342,7 +346,7 @@ class Yarn(Scaling):
 
     @property
     def magnitude(self) -> float:
-        """What the turned channels are multiplied by."""
+        """The factor of the turned channels."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale is None or self.mscale_all_dim is None:
@@ -355,7 +359,7 @@ class Yarn(Scaling):
     def frequencies(self, base: float, dims: int) -> Tensor:
 
         def pair(turns: float) -> float:
-            """Which pair makes so many turns over the original length."""
+            """Return which pair makes so many turns over the original length."""
             return dims * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = pair(self.beta_fast), pair(self.beta_slow)
@@ -363,6 +367,6 @@ class Yarn(Scaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dims - 1)
         spread = high - low or 1e-3
-        own = _own(base, dims)
+        frequencies = _base_frequencies(base, dims)
         ramp = ((torch.arange(dims // 2, dtype=torch.float64, device="cpu") - low) / spread).clamp(0, 1)
-        return own * (1 - ramp) + own / self.factor * ramp
+        return frequencies * (1 - ramp) + frequencies / self.factor * ramp

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from .multihead import MultiHeadAttention
 
 SERVES = ("cuda",)  # devices on which Python takes longer than the kernels: `served` is for these
-MOST_WITHOUT_LSE = 2**27  # weights of which lse may be left for later: making it takes some 30 microseconds
+MOST_WITHOUT_LSE = 2**27  # weights for which lse may wait; it takes some 30 microseconds
 
 
 def plain_self_attention(
     module: MultiHeadAttention, x: Tensor, mask: Mask | Tensor | None, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [B, T, E], the map) of a module attending to x; None: not as plain as that.
+    """Return (output [B, T, E], map) of a module attending to x; None if the call has options.
 
-    By `one_step`; on a GPU without gradients by `served`, where that takes the call.
+    It runs `one_step`, or, on a GPU without gradients, `served` where that takes the call.
     """
     layers = packed_layers(module, x)
     if layers is None:
         return None
-    held: dict[str, Any] = module.__dict__
-    padding, keys, causal = None, None, held["causal"]
+    fields: dict[str, Any] = module.__dict__
+    padding, keys, causal = None, None, fields["causal"]
     if mask is not None:
         read = real_keys_of(mask, x)
         if read is None:
@@ -55,49 +55,49 @@ def plain_self_attention(
         keys, further = read
         causal = causal or further
     if device_type(x) in SERVES and not torch.is_grad_enabled():
-        answered = served(module, x, keys, causal, need_weights)
-        if answered is not None:
-            return answered
+        result = served(module, x, keys, causal, need_weights)
+        if result is not None:
+            return result
     if keys is not None and keys.ndim == 2:
         padding, keys = ~keys, None
     elif keys is not None:
-        keys = keys.clone()  # the call's own, whatever is written to the mask later
+        keys = keys.clone()  # a copy, since the caller may write to the mask later
         padding = torch.arange(x.shape[1], device=x.device) >= keys[:, None]
     kernel = kernel_for(
-        x, None, held["num_heads"], 0, causal, padding, held["num_kv_heads"], held["head_dim"]
+        x, None, fields["num_heads"], 0, causal, padding, fields["num_kv_heads"], fields["head_dim"]
     )
-    made = None if kernel is None else run_packed_layers(module, layers, x, padding, causal, kernel)
-    if made is None:
+    outputs = None if kernel is None else run_packed_layers(module, layers, x, padding, causal, kernel)
+    if outputs is None:
         return None
-    output, projected, lse, step = made
+    output, projected, lse, step = outputs
     return output, _map(projected, lse, padding, keys, step) if need_weights else None
 
 
-def scores_are_plain(held: Mapping[str, Any]) -> bool:
+def scores_are_plain(fields: Mapping[str, Any]) -> bool:
     """Return True if a module of this __dict__ neither changes its scores nor drops weights."""
     return (
-        held["softcap"] is None
-        and held.get("sinks", held) is None  # learned, they are in no module's own __dict__
-        and not held["alibi"]
-        and held.get("relative_bias", held) is None
-        and held["qk_norm"] is None
-        and held["head_dim"] == held["value_dim"]
-        and not (held["training"] and held["dropout"])
+        fields["softcap"] is None
+        and fields.get("sinks", fields) is None  # learned ones are not in the __dict__
+        and not fields["alibi"]
+        and fields.get("relative_bias", fields) is None
+        and fields["qk_norm"] is None
+        and fields["head_dim"] == fields["value_dim"]
+        and not (fields["training"] and fields["dropout"])
     )
 
 
 def packed_layers(module: MultiHeadAttention, x: Tensor) -> tuple[nn.Module, ...] | None:
-    """q_proj, k_proj and v_proj of a module that attends to x in one step; None: not as plain as that."""
-    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    packed = held["_packed"]
-    if packed is None or type(x) is not Tensor or not scores_are_plain(held):
+    """Return q_proj, k_proj and v_proj of a module that attends to x in one step; None if it has options."""
+    fields: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    packed = fields["_packed"]
+    if packed is None or type(x) is not Tensor or not scores_are_plain(fields):
         return None
-    if held["window"] is not None or held["rope"] is not None or held["gate"] is not None:
+    if fields["window"] is not None or fields["rope"] is not None or fields["gate"] is not None:
         return None
     shape = x.shape
     if len(shape) != 3 or 0 in shape or (shape[2], x.dtype, x.device) != packed.takes:
         return None
-    modules = held["_modules"]
+    modules = fields["_modules"]
     layers = (modules["q_proj"], modules["k_proj"], modules["v_proj"])
     return layers if is_plain_call(x) and packed.holds(layers) else None
 
@@ -110,15 +110,15 @@ def run_packed_layers(
     causal: bool,
     kernel: Kernel | CustomKernel,
 ) -> tuple[Tensor, Tensor, Tensor, Step] | None:
-    """(output [B, T, E], projected, lse, step) of a module with such layers; None: out_proj does not fit."""
-    held: dict[str, Any] = module.__dict__
-    H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
-    packed, out_proj = held["_packed"], held["_modules"]["out_proj"]
+    """Return (output [B, T, E], projected, lse, step) for these layers; None if out_proj does not fit."""
+    fields: dict[str, Any] = module.__dict__
+    H, Hk, D, scale = fields["num_heads"], fields["num_kv_heads"], fields["head_dim"], fields["scale"]
+    packed, out_proj = fields["_packed"], fields["_modules"]["out_proj"]
     scale = D**-0.5 if scale is None else scale
     if type(scale) is not float or not scale > 0:
         return None
     last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
-    out_weight, out_bias = last or (None, None)  # else it is called
+    out_weight, out_bias = last or (None, None)  # otherwise out_proj is called
     if out_weight is not None and not fits_out_proj(out_weight, out_bias, x, H * D):
         return None
     parts = packed.parts(layers) if torch.is_grad_enabled() else ()
@@ -131,7 +131,7 @@ def run_packed_layers(
 def _map(
     projected: Tensor, lse: Tensor, padding: Tensor | None, keys: Tensor | None, step: Step
 ) -> AttentionMap:
-    """The map of a step, made when it is looked at; nobody else can write to what it is made of."""
+    """Return the map of a step, computed when it is used; no one else can write to its inputs."""
     grad = torch.is_grad_enabled()
 
     def build() -> tuple[Scores, Tensor]:
@@ -143,14 +143,14 @@ def _map(
             real = ~padding
             right = 0 if step.causal else None
             rules = BoundMask(right=right, keys=real if keys is None else keys, queries=real)
-            seen = lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, -torch.inf)
-            return Scores(q, k, rules, scoring), seen
+            row_lse = lse.masked_fill(lse > LSE_OF_EMPTY_ROW / 2, -torch.inf)
+            return Scores(q, k, rules, scoring), row_lse
 
     return later(build)
 
 
 def real_keys_of(mask: Mask | Tensor, x: Tensor) -> tuple[Tensor | None, bool] | None:
-    """(real keys, bool [B, T], or lengths [B], as they were given; causal); None: there is more to a mask."""
+    """Return (real keys, bool [B, T], or lengths [B], as in the mask; causal); None for any other mask."""
     B, T, _ = x.shape
     if type(mask) is Tensor:
         if mask.dtype is not torch.bool or mask.shape != (B, 1, 1, T) or mask.device != x.device:
@@ -170,7 +170,7 @@ def real_keys_of(mask: Mask | Tensor, x: Tensor) -> tuple[Tensor | None, bool] |
 
 
 def fits_out_proj(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) -> bool:
-    """Return True if out_proj takes the heads' outputs as they are, with its bias in the same product."""
+    """Return True if out_proj takes the heads' outputs unconverted, with its bias in the same product."""
     if weight.dtype is not x.dtype or weight.device != x.device or weight.shape[-1] != width:
         return False
     return bias is None or (bias.dtype is x.dtype and bias.device == weight.device)
@@ -182,12 +182,12 @@ def fits_out_proj(weight: Tensor, bias: Tensor | None, x: Tensor, width: int) ->
 def served(
     module: MultiHeadAttention, x: Tensor, keys: Tensor | None, causal: bool, need_weights: bool
 ) -> tuple[Tensor, AttentionMap | None] | None:
-    """(output [B, T, E], the map) of a module whose layers are bare and packed; None: not a call for this.
+    """Return (output [B, T, E], map) of a module with plain packed layers; None if the call does not fit.
 
-    keys: which are real, as `real_keys_of` reads them; None: all.
+    keys: the real keys, as `real_keys_of` reads them; None: all are real.
     """
-    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
-    H, Hk, D, scale = held["num_heads"], held["num_kv_heads"], held["head_dim"], held["scale"]
+    fields: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    H, Hk, D, scale = fields["num_heads"], fields["num_kv_heads"], fields["head_dim"], fields["scale"]
     dtype, (B, T, _) = x.dtype, x.shape
     if D > MOST_CHANNELS or D % 8 or (dtype not in HALF and (H != Hk or dtype is not torch.float32)):
         return None
@@ -197,7 +197,7 @@ def served(
         return None
     if keys is not None and dtype not in HALF:
         return None
-    out_proj, packed = held["_modules"]["out_proj"], held["_packed"]
+    out_proj, packed = fields["_modules"]["out_proj"], fields["_packed"]
     last = parameters_of(out_proj, "weight", "bias") if is_untouched(out_proj) else None
     if last is None:
         return None
@@ -214,7 +214,7 @@ def served(
         keys = keys.clone()
         queries = keys if keys.ndim == 2 else torch.arange(T, device=x.device) < keys[:, None]
         rules = BoundMask(right=0 if causal else None, keys=keys, queries=queries)
-        heads, lse, _ = first_pass.answer(Scores(q, k, rules, scoring), v)
+        heads, lse, _ = first_pass.compute(Scores(q, k, rules, scoring), v)
     output = linear(heads.transpose(1, 2).flatten(2), weight, bias)
     if not need_weights:
         return output, None
@@ -228,6 +228,6 @@ def served(
 
 
 def _heads(projected: Tensor, H: int, Hk: int, D: int) -> tuple[Tensor, ...]:
-    """q [B, H, T, D], k and v [B, Hk, T, D]"""
+    """Return q [B, H, T, D], k and v [B, Hk, T, D]."""
     B, T, _ = projected.shape
     return projected.view(B, T, H + 2 * Hk, D).transpose(1, 2).split_with_sizes((H, Hk, Hk), 1)

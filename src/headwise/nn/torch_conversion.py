@@ -54,8 +54,11 @@ def arguments_of(theirs: nn.MultiheadAttention) -> dict[str, Any]:
             f"module must be a torch.nn.MultiheadAttention: got {type(theirs).__name__}; "
             "another class's weights go in with load_state_dict"
         )
-    for name, there in (("add_bias_kv", theirs.bias_k is not None), ("add_zero_attn", theirs.add_zero_attn)):
-        if there:
+    for name, present in (
+        ("add_bias_kv", theirs.bias_k is not None),
+        ("add_zero_attn", theirs.add_zero_attn),
+    ):
+        if present:
             raise ArgumentError(
                 f"module must not append keys: it has {name}=True, for which there is no place here; "
                 "keep torch's class"
@@ -77,13 +80,13 @@ def state_of(theirs: nn.MultiheadAttention) -> dict[str, Tensor]:
     """Return copies of its weights under our names, as its forward uses them (pruned, parametrised)."""
     packed, bias = theirs.in_proj_weight, theirs.in_proj_bias
     weights = packed.chunk(3) if packed is not None else [getattr(theirs, f"{n}_weight") for n in PROJECTIONS]
-    held = {f"{name}.weight": weight for name, weight in zip(PROJECTIONS, weights, strict=True)}
+    state = {f"{name}.weight": weight for name, weight in zip(PROJECTIONS, weights, strict=True)}
     if bias is not None:
-        held |= {f"{name}.bias": part for name, part in zip(PROJECTIONS, bias.chunk(3), strict=True)}
-    held["out_proj.weight"] = theirs.out_proj.weight
+        state |= {f"{name}.bias": part for name, part in zip(PROJECTIONS, bias.chunk(3), strict=True)}
+    state["out_proj.weight"] = theirs.out_proj.weight
     if theirs.out_proj.bias is not None:
-        held["out_proj.bias"] = theirs.out_proj.bias
-    return {name: value.detach().clone() for name, value in held.items()}
+        state["out_proj.bias"] = theirs.out_proj.bias
+    return {name: value.detach().clone() for name, value in state.items()}
 
 
 def freeze_alike(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> None:
@@ -116,19 +119,19 @@ def torchs_twin(ours: MultiHeadAttention, batch_first: bool) -> nn.MultiheadAtte
     for name in ("causal", "window", "scale", "softcap", "sinks"):
         value = getattr(ours, name)
         if value is not None and value is not False:
-            told = list(value.shape) if isinstance(value, Tensor) else value
+            shown = list(value.shape) if isinstance(value, Tensor) else value
             raise ArgumentError(
-                f"{name} must be off: got {name}={told}, which torch's class does not keep; masks go into "
+                f"{name} must be off: got {name}={shown}, which torch's class does not keep; masks go into "
                 "each call there, made by headwise.foreign_masks.to_torch"
             )
-    for name, said in in_use(ours).items():
-        raise ArgumentError(f"{name} must be off: got {said}, which torch's class does not have; keep ours")
+    for name, shown in in_use(ours).items():
+        raise ArgumentError(f"{name} must be off: got {shown}, which torch's class does not have; keep ours")
     layers = [getattr(ours, name) for name in (*PROJECTIONS, "out_proj")]
     for layer in layers:
         if type(layer) is not nn.Linear or "forward" in layer.__dict__:
-            own = " with a forward of its own" if "forward" in layer.__dict__ else ""
+            suffix = " with a forward of its own" if "forward" in layer.__dict__ else ""
             raise ArgumentError(
-                f"projections must be nn.Linear: got {type(layer).__name__}{own}; merge it into one first"
+                f"projections must be nn.Linear: got {type(layer).__name__}{suffix}; merge it into one first"
             )
     weight = ours.out_proj.weight
     biased = any(layer.bias is not None for layer in layers)
@@ -269,7 +272,7 @@ def _top(name: str) -> str:
 
 
 def _turn_gpt2(state: State, prefix: str, rows: int) -> None:
-    """GPT-2's c_attn and c_proj as qkv and o_proj. Some keep them [in, out]: c_attn's shape tells."""
+    """Rename GPT-2's c_attn and c_proj to qkv and o_proj, transposed if c_attn's shape is [in, out]."""
     packed = state.get(f"{prefix}c_attn.weight")
     if packed is None or packed.ndim != 2 or rows not in packed.shape:
         return

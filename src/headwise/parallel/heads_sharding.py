@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from ..arguments import REQUIRED, told
+from ..arguments import REQUIRED, text_of
 from ..errors import ArgumentError, ShapeError
 from ..foreign_masks import from_torch
 from ..map import AttentionMap
@@ -97,7 +97,7 @@ def shard_heads(
             that draw different random numbers.
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module: got {told(model)}; pass the model itself")
+        raise ArgumentError(f"model must be a torch.nn.Module: got {text_of(model)}; pass the model itself")
     mesh = _axis_of(mesh, axis)
     group = mesh.get_group()
     modules = _shardable_modules(model)
@@ -135,7 +135,7 @@ def _axis_of(mesh: object, axis: str) -> DeviceMesh:
     """Return a mesh of one axis; raise `ArgumentError` if there is no such axis."""
     if not isinstance(mesh, DeviceMesh):
         raise ArgumentError(
-            f"mesh must be a torch.distributed.DeviceMesh: got {told(mesh)}; make one with "
+            f"mesh must be a torch.distributed.DeviceMesh: got {text_of(mesh)}; make one with "
             'torch.distributed.init_device_mesh("cuda", (ranks,))'
         )
     if mesh.ndim == 1:

@@ -83,7 +83,7 @@ class Rows(Tiled):
         return self._like.device
 
     @property
-    def given_dtype(self) -> torch.dtype:
+    def input_dtype(self) -> torch.dtype:
         return self._like.dtype
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..arguments import rules_and_scoring, told, under_autocast
+from ..arguments import rules_and_scoring, text_of, under_autocast
 from ..errors import ArgumentError, HeadwiseError
 from ..masks import Mask
 from ..models.transformer import Transformer
@@ -223,7 +223,7 @@ class SequenceSharding:
             if positions is not None and module.rope is None:
                 raise no_use(positions)
             if positions is not None:
-                module_options.check_given(positions, *shapes[:2], itself)
+                module_options.check_pair_or_positions(positions, *shapes[:2], itself)
         except (HeadwiseError, TypeError) as refused:
             error = refused
         length = self.length if itself else None
@@ -273,4 +273,4 @@ def _check_call(module: MultiHeadAttention, inputs: Inputs) -> None:
     if lengths is not None or documents is not None:
         check_alone(inputs)
     if documents is not None and not isinstance(documents, Tensor):
-        raise ArgumentError(f"documents must be a tensor: got {told(documents)}; use torch.as_tensor")
+        raise ArgumentError(f"documents must be a tensor: got {text_of(documents)}; use torch.as_tensor")

@@ -1,4 +1,4 @@
-"""The first pass in one kernel: outputs, lse and, on the way, what can be said of each query's weights.
+"""The first pass in one kernel: outputs, lse and, optionally, statistics of each query's weights.
 
 One program: M queries of one head over the tiles they see, an online softmax. What it may keep beside the
 row's largest score and its sum are two more sums, of p x and of p times a distance, moved along whenever the
@@ -65,7 +65,7 @@ SHORTEST_PART = 512  # keys
 
 
 class Wants(NamedTuple):
-    """Where each value of a query goes, -1: nowhere; which sums that takes."""
+    """The row of each statistic in the result, -1: none; and the sums that the statistics need."""
 
     entropy: int = -1
     effective_keys: int = -1
@@ -256,9 +256,9 @@ def merge_kernel(
 
 
 class Plan(NamedTuple):
-    """What follows from a signature."""
+    """A plan for all calls with one signature."""
 
-    same: dict[str, object]  # of the request
+    same: dict[str, object]  # shared attributes of the request
     values: Channels
     launch: Launch
     splits: int
@@ -268,7 +268,7 @@ class Plan(NamedTuple):
 def attend(
     prepared: Prepared, v: Tensor, names: tuple[str, ...] = ()
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(output [B, H, T, Dv], lse [B, H, T], [len(names), B, H, T] values per query; None: no names)."""
+    """Return (output [B, H, T, Dv], lse [B, H, T], [len(names), B, H, T] values per query or None)."""
     v = v if v.stride(-1) == 1 or v.shape[-1] == 1 else v.contiguous()
     signature = ("attend", prepared.signature, signature_of(v), names)
     plan: Plan | None = PLANS.get(signature)
@@ -279,36 +279,36 @@ def attend(
     B, H, T, S = prepared.shape
     out, lse = room_like(prepared.q, v), prepared.empty(B, H, T)
     rows = prepared.empty(len(names), B, H, T) if names else None
-    whole, whole_lse, splits = out, lse, _splits(prepared, names) if plan is None else plan.splits
+    full_out, full_lse, splits = out, lse, _splits(prepared, names) if plan is None else plan.splits
     if splits > 1:
         out, lse = prepared.empty(splits, B, H, T, v.shape[-1]), prepared.empty(splits, B, H, T)
     if plan is None:
         values = channels_of(v)
         steps = (*strides_of(out)[-4:-1], out.stride(0) if splits > 1 else 0)
-        given = _given(request, v, values, out, steps, lse, rows, request.lists_alike)
+        tensors = _tensors(request, v, values, out, steps, lse, rows, request.lists_alike)
         launch_it = request.planned(
-            attend_kernel, (request.blocks * splits, H), *given,
+            attend_kernel, (request.blocks * splits, H), *tensors,
             sizes=(request.blocks, B * H * T, -(-S // request.setup.N), splits),
             options=(values, _wants(names, splits)),
         )  # fmt: skip
         plan = Plan(request.without_tensors(), values, launch_it, splits, steps)
         PLANS.keep(signature, plan)
         if request.has_tables:
-            with launch_it.compiling(prepared.q, prepared.k, prepared.rules, *given):
+            with launch_it.compiling(prepared.q, prepared.k, prepared.rules, *tensors):
                 _ = request.tile_lists
     launch_it, lists = plan.launch, request.tile_lists
-    given = _given(request, v, plan.values, out, plan.steps, lse, rows, lists)
-    launch_it(prepared.q, prepared.k, prepared.rules, *given)
+    tensors = _tensors(request, v, plan.values, out, plan.steps, lse, rows, lists)
+    launch_it(prepared.q, prepared.k, prepared.rules, *tensors)
     if splits > 1:
-        _merge(prepared, out, lse, whole, whole_lse)
-    return whole, whole_lse, rows
+        _merge(prepared, out, lse, full_out, full_lse)
+    return full_out, full_lse, rows
 
 
-Answer = tuple[Tensor, Tensor, Tensor | None]
+Output = tuple[Tensor, Tensor, Tensor | None]
 
 
-def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scores, Tensor], Answer]:
-    """`attend` for all that have the signatures of these, which were attended to: a launch at once."""
+def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scores, Tensor], Output]:
+    """Return `attend` as a single launch, for all calls with the signatures of one that has run."""
     prepared = Prepared(scores)
     plan: Plan | None = PLANS.get(("attend", prepared.signature, signature_of(v), names))
     go = None
@@ -319,12 +319,12 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     v_of, v_steps, out_steps = describer(v, plan.launch.setup.N, plan.values), strides_of(v)[:3], plan.steps
     rules_of, lists_of = rules_by(prepared), lister(Request.again(plan.same, prepared))
     (B, H, T), count, empty, device = scores.q.shape[:3], len(names), torch.empty, v.device
-    whole, room = torch.float32, room_by(scores.q, v)
+    float32, room = torch.float32, room_by(scores.q, v)
 
-    def again(scores: Scores, v: Tensor) -> Answer:
-        # sizes one by one: torch reads them sooner than a tuple
-        out, lse = room(scores.q), empty(B, H, T, dtype=whole, device=device)
-        rows = empty(count, B, H, T, dtype=whole, device=device) if names else None
+    def again(scores: Scores, v: Tensor) -> Output:
+        # torch reads sizes faster one by one than as a tuple
+        out, lse = room(scores.q), empty(B, H, T, dtype=float32, device=device)
+        rows = empty(count, B, H, T, dtype=float32, device=device) if names else None
         rules = rules_of(scores)
         lists = lists_of(scores, rules, None)
         go(scores.q, scores.k, rules, *v_of(v), v_steps, out, out_steps, lse, rows, *lists)
@@ -333,7 +333,7 @@ def planned(scores: Scores, v: Tensor, names: tuple[str, ...]) -> Callable[[Scor
     return again
 
 
-def _given(
+def _tensors(
     request: Request, v: Tensor, values: Channels, out: Tensor, steps: tuple[int, ...], lse: Tensor,
     rows: Tensor | None, lists: Arguments,
 ) -> Arguments:  # fmt: skip
@@ -350,16 +350,18 @@ def _wants(names: tuple[str, ...], splits: int) -> Wants:
 
 
 def _merge(prepared: Prepared, parts: Tensor, parts_lse: Tensor, out: Tensor, lse: Tensor) -> None:
-    """Outputs and lse of whole rows from those of their parts."""
+    """Compute output and lse of full rows from those of their parts."""
     (B, H, T, _), splits, Dv = prepared.shape, parts.shape[0], out.shape[-1]
-    given = (parts, parts_lse, out, strides_of(out)[:3], lse, prepared.rules.sinks)
+    tensors = (parts, parts_lse, out, strides_of(out)[:3], lse, prepared.rules.sinks)
     constants = (Dv, max(16, triton.next_power_of_2(Dv)), max(2, triton.next_power_of_2(splits)))
     numbers = (H, T, splits, B * H * T)
-    launch(merge_kernel, (B * H * T, 1, 1), (*given, *numbers), constants, specialization(given), out.device)
+    launch(
+        merge_kernel, (B * H * T, 1, 1), (*tensors, *numbers), constants, specialization(tensors), out.device
+    )
 
 
 def room_like(q: Tensor, v: Tensor) -> Tensor:
-    """Room for an output [B, H, T, Dv], laid out as q is: by head, or by position."""
+    """Return an uninitialised output [B, H, T, Dv] in q's layout: by head, or by position."""
     B, H, T, Dv = *q.shape[:3], v.shape[-1]
     if q.stride(1) < q.stride(2) and H > 1 and T > 1:
         return torch.empty(B, T, H, Dv, dtype=v.dtype, device=v.device).transpose(1, 2)
@@ -367,10 +369,10 @@ def room_like(q: Tensor, v: Tensor) -> Tensor:
 
 
 def room_by(q: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
-    """`room_like` for all with the sizes, strides and dtypes of these, taking q."""
+    """Return `room_like` as a function of q, for all with the sizes, strides and dtypes of these."""
     room, like = room_like(q, v), torch.empty_like(q)
     if (room.shape, room.stride(), room.dtype) == (like.shape, like.stride(), like.dtype):
-        return torch.empty_like  # nothing is quicker to ask for
+        return torch.empty_like  # the fastest way
     empty, dtype, device, (B, H, T, Dv) = torch.empty, v.dtype, v.device, room.shape
     if room.is_contiguous():
         return lambda q: empty(B, H, T, Dv, dtype=dtype, device=device)
@@ -378,7 +380,7 @@ def room_by(q: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _kind(prepared: Prepared, names: tuple[str, ...]) -> str:
-    """Which blocks: smaller ones where there is more to do than a product, or little of it."""
+    """Return the kind of blocks: smaller ones where there is more to do than a product, or little of it."""
     (B, H, T, _), scoring = prepared.shape, prepared.scores.scoring
     if _splits(prepared, names) > 1:
         return "few"
@@ -391,7 +393,7 @@ def _kind(prepared: Prepared, names: tuple[str, ...]) -> str:
 
 
 def _splits(prepared: Prepared, names: tuple[str, ...]) -> int:
-    """Into how many parts the keys of a few queries are cut: every multiprocessor gets one."""
+    """Return the number of parts into which the keys of a few queries are cut, one per multiprocessor."""
     B, H, T, S = prepared.shape
     if T > FEW_QUERIES or names:
         return 1

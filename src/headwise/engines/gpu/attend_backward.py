@@ -1,4 +1,4 @@
-"""The way back from the first pass: gradients of q, k, v and of what is added to the scores.
+"""The backward of the first pass: gradients of q, k, v and of what is added to the scores.
 
 With P the weights, O the output and dO its gradient,
 
@@ -306,8 +306,8 @@ def attend_dbias_kernel(
     tl.store(DBIAS + there, total.to(DBIAS.dtype.element_ty), mask=inside)
 
 
-class Found(NamedTuple):
-    """Gradients, in the dtypes of what they belong to but for slopes; None: not asked for."""
+class Gradients(NamedTuple):
+    """Gradients in the dtypes of their tensors, except slopes in float32; None: not requested."""
 
     q: Tensor
     k: Tensor
@@ -317,9 +317,9 @@ class Found(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What follows from a signature."""
+    """A plan for all calls with one signature."""
 
-    by_query: dict[str, object]  # of each request, what is the same
+    by_query: dict[str, object]  # of each request, the shared attributes
     by_key: dict[str, object]
     values: Channels
     outs: Channels
@@ -328,19 +328,19 @@ class Plan(NamedTuple):
     launch_k: Launch
 
 
-def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool = False) -> Found:
-    """From output and lse of whole rows and the output's gradient; of_bias: of bias and slopes, too."""
+def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool = False) -> Gradients:
+    """Return gradients from output, lse and the output's gradient of full rows; of_bias: also of biases."""
     (B, H, T, S), q, k, rules = prepared.shape, prepared.q, prepared.k, prepared.rules
     v, out, grad = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (v, out, grad))
-    given = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
-    signature = ("attend backward", prepared.signature, given, of_bias)
+    signatures = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
+    signature = ("attend backward", prepared.signature, signatures, of_bias)
     plan: Plan | None = PLANS.get(signature)
     if plan is None:
         listed = "_listed" if prepared.is_listed else ""
         by_query = Request(prepared, f"attend_dq{listed}", arranged=True)
         by_key = Request(prepared, f"attend_dkv{listed}", keys_first=True, arranged=True)
-        kept = by_key.setup.N <= by_query.setup.M <= ROOM
-        assert kept, "what is kept per query is read as far as it was written"
+        fits = by_key.setup.N <= by_query.setup.M <= ROOM
+        assert fits, "what is kept per query is read as far as it was written"
         values, outs, grads = channels_of(v), channels_of(out), channels_of(grad)
     else:
         by_query, by_key = Request.again(plan.by_query, prepared), Request.again(plan.by_key, prepared)
@@ -391,40 +391,42 @@ def backward(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     dbias = None
     if of_bias and size is not None:
         dbias = _of_bias(prepared, v, grad, powers, delta, size)
-    return Found(dq, dk, dv, dbias, None if dslopes is None else dslopes.sum((0, 2)))
+    return Gradients(dq, dk, dv, dbias, None if dslopes is None else dslopes.sum((0, 2)))
 
 
-GradientsOf = Callable[[Scores, Tensor, Tensor, Tensor, Tensor], Found]
+GradientsOf = Callable[[Scores, Tensor, Tensor, Tensor, Tensor], Gradients]
 
 
 def planned(of_bias: bool) -> GradientsOf:
-    """`backward` for calls of one kind: what its launches take but tensors is kept, by the layout of grad."""
+    """Return `backward` for calls of one kind: the launches are cached by the layout of the tensors."""
     ready = Plans()
 
-    def again(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
-        scoring, held = scores.scoring, scores.mask.tensors.values()
+    def again(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
+        scoring, rule_tensors = scores.scoring, scores.mask.tensors.values()
         learned = scoring.slopes, scoring.sinks, scoring.bias
-        given = scores.q, scores.k, v, out, lse, grad, *learned, *held
-        # what was saved need not come back as it was laid out
-        layout = tuple([x if x is None else signature_of(x) for x in given])
-        way = ready.get(layout)
-        if way is not None:
-            return way(scores, v, out, lse, grad)
+        tensors = scores.q, scores.k, v, out, lse, grad, *learned, *rule_tensors
+        # saved tensors may return with another layout
+        layout = tuple([x if x is None else signature_of(x) for x in tensors])
+        direct = ready.get(layout)
+        if direct is not None:
+            return direct(scores, v, out, lse, grad)
         prepared = Prepared(scores, lse)
-        found = backward(prepared, v, out, grad, of_bias)
+        gradients = backward(prepared, v, out, grad, of_bias)
         if not ready.seen_before(layout):
-            ready.keep(layout, _at_once(prepared, v, out, grad, of_bias))
-        return found
+            ready.keep(layout, _direct_backward(prepared, v, out, grad, of_bias))
+        return gradients
 
     return again
 
 
-def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool) -> GradientsOf | None:
-    """The two launches with all they take but tensors; None: there is more to do."""
+def _direct_backward(
+    prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: bool
+) -> GradientsOf | None:
+    """Return a function with the two launches alone; None if more has to be done."""
     scores, (B, H, T, _) = prepared.scores, prepared.shape
-    given = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
-    plan: Plan | None = PLANS.get(("attend backward", prepared.signature, given, of_bias))
-    as_they_are = prepared.q is scores.q and prepared.k is scores.k and prepared.lse is prepared.given_lse
+    signatures = tuple([signature_of(x) for x in (v, out, grad, prepared.lse)])
+    plan: Plan | None = PLANS.get(("attend backward", prepared.signature, signatures, of_bias))
+    as_they_are = prepared.q is scores.q and prepared.k is scores.k and prepared.lse is prepared.input_lse
     if plan is None or not as_they_are or scores.scoring.bias is not None:
         return None
     if any(x.stride(-1) != 1 for x in (v, out, grad)):
@@ -445,11 +447,11 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
     by_query.lend(by_key)
     lends = by_key.lent is not None
     slopes = of_bias and scores.scoring.slopes is not None
-    whole, empty, device = (B, H, -(-T // ROOM) * ROOM), torch.empty, v.device
+    padded_shape, empty, device = (B, H, -(-T // ROOM) * ROOM), torch.empty, v.device
 
-    def way(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Found:
+    def direct(scores: Scores, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> Gradients:
         q, k = scores.q, scores.k
-        powers, delta = (empty(whole, dtype=torch.float32, device=device) for _ in range(2))
+        powers, delta = (empty(padded_shape, dtype=torch.float32, device=device) for _ in range(2))
         dq, dk, dv = _room(q), _room(k), _room(v)
         dslopes = empty((B, H, T), dtype=torch.float32, device=device) if slopes else None
         rules = rules_of(scores)
@@ -463,13 +465,13 @@ def _at_once(prepared: Prepared, v: Tensor, out: Tensor, grad: Tensor, of_bias: 
             q, k, rules, *v_of_k(v), v_steps, *grad_of_k(grad), grad_steps, powers, delta, None, dk,
             strides_of(dk)[:3], dv, strides_of(dv)[:3], *lists_k,
         )  # fmt: skip
-        return Found(dq, dk, dv, None, None if dslopes is None else dslopes.sum((0, 2)))
+        return Gradients(dq, dk, dv, None, None if dslopes is None else dslopes.sum((0, 2)))
 
-    return way
+    return direct
 
 
 def _room(x: Tensor) -> Tensor:
-    """Room for a gradient, laid out as x is but for views that overlap: channels lie side by side."""
+    """Return an uninitialised gradient in x's layout, but never overlapping: channels lie side by side."""
     room = torch.empty_like(x)
     if room.stride(-1) == 1 or x.shape[-1] == 1:
         return room
@@ -479,22 +481,22 @@ def _room(x: Tensor) -> Tensor:
 def _of_bias(
     prepared: Prepared, v: Tensor, grad: Tensor, powers: Tensor, delta: Tensor, size: Tensor
 ) -> Tensor:
-    """d loss / d bias, [B or 1, H or 1, T, S]."""
+    """Return d loss / d bias, [B or 1, H or 1, T, S]."""
     B, H, T, S = prepared.shape
-    given = prepared.scores.scoring.bias
-    assert given is not None
-    dbias = torch.empty(given.shape, dtype=given.dtype, device=given.device)
+    bias = prepared.scores.scoring.bias
+    assert bias is not None
+    dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     request = Request(prepared, "attend_dbias")
     setup, values, grads = request.setup, channels_of(v), channels_of(grad)
     columns = -(-S // setup.N)
-    sequences, heads = (whole if own == 1 else 1 for own, whole in zip(given.shape, (B, H), strict=False))
+    sequences, heads = (full if shared == 1 else 1 for shared, full in zip(bias.shape, (B, H), strict=False))
     tensors = (
         *described(v, setup.N, values), strides_of(v)[:3], *described(grad, setup.M, grads),
         strides_of(grad)[:3], powers, delta, size, dbias, strides_of(dbias)[:3],
     )  # fmt: skip
     planned = request.planned(
-        attend_dbias_kernel, (request.blocks * columns, given.shape[1]), *tensors,
+        attend_dbias_kernel, (request.blocks * columns, bias.shape[1]), *tensors,
         sizes=(powers.shape[-1], columns, sequences, heads), options=(values, grads),
     )  # fmt: skip
-    planned._replace(B=given.shape[0])(prepared.q, prepared.k, prepared.rules, *tensors)
+    planned._replace(B=bias.shape[0])(prepared.q, prepared.k, prepared.rules, *tensors)
     return dbias

@@ -1,4 +1,4 @@
-"""The way back to q and k from weights, from their mean over heads, or from entropy.
+"""Gradients of q and k from weights, from their mean over heads, or from entropy.
 
 With P the weights and dP what is wanted of them (chosen keys only: elsewhere 0),
 
@@ -221,11 +221,11 @@ def back_k_kernel(
         tl.store(DK + c1, dk1, mask=inside & (c1 < setup.D))
 
 
-Found = tuple[Tensor, Tensor, Tensor | None]
+Gradients = tuple[Tensor, Tensor, Tensor | None]
 
 
-def of_weights(prepared: Prepared, begin: int, count: int, grad: Tensor) -> Found:
-    """(dq, dk, dsinks) from d loss / d weights, [B, H or 1, T, count], of the keys [begin, begin + count)."""
+def of_weights(prepared: Prepared, begin: int, count: int, grad: Tensor) -> Gradients:
+    """Return (dq, dk, dsinks) from d loss / d weights, [B, H or 1, T, count], of keys from `begin` on."""
     mass = mass_of(prepared)
     grad = grad.expand(*prepared.shape[:3], count)
     pull = Pull(grad, begin, count, Wanted(entropy=False))
@@ -242,8 +242,8 @@ def of_weights(prepared: Prepared, begin: int, count: int, grad: Tensor) -> Foun
     return dq, dk, -(_sunk(prepared, mass) * delta).sum((0, 2))
 
 
-def of_entropy(prepared: Prepared, grad: Tensor) -> Found:
-    """(dq, dk, dsinks) from d loss / d entropy, [B, H, T]."""
+def of_entropy(prepared: Prepared, grad: Tensor) -> Gradients:
+    """Return (dq, dk, dsinks) from d loss / d entropy, [B, H, T]."""
     entropy, mass = rows(Request(prepared, "rows"), ("entropy", "mass")).values
     grad = grad.float()
     delta = grad * (entropy - mass.log())
@@ -255,7 +255,7 @@ def of_entropy(prepared: Prepared, grad: Tensor) -> Found:
 
 
 class Pull(NamedTuple):
-    """What is wanted of the weights: a cotangent of the keys [begin, begin + size), or one a query."""
+    """The cotangent of weights: of the keys [begin, begin + size), or one value per query."""
 
     grad: Tensor
     begin: int
@@ -264,14 +264,14 @@ class Pull(NamedTuple):
 
 
 def _sunk(prepared: Prepared, mass: Tensor) -> Tensor:
-    """The weight of each query's sink, [B, H, T]."""
-    sinks, lse = prepared.scores.sinks, prepared.given_lse
+    """Return the weight of each query's sink, [B, H, T]."""
+    sinks, lse = prepared.scores.sinks, prepared.input_lse
     assert sinks is not None and lse is not None
     return torch.where(torch.isneginf(lse), 0.0, (sinks.float()[:, None] - lse).exp() / mass)
 
 
 def _walk(prepared: Prepared, mass: Tensor, delta: Tensor, pull: Pull) -> tuple[Tensor, Tensor]:
-    """(dq, dk), float32: one walk that keeps queries, one that keeps keys."""
+    """Return (dq, dk), float32, by one walk over keys for each query and one over queries for each key."""
     by_query, by_key = Request(prepared, "back_q"), Request(prepared, "back_k", keys_first=True)
     k = prepared.k
     dq, dk = prepared.empty(*prepared.q.shape), prepared.empty(*k.shape)

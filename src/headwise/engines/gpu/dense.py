@@ -230,58 +230,59 @@ def mean_kernel(
 
 
 def dense(prepared: Prepared, columns: Index | None) -> Tensor:
-    """[B, H, T, n] weights of the keys in `columns` (slice, index tensor, or None: all), in q's dtype."""
-    asked = _asked(prepared, columns, "dense")
+    """Return [B, H, T, n] weights of keys in `columns` (slice, index tensor, or None: all), in q's dtype."""
+    selection = _select(prepared, columns, "dense")
     B, H, T, _ = prepared.shape
-    out = torch.empty(B, H, T, asked.size, dtype=prepared.q.dtype, device=prepared.device)
-    seen = _seen(asked, triton.cdiv(asked.size, asked.request.setup.N))
+    out = torch.empty(B, H, T, selection.size, dtype=prepared.q.dtype, device=prepared.device)
+    visible = _visible_tiles(selection, triton.cdiv(selection.size, selection.request.setup.N))
     strides = None
-    if seen is not None:
+    if visible is not None:
         strides = (
-            *(0 if n == 1 else s for n, s in zip(seen.shape[:2], seen.stride(), strict=False)),
-            seen.stride(2),
+            *(0 if n == 1 else s for n, s in zip(visible.shape[:2], visible.stride(), strict=False)),
+            visible.stride(2),
         )
-    tiles = triton.cdiv(asked.size, asked.request.setup.N)
-    programs = asked.request.B * asked.request.H * asked.request.blocks
+    tiles = triton.cdiv(selection.size, selection.request.setup.N)
+    programs = selection.request.B * selection.request.H * selection.request.blocks
     splits = min(tiles, max(min(4, triton.cdiv(tiles, 16)), triton.cdiv(PROGRAMS, programs)))
-    asked.request.launch(
-        dense_kernel, (splits * asked.request.blocks, asked.request.H), prepared.lse, _mass(prepared), out,
-        asked.numbers, seen, strides, sizes=(asked.begin, asked.size, splits, tiles),
+    selection.request.launch(
+        dense_kernel, (splits * selection.request.blocks, selection.request.H), prepared.lse, _mass(prepared),
+        out, selection.numbers, visible, strides, sizes=(selection.begin, selection.size, splits, tiles),
     )  # fmt: skip
     return out
 
 
 def mean(prepared: Prepared, columns: Index | None) -> Tensor:
-    """[B, T, n]: the mean over heads; the weights of a head are never kept."""
-    asked = _asked(prepared, columns, "mean")
+    """Return [B, T, n], the mean over heads; the weights of a head are never stored."""
+    selection = _select(prepared, columns, "mean")
     B, _, T, _ = prepared.shape
-    out = torch.empty(B, T, asked.size, dtype=prepared.q.dtype, device=prepared.device)
-    seen = _seen(asked, 2 * triton.cdiv(asked.size, 2 * asked.request.setup.N))
+    out = torch.empty(B, T, selection.size, dtype=prepared.q.dtype, device=prepared.device)
+    visible = _visible_tiles(selection, 2 * triton.cdiv(selection.size, 2 * selection.request.setup.N))
     strides = None
-    if seen is not None:
-        seen = seen.amax(1)  # [B or 1, row tiles, column tiles]: what any head is shown
-        strides = (0 if seen.shape[0] == 1 else seen.stride(0), seen.stride(1))
+    if visible is not None:
+        visible = visible.amax(1)  # [B or 1, row tiles, column tiles]: what any head is shown
+        strides = (0 if visible.shape[0] == 1 else visible.stride(0), visible.stride(1))
     powers = powers_of(prepared.lse, prepared.kind)
-    blocks = asked.request.blocks
+    blocks = selection.request.blocks
     patch = min(PATCH, triton.next_power_of_2(blocks))
-    tiles = triton.cdiv(asked.size, 2 * asked.request.setup.N)
-    asked.request.launch(
-        mean_kernel, (patch * tiles, triton.cdiv(blocks, patch)), powers, _mass(prepared), out, asked.numbers,
-        seen, strides, sizes=(asked.begin, asked.size, powers.shape[-1]), options=(patch,),
+    tiles = triton.cdiv(selection.size, 2 * selection.request.setup.N)
+    selection.request.launch(
+        mean_kernel, (patch * tiles, triton.cdiv(blocks, patch)), powers, _mass(prepared), out,
+        selection.numbers, visible, strides, sizes=(selection.begin, selection.size, powers.shape[-1]),
+        options=(patch,),
     )  # fmt: skip
     return out
 
 
-class Asked(NamedTuple):
-    """Which keys are asked for."""
+class Selection(NamedTuple):
+    """The keys that were selected."""
 
     request: Request
     begin: int  # the first of them
     size: int
-    numbers: Tensor | None  # int32 [size], if they are picked one by one
+    numbers: Tensor | None  # int32 [size], if they are indices
 
 
-def _asked(prepared: Prepared, columns: Index | None, kind: str) -> Asked:
+def _select(prepared: Prepared, columns: Index | None, kind: str) -> Selection:
     S, q = prepared.shape[3], prepared.q
     blocks = None
     if kind == "dense" and q.dtype != torch.float32 and not interpreted():
@@ -291,24 +292,24 @@ def _asked(prepared: Prepared, columns: Index | None, kind: str) -> Asked:
             blocks = SHORT_ROWS
     if columns is None or (isinstance(columns, slice) and columns.indices(S)[2] == 1):
         start, stop, _ = (columns or slice(None)).indices(S)
-        return Asked(Request(prepared, kind, blocks=blocks), start, max(0, stop - start), None)
+        return Selection(Request(prepared, kind, blocks=blocks), start, max(0, stop - start), None)
     if isinstance(columns, slice):
         columns = torch.tensor(range(S)[columns], device=prepared.device)
     numbers = columns.to(prepared.device, torch.int64)
-    picked = prepared.k.index_select(2, numbers)  # the rules know them by their numbers
-    return Asked(
+    picked = prepared.k.index_select(2, numbers)  # the rules need their indices
+    return Selection(
         Request(prepared, kind, blocks=blocks, keys=picked), 0, len(numbers), numbers.to(torch.int32)
     )
 
 
-def _seen(asked: Asked, tiles: int) -> Tensor | None:
-    """Which tiles show anything, uint8 [B or 1, H or 1, row tiles, tiles]; None without a list."""
-    request = asked.request
+def _visible_tiles(selection: Selection, tiles: int) -> Tensor | None:
+    """Return which tiles show any key, uint8 [B or 1, H or 1, row tiles, tiles]; None without a list."""
+    request = selection.request
     if not request.setup.listed:
         return None
-    if asked.numbers is not None:
+    if selection.numbers is not None:
         return torch.ones(1, 1, request.blocks, tiles, dtype=torch.uint8, device=request.prepared.device)
-    return seen_tiles(request, columns=tiles, begin=asked.begin).view(torch.uint8)
+    return seen_tiles(request, columns=tiles, begin=selection.begin).view(torch.uint8)
 
 
 def _mass(prepared: Prepared) -> Tensor | None:
@@ -393,7 +394,7 @@ def top_kernel(
 
 
 def top(prepared: Prepared, count: int) -> tuple[Tensor, Tensor]:
-    """(weights, keys), each [B, H, T, count], heaviest first; of equal weights the first key."""
+    """Return (weights, keys), each [B, H, T, count], heaviest first; of equal weights the first key."""
     prepared = settled(prepared)
     request = Request(prepared, "top")
     shape = (request.B, request.H, request.T, count)

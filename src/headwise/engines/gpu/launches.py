@@ -1,11 +1,11 @@
-"""Whether kernels can take a request, block sizes, and launches. Imports no triton.
+"""Checks of requests for kernels, block sizes, and launches. Imports no triton.
 
 Block sizes are a small measured table instead of minutes of autotuning at the first call: on an H200 (compute
 capability 9.0); docs/log/gpu-kernels.md has the runners-up. Older GPUs have less shared memory and take
 `CAREFUL`.
 
 Compiled kernels are looked up here, by what Triton would compile anew for (`specialization`): Triton's own
-dispatch looks at every argument in every call.
+dispatch reads every argument in every call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_SPECIAL = ("H", "shift", "left", "right", "b0", "blocks")
 
 
 def interpreted() -> bool:
-    """Whether Triton runs kernels in Python, on a CPU: how the tests look at them."""
+    """Return True if Triton runs kernels in Python, on a CPU, as the tests do."""
     return INTERPRET
 
 
@@ -48,7 +48,7 @@ FARTHEST = 2**24  # whole numbers that float32 holds
 
 
 def cannot(scores: Tiled) -> str | None:
-    """None if the kernels can take it, else the reason."""
+    """Return None if the kernels can take the request, else the reason."""
     if not isinstance(scores, Scores):
         return "these weights were given, not computed: there is no q and k to go back to"
     q = scores.q
@@ -80,7 +80,7 @@ def _missing(device: int | None) -> str | None:
 
 
 def no_compiler() -> str | None:
-    """Why Triton cannot build what launches its kernels; None: it can."""
+    """Return why Triton cannot build launchers for its kernels; None if it can."""
     if os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang")):
         return None
     return "triton needs a C compiler, and there is none: install gcc, or set CC"
@@ -136,7 +136,7 @@ INTERPRETED = Blocks(16, 16, 1, 1)
 
 
 def blocks_for(kind: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Blocks:
-    """The blocks a kernel uses."""
+    """Return the blocks a kernel uses."""
     if interpreted():
         return INTERPRETED
     size = 0 if head_dim <= 64 else 1 if head_dim <= 128 else 2
@@ -149,19 +149,19 @@ def blocks_for(kind: str, head_dim: int, dtype: torch.dtype, device: torch.devic
 
 @functools.cache
 def takes_descriptors(device: int | None) -> bool:
-    """Whether the GPU has the copy engine that tensor descriptors drive."""
+    """Return True if the GPU has the copy engine that tensor descriptors use."""
     return interpreted() or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side, at least."""
+    """Return the least number of programs that run at the same time."""
     return 4 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 NUMBERS = itertools.count()
 THREADS = threading.local()  # has `bound` where a thread has launched something
-COMPILED: dict[Hashable, Kernel] = {}  # kernel and what it was specialised for -> the compiled one
+COMPILED: dict[Hashable, Kernel] = {}  # by kernel and its specialization
 
 
 def launch(
@@ -174,11 +174,11 @@ def launch(
     warps: int = 4,
     registers: int = 0,
 ) -> None:
-    """kernel[grid](*args, *constants), past Triton's own way there, which looks at every argument each time.
+    """Run kernel[grid](*args, *constants) without Triton's dispatch, which reads every argument each time.
 
     Args:
         constants: what the kernel is compiled for.
-        kinds: what of the arguments decides which compiled kernel it is; see `specialization`.
+        kinds: the properties of the arguments that determine the compiled kernel; see `specialization`.
         registers: most a thread may have, 0: as many as the compiler likes.
     """
     with on_device(device):
@@ -204,7 +204,7 @@ def ready(
     warps: int = 4,
     registers: int = 0,
 ) -> Callable[..., None] | None:
-    """`launch` of a kernel that has been compiled, taking its arguments; None: it has not been."""
+    """Return `launch` of a kernel that has been compiled as a function of its arguments; else None."""
     if interpreted():
         return lambda *args: kernel[grid](*args, *constants, num_warps=warps)
     compiled = COMPILED.get((kernel.__name__, device.index, warps, registers, constants, kinds))
@@ -241,10 +241,10 @@ def compiled_beside(
     warps: int = 4,
     registers: int = 0,
 ) -> Iterator[None]:
-    """While it lasts, a kernel that will be launched next is compiled in a thread of its own.
+    """Compile a kernel that will be launched next in another thread during the context.
 
-    Two kernels that follow each other are ready in the time of one: compilers let go of Python's lock. What
-    goes wrong here goes wrong again at the launch, and is told there.
+    Two kernels in sequence are compiled in the time of one: compilers release Python's lock. An error here
+    occurs again at the launch, and is raised there.
     """
     if interpreted() or (kernel.__name__, device.index, warps, registers, constants, kinds) in COMPILED:
         yield
@@ -264,7 +264,7 @@ def compiled_beside(
 
 
 def specialization(x: object) -> Hashable:
-    """What Triton compiles anew for: types, what is missing, sixteens and ones, numbers beyond 32 bits."""
+    """Return what Triton compiles anew for: types, None, multiples of 16, ones, numbers beyond 32 bits."""
     if isinstance(x, tuple):
         return tuple([specialization(part) for part in x])
     if isinstance(x, Tensor):
@@ -276,7 +276,7 @@ def specialization(x: object) -> Hashable:
 
 @functools.lru_cache(maxsize=1024)
 def number_of(kind: Hashable) -> int:
-    """A number for each kind: a key that is quick to look up."""
+    """Return a number for each kind: a key that is fast to look up."""
     return next(NUMBERS)
 
 
@@ -292,7 +292,7 @@ def bind_thread(device: torch.device) -> None:
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device: make it the tensors'."""
+    """Return a context in which the tensors' device is current, as Triton's launches need."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)

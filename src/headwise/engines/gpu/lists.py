@@ -1,4 +1,4 @@
-"""What is made ready before a walk: lists of tiles, and lse as powers of two.
+"""Preparations of a walk: lists of tiles, and lse as powers of two.
 
 Lists are for rules kept as tensors: padding with holes, documents, dense masks. Each tile is looked at once;
 a block of rows then walks only those that show it anything. Where sequences or heads share their rules they
@@ -71,20 +71,25 @@ def look(
 def seen_tiles(
     request: Request, step: int | None = None, parts: int = 1, columns: int | None = None, begin: int = 0
 ) -> Tensor:
-    """bool [B or 1, H or 1, row tiles, column tiles]; column tile j starts at begin + j * step / parts."""
+    """Return which tiles show any key, bool [B or 1, H or 1, row tiles, column tiles].
+
+    Column tile j starts at begin + j * step / parts.
+    """
     setup: Setup = request.setup
     mask = request.prepared.scores.mask
     length = request.T if request.keys_first else request.S
     count = triton.cdiv(length, setup.N) if columns is None else columns
     batch, heads = request.B if mask.differs("b") else 1, request.H if mask.differs("h") else 1
-    seen = torch.empty(batch, heads, request.blocks, count, dtype=torch.uint8, device=request.prepared.device)
+    shown = torch.empty(
+        batch, heads, request.blocks, count, dtype=torch.uint8, device=request.prepared.device
+    )
     _, *numbers = request.prepared.numbers
     args = (
-        seen, request.prepared.rules, heads, *numbers, request.blocks, count, step or setup.N, parts, begin
+        shown, request.prepared.rules, heads, *numbers, request.blocks, count, step or setup.N, parts, begin
     )  # fmt: skip
-    kinds = (request.prepared.kind, specialization(seen))
-    launch(look, (seen.numel(), 1, 1), args, (request.keys_first, setup), kinds, seen.device)
-    return seen.view(torch.bool)
+    kinds = (request.prepared.kind, specialization(shown))
+    launch(look, (shown.numel(), 1, 1), args, (request.keys_first, setup), kinds, shown.device)
+    return shown.view(torch.bool)
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -102,7 +107,7 @@ def order_kernel(SEEN, TILES, COUNTS, columns, CHUNK: tl.constexpr):
 
 
 def in_order(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The tiles seen by each row of `seen_tiles`, int32, in order; and how many there are."""
+    """Return the tiles seen by each row of `seen_tiles`, int32, in order; and how many there are."""
     columns, device = seen.shape[-1], seen.device
     tiles = torch.zeros(seen.shape, dtype=torch.int32, device=device)
     counts = torch.empty(seen.shape[:-1], dtype=torch.int32, device=device)
@@ -346,18 +351,18 @@ def own_list(
 
 
 class ListPlan(NamedTuple):
-    """What is the same for all lists of requests with one signature."""
+    """What all lists of requests with one signature have in common."""
 
     room: tuple[int, int, int, int]  # sequences and heads whose rules differ, tiles of rows and columns
-    shown: tuple[int, int] | None  # sequences and heads whose masks are looked at
+    shown: tuple[int, int] | None  # sequences and heads whose masks are read
     batch: int  # sequences whose padding and documents differ
     blocks: tuple[int, int]  # of queries, of keys
     sizes: tuple[int, int]
-    fields: int  # of a block's extremes; 0: there are none, or they are found where they are needed
+    fields: int  # of a block's extremes; 0: there are none, or the kernel computes them
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """From one sequence, head and row to the next, of lists; and of what is known of them before."""
+        """Strides from one sequence, head and row to the next, of lists and of tables."""
         B, H, rows, columns = self.room
         shown, tiles = self.shown or (1, 1), rows * columns
         return (
@@ -367,14 +372,14 @@ class ListPlan(NamedTuple):
         )  # fmt: skip
 
 
-def chunk_of(columns: int, kept: bool) -> int:
-    """How many tiles a program looks at in one go; kept: and at padding or labels, where there are few."""
-    most = 16 if interpreted() else OWN_CHUNK if kept and columns <= FEW_TILES else CHUNK
+def chunk_of(columns: int, has_tensor_rules: bool) -> int:
+    """Return how many tiles a program reads at once; has_tensor_rules: including padding or labels."""
+    most = 16 if interpreted() else OWN_CHUNK if has_tensor_rules and columns <= FEW_TILES else CHUNK
     return max(16, min(most, triton.next_power_of_2(columns)))
 
 
 def list_plan(request: Request) -> ListPlan:
-    """What is made before the lists of a request."""
+    """Return the plan for the lists of a request."""
     setup, mask, rules = request.setup, request.prepared.scores.mask, request.prepared.rules
     rows, columns = request.blocks, -(-(request.T if request.keys_first else request.S) // setup.N)
     by_batch, by_head, shown = mask.differs("b"), mask.differs("h"), None
@@ -385,8 +390,8 @@ def list_plan(request: Request) -> ListPlan:
     sizes, blocks = (setup.M, setup.N), (rows, columns)
     if request.keys_first:
         sizes, blocks = (setup.N, setup.M), (columns, rows)
-    kept = rules.keys is not None or rules.key_ids is not None
-    tabled = kept and columns > (2 if interpreted() else FEW_TILES)
+    has_tensor_rules = rules.keys is not None or rules.key_ids is not None
+    tabled = has_tensor_rules and columns > (2 if interpreted() else FEW_TILES)
     batch = request.B if by_batch else 1
     room = (batch, request.H if by_head else 1, rows, columns)
     return ListPlan(room, shown, batch, blocks, sizes, 2 + 2 * setup.labels if tabled else 0)
@@ -395,30 +400,32 @@ def list_plan(request: Request) -> ListPlan:
 Tables = tuple[Tensor | None, Tensor | None]
 
 
-def tables(request: Request, known: Tensor | None = None, filled: bool = True) -> Tables:
-    """(what masks show of each tile, the extremes of each block), each where it is wanted.
+def tables(request: Request, lent: Tensor | None = None, filled: bool = True) -> Tables:
+    """Return (what masks show of each tile, the extremes of each block), None where not needed.
 
     Args:
         known: extremes of the same blocks, from another request about the same scores.
-        filled: False for their room alone.
+        filled: False for uninitialised tensors.
     """
     setup, prepared, plan = request.setup, request.prepared, request.list_plan
     rules, device, kinds = prepared.rules, prepared.device, prepared.kind  # room of our own is aligned
     _, T, S, shift, _, _ = prepared.numbers
-    shown, extremes = None, known
+    shown, extremes = None, lent
     if plan.shown is not None:
         (B, H), (rows, columns) = plan.shown, plan.room[2:]
         shown = torch.empty(B, H, rows, columns, dtype=torch.uint8, device=device)
         if filled:
-            given: Arguments = (shown, rules, H, T, S, rows, columns)
-            launch(glance, (B * H * rows * columns, 1, 1), given, (request.keys_first, setup), kinds, device)
-    if plan.fields and known is None:
+            arguments: Arguments = (shown, rules, H, T, S, rows, columns)
+            launch(
+                glance, (B * H * rows * columns, 1, 1), arguments, (request.keys_first, setup), kinds, device
+            )
+    if plan.fields and lent is None:
         count = sum(plan.blocks)
         extremes = torch.empty(plan.batch, count, plan.fields, dtype=torch.int64, device=device)
         if filled:
-            given = (extremes, rules, T, S, shift, *plan.blocks)
+            arguments = (extremes, rules, T, S, shift, *plan.blocks)
             options: tuple[Hashable, ...] = (plan.fields, *plan.sizes, max(plan.sizes), setup)
-            launch(extremes_kernel, (count * plan.batch, 1, 1), given, options, kinds, device)
+            launch(extremes_kernel, (count * plan.batch, 1, 1), arguments, options, kinds, device)
     return shown, extremes
 
 
@@ -437,7 +444,7 @@ def powers_kernel(LSE, COUNTED, OUT, H, T, padded, SIZE: tl.constexpr):
 
 
 def powers_of(lse: Tensor, kind: int, counted: Tensor | None = None) -> Tensor:
-    """[B, H, T and room] from lse [B, H, T], contiguous.
+    """Return lse as powers of two, [B, H, T and padding], from lse [B, H, T], contiguous.
 
     Args:
         kind: of the request; see `Prepared.kind`.

@@ -54,7 +54,7 @@ NEAR = ("first", "previous", "itself", "next", "local")
 
 
 class Wants(NamedTuple):
-    """Where each value goes, -1: nowhere."""
+    """The row of each statistic in the result, -1: none."""
 
     first: int
     previous: int
@@ -201,7 +201,7 @@ def received_kernel(
 
 
 def received(prepared: Prepared) -> Tensor:
-    """[B, H, S]: the weights of all counted queries, summed for each key."""
+    """Return [B, H, S]: the weights of all counted queries, summed for each key."""
     rules = prepared.rules
     biased = rules.bias is not None or rules.relative is not None
     request = Request(prepared, "received_bias" if biased else "received", keys_first=True)
@@ -263,7 +263,7 @@ def of_heads_kernel(
 
 
 class _Fold(NamedTuple):
-    """A launch of `of_heads_kernel` but for its tensors."""
+    """A launch of `of_heads_kernel` without its tensors."""
 
     grid: tuple[int, int, int]
     numbers: Arguments
@@ -288,18 +288,18 @@ def _fold(prepared: Prepared, values: Tensor, out: Tensor, kinds: Sequence[Kind]
 
 
 def of_heads(prepared: Prepared, values: Tensor, kinds: Sequence[Kind]) -> Tensor:
-    """[n, B, H] from [n, B, H, T]; each kind is (offset, whether the largest is meant)."""
+    """Return [n, B, H] from [n, B, H, T]; each kind is (offset, whether the largest is wanted)."""
     out = prepared.empty(len(kinds), *prepared.shape[:2])
     fold = _fold(prepared, values, out, kinds)
-    given = (values, prepared.lse, out, prepared.rules, *fold.numbers)
-    launch(of_heads_kernel, fold.grid, given, fold.constants, fold.kinds, values.device, fold.warps)
+    arguments = (values, prepared.lse, out, prepared.rules, *fold.numbers)
+    launch(of_heads_kernel, fold.grid, arguments, fold.constants, fold.kinds, values.device, fold.warps)
     return out
 
 
 def of_heads_again(
     prepared: Prepared, values: Tensor, out: Tensor, kinds: Sequence[Kind]
 ) -> Callable[[Tensor, Tensor, Tensor, Rules], None] | None:
-    """The same, once it has run, for all that are alike: it takes values, lse, room for the result, rules."""
+    """Return `of_heads` as a single launch after it has run; it takes values, lse, the result, rules."""
     fold = _fold(prepared, values, out, kinds)
     go = ready(of_heads_kernel, fold.grid, fold.constants, fold.kinds, values.device, fold.warps)
     numbers = fold.numbers
@@ -388,7 +388,7 @@ def picture_kernel(
 
 
 def narrow(prepared: Prepared, picture: Picture) -> Tensor:
-    """[B, H, rows, columns]: the true mass of each cell."""
+    """Return [B, H, rows, columns]: the true mass of each cell."""
     request = Request(prepared, "picture")
     setup, T, S = request.setup, request.T, request.S
     M, N = setup.M, setup.N
@@ -425,7 +425,7 @@ NAMES = (*(name for name in by_row.NAMES if name != "mass"), *NEAR)
 
 
 class Measured(NamedTuple):
-    """What was asked for."""
+    """The results of `measure`."""
 
     rows: dict[str, Tensor]  # [B, H], or [B, H, T] per query
     received: Tensor | None  # [B, H, S]
@@ -440,14 +440,14 @@ def measure(
     keys: bool,
     cells: tuple[int, int] | None,
 ) -> Measured:
-    """Row statistics by name, each with (offset, whether a head's value is the largest).
+    """Measure row statistics by name, each with (offset, whether a head's value is the largest).
 
     Args:
         kinds: the row statistics wanted.
         per_query: [B, H, T] instead of [B, H].
         reach: how near counts as local.
         keys: whether `received` is wanted.
-        cells: rows and columns of the picture, if one is wanted.
+        cells: rows and columns of the pooled map, if one is wanted.
     """
     signature = None
     if kinds and not (per_query or keys):
@@ -456,13 +456,13 @@ def measure(
         signature = ("measure", prepared.signature, *kinds.items(), reach, cells, lse.dtype, at)
         plan: Callable[[Prepared], dict[str, Tensor]] | None = PLANS.get(signature)
         if plan is not None:
-            found = plan(prepared)
-            return Measured(found, None, None if cells is None else narrow(prepared, Picture(*cells)))
-    given = prepared
+            head_values = plan(prepared)
+            return Measured(head_values, None, None if cells is None else narrow(prepared, Picture(*cells)))
+    original = prepared
     walked = tuple([name for name in kinds if name in by_row.NAMES])
     glanced = tuple([name for name in kinds if name in NEAR])
     picture = None if cells is None else Picture(*cells)
-    if glanced or keys or picture is not None:  # what is walked divides by a row's mass itself
+    if glanced or keys or picture is not None:  # the walk itself divides by a row's mass
         prepared = by_row.settled(prepared)
     request = Request(prepared, "rows")
     fits = picture is not None and by_row.wide(request, picture)
@@ -478,8 +478,8 @@ def measure(
     if names and not per_query:
         values, chosen = out, [kinds[name] for name in names]
         out = of_heads(prepared, values, chosen)
-        # not where an lse was measured in between, or a picture is made in the same walk
-        plannable = prepared is given and not fits
+        # not if lse was recomputed, or a pooled map is computed in the same walk
+        plannable = prepared is original and not fits
         if signature is not None and plannable and PLANS.seen_before(signature):
             fold = of_heads_again(prepared, values, out, chosen)
             PLANS.keep(signature, _planned(request, names, len(walked), walk, glance, fold))
@@ -494,7 +494,7 @@ def _planned(
     glance: Launch | None,
     fold: Callable[..., None] | None,
 ) -> Callable[[Prepared], dict[str, Tensor]] | None:
-    """Statistics of heads for all with the signature of these: room, and launches at once; None: no plan.
+    """Return a function for the same signature that launches at once; None if it cannot be planned.
 
     Args:
         walked: how many of the names come from the walk.
@@ -507,12 +507,12 @@ def _planned(
     look_around = None if glance is None else glance.again(q, k)
     if fold is None or (walk and not walk_on) or (glance and not look_around):
         return None
-    given_by, ragged = rules_and_lists_by(request), prepared.first_keys is not None
+    rules_and_lists, ragged = rules_and_lists_by(request), prepared.first_keys is not None
     (B, H, T, _), count, device = prepared.shape, len(names), prepared.device
 
     def again(prepared: Prepared) -> dict[str, Tensor]:
         q, k, lse = prepared.q, prepared.k, prepared.lse
-        rules, lists = given_by(prepared)
+        rules, lists = rules_and_lists(prepared)
         values = torch.empty((count, B, H, T), dtype=torch.float32, device=device)
         if walk_on is not None:
             walk_on(q, k, rules, lse, values, values, *lists)
@@ -527,7 +527,7 @@ def _planned(
 
 
 def pooled(prepared: Prepared, cells: tuple[int, int]) -> Tensor:
-    """[B, H, rows, columns]: the true mass of each cell."""
+    """Return the pooled map, [B, H, rows, columns]: the summed weights of each cell."""
     picture = measure(prepared, {}, per_query=True, reach=0, keys=False, cells=cells).picture
     assert picture is not None
     return picture

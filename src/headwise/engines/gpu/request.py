@@ -1,4 +1,4 @@
-"""A request as the kernels see it: descriptors of q and k, the rules, lists of tiles, room for results."""
+"""A request for the kernels: descriptors of q and k, the rules, lists of tiles, tensors for results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...scoring import hidden_is_endless
-from ..one_query import KNOWN
+from ..one_query import SUPPORTED_RULES
 from ..plans import PLANS
 from ..scores import FURTHER_NUMBERS, Scores
 from .launches import (
@@ -36,18 +36,18 @@ from .launches import (
 from .lists import ListPlan, Tables, chunk_of, in_order, list_plan, seen_tiles, tables
 from .tile import LOG2E, Channels, Rules, Setup
 
-DEEPEST = 65535  # what a grid may be in its third direction
+DEEPEST = 65535  # the largest size of a grid in its third dimension
 FAR = 2**30  # farther than any two positions
-WORTH_A_LOOK = 2**20  # scores of a head beyond which a mask, or a bias that may be one, is looked at first
+WORTH_A_LOOK = 2**20  # scores of a head beyond which a mask, or a bias that may be one, is read first
 DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Scores and lse as every kernel takes them; made once for all kernels of a request."""
+    """Scores and lse in the form that kernels take; computed once for all kernels of a request."""
 
     scores: Scores
-    given_lse: Tensor | None = None
+    input_lse: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -68,8 +68,8 @@ class Prepared:
 
     @cached_property
     def lse(self) -> Tensor:
-        assert self.given_lse is not None, "this kernel needs lse"
-        return self.given_lse.contiguous()
+        assert self.input_lse is not None, "this kernel needs lse"
+        return self.input_lse.contiguous()
 
     @cached_property
     def counted(self) -> Tensor | None:
@@ -78,7 +78,7 @@ class Prepared:
 
     @cached_property
     def counted_range(self) -> Tensor | None:
-        """Each sequence's first counted query and the one beyond the last, int32 [B, 2]; None: all count."""
+        """Each sequence's first counted query and the one after the last, int32 [B, 2]; None: all count."""
         if self.counted is None:
             return None
         T = self.shape[2]
@@ -96,12 +96,12 @@ class Prepared:
 
     @cached_property
     def describable(self) -> bool:
-        """Whether q and k can come as tensor descriptors."""
+        """True if q and k can be passed as tensor descriptors."""
         return takes_descriptors(self.device.index) and _describable(self.q) and _describable(self.k)
 
     @cached_property
     def may_mask(self) -> bool:
-        """Whether there is a bias, one for all heads, that may be a mask: worth a look at each tile of it."""
+        """True if there is a bias, shared by all heads, that may be a mask: reading its tiles may pay."""
         bias, (_, H, T, S) = self.scores.scoring.bias, self.shape
         if bias is None or bias.shape[1] > 1 or tuple(bias.shape[2:]) != (T, S):
             return False
@@ -109,12 +109,12 @@ class Prepared:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the first pass walks lists of tiles."""
+        """True if the first pass walks lists of tiles."""
         return self.scores.mask.is_listed or self.may_mask
 
     @cached_property
     def kind(self) -> int:
-        """What of it decides which compiled kernel is used."""
+        """A number for the compiled kernel that this request uses."""
         signature = self.signature
         number = PLANS.get(("kind", signature))
         if number is None:
@@ -125,15 +125,15 @@ class Prepared:
 
     @cached_property
     def signature(self) -> Hashable:
-        """All of it but what its tensors hold: quicker to make than what follows from it."""
+        """Everything except the values of tensors: faster to compute than what follows from it."""
         scores = self.scores
         mask, scoring, positions = scores.mask, scores.scoring, scores.positions
         rules: Hashable = None
         if scoring.has_tensors or not mask.is_positional:
-            held = (*scoring.tensors.items(), *mask.tensors.items())
+            tensors = (*scoring.tensors.items(), *mask.tensors.items())
             rules = (
                 *[getattr(mask, name) for name in FURTHER_NUMBERS],
-                *[(name, signature_of(x)) for name, x in held],
+                *[(name, signature_of(x)) for name, x in tensors],
             )
         return (
             signature_of(self.q), signature_of(self.k), mask.left, mask.right, scoring.scale, scoring.softcap,
@@ -148,11 +148,11 @@ class Prepared:
             if isinstance(value, Tensor) and value.ndim == 4:
                 fields |= _named_strides(name, value)
             if isinstance(value, Tensor) and value.dtype == torch.bool:
-                fields[name] = value.view(torch.uint8)  # what a kernel loads
+                fields[name] = value.view(torch.uint8)  # kernels load bytes
         return Rules(
             scale=scoring.scale,
             scale_log2=scoring.scale * LOG2E.value,
-            softcap=None if scoring.softcap is None else float(scoring.softcap),  # a number of one kind
+            softcap=None if scoring.softcap is None else float(scoring.softcap),  # always the same type
             slopes=None if scoring.slopes is None else in_float32(scoring.slopes),
             relative=None if relative is None else in_float32(hidden_is_endless(relative)),
             reach=0 if relative is None else relative.shape[1] // 2,
@@ -172,15 +172,15 @@ class Prepared:
         return H, T, S, S - T, left, right
 
     def empty(self, *shape: int) -> Tensor:
-        """Room for a result, float32."""
+        """Return an uninitialised tensor for a result, float32."""
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def zeros(self, *shape: int) -> Tensor:
-        """The same, filled with 0."""
+        """Return zeros for a result, float32."""
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
 
-MOST_KEPT = 4096
+CACHED_STRIDES = 4096
 TAKEN = (  # fields of `Rules` that a plan replaces by the tensors of its call, and where they come from
     ("bias", "scoring", "bias"), ("slopes", "scoring", "slopes"), ("sinks", "scoring", "sinks"),
     ("lengths", "mask", "keys"), ("keys", "mask", "keys"), ("key_ids", "mask", "key_ids"),
@@ -189,51 +189,51 @@ TAKEN = (  # fields of `Rules` that a plan replaces by the tensors of its call, 
 
 
 def in_float32(x: Tensor) -> Tensor:
-    """As kernels read it, one number beside the next."""
+    """Return x in float32, contiguous."""
     return x.float().contiguous()
 
 
 def as_loaded(x: Tensor) -> Tensor:
-    """The same in any dtype that kernels read: a cast would take as long as a kernel's own launch."""
+    """Return x contiguous in a dtype that kernels read: a cast would take as long as a kernel's launch."""
     return x.contiguous() if x.dtype in DTYPES else in_float32(x)
 
 
-AS_READ = {"slopes": in_float32, "sinks": as_loaded}  # what is made of a field before a kernel has it
+AS_READ = {"slopes": in_float32, "sinks": as_loaded}  # conversions of a field before a kernel gets it
 
 
 def signature_of(x: Tensor) -> Hashable:
-    """What kernels may be compiled, or planned, for."""
+    """Return what kernels may be compiled, or planned, for."""
     return x.shape, x.stride(), x.dtype, x.data_ptr() & 15
 
 
 def rules_by(prepared: Prepared) -> Callable[[Scores], Rules]:
-    """`Prepared.rules` of all scores with the signature of these."""
+    """Return a function that gives `Prepared.rules` of all scores with the signature of these."""
     rules, scores = prepared.rules, prepared.scores
     mask, scoring = scores.mask, scores.scoring
     if mask.is_positional and not scoring.has_tensors and scores.positions is None:
         return lambda scores: rules
-    # where a tensor is taken as it is, only its memory is new
+    # fields whose tensors are passed unchanged: only their memory is new
     as_they_are: list[tuple[str, Callable[[Scores], Tensor | None]]] = []
     for name, whose, attribute in TAKEN:
         mine = getattr(rules, name)
-        given = getattr(scoring if whose == "scoring" else mask, attribute)
+        source = getattr(scoring if whose == "scoring" else mask, attribute)
         if mine is None:
             continue
         taken = attrgetter(f"{whose}.{attribute}")
-        if given is not None and given.data_ptr() == mine.data_ptr():
-            as_they_are.append((name, partial(_in_bytes, taken) if given.dtype == torch.bool else taken))
+        if source is not None and source.data_ptr() == mine.data_ptr():
+            as_they_are.append((name, partial(_in_bytes, taken) if source.dtype == torch.bool else taken))
         elif name in AS_READ:
-            as_they_are.append((name, partial(_made, AS_READ[name], taken)))
+            as_they_are.append((name, partial(_changed, AS_READ[name], taken)))
         else:
             return lambda scores: Prepared(scores).rules
-    known = {name for name, _ in as_they_are} | {"counted"}
-    if any(isinstance(x, Tensor) and name not in known for name, x in rules._asdict().items()):
+    replaced = {name for name, _ in as_they_are} | {"counted"}
+    if any(isinstance(x, Tensor) and name not in replaced for name, x in rules._asdict().items()):
         return lambda scores: Prepared(scores).rules  # relative, positions, a rule that `TAKEN` does not name
     if rules.counted is not None:
         as_they_are.append(("counted", partial(_counted, prepared.shape[2])))
 
     nothing: dict[str, Any] = dict.fromkeys([name for name, _ in as_they_are])
-    numbers = rules._replace(**nothing)  # no tensor of these is kept
+    numbers = rules._replace(**nothing)  # a plan holds no tensor
     placed = [(Rules._fields.index(name), taken) for name, taken in as_they_are]
 
     def again(scores: Scores) -> Rules:
@@ -255,19 +255,19 @@ def _in_bytes(taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
     return taken(scores).view(torch.uint8)
 
 
-def _made(change: Callable[[Tensor], Tensor], taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
+def _changed(change: Callable[[Tensor], Tensor], taken: Callable[[Scores], Tensor], scores: Scores) -> Tensor:
     return change(taken(scores))
 
 
 class Request:
-    """What was prepared, cut into the tiles of one kind of kernel.
+    """A prepared request, cut into the tiles of one kind of kernel.
 
     Args:
         kind: which blocks to use; see launches.py.
-        keys_first: tiles turned over, a program keeps a block of keys and walks the queries.
+        keys_first: transposed tiles: a program holds a block of keys and walks the queries.
         blocks: instead of the table's.
-        keys: what stands for k: chosen keys, copied.
-        arranged: a first pass, whose programs make their lists themselves.
+        keys: chosen keys, copied, in place of k.
+        arranged: for a first pass, whose programs make their lists themselves.
     """
 
     def __init__(
@@ -284,10 +284,10 @@ class Request:
         self.k = prepared.k if keys is None else keys
         q = prepared.q
         self.tuned = blocks or blocks_for(kind, q.shape[-1], q.dtype, q.device)
-        mask, whole = prepared.scores.mask, prepared.describable
+        mask, describable = prepared.scores.mask, prepared.describable
         self.setup = _setup(
             self.tuned, q.shape[-1], q.dtype, prepared.scores.group,
-            whole and (keys is None or _describable(keys)),
+            describable and (keys is None or _describable(keys)),
             mask.left is not None, mask.right is not None, mask.right is not None and mask.right <= 0,
             mask.is_listed, prepared.scores.positions is not None, mask.num_labels,
             arranged and prepared.may_mask,
@@ -298,25 +298,25 @@ class Request:
         self.grid = (self.blocks, self.H)
 
     def _lists(self) -> tuple[int, bool]:
-        """`Setup.chunk` and `Setup.each` of the first pass."""
+        """Return `Setup.chunk` and `Setup.each` of the first pass."""
         prepared, (_, _, T, S) = self.prepared, self.prepared.shape
         rules = prepared.rules
-        if not all(isinstance(rule, KNOWN) for rule in prepared.scores.mask.hiding):
-            return 0, True  # lists know nothing of what it hides
+        if not all(isinstance(rule, SUPPORTED_RULES) for rule in prepared.scores.mask.hiding):
+            return 0, True  # lists do not support this rule
         few = T * S <= (512 if interpreted() else WORTH_A_LOOK)
         if few and rules.allowed is not None and not prepared.may_mask:
-            return 0, True  # a look at every tile would take as long
-        kept = rules.keys is not None or rules.key_ids is not None
-        return chunk_of(-(-(T if self.keys_first else S) // self.tuned.N), kept), False
+            return 0, True  # reading every tile beforehand would take as long
+        has_tensor_rules = rules.keys is not None or rules.key_ids is not None
+        return chunk_of(-(-(T if self.keys_first else S) // self.tuned.N), has_tensor_rules), False
 
     def without_tensors(self) -> dict[str, object]:
-        """What of it is the same for all that have its signature; see `again`."""
+        """Return the attributes shared by all requests with this signature; see `again`."""
         tensors = ("prepared", "k", "tile_lists", "lent")
         return {name: value for name, value in self.__dict__.items() if name not in tensors}
 
     @staticmethod
     def again(same: dict[str, object], prepared: Prepared) -> Request:
-        """One that has the signature of another."""
+        """Return a request with the attributes of another one of the same signature."""
         request = object.__new__(Request)
         request.__dict__.update(same)
         request.prepared, request.k, request.lent = prepared, prepared.k, None
@@ -324,24 +324,24 @@ class Request:
 
     @cached_property
     def list_plan(self) -> ListPlan:
-        """How its lists are made."""
+        """The plan for its lists."""
         return list_plan(self)
 
     @property
     def has_tables(self) -> bool:
-        """Whether something is made before the lists of a first pass."""
+        """True if tables are computed before the lists of a first pass."""
         return self.setup.chunk > 0 and (self.list_plan.shown is not None or self.list_plan.fields > 0)
 
     @property
     def lists_alike(self) -> Arguments:
-        """What `tile_lists` will be but for its contents: nothing is launched for it."""
+        """What `tile_lists` will be except its values: nothing is launched for it."""
         return self._first_pass_lists(filled=False) if self.has_tables else self.tile_lists
 
     @cached_property
     def tile_lists(self) -> Arguments:
         """(tiles, counts, strides): which tiles each block of rows sees; three times None without a list.
 
-        In the first pass: room for them, what is known of them before, strides of both.
+        In the first pass: memory for them, the tables, strides of both.
         """
         if not self.setup.listed or self.setup.each:
             return None, None, None
@@ -349,11 +349,11 @@ class Request:
 
     def _first_pass_lists(self, filled: bool = True) -> Arguments:
         plan, device = self.list_plan, self.prepared.device
-        made = tables(self, self.lent, filled)
-        return torch.empty(plan.room, dtype=torch.int32, device=device), made, plan.strides
+        table_tensors = tables(self, self.lent, filled)
+        return torch.empty(plan.room, dtype=torch.int32, device=device), table_tensors, plan.strides
 
     def lend(self, other: Request) -> None:
-        """What is known of blocks of these scores, to a request that cuts them into the same ones."""
+        """Lend the tables of blocks to a request for the same scores that is cut into the same blocks."""
         if self.has_tables and other.has_tables:
             mine, theirs = self.list_plan, other.list_plan
             if (mine.blocks, mine.sizes) == (theirs.blocks, theirs.sizes):
@@ -367,10 +367,10 @@ class Request:
         sizes: Arguments = (),
         options: Arguments = (),
     ) -> Launch:
-        """Run a kernel: q and k, its own tensors, the rules, the numbers, then what it is compiled for.
+        """Run a kernel with q and k, its own tensors, the rules, the numbers, then its constants.
 
-        grid: programs a sequence, in two directions. The third one is for the sequences, so that no program
-        has to divide to find out what it is about.
+        grid: programs a sequence, in two dimensions. The third one is for the sequences, so that no program
+        has to divide to find its sequence.
         """
         planned = self.planned(kernel, grid, *tensors, sizes=sizes, options=options)
         planned(self.prepared.q, self.k, self.prepared.rules, *tensors)
@@ -384,7 +384,7 @@ class Request:
         sizes: Arguments = (),
         options: Arguments = (),
     ) -> Launch:
-        """The launch without its tensors: of use for all others of their kind."""
+        """Return the launch without its tensors: it can be used for all others of their kind."""
         prepared, k = self.prepared, self.k
         mine = (tensors, sizes) if k is prepared.k else (tensors, sizes, k, strides_of(k))
         return Launch(
@@ -395,15 +395,15 @@ class Request:
 
 
 def lister(request: Request) -> Callable[[Scores, Rules, Tensor | None], Arguments]:
-    """`tile_lists` in first passes over scores with the signature of these; a table may be lent."""
+    """Return a function for `tile_lists` in first passes over scores of this signature, with lent tables."""
     if not request.setup.chunk:
         return lambda scores, rules, lent: (None, None, None)
     prepared, room, strides = request.prepared, request.list_plan.room, request.list_plan.strides
     device = prepared.device
     if not request.has_tables:
-        nothing, empty, whole = (None, None), torch.empty, torch.int32
+        nothing, empty, int32 = (None, None), torch.empty, torch.int32
         B, H, rows, columns = room
-        return lambda *_: (empty(B, H, rows, columns, dtype=whole, device=device), nothing, strides)
+        return lambda *_: (empty(B, H, rows, columns, dtype=int32, device=device), nothing, strides)
     same = request.without_tensors()
     alike = {name: getattr(prepared, name) for name in ("shape", "kind", "numbers")}
 
@@ -418,7 +418,7 @@ def lister(request: Request) -> Callable[[Scores, Rules, Tensor | None], Argumen
 
 
 def rules_and_lists_by(request: Request) -> Callable[[Prepared], tuple[Rules, Arguments]]:
-    """`Prepared.rules` and `tile_lists` of second passes over all that have the signature of these."""
+    """Return a function for `Prepared.rules` and `tile_lists` in second passes of the same signature."""
     rules_of = rules_by(request.prepared)
     if not request.setup.listed:
         nothing = None, None, None
@@ -426,14 +426,14 @@ def rules_and_lists_by(request: Request) -> Callable[[Prepared], tuple[Rules, Ar
     same = request.without_tensors()
 
     def again(prepared: Prepared) -> tuple[Rules, Arguments]:
-        prepared.__dict__["rules"] = rules_of(prepared.scores)  # the lists are made of them
+        prepared.__dict__["rules"] = rules_of(prepared.scores)  # the lists are computed from them
         return prepared.rules, Request.again(same, prepared).tile_lists
 
     return again
 
 
 class Launch(NamedTuple):
-    """Everything a launch takes but q, k, the rules and the kernel's own tensors."""
+    """All arguments of a launch except q, k, the rules and the kernel's own tensors."""
 
     kernel: Kernel
     grid: tuple[int, int]
@@ -451,7 +451,7 @@ class Launch(NamedTuple):
     def compiling(
         self, q: Tensor, k: Tensor, rules: Rules, *tensors: object
     ) -> AbstractContextManager[object]:
-        """While it lasts, what this launch needs is compiled beside; nothing where it was before."""
+        """Return a context in which the kernel of this launch is compiled in parallel, if it was not."""
         arguments = (*self._before(q, k, rules, *tensors), 0, *self.sizes)
         return compiled_beside(
             self.kernel, (*self.grid, 1), arguments, (*self.options, self.setup), self.kinds, self.device,
@@ -467,14 +467,14 @@ class Launch(NamedTuple):
         )  # fmt: skip
 
     def ready(self) -> Callable[..., None] | None:
-        """The same for a kernel that has run, taking all its arguments; None: it is more than one launch."""
+        """Return a function of all arguments that launches a kernel that has run; None for several."""
         if self.B > DEEPEST:
             return None
         grid, constants = (*self.grid, self.B), (*self.options, self.setup)
         return ready(self.kernel, grid, constants, self.kinds, self.device, self.warps, self.registers)
 
     def again(self, q: Tensor, k: Tensor) -> Callable[..., None] | None:
-        """`__call__` of one that has run, for all with the signatures of q and k; None as `ready`."""
+        """Return `__call__` of one that has run, for all with the signatures of q and k; None as `ready`."""
         go, setup = self.ready(), self.setup
         if go is None:
             return None
@@ -489,7 +489,7 @@ class Launch(NamedTuple):
         return run
 
     def __call__(self, q: Tensor, k: Tensor, rules: Rules, *tensors: object) -> None:
-        """Run it on these."""
+        """Run the kernel on these tensors."""
         before, setup = self._before(q, k, rules, *tensors), self.setup
         for b0 in range(0, self.B, DEEPEST):
             launch(
@@ -512,7 +512,7 @@ def _setup(
 
 
 def _in_two(D: int) -> tuple[int, int, int]:
-    """Channels, and the two powers of two that hold them: the second may be 0, others are 32 at least.
+    """Return channels, and the two powers of two that hold them: the second may be 0, others are at least 32.
 
     Triton 3.6 on Hopper GPUs reads outside of shared memory where the right factor of a product has 16
     columns and is stored by rows, as values and their gradients are.
@@ -522,12 +522,12 @@ def _in_two(D: int) -> tuple[int, int, int]:
 
 
 def channels_of(x: Tensor) -> Channels:
-    """How the channels of values, or of outputs and their gradients, are loaded."""
+    """Return how the channels of values, or of outputs and their gradients, are loaded."""
     return Channels(*_in_two(x.shape[-1]), takes_descriptors(x.device.index) and _describable(x))
 
 
 def as_lists(tiles: Tensor, counts: Tensor) -> Arguments:
-    """Lists as the kernels take them."""
+    """Return lists in the form that kernels take."""
     return tiles, counts, (*strides_of(tiles)[:2], tiles.stride(2), *strides_of(counts)[:2])
 
 
@@ -536,22 +536,22 @@ def _unit_stride(x: Tensor) -> Tensor:
 
 
 def strides_of(x: Tensor) -> tuple[int, ...]:
-    """Strides with 0 where a dimension is one for all."""
+    """Return strides, with 0 where a dimension has size 1."""
     return _steps(x.shape, x.stride())
 
 
-@functools.lru_cache(maxsize=MOST_KEPT)
+@functools.lru_cache(maxsize=CACHED_STRIDES)
 def _steps(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _named_strides(name: str, x: Tensor) -> dict[str, int]:
-    """Strides one by one: Triton 3.6 loses a 1 in a tuple that is in a tuple."""
+    """Return strides as separate fields: Triton 3.6 loses a 1 in a tuple that is in a tuple."""
     return {f"{name}_{letter}": step for letter, step in zip("bhts", strides_of(x), strict=True)}
 
 
 def _describable(x: Tensor) -> bool:
-    """Whether a tensor descriptor can hold it: aligned, rows of 16 bytes, no dimension seen twice."""
+    """Return True if a tensor descriptor can hold x: aligned, rows of 16 bytes, no overlapping dimensions."""
     width = x.element_size()
     if x.data_ptr() % 16 or x.shape[-1] * width < 16:
         return False
@@ -560,7 +560,7 @@ def _describable(x: Tensor) -> bool:
 
 
 def described(x: Tensor, size: int, setup: Setup | Channels) -> Arguments:
-    """x as the kernels load it: twice, for the two parts of its channels."""
+    """Return x as the kernels load it: twice, for the two parts of its channels."""
     if not setup.descriptors:
         return x, None
     shape, steps, first, second = _frame(x.shape, x.stride(), size, setup.D, setup.D0, setup.D1)
@@ -568,33 +568,38 @@ def described(x: Tensor, size: int, setup: Setup | Channels) -> Arguments:
 
 
 def describer(x: Tensor, size: int, setup: Setup | Channels) -> Callable[[Tensor], Arguments]:
-    """`described` for all tensors with the shape and strides of x."""
+    """Return `described` as a function for all tensors with the shape and strides of x."""
     if not setup.descriptors:
         return lambda x: (x, None)
     shape, steps, first, second = _frame(x.shape, x.stride(), size, setup.D, setup.D0, setup.D1)
     if not setup.D1:
 
         def in_one(x: Tensor) -> Arguments:
-            made = object.__new__(TensorDescriptor)  # `_descriptor`, a call less
-            made.base, made.shape, made.strides, made.block_shape = x, shape, steps, first
-            return made, None
+            descriptor = object.__new__(TensorDescriptor)  # `_descriptor`, written out
+            descriptor.base, descriptor.shape, descriptor.strides, descriptor.block_shape = (
+                x,
+                shape,
+                steps,
+                first,
+            )
+            return descriptor, None
 
         return in_one
     return lambda x: (_descriptor(x, shape, steps, first), _descriptor(x, shape, steps, second))
 
 
-@functools.lru_cache(maxsize=MOST_KEPT)
+@functools.lru_cache(maxsize=CACHED_STRIDES)
 def _frame(
     shape: tuple[int, ...], strides: tuple[int, ...], size: int, D: int, D0: int, D1: int
 ) -> tuple[list[int], list[int], list[int], list[int]]:
-    """What a descriptor holds beside its tensor: shape, strides, a block of either part of the channels."""
-    # a dimension of one is never stepped over: any aligned stride will do
+    """Return a descriptor's fields without its tensor: shape, strides, blocks of both parts."""
+    # a dimension of size 1 is never stepped over: any aligned stride will do
     steps = [(D + 7) // 8 * 8 if shape[i] == 1 else strides[i] for i in range(3)] + [1]
     return list(shape), steps, [1, 1, size, D0], [1, 1, size, D1]
 
 
 def _descriptor(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
-    """A descriptor without its own checks, which `_describable` has made."""
-    made = object.__new__(TensorDescriptor)
-    made.base, made.shape, made.strides, made.block_shape = x, shape, strides, block
-    return made
+    """Return a descriptor without its own checks, which `_describable` has made."""
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base, descriptor.shape, descriptor.strides, descriptor.block_shape = x, shape, strides, block
+    return descriptor

@@ -48,7 +48,7 @@ SLACK = {torch.float32: 2.0**-3, torch.float16: 2.0**-5, torch.bfloat16: 2.0**-5
 
 
 class Wants(NamedTuple):
-    """Where each value goes, -1: nowhere; and what the picture is like."""
+    """The row of each statistic in the result, -1: none; and the layout of the pooled map."""
 
     entropy: int
     effective_keys: int
@@ -76,7 +76,7 @@ class Picture(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """What a walk over rows gave, and its launch."""
+    """The results of a walk over rows, and its launch."""
 
     values: Tensor  # [names, B, H, T]
     picture: Tensor | None  # [B, H, rows, columns]
@@ -304,7 +304,7 @@ def add_up(
 
 
 def wide(request: Request, picture: Picture) -> bool:
-    """Whether no tile touches three cells."""
+    """Return True if no tile touches three cells."""
     return request.S // picture.columns >= request.setup.N
 
 
@@ -315,17 +315,17 @@ def rows(
     counted_only: bool = False,
     out: Tensor | None = None,
 ) -> Walked:
-    """Values per query, and perhaps a picture, in one walk.
+    """Compute values per query, and optionally a pooled map, in one walk.
 
-    counted_only: queries that do not count may be left out. out: where the values go.
+    counted_only: queries that do not count may be left out. out: the tensor for the values.
     """
     assert picture is None or wide(request, picture)
     slots = {name: names.index(name) if name in names else -1 for name in NAMES}
     prepared, B, H, T, S = request.prepared, request.B, request.H, request.T, request.S
     M, N = request.setup.M, request.setup.N
     cells = picture or Picture(1, 1)
-    whole = T % (cells.rows * M) == 0
-    row_cells = 1 if whole else min(cells.rows, M * cells.rows // T + 2)
+    fills_tiles = T % (cells.rows * M) == 0
+    row_cells = 1 if fills_tiles else min(cells.rows, M * cells.rows // T + 2)
     aligned = S % (cells.columns * N) == 0
     # 16 rows a warp, in the matrix unit's layout. Where a bias or mask is loaded tiles may take another one,
     # in which Triton 3.6 adds up shares wrongly.
@@ -339,7 +339,7 @@ def rows(
         picture=picture is not None,
         aligned=aligned,
         whole_tiles=aligned and not request.setup.listed,
-        one_cell=whole,
+        one_cell=fills_tiles,
         counted_only=counted_only and prepared.counted is not None,
         shares=shares,
         slack=SLACK[prepared.q.dtype],
@@ -358,7 +358,7 @@ def rows(
 
 
 def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
-    """[B, H, rows, columns] from each block's shares, [B * H, blocks, row_cells, columns, shares]."""
+    """Return [B, H, rows, columns] from each block's shares, [B * H, blocks, row_cells, columns, shares]."""
     B, H, T = request.B, request.H, request.T
     C = min(256, triton.next_power_of_2(picture.columns))
     out = request.prepared.empty(B, H, *picture)
@@ -370,15 +370,15 @@ def added_up(request: Request, parts: Tensor, picture: Picture) -> Tensor:
 
 
 def mass_of(prepared: Prepared) -> Tensor:
-    """What each query's weights and sink sum to, [B, H, T]: 1 but for the rounding of lse."""
+    """Return the sum of each query's weights and sink, [B, H, T]: 1 but for the rounding of lse."""
     return rows(Request(prepared, "rows"), ("mass",)).values[0]
 
 
 def settled(prepared: Prepared) -> Prepared:
-    """With an lse that fits these products, where float32 is asked for and the forward's would be seen."""
+    """Return the request with an lse that fits these products, if float32 makes the difference visible."""
     if prepared.q.dtype != torch.float32:
         return prepared
-    return replace(prepared, given_lse=prepared.lse + mass_of(prepared).log())
+    return replace(prepared, input_lse=prepared.lse + mass_of(prepared).log())
 
 
 # The light pass
@@ -435,7 +435,7 @@ def lse_kernel(
 
 
 def lse_of(scores: Scores) -> Tensor:
-    """[B, H, T], natural logarithm; -inf for queries that see nothing."""
+    """Return the lse, [B, H, T], natural logarithm; -inf for queries that see nothing."""
     prepared = Prepared(scores)
     key = ("lse", prepared.signature)
     plan: Callable[[Prepared], Tensor] | None = PLANS.get(key)
@@ -451,11 +451,15 @@ def lse_of(scores: Scores) -> Tensor:
 
 
 def _planned(request: Request, go: Callable[..., None]) -> Callable[[Prepared], Tensor]:
-    """`lse_of` for all that have the signature of these: room, and a launch at once."""
-    given_by, shape, device = rules_and_lists_by(request), request.prepared.shape[:3], request.prepared.device
+    """Return `lse_of` as a single launch, for all requests with the signature of this one."""
+    rules_and_lists, shape, device = (
+        rules_and_lists_by(request),
+        request.prepared.shape[:3],
+        request.prepared.device,
+    )
 
     def again(prepared: Prepared) -> Tensor:
-        rules, lists = given_by(prepared)
+        rules, lists = rules_and_lists(prepared)
         out = torch.empty(shape, dtype=torch.float32, device=device)
         go(prepared.q, prepared.k, rules, out, *lists)
         return out

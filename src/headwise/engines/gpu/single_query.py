@@ -157,7 +157,7 @@ def merge_kernel(
 
 
 def _parts(batch: int, key_heads: int, keys: int, block: int, device: torch.device) -> tuple[int, int]:
-    """(how many parts, keys in each): no more than there are multiprocessors, and none too small to pay."""
+    """Return (number of parts, keys in each): at most one part a multiprocessor, none too small to pay."""
     wanted = multiprocessors(device) // (batch * key_heads)
     blocks = -(-keys // block)
     splits = max(1, min(wanted, blocks // 4 if blocks < 16 else blocks // 2, 64))
@@ -166,16 +166,16 @@ def _parts(batch: int, key_heads: int, keys: int, block: int, device: torch.devi
 
 
 def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(output [B, H, 1, Dv], lse [B, H, 1]) of a request of one query that `cannot` says nothing about."""
+    """Return (output [B, H, 1, Dv], lse [B, H, 1]) of a request of one query that `cannot` accepts."""
     q, k, mask, scoring = scores.q, scores.k, scores.mask, scores.scoring
     (B, H, _, D), (_, Hk, S, _), Dv = q.shape, k.shape, v.shape[-1]
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    G, device, whole = H // Hk, q.device, q.dtype == torch.float32
-    block = 16 if interpreted() else 64 if whole or max(D, Dv) > 128 else 128
+    G, device, is_float32 = H // Hk, q.device, q.dtype == torch.float32
+    block = 16 if interpreted() else 64 if is_float32 or max(D, Dv) > 128 else 128
     splits, part = _parts(B, Hk, S, block, device)
-    seen = lengths = None
+    key_bytes = lengths = None
     if mask.keys is not None and mask.keys.ndim == 2:
-        seen = (mask.keys if mask.keys.stride(-1) == 1 else mask.keys.contiguous()).view(torch.uint8)
+        key_bytes = (mask.keys if mask.keys.stride(-1) == 1 else mask.keys.contiguous()).view(torch.uint8)
     elif mask.keys is not None:
         lengths = mask.keys.to(torch.int32).contiguous()
     out = torch.empty(B, H, 1, Dv, dtype=q.dtype, device=device)
@@ -190,21 +190,26 @@ def attend(scores: Scores, v: Tensor) -> tuple[Tensor, Tensor]:
         relative = in_float32(hidden_is_endless(relative))
     reach = 0 if relative is None else relative.shape[1] // 2
     sinks = None if scoring.sinks is None else as_loaded(scoring.sinks)
-    tensors = (q, k, v, parts, parts_lse, seen, lengths, slopes, relative, None if splits > 1 else sinks)
-    strides = (*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], 0 if seen is None else seen.stride(0))
+    tensors = (q, k, v, parts, parts_lse, key_bytes, lengths, slopes, relative, None if splits > 1 else sinks)
+    strides = (
+        *q.stride()[:2],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        0 if key_bytes is None else key_bytes.stride(0),
+    )
     left = mask.left if mask.left is not None else S
     cap = scoring.softcap or 1.0
     wide, wide_v = max(16, triton.next_power_of_2(D)), max(16, triton.next_power_of_2(Dv))
     constants = (
         G, max(16, triton.next_power_of_2(G)), D, Dv, wide, wide_v, block, scoring.softcap is not None,
-        mask.left is not None, whole, q.dtype == torch.bfloat16 and not interpreted(),
-        1 if seen is not None or interpreted() else 3,
+        mask.left is not None, is_float32, q.dtype == torch.bfloat16 and not interpreted(),
+        1 if key_bytes is not None or interpreted() else 3,
     )  # fmt: skip
     numbers = (H, S, left, splits, part, reach, float(scoring.scale), float(cap))
     kinds = specialization((*tensors, *strides))
     launch(one_query_kernel, (B * splits, Hk, 1), (*tensors, *strides, *numbers), constants, kinds, device)
     if splits > 1:
-        given = (parts, parts_lse, out, lse, sinks)
+        arguments = (parts, parts_lse, out, lse, sinks)
         options = (Dv, wide_v, max(2, triton.next_power_of_2(splits)), sinks is not None)
-        launch(merge_kernel, (H, B, 1), (*given, H, splits), options, specialization(given), device)
+        launch(merge_kernel, (H, B, 1), (*arguments, H, splits), options, specialization(arguments), device)
     return out, lse

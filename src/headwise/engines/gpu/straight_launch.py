@@ -1,16 +1,16 @@
-"""Straight to the launcher of a compiled kernel, past what Triton 3.6 does in Python on the way there.
+"""Direct calls of a compiled kernel's launcher, without Triton 3.6's Python code around it.
 
 On the host of an H200 a launch of the first pass took 31 microseconds. Three descriptors were 6 of them and
 the launcher, which is C, 12: it asks each tensor for its address and the driver whether that is a GPU's. With
-addresses in place of tensors it takes 8.4. The rest is Python: what is told to hooks that nobody has set, and
-every argument looked at once more for descriptors among them. Here all that is the same in every launch is
-made once, and what is left is asked of the very functions that Triton asks.
+addresses in place of tensors it takes 8.4. The rest is Python: arguments for hooks that are not set, and a
+second search for descriptors among the arguments. Here everything that is the same in every launch is
+computed once, and the rest is done by the same functions that Triton calls.
 
-None of this is promised by Triton, so a launcher is taken apart only where all of it is as in 3.6: its
-classes, the arguments it begins with, what its functions close over. Any other, one that needs memory of its
-own, and every launch while a hook is set go Triton's own way.
+Triton promises none of this, so a launcher is taken apart only if all of it is as in 3.6: its classes, the
+arguments it begins with, the variables its functions close over. Any other launcher, one that needs memory of
+its own, and every launch while a hook is set are run by Triton.
 
-Whoever launches holds its tensors until the launch is made; that they are on the GPU is his to know, too.
+The caller must hold the tensors until the launch is made, and make sure that they are on the GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from triton.runtime import driver
 
 VERSION = ["3", "6"]
 # Grid, stream and function; whether the grid is cooperative, whether launches overlap; memory of its own, of
-# the kernel and of a profiler; warps, clusters and shared memory; what hooks are told; the two hooks.
+# the kernel and of a profiler; warps, clusters and shared memory; the arguments of hooks; the two hooks.
 FIRST = "iiiKKppOOOOOO"
 MAKES_DESCRIPTORS = "wrap_handle_tensordesc.<locals>.inner"
 CLOSED_OVER = ("launcher", "tensordesc_indices", "tensordesc_meta")
@@ -39,17 +39,17 @@ address = Tensor.data_ptr
 
 
 class Parts(NamedTuple):
-    """A launcher taken apart."""
+    """The parts of a launcher."""
 
     launch: Callable[..., None]  # in C
     kinds: Kinds
-    descriptors: list[tuple[int, dict[str, Any]]]  # which arguments they are, and what is known of each
+    descriptors: list[tuple[int, dict[str, Any]]]  # their indices among the arguments, and the fields of each
 
 
 def straight(
     compiled: Any, grid: tuple[int, int, int], constants: tuple[Hashable, ...], device: int
 ) -> Callable[..., None] | None:
-    """compiled[grid](*args, *constants), taking args; None: the launcher is not one that is known here."""
+    """Return compiled[grid](*args, *constants) as a function of args; None: the launcher is not supported."""
     parts = _parts(compiled)
     if parts is None:
         return None
@@ -59,31 +59,31 @@ def straight(
     together, overlapping = run.launch_cooperative_grid, run.launch_pdl
     stream_of = driver.active.get_current_stream
     pointers, tuples = _with_addresses(parts.kinds)
-    # from the last on, for each takes more places than one
-    described = [(at, at + 1, _descriptor_by(known)) for at, known in reversed(parts.descriptors)]
+    # from the last on, since each is replaced by several arguments
+    described = [(at, at + 1, _descriptor_by(fields)) for at, fields in reversed(parts.descriptors)]
 
     def go(*args: object) -> None:
         runtime = knobs.runtime
         if _is_set(runtime.launch_enter_hook) or _is_set(runtime.launch_exit_hook):
             ordinary(*args, *constants)
             return
-        given: list[Any] = [*args, *constants]
+        arguments: list[Any] = [*args, *constants]
         for at in pointers:
-            given[at] = address(given[at])
+            arguments[at] = address(arguments[at])
         for at, change in tuples:
-            given[at] = change(given[at])
+            arguments[at] = change(arguments[at])
         for at, end, change in described:
-            given[at:end] = change(given[at])
+            arguments[at:end] = change(arguments[at])
         launch(
             x, y, z, stream_of(device), function, together, overlapping, None, None, packed, None, None, None,
-            *given,
+            *arguments,
         )  # fmt: skip
 
     return go
 
 
 def _parts(compiled: Any) -> Parts | None:
-    """The launcher of a compiled kernel; None: it is not as in Triton 3.6, or needs more than arguments."""
+    """Return the parts of a kernel's launcher; None if it is not as in Triton 3.6, or needs memory."""
     if triton.__version__.split(".")[:2] != VERSION or type(compiled) is not CompiledKernel:
         return None
     try:
@@ -101,29 +101,33 @@ def _parts(compiled: Any) -> Parts | None:
         if not _is_in_c(launch) or sorted(indices) != places:
             return None
         described, host_types = [], nvidia.TMA_DTYPE_DEVICE_TO_HOST
-        for at, known in zip(places, meta, strict=True):
-            if known.keys() != OF_DESCRIPTORS or known["fp4_padded"]:
+        for at, fields in zip(places, meta, strict=True):
+            if fields.keys() != OF_DESCRIPTORS or fields["fp4_padded"]:
                 return None
-            described.append((at, {**known, "elem_type": host_types[known["elem_type"]]}))
-    except (ImportError, AttributeError, KeyError, TypeError, ValueError):  # not there, or not what it was
+            described.append((at, {**fields, "elem_type": host_types[fields["elem_type"]]}))
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError):  # missing, or not as in 3.6
         return None
     return Parts(launch, kinds, described)
 
 
 def _closed_over(launch: Any, module: str) -> list[Any]:
-    """What the function that makes descriptors closes over: `CLOSED_OVER`.
+    """Return the variables that the function that makes descriptors closes over: `CLOSED_OVER`.
 
     Raises:
         TypeError: it is another function.
     """
-    known = type(launch) is FunctionType and launch.__module__ == module
-    if not known or launch.__qualname__ != MAKES_DESCRIPTORS or launch.__code__.co_freevars != CLOSED_OVER:
+    is_function = type(launch) is FunctionType and launch.__module__ == module
+    if (
+        not is_function
+        or launch.__qualname__ != MAKES_DESCRIPTORS
+        or launch.__code__.co_freevars != CLOSED_OVER
+    ):
         raise TypeError(launch)
     return [cell.cell_contents for cell in launch.__closure__]
 
 
 def _beginning(kinds: Kinds, word: str) -> list[int]:
-    """Which of them begin so."""
+    """Return the indices of the kinds that begin with a word."""
     return [i for i, kind in enumerate(kinds) if isinstance(kind, str) and kind.startswith(word)]
 
 
@@ -132,25 +136,25 @@ def _is_in_c(launch: object) -> bool:
 
 
 def _is_set(hook: Any) -> bool:
-    """Whether anybody is to be told: a chain of hooks may be empty."""
+    """Return True if a hook has to be called: a chain of hooks may be empty."""
     return hook is not None and (type(hook) is not knobs.HookChain or bool(hook.calls))
 
 
 def _with_addresses(kinds: Kinds) -> tuple[list[int], list[tuple[int, Change]]]:
-    """Which of some arguments are tensors, and which are tuples with tensors in them: how these change."""
+    """Return the indices of tensors, and of tuples with tensors in them along with how these change."""
     pointers = _beginning(kinds, "*")
     inside = [(i, _tuple_by(kind)) for i, kind in enumerate(kinds) if isinstance(kind, tuple)]
     return pointers, [(i, change) for i, change in inside if change is not None]
 
 
 def _tuple_by(kinds: Kinds) -> Change | None:
-    """A tuple with addresses in place of its tensors; None: there are none in it."""
+    """Return a function that replaces a tuple's tensors by addresses; None if there are none in it."""
     pointers, tuples = _with_addresses(kinds)
     if not pointers and not tuples:
         return None
 
-    def change(given: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = list(given)
+    def change(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts = list(values)
         for at in pointers:
             parts[at] = address(parts[at])
         for at, of_tuple in tuples:
@@ -160,10 +164,10 @@ def _tuple_by(kinds: Kinds) -> Change | None:
     return change
 
 
-def _descriptor_by(known: dict[str, Any]) -> Change:
-    """A descriptor as the launcher takes it: as the copy engine wants it, then its shape and strides."""
-    fill, swizzle, size = driver.active.utils.fill_tma_descriptor, known["swizzle"], known["elem_size"]
-    dtype, block = known["elem_type"], known["block_size"]
+def _descriptor_by(fields: dict[str, Any]) -> Change:
+    """Return a function that gives a descriptor's launch arguments: the copy engine's, shape and strides."""
+    fill, swizzle, size = driver.active.utils.fill_tma_descriptor, fields["swizzle"], fields["elem_size"]
+    dtype, block = fields["elem_type"], fields["block_size"]
 
     def change(x: Any) -> tuple[Any, ...]:
         shape, strides, beyond = x.shape, x.strides, 1 if x.padding == "nan" else 0

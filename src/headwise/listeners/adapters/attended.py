@@ -304,11 +304,9 @@ def repeat_call(
             scores = Scores(q, stored, rules, scoring)
             plan = first_pass.plan_for(call_plan.key)
             if stored is not k and (stored.stride() != k.stride() or (stored.data_ptr() | k.data_ptr()) & 15):
-                output, lse, _ = first_pass.answer(
-                    scores, v
-                )  # a copy with other strides has another plan key
+                output, lse, _ = first_pass.compute(scores, v)  # a copy with other strides has another key
             elif plan is None:
-                output, lse, _ = first_pass.answer(scores, v, (), call_plan.key)
+                output, lse, _ = first_pass.compute(scores, v, (), call_plan.key)
             else:
                 output, lse, _ = plan.runner.forward(scores, v)  # no gradient is needed
         return output if attachment.note(run, path, noted, scores, lse) else None

@@ -10,8 +10,8 @@ operator that builds all weights as soon as there is a mask. Our two classes cha
 in for torch's while a model is adopted.
 
 torch's native layer is a shortcut past the parts of a layer. It is taken only where nobody could notice
-(`_is_as_made`); else each part is called as the module it is, and what is not ours is asked as torch asks it
-in training.
+(`_is_unmodified`); else each part is called as a module, and layers that are not ours get the arguments that
+torch passes in training.
 
 Letters: N batch, L length, E width.
 """
@@ -39,8 +39,8 @@ from .torch_call import FEW
 TORCHS_LAYER, TORCHS_ENCODER = nn.TransformerEncoderLayer, nn.TransformerEncoder
 
 
-class Asked(TypedDict):
-    """What a layer is asked with, beside its input."""
+class LayerArguments(TypedDict):
+    """The arguments of a layer, without its input."""
 
     src_mask: Tensor | None
     src_key_padding_mask: Tensor | None
@@ -48,7 +48,7 @@ class Asked(TypedDict):
 
 
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
-    """`torch.nn.TransformerEncoderLayer` that asks its `self_attn` whenever there is a mask."""
+    """`torch.nn.TransformerEncoderLayer` that calls its `self_attn` whenever there is a mask."""
 
     def forward(
         self,
@@ -57,20 +57,20 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """As in torch."""
+        """Compute the layer, with torch's arguments."""
         if type(src) not in PLAIN_TYPES or src.is_nested:
             node: Tensor | None = fx_node(self, src, src_mask, src_key_padding_mask, is_causal)
             if node is not None:
                 return node
-            if _is_as_made(self):
+            if _is_unmodified(self):
                 return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         elif src_mask is None and not is_causal:
-            answered = _natively(self, src, src_key_padding_mask)
-            if answered is not None:
-                return answered
+            result = _natively(self, src, src_key_padding_mask)
+            if result is not None:
+                return result
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "src_mask": src_mask})
         if _differ(src_mask, src_key_padding_mask):
-            src_mask, src_key_padding_mask = _in_one_dtype(src, src_mask, src_key_padding_mask)
+            src_mask, src_key_padding_mask = _as_additive(src, src_mask, src_key_padding_mask)
         elif not isinstance(self.self_attn, MultiheadAttention):
             src_mask, src_key_padding_mask = (_added(mask, src) for mask in (src_mask, src_key_padding_mask))
         masks = src_mask, src_key_padding_mask
@@ -94,22 +94,22 @@ class TransformerEncoder(nn.TransformerEncoder):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:
-        """As in torch."""
+        """Compute the encoder, with torch's arguments."""
         ours = [isinstance(layer, TransformerEncoderLayer) for layer in self.layers]
         if type(src) not in PLAIN_TYPES or src.is_nested or not any(ours):
             node: Tensor | None = fx_node(self, src, mask, src_key_padding_mask, is_causal)
             return super().forward(src, mask, src_key_padding_mask, is_causal) if node is None else node
         check_kinds({"src_key_padding_mask": src_key_padding_mask, "mask": mask})
         if _differ(mask, src_key_padding_mask):
-            mask, src_key_padding_mask = _in_one_dtype(src, mask, src_key_padding_mask)
+            mask, src_key_padding_mask = _as_additive(src, mask, src_key_padding_mask)
         causal, x = is_causal, src
         if causal is None:
             content = None if mask is None else content_of(mask)
             causal = content is not None and content.causal and self._fits(src, mask)
-        asked = Asked(src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
-        theirs = asked if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
-        for layer, own in zip(self.layers, ours, strict=True):
-            x = layer(x, **(asked if own else theirs))
+        arguments = LayerArguments(src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)
+        theirs = arguments if all(ours) else self._as_torch_asks(src, mask, src_key_padding_mask, is_causal)
+        for layer, is_ours in zip(self.layers, ours, strict=True):
+            x = layer(x, **(arguments if is_ours else theirs))
         padding = src_key_padding_mask
         nests = mask is None and not is_causal and getattr(self, "use_nested_tensor", False)
         if padding is not None and writes_zero_at_padding(self, src, padding, nests):
@@ -118,18 +118,18 @@ class TransformerEncoder(nn.TransformerEncoder):
 
     def _as_torch_asks(
         self, src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool | None
-    ) -> Asked:
-        """What torch's encoder gives its layers."""
+    ) -> LayerArguments:
+        """Return the arguments that torch's encoder passes to its layers."""
         mask, padding = _added(mask, src), _added(padding, src)
         causal = torchs._detect_is_causal_mask(mask, is_causal, self._length(src))
-        return Asked(src_mask=mask, src_key_padding_mask=padding, is_causal=causal)
+        return LayerArguments(src_mask=mask, src_key_padding_mask=padding, is_causal=causal)
 
     def _length(self, src: Tensor) -> int | None:
         first = next(layer for layer in self.layers if isinstance(layer, TransformerEncoderLayer))
         return torchs._get_seq_len(src, first.self_attn.batch_first)
 
     def _fits(self, src: Tensor, mask: Tensor | None) -> bool:
-        """Return True if the mask has this length. A mask of another length is refused further on."""
+        """Return True if the mask has this length. A mask of another length is refused later."""
         length = self._length(src)
         return mask is not None and tuple(mask.shape) == (length, length)
 
@@ -174,21 +174,21 @@ def writes_zero_at_padding(module: nn.TransformerEncoder, src: Tensor, padding: 
     return bool(torch._nested_tensor_from_mask_left_aligned(src, padding.logical_not()))
 
 
-def _is_as_made(layer: nn.Module) -> TypeGuard[TransformerEncoderLayer]:
+def _is_unmodified(layer: nn.Module) -> TypeGuard[TransformerEncoderLayer]:
     """Return True if a layer of ours has torch's own parts, none of them hooked or changed."""
     if not is_untouched(layer, *LAYER) or not layer.__dict__.keys().isdisjoint(BLOCKS):
         return False
-    if any(getattr(TORCHS_LAYER, name) is not made for name, made in BLOCKS.items()):
+    if any(getattr(TORCHS_LAYER, name) is not original for name, original in BLOCKS.items()):
         return False
     parts: dict[str, nn.Module] = layer.__dict__["_modules"]
-    if not all(is_untouched(parts.get(name), *made) for name, made in PARTS.items()):
+    if not all(is_untouched(parts.get(name), *original) for name, original in PARTS.items()):
         return False
     attend = parts["self_attn"]
     return is_untouched(attend.__dict__["_modules"].get("out_proj"), OUT_PROJ) and bool(_activation(layer))
 
 
 def _activation(layer: nn.Module) -> int:
-    """What torch calls it, 1 (ReLU) or 2 (GELU); 0: another one, or not the one torch has taken note of."""
+    """Return torch's number of the activation, 1 (ReLU) or 2 (GELU); 0: another, or torch's note differs."""
     act: object = layer.activation
     kind = 0
     if act is functional.relu or is_untouched(act, *RELU):
@@ -223,7 +223,7 @@ def _has_plain_attention(layer: TransformerEncoderLayer, E: int) -> bool:
 
 
 def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | None) -> Tensor | None:
-    """Answer by torch's native layer: the best there is without a mask, and for a few tokens on a CPU.
+    """Compute the layer by torch's native operator: best without a mask, and for a few tokens on a CPU.
 
     None where it is not, where it differs from torch's own steps, or where somebody could notice. A layer
     takes 0.83 to 0.88 of its time on an H200, 0.94 on a CPU.
@@ -231,7 +231,7 @@ def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | Non
     if layer.training or not is_unobserved(src) or src.dim() != 3 or not src.numel():
         return None
     N, L, E = src.shape
-    if not torch.backends.mha.get_fastpath_enabled() or not _is_as_made(layer):
+    if not torch.backends.mha.get_fastpath_enabled() or not _is_unmodified(layer):
         return None
     if not _is_at_rest(layer) or not _has_plain_attention(layer, E):
         return None
@@ -242,10 +242,10 @@ def _natively(layer: TransformerEncoderLayer, src: Tensor, padding: Tensor | Non
         return None
     if not src.is_cpu and attend.head_dim % 8:
         return None
-    held = parameters_of(attend, "in_proj_weight", "in_proj_bias") or []
+    parameters = parameters_of(attend, "in_proj_weight", "in_proj_bias") or []
     for part in (attend.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2):
-        held += parameters_of(part, "weight", "bias") or []
-    tensors = [t for t in held if t is not None]
+        parameters += parameters_of(part, "weight", "bias") or []
+    tensors = [t for t in parameters if t is not None]
     if len(tensors) < 12 or any(t.dtype is not src.dtype or t.device != src.device for t in tensors):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (src, *tensors)):
@@ -264,7 +264,7 @@ def _differ(mask: Tensor | None, padding: Tensor | None) -> bool:
     return mask is not None and padding is not None and mask.dtype != padding.dtype
 
 
-def _in_one_dtype(src: Tensor, *masks: Tensor | None) -> Iterator[Tensor | None]:
+def _as_additive(src: Tensor, *masks: Tensor | None) -> Iterator[Tensor | None]:
     """Yield masks as numbers to be added, in the dtype of src."""
     for mask in masks:
         added = _added(mask, src)
@@ -272,22 +272,24 @@ def _in_one_dtype(src: Tensor, *masks: Tensor | None) -> Iterator[Tensor | None]
 
 
 def _added(mask: Tensor | None, src: Tensor) -> Tensor | None:
-    """A mask as torch hands it on, as numbers to be added."""
+    """Return a mask as numbers to be added, as torch passes it on."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=src.dtype).masked_fill_(mask, -torch.inf)
 
 
-def _made(kind: type[nn.Module]) -> tuple[type[nn.Module], Callable[..., object]]:
+def _class_and_forward(kind: type[nn.Module]) -> tuple[type[nn.Module], Callable[..., object]]:
     return kind, kind.forward
 
 
-LAYER, LAYER_NORM, RELU, GELU = map(_made, (TransformerEncoderLayer, nn.LayerNorm, nn.ReLU, nn.GELU))
+LAYER, LAYER_NORM, RELU, GELU = map(
+    _class_and_forward, (TransformerEncoderLayer, nn.LayerNorm, nn.ReLU, nn.GELU)
+)
 PARTS = {
-    "self_attn": _made(MultiheadAttention),
-    **dict.fromkeys(("linear1", "linear2"), _made(nn.Linear)),
+    "self_attn": _class_and_forward(MultiheadAttention),
+    **dict.fromkeys(("linear1", "linear2"), _class_and_forward(nn.Linear)),
     **dict.fromkeys(("norm1", "norm2"), LAYER_NORM),
-    **dict.fromkeys(("dropout", "dropout1", "dropout2"), _made(nn.Dropout)),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), _class_and_forward(nn.Dropout)),
 }
 BLOCKS = {name: getattr(TORCHS_LAYER, name) for name in ("_sa_block", "_ff_block")}
 
@@ -388,32 +390,34 @@ def restore(model: nn.Module) -> int:
         ArgumentError: a module's class was changed for one that cannot do without ours; none is restored.
     """
     _check_model(model)
-    made: dict[type, type] = {**THEIRS, **{kind: kind for kind in OURS}}
+    restored: dict[type, type] = {**THEIRS, **{kind: kind for kind in OURS}}
     adopted = []
     for name, module in model.named_modules():
         if MARK in module.__dict__:
-            adopted.append((module, _over_torchs(type(module), made, name)))
+            adopted.append((module, _over_torchs(type(module), restored, name)))
     for module, kind in adopted:
         module.__class__ = kind
         del module.__dict__[MARK]
     return len(adopted)
 
 
-def _over_torchs(kind: type, made: dict[type, type], name: str) -> type:
-    """The same class over torch's in place of ours; `made`: those that are known."""
-    if kind not in made:
+def _over_torchs(kind: type, restored: dict[type, type], name: str) -> type:
+    """Return the same class over torch's in place of ours; `restored`: the classes done so far."""
+    if kind not in restored:
         if not issubclass(kind, tuple(THEIRS)) or any(map(_knows_its_class, vars(kind).values())):
             raise ArgumentError(
                 f"model must have the classes that adopt gave it: {name or 'the model itself'} is a "
                 f"{kind.__module__}.{kind.__qualname__} now; give it its class back first"
             )
         bases = tuple(
-            _over_torchs(base, made, name) if issubclass(base, tuple(THEIRS)) else base
+            _over_torchs(base, restored, name) if issubclass(base, tuple(THEIRS)) else base
             for base in kind.__bases__
         )
-        held = {key: value for key, value in vars(kind).items() if key not in ("__dict__", "__weakref__")}
-        made[kind] = type(kind)(kind.__name__, bases, held)  # type: ignore[misc]
-    return made[kind]
+        namespace = {
+            key: value for key, value in vars(kind).items() if key not in ("__dict__", "__weakref__")
+        }
+        restored[kind] = type(kind)(kind.__name__, bases, namespace)  # type: ignore[misc]
+    return restored[kind]
 
 
 def _knows_its_class(value: object) -> bool:
@@ -424,5 +428,5 @@ def _knows_its_class(value: object) -> bool:
     return False
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

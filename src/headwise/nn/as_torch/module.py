@@ -1,8 +1,8 @@
-"""`MultiheadAttention`: torch's class to the letter, on faster ways.
+"""`MultiheadAttention`: torch's class to the letter, with faster implementations.
 
-`forward` answers in this order: what is not ours goes to torch's own forward; small self-attention without
-gradients to torch's own operator (`native`); plain calls are one step of autograd (`in_one_step`); all others
-are attended to head by head (`answer`) between the projections of a `TorchCall`.
+`forward` tries in this order: torch's own forward for what is not ours; torch's own operator for small
+self-attention without gradients (`native`); one step of autograd for plain calls (`in_one_step`); and head by
+head (`attend`) between the projections of a `TorchCall` for all others.
 
 Letters are torch's: N batch, L query_len, S key_len, E embed_dim, H num_heads.
 """
@@ -34,7 +34,7 @@ from ..packed_weights import (
     parameters_of,
 )
 from .torch_arguments import as_hidden, check_masks
-from .torch_call import FEW, TorchCall, answer, check_budget
+from .torch_call import FEW, TorchCall, attend, check_budget
 
 TORCHS = nn.MultiheadAttention  # whatever that name may mean later
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -123,7 +123,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As in torch: (output, weights or None).
+        """Return (output, weights or None), with torch's arguments.
 
         Args:
             query: [N, L, E] with batch_first, else [L, N, E]; or [L, E].
@@ -135,32 +135,32 @@ class MultiheadAttention(nn.MultiheadAttention):
             is_causal: the hint that attn_mask is causal. On a CPU a mask of the right shape decides. Else,
                 where no weights are wanted and nothing is padded, the hint does, as in torch.
         """
-        given = (
+        arguments = (
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal,
         )  # fmt: skip
         if not _is_ours(self, query, key, value, key_padding_mask, attn_mask):
-            node: tuple[Tensor, Tensor | None] | None = fx_node(self, *given)
+            node: tuple[Tensor, Tensor | None] | None = fx_node(self, *arguments)
             if node is not None:
                 return node
             if is_untouched(self.out_proj, OUT_PROJ):
-                return super().forward(*given)
-            joint, weights = TORCHS.forward(changing_nothing(self), *given)
+                return super().forward(*arguments)
+            joint, weights = TORCHS.forward(changing_nothing(self), *arguments)
             return self.out_proj(joint), weights  # torch would take its weight and not call it
         if query is key and key is value and (attn_mask is not None or not is_causal):
             masks = key_padding_mask, attn_mask
-            answered = native(self, query, *masks, need_weights, average_attn_weights, is_causal)
-            if answered is not None:
-                return answered
-        call, zero = TorchCall(self, *given), self.empty_rows == "zero"
-        answered = in_one_step(call, zero)
-        if answered is not None:
-            return answered
+            result = native(self, query, *masks, need_weights, average_attn_weights, is_causal)
+            if result is not None:
+                return result
+        call, zero = TorchCall(self, *arguments), self.empty_rows == "zero"
+        result = in_one_step(call, zero)
+        if result is not None:
+            return result
         q, k, v = call.heads()
         rules = call.rules(q.shape[2], k.shape[2])
-        return call.finish(*answer(q, k, v, rules, call.dropout, need_weights, average_attn_weights, zero))
+        return call.finish(*attend(q, k, v, rules, call.dropout, need_weights, average_attn_weights, zero))
 
     def __prepare_scriptable__(self) -> nn.MultiheadAttention:
-        """What `torch.jit.script` compiles: torch's own class, on the same parameters."""
+        """Return what `torch.jit.script` compiles: torch's own class, on the same parameters."""
         if not is_untouched(self.out_proj, OUT_PROJ):
             raise ArgumentError(
                 "out_proj must be torch's own, and not hooked, to be scripted: got "
@@ -170,13 +170,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         return scriptable(self, TORCHS)
 
 
-def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
-    """Return True if these are ordinary tensors: not nested, traced or of a subclass, which torch answers."""
-    seen: Tensor | None = None
-    for x in given:  # before the parameters, which torch.fx would record
-        if x is not None and x is not seen and (type(x) not in PLAIN_TYPES or x.is_nested):
+def _is_ours(module: nn.MultiheadAttention, *tensors: Tensor | None) -> bool:
+    """Return True if these are ordinary tensors: not nested, traced or of a subclass, which torch handles."""
+    last: Tensor | None = None
+    for x in tensors:  # before the parameters, which torch.fx would record
+        if x is not None and x is not last and (type(x) not in PLAIN_TYPES or x.is_nested):
             return False
-        seen = x
+        last = x
     weight = module.in_proj_weight if module._qkv_same_embed_dim else module.q_proj_weight
     for x in (weight, module.in_proj_bias):
         if x is not None and (type(x) not in PLAIN_TYPES or x.is_nested):
@@ -186,7 +186,7 @@ def _is_ours(module: nn.MultiheadAttention, *given: Tensor | None) -> bool:
 
 
 def scriptable(module: nn.Module, kind: type[Kind]) -> Kind:
-    """torch's own class on the same parts, with its own list of them: scripting replaces children."""
+    """Return torch's own class on the same parts, with its own dict of them: scripting replaces children."""
     twin = kind.__new__(kind)
     twin.__dict__.update(module.__dict__)
     twin.__dict__["_modules"] = dict(module._modules)
@@ -194,11 +194,11 @@ def scriptable(module: nn.Module, kind: type[Kind]) -> Kind:
 
 
 def changing_nothing(module: nn.MultiheadAttention) -> nn.MultiheadAttention:
-    """The same attention with an `out_proj` that gives back what it gets, for torch's forward to look at."""
+    """Return the same attention with an `out_proj` that returns its input, for torch's forward to read."""
     like = module.in_proj_weight if module.in_proj_weight is not None else module.q_proj_weight
     weight = torch.eye(module.embed_dim, dtype=like.dtype, device=like.device)
     last = SimpleNamespace(weight=weight, bias=torch.zeros_like(weight[0]))
-    twin = object.__new__(type(module))  # its very class: if parametrised, it reads its weights there
+    twin = object.__new__(type(module))  # the same class: if parametrised, it reads its weights there
     twin.__dict__.update(module.__dict__)
     twin.__dict__["_modules"] = {**module._modules, "out_proj": last}
     return twin
@@ -213,24 +213,24 @@ def native(
     average: bool,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Answer self-attention by one operator of torch: (output, weights). None: not a call for it.
+    """Compute self-attention by one operator of torch: (output, weights). None: not a call for it.
 
-    It makes all weights, and is used where they are few: at a few tokens the products take less time than the
-    steps between them, and the operator takes all of them in C++. A call takes 0.64 to 0.79 of its time on an
-    H200, 0.89 on a CPU. Of what the operator gets wrong nothing is let through: rows that see nothing (on a
-    GPU, where masks are not read, its output for them is replaced), odd numbers of heads, odd widths of heads
-    in half precision. It takes the weight of `out_proj` without calling it, so nobody may listen there.
+    It computes all weights, and is used where they are few: at a few tokens the products take less time than
+    the steps between them, and the operator does all of them in C++. A call takes 0.64 to 0.79 of its time on
+    an H200, 0.89 on a CPU. Calls that the operator gets wrong are excluded: rows that see nothing (on a GPU,
+    where masks are not read, its output for them is replaced), odd numbers of heads, odd widths of heads in
+    half precision. It takes the weight of `out_proj` without calling it, so `out_proj` must have no hooks.
     """
-    held: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
+    fields: dict[str, Any] = module.__dict__  # past nn.Module.__getattr__, which is slow
     masks, masked = (key_padding_mask, attn_mask), key_padding_mask is not None or attn_mask is not None
     if is_causal and not need_weights and key_padding_mask is None and x.is_cuda:
-        return None  # the hint is trusted there, and a kernel skips what it hides
-    if not _is_plain(held, x) or not _is_small(held, x, masks, need_weights, average):
+        return None  # on a GPU the hint is trusted, and a kernel skips what it hides
+    if not _is_plain(fields, x) or not _is_small(fields, x, masks, need_weights, average):
         return None
     parameters = _parameters_like(module, x)
     if parameters is None:
         return None
-    (N, L, E), H = x.shape, held["num_heads"]
+    (N, L, E), H = x.shape, fields["num_heads"]
     mask, kind = None, None
     if masked:
         if x.is_cuda and need_weights and module.empty_rows == "zero":
@@ -245,25 +245,25 @@ def native(
         x, x, x, E, H, in_weight, in_bias, out_weight, out_bias, mask, need_weights, average, kind
     )
     if mask is not None and x.is_cuda and not need_weights:
-        # NaN of queries that see nothing: their heads say 0, as everywhere where no weights are wanted
+        # NaN of queries that see nothing: their heads are 0, as in every call without weights
         nothing = (mask[:, 0] if kind == BOTH else mask).all(-1, keepdim=True)  # [N, 1], [L, 1] or [N, L, 1]
         output = torch.where(nothing.unsqueeze(2) if kind == PADDING else nothing, out_bias, output)
     return output, weights
 
 
-def _is_plain(held: dict[str, Any], x: Tensor) -> bool:
+def _is_plain(fields: dict[str, Any], x: Tensor) -> bool:
     """Return True if a module of this __dict__ and its input are what the operator takes."""
-    if not held["batch_first"] or not held["_qkv_same_embed_dim"] or held["add_zero_attn"]:
+    if not fields["batch_first"] or not fields["_qkv_same_embed_dim"] or fields["add_zero_attn"]:
         return False
-    if x.dim() != 3 or held["num_heads"] % 2 or (held["training"] and held["dropout"]):
+    if x.dim() != 3 or fields["num_heads"] % 2 or (fields["training"] and fields["dropout"]):
         return False
-    if x.shape[2] != held["embed_dim"] or not x.numel() or not is_unobserved(x):
+    if x.shape[2] != fields["embed_dim"] or not x.numel() or not is_unobserved(x):
         return False
     return bool(torch.backends.mha.get_fastpath_enabled())
 
 
 def _is_small(
-    held: dict[str, Any],
+    fields: dict[str, Any],
     x: Tensor,
     masks: tuple[Tensor | None, Tensor | None],
     need_weights: bool,
@@ -271,10 +271,10 @@ def _is_small(
 ) -> bool:
     """Return True if the operator, which computes all weights, takes less time than a kernel."""
     masked = masks[0] is not None or masks[1] is not None
-    count = x.shape[0] * x.shape[1] ** 2 * held["num_heads"]
+    count = x.shape[0] * x.shape[1] ** 2 * fields["num_heads"]
     if x.is_cuda:
         many = count > ON_A_GPU or not budget.surely_fits(0)
-        return not (held["head_dim"] % 8 or ((masked or need_weights) and many))
+        return not (fields["head_dim"] % 8 or ((masked or need_weights) and many))
     if not x.is_cpu:
         return False
     if not masked:
@@ -283,13 +283,13 @@ def _is_small(
         return bool(count <= (NEAR if need_weights else MORE))
     if need_weights:
         return bool(count <= SOME)
-    if not HAS_MKL:  # whatever a bool mask holds: to look takes as long as it brings
+    if not HAS_MKL:  # whatever a bool mask holds: reading it takes as long as it saves
         return bool(masks[1] is not None and masks[1].dtype == torch.bool and count <= 2 * FEW)
     return bool(count <= (FEW if _is_bool(*masks) else SOME))
 
 
 def _parameters_like(module: MultiheadAttention, x: Tensor) -> list[Tensor] | None:
-    """Weights and biases of both projections; None: one of them is missing, learns, or lies elsewhere."""
+    """Return weights and biases of both projections; None if one is missing, learns, or differs from x."""
     out_proj = module.__dict__["_modules"]["out_proj"]
     if module.bias_k is not None or module.bias_v is not None or not is_untouched(out_proj, OUT_PROJ):
         return None
@@ -298,14 +298,14 @@ def _parameters_like(module: MultiheadAttention, x: Tensor) -> list[Tensor] | No
     learns = torch.is_grad_enabled()
     if mine is None or theirs is None or (learns and x.requires_grad):
         return None
-    found: list[Tensor] = []
+    parameters: list[Tensor] = []
     for parameter in (*mine, *theirs):
         if parameter is None or parameter.dtype is not x.dtype or parameter.device != x.device:
             return None
         if learns and parameter.requires_grad:
             return None
-        found.append(parameter)
-    return found if tuple(found[2].shape) == (x.shape[2], x.shape[2]) else None
+        parameters.append(parameter)
+    return parameters if tuple(parameters[2].shape) == (x.shape[2], x.shape[2]) else None
 
 
 def _is_bool(*masks: Tensor | None) -> bool:
@@ -315,7 +315,7 @@ def _is_bool(*masks: Tensor | None) -> bool:
 def _for_operator(
     padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
 ) -> tuple[Tensor | None, int]:
-    """(the mask as the operator takes it, its number for that kind); None: not one for it."""
+    """Return (the mask for the operator, its number for that kind); None: the operator does not take it."""
     if padding is not None:
         if attn_mask is not None and attn_mask.dtype != padding.dtype:
             return None, 0  # torch's class warns of that
@@ -338,7 +338,7 @@ def _for_operator(
 def _unread(
     padding: Tensor | None, attn_mask: Tensor | None, N: int, L: int, H: int
 ) -> tuple[Tensor | None, int]:
-    """Likewise for masks on a GPU, which nobody reads."""
+    """Return the same as `_for_operator` for masks on a GPU, which are not read."""
     if not _is_bool(padding, attn_mask) or (padding is not None and tuple(padding.shape) != (N, L)):
         return None, 0
     if attn_mask is None:
@@ -358,7 +358,7 @@ def leaves_some(padding: Tensor, N: int, L: int) -> bool:
 
 
 def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | None:
-    """Answer by one step of autograd: (output, weights). None: not a call for it.
+    """Compute the call in one step of autograd: (output, weights). None: not a call for it.
 
     In training a call takes 0.79 to 0.90 of its time on an H200, 0.82 to 0.99 on a CPU.
 
@@ -397,7 +397,7 @@ def in_one_step(call: TorchCall, zero: bool) -> tuple[Tensor, Tensor | None] | N
 
 
 def _parameters_of(call: TorchCall) -> Parameters | None:
-    """The parameters of both projections, of the last only where it need not be called; None: not plain.
+    """Return the parameters of both projections, without the last's if it must be called; None: not plain.
 
     Where weights are returned, out_proj stays outside the node. If the loss depends on the weights alone, a
     hook on the output must not run, and out_proj.weight may have been written to.
@@ -408,9 +408,11 @@ def _parameters_of(call: TorchCall) -> Parameters | None:
     out_weight, out_bias = (parameters_of(out_proj, "weight", "bias") if joins else None) or (None, None)
     # in_proj_weight is not always a parameter: it may be pruned, parametrised, a replica's
     parameters = Parameters(module.in_proj_weight, module.in_proj_bias, out_weight, out_bias)
-    for held in parameters[:4]:
-        if held is not None and (
-            type(held) not in PLAIN_TYPES or held.dtype is not x.dtype or held.device != x.device
+    for parameter in parameters[:4]:
+        if parameter is not None and (
+            type(parameter) not in PLAIN_TYPES
+            or parameter.dtype is not x.dtype
+            or parameter.device != x.device
         ):
             return None
     return parameters
@@ -419,7 +421,7 @@ def _parameters_of(call: TorchCall) -> Parameters | None:
 def _by_matrix(
     call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], nothing: float
 ) -> tuple[Tensor, Tensor | None]:
-    """By the matrix of weights, with torch's masks as they come."""
+    """Compute the call by the matrix of weights, with torch's masks as they are."""
     step = _step_of(call, False, nothing, None, call.need_weights)
     y, _, weights, _ = run(call.query, _memory_of(call), parameters, masks, step)
     if not call.need_weights:
@@ -430,7 +432,7 @@ def _by_matrix(
 def _by_kernel(
     call: TorchCall, parameters: Parameters, L: int, S: int, nothing: float
 ) -> tuple[Tensor, Tensor | None] | None:
-    """By a fused kernel; None: the masks hide more than what is padded or to come, or no kernel fits."""
+    """Compute a call by a fused kernel; None if masks hide more than padding and later keys, or none fits."""
     rules, memory = call.rules(L, S), _memory_of(call)
     if rules.hidden is not None or rules.bias is not None:
         return None
@@ -454,12 +456,12 @@ def _step_of(
 
 
 def _memory_of(call: TorchCall) -> Tensor | None:
-    """What the query attends to; None: itself."""
+    """Return what the query attends to; None: itself."""
     return None if call.key is call.query else call.key
 
 
 def _finished(call: TorchCall, parameters: Parameters, y: Tensor) -> Tensor:
-    """The output: out_proj is called where it was not part of the step."""
+    """Return the output; out_proj is called if it was not part of the step."""
     output: Tensor = call.module.out_proj(y) if parameters.out_weight is None else y
     return output
 
@@ -472,7 +474,7 @@ def _is_served(call: TorchCall) -> bool:
 
 
 def _is_worth_it(call: TorchCall, few: int) -> bool:
-    """Return True unless `answer` computes so many weights faster, as it does on a CPU."""
+    """Return True unless `attend` computes so many weights faster, as it does on a CPU."""
     if call.query.is_cuda or not call.need_weights:
         return True
     return few <= (MATRIX if torch.is_grad_enabled() else MATRIX_WITHOUT_GRADIENTS)
@@ -486,7 +488,7 @@ def _is_masked(call: TorchCall) -> bool:
 
 
 def _adds_numbers(call: TorchCall, few: int) -> bool:
-    """Return True if masks are best applied as given: they add numbers, or are tiny. For outputs alone."""
+    """Return True if masks are best added as they are: they add numbers, or are tiny. For outputs alone."""
     if call.is_causal and call.key_padding_mask is None and (call.attn_mask is None or not call.query.is_cpu):
         return False  # the hint decides
     if call.query.is_cpu:
@@ -503,7 +505,7 @@ def _adds_numbers(call: TorchCall, few: int) -> bool:
 def _by_torchs_kernel(
     call: TorchCall, parameters: Parameters, masks: tuple[Tensor, ...], causal: bool
 ) -> Tensor:
-    """The output as torch's class comes to it, whatever its masks hold; gradients are torch's own."""
+    """Return the output by torch's function, with any masks; gradients are torch's own."""
     step = _step_of(call, causal, 0.0, None)
     q, k, v = step.heads(parameters.project(call.query, _memory_of(call)))
     added: Tensor | None = None
@@ -522,7 +524,7 @@ def _by_torchs_kernel(
 
 
 def _as_they_are(call: TorchCall) -> tuple[Tensor, ...] | None:
-    """torch's masks like [N, H, L, S]; None: one of them learns."""
+    """Return torch's masks like [N, H, L, S]; None if one of them learns."""
     masks = []
     if call.attn_mask is not None:
         flat = call.attn_mask.dim() == 2
@@ -536,7 +538,7 @@ def _as_they_are(call: TorchCall) -> tuple[Tensor, ...] | None:
 
 
 def _will_project(call: TorchCall) -> bool:
-    """Return True if two projections at most are needed and none will raise; masks may be checked before."""
+    """Return True if at most two projections are needed and none will raise; masks may be checked before."""
     weight, E = call.module.in_proj_weight, call.module.embed_dim
     return (
         call.key is call.value

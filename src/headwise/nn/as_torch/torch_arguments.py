@@ -43,7 +43,7 @@ def check_inputs(
     attn_mask: Tensor | None,
     is_causal: bool,
 ) -> None:
-    """All that is refused before anything is computed."""
+    """Raise for every input that torch refuses before anything is computed."""
     if key_padding_mask is not None or attn_mask is not None:
         check_kinds({"key_padding_mask": key_padding_mask, "attn_mask": attn_mask})
     _check_dimensions(query, key, value, key_padding_mask, attn_mask, module.num_heads)
@@ -63,7 +63,7 @@ def check_inputs(
 
 
 def check_kinds(masks: dict[str, Tensor | None]) -> None:
-    """Bool or floating, and better both of one kind; the padding mask comes first."""
+    """Raise unless masks are bool or floating, and warn if they differ; the padding mask comes first."""
     (_, padding), (other_name, other) = masks.items()
     for name, mask in masks.items():
         if mask is None:
@@ -134,7 +134,7 @@ def _length_first(module: nn.MultiheadAttention, x: Tensor) -> torch.Size:
 
 
 def check_widths(inputs: Sequence[Tensor], weights: Sequence[Tensor | None], bias: Tensor | None) -> None:
-    """Inputs of different widths and the weights they meet."""
+    """Raise unless the weights fit inputs of different widths."""
     for letter, weight in zip("qkv", weights, strict=True):
         if weight is None:
             raise AssertionError(f"use_separate_proj_weight is True but {letter}_proj_weight is None")
@@ -151,7 +151,7 @@ def check_widths(inputs: Sequence[Tensor], weights: Sequence[Tensor | None], bia
 
 
 def check_masks(call: TorchCall, q: Sequence[int], k: Sequence[int]) -> int:
-    """What is refused once q [N, H, L, D] and k [N, H, S, D] are there; how many keys the module appends.
+    """Raise for what torch refuses after projecting q and k; return how many keys the module appends.
 
     Args:
         q, k: their shapes.
@@ -163,10 +163,10 @@ def check_masks(call: TorchCall, q: Sequence[int], k: Sequence[int]) -> int:
             f"The shape of the {attn_mask.dim()}D attn_mask is {attn_mask.shape}, "
             f"but should be {call.mask_shape()}."
         )
-    for here, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
-        if getattr(module, here) is not None and getattr(module, other) is None:
-            raise AssertionError(f"{here} is set but {other} is None")
-    if k[0] != N:  # what torch's view says of it
+    for present, other in (("bias_k", "bias_v"), ("bias_v", "bias_k")):
+        if getattr(module, present) is not None and getattr(module, other) is None:
+            raise AssertionError(f"{present} is set but {other} is None")
+    if k[0] != N:  # torch's view raises this
         raise RuntimeError(f"shape '[{S}, {N * H}, {D}]' is invalid for input of size {math.prod(k)}")
     appended = (module.bias_k is not None) + bool(module.add_zero_attn)
     if padding is not None:
@@ -208,7 +208,7 @@ def _may_read(mask: Tensor) -> bool:
 
 @torch.no_grad()
 def read(mask: Tensor) -> Content:
-    """Look at the values."""
+    """Return what the values of a mask mean."""
     if mask.dtype == torch.bool:
         hidden = mask
     else:
@@ -233,7 +233,7 @@ def _has_low_rows(added: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Who may attend to whom: every part may be missing."""
+    """Masks as rules: each part may be missing."""
 
     causal: bool = False  # j <= i
     hidden: Tensor | None = None  # bool [1 or N, 1 or H, L, S'], True = hidden
@@ -248,7 +248,7 @@ class Rules:
         return self.hidden is not None or self.padding is not None or self.bias is not None
 
     def mask(self, query_len: int, key_len: int) -> Mask | None:
-        """Without the bias."""
+        """Return the rules without the bias as a mask."""
         if not (self.causal or self.hidden is not None or self.padding is not None):
             return None
         return Mask(
@@ -258,7 +258,7 @@ class Rules:
         )
 
     def tame_bias(self) -> Tensor | None:
-        """The bias with finite numbers of any size where no kernel takes them for -inf."""
+        """Return the bias with its finite numbers clamped to those that no kernel takes for -inf."""
         bias = self.bias
         if bias is None or not self.wild:
             return bias
@@ -267,7 +267,7 @@ class Rules:
         return bias.clamp(min=LOWEST).masked_fill(bias == -torch.inf, -torch.inf)
 
     def added(self, query_len: int, key_len: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """All of it as a number added to each score; -inf hides."""
+        """Return all rules as a number added to each score; -inf hides."""
         hidden = self.hidden
         if self.causal:
             hidden = torch.ones(query_len, key_len, dtype=torch.bool, device=device).triu_(1)[None, None]
@@ -292,7 +292,7 @@ def rules_of(
     query_len: int,
     key_len: int,
 ) -> Rules:
-    """Masks whose shapes are right, [N, S] and [L, S] or [N * H, L, S], as rules.
+    """Return masks of the right shapes, [N, S] and [L, S] or [N * H, L, S], as rules.
 
     `is_causal` is torch's hint. It counts where there is no mask, and on a GPU, where masks are never read.
     `appended` keys are among the `key_len`.
@@ -318,8 +318,8 @@ def rules_of(
         if padding is None:
             added = key_padding_mask[:, None, None]  # [N, 1, 1, S]
             bias = added if bias is None else bias + added
-            low_here = can_read(added) and bool(((added < LOW) & (added > -torch.inf)).any())
-            low, wild = low or low_here, wild or low_here or not can_read(added)
+            padding_low = can_read(added) and bool(((added < LOW) & (added > -torch.inf)).any())
+            low, wild = low or padding_low, wild or padding_low or not can_read(added)
         low_rows = low_rows or low  # both together may leave a row with little
     if appended:
         hidden, padding, bias = (
@@ -328,14 +328,14 @@ def rules_of(
         low = low_rows = False
     rules = Rules(causal, hidden, padding, bias, wild, low_rows)
     if low and bias is not None and can_read(bias):
-        whole = rules.added(query_len, key_len, bias.dtype, bias.device)
-        assert whole is not None
-        return replace(rules, low=_has_low_rows(whole))
+        total = rules.added(query_len, key_len, bias.dtype, bias.device)
+        assert total is not None
+        return replace(rules, low=_has_low_rows(total))
     return rules
 
 
 def _content(mask: Tensor) -> tuple[Content | None, bool]:
-    """(what a mask holds if that may be read, whether it learns: then it is no causal one, come what may)"""
+    """Return (what a mask holds if it may be read, whether it learns; a mask that learns is never causal)."""
     if not mask.requires_grad:
         return content_of(mask), False
     if not can_read(mask):
@@ -344,11 +344,11 @@ def _content(mask: Tensor) -> tuple[Content | None, bool]:
 
 
 def as_hidden(mask: Tensor) -> Tensor | None:
-    """A mask as bool, True = hidden; None: one that adds numbers, or may do so where it must not be read."""
+    """Return a mask as bool, True = hidden; None if it adds numbers, or may do so and must not be read."""
     if mask.dtype == torch.bool:
         return mask
     if mask.requires_grad or not mask.is_floating_point() or not can_read(mask):
-        return None  # integers are refused further on
+        return None  # integers are refused later
     hidden = mask == -torch.inf
     return None if bool(mask.masked_fill(hidden, 0).any()) else hidden
 

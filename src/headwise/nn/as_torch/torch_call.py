@@ -1,11 +1,11 @@
-"""One call of torch's class: its arguments, its heads, what they answer, and back through `out_proj`.
+"""One call of torch's class: its arguments, its heads, their outputs, and back through `out_proj`.
 
-Whoever answers such a call (the class itself, or a listener beside a model) opens a `TorchCall`, attends in
+A caller (the class itself, or a listener on a model) opens a `TorchCall`, attends in
 its own way, and finishes the call. Batch or length may come first: a product over the last dimension does not
 mind, and heads are views of it.
 
-`answer` is how the class attends: by fused kernels and the second pass where they can go; else by the matrix
-itself, in the steps torch's class takes.
+`attend` computes them as the class does: by fused kernels and the second pass where possible; else by the
+matrix of weights, in the steps of torch's class.
 
 Letters: N batch, L query_len, S key_len, E embed_dim, H num_heads, D head_dim.
 """
@@ -35,11 +35,11 @@ from ...mask_rules import can_read
 from ..one_step import by_head, joined
 from .torch_arguments import Rules, check_inputs, check_masks, check_widths, rules_of
 
-FEW = 2**16  # weights: what stands around them takes longer than they do
+FEW = 2**16  # weights, which take less time than the steps around them
 AT_ONCE = 2**21  # weights of a tile, 8 MiB
 MANY, FEWEST = 256, 64  # queries a tile: more make too much that is hidden, fewer too thin a product
 Heads = tuple[Tensor, Tensor, Tensor]
-Answer = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
+Output = tuple[Tensor, Tensor | None]  # [N, H, L, D]; [N, L, S] or [N, H, L, S]
 
 
 class TorchCall:
@@ -80,16 +80,16 @@ class TorchCall:
             value = key if alike else value.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif torch.is_grad_enabled():
-            query, key, value = _as_kept(query, key, value, module.batch_first)
+            query, key, value = _copied_for_backward(query, key, value, module.batch_first)
         self.module, self.query, self.key, self.value = module, query, key, value
         self.first = 0 if module.batch_first or not self.batched else 1  # which dimension is the batch
         self.key_padding_mask = key_padding_mask  # [N, S]
         self.attn_mask = attn_mask  # [L, S] or [N * H, L, S]
         if is_causal and not need_weights and key_padding_mask is None and not self.mask_fits():
-            self.attn_mask = None  # torch reads the hint here, and not even the mask's shape
+            self.attn_mask = None  # torch uses the hint here, and does not even read the mask's shape
         self.is_causal, self.need_weights, self.average = is_causal, need_weights, average_attn_weights
         self.dropout: float = module.dropout if module.training else 0.0
-        self.appended: int | None = None  # keys of the module's own; known once masks have been checked
+        self.appended: int | None = None  # keys that the module appends; set once masks have been checked
         self._rules: Rules | None = None
 
     def mask_fits(self) -> bool:
@@ -97,13 +97,13 @@ class TorchCall:
         return self.attn_mask is None or tuple(self.attn_mask.shape) == self.mask_shape()
 
     def mask_shape(self) -> tuple[int, ...]:
-        """The shape that attn_mask must have, in as many dimensions as it has."""
+        """Return the shape that attn_mask must have, in as many dimensions as it has."""
         N, L = self.query.shape[self.first], self.query.shape[1 - self.first]
         shape = (N * self.module.num_heads, L, self.key.shape[1 - self.first])
         return shape if self.attn_mask is not None and self.attn_mask.dim() == 3 else shape[1:]
 
     def heads(self) -> Heads:
-        """q [N, H, L, D], k and v [N, H, S + appended, D]."""
+        """Return q [N, H, L, D], k and v [N, H, S + appended, D]."""
         q, k, v = _heads_of(self.module, self.query, self.key, self.value, self.first)
         if self.appended is None:
             self.appended = check_masks(self, q.shape, k.shape)
@@ -112,37 +112,37 @@ class TorchCall:
         return q, k, v
 
     def rules(self, query_len: int, key_len: int) -> Rules:
-        """The masks as rules, once they are checked; `key_len` counts what is appended."""
+        """Return the masks as rules, once they are checked; `key_len` counts the appended keys."""
         if self._rules is None:
             masks, H = (self.key_padding_mask, self.attn_mask), self.module.num_heads
             self._rules = rules_of(*masks, self.is_causal, H, self.appended or 0, query_len, key_len)
         return self._rules
 
     def finish(self, heads: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(output, weights) as the caller has them, from heads [N, H, L, D] and weights [N, ..]."""
+        """Return (output, weights) in the caller's layout, from heads [N, H, L, D] and weights [N, ..]."""
         output: Tensor = self.module.out_proj(joined(heads, self.first))  # called as the module it is
         if self.batched:
             return output, weights
         return output.squeeze(0), None if weights is None else weights.squeeze(0)
 
 
-def _as_kept(query: Tensor, key: Tensor, value: Tensor, batch_first: bool) -> Heads:
-    """The inputs as backward needs them: copies where torch's class projects copies.
+def _copied_for_backward(query: Tensor, key: Tensor, value: Tensor, batch_first: bool) -> Heads:
+    """Return the inputs as backward needs them: copies where torch's class projects copies.
 
     It does where the batch comes first, and where an input is not contiguous. Training code that writes to
     its inputs after the call, such as `x += mha(x, x, x)[0]`, works because of that.
     """
 
-    def kept(x: Tensor) -> Tensor:
+    def copied(x: Tensor) -> Tensor:
         return x.clone() if batch_first or not x.is_contiguous() else x
 
-    first = kept(query)
-    second = first if key is query else kept(key)
-    return first, second, first if value is query else second if value is key else kept(value)
+    first = copied(query)
+    second = first if key is query else copied(key)
+    return first, second, first if value is query else second if value is key else copied(value)
 
 
 def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, first: int) -> Heads:
-    """q [N, H, L, D], k and v [N, H, S, D] from 3-D inputs."""
+    """Return q [N, H, L, D], k and v [N, H, S, D] from 3-D inputs."""
     E, H, weight, bias = module.embed_dim, module.num_heads, module.in_proj_weight, module.in_proj_bias
     if not module._qkv_same_embed_dim:
         weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
@@ -165,7 +165,7 @@ def _heads_of(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: 
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torch's, which takes a bias of another dtype only where it does not fuse it.
+    """Return torch's linear, which takes a bias of another dtype only where it does not fuse it.
 
     On a CPU without MKL a product that begins at the bias is slower than adding it afterwards, and off by
     two to three times as much.
@@ -189,7 +189,7 @@ def _three(
 
 
 def _with_more_keys(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v followed by the keys a module brings along: bias_k and bias_v, then zeros."""
+    """Return k and v followed by the keys that a module appends: bias_k and bias_v, then zeros."""
     N, H, _, D = k.shape
     if module.bias_k is not None and module.bias_v is not None:
         k, v = (
@@ -202,13 +202,13 @@ def _with_more_keys(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tupl
     return k, v
 
 
-# What the heads answer
+# Attention of the heads
 
 
-def answer(
+def attend(
     q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
-) -> Answer:
-    """(outputs, weights).
+) -> Output:
+    """Return (outputs, weights) of the heads.
 
     Args:
         dropout: the share dropped, here and now.
@@ -233,7 +233,7 @@ def answer(
         return _in_kernels(q, k, v, *how)
     few = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= FEW
     if few and q.is_cuda and q.dtype not in HALF and (weights or q.shape[3] % 8):
-        # where torch's class takes these steps, too; kernels multiply float32 more roughly
+        # torch's class also takes these steps here; kernels multiply float32 less exactly
         return _step_by_step(q, k, v, *how)
     if q.is_cpu:
         if few and (weights or rules.hides):
@@ -247,22 +247,22 @@ def answer(
 
 def _in_kernels(
     q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
-) -> Answer:
-    """Outputs from the fastest kernel there is, weights from a second pass over q and k."""
+) -> Output:
+    """Compute outputs by the fastest kernel, and weights by a second pass over q and k."""
     L, S, bias = q.shape[2], k.shape[2], rules.tame_bias()
     if bias is not None and bias is rules.bias and torch.is_grad_enabled():
-        # torch has no use for a mask on the way back, and whoever owns it may write to it
+        # torch does not need a mask in backward, so its owner may write to it
         bias = bias.clone()
     if rules.causal and rules.padding is None and L == S:
-        out, seen = attention(q, k, v, causal=True, bias=bias)
+        out, map_ = attention(q, k, v, causal=True, bias=bias)
     else:
-        out, seen = attention(q, k, v, rules.mask(L, S), bias=bias)
+        out, map_ = attention(q, k, v, rules.mask(L, S), bias=bias)
     if not weights:
         return out, None
-    shown = seen.mean_heads() if average else seen.dense()
+    shown = map_.mean_heads() if average else map_.dense()
     if zero or not rules.hides:
         return out, shown
-    empty = torch.isneginf(seen.lse)  # [N, H, L]
+    empty = torch.isneginf(map_.lse)  # [N, H, L]
     if can_read(empty):
         if not bool(empty.any()):
             return out, shown
@@ -271,21 +271,21 @@ def _in_kernels(
     return out * nan[..., None], shown * (nan.mean(1) if average else nan)[..., None]
 
 
-def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero: bool) -> Answer:
-    """Some queries of some heads at a time: their weights are made once, and meet the values while near.
+def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero: bool) -> Output:
+    """Compute some queries of some heads at a time: weights and values are multiplied while in the cache.
 
     On a CPU this is the cheapest way to outputs and weights both, whatever CPU it is: a score is one product,
     one exponential and one product more, where kernels and a second pass take three products and two
     exponentials; scores that a causal mask hides are never made; and what is kept is written once.
     """
     (N, H, L, D), S = q.shape, k.shape[2]
-    kept = tile_dtype(q.dtype) if average else q.dtype  # of many half-precision heads a sum would lose some
+    weights_dtype = tile_dtype(q.dtype) if average else q.dtype  # more exact for sums over heads
     shape = (N, L, S) if average else (N, H, L, S)
     # a hidden first key leaves queries with nothing, and those have NaN in all of torch's row
     skips = rules.causal and (rules.padding is None or not bool(rules.padding[:, 0].any()))
     skips = skips and (rules.bias is None or not bool((rules.bias[..., 0] == -torch.inf).any()))
     added = (replace(rules, causal=False) if skips else rules).added(L, S, q.dtype, q.device)
-    out, shown = q.new_empty(N, L, H, D), huge_empty(shape, kept, q.device)
+    out, shown = q.new_empty(N, L, H, D), huge_empty(shape, weights_dtype, q.device)
     rows, some = _tile(H, L, S, skips)
     if average or (skips and (rows < L or S > L)):  # else every place is written to
         shown.zero_()
@@ -294,8 +294,8 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
     corner = q.new_full((rows, rows), -torch.inf).triu_(1) if skips else None
     for n, heads in product(range(N), blocks(0, H, some)):
         count = heads.stop - heads.start
-        # Copies, so that products find rows side by side. Scaled here: a product that is given a factor goes
-        # another way in OpenBLAS, and takes 22 ms instead of 13.
+        # Copies, so that rows are contiguous for products. Scaled here: with a factor a product takes 22 ms
+        # in OpenBLAS instead of 13.
         torch.mul(q[n, heads], math.sqrt(1.0 / D), out=near_q[:count])
         near_k[:count], near_v[:count] = k[n, heads], v[n, heads]
         for queries in blocks(0, L, rows):
@@ -314,7 +314,7 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, rules: Rules, average: bool, zero
             softmax(p, None, zero and rules.hides)
             out[n, queries, heads] = torch.bmm(p, near_v[:count, keys]).transpose(0, 1)
             if average:
-                total = p[0] if count == 1 else p.sum(0, dtype=kept)
+                total = p[0] if count == 1 else p.sum(0, dtype=weights_dtype)
                 shown[n, queries, keys].add_(total, alpha=1.0 / H)
             elif place is not None and place is not p:
                 place.copy_(p)
@@ -329,14 +329,14 @@ def check_budget(shape: tuple[int, ...], like: Tensor) -> None:
 
 
 def _tile(H: int, L: int, S: int, skips: bool) -> tuple[int, int]:
-    """(queries, heads) a tile: as many as stay near; where hidden keys are skipped, fewer queries."""
+    """Return (queries, heads) of a tile that fits a cache; fewer queries where hidden keys are skipped."""
     most = min(L, MANY) if skips else L
     rows = min(most, max(AT_ONCE // S, FEWEST))
     return rows, max(1, min(H, AT_ONCE // (rows * S)))
 
 
 def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> Tensor:
-    """By torch's kernels, which drop weights without keeping them."""
+    """Compute outputs by torch's kernels, which drop weights without storing them."""
     L, S = q.shape[2], k.shape[2]
     if rules.causal and not rules.hides:
         return scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True)
@@ -348,7 +348,7 @@ def _dropped(q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float) -> T
 
 def _step_by_step(
     q: Tensor, k: Tensor, v: Tensor, rules: Rules, dropout: float, weights: bool, average: bool, zero: bool
-) -> Answer:
+) -> Output:
     if not weights and q.dtype in HALF:  # as torch's fused function has it inside
         with own_precision(q.device):
             exact = q.float(), k.float(), v.float()
