@@ -25,7 +25,7 @@ from .call import Caller, inputs_for, moved, reactions
 from .plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, Way, plans
 from .subject import Subject, of_numpy
 from .surroundings import CAUGHT, problem_of
-from .words import Said, input_word, said_about
+from .words import Said, input_word, replaces_causal, said_about
 
 
 class Doubt(str):
@@ -454,6 +454,8 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
             questions += [(of, False, False), (of, False, True), (of, True, False)]
     for way in likely if asker.always is not None else []:
         if asker.exact(way, alone=True):
+            if asker.causal and way.shape not in PADDING and said.replaces:
+                return replace(way, whole=True), f"{argument} is taken in place of its own causal mask"
             return way, f"with {argument}, what is hidden without it is not hidden any more"
     for of, same, turned in questions:
         for way in likely:
@@ -486,7 +488,8 @@ def find_ways(
     padding: Way | None = None
     switch: Way | None = None
     for argument in plan.masks:
-        way, sentence = _find_way(asker, argument, said_about(texts, argument))
+        said = replace(said_about(texts, argument), replaces=replaces_causal(texts, argument))
+        way, sentence = _find_way(asker, argument, said)
         sentences += [sentence] if sentence else []
         if way is None:
             continue
