@@ -206,18 +206,28 @@ _BATCH = r"(?:batch\w*|bs|bsz|b|n_?batch\w*)"
 _TIME = r"(?:seq\w*|t|l|len\w*|length\w*|time\w*|\w+_len\w*|tgt_len|src_len|n_?seq\w*|q_len|query_len)"
 
 
+_AXES = r"\s*(?:,|\bx\b|\*)\s*"
+
+
 def layout_words(text: str) -> str | None:
-    """What the names of axes in the code and its words say: "batch first", "sequence first", or nothing."""
+    """What the code and its words say of its axes: "batch first", "sequence first", or nothing.
+
+    Words come first, then how the shape of an input is taken apart: sizes that are written further on are those
+    of tensors inside.
+    """
     low = text.lower()
-    batch = len(re.findall(rf"\b{_BATCH}\s*,\s*{_TIME}\s*,", low)) + len(
-        re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(0\)|shape\[0\])", low)
-    )
-    time = len(re.findall(rf"\b{_TIME}\s*,\s*{_BATCH}\s*,", low)) + len(
-        re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(1\)|shape\[1\])", low)
-    )
-    if batch == time:
-        return None
-    return "batch first" if batch > time else "sequence first"
+    prose = "\n".join([*re.findall(r"\"{3}.*?\"{3}|'{3}.*?'{3}", low, re.S), *re.findall(r"#.*", low)])
+    shapes = "\n".join(re.findall(r"^.*=\s*\w+\.(?:size\(\)|shape)\s*(?:#.*)?$", low, re.M))
+    for part in (prose, shapes, low):
+        batch = len(re.findall(rf"\b{_BATCH}{_AXES}{_TIME}{_AXES}", part)) + len(
+            re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(0\)|shape\[0\])", part)
+        )
+        time = len(re.findall(rf"\b{_TIME}{_AXES}{_BATCH}{_AXES}", part)) + len(
+            re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(1\)|shape\[1\])", part)
+        )
+        if batch != time:
+            return "batch first" if batch > time else "sequence first"
+    return None
 
 
 def _heads_inside(caller: Caller) -> Caller:
