@@ -88,6 +88,7 @@ class Told:
             "batch": sizes.B,
             "causal": False,
             "layer": 1,
+            "reduction": 1,  # as many keys as queries
             "vocabulary": 50,
             "epsilon": 1e-5,
             "theta": 10000.0,
@@ -416,8 +417,8 @@ class Constructor:
         dice = _dice(one.name, annotation, self.cls)
         if dice is not None:
             return (dice,)
-        value = told.scale(one.name)
-        if value is None or not fits(value, annotation):
+        value = told.scale(one.name) or _window(one.name, annotation, self.cls)
+        if value is None or (not isinstance(value, tuple) and not fits(value, annotation)):
             left = len(free)
             value = made_up(one.name, annotation, told, free)
             if len(free) < left:
@@ -472,6 +473,20 @@ def _dice(name: str, annotation: Any, cls: type) -> object:
     old = any(OLD_DICE.fullmatch(one) for one in asked)
     made: object = numpy.random.RandomState(0) if old else numpy.random.default_rng(0)
     return made
+
+
+SIDE = 3  # of a window
+WINDOW = re.compile(r"win|window|ws|(window|win)_?size")
+
+
+def _window(name: str, annotation: Any, cls: type) -> int | tuple[int, int] | None:
+    """The side of a window, or both sides where they are asked for one by one; None for another parameter."""
+    if not WINDOW.fullmatch(name.lower()):
+        return None
+    with contextlib.suppress(OSError, TypeError):
+        if re.search(rf"\b{name}\[[01]\]|[\w.]+, [\w.]+ = {name}\b", inspect.getsource(cls)):
+            return SIDE, SIDE
+    return SIDE
 
 
 def may_override(default: object, name: str, annotation: object = inspect.Parameter.empty) -> bool:

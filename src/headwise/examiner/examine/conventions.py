@@ -54,9 +54,19 @@ def find_caller(subject: Subject) -> tuple[Caller | None, Problem | None]:
                     return caller, None
                 found = found or caller
                 break  # the next layout
-            if first is None or (first.line is None and first.kind != "shape" and problem.line is not None):
+            if (
+                first is None
+                or (first.line is None and first.kind != "shape" and problem.line is not None)
+                or _further(problem, first)
+            ):
                 first = problem
     return found, None if found is not None else first
+
+
+def _further(problem: Problem, first: Problem) -> bool:
+    """Whether more of the code ran, in another layout, before torch stopped it."""
+    kinds = {problem.kind, first.kind}
+    return kinds == {"RuntimeError"} and (problem.line or 0) > (first.line or 0) > 0
 
 
 def _is_right(caller: Caller) -> bool:
@@ -212,8 +222,8 @@ _AXES = r"\s*(?:,|\bx\b|\*)\s*"
 def layout_words(text: str) -> str | None:
     """What the code and its words say of its axes: "batch first", "sequence first", or nothing.
 
-    Words come first, then how the shape of an input is taken apart: sizes that are written further on are those
-    of tensors inside.
+    Words come first, then how the shape of an input is taken apart: sizes that are written further on are
+    those of tensors inside.
     """
     low = text.lower()
     prose = "\n".join([*re.findall(r"\"{3}.*?\"{3}|'{3}.*?'{3}", low, re.S), *re.findall(r"#.*", low)])

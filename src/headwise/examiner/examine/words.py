@@ -124,6 +124,8 @@ def size_word(name: str) -> str | None:
         return "config"
     if word in {"batchsize", "bs", "batch"}:
         return "batch"
+    if word in {"srratio", "spatialreductionratio", "reductionratio", "spatialreduction", "srscale"}:
+        return "reduction"
     if "causal" in word or word in {"mask", "masked", "usemask", "ismasked", "autoregressive", "isdecoder"}:
         return "causal"
     if "layer" in word and ("id" in word or "num" in word or "n" == word[:1]):
