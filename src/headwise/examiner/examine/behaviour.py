@@ -589,8 +589,8 @@ CROSS = re.compile(
 def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
     """Whether it takes more keys than queries; where nothing says that it should, the crash is taken out.
 
-    It says so by a word about another sequence, by an argument for one or for a mask, or by reading the length
-    of its keys.
+    It says so by a word about another sequence, by an argument for one or for a mask, or by reading the
+    length of its keys.
 
     text: the source of the class or function.
     """
