@@ -417,7 +417,7 @@ class Constructor:
         dice = _dice(one.name, annotation, self.cls)
         if dice is not None:
             return (dice,)
-        value = told.scale(one.name) or _window(one.name, annotation, self.cls)
+        value = told.scale(one.name) or _window(one.name, self.cls, self.choice.made_up)
         if value is None or (not isinstance(value, tuple) and not fits(value, annotation)):
             left = len(free)
             value = made_up(one.name, annotation, told, free)
@@ -475,18 +475,19 @@ def _dice(name: str, annotation: Any, cls: type) -> object:
     return made
 
 
-SIDE = 3  # of a window
+SIDES = (3, 2, 4)  # of a window, one for each choice of what is made up
 WINDOW = re.compile(r"win|window|ws|(window|win)_?size")
 
 
-def _window(name: str, annotation: Any, cls: type) -> int | tuple[int, int] | None:
+def _window(name: str, cls: type, choice: int) -> int | tuple[int, int] | None:
     """The side of a window, or both sides where they are asked for one by one; None for another parameter."""
     if not WINDOW.fullmatch(name.lower()):
         return None
+    side = SIDES[choice % len(SIDES)]
     with contextlib.suppress(OSError, TypeError):
         if re.search(rf"\b{name}\[[01]\]|[\w.]+, [\w.]+ = {name}\b", inspect.getsource(cls)):
-            return SIDE, SIDE
-    return SIDE
+            return side, side
+    return side
 
 
 def may_override(default: object, name: str, annotation: object = inspect.Parameter.empty) -> bool:

@@ -9,6 +9,7 @@ reacts exactly in no convention: then gentler questions decide, then what the co
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,16 +58,18 @@ def find_caller(subject: Subject) -> tuple[Caller | None, Problem | None]:
             if (
                 first is None
                 or (first.line is None and first.kind != "shape" and problem.line is not None)
-                or _further(problem, first)
+                or _further(problem, first, subject)
             ):
                 first = problem
     return found, None if found is not None else first
 
 
-def _further(problem: Problem, first: Problem) -> bool:
-    """Whether more of the code ran, in another layout, before torch stopped it."""
-    kinds = {problem.kind, first.kind}
-    return kinds == {"RuntimeError"} and (problem.line or 0) > (first.line or 0) > 0
+def _further(problem: Problem, first: Problem, subject: Subject) -> bool:
+    """Whether more of the code ran, in another layout, before torch stopped it; a refusal comes first."""
+    lines = [linecache.getline(file, first.line or 0).strip() for file in subject.files]
+    if {problem.kind, first.kind} != {"RuntimeError"} or any(one.startswith("raise") for one in lines):
+        return False
+    return (problem.line or 0) > (first.line or 0) > 0
 
 
 def _is_right(caller: Caller) -> bool:
