@@ -131,8 +131,12 @@ def difference(found: Tensor | None, wanted: Tensor | None) -> float:
     if bool(missing.all()):
         return 0.0
     found, wanted = found[~missing], wanted[~missing]
-    if not bool(found.isfinite().all() and wanted.isfinite().all()):
-        return 0.0 if torch.equal(found, wanted) else float("inf")
+    endless = wanted.isinf()
+    if not torch.equal(found.isinf(), endless) or not torch.equal(found[endless], wanted[endless]):
+        return float("inf")
+    found, wanted = found[~endless], wanted[~endless]
+    if not len(found):
+        return 0.0
     return float((found - wanted).abs().max()) / max(1e-3, float(wanted.abs().max()))
 
 

@@ -287,8 +287,8 @@ def _say_weights(report: Report, evidence: Evidence) -> None:
         mask = call.given.mask
         if report.faults or call.weights is None or (mask is not None and not own):
             continue
-        if call.weights.shape != truth.p.shape:
-            continue
+        if call.weights.shape != truth.p.shape or difference(call.output, truth.output) > NEAR:
+            continue  # of an output that nothing explains, the weights are not known either
         seen = (
             torch.ones_like(truth.p, dtype=torch.bool) if mask is None else mask[:, None].expand_as(truth.p)
         )
@@ -301,7 +301,10 @@ def _say_weights(report: Report, evidence: Evidence) -> None:
         )
         if mask is not None and not which:
             continue  # of weights under a mask the findings speak
-        if which and not says_weights(evidence.source or "", evidence.first_line):
+        called = says_weights(evidence.source or "", evidence.first_line)
+        if not which and not called and difference(call.weights.sum(-1), truth.p.sum(-1)) > NEAR:
+            continue  # a bias by position, say: nothing of it looks like weights
+        if which and not called:
             if "scores returned" not in {one.key for one in report.remarks}:
                 detail = f"it returns the {which} beside the output, not the weights"
                 report.remarks.append(_named(FAULTS["scores returned"], detail, evidence))

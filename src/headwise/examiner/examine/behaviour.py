@@ -20,7 +20,18 @@ from ..recipe import Given
 from .build import Recipe
 from .call import Caller, inputs_for
 from .generality import other_lengths, seeds_kept, state_kept, wider_values
-from .probes import SAME, SHORT_PROBE, cached, cast, causal_mask, plain, run_body, share_off, some_mask
+from .probes import (
+    LONGER,
+    SAME,
+    SHORT_PROBE,
+    cached,
+    cast,
+    causal_mask,
+    plain,
+    run_body,
+    share_off,
+    some_mask,
+)
 from .projections import Found
 from .recognition import FAR
 from .subject import Subject, batch_of, cast_loose, clearing, in_precision, settle
@@ -592,6 +603,32 @@ def one_length(evidence: Evidence, told: bool = True) -> list[Finding]:
         words += ": it may be meant for one length"
         return [Finding("other lengths", "unknown", words, None, other.problem.line)]
     return [Finding("other lengths", "wrong", words, "one length only", other.problem.line)]
+
+
+CROSS = re.compile(
+    r"cross|encoder|decoder|memory|\b(src|tgt|source|target|kv|key|k|len|seq_?len)_?(len|length|seq\w*|k|kv|key)\b",
+    re.IGNORECASE,
+)
+
+
+def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
+    """Whether it takes more keys than queries; where nothing says that it should, the crash is taken out.
+
+    It says so by a word about another sequence, by an argument for one or for a mask, or by reading the
+    length of its keys.
+
+    text: the source of the class or function.
+    """
+    call, same = _call(evidence.calls, LONGER), _call(evidence.calls, "plain")
+    if call is None or call.problem is None or same is None or same.output is None or not text:
+        return []
+    names = "|".join(re.escape(name) for name, slot in caller.plan.slots if slot in ("key", "value"))
+    read = re.search(rf"\b({names})\s*\.\s*(shape|size)\b|\blen\(({names})\)", text)
+    if caller.plan.memory_only or caller.ways or read is not None or CROSS.search(text) is not None:
+        return []
+    evidence.calls.remove(call)
+    words = f"more keys than queries raise {call.problem.kind}: it says nothing of two lengths"
+    return [Finding("keys of another length", "unknown", words, None, call.problem.line)]
 
 
 def biases(caller: Caller, found: Found) -> Iterator[Finding]:

@@ -88,6 +88,7 @@ class Told:
             "batch": sizes.B,
             "causal": False,
             "layer": 1,
+            "reduction": 1,  # as many keys as queries
             "vocabulary": 50,
             "epsilon": 1e-5,
             "theta": 10000.0,
@@ -413,8 +414,11 @@ class Constructor:
             return (self._rotation(one.name, annotation, told),)
         if one.name in told.switches and fits(False, annotation):
             return (False,)
-        value = told.scale(one.name)
-        if value is None or not fits(value, annotation):
+        dice = _dice(one.name, annotation, self.cls)
+        if dice is not None:
+            return (dice,)
+        value = told.scale(one.name) or _window(one.name, self.cls, self.choice.made_up)
+        if value is None or (not isinstance(value, tuple) and not fits(value, annotation)):
             left = len(free)
             value = made_up(one.name, annotation, told, free)
             if len(free) < left:
@@ -446,6 +450,44 @@ class Constructor:
                 except Exception:  # the next, or one of ours
                     continue
         return AnyConfig(told, name)
+
+
+DICE = re.compile(r"rng|gen|generator|random_?(state|generator)|prng|np_?random")
+OLD_DICE = re.compile(r"rand|randn|randint|random_sample|ranf")  # methods that NumPy's newer generators lack
+
+
+def _dice(name: str, annotation: Any, cls: type) -> object:
+    """A random generator, seeded, of the kind the class asks for numbers; None for any other parameter."""
+    if annotation is torch.Generator:
+        return torch.Generator().manual_seed(0)
+    numpy = sys.modules.get("numpy")
+    if not DICE.fullmatch(name.lower()) or _bare_types(annotation) & {int, float, bool, str}:
+        return None
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        source = ""
+    asked = re.findall(rf"\b{name}\.(\w+)\(", source)
+    if not asked or numpy is None:
+        return torch.Generator().manual_seed(0) if f"generator={name}" in source else None
+    old = any(OLD_DICE.fullmatch(one) for one in asked)
+    made: object = numpy.random.RandomState(0) if old else numpy.random.default_rng(0)
+    return made
+
+
+SIDES = (3, 2, 4)  # of a window, one for each choice of what is made up
+WINDOW = re.compile(r"win|window|ws|(window|win)_?size")
+
+
+def _window(name: str, cls: type, choice: int) -> int | tuple[int, int] | None:
+    """The side of a window, or both sides where they are asked for one by one; None for another parameter."""
+    if not WINDOW.fullmatch(name.lower()):
+        return None
+    side = SIDES[choice % len(SIDES)]
+    with contextlib.suppress(OSError, TypeError):
+        if re.search(rf"\b{name}\[[01]\]|[\w.]+, [\w.]+ = {name}\b", inspect.getsource(cls)):
+            return side, side
+    return side
 
 
 def may_override(default: object, name: str, annotation: object = inspect.Parameter.empty) -> bool:
@@ -568,4 +610,6 @@ def _text(name: str, arguments: Mapping[str, object], told: Told) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, _Number):
         return str(int(value))
+    if isinstance(value, torch.Generator) or type(value).__module__.startswith("numpy.random"):
+        return f"{type(value).__name__}(0)"
     return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -9,6 +9,7 @@ reacts exactly in no convention: then gentler questions decide, then what the co
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +26,7 @@ from .call import Caller, inputs_for, moved, reactions
 from .plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, Way, plans
 from .subject import Subject, of_numpy
 from .surroundings import CAUGHT, problem_of
-from .words import Said, input_word, said_about
+from .words import Said, input_word, replaces_causal, said_about
 
 
 class Doubt(str):
@@ -54,9 +55,21 @@ def find_caller(subject: Subject) -> tuple[Caller | None, Problem | None]:
                     return caller, None
                 found = found or caller
                 break  # the next layout
-            if first is None or (first.line is None and first.kind != "shape" and problem.line is not None):
+            if (
+                first is None
+                or (first.line is None and first.kind != "shape" and problem.line is not None)
+                or _further(problem, first, subject)
+            ):
                 first = problem
     return found, None if found is not None else first
+
+
+def _further(problem: Problem, first: Problem, subject: Subject) -> bool:
+    """Whether more of the code ran, in another layout, before torch stopped it; a refusal comes first."""
+    lines = [linecache.getline(file, first.line or 0).strip() for file in subject.files]
+    if {problem.kind, first.kind} != {"RuntimeError"} or any(one.startswith("raise") for one in lines):
+        return False
+    return (problem.line or 0) > (first.line or 0) > 0
 
 
 def _is_right(caller: Caller) -> bool:
@@ -206,18 +219,28 @@ _BATCH = r"(?:batch\w*|bs|bsz|b|n_?batch\w*)"
 _TIME = r"(?:seq\w*|t|l|len\w*|length\w*|time\w*|\w+_len\w*|tgt_len|src_len|n_?seq\w*|q_len|query_len)"
 
 
+_AXES = r"\s*(?:,|\bx\b|\*)\s*"
+
+
 def layout_words(text: str) -> str | None:
-    """What the names of axes in the code and its words say: "batch first", "sequence first", or nothing."""
+    """What the code and its words say of its axes: "batch first", "sequence first", or nothing.
+
+    Words come first, then how the shape of an input is taken apart: sizes that are written further on are
+    those of tensors inside.
+    """
     low = text.lower()
-    batch = len(re.findall(rf"\b{_BATCH}\s*,\s*{_TIME}\s*,", low)) + len(
-        re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(0\)|shape\[0\])", low)
-    )
-    time = len(re.findall(rf"\b{_TIME}\s*,\s*{_BATCH}\s*,", low)) + len(
-        re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(1\)|shape\[1\])", low)
-    )
-    if batch == time:
-        return None
-    return "batch first" if batch > time else "sequence first"
+    prose = "\n".join([*re.findall(r"\"{3}.*?\"{3}|'{3}.*?'{3}", low, re.S), *re.findall(r"#.*", low)])
+    shapes = "\n".join(re.findall(r"^.*=\s*\w+\.(?:size\(\)|shape)\s*(?:#.*)?$", low, re.M))
+    for part in (prose, shapes, low):
+        batch = len(re.findall(rf"\b{_BATCH}{_AXES}{_TIME}{_AXES}", part)) + len(
+            re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(0\)|shape\[0\])", part)
+        )
+        time = len(re.findall(rf"\b{_TIME}{_AXES}{_BATCH}{_AXES}", part)) + len(
+            re.findall(rf"\b{_BATCH}\s*=\s*\w+\.(?:size\(1\)|shape\[1\])", part)
+        )
+        if batch != time:
+            return "batch first" if batch > time else "sequence first"
+    return None
 
 
 def _heads_inside(caller: Caller) -> Caller:
@@ -456,6 +479,8 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
             questions += [(of, False, False), (of, False, True), (of, True, False)]
     for way in likely if asker.always is not None else []:
         if asker.exact(way, join="alone"):
+            if asker.causal and way.shape not in PADDING and said.replaces:
+                return replace(way, whole=True), f"{argument} is taken in place of its own causal mask"
             return way, f"with {argument}, what is hidden without it is not hidden any more"
         if asker.exact(way, join="or"):
             return way, f"with {argument}, a key is seen where it or the causal mask allows it"
@@ -490,7 +515,8 @@ def find_ways(
     padding: Way | None = None
     switch: Way | None = None
     for argument in plan.masks:
-        way, sentence = _find_way(asker, argument, said_about(texts, argument))
+        said = replace(said_about(texts, argument), replaces=replaces_causal(texts, argument))
+        way, sentence = _find_way(asker, argument, said)
         sentences += [sentence] if sentence else []
         if way is None:
             continue

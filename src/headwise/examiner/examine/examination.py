@@ -20,7 +20,7 @@ from ...errors import ArgumentError
 from ..evidence import Call, Conventions, Evidence, Finding, Problem
 from ..recipe import Design, Given, State, steps_of
 from ..source.parsed import unwarned
-from .behaviour import _right, findings, one_length
+from .behaviour import _right, findings, one_length, two_lengths
 from .build import GUESS, Built, Recipe, about_dtype, as_given, by_class, others
 from .call import Caller, inputs_for
 from .constructor import parameters_of
@@ -482,6 +482,7 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
         evidence.calls += _asked_causal(caller, on)
     words = {size_word(one.name) for one in parameters_of(type(subject.body))}
     lengths = one_length(evidence, told=subject.is_function or not words.isdisjoint(("length", "config")))
+    lengths += two_lengths(caller, evidence, texts[0] if texts else "")
     loud = _without_loud(evidence, caller)
     _share_first_problem(evidence)
     returns = any(call.weights is not None for call in evidence.calls)

@@ -40,6 +40,7 @@ class Way:
     number: torch.dtype = torch.float64  # of the 0 and 1, or what is added
     hidden: float = -torch.inf  # what is added where it hides
     on: bool | str = True  # what throws a switch
+    whole: bool = False  # it is taken in place of the code's own causal mask, so it hides the future as well
 
 
 def _shaped(mask: Tensor, shape: str, num_heads: int) -> Tensor | None:
@@ -93,6 +94,8 @@ def encode(way: Way, mask: Tensor, num_heads: int) -> object:
     if way.kind == "lengths":
         counts = _lengths(mask, way.shape)
         return counts.tolist() if counts is not None and "list" in way.shape else counts
+    if way.whole:
+        mask = mask & torch.ones(mask.shape[1:], dtype=torch.bool).tril()
     shaped = _shaped(mask, way.shape, num_heads)
     if shaped is None:
         return None

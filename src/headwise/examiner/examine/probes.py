@@ -31,6 +31,7 @@ LOUD = 3e5
 LOUD_PROBE = "scores x1e4 with mask"
 LOUD_ALONE = "scores x1e4"
 SHORT_PROBE = "another length"
+LONGER = "longer memory"
 
 
 def causal_mask(B: int, T: int, S: int) -> Tensor:
@@ -61,7 +62,7 @@ def _asked(caller: Caller, causal: bool) -> Iterator[tuple[str, Three, Tensor | 
     inputs = inputs_for(caller, L, L, seed=100)
     yield "plain", inputs, None
     if not plan.self_only and not causal:
-        yield "longer memory", inputs_for(caller, sizes.short, L, seed=101), None
+        yield LONGER, inputs_for(caller, sizes.short, L, seed=101), None
     whole = causal_mask(B, L, L)
     padding = padding_mask(B, L, L)
     if caller.ways:

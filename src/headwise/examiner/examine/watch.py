@@ -41,13 +41,17 @@ class Norm:
     eps: float = 0.0
     gain: Tensor | None = None
     bias: Tensor | None = None
+    groups: int = 0
 
     @property
     def word(self) -> str:
+        if self.groups:
+            return "GroupNorm"
         return "RMSNorm" if self.rms else "LayerNorm"
 
     def numbers(self, prefix: str = "") -> dict[str, float]:
-        return {f"{prefix}rms": self.rms, f"{prefix}eps": self.eps}
+        grouped = {f"{prefix}groups": float(self.groups)} if self.groups else {}
+        return {f"{prefix}rms": self.rms, f"{prefix}eps": self.eps, **grouped}
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
         kept = {f"{prefix}gain": self.gain, f"{prefix}bias": self.bias}
@@ -154,6 +158,8 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def _measured(one: Norm) -> bool:
     """Whether it is a norm of the last axis; its eps, gains and biases are found from what it did."""
+    if isinstance(one.module, nn.GroupNorm):
+        return _grouped(one, one.module)
     x, y = one.given.double(), one.made.double()
     n = x.shape[-1]
     if n < 2 or x.numel() // n < 4 or same(x, y):
@@ -176,6 +182,18 @@ def _measured(one: Norm) -> bool:
                 best, one.rms, one.eps, one.gain = off, rms, each, gain
                 one.bias = None if rms else bias
     return best < NEARLY
+
+
+def _grouped(one: Norm, module: nn.GroupNorm) -> bool:
+    """Of channels that come before positions; from here on they come last, as in all that is compared."""
+    if one.given.ndim < 3:
+        return False
+    one.given, one.made = (x.flatten(2).mT for x in (one.given, one.made))
+    one.groups, one.eps = module.num_groups, module.eps
+    one.gain, one.bias = (
+        None if x is None else x.detach().double().clone() for x in (module.weight, module.bias)
+    )
+    return True
 
 
 @contextlib.contextmanager

@@ -124,6 +124,8 @@ def size_word(name: str) -> str | None:
         return "config"
     if word in {"batchsize", "bs", "batch"}:
         return "batch"
+    if word in {"srratio", "spatialreductionratio", "reductionratio", "spatialreduction", "srscale"}:
+        return "reduction"
     if "causal" in word or word in {"mask", "masked", "usemask", "ismasked", "autoregressive", "isdecoder"}:
         return "causal"
     if "layer" in word and ("id" in word or "num" in word or "n" == word[:1]):
@@ -227,6 +229,7 @@ class Said:
     added: bool = False  # numbers that are added to the scores
     shape: str = ""  # "[B, T, S]", "[B, 1, T, S]", "[B, S]", "[T, S]"
     in_words: bool = False  # in a docstring or comment, not only in code
+    replaces: bool = False  # the code makes a causal mask only where this one is None
 
 
 def texts_of(obj: object, source: str | None) -> list[str]:
@@ -358,6 +361,14 @@ def said_about(texts: list[str], argument: str) -> Said:
         if polarity is not None:
             return Said(polarity, False, shape)
     return Said(None, False, shape)
+
+
+def replaces_causal(texts: list[str], argument: str) -> bool:
+    """Whether the code makes its causal mask only where this argument is None."""
+    code = "\n".join(re.sub(r"#.*", "", text) for text in texts)
+    name = re.escape(argument)
+    made = rf"\bif {name} is None\s*:\s*{name}\s*=[^\n]*(\btril|\btriu|causal)"
+    return re.search(rf"\bis_causal\s*=[^,\n]*\b{name} is None\b|{made}", code) is not None
 
 
 def _adds(texts: list[str], argument: str) -> bool:

@@ -238,6 +238,7 @@ class Drawn(NamedTuple):
 
 NORM = "{0} = ({1} − mean) ÷ √(variance + ε) · gain + bias, along the channels of each token"
 RMS = "{0} = {1} ÷ √(mean of squares + ε) · gain, along the channels of each token"
+GROUPS = "{0} = ({1} − mean) ÷ √(variance + ε) · gain + bias, along the tokens and the channels of each group"
 DESIGNS = {
     "norm before": Drawn("norm", "Normalise what goes in", NORM),
     "latent": Drawn("narrow", "Go through fewer channels", "{0} = {1} · W_downᵀ + b_down"),
@@ -307,6 +308,7 @@ def _of_design(change: Change, maps: _Maps, itself: bool) -> ExplainedStep:
             operands.append(maps.last("query") if design.numbers["normed"] else maps.first("query"))
         flows.append(Flow(maps.at(name, stage + 1), tuple(operands)))
     formula = RMS if drawn.formula is NORM and _is_rms(design) else drawn.formula
+    formula = GROUPS if design.numbers.get("groups") else formula
     first = flows[-1] if len(fields) == 1 else flows[0]
     shape = list(fields_of(state)[first.result.field].shape)
     return ExplainedStep(

@@ -95,6 +95,16 @@ def _after(state: State) -> None:
         state.p = state.p * state.mask
 
 
+def _filled_after(number: float) -> Way:
+    """Weights, not scores, are filled with what hides a score."""
+
+    def drop(state: State) -> None:
+        if state.mask is not None:
+            state.p = state.p.masked_fill(~state.mask, number)
+
+    return {"hide": _ignored, "drop": drop}
+
+
 def _inverted(state: State) -> None:
     """From the start, whatever becomes of the mask later: for those who make a second mistake with it."""
     RIGHT_STEPS["inputs"](state)
@@ -211,7 +221,7 @@ FAULTS = [
     Fault(
         "mask after softmax",
         "weights are masked after the softmax and no longer sum to 1",
-        "(softmax(scores) * mask) v",
+        "(softmax(scores), then masked) v",
         RIGHT,
         (
             "Sum the weights of a query that has hidden keys.",
@@ -221,7 +231,12 @@ FAULTS = [
         "A query that sees one key out of ten gets a tenth of it: outputs shrink where much is hidden.",
         REPAIR,
         "drop",
-        ({"hide": _ignored, "drop": _after}, {**filled(0.0), "drop": _after}),
+        (
+            {"hide": _ignored, "drop": _after},
+            {**filled(0.0), "drop": _after},
+            _filled_after(-torch.inf),
+            _filled_after(-1e9),
+        ),
         (r"(weights?|attn\w*|probs?|scores?|a|w|p)\s*\*=?\s*\(?~?\w*mask", r"masked_fill_?\(", *FILLS),
         needs_mask=True,
         common=True,
