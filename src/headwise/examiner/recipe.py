@@ -368,7 +368,10 @@ def _window(one: Design) -> dict[str, Step]:
 
 def _residual(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.output = state.output + (state.query if one.numbers["normed"] else state.given.query)
+        if one.numbers.get("projected"):
+            state.output = state.output + state.projected[0]
+        else:
+            state.output = state.output + (state.query if one.numbers["normed"] else state.given.query)
 
     return {"around": apply}
 

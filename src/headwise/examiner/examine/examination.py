@@ -513,7 +513,10 @@ def _beside(evidence: Evidence, caller: Caller, found: Found) -> list[Design]:
     elsewhere = turned_over_another_axis(caller, found) if plain else None
     lacks = found.guess is not None and not found.guess.weights.get("o")
     split = projected_elsewhere(evidence.name, evidence.source) if lacks else None
-    found.elsewhere = split is not None
+    adds_queries = any(
+        one.numbers.get("projected") for one in evidence.designs
+    )  # then whoever calls it projects
+    found.elsewhere = split is not None or adds_queries
     window = long_window(caller) if found.proven else None
     return [one for one in (wraps, split, window, elsewhere) if one is not None]
 

@@ -30,6 +30,7 @@ from .subject import attributes_of
 from .surroundings import CAUGHT
 from .watch import Norm, Ran, Three, caught, find_latent, passed_by, same, watch
 
+QUERIES_ADDED = "a residual connection inside: the projected queries are added to what the heads give"
 FAR = 1e3  # a score this much below the others is hidden
 
 
@@ -71,6 +72,10 @@ def recognise(
         if added:
             bare = bare - inputs[0]
             inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
+        queries = None if added or inner.proven else _queries_added(caller, inner, inputs)
+        if queries is not None:
+            bare = bare - queries
+            inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
         inside: list[Design] = []
         if not inner.proven and inner.weights is not None:
             inside = _inside(caller, inner, inputs, causal is not None)
@@ -85,10 +90,12 @@ def recognise(
     shell = _around(before, after, added, inputs)
     designs = [*(one for one in shell if one.key == "norm before"), *inside]
     designs += [one for one in shell if one.key != "norm before"]
+    if queries is not None:
+        designs.append(Design("residual", QUERIES_ADDED, {"normed": 0.0, "projected": 1.0}))
     if not designs or inner.weights is None:
         return found, []
     for one in designs:
-        if one.key == "residual" and before:
+        if one.key == "residual" and before and queries is None:
             _tell_residual(one, designs, _silenced(caller, inner, inputs), inputs[0])
     off = error_of(inner.weights, inner.num_heads, [(Given(*inputs, mask), ran.output)], steps_of(designs))
     return replace(inner, proven=off <= NEARLY), designs
@@ -105,13 +112,25 @@ def _behind(
     return replace(found, proven=off <= NEARLY), designs
 
 
-def _silenced(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
-    """What comes out where the output projection is zero."""
+def _queries_added(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
+    """The projected queries, where they are what comes out while the values are zero."""
+    if inner.weights is None or inner.guess is None or inner.guess.weights.get("o"):
+        return None
+    values = {piece.name for piece in inner.guess.weights.get("v", [])}
+    if any(piece.name in values for role in "qk" for piece in inner.guess.weights.get(role, [])):
+        return None  # with fused weights the queries would be zero as well
+    queries = _state(inner.weights, inner.num_heads, inputs).projected[0]
+    silent = _silenced(caller, inner, inputs, "v")
+    return queries if silent is not None and same(silent, queries) else None
+
+
+def _silenced(caller: Caller, inner: Found, inputs: Three, role: str = "o") -> Tensor | None:
+    """What comes out where one projection, that of the output, is zero."""
     guess = inner.guess
     names = {
         piece.name
         for kind in ((guess.weights, guess.biases) if guess is not None else ())
-        for piece in kind.get("o", [])
+        for piece in kind.get(role, [])
     }
     if not names:
         return None

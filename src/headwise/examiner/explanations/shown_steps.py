@@ -304,7 +304,10 @@ def _of_design(change: Change, maps: _Maps, itself: bool) -> ExplainedStep:
             operands.append(Map(f"bias@{stage}", "bias", "query", "key"))
             flows.append(Flow(operands[-1]))
         if design.key == "residual":
-            operands.append(maps.last("query") if design.numbers["normed"] else maps.first("query"))
+            if design.numbers.get("projected"):
+                operands.append(Map(PROJECTED[0], "Q", "query", "width"))
+            else:
+                operands.append(maps.last("query") if design.numbers["normed"] else maps.first("query"))
         flows.append(Flow(maps.at(name, stage + 1), tuple(operands)))
     formula = RMS if drawn.formula is NORM and _is_rms(design) else drawn.formula
     first = flows[-1] if len(fields) == 1 else flows[0]

@@ -1,0 +1,118 @@
+"""Designs that are seldom seen: right code that has one is not accused, and its attention is judged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise.examiner import check
+from headwise.examiner.explanations import explain
+
+
+class Separate(nn.Module):
+    """Plain attention with a layer for each projection; others change one step of it."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        every = (layer(x).unflatten(-1, (self.num_heads, -1)) for layer in (self.q, self.k, self.v))
+        return [each.transpose(1, 2) for each in every]
+
+    def root(self, q: Tensor) -> float:
+        return float(q.shape[-1] ** 0.5)
+
+
+class BiasReturned(Separate):
+    """Attention as T5 has it: the bias by distance is handed on to the next layer, beside the output."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.table = nn.Embedding(63, num_heads)
+
+    def bias(self, T: int) -> Tensor:
+        at = torch.arange(T)
+        table: Tensor = self.table(at - at[:, None] + 31)
+        return table.permute(2, 0, 1)[None]  # [1, H, T, T]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.heads(x)
+        bias = self.bias(x.shape[1])
+        p = (q @ k.mT + bias).softmax(-1)
+        return self.o((p @ v).transpose(1, 2).flatten(2)), bias
+
+
+class BiasReturnedForAll(BiasReturned):
+    """The bias comes once for every sample."""
+
+    def bias(self, T: int) -> Tensor:
+        return super().bias(T).expand(self.samples, -1, -1, -1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.samples = len(x)
+        return super().forward(x)
+
+
+class ScoresReturned(BiasReturned):
+    """What it calls its weights are the scores with their bias."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.heads(x)
+        weights = q @ k.mT + self.bias(x.shape[1])
+        return self.o((weights.softmax(-1) @ v).transpose(1, 2).flatten(2)), weights
+
+
+@pytest.mark.parametrize("kind", [BiasReturned, BiasReturnedForAll])
+def test_a_bias_that_is_returned_is_not_taken_for_weights(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+
+
+def test_scores_that_are_returned_as_weights_are_still_named() -> None:
+    assert [each.key for each in check(ScoresReturned).faults] == ["other weights returned"]
+
+
+class QueriesKept(nn.Module):
+    """The projected queries are added to what the heads give; whoever calls it goes on from there."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.queries, self.keys, self.values = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def scale(self, q: Tensor) -> float:
+        return float(q.shape[-1] ** -0.5)
+
+    def forward(self, agents: Tensor) -> Tensor:
+        asked = self.queries(agents)
+        q, k, v = (
+            each.unflatten(-1, (self.num_heads, -1))
+            for each in (asked, self.keys(agents), self.values(agents))
+        )
+        p = (torch.einsum("bthd,bshd->bhts", q, k) * self.scale(q)).softmax(-1)
+        added: Tensor = asked + torch.einsum("bhts,bshd->bthd", p, v).flatten(2)
+        return added
+
+
+class QueriesKeptUnscaled(QueriesKept):
+    def scale(self, q: Tensor) -> float:
+        return 1.0
+
+
+def test_queries_that_are_added_are_a_design() -> None:
+    report = check(QueriesKept)
+    assert report.verdict == "right", report.summary
+    assert any("projected queries are added" in words for words in report.designs)
+
+
+def test_queries_that_are_added_are_a_step_of_the_explanation() -> None:
+    explanation = explain(QueriesKept(12, 3), torch.randn(1, 4, 12))
+    shown = next(step for step in explanation.steps if step.key == "residual")
+    assert shown.formula.endswith("+ Q")
+
+
+def test_a_fault_beside_queries_that_are_added_is_named() -> None:
+    assert "no scale" in [each.key for each in check(QueriesKeptUnscaled).faults]
