@@ -264,13 +264,13 @@ def _say_weights(report: Report, evidence: Evidence) -> None:
     """Weights that are returned and are not those the right output was made with."""
     own = evidence.conventions.always_causal
     batches = [call for call in evidence.calls if call.output is not None and len(call.output) > 1]
-    if batches and all(call.weights is None for call in batches):
-        return  # what fits a batch of one alone has no axis for samples: a bias by position
+    if batches and all(call.weights is None or _by_position_alone(call.weights) for call in batches):
+        return  # a bias; one without an axis of samples fits a batch of one alone
     for call, truth in beside_truth(evidence):
         mask = call.given.mask
         if report.faults or call.weights is None or (mask is not None and not own):
             continue
-        if call.weights.shape != truth.p.shape or _by_position_alone(call.weights):
+        if call.weights.shape != truth.p.shape:
             continue
         seen = (
             torch.ones_like(truth.p, dtype=torch.bool) if mask is None else mask[:, None].expand_as(truth.p)
@@ -295,7 +295,7 @@ def _say_weights(report: Report, evidence: Evidence) -> None:
 
 def _by_position_alone(returned: torch.Tensor) -> bool:
     """Whether it is the same for every sample and no row sums to 1: a bias or a mask, and no weights."""
-    alike = len(returned) > 1 and torch.equal(returned, returned[:1].expand_as(returned))
+    alike = torch.equal(returned, returned[:1].expand_as(returned))
     return alike and not bool(torch.isclose(returned.sum(-1), torch.ones((), dtype=returned.dtype)).any())
 
 
