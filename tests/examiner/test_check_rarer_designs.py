@@ -116,3 +116,107 @@ def test_queries_that_are_added_are_a_step_of_the_explanation() -> None:
 
 def test_a_fault_beside_queries_that_are_added_is_named() -> None:
     assert "no scale" in [each.key for each in check(QueriesKeptUnscaled).faults]
+
+
+class KeysFirst(nn.Module):
+    """Keys, queries and values in one weight, and no projection of the output; far keys count for less."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.kqv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.slopes: Tensor
+        self.register_buffer("slopes", 2.0 ** -torch.arange(1, num_heads + 1)[:, None, None])
+
+    def root(self, q: Tensor) -> float:
+        return float(q.shape[-1] ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, q, v = (
+            each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in self.kqv(x).chunk(3, -1)
+        )
+        at = torch.arange(x.shape[1])
+        scores = q @ k.mT / self.root(q) - self.slopes * (at - at[:, None]).abs()
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class KeysFirstScaledByWidth(KeysFirst):
+    def root(self, q: Tensor) -> float:
+        return float((q.shape[-1] * q.shape[1]) ** 0.5)
+
+
+@pytest.mark.parametrize(("kind", "named"), [(KeysFirst, []), (KeysFirstScaledByWidth, ["scale by d_model"])])
+def test_a_fused_weight_in_another_order_is_cut_without_an_output_projection(
+    kind: type, named: list[str]
+) -> None:
+    report = check(kind)
+    assert [each.key for each in report.faults if each.key != "no output projection"] == named
+    assert "ALiBi" in report.designs[0]
+
+
+class Rotary(Separate):
+    """Queries and keys turned by their positions, by tables that are made once."""
+
+    neighbours = False
+
+    def __init__(self, d_model: int, num_heads: int, longest: int = 32) -> None:
+        super().__init__(d_model, num_heads)
+        D = d_model // num_heads
+        angles = torch.outer(torch.arange(longest), 1e3 ** (-2 * torch.arange(D // 2) / D))
+        self.cos: Tensor
+        self.sin: Tensor
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def tables(self, T: int) -> tuple[Tensor, Tensor]:
+        return self.cos[:T], self.sin[:T]
+
+    def pair(self, a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return a * cos - b * sin, a * sin + b * cos
+
+    def turn(self, x: Tensor) -> Tensor:
+        cos, sin = self.tables(x.shape[-2])
+        if self.neighbours:
+            return torch.stack(self.pair(x[..., ::2], x[..., 1::2], cos, sin), -1).flatten(-2)
+        a, b = x.chunk(2, -1)
+        return torch.cat(self.pair(a, b, cos, sin), -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        p = (self.turn(q) @ self.turn(k).mT / self.root(q)).softmax(-1)
+        output: Tensor = self.o((p @ v).transpose(1, 2).flatten(2))
+        return output
+
+
+class CosinesTwice(Rotary):
+    neighbours = True
+
+    def tables(self, T: int) -> tuple[Tensor, Tensor]:
+        return self.cos[:T], self.cos[:T]
+
+
+class NoMinus(Rotary):
+    def pair(self, a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return a * cos + b * sin, a * sin + b * cos
+
+
+class TwoMinuses(Rotary):
+    def pair(self, a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return a * cos - b * sin, b * cos - a * sin
+
+
+class OtherWayRound(Rotary):
+    """Turned the other way: a rotation like any other."""
+
+    def pair(self, a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return a * cos + b * sin, b * cos - a * sin
+
+
+@pytest.mark.parametrize("kind", [Rotary, OtherWayRound])
+def test_rotations_of_either_direction_are_right(kind: type) -> None:
+    assert check(kind).verdict == "right"
+
+
+@pytest.mark.parametrize("kind", [CosinesTwice, NoMinus, TwoMinuses])
+def test_a_rotation_that_is_none_is_named(kind: type) -> None:
+    assert [each.key for each in check(kind).faults] == ["rotation that stretches"]

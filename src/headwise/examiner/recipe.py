@@ -300,7 +300,10 @@ def turned(x: Tensor, one: Design) -> Tensor:
         return _turned_with_mixed_pairs(x, angle, bool(one.numbers["neighbours"]))
     a, b = pairs(x[..., first : first + n], bool(one.numbers["neighbours"]))
     cos, sin = angle.cos(), angle.sin()
-    a, b = a * cos - b * sin, a * sin + b * cos
+    if one.numbers.get("cosines for sines"):
+        sin = cos
+    first_sign, second_sign = one.numbers.get("first sign", -1.0), one.numbers.get("second sign", 1.0)
+    a, b = a * cos + first_sign * b * sin, second_sign * a * sin + b * cos
     whole = torch.stack([a, b], -1).flatten(-2) if one.numbers["neighbours"] else torch.cat([a, b], -1)
     return torch.cat([x[..., :first], whole, x[..., first + n :]], -1)
 
