@@ -220,3 +220,61 @@ def test_rotations_of_either_direction_are_right(kind: type) -> None:
 @pytest.mark.parametrize("kind", [CosinesTwice, NoMinus, TwoMinuses])
 def test_a_rotation_that_is_none_is_named(kind: type) -> None:
     assert [each.key for each in check(kind).faults] == ["rotation that stretches"]
+
+
+class Voxels(nn.Module):
+    """One head over the voxels of a volume, [B, C, depth, height, width], behind a norm of groups."""
+
+    groups = 32
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(min(self.groups, channels), channels)
+        self.q, self.k, self.v, self.out = (nn.Conv3d(channels, channels, 1) for _ in range(4))
+
+    def root(self, channels: int) -> float:
+        return float(channels**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = x.shape[1]
+        normed = self.norm(x)
+        q, k, v = (layer(normed).flatten(2) for layer in (self.q, self.k, self.v))  # [B, C, N]
+        p = (q.mT @ k / self.root(channels)).softmax(-1)
+        return x + self.out((v @ p.mT).view_as(x))
+
+
+class VoxelsOfManyChannels(Voxels):
+    """Groups that a narrow module does not have."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.norm = nn.GroupNorm(self.groups, channels)
+
+
+class VoxelsUnscaled(Voxels):
+    def root(self, channels: int) -> float:
+        return 1.0
+
+
+class Frames(Voxels):
+    """A film, [B, frames, C, depth, height, width]: no shape of ours."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+@pytest.mark.parametrize("kind", [Voxels, VoxelsOfManyChannels])
+def test_volumes_and_norms_of_groups_are_known(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+    assert any("GroupNorm" in words for words in report.designs)
+    assert not any(role.transposed for role in report.roles.values())
+
+
+def test_a_fault_behind_a_norm_of_groups_is_named() -> None:
+    assert [each.key for each in check(VoxelsUnscaled).faults] == ["no scale"]
+
+
+def test_layers_that_want_a_shape_that_we_do_not_have_are_not_judged() -> None:
+    report = check(Frames)
+    assert report.verdict == "not judged", report.summary

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, normalize
+from torch.nn.functional import group_norm, layer_norm, normalize
 
 
 class Weights(NamedTuple):
@@ -234,9 +234,11 @@ def _nothing(one: Design) -> dict[str, Step]:
 
 
 def normed(x: Tensor, one: Design, prefix: str = "") -> Tensor:
-    """LayerNorm or RMSNorm over the last axis, with what `one` keeps of it."""
+    """LayerNorm or RMSNorm over the last axis, or GroupNorm of x [B, T, E], with what `one` keeps of it."""
     eps, gain, bias = one.numbers[f"{prefix}eps"], one.tensors.get(f"{prefix}gain"), None
-    if one.numbers[f"{prefix}rms"]:
+    if groups := one.numbers.get(f"{prefix}groups"):
+        x = group_norm(x.transpose(1, 2), int(groups), eps=eps).transpose(1, 2)
+    elif one.numbers[f"{prefix}rms"]:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     else:
         x = layer_norm(x, x.shape[-1:], eps=eps)
