@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.examiner import check
+from headwise.examiner.examine.words import size_word
 from headwise.examiner.explanations import explain
 
 
@@ -278,3 +279,56 @@ def test_a_fault_behind_a_norm_of_groups_is_named() -> None:
 def test_layers_that_want_a_shape_that_we_do_not_have_are_not_judged() -> None:
     report = check(Frames)
     assert report.verdict == "not judged", report.summary
+
+
+class SpelledOut(Separate):
+    """Every size is said in words."""
+
+    def __init__(
+        self, how_many_heads: int, dimension_of_query: int, dimension_of_key: int, dimension_of_value: int,
+        dimension_of_head: int, dimension_of_output: int,
+    ) -> None:  # fmt: skip
+        nn.Module.__init__(self)
+        self.num_heads, inner = how_many_heads, how_many_heads * dimension_of_head
+        self.q = nn.Linear(dimension_of_query, inner)
+        self.k = nn.Linear(dimension_of_key, inner)
+        self.v = nn.Linear(dimension_of_value, inner)
+        self.o = nn.Linear(inner, dimension_of_output)
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        p = self.softmax(q @ k.mT / self.root(q))
+        output: Tensor = self.o((p @ v).transpose(1, 2).flatten(2))
+        return output
+
+
+class SpelledOutOverQueries(SpelledOut):
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.softmax(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [(SpelledOut, []), (SpelledOutOverQueries, ["softmax over queries"])]
+)
+def test_sizes_that_are_spelled_out_are_understood(kind: type, named: list[str]) -> None:
+    report = check(kind)
+    assert report.judged, report.summary
+    assert [each.key for each in report.faults] == named
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("number_of_heads", "heads"),
+        ("how_many_heads", "heads"),
+        ("size_of_each_head", "head dim"),
+        ("dim_of_model", "width"),
+        ("dimension_of_keys", "width"),
+        ("dimension_of_feed_forward", None),
+    ],
+)
+def test_a_size_by_its_long_name(name: str, word: str | None) -> None:
+    assert size_word(name) == word

@@ -85,9 +85,22 @@ def bare(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
 
 
+_SPELLED_OUT = (  # dimension_of_key is key_dim, how_many_heads is num_heads
+    (re.compile(r"(?:dimensions?|dims?|sizes?|widths?)of(?:the|each|one)?(\w+?)s?"), r"\1dim"),
+    (re.compile(r"(?:howmany|numbersof|counts?of|amountof)(?:the)?(\w+)"), r"num\1"),
+)
+
+
+def _shortened(word: str) -> str:
+    for pattern, short in _SPELLED_OUT:
+        if (found := pattern.fullmatch(word)) is not None:
+            return found.expand(short)
+    return word
+
+
 def size_word(name: str) -> str | None:
     """What a constructor's parameter, or a field of a configuration, stands for."""
-    word = bare(name)
+    word = _shortened(bare(name))
     if "drop" in word or word in {"p", "attnpdrop", "pdrop"}:
         return "dropout"
     if word in {"batchfirst"}:
