@@ -332,3 +332,62 @@ def test_sizes_that_are_spelled_out_are_understood(kind: type, named: list[str])
 )
 def test_a_size_by_its_long_name(name: str, word: str | None) -> None:
     assert size_word(name) == word
+
+
+class Talking(Separate):
+    """Heads talk to each other before the softmax and after it."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.before, self.after = (nn.Conv2d(num_heads, num_heads, 1) for _ in range(2))
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        shares = self.before(q @ k.mT / self.root(q)).softmax(-1)
+        mixed: Tensor = self.after(shares)
+        return mixed
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        output: Tensor = self.o((self.weights(q, k) @ v).transpose(1, 2).flatten(2))
+        return output
+
+
+class TalkingAfterwards(Talking):
+    """After the softmax alone, by a bare matrix."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        Separate.__init__(self, d_model, num_heads)
+        self.mixing = nn.Parameter(torch.randn(num_heads, num_heads))
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        return torch.einsum("bhts,hg->bgts", (q @ k.mT / self.root(q)).softmax(-1), self.mixing)
+
+
+class TalkingUnscaled(Talking):
+    def root(self, q: Tensor) -> float:
+        return 1.0
+
+
+class TalkingOverQueries(Talking):
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        mixed: Tensor = self.after(self.before(q @ k.mT / self.root(q)).softmax(-2))
+        return mixed
+
+
+@pytest.mark.parametrize("kind", [Talking, TalkingAfterwards])
+def test_heads_that_talk_to_each_other_are_a_design(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+    assert "talking heads" in report.designs[0]
+
+
+def test_a_fault_beside_heads_that_talk_is_named() -> None:
+    assert [each.key for each in check(TalkingUnscaled).faults] == ["no scale"]
+    assert check(TalkingOverQueries).verdict != "right"
+
+
+def test_heads_that_talk_are_steps_of_the_explanation() -> None:
+    steps = explain(Talking(12, 3), torch.randn(2, 4, 12)).steps
+    keys = [step.key for step in steps]
+    assert keys.index("scale") < keys.index("mix-heads") < keys.index("softmax")
+    assert keys.index("softmax") < keys.index("mix-heads-and-2") < keys.index("weigh")

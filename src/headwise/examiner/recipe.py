@@ -85,7 +85,7 @@ class State:
 
 
 Step = Callable[[State], None]
-CHANGED = ("query", "key", "value", "q", "k", "scaled", "output")  # fields that designs change
+CHANGED = ("query", "key", "value", "q", "k", "scaled", "p", "output")  # fields that designs change
 
 
 def _inputs(state: State) -> None:
@@ -359,6 +359,24 @@ def _position_bias(one: Design) -> dict[str, Step]:
     return {"place": apply}
 
 
+def _talking_heads(one: Design) -> dict[str, Step]:
+    def before(state: State) -> None:
+        state.scaled = mixed(state.scaled, one, "before")
+
+    def after(state: State) -> None:
+        state.p = mixed(state.p, one, "after")
+
+    steps: dict[str, Step] = {"place": before} if "before" in one.tensors else {}
+    return steps | {"drop": after} if "after" in one.tensors else steps
+
+
+def mixed(x: Tensor, one: Design, where: str) -> Tensor:
+    """x [B, H, T, S], each head a sum of all heads; `where`: before the softmax, or after it."""
+    x = torch.einsum("gh,bhts->bgts", one.tensors[where], x)
+    bias = one.tensors.get(f"{where} bias")
+    return x if bias is None else x + bias[:, None, None]
+
+
 def _window(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         T, S = state.scaled.shape[-2:]
@@ -396,6 +414,7 @@ _STEPS: dict[str, Callable[[Design], dict[str, Step]]] = {
     "rope": _rope,
     "own scale": _own_scale,
     "position bias": _position_bias,
+    "talking heads": _talking_heads,
     "window": _window,
     "residual": _residual,
     "norm after": _norm_after,

@@ -87,6 +87,10 @@ def recognise(
                 inside = _wrongly_turned(caller, inner, inputs, texts)
                 if inside:
                     inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+        if not inner.proven and not inside and inner.weights is not None:
+            inside = _talking_heads(caller, inner, inputs)
+            if inside:
+                inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
     shell = _around(before, after, added, inputs)
     designs = [*(one for one in shell if one.key == "norm before"), *inside]
     designs += [one for one in shell if one.key != "norm before"]
@@ -380,6 +384,67 @@ def _with_values_turned(
     designs = [turning[0] if one.key == "rope" else one for one in inside]
     found = find_roles(caller, truth, None, steps_of(designs))
     return (found, designs) if found.proven else (inner, inside)
+
+
+def _talking_heads(caller: Caller, inner: Found, inputs: Three) -> list[Design]:
+    """Scores or weights of all heads that are mixed by a matrix [H, H] of its own, before they are used."""
+    try:
+        ran, scores = caught(caller, inputs)
+        assert inner.weights is not None
+        state = _state(inner.weights, inner.num_heads, inputs)
+    except CAUGHT:
+        return []
+    mixers = _mixers(caller, inner.num_heads)
+    if scores is None or not mixers:
+        return []
+    made = Design("talking heads", "")
+    products = state.q @ state.k.mT
+    if fit(scores, products) is None:
+        before = [
+            one for one in mixers if _evenly(fit(scores, torch.einsum("gh,bhts->bgts", one[0], products)))
+        ]
+        if not before:
+            return []
+        _keep_mixer(made, "before", before[0])
+    p = scores.softmax(-1)
+    factors = [one.double() for one in ran.factors if one.shape == p.shape]
+    for mixer in mixers:
+        after = Design("talking heads", "")
+        _keep_mixer(after, "after", mixer)
+        if any(same(one, recipe.mixed(p, after, "after")) for one in factors):
+            made.tensors |= after.tensors
+            break
+    which = [words for key, words in (("before", "scores"), ("after", "weights")) if key in made.tensors]
+    made.words = f"talking heads inside: a matrix mixes the {' and the '.join(which)} of all heads"
+    return [made] if which else []
+
+
+Mixer = tuple[Tensor, Tensor | None]  # [H, H] and a bias [H]
+
+
+def _mixers(caller: Caller, H: int) -> list[Mixer]:
+    """Matrices of its own that could mix heads, each as it is and turned, without and with its bias."""
+    own = {name: one.detach().double() for name, one in caller.subject.parameters.items()}
+    found: list[Mixer] = []
+    for name, weight in own.items():
+        if H < 2 or weight.numel() != H * H or weight.squeeze().shape != (H, H):
+            continue
+        bias = own.get(re.sub(r"weight$", "bias", name)) if name.endswith("weight") else None
+        for matrix in (weight.squeeze(), weight.squeeze().T):
+            found += [(matrix, bias.flatten())] if bias is not None and bias.numel() == H else []
+            found.append((matrix, None))
+    return found
+
+
+def _evenly(found: Fit | None) -> bool:
+    """Whether scores are these products, by one scale for all heads."""
+    return found is not None and torch.allclose(found.scale, found.scale[:1], rtol=1e-4)
+
+
+def _keep_mixer(made: Design, where: str, mixer: Mixer) -> None:
+    made.tensors[where] = mixer[0].clone()
+    if mixer[1] is not None:
+        made.tensors[f"{where} bias"] = mixer[1].clone()
 
 
 BASES = (1e4, 5e5, 1e6, 1e3, 1e2)  # of rotations, the usual one first

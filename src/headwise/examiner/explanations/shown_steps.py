@@ -249,6 +249,9 @@ DESIGNS = {
         "at position t each pair of channels (a, b) becomes (a·cos tθ − b·sin tθ, a·sin tθ + b·cos tθ)",
     ),
     "position bias": Drawn("bias", "Add a bias by position", "{0}[t, s] = {1}[t, s] + bias[t, s]"),
+    "talking heads": Drawn(
+        "mix-heads", "Mix the heads", "each head of {0} = a sum of all heads of {1}, by a matrix"
+    ),
     "window": Drawn("window", "Hide by position", "{0}[t, s] = {1}[t, s] inside the window, else −∞"),
     "residual": Drawn("residual", "Residual connection: add what went in", "{0} = {1} + {2}"),
     "norm after": Drawn("norm-after", "Normalise the output", NORM),
@@ -260,11 +263,12 @@ MAPS = {  # of fields that designs change: name on the page, rows, columns
     "q": ("q", "query", "channel"),
     "k": ("k", "key", "channel"),
     "scaled": ("scaled", "query", "key"),
+    "p": ("weights p", "query", "key"),
     "output": ("output", "query", "feature"),
 }
 AFTER = {  # the step that makes such a field
     "query": "inputs", "key": "inputs", "value": "inputs", "q": "split", "k": "split", "scaled": "scale",
-    "output": "output",
+    "p": "softmax", "output": "output",
 }  # fmt: skip
 
 
@@ -369,7 +373,8 @@ def _plain_steps(
     q, k, v = maps.last("q"), maps.last("k"), Map("v", "v", "key", "channel")
     scores, hidden = (Map(name, name, "query", "key") for name in ("scores", "hidden"))  # [B, H, T, S] each
     scaled = maps.last("scaled")
-    p = Map("p", "weights p", "query", "key", "share")
+    shares = replace(maps.first("p"), colour="share")  # each row adds up to 1, before heads are mixed
+    p = maps.last("p") if maps.last("p") != maps.first("p") else shares
     heads, joined = Map("heads", "head output", "query", "channel"), Map("joined", "concat", "query", "width")
     pairs, per_head = f"[B, H, T, S] = {[B, H, T, S]}", f"[B, H, T, D] = {[B, H, T, D]}"
     inputs = [maps.first(name) for name, _ in _SIDES]
@@ -434,7 +439,7 @@ def _plain_steps(
             "softmax", "Softmax: scores become weights",
             "p[t, s] = exp(hidden[t, s]) / Σ_j exp(hidden[t, j])",
             "Along each row, over the keys: weights lie between 0 and 1, and each query's add up to 1.",
-            (f"{pairs}, softmax over the last, S",), (Flow(p, (hidden,)),),
+            (f"{pairs}, softmax over the last, S",), (Flow(shares, (hidden,)),),
         ),
         ExplainedStep(
             "weigh", "Weigh: each value times its weight",
