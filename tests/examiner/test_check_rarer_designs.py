@@ -391,3 +391,72 @@ def test_heads_that_talk_are_steps_of_the_explanation() -> None:
     keys = [step.key for step in steps]
     assert keys.index("scale") < keys.index("mix-heads") < keys.index("softmax")
     assert keys.index("softmax") < keys.index("mix-heads-and-2") < keys.index("weigh")
+
+
+class Gated(Separate):
+    """A gate of the query lets through a part of what the heads give."""
+
+    per_head = False
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.gate = nn.Linear(d_model, num_heads if self.per_head else d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        heads = (q @ k.mT / self.root(q)).softmax(-1) @ v
+        shares = self.gate(x).sigmoid()
+        if self.per_head:
+            heads = heads * shares.transpose(1, 2)[..., None]
+        joined = heads.transpose(1, 2).flatten(2)
+        output: Tensor = self.o(joined if self.per_head else joined * shares)
+        return output
+
+
+class GatedPerHead(Gated):
+    per_head = True
+
+
+class GatedUnscaled(Gated):
+    def root(self, q: Tensor) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("kind", [Gated, GatedPerHead])
+def test_a_gate_of_the_query_is_a_design(kind: type) -> None:
+    report = check(kind)
+    assert report.verdict == "right", report.summary
+    assert any("a gate inside" in words for words in report.designs)
+
+
+def test_wrong_attention_behind_a_gate_does_not_pass() -> None:
+    assert check(GatedUnscaled).verdict != "right"
+
+
+def test_a_gate_is_a_step_of_the_explanation() -> None:
+    keys = [step.key for step in explain(Gated(12, 3), torch.randn(2, 4, 12)).steps]
+    assert keys.index("concat") < keys.index("gate") < keys.index("output")
+
+
+class RowByRow(Separate):
+    """Rows of an alignment, [B, rows, T, E]: each attends to itself, by one bias for all."""
+
+    def forward(self, q_data: Tensor, k_data: Tensor, bias: Tensor | None = None) -> Tensor:
+        batch, rows, length, width = q_data.shape
+        q = self.q(q_data).view(batch, rows, length, self.num_heads, -1)
+        k, v = (layer(k_data).view(batch, rows, k_data.shape[2], *q.shape[3:]) for layer in (self.k, self.v))
+        scores = torch.einsum("brthd,brshd->brhts", q, k) / self.root(q)
+        scores = scores if bias is None else scores + bias[:, None]
+        heads = torch.einsum("brhts,brshd->brthd", scores.softmax(-1), v)
+        return self.o(heads.reshape(batch, rows, length, width))
+
+
+class RowByRowScaled(RowByRow):
+    def root(self, q: Tensor) -> float:
+        return float(q.shape[-1])
+
+
+def test_rows_of_sequences_are_a_layout() -> None:
+    report = check(RowByRow)
+    assert report.verdict == "right", report.summary
+    assert [each.key for each in check(RowByRowScaled).faults] == ["scale by d_k"]

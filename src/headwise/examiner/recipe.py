@@ -85,7 +85,7 @@ class State:
 
 
 Step = Callable[[State], None]
-CHANGED = ("query", "key", "value", "q", "k", "scaled", "p", "output")  # fields that designs change
+CHANGED = ("query", "key", "value", "q", "k", "scaled", "p", "joined", "output")  # fields that designs change
 
 
 def _inputs(state: State) -> None:
@@ -377,6 +377,22 @@ def mixed(x: Tensor, one: Design, where: str) -> Tensor:
     return x if bias is None else x + bias[:, None, None]
 
 
+def _gate(one: Design) -> dict[str, Step]:
+    def apply(state: State) -> None:
+        state.joined = state.joined * opened(state.query, one)
+        _finish(state)
+
+    return {"finish": apply}
+
+
+def opened(query: Tensor, one: Design) -> Tensor:
+    """What a gate lets through of each channel, [B, T, H D], from the query [B, T, E]."""
+    shares = query @ one.tensors["gate"].T
+    bias = one.tensors.get("gate bias")
+    shares = torch.sigmoid(shares if bias is None else shares + bias)
+    return shares.repeat_interleave(int(one.numbers["each"]), -1)
+
+
 def _window(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         T, S = state.scaled.shape[-2:]
@@ -415,6 +431,7 @@ _STEPS: dict[str, Callable[[Design], dict[str, Step]]] = {
     "own scale": _own_scale,
     "position bias": _position_bias,
     "talking heads": _talking_heads,
+    "gate": _gate,
     "window": _window,
     "residual": _residual,
     "norm after": _norm_after,

@@ -103,6 +103,8 @@ def _output(tensor: Tensor, layout: str, B: int, T: int, H: int) -> Tensor | Non
         ones = (1,) * (1 if layout == "image" else 2)
         fits = len(shape) == 3 + len(ones) and (shape[0], *shape[2:]) == (B, T, *ones)
         return tensor.flatten(2).transpose(1, 2) if fits else None
+    if layout == "row by row":
+        return tensor[:, 0] if len(shape) == 4 and shape[:3] == (B, 1, T) else None
     if layout == "heads first" and len(shape) == 4 and shape[:3] == (B, H, T):
         return tensor.transpose(1, 2).flatten(2)  # [B, T, H * D]
     if layout == "heads inside" and len(shape) == 4 and shape[:3] == (B, T, H):
@@ -247,6 +249,8 @@ class Caller:
         if layout in ("channels first", "image", "volume"):
             turned = x.transpose(1, 2).contiguous() if x.is_contiguous() else x.transpose(1, 2)
             return {"image": turned[..., None], "volume": turned[..., None, None]}.get(layout, turned)
+        if layout == "row by row":
+            return x[:, None]
         if layout == "sequence first":
             return x.transpose(0, 1).contiguous() if x.is_contiguous() else x.transpose(0, 1)
         if layout.startswith("heads"):

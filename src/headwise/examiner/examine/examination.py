@@ -102,6 +102,7 @@ def _words(caller: Caller, causal: bool) -> list[str]:
         "heads in the batch": "its inputs are [B * H, T, D]",
         "channels first": "its inputs are [B, E, T]",
         "image": "its inputs are images, [B, E, height, width]: a sequence is one column of pixels",
+        "row by row": "its inputs are [B, rows, T, E]: each row is a sequence of its own",
         "volume": "its inputs are volumes, [B, E, depth, height, width]: a sequence is one line of voxels",
     }
     if plan.layout in layouts:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -91,6 +91,12 @@ def recognise(
             inside = _talking_heads(caller, inner, inputs)
             if inside:
                 inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+        if not inner.proven and inner.weights is not None:
+            for gate in _gates(caller, inner, inputs, ran):
+                again = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of([*inside, gate]))
+                if again.proven:
+                    inner, inside = again, [*inside, gate]
+                    break
     shell = _around(before, after, added, inputs)
     designs = [*(one for one in shell if one.key == "norm before"), *inside]
     designs += [one for one in shell if one.key != "norm before"]
@@ -445,6 +451,27 @@ def _keep_mixer(made: Design, where: str, mixer: Mixer) -> None:
     made.tensors[where] = mixer[0].clone()
     if mixer[1] is not None:
         made.tensors[f"{where} bias"] = mixer[1].clone()
+
+
+def _gates(caller: Caller, inner: Found, inputs: Three, ran: Ran) -> Iterator[Design]:
+    """Layers that get the queries and are no projection: each as if it were a gate of what the heads give."""
+    used = {role.path for role in inner.roles.values()}
+    own, H = caller.subject.parameters, inner.num_heads
+    assert inner.weights is not None
+    width = len(inner.weights.v)
+    for path, given, _ in ran.linear:
+        weight, bias = own.get(f"{path}.weight"), own.get(f"{path}.bias")
+        if weight is None or weight.ndim != 2 or len(weight) not in (width, H) or f"{path}.weight" in used:
+            continue
+        if given.numel() != inputs[0].numel() or not same(given.reshape(inputs[0].shape), inputs[0]):
+            continue
+        tensors = {"gate": weight.detach().double().clone()}
+        if bias is not None:
+            tensors["gate bias"] = bias.detach().double().clone()
+        each = width // len(weight)
+        of = "channel" if each == 1 else "head"
+        words = f"a gate inside: the query says how much of each {of} is let through"
+        yield Design("gate", words, {"each": float(each)}, tensors)
 
 
 BASES = (1e4, 5e5, 1e6, 1e3, 1e2)  # of rotations, the usual one first

@@ -56,15 +56,15 @@ _LENGTH = frozenset(
 )
 _QUERY = frozenset(
     """q query queries xq qx qinput inputq queryinput inputquery qin querystates tgt target querytensor xquery
-    queryinputs inqueries inq qseq queryseq qs""".split()
+    queryinputs inqueries inq qseq queryseq qs qdata""".split()
 )
 _KEY = frozenset(
-    """k key keys xk kx kinput inputk keyinput inputkey kin keystates keytensor xkey inkeys ink kseq
+    """k key keys xk kx kdata kinput inputk keyinput inputkey kin keystates keytensor xkey inkeys ink kseq
     ks""".split()
 )
 _VALUE = frozenset(
     """v value values val vals xv vx vinput inputv valueinput inputvalue vin valuestates valuetensor xvalue
-    invalues inv vseq vs""".split()
+    invalues inv vseq vs vdata""".split()
 )
 _X = frozenset(
     """x input inputs hiddenstates hidden hiddenstate embeddings embedding emb tokens sequence seq inp h src
@@ -76,7 +76,8 @@ _MEMORY = frozenset(
     """context memory mem encoderoutput encoderoutputs encoutput encoutputs encout keyvaluestates kv y cond
     xkv encoderhiddenstates source encoder cross crossinput other keyvalue contextstates enc encx xenc
     kvinput crossstates conditioning ctx xkeyvalue keyvalueinput kvstates encoderhidden encoderstates
-    xcontext hiddenkv xb inputkv xmem encoderstate crossattentionstates""".split()
+    xcontext hiddenkv xb inputkv xmem encoderstate crossattentionstates
+    mdata""".split()
 )
 
 

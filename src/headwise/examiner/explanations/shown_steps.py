@@ -252,6 +252,7 @@ DESIGNS = {
     "talking heads": Drawn(
         "mix-heads", "Mix the heads", "each head of {0} = a sum of all heads of {1}, by a matrix"
     ),
+    "gate": Drawn("gate", "Gate: let through a share", "{0} = {1} · sigmoid(query · W_gateᵀ + b_gate)"),
     "window": Drawn("window", "Hide by position", "{0}[t, s] = {1}[t, s] inside the window, else −∞"),
     "residual": Drawn("residual", "Residual connection: add what went in", "{0} = {1} + {2}"),
     "norm after": Drawn("norm-after", "Normalise the output", NORM),
@@ -264,11 +265,12 @@ MAPS = {  # of fields that designs change: name on the page, rows, columns
     "k": ("k", "key", "channel"),
     "scaled": ("scaled", "query", "key"),
     "p": ("weights p", "query", "key"),
+    "joined": ("concat", "query", "width"),
     "output": ("output", "query", "feature"),
 }
 AFTER = {  # the step that makes such a field
     "query": "inputs", "key": "inputs", "value": "inputs", "q": "split", "k": "split", "scaled": "scale",
-    "p": "softmax", "output": "output",
+    "p": "softmax", "joined": "concat", "output": "output",
 }  # fmt: skip
 
 
@@ -375,7 +377,7 @@ def _plain_steps(
     scaled = maps.last("scaled")
     shares = replace(maps.first("p"), colour="share")  # each row adds up to 1, before heads are mixed
     p = maps.last("p") if maps.last("p") != maps.first("p") else shares
-    heads, joined = Map("heads", "head output", "query", "channel"), Map("joined", "concat", "query", "width")
+    heads, joined = Map("heads", "head output", "query", "channel"), maps.last("joined")
     pairs, per_head = f"[B, H, T, S] = {[B, H, T, S]}", f"[B, H, T, D] = {[B, H, T, D]}"
     inputs = [maps.first(name) for name, _ in _SIDES]
     inputs = [replace(inputs[0], name="x")] if itself else inputs
@@ -461,7 +463,7 @@ def _plain_steps(
             f"Nothing is computed. The {H} answers to one query are laid side by side, head 0 first; the "
             "transpose comes before the reshape, or tokens would be mixed.",
             (f"[B, H, T, D] = {[B, H, T, Dv]} → [B, T, H·D] = {[B, T, H * Dv]}",),
-            (Flow(joined, (heads,)),),
+            (Flow(maps.first("joined"), (heads,)),),
         ),
         ExplainedStep(
             "output", "Project once more: the output", "output = concat · W_oᵀ + b_o",
