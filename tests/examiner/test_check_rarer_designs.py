@@ -326,6 +326,7 @@ def test_sizes_that_are_spelled_out_are_understood(kind: type, named: list[str])
         ("how_many_heads", "heads"),
         ("size_of_each_head", "head dim"),
         ("dim_of_model", "width"),
+        ("token_embed_dim", "width"),
         ("dimension_of_keys", "width"),
         ("dimension_of_feed_forward", None),
     ],

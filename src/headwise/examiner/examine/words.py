@@ -26,7 +26,7 @@ _WIDTH = frozenset(
     featdim dimmodel dims statedim attndim attentiondim dattn dimension ndims innerdim embeds nmodel
     wordsize embeddingdimension embeddim_ hdim dhidden inputdepth outputdepth depth totalkeydepth
     totalvaluedepth keydepth valuedepth modeldepth kvdim memorydim querywidth dmod largeur breite ancho
-    dmodell dmodelo dmodele modelldim dimension dimensione largura dimensao
+    dmodell dmodelo dmodele modelldim dimension dimensione largura dimensao tokenembeddim tokenembeddingdim
     encdim decdim qsize ksize vsize embedwidth embeddingwidth ninp nin nout ncmodel""".split()
 )
 _HEADS = frozenset(
