@@ -283,6 +283,9 @@ def _computed(made: Made, evidence: Evidence, fit: float) -> Named:
 def _say_weights(report: Report, evidence: Evidence) -> None:
     """Weights that are returned and are not those the right output was made with."""
     own = evidence.conventions.always_causal
+    batches = [call for call in evidence.calls if call.output is not None and len(call.output) > 1]
+    if batches and all(call.weights is None or _by_position_alone(call.weights) for call in batches):
+        return  # a bias; one without an axis of samples fits a batch of one alone
     for call, truth in beside_truth(evidence):
         mask = call.given.mask
         if report.faults or call.weights is None or (mask is not None and not own):
@@ -311,6 +314,12 @@ def _say_weights(report: Report, evidence: Evidence) -> None:
             continue
         detail = f"they are the {which}, before the softmax" if which else f"they are off by {off:.2g}"
         report.faults.append(_named(FAULTS["other weights returned"], detail, evidence))
+
+
+def _by_position_alone(returned: torch.Tensor) -> bool:
+    """Whether it is the same for every sample and no row sums to 1: a bias or a mask, and no weights."""
+    alike = torch.equal(returned, returned[:1].expand_as(returned))
+    return alike and not bool(torch.isclose(returned.sum(-1), torch.ones((), dtype=returned.dtype)).any())
 
 
 def _say_order(report: Report, evidence: Evidence) -> None:

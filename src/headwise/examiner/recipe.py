@@ -85,7 +85,7 @@ class State:
 
 
 Step = Callable[[State], None]
-CHANGED = ("query", "key", "value", "q", "k", "scaled", "output")  # fields that designs change
+CHANGED = ("query", "key", "value", "q", "k", "scaled", "p", "joined", "output")  # fields that designs change
 
 
 def _inputs(state: State) -> None:
@@ -234,10 +234,10 @@ def _nothing(one: Design) -> dict[str, Step]:
 
 
 def normed(x: Tensor, one: Design, prefix: str = "") -> Tensor:
-    """LayerNorm or RMSNorm over the last axis, or GroupNorm, with what `one` keeps of it."""
+    """LayerNorm or RMSNorm over the last axis, or GroupNorm of x [B, T, E], with what `one` keeps of it."""
     eps, gain, bias = one.numbers[f"{prefix}eps"], one.tensors.get(f"{prefix}gain"), None
-    if groups := int(one.numbers.get(f"{prefix}groups", 0)):
-        x = group_norm(x.mT, groups, eps=eps).mT  # over all positions of a sample
+    if groups := one.numbers.get(f"{prefix}groups"):
+        x = group_norm(x.transpose(1, 2), int(groups), eps=eps).transpose(1, 2)
     elif one.numbers[f"{prefix}rms"]:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     else:
@@ -302,7 +302,10 @@ def turned(x: Tensor, one: Design) -> Tensor:
         return _turned_with_mixed_pairs(x, angle, bool(one.numbers["neighbours"]))
     a, b = pairs(x[..., first : first + n], bool(one.numbers["neighbours"]))
     cos, sin = angle.cos(), angle.sin()
-    a, b = a * cos - b * sin, a * sin + b * cos
+    if one.numbers.get("cosines for sines"):
+        sin = cos
+    first_sign, second_sign = one.numbers.get("first sign", -1.0), one.numbers.get("second sign", 1.0)
+    a, b = a * cos + first_sign * b * sin, second_sign * a * sin + b * cos
     whole = torch.stack([a, b], -1).flatten(-2) if one.numbers["neighbours"] else torch.cat([a, b], -1)
     return torch.cat([x[..., :first], whole, x[..., first + n :]], -1)
 
@@ -356,6 +359,40 @@ def _position_bias(one: Design) -> dict[str, Step]:
     return {"place": apply}
 
 
+def _talking_heads(one: Design) -> dict[str, Step]:
+    def before(state: State) -> None:
+        state.scaled = mixed(state.scaled, one, "before")
+
+    def after(state: State) -> None:
+        state.p = mixed(state.p, one, "after")
+
+    steps: dict[str, Step] = {"place": before} if "before" in one.tensors else {}
+    return steps | {"drop": after} if "after" in one.tensors else steps
+
+
+def mixed(x: Tensor, one: Design, where: str) -> Tensor:
+    """x [B, H, T, S], each head a sum of all heads; `where`: before the softmax, or after it."""
+    x = torch.einsum("gh,bhts->bgts", one.tensors[where], x)
+    bias = one.tensors.get(f"{where} bias")
+    return x if bias is None else x + bias[:, None, None]
+
+
+def _gate(one: Design) -> dict[str, Step]:
+    def apply(state: State) -> None:
+        state.joined = state.joined * opened(state.query, one)
+        _finish(state)
+
+    return {"finish": apply}
+
+
+def opened(query: Tensor, one: Design) -> Tensor:
+    """What a gate lets through of each channel, [B, T, H D], from the query [B, T, E]."""
+    shares = query @ one.tensors["gate"].T
+    bias = one.tensors.get("gate bias")
+    shares = torch.sigmoid(shares if bias is None else shares + bias)
+    return shares.repeat_interleave(int(one.numbers["each"]), -1)
+
+
 def _window(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         T, S = state.scaled.shape[-2:]
@@ -370,7 +407,10 @@ def _window(one: Design) -> dict[str, Step]:
 
 def _residual(one: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.output = state.output + (state.query if one.numbers["normed"] else state.given.query)
+        if one.numbers.get("projected"):
+            state.output = state.output + state.projected[0]
+        else:
+            state.output = state.output + (state.query if one.numbers["normed"] else state.given.query)
 
     return {"around": apply}
 
@@ -390,6 +430,8 @@ _STEPS: dict[str, Callable[[Design], dict[str, Step]]] = {
     "rope": _rope,
     "own scale": _own_scale,
     "position bias": _position_bias,
+    "talking heads": _talking_heads,
+    "gate": _gate,
     "window": _window,
     "residual": _residual,
     "norm after": _norm_after,

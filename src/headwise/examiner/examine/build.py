@@ -26,6 +26,7 @@ from .conventions import find_caller
 from .plan import plans
 from .rotations import is_rotation
 from .subject import (
+    CONVOLUTIONS,
     USUAL,
     Sizes,
     Subject,
@@ -79,6 +80,9 @@ class Built:
 _DTYPE = re.compile(
     r"dtype|scalar type|\bFloat\b|\bDouble\b|float32|float64|Complex|same type|DoubleTensor|FloatTensor"
 )
+
+
+_CHANNELS_FIRST = re.compile(r"num_groups|\bchannels\b|[Ee]xpected .*\dD|running_mean")  # of their exceptions
 
 
 def about_dtype(problem: Problem | None) -> bool:
@@ -260,10 +264,19 @@ def _own_or_guess(problem: Problem | None, subject: Subject) -> Problem | None:
     every = plans(subject)
     unclear = not every or all(plan.guessed or plan.table for plan in every)
     nothing = "NoneType" in problem.message and any(plan.needs_mask for plan in every)
+    unfit = _CHANNELS_FIRST.search(problem.message) is not None and _has_channels_first(subject.body)
     lines = [linecache.getline(file, problem.line or 0).strip() for file in subject.files]
     refused = any(line.startswith(REFUSALS) for line in lines)
-    sure = problem.line is not None and not (unclear or nothing or refused)
+    sure = problem.line is not None and not (unclear or nothing or refused or unfit)
     return problem if sure else _as_guess(problem)
+
+
+def _has_channels_first(body: object) -> bool:
+    """Whether it has layers that take channels first: which of several shapes they want is ours to find."""
+    modules = body.modules() if isinstance(body, nn.Module) else ()
+    return any(
+        isinstance(one, (*CONVOLUTIONS, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)) for one in modules
+    )
 
 
 def _as_guess(problem: Problem) -> Problem:

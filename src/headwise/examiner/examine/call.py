@@ -99,9 +99,12 @@ def _output(tensor: Tensor, layout: str, B: int, T: int, H: int) -> Tensor | Non
         return tensor.transpose(0, 1) if len(shape) == 3 and shape[:2] == (T, B) else None
     if layout == "channels first":
         return tensor.transpose(1, 2) if len(shape) == 3 and (shape[0], shape[2]) == (B, T) else None
-    if layout == "image":
-        fits = len(shape) == 4 and (shape[0], *shape[2:]) == (B, T, 1)
-        return tensor[..., 0].transpose(1, 2) if fits else None
+    if layout in ("image", "volume"):
+        ones = (1,) * (1 if layout == "image" else 2)
+        fits = len(shape) == 3 + len(ones) and (shape[0], *shape[2:]) == (B, T, *ones)
+        return tensor.flatten(2).transpose(1, 2) if fits else None
+    if layout == "row by row":
+        return tensor[:, 0] if len(shape) == 4 and shape[:3] == (B, 1, T) else None
     if layout == "heads first" and len(shape) == 4 and shape[:3] == (B, H, T):
         return tensor.transpose(1, 2).flatten(2)  # [B, T, H * D]
     if layout == "heads inside" and len(shape) == 4 and shape[:3] == (B, T, H):
@@ -243,9 +246,11 @@ class Caller:
             x = x.to(self.subject.dtype)
         if layout == "one sequence":
             return x[0]
-        if layout in ("channels first", "image"):
+        if layout in ("channels first", "image", "volume"):
             turned = x.transpose(1, 2).contiguous() if x.is_contiguous() else x.transpose(1, 2)
-            return turned if layout == "channels first" else turned[..., None]
+            return {"image": turned[..., None], "volume": turned[..., None, None]}.get(layout, turned)
+        if layout == "row by row":
+            return x[:, None]
         if layout == "sequence first":
             return x.transpose(0, 1).contiguous() if x.is_contiguous() else x.transpose(0, 1)
         if layout.startswith("heads"):

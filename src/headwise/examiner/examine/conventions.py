@@ -88,7 +88,7 @@ def _is_right(caller: Caller) -> bool:
 def _layouts(subject: Subject) -> list[tuple[str, bool]]:
     """(layout, whether as numpy arrays), the likeliest first."""
     if _has_projections(subject):
-        found = ["batch first", "channels first", "image", "one sequence"]
+        found = ["batch first", "channels first", "image", "volume", "one sequence", "row by row"]
     else:
         found = ["heads first", "batch first", "heads in the batch", "one sequence"]
         if subject.heads_given:

@@ -102,6 +102,8 @@ def _words(caller: Caller, causal: bool) -> list[str]:
         "heads in the batch": "its inputs are [B * H, T, D]",
         "channels first": "its inputs are [B, E, T]",
         "image": "its inputs are images, [B, E, height, width]: a sequence is one column of pixels",
+        "row by row": "its inputs are [B, rows, T, E]: each row is a sequence of its own",
+        "volume": "its inputs are volumes, [B, E, depth, height, width]: a sequence is one line of voxels",
     }
     if plan.layout in layouts:
         words.append(layouts[plan.layout])
@@ -535,7 +537,10 @@ def _beside(evidence: Evidence, caller: Caller, found: Found) -> list[Design]:
     elsewhere = turned_over_another_axis(caller, found) if plain else None
     lacks = found.guess is not None and not found.guess.weights.get("o")
     split = projected_elsewhere(evidence.name, evidence.source) if lacks else None
-    found.elsewhere = split is not None
+    adds_queries = any(
+        one.numbers.get("projected") for one in evidence.designs
+    )  # then whoever calls it projects
+    found.elsewhere = split is not None or adds_queries
     window = long_window(caller) if found.proven else None
     return [one for one in (wraps, split, window, elsewhere) if one is not None]
 

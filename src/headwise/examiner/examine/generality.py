@@ -49,7 +49,7 @@ def other_sizes(recipe: Recipe | None) -> list[Sizes]:
 
 def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     """Three positions, then many; each as the recipe has it. Many become one more call of the evidence."""
-    if evidence.designs or caller.plan.layout == "image" or caller.subject.sizes.E == MANY:
+    if evidence.designs or caller.plan.layout in ("image", "volume") or caller.subject.sizes.E == MANY:
         return
     name = f"lengths of {FEW} to {MANY}"
     asked: list[tuple[int, Tensor | None]] = [(FEW, None), (MANY, None)]

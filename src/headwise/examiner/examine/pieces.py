@@ -384,7 +384,8 @@ class Kept:
         run = rows is not None and where != "" and bool((rows.diff() == 1).all())
         start = int(rows[0]) if rows is not None and run else None
         kept = whole if rows is None else whole[rows]
-        return Piece(name, kept, where, axis != self.weights[name].ndim - 1, start)
+        wide = [i for i, n in enumerate(self.weights[name].shape) if n > 1]  # a convolution ends in axes of 1
+        return Piece(name, kept, where, bool(wide) and axis != wide[-1], start)
 
     def out_piece(self, name: str, axis: int) -> Piece:
         """An output projection."""

@@ -162,7 +162,10 @@ def _cuts(n: int, names: str, H: int, seen: Print | None) -> Iterator[tuple[str,
         if H > 1 and n % (parts * H) == 0:
             split = rows.reshape(H, parts, -1)
             yield "head by head", {name: split[:, i].flatten() for i, name in enumerate(names)}, names
-    if seen is not None and len(seen.rows) == n and all(one in names and one for one in seen.rows):
+    order = "" if seen is None or n % parts or len(seen.rows) != n else _order_of_parts(seen.rows, parts)
+    if order and sorted(order) == sorted(names):
+        yield "as gradients say", dict(zip(order, rows.chunk(parts), strict=True)), order
+    elif seen is not None and len(seen.rows) == n and all(one in names and one for one in seen.rows):
         letters = seen.rows
         found = {name: torch.tensor([i for i, one in enumerate(letters) if one == name]) for name in names}
         if all(len(one) for one in found.values()):
@@ -173,6 +176,18 @@ def _cuts(n: int, names: str, H: int, seen: Print | None) -> Iterator[tuple[str,
             if run == H and run != D and all(len(one) == H * D for one in found.values()):
                 turned = {name: one.reshape(D, H).T.flatten() for name, one in found.items()}
                 yield "channel by channel", turned, order
+
+
+def _order_of_parts(letters: list[str], parts: int) -> str:
+    """Which projection each part is, where some rows have no gradient; "" where the parts do not say.
+
+    Without an output projection, the rows that make the first channels of the output have none.
+    """
+    size = len(letters) // parts
+    seen = [set(letters[i * size : (i + 1) * size]) for i in range(parts)]
+    if not all("" in each and len(each) == 2 for each in seen):
+        return ""
+    return "".join(letter for each in seen for letter in each if letter)
 
 
 def by_gradients(subject: Subject, prints: dict[str, Print], caller: Caller) -> Iterator[Guess]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +31,7 @@ from .surroundings import CAUGHT
 from .watch import Norm, Ran, Three, caught, find_latent, passed_by, same, watch
 
 FAVOURED = "; far keys are favoured"
+QUERIES_ADDED = "a residual connection inside: the projected queries are added to what the heads give"
 FAR = 1e3  # a score this much below the others is hidden
 
 
@@ -73,6 +74,10 @@ def recognise(
         if added:
             bare = bare - inputs[0]
             inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
+        queries = None if added or inner.proven else _queries_added(caller, inner, inputs)
+        if queries is not None:
+            bare = bare - queries
+            inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
         inside: list[Design] = []
         if not inner.proven and inner.weights is not None:
             inside = _inside(caller, inner, inputs, causal is not None)
@@ -84,14 +89,26 @@ def recognise(
                 inside = _wrongly_turned(caller, inner, inputs, texts)
                 if inside:
                     inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+        if not inner.proven and not inside and inner.weights is not None:
+            inside = _talking_heads(caller, inner, inputs)
+            if inside:
+                inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+        if not inner.proven and inner.weights is not None:
+            for gate in _gates(caller, inner, inputs, ran):
+                again = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of([*inside, gate]))
+                if again.proven:
+                    inner, inside = again, [*inside, gate]
+                    break
     shell = _around(before, after, added, inputs)
     _far_keys_favoured(caller, inner, inside)
     designs = [*(one for one in shell if one.key == "norm before"), *inside]
     designs += [one for one in shell if one.key != "norm before"]
+    if queries is not None:
+        designs.append(Design("residual", QUERIES_ADDED, {"normed": 0.0, "projected": 1.0}))
     if not designs or inner.weights is None:
         return found, []
     for one in designs:
-        if one.key == "residual" and before:
+        if one.key == "residual" and before and queries is None:
             _tell_residual(one, designs, _silenced(caller, inner, inputs), inputs[0])
     off = error_of(inner.weights, inner.num_heads, [(Given(*inputs, mask), ran.output)], steps_of(designs))
     return replace(inner, proven=off <= NEARLY), designs
@@ -108,13 +125,25 @@ def _behind(
     return replace(found, proven=off <= NEARLY), designs
 
 
-def _silenced(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
-    """What comes out where the output projection is zero."""
+def _queries_added(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
+    """The projected queries, where they are what comes out while the values are zero."""
+    if inner.weights is None or inner.guess is None or inner.guess.weights.get("o"):
+        return None
+    values = {piece.name for piece in inner.guess.weights.get("v", [])}
+    if any(piece.name in values for role in "qk" for piece in inner.guess.weights.get(role, [])):
+        return None  # with fused weights the queries would be zero as well
+    queries = _state(inner.weights, inner.num_heads, inputs).projected[0]
+    silent = _silenced(caller, inner, inputs, "v")
+    return queries if silent is not None and same(silent, queries) else None
+
+
+def _silenced(caller: Caller, inner: Found, inputs: Three, role: str = "o") -> Tensor | None:
+    """What comes out where one projection, that of the output, is zero."""
     guess = inner.guess
     names = {
         piece.name
         for kind in ((guess.weights, guess.biases) if guess is not None else ())
-        for piece in kind.get("o", [])
+        for piece in kind.get(role, [])
     }
     if not names:
         return None
@@ -366,6 +395,88 @@ def _with_values_turned(
     return (found, designs) if found.proven else (inner, inside)
 
 
+def _talking_heads(caller: Caller, inner: Found, inputs: Three) -> list[Design]:
+    """Scores or weights of all heads that are mixed by a matrix [H, H] of its own, before they are used."""
+    try:
+        ran, scores = caught(caller, inputs)
+        assert inner.weights is not None
+        state = _state(inner.weights, inner.num_heads, inputs)
+    except CAUGHT:
+        return []
+    mixers = _mixers(caller, inner.num_heads)
+    if scores is None or not mixers:
+        return []
+    made = Design("talking heads", "")
+    products = state.q @ state.k.mT
+    if fit(scores, products) is None:
+        before = [
+            one for one in mixers if _evenly(fit(scores, torch.einsum("gh,bhts->bgts", one[0], products)))
+        ]
+        if not before:
+            return []
+        _keep_mixer(made, "before", before[0])
+    p = scores.softmax(-1)
+    factors = [one.double() for one in ran.factors if one.shape == p.shape]
+    for mixer in mixers:
+        after = Design("talking heads", "")
+        _keep_mixer(after, "after", mixer)
+        if any(same(one, recipe.mixed(p, after, "after")) for one in factors):
+            made.tensors |= after.tensors
+            break
+    which = [words for key, words in (("before", "scores"), ("after", "weights")) if key in made.tensors]
+    made.words = f"talking heads inside: a matrix mixes the {' and the '.join(which)} of all heads"
+    return [made] if which else []
+
+
+Mixer = tuple[Tensor, Tensor | None]  # [H, H] and a bias [H]
+
+
+def _mixers(caller: Caller, H: int) -> list[Mixer]:
+    """Matrices of its own that could mix heads, each as it is and turned, without and with its bias."""
+    own = {name: one.detach().double() for name, one in caller.subject.parameters.items()}
+    found: list[Mixer] = []
+    for name, weight in own.items():
+        if H < 2 or weight.numel() != H * H or weight.squeeze().shape != (H, H):
+            continue
+        bias = own.get(re.sub(r"weight$", "bias", name)) if name.endswith("weight") else None
+        for matrix in (weight.squeeze(), weight.squeeze().T):
+            found += [(matrix, bias.flatten())] if bias is not None and bias.numel() == H else []
+            found.append((matrix, None))
+    return found
+
+
+def _evenly(found: Fit | None) -> bool:
+    """Whether scores are these products, by one scale for all heads."""
+    return found is not None and torch.allclose(found.scale, found.scale[:1], rtol=1e-4)
+
+
+def _keep_mixer(made: Design, where: str, mixer: Mixer) -> None:
+    made.tensors[where] = mixer[0].clone()
+    if mixer[1] is not None:
+        made.tensors[f"{where} bias"] = mixer[1].clone()
+
+
+def _gates(caller: Caller, inner: Found, inputs: Three, ran: Ran) -> Iterator[Design]:
+    """Layers that get the queries and are no projection: each as if it were a gate of what the heads give."""
+    used = {role.path for role in inner.roles.values()}
+    own, H = caller.subject.parameters, inner.num_heads
+    assert inner.weights is not None
+    width = len(inner.weights.v)
+    for path, given, _ in ran.linear:
+        weight, bias = own.get(f"{path}.weight"), own.get(f"{path}.bias")
+        if weight is None or weight.ndim != 2 or len(weight) not in (width, H) or f"{path}.weight" in used:
+            continue
+        if given.numel() != inputs[0].numel() or not same(given.reshape(inputs[0].shape), inputs[0]):
+            continue
+        tensors = {"gate": weight.detach().double().clone()}
+        if bias is not None:
+            tensors["gate bias"] = bias.detach().double().clone()
+        each = width // len(weight)
+        of = "channel" if each == 1 else "head"
+        words = f"a gate inside: the query says how much of each {of} is let through"
+        yield Design("gate", words, {"each": float(each)}, tensors)
+
+
 BASES = (1e4, 5e5, 1e6, 1e3, 1e2)  # of rotations, the usual one first
 NUMBER = re.compile(r"(?<![\w.])\d[\d_]*(?:\.\d+)?(?:e\d+)?(?![\w.])")
 
@@ -453,6 +564,9 @@ WRONGLY: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("rotation on one side", "of the queries alone", {"k": 0.0}),
     ("rotation on one side", "of the keys alone", {"q": 0.0}),
     ("rotation with mixed pairs", "with the angles laid out for other pairs", {"mixed": 1.0}),
+    ("rotation that stretches", "with the cosines in place of the sines", {"cosines for sines": 1.0}),
+    ("rotation that stretches", "without a minus sign", {"first sign": 1.0}),
+    ("rotation that stretches", "with two minus signs", {"second sign": -1.0}),
 )
 
 

@@ -49,6 +49,7 @@ class Sizes:
         return replace(self, long=length, short=max(2, length - 2), block=length)
 
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 USUAL = ((24, 4), (32, 4), (64, 8), (512, 8), (768, 12))
 
 
@@ -343,7 +344,7 @@ def settle(subject: Subject) -> None:
         if owner is not None and owner is not body and "norm" in type(owner).__name__.lower():
             subject.norms.add(name)
             continue
-        one_wide = isinstance(owner, (nn.Conv1d, nn.Conv2d)) and set(owner.kernel_size) == {1}
+        one_wide = isinstance(owner, CONVOLUTIONS) and set(owner.kernel_size) == {1}
         if (isinstance(owner, nn.Linear) or one_wide) and name.endswith(".weight"):
             subject.linear.add(name)
         if tensor.is_floating_point() and any(n % D == 0 for n in tensor.shape):
@@ -496,7 +497,7 @@ def widths_of(body: object) -> list[int]:
     modules = body.modules() if isinstance(body, nn.Module) else ()
     for one in modules:
         found += [one.in_features] if isinstance(one, nn.Linear) else []
-        found += [one.in_channels] if isinstance(one, (nn.Conv1d, nn.Conv2d)) else []
+        found += [one.in_channels] if isinstance(one, CONVOLUTIONS) else []
     tensors = [tensor for _, tensor in _belongs(body)[1] if tensor.ndim >= 2]
     found += [n for tensor in tensors for n in reversed(tensor.shape)]
     return [n for n in dict.fromkeys(found) if 1 < n <= 8192]

@@ -39,19 +39,17 @@ class Norm:
     module: nn.Module | None  # None: a call of torch.nn.functional
     rms: float = 0.0
     eps: float = 0.0
+    groups: int = 0  # of channels that are normalised together, along all positions; 0: each token by itself
     gain: Tensor | None = None
     bias: Tensor | None = None
-    groups: int = 0
 
     @property
     def word(self) -> str:
-        if self.groups:
-            return "GroupNorm"
-        return "RMSNorm" if self.rms else "LayerNorm"
+        return "GroupNorm" if self.groups else "RMSNorm" if self.rms else "LayerNorm"
 
     def numbers(self, prefix: str = "") -> dict[str, float]:
-        grouped = {f"{prefix}groups": float(self.groups)} if self.groups else {}
-        return {f"{prefix}rms": self.rms, f"{prefix}eps": self.eps, **grouped}
+        made = {f"{prefix}rms": self.rms, f"{prefix}eps": self.eps}
+        return made | {f"{prefix}groups": float(self.groups)} if self.groups else made
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
         kept = {f"{prefix}gain": self.gain, f"{prefix}bias": self.bias}
@@ -120,7 +118,9 @@ def watch(caller: Caller, inputs: Three) -> Ran:
             if len(args) == 0 or not torch.is_tensor(args[0]) or not torch.is_tensor(made):
                 return
             given = args[0].detach().clone()
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.GroupNorm) and given.ndim > 2:
+                ran.norms.append(_of_groups(module, given, made.detach().clone()))
+            elif isinstance(module, nn.Linear):
                 ran.linear.append((path, given, made.detach().clone()))
             elif given.shape == made.shape:
                 ran.norms.append(Norm(given, made.detach().clone(), module))
@@ -145,8 +145,15 @@ def watch(caller: Caller, inputs: Three) -> Ran:
         for one in ran.norms
         if one.module is not None or not any(same(one.given, other.given) for other in modules)
     ]
-    ran.norms = [one for one in ran.norms if _measured(one)]
+    ran.norms = [one for one in ran.norms if one.groups or _measured(one)]
     return ran
+
+
+def _of_groups(module: nn.GroupNorm, given: Tensor, made: Tensor) -> Norm:
+    """A norm of groups of channels, whose input has its channels first; seen as [B, T, E]."""
+    given, made = (x.flatten(2).transpose(1, 2) for x in (given, made))
+    gain, bias = (None if x is None else x.detach().double() for x in (module.weight, module.bias))
+    return Norm(given, made, module, eps=module.eps, groups=module.num_groups, gain=gain, bias=bias)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -158,8 +165,6 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def _measured(one: Norm) -> bool:
     """Whether it is a norm of the last axis; its eps, gains and biases are found from what it did."""
-    if isinstance(one.module, nn.GroupNorm):
-        return _grouped(one, one.module)
     x, y = one.given.double(), one.made.double()
     n = x.shape[-1]
     if n < 2 or x.numel() // n < 4 or same(x, y):
@@ -182,18 +187,6 @@ def _measured(one: Norm) -> bool:
                 best, one.rms, one.eps, one.gain = off, rms, each, gain
                 one.bias = None if rms else bias
     return best < NEARLY
-
-
-def _grouped(one: Norm, module: nn.GroupNorm) -> bool:
-    """Of channels that come before positions; from here on they come last, as in all that is compared."""
-    if one.given.ndim < 3:
-        return False
-    one.given, one.made = (x.flatten(2).mT for x in (one.given, one.made))
-    one.groups, one.eps = module.num_groups, module.eps
-    one.gain, one.bias = (
-        None if x is None else x.detach().double().clone() for x in (module.weight, module.bias)
-    )
-    return True
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ _WIDTH = frozenset(
     featdim dimmodel dims statedim attndim attentiondim dattn dimension ndims innerdim embeds nmodel
     wordsize embeddingdimension embeddim_ hdim dhidden inputdepth outputdepth depth totalkeydepth
     totalvaluedepth keydepth valuedepth modeldepth kvdim memorydim querywidth dmod largeur breite ancho
-    dmodell dmodelo dmodele modelldim dimension dimensione largura dimensao
+    dmodell dmodelo dmodele modelldim dimension dimensione largura dimensao tokenembeddim tokenembeddingdim
     encdim decdim qsize ksize vsize embedwidth embeddingwidth ninp nin nout ncmodel""".split()
 )
 _HEADS = frozenset(
@@ -56,15 +56,15 @@ _LENGTH = frozenset(
 )
 _QUERY = frozenset(
     """q query queries xq qx qinput inputq queryinput inputquery qin querystates tgt target querytensor xquery
-    queryinputs inqueries inq qseq queryseq qs""".split()
+    queryinputs inqueries inq qseq queryseq qs qdata""".split()
 )
 _KEY = frozenset(
-    """k key keys xk kx kinput inputk keyinput inputkey kin keystates keytensor xkey inkeys ink kseq
+    """k key keys xk kx kdata kinput inputk keyinput inputkey kin keystates keytensor xkey inkeys ink kseq
     ks""".split()
 )
 _VALUE = frozenset(
     """v value values val vals xv vx vinput inputv valueinput inputvalue vin valuestates valuetensor xvalue
-    invalues inv vseq vs""".split()
+    invalues inv vseq vs vdata""".split()
 )
 _X = frozenset(
     """x input inputs hiddenstates hidden hiddenstate embeddings embedding emb tokens sequence seq inp h src
@@ -76,7 +76,8 @@ _MEMORY = frozenset(
     """context memory mem encoderoutput encoderoutputs encoutput encoutputs encout keyvaluestates kv y cond
     xkv encoderhiddenstates source encoder cross crossinput other keyvalue contextstates enc encx xenc
     kvinput crossstates conditioning ctx xkeyvalue keyvalueinput kvstates encoderhidden encoderstates
-    xcontext hiddenkv xb inputkv xmem encoderstate crossattentionstates""".split()
+    xcontext hiddenkv xb inputkv xmem encoderstate crossattentionstates
+    mdata""".split()
 )
 
 
@@ -85,9 +86,22 @@ def bare(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
 
 
+_SPELLED_OUT = (  # dimension_of_key is key_dim, how_many_heads is num_heads
+    (re.compile(r"(?:dimensions?|dims?|sizes?|widths?)of(?:the|each|one)?(\w+?)s?"), r"\1dim"),
+    (re.compile(r"(?:howmany|numbersof|counts?of|amountof)(?:the)?(\w+)"), r"num\1"),
+)
+
+
+def _shortened(word: str) -> str:
+    for pattern, short in _SPELLED_OUT:
+        if (found := pattern.fullmatch(word)) is not None:
+            return found.expand(short)
+    return word
+
+
 def size_word(name: str) -> str | None:
     """What a constructor's parameter, or a field of a configuration, stands for."""
-    word = bare(name)
+    word = _shortened(bare(name))
     if "drop" in word or word in {"p", "attnpdrop", "pdrop"}:
         return "dropout"
     if word in {"batchfirst"}:

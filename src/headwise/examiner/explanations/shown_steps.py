@@ -250,6 +250,10 @@ DESIGNS = {
         "at position t each pair of channels (a, b) becomes (a·cos tθ − b·sin tθ, a·sin tθ + b·cos tθ)",
     ),
     "position bias": Drawn("bias", "Add a bias by position", "{0}[t, s] = {1}[t, s] + bias[t, s]"),
+    "talking heads": Drawn(
+        "mix-heads", "Mix the heads", "each head of {0} = a sum of all heads of {1}, by a matrix"
+    ),
+    "gate": Drawn("gate", "Gate: let through a share", "{0} = {1} · sigmoid(query · W_gateᵀ + b_gate)"),
     "window": Drawn("window", "Hide by position", "{0}[t, s] = {1}[t, s] inside the window, else −∞"),
     "residual": Drawn("residual", "Residual connection: add what went in", "{0} = {1} + {2}"),
     "norm after": Drawn("norm-after", "Normalise the output", NORM),
@@ -261,11 +265,13 @@ MAPS = {  # of fields that designs change: name on the page, rows, columns
     "q": ("q", "query", "channel"),
     "k": ("k", "key", "channel"),
     "scaled": ("scaled", "query", "key"),
+    "p": ("weights p", "query", "key"),
+    "joined": ("concat", "query", "width"),
     "output": ("output", "query", "feature"),
 }
 AFTER = {  # the step that makes such a field
     "query": "inputs", "key": "inputs", "value": "inputs", "q": "split", "k": "split", "scaled": "scale",
-    "output": "output",
+    "p": "softmax", "joined": "concat", "output": "output",
 }  # fmt: skip
 
 
@@ -305,7 +311,10 @@ def _of_design(change: Change, maps: _Maps, itself: bool) -> ExplainedStep:
             operands.append(Map(f"bias@{stage}", "bias", "query", "key"))
             flows.append(Flow(operands[-1]))
         if design.key == "residual":
-            operands.append(maps.last("query") if design.numbers["normed"] else maps.first("query"))
+            if design.numbers.get("projected"):
+                operands.append(Map(PROJECTED[0], "Q", "query", "width"))
+            else:
+                operands.append(maps.last("query") if design.numbers["normed"] else maps.first("query"))
         flows.append(Flow(maps.at(name, stage + 1), tuple(operands)))
     formula = RMS if drawn.formula is NORM and _is_rms(design) else drawn.formula
     formula = GROUPS if design.numbers.get("groups") else formula
@@ -368,8 +377,9 @@ def _plain_steps(
     q, k, v = maps.last("q"), maps.last("k"), Map("v", "v", "key", "channel")
     scores, hidden = (Map(name, name, "query", "key") for name in ("scores", "hidden"))  # [B, H, T, S] each
     scaled = maps.last("scaled")
-    p = Map("p", "weights p", "query", "key", "share")
-    heads, joined = Map("heads", "head output", "query", "channel"), Map("joined", "concat", "query", "width")
+    shares = replace(maps.first("p"), colour="share")  # each row adds up to 1, before heads are mixed
+    p = maps.last("p") if maps.last("p") != maps.first("p") else shares
+    heads, joined = Map("heads", "head output", "query", "channel"), maps.last("joined")
     pairs, per_head = f"[B, H, T, S] = {[B, H, T, S]}", f"[B, H, T, D] = {[B, H, T, D]}"
     inputs = [maps.first(name) for name, _ in _SIDES]
     inputs = [replace(inputs[0], name="x")] if itself else inputs
@@ -433,7 +443,7 @@ def _plain_steps(
             "softmax", "Softmax: scores become weights",
             "p[t, s] = exp(hidden[t, s]) / Σ_j exp(hidden[t, j])",
             "Along each row, over the keys: weights lie between 0 and 1, and each query's add up to 1.",
-            (f"{pairs}, softmax over the last, S",), (Flow(p, (hidden,)),),
+            (f"{pairs}, softmax over the last, S",), (Flow(shares, (hidden,)),),
         ),
         ExplainedStep(
             "weigh", "Weigh: each value times its weight",
@@ -455,7 +465,7 @@ def _plain_steps(
             f"Nothing is computed. The {H} answers to one query are laid side by side, head 0 first; the "
             "transpose comes before the reshape, or tokens would be mixed.",
             (f"[B, H, T, D] = {[B, H, T, Dv]} → [B, T, H·D] = {[B, T, H * Dv]}",),
-            (Flow(joined, (heads,)),),
+            (Flow(maps.first("joined"), (heads,)),),
         ),
         ExplainedStep(
             "output", "Project once more: the output", "output = concat · W_oᵀ + b_o",

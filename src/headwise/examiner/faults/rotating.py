@@ -65,6 +65,25 @@ FAULTS = [
         lines=(r"repeat_interleave\(", r"cat\(\s*[\[(]\s*(\w+)\s*,\s*\1\s*[\])]", r"stack\("),
     ),
     Fault(
+        "rotation that stretches",
+        "pairs of channels are multiplied by a matrix that is no rotation: a sine or a sign in it is wrong",
+        "(a cos + b sin, a sin + b cos), or with cos in place of sin",
+        "(a cos - b sin, a sin + b cos)",
+        (
+            "Write down the matrix [[cos, -sin], [sin, cos]]: which of its four entries differs in the code?",
+            "A rotation keeps the length of each pair; here lengths change with the position.",
+            "One entry has a minus sign, and the sines are the sines of the same angles.",
+        ),
+        "Scores grow or shrink with the positions and do not depend on their distance alone.",
+        "x = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)",
+        lines=(
+            r"\bsin\w*\s*=.*\bcos",
+            r"cat\(\s*[\[(]\s*\w*2\w*\s*,\s*\w*1",
+            r"cat\(\s*[\[(]\s*-.*,\s*-",
+            r"\*\s*cos\w*\s*\+\s*\w+\s*\*\s*sin",
+        ),
+    ),
+    Fault(
         "rotation over another axis",
         "the rotation goes by the number of the head or of the sample, not by position",
         "angles of head 0, 1, 2, ..",
