@@ -251,3 +251,110 @@ def test_a_repair_that_does_not_help_is_not_shown(tmp_path: Path, one_template: 
     assert [named.key for named in report.faults] == ["groups repeated in wrong order"]
     assert report.faults[0].tried is False
     assert "Repair" not in str(report)
+
+
+# What a hostile reading of these faults found
+
+SWITCH = """import torch
+import torch.nn as nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads, {name}=False):
+        super().__init__()
+        self.heads, self.d, self.{name} = heads, width // heads, {name}
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x{argument}):
+        B, T, E = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, self.d).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT * self.d**-0.5
+        if self.{name}:
+            scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).{hidden}, float("-inf"))
+        {more}
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, E))
+"""
+MASKED = 'if mask is not None:\n            scores = scores.masked_fill(mask == 0, float("-inf"))'
+
+
+def switch(name: str, hidden: str, masked: bool) -> str:
+    parts = {"name": name, "hidden": hidden, "argument": ", mask=None" if masked else ""}
+    return SWITCH.format(more=MASKED if masked else "pass", **parts)
+
+
+def test_a_causal_switch_is_tried_beside_a_mask(tmp_path: Path, one_template: Template) -> None:
+    assert checked(tmp_path, one_template, switch("causal", "triu(1)", True)).verdict == "right"
+    report = checked(tmp_path, one_template, switch("causal", "tril(-1)", True))
+    assert [named.key for named in report.faults] == ["causal flipped"]
+
+
+def test_a_switch_for_the_other_direction_is_no_fault(tmp_path: Path, one_template: Template) -> None:
+    assert checked(tmp_path, one_template, switch("reverse", "tril(-1)", False)).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "scores = self.drop(q @ k.mT) * self.d**-0.5; weights = scores.softmax(-1)",
+        "scores = self.drop(q @ k.mT * 0.5) * 2 * self.d**-0.5; weights = scores.softmax(-1)",
+    ],
+)
+def test_dropout_on_scores_that_are_scaled_later(line: str, tmp_path: Path, one_template: Template) -> None:
+    source = DROPPED.replace("        scores = q @ k.mT * self.d**-0.5\n", "").replace("weights = {}", line)
+    report = checked(tmp_path, one_template, source)
+    assert [named.key for named in report.faults] == ["dropout before softmax"]
+
+
+MULTI_QUERY = """import torch
+import torch.nn as nn
+
+
+class OneHead(nn.Module):
+    def __init__(self, width, d):
+        super().__init__()
+        self.query = nn.Linear(width, d)
+
+    def forward(self, x, key, value):
+        scores = self.query(x) @ key(x).mT / self.query.out_features**0.5
+        return scores.softmax(-1) @ value(x)
+
+
+class Heads(nn.Module):
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.heads = nn.ModuleList([OneHead(width, width // num_heads) for _ in range(num_heads)])
+        key, value = (nn.Linear(width, width // num_heads) for _ in range(2))
+        self.keys = nn.ModuleList([key] * num_heads)
+        self.values = nn.ModuleList([value] * num_heads)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        every = zip(self.heads, self.keys, self.values)
+        return self.out(torch.cat([head(x, key, value) for head, key, value in every], -1))
+"""
+
+
+def test_keys_that_heads_share_in_a_list_are_multi_query(tmp_path: Path, one_template: Template) -> None:
+    report = checked(tmp_path, one_template, MULTI_QUERY)
+    assert report.verdict == "right", report.summary
+
+
+def test_a_named_multiplier_of_the_output_is_a_choice(tmp_path: Path, one_template: Template) -> None:
+    source = BROADCAST.replace("{}", "").replace(
+        "nn.Linear(width, width)", "nn.Linear(width, width, bias=False)"
+    )
+    source = source.replace(
+        "def __init__(self, width, heads)", "def __init__(self, width, heads, out_multiplier=0.5)"
+    )
+    source = source.replace(
+        "super().__init__()", "super().__init__()\n        self.out_multiplier = out_multiplier"
+    )
+    source = source.replace("return self.out(", "return self.out_multiplier * self.out(")
+    report = checked(tmp_path, one_template, source)
+    assert report.faults == [] and report.verdict == "not judged"
+
+
+def test_forward_without_gradients_is_said(tmp_path: Path, one_template: Template) -> None:
+    source = BROADCAST.replace("{}", "").replace("    def forward", "    @torch.no_grad()\n    def forward")
+    report = checked(tmp_path, one_template, source)
+    assert any("nothing in it can be trained" in each for each in report.not_judged)

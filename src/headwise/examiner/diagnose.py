@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .evidence import Call, Evidence
+from .evidence import SWITCHED, Call, Evidence
 from .faults import FAULTS, computed, pairs
 from .faults.fault import Fault, Way
 from .recipe import RIGHT, Given, State, Step, Weights, steps_of
@@ -177,6 +177,12 @@ def one_fault_explains(weights: Weights, num_heads: int, given: Given, output: T
 def _explained(judge: _Judge) -> Diagnosis:
     plain, masked = judge.plain, judge.masked
     errors = {call.probe: judge.off(call, ()) for call in [*plain, *masked]}
+    switched = [call for call in masked if call.probe == SWITCHED]
+    others = [call for call in masked if call.probe != SWITCHED]
+    if switched and judge.explains((), [*plain, *others]) and not judge.explains((), switched):
+        alone = [made for made in judge.singles(switched) if made.fault.needs_mask]
+        alone.sort(key=lambda made: not made.fault.key.startswith("causal"))
+        return Diagnosis(tuple(alone[:1]) or None, [], errors)
     if judge.explains((), [*plain, *masked]):
         leaks = [call for call in judge.all if call.probe in STRESS and judge.off(call, ()) > NEAR]
         alone = (
@@ -328,7 +334,11 @@ class _Judge:
         key = call.probe, made
         if key not in self._off:
             state = self.state(call, made)
-            self._off[key] = float("inf") if state is None else difference(call.output, state.output)
+            nothing = state is None or (call.given.mask is None and bool(state.output.isnan().all()))
+            # what is NaN everywhere without a mask explains nothing
+            self._off[key] = (
+                float("inf") if state is None or nothing else difference(call.output, state.output)
+            )
         return self._off[key]
 
     def explains(self, made: Explanation, calls: Sequence[Call]) -> bool:

@@ -19,9 +19,11 @@ from .recipe import Design, Given, State, Weights, run, steps_of
 from .report import Conventions, Finding, Problem, Role
 
 __all__ = [
-    "Asked", "Call", "Conventions", "Evidence", "Finding", "Problem", "Role", "packed", "unpacked",
+    "SWITCHED", "Asked", "Call", "Conventions", "Evidence", "Finding", "Problem", "Role", "packed",
+    "unpacked",
 ]  # fmt: skip
 
+SWITCHED = "causal switch"  # the probe of a causal mask that is off by default, beside one handed over
 FACTS, NUMBERS = "evidence.json", "evidence.bin"  # all that is written of it; the second holds bare numbers
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -71,6 +71,9 @@ def is_theirs(problem: Problem, evidence: Evidence) -> bool:
     return not (problem.stage in ("build", "call") and _is_refusal(problem, evidence.source))
 
 
+SETS_UP = re.compile(r"^_?(re)?(set_?up|reset|start|begin|prepare|alloc|init(?!__)|build|make|clear|new)")
+
+
 def setter_of(problem: Problem, source: str) -> str | None:
     """A method that assigns the missing attribute, and that nothing in the class calls."""
     found = re.search(r"'(\w+)' object has no attribute '(\w+)'", problem.message)
@@ -84,7 +87,7 @@ def setter_of(problem: Problem, source: str) -> str | None:
             for node in ast.walk(method)
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         }
-        if found[2] in stores and name not in called and name not in ("__init__", "forward"):
+        if found[2] in stores and name not in called and SETS_UP.search(name) is not None:
             return name
     return None
 
@@ -168,10 +171,10 @@ TORCHS = "torch.nn.MultiheadAttention"
 INSIDE = "torch inside"  # the key of the design that is torch's own class
 # what code says that does something beside attention on purpose, and that no number of ours speaks of
 MORE = re.compile(
-    r"\b(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*|pos(ition)?_bias|sinusoid\w*|gate\w*|gating"
+    r"\b(\w*multiplier\w*|layer_?scale\w*|(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*|pos(ition)?_bias|sinusoid\w*|gate\w*|gating"
     r"|normalize|cosine\w*|talking\w*|landmark\w*|kernel\w*|feature_map|elu|conv\w*|cache\w*|landmarks|top_?k"
     r"|local\w*|window\w*|dilat\w*|sparse\w*|pool\w*|softmax_?(1|one)|relu\w*|squared_relu|entmax\w*|sigmoid\w*"
-    r"|log_?n|mup|prefix\w*|train_len\w*|temperature|temp)\b",
+    r"|log_?n|mup|prefix\w*|train_len\w*|temperature|temp))\b",
     re.IGNORECASE,
 )
 # The same of lengths beyond those that the other probes have.
@@ -185,6 +188,10 @@ TEMPERATURE = re.compile(  # a number for the scale that whoever builds it choos
     r"(?::[^,=)]*)?=\s*[\d.]",
     re.S,
 )
+BY_CHOICE = {  # faults that have the numbers of a design, and words that tell of it
+    "weights scaled after softmax": re.compile(r"\w*multiplier\w*|\w*gain\b|layer_?scale|\.mean\(", re.I),
+    "masks joined with or": re.compile(r"\w*prefix\w*|\w*global\w*", re.I),
+}
 POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)", re.IGNORECASE)
 
 
@@ -250,6 +257,13 @@ def _say_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> No
             report.not_judged.append(f"the scale: it has a number of its own for it ({own[1]}), by choice")
             diagnosis.faults = None
             return
+        for made in diagnosis.faults:
+            choice = BY_CHOICE.get(made.fault.key)
+            found = choice and choice.search(own_code(evidence.source or "", evidence.first_line))
+            if found:
+                report.not_judged.append(f"{made.fault.title}: there is {found[0]} in it, by choice perhaps")
+                diagnosis.faults = None
+                return
         report.faults = [_computed(made, evidence, diagnosis.fit) for made in diagnosis.faults]
         report.alike = [" and ".join(made.fault.key for made in others) for others in diagnosis.alike]
         parted = first_difference(evidence, diagnosis.faults)

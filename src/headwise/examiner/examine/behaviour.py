@@ -20,6 +20,7 @@ from ..recipe import Given
 from .build import Recipe
 from .call import Caller, inputs_for
 from .generality import other_lengths, seeds_kept, state_kept, wider_values
+from .pieces import path_role
 from .probes import (
     LONGER,
     SAME,
@@ -176,8 +177,8 @@ def _returned(evidence: Evidence) -> Iterator[Finding]:
 def _deterministic(caller: Caller, recipe: Recipe | None) -> Iterator[Finding]:
     """Two runs in eval; once more with half of everything dropped, where the constructor can be told so."""
     name, subject = "deterministic in eval", caller.subject
-    if not torch.equal(run_body(caller, subject.body, 1), run_body(caller, subject.body, 2)):
-        calm = torch.equal(
+    if not _equal(run_body(caller, subject.body, 1), run_body(caller, subject.body, 2)):
+        calm = _equal(
             run_body(caller, subject.body, 1, calm=True), run_body(caller, subject.body, 2, calm=True)
         )
         if calm:
@@ -195,10 +196,15 @@ def _deterministic(caller: Caller, recipe: Recipe | None) -> Iterator[Finding]:
         except CAUGHT:
             yield Finding(name, "right", "two runs in eval are equal")
             return
-        if not torch.equal(first, second):
+        if not _equal(first, second):
             yield Finding(name, "wrong", "built with dropout=0.5, two runs in eval differ", "dropout in eval")
             return
     yield Finding(name, "right", "two runs in eval are equal")
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs are the same, NaN where NaN is."""
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
@@ -264,10 +270,19 @@ def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
     for x in ran.dropped:
         for each in ran.scores:
             seen = each.isfinite() & (each > -FAR)
-            if x.ndim > 2 and x.shape == each.shape and bool(seen.any()) and torch.equal(x[seen], each[seen]):
+            if x.ndim > 2 and x.shape == each.shape and _scaled_alike(x[seen], each[seen]):
                 detail = "dropout falls on the scores, whose zeros are ordinary scores, not on the weights"
                 yield Finding("dropout", "wrong", detail, "dropout before softmax")
                 return
+
+
+def _scaled_alike(x: Tensor, y: Tensor) -> bool:
+    """Whether y is x times one positive number."""
+    if not x.numel() or not bool(x.any()):
+        return False
+    at = x.abs().argmax()
+    factor = y[at] / x[at]
+    return bool(factor > 0) and torch.allclose(x * factor, y, rtol=1e-6, atol=1e-9)
 
 
 def _one_head_in_a_list(caller: Caller) -> Iterator[Finding]:
@@ -276,6 +291,8 @@ def _one_head_in_a_list(caller: Caller) -> Iterator[Finding]:
     for path, module in body.named_modules() if isinstance(body, nn.Module) else ():
         if not isinstance(module, nn.ModuleList) or len(module) != caller.subject.sizes.H:
             continue
+        if not {"q", "k", "v"} <= {path_role(name) for name, _ in module.named_parameters()}:
+            continue  # a norm, or keys that all heads share on purpose
         if (
             len(module) > 1
             and len({id(one) for one in module}) == 1
@@ -322,7 +339,9 @@ def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
     watched.subject.invoke = listen  # type: ignore[method-assign]
     with torch.no_grad():
         watched.call(*plain(caller), mask)
-    return {name for name, after, before in handed if not torch.equal(after, before)}
+    return {
+        name for name, after, before in handed if not torch.equal(after.nan_to_num(), before.nan_to_num())
+    }
 
 
 def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) -> Iterator[Finding]:
@@ -344,7 +363,11 @@ def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) ->
     except CAUGHT as error:
         problem = problem_of(error, "backward", subject.files)
         detail = f"backward raises {problem.kind}: {problem.message}"
-        yield Finding(name, "wrong", detail, "gradients blocked", problem.line)
+        if "does not require grad" in problem.message:  # it may be for inference alone
+            yield Finding(name, "unknown", "it runs without gradients: nothing in it can be trained")
+        else:
+            parts = [*parameters, "query", "key", "value"]
+            yield Finding(name, "wrong", detail, "gradients blocked", problem.line, parts=parts)
         return
     words = {"query": query, "key": key, "value": value}
     if caller.plan.self_only:

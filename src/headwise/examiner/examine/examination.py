@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ArgumentError
-from ..evidence import Call, Conventions, Evidence, Finding, Problem
+from ..evidence import SWITCHED, Call, Conventions, Evidence, Finding, Problem
 from ..recipe import Design, Given, State, steps_of
 from ..source.parsed import unwarned
 from .behaviour import _right, findings, one_length, two_lengths
@@ -52,6 +52,7 @@ ASKS = frozenset(
     """needweights outputattention outputattentions returnattention returnattentions returnattentionweights
     returnattn returnattnweights returnscores returnweights""".split()
 )
+BACKWARDS = re.compile(r"revers|backward|right_to_left|rtl", re.IGNORECASE)  # switches that hide the past
 QUIETER = 1 / 300  # from scores of 1e5 and more to some thousands
 
 
@@ -443,7 +444,9 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     open_ = seen is None or bool(seen.all())  # else it has a pattern, and that is no triangle
     causal = is_causal(caller, seen)
     on = None if causal or not open_ else _switched_on(caller, recipe)
-    causal = causal or (closed and open_ and on is None and meant_causal(texts, evidence.name))
+    backwards = any(BACKWARDS.search(name) for name in conditions_of(caller.subject.body))
+    off = on is not None or backwards  # as it was built
+    causal = causal or (closed and open_ and not off and meant_causal(texts, evidence.name))
     caller.ways, more = (
         find_ways(caller, causal, texts, seen) if caller.plan.masks or caller.plan.switches else ((), [])
     )
@@ -480,7 +483,7 @@ def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
     evidence.beside = _left_over(evidence, list(caller.subject.parameters))
     windows = any(one.key == "window" for one in evidence.designs)
     evidence.calls = probe(caller, causal, seen if windows and not causal else None)
-    if on is not None and not caller.ways:
+    if on is not None:
         evidence.calls += _asked_causal(caller, on)
     words = {size_word(one.name) for one in parameters_of(type(subject.body))}
     lengths = one_length(evidence, told=subject.is_function or not words.isdisjoint(("length", "config")))
@@ -554,8 +557,10 @@ def _switched_on(caller: Caller, recipe: Recipe | None) -> Any:
 
     The one that hides something by position; else one that is called causal.
     """
-    called = None
+    called, masked = None, bool(caller.plan.masks)
     for body, causal in _thrown(caller.subject.body, recipe):
+        if masked and not causal:
+            continue  # beside a mask that is handed over only a switch that says causal is asked
         try:
             in_precision(body, caller.subject.dtype).eval()
             body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
@@ -575,6 +580,8 @@ def _thrown(body: Any, recipe: Recipe | None) -> Iterator[tuple[Any, bool]]:
     if recipe is not None and recipe.constructor is not None and recipe.throw is not None:
         own = {one.name for one in parameters_of(type(body)) if size_word(one.name) == "causal"}
         for thrown in recipe.constructor.switches():
+            if any(BACKWARDS.search(name) for name in thrown):
+                continue
             with contextlib.suppress(*CAUGHT):
                 yield recipe.throw(thrown), not own.isdisjoint(thrown)
         return
@@ -598,7 +605,7 @@ def _asked_causal(caller: Caller, body: Any) -> list[Call]:
         plan = replace(plan, slots=tuple(alone))
     other = replace(caller, plan=plan, subject=replace(caller.subject, body=body))
     call = probe(other, True)[0]
-    return [replace(call, probe="causal")]
+    return [replace(call, probe=SWITCHED if caller.ways else "causal")]
 
 
 def _without_loud(evidence: Evidence, caller: Caller) -> list[Finding]:

@@ -656,7 +656,8 @@ def _far_keys_favoured(caller: Caller, inner: Found, inside: list[Design]) -> No
     guess = inner.guess
     pieces = [] if guess is None else [*guess.weights.values(), *guess.biases.values()]
     known = {piece.name for every in pieces for piece in every}
-    if set(caller.subject.parameters) - known - caller.subject.norms:
+    learned = {name for name, x in caller.subject.parameters.items() if x.requires_grad}
+    if learned - known - caller.subject.norms - caller.subject.frozen:
         return
     for one in inside:
         if one.key == "position bias" and one.numbers.get("far"):
