@@ -290,8 +290,8 @@ def written(folder: Path, source: str) -> Path:
     return path
 
 
-def test_names_that_nothing_defines_are_found_before_running(tmp_path: Path) -> None:
-    report = check_file(written(tmp_path, PAGE))
+def test_names_that_nothing_defines_are_found_before_running(tmp_path: Path, one_template: Any) -> None:
+    report = check_file(written(tmp_path, PAGE), template=one_template)
     assert not report.ok
     assert {fault.title.split()[0] for fault in report.faults} >= {"F", "batch_size"}
     assert any("import torch.nn.functional as F" in fault.repair for fault in report.faults)
@@ -311,18 +311,18 @@ def test_the_mended_page_passes_and_a_wrong_scale_is_named_with_its_line(
     assert "scores" in report.faults[0].text
 
 
-def test_what_is_no_python_is_said(tmp_path: Path) -> None:
-    report = check_file(written(tmp_path, "class A(:\n    pass"))
+def test_what_is_no_python_is_said(tmp_path: Path, one_template: Any) -> None:
+    report = check_file(written(tmp_path, "class A(:\n    pass"), template=one_template)
     assert not report.ok
     assert report.problems[0].kind == "SyntaxError"
     assert report.problems[0].line == 1
 
 
-def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path, one_template: Any) -> None:
     with pytest.raises(ArgumentError, match=r"file must be readable: .*none\.py"):
-        check_file(tmp_path / "none.py")
+        check_file(tmp_path / "none.py", template=one_template)
     with pytest.raises(ArgumentError, match=r"nothing in .* looks like it"):
-        check_file(written(tmp_path, "x = 1"))
+        check_file(written(tmp_path, "x = 1"), template=one_template)
 
 
 def _judge(**outcome: Any) -> Judge:
@@ -348,7 +348,7 @@ def test_evidence_that_does_not_fit_together_is_a_verdict() -> None:
     assert not _judge(evidence=forged).report(None).ok
 
 
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, one_template: Any) -> None:
     path = tmp_path / "mha.py"
     path.write_bytes(b"\xef\xbb\xbf" + PAGE.encode())
-    assert "undefined name" in check_file(path).summary
+    assert "undefined name" in check_file(path, template=one_template).summary

@@ -82,10 +82,10 @@ def test_magics_and_the_shell_are_blank_and_numbers_hold(tmp_path: Path) -> None
         ('{"cells": [{"cell_type": "markdown", "source": "x"}]}', "week.ipynb has no cell with code"),
     ],
 )
-def test_what_is_no_notebook_is_refused(text: str, words: str, tmp_path: Path) -> None:
+def test_what_is_no_notebook_is_refused(text: str, words: str, tmp_path: Path, one_template: Any) -> None:
     (tmp_path / "week.ipynb").write_text(text)
     with pytest.raises(ArgumentError, match=f"file must be a notebook: .*{words}"):
-        check_file(tmp_path / "week.ipynb")
+        check_file(tmp_path / "week.ipynb", template=one_template)
 
 
 def test_only_what_definitions_need_is_run_and_what_fails_beside_them_is_passed_over(
@@ -114,18 +114,18 @@ def test_only_what_definitions_need_is_run_and_what_fails_beside_them_is_passed_
         load(broken, source_of(broken)[0])
 
 
-def test_a_bracket_left_open_is_told_in_its_own_cell(tmp_path: Path) -> None:
+def test_a_bracket_left_open_is_told_in_its_own_cell(tmp_path: Path, one_template: Any) -> None:
     path = notebook(tmp_path, "import torch", "x = 1\ny = (2,\n", ATTENTION)
-    report = check_file(path)
+    report = check_file(path, template=one_template)
     assert (report.problems[0].cell, report.problems[0].line) == (2, 2)
     assert report.summary.startswith("Cell 2, line 2") and "week" in str(report)
     assert "cell 2, line 2" in str(report) and not report.ok
     assert broken_cell("x = 1\n", Cells((1,))) is None and broken_cell("x = (", Cells()) is None
 
 
-def test_a_name_that_nothing_defines_counts_where_the_attention_is(tmp_path: Path) -> None:
+def test_a_name_that_nothing_defines_counts_where_the_attention_is(tmp_path: Path, one_template: Any) -> None:
     path = notebook(tmp_path, "nowhere + 1\ndisplay(3)", IMPORTS, ATTENTION)
-    report = check_file(path)
+    report = check_file(path, template=one_template)
     assert [named.key for named in report.faults] == ["undefined name"]
     assert (report.faults[0].cell, report.faults[0].line) == (3, 9)
     assert "in cell 3, line 9" in report.faults[0].detail and "SCALE" in report.summary

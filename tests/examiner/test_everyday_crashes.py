@@ -36,10 +36,10 @@ class MultiHeadAttention(nn.Module):
 RETURN = "return self.o(y.transpose(1, 2).reshape(B, T, E))"
 
 
-def checked(tmp_path: Any, weights: str, end: str = RETURN) -> Report:
+def checked(tmp_path: Any, template: Any, weights: str, end: str = RETURN) -> Report:
     path = tmp_path / "attention.py"
     path.write_text(FILE.replace("WEIGHTS", weights.replace("\n", "\n        ")).replace("RETURN", end))
-    return check_file(path)
+    return check_file(path, template=template)
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,19 @@ def checked(tmp_path: Any, weights: str, end: str = RETURN) -> Report:
     ids=["no keepdim", "elementwise", "weights cut", "no transpose", "max gives two"],
 )
 def test_a_crash_is_told_once_with_line_shapes_and_hint(
-    tmp_path: Any, weights: str, words: list[str]
+    tmp_path: Any, one_template: Any, weights: str, words: list[str]
 ) -> None:
-    report = checked(tmp_path, weights)
+    report = checked(tmp_path, one_template, weights)
     assert report.verdict == "wrong"
     assert len(report.explained) == 1
     for each in words:
         assert each in report.explained[0]
 
 
-def test_nothing_returned_is_wrong_and_says_so(tmp_path: Any) -> None:
-    report = checked(tmp_path, "w = s.softmax(-1)", "self.o(y.transpose(1, 2).reshape(B, T, E))")
+def test_nothing_returned_is_wrong_and_says_so(tmp_path: Any, one_template: Any) -> None:
+    report = checked(
+        tmp_path, one_template, "w = s.softmax(-1)", "self.o(y.transpose(1, 2).reshape(B, T, E))"
+    )
     assert report.verdict == "wrong"
     assert "it returned None; end forward with `return`" in report.summary
 
@@ -78,17 +80,17 @@ def test_nothing_returned_is_wrong_and_says_so(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "body", ["raise NotImplementedError", "raise NotImplementedError('w is yours')\nw = w + 1"]
 )
-def test_what_is_still_to_be_written_is_no_fault(tmp_path: Any, body: str) -> None:
+def test_what_is_still_to_be_written_is_no_fault(tmp_path: Any, one_template: Any, body: str) -> None:
     """Not even of names that only lines after it use."""
-    report = checked(tmp_path, body)
+    report = checked(tmp_path, one_template, body)
     assert report.verdict == "not judged"
     assert "MultiHeadAttention.forward is still to be written" in report.summary
     assert report.faults == []
 
 
-def test_an_empty_forward_is_still_to_be_written(tmp_path: Any) -> None:
+def test_an_empty_forward_is_still_to_be_written(tmp_path: Any, one_template: Any) -> None:
     path = tmp_path / "attention.py"
     path.write_text(FILE[: FILE.index("        B, T, E")] + "        # YOUR CODE HERE\n        pass\n")
-    report = check_file(path)
+    report = check_file(path, template=one_template)
     assert report.verdict == "not judged"
     assert "MultiHeadAttention.forward is still to be written" in report.summary

@@ -164,10 +164,12 @@ OTHER_FRAMEWORKS = {
 
 
 @pytest.mark.parametrize("name", OTHER_FRAMEWORKS)
-def test_code_for_another_framework_is_not_judged_in_one_sentence(name: str, tmp_path: Path) -> None:
+def test_code_for_another_framework_is_not_judged_in_one_sentence(
+    name: str, tmp_path: Path, one_template: Any
+) -> None:
     file = tmp_path / "mha.py"
     file.write_text(OTHER_FRAMEWORKS[name])
-    report = check_file(file)
+    report = check_file(file, template=one_template)
     assert report.verdict == "not judged" and not report.counsel_for_files
     assert report.summary == f"headwise check judges PyTorch code; this file uses {name}"
     assert other_framework("import torch\n" + OTHER_FRAMEWORKS[name]) is None

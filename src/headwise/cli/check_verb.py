@@ -46,7 +46,8 @@ def check(
         ),
     ],
     name: Annotated[
-        str | None, option(metavar="NAME", help="The class or function, in every file without a :NAME.")
+        str | None,
+        option("--name", metavar="NAME", help="The class or function, in every file without a :NAME."),
     ] = None,
     hint: Annotated[
         int | None, option(min=1, max=3, help="Hints up to this one instead of the answer.")

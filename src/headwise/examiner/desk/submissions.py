@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ...errors import ArgumentError, HeadwiseError
 from ...show.texts import plain
 from ..checks import check_file
-from ..evidence import Problem
-from ..report import Report
+from ..report import Problem, Report
 from ..sandbox.run import Unfenced
 from ..showing import as_json
 from ..source.likely_classes import source_of

@@ -208,7 +208,8 @@ def run_one(folder: Path, status: int, talk: int) -> NoReturn:
         os._exit(0)
     work = folder / "work"
     os.chdir(work)
-    os.environ |= {"HOME": str(work), "TMPDIR": str(work)}
+    user = dict.fromkeys(("USER", "LOGNAME"), "learner")  # its number has no name in here
+    os.environ |= {"HOME": str(work), "TMPDIR": str(work), **user}
     tempfile.tempdir = None
     load_examiner()  # nothing to do in a copy
     _examine(request, folder / "result", tell, status, talk, standing.essential)
