@@ -165,7 +165,7 @@ OTHER_FRAMEWORKS = {
 
 @pytest.mark.parametrize("name", OTHER_FRAMEWORKS)
 def test_code_for_another_framework_is_not_judged_in_one_sentence(
-    name: str, tmp_path: Path, one_template: Any
+    name: str, tmp_path: Path, one_template: Template
 ) -> None:
     file = tmp_path / "mha.py"
     file.write_text(OTHER_FRAMEWORKS[name])
