@@ -26,6 +26,7 @@ from .conventions import find_caller
 from .plan import plans
 from .rotations import is_rotation
 from .subject import (
+    BATCH_NORMS,
     CONVOLUTIONS,
     USUAL,
     Sizes,
@@ -274,9 +275,7 @@ def _own_or_guess(problem: Problem | None, subject: Subject) -> Problem | None:
 def _has_channels_first(body: object) -> bool:
     """Whether it has layers that take channels first: which of several shapes they want is ours to find."""
     modules = body.modules() if isinstance(body, nn.Module) else ()
-    return any(
-        isinstance(one, (*CONVOLUTIONS, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)) for one in modules
-    )
+    return any(isinstance(one, (*CONVOLUTIONS, nn.GroupNorm, *BATCH_NORMS)) for one in modules)
 
 
 def _as_guess(problem: Problem) -> Problem:

@@ -50,6 +50,7 @@ class Sizes:
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 USUAL = ((24, 4), (32, 4), (64, 8), (512, 8), (768, 12))
 
 

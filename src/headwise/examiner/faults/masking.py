@@ -376,7 +376,7 @@ FAULTS = [
         "hide",
         (
             *(filled(-number) for number in TOO_SMALL),
-            *(_raised(-number) for number in TOO_SMALL if number <= 50),  # Swin adds -100, and leaks nothing
+            *(_raised(-number) for number in TOO_SMALL if 2 <= number <= 50),  # Swin adds -100
         ),
         (r"masked_fill_?\(.*-\s*(1e[1-5]\b|\d{2,6}\b)", r"\*\s*-\s*(1e[1-5]\b|\d{2,6}\b)", *FILLS),
         needs_mask=True,
