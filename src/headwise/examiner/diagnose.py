@@ -334,11 +334,10 @@ class _Judge:
         key = call.probe, made
         if key not in self._off:
             state = self.state(call, made)
-            nothing = state is None or (call.given.mask is None and bool(state.output.isnan().all()))
-            # what is NaN everywhere without a mask explains nothing
-            self._off[key] = (
-                float("inf") if state is None or nothing else difference(call.output, state.output)
-            )
+            if state is None or (call.given.mask is None and bool(state.output.isnan().all())):
+                self._off[key] = float("inf")  # what is NaN everywhere without a mask explains nothing
+            else:
+                self._off[key] = difference(call.output, state.output)
         return self._off[key]
 
     def explains(self, made: Explanation, calls: Sequence[Call]) -> bool:

@@ -339,9 +339,7 @@ def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
     watched.subject.invoke = listen  # type: ignore[method-assign]
     with torch.no_grad():
         watched.call(*plain(caller), mask)
-    return {
-        name for name, after, before in handed if not torch.equal(after.nan_to_num(), before.nan_to_num())
-    }
+    return {name for name, after, before in handed if not _equal(after, before)}
 
 
 def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,38 +66,44 @@ def recognise(
     with passed_by([*before, *after]):
         try:
             bare = caller.call(*inputs).output.detach().double()
-            inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
-            silent = _silenced(caller, inner, inputs)
-            added = silent is not None and same(silent, inputs[0])
         except CAUGHT:
             return found, []
+
+        def look_again(designs: Sequence[Design] = ()) -> Found:
+            """The projections, with these designs inside, from what is left of the output."""
+            return find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(designs))
+
+        try:
+            inner = look_again()
+            silent = _silenced(caller, inner, inputs)
+        except CAUGHT:
+            return found, []
+        added = silent is not None and same(silent, inputs[0])
         if added:
             bare = bare - inputs[0]
-            inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
+            inner = look_again()
         queries = None if added or inner.proven else _queries_added(caller, inner, inputs)
         if queries is not None:
             bare = bare - queries
-            inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles)
+            inner = look_again()
         inside: list[Design] = []
         if not inner.proven and inner.weights is not None:
             inside = _inside(caller, inner, inputs, causal is not None)
             if inside:
-                inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+                inner = look_again(inside)
                 if not inner.proven:
-                    inner, inside = _with_values_turned(caller, inner, inside, [(Given(*inputs, mask), bare)])
+                    inner, inside = _with_values_turned(inner, inside, look_again)
             elif texts is not None:
                 inside = _wrongly_turned(caller, inner, inputs, texts)
-                if inside:
-                    inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+                inner = look_again(inside) if inside else inner
         if not inner.proven and not inside and inner.weights is not None:
             inside = _talking_heads(caller, inner, inputs)
-            if inside:
-                inner = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(inside))
+            inner = look_again(inside) if inside else inner
         if not inner.proven and inner.weights is not None:
             for gate in _gates(caller, inner, inputs, ran):
-                again = find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of([*inside, gate]))
-                if again.proven:
-                    inner, inside = again, [*inside, gate]
+                gated = look_again([*inside, gate])
+                if gated.proven:
+                    inner, inside = gated, [*inside, gate]
                     break
     shell = _around(before, after, added, inputs)
     _far_keys_favoured(caller, inner, inside)
@@ -383,7 +389,7 @@ def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
 
 
 def _with_values_turned(
-    caller: Caller, inner: Found, inside: list[Design], truth: list[tuple[Given, Tensor]]
+    inner: Found, inside: list[Design], look_again: Callable[[Sequence[Design]], Found]
 ) -> tuple[Found, list[Design]]:
     """The same, with a rotation that turns the values as well, where that explains the output."""
     turning = [replace(one, numbers={**one.numbers, "v": 1.0}) for one in inside if one.key == "rope"]
@@ -391,7 +397,7 @@ def _with_values_turned(
         return inner, inside
     turning[0].fault, turning[0].words = "rotation of values", f"{turning[0].words}, of the values as well"
     designs = [turning[0] if one.key == "rope" else one for one in inside]
-    found = find_roles(caller, truth, None, steps_of(designs))
+    found = look_again(designs)
     return (found, designs) if found.proven else (inner, inside)
 
 
@@ -547,17 +553,13 @@ def turned_over_another_axis(caller: Caller, found: Found) -> Design | None:
                 ):
                     lengths = [one.double().norm(dim=-1) for one in others]
                     if (
-                        _near(still[0], still[1] * scale)
-                        and _near(lengths[0], lengths[1] * scale)
-                        and not _near(others[0], others[1] * scale)
+                        same(still[0], still[1] * scale)
+                        and same(lengths[0], lengths[1] * scale)
+                        and not same(others[0], others[1] * scale)
                     ):
                         words = f"a rotation inside that goes by the number of the {which}, not by position"
                         return Design("rotation", words, fault="rotation over another axis")
     return None
-
-
-def _near(x: Tensor, y: Tensor) -> bool:
-    return torch.allclose(x.double(), y.double(), rtol=1e-6, atol=1e-9)
 
 
 WRONGLY: tuple[tuple[str, str, dict[str, float]], ...] = (
