@@ -27,7 +27,7 @@ import torch
 
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Report
 from headwise.examiner.steps import FAULTS
 

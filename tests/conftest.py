@@ -21,7 +21,7 @@ from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from headwise.examiner.desk.template import Template
+    from headwise.examiner.marking.template import Template
 
 BY_DESIGN = "by design:"
 
@@ -96,7 +96,7 @@ def _small_models_at_rest(_small_models: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def one_template() -> Iterator[Template]:
     """For files to check: torch is imported once, and each file runs in a copy of that process."""
-    from headwise.examiner.desk.template import Template
+    from headwise.examiner.marking.template import Template
 
     with Template() as running:
         yield running

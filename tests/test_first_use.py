@@ -25,7 +25,8 @@ LAZY = [hw, hw.nn, hw.parallel, hw.models, hw.heads, examiner]
 # Modules that the quick verbs of the command line and the start of the sandbox need.
 WITHOUT_TORCH = [
     "byte_sizes", "cli.terminal", "course.lesson", "course.study", "errors",
-    "examiner.checks", "examiner.desk.submissions", "examiner.desk.template", "examiner.sandbox.confine",
+    "examiner.checks", "examiner.marking.submissions", "examiner.marking.template",
+    "examiner.sandbox.confine",
     "examiner.sandbox.run", "examiner.several", "examiner.showing", "nn.presets",
     "show.tables", "show.texts", "whole_files",
 ]  # fmt: skip

@@ -66,9 +66,9 @@ def examiner(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examiner]:
     def appoint(*answers: Report | BaseException) -> Examiner:
         one = Examiner(*answers)
         monkeypatch.setattr(import_module("headwise.examiner"), "check_file", one)
-        monkeypatch.setattr("headwise.examiner.desk.submissions.check_file", one)
+        monkeypatch.setattr("headwise.examiner.marking.submissions.check_file", one)
         started = nullcontext(SimpleNamespace(stop=nothing, folder=None))
-        monkeypatch.setattr("headwise.examiner.desk.submissions.Template", lambda: started)
+        monkeypatch.setattr("headwise.examiner.marking.submissions.Template", lambda: started)
         return one
 
     return appoint

@@ -17,7 +17,7 @@ from command_line import PROGRAM, started
 from headwise.cli import main
 from headwise.course.exercises import PLANTS, exercise_of, repair_of
 from headwise.course.lesson import lesson
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking.template import Template
 
 pytest.importorskip("typer")
 

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from headwise.cli import application
-from headwise.examiner.desk.rubric import STEPS, read_rubric
+from headwise.examiner.marking.rubric import STEPS, read_rubric
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "docs" / "examples" / "autograder"

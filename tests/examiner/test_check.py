@@ -16,9 +16,9 @@ import planted
 from check_score import judge_pair, judge_right, judge_single, judge_unstyled
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
-from headwise.examiner.desk.judge import Judge
-from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Call, Conventions, Evidence, Finding, Problem, Role
+from headwise.examiner.marking.judge import Judge
+from headwise.examiner.marking.template import Template
 from headwise.examiner.recipe import Given, Weights
 from headwise.examiner.sandbox.verdicts import Outcome
 from headwise.examiner.source.likely_classes import Cells

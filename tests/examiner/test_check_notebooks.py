@@ -11,8 +11,8 @@ import pytest
 
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
-from headwise.examiner.desk.template import Template
 from headwise.examiner.evidence import Finding, Problem
+from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Named, Report
 from headwise.examiner.sandbox.learner import load, load_all_the_same
 from headwise.examiner.source.likely_classes import Cells, broken_cell, source_of, told_by_cell

@@ -21,10 +21,10 @@ import pytest
 import torch
 
 from headwise.errors import ArgumentError
-from headwise.examiner.desk import template
-from headwise.examiner.desk.judge import Conversation
-from headwise.examiner.desk.template import Copy, Template
 from headwise.examiner.evidence import Evidence
+from headwise.examiner.marking import template
+from headwise.examiner.marking.judge import Conversation
+from headwise.examiner.marking.template import Copy, Template
 from headwise.examiner.sandbox import run, watchdog
 from headwise.examiner.sandbox.confine import limits
 from headwise.examiner.sandbox.confine.limits import descendants_of
@@ -64,7 +64,7 @@ protected = pytest.mark.skipif(not (FENCED or LANDLOCKED), reason="by design: no
 
 
 @dataclass
-class Desk:
+class Workspace:
     """A folder with a learner's file, and things around it that must stay as they are."""
 
     folder: Path
@@ -83,7 +83,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: Template) -> Iterator[Desk]:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: Template) -> Iterator[Workspace]:
     """Afterwards: nothing outside was touched, no process is left, no folder, and nobody rang."""
     folder, home, temporary = tmp_path / "learner", tmp_path / "home", tmp_path / "temporary"
     for each in (folder, home, temporary):
@@ -95,7 +95,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_template: Template
     before = descendants_of(os.getpid())  # the template, and what other tests have running, a browser say
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        yield Desk(folder, secret, temporary, server.getsockname()[1], one_template)
+        yield Workspace(folder, secret, temporary, server.getsockname()[1], one_template)
         with pytest.raises(BlockingIOError):
             server.accept()
     assert secret.read_text() == "the word is xyzzy"
@@ -133,8 +133,8 @@ def line_of(outcome: Outcome) -> int | None:
 
 
 @protected
-def test_a_file_brings_evidence_and_says_what_protected_it(desk: Desk) -> None:
-    outcome = desk.run(GOOD + "print('hello')\n", seconds=40)
+def test_a_file_brings_evidence_and_says_what_protected_it(workspace: Workspace) -> None:
+    outcome = workspace.run(GOOD + "print('hello')\n", seconds=40)
     assert outcome.problem is None and outcome.evidence is not None
     assert outcome.evidence.name == "MultiHeadAttention" and outcome.evidence.calls
     assert outcome.output == "hello\n"
@@ -219,10 +219,10 @@ ENDINGS = {
 @pytest.mark.slow
 @protected
 @pytest.mark.parametrize("name", ENDINGS)
-def test_a_clear_verdict_and_no_harm(name: str, desk: Desk) -> None:
+def test_a_clear_verdict_and_no_harm(name: str, workspace: Workspace) -> None:
     source, expected, line = ENDINGS[name]
     waits = "timeout" in expected or "bomb" in name  # the others end by themselves, on a busy machine too
-    outcome = desk.run(source, seconds=2 if waits else 30, memory=2**28)
+    outcome = workspace.run(source, seconds=2 if waits else 30, memory=2**28)
     assert verdict(outcome) == expected, outcome
     if line is not None:
         assert line_of(outcome) == line
@@ -234,16 +234,16 @@ def test_a_clear_verdict_and_no_harm(name: str, desk: Desk) -> None:
 
 @pytest.mark.slow
 @protected
-def test_comparisons_are_not_the_learners_to_replace(desk: Desk) -> None:
-    outcome = desk.run(GOOD + "torch.allclose = torch.equal = lambda *a, **k: True\n", seconds=40)
+def test_comparisons_are_not_the_learners_to_replace(workspace: Workspace) -> None:
+    outcome = workspace.run(GOOD + "torch.allclose = torch.equal = lambda *a, **k: True\n", seconds=40)
     assert outcome.evidence is not None
     assert not torch.allclose(torch.zeros(2), torch.ones(2))
 
 
 @pytest.mark.slow
 @protected
-def test_of_a_megabyte_of_prints_the_beginning_and_the_end_are_kept(desk: Desk) -> None:
-    outcome = desk.run(
+def test_of_a_megabyte_of_prints_the_beginning_and_the_end_are_kept(workspace: Workspace) -> None:
+    outcome = workspace.run(
         "print('first')\nfor _ in range(1024): print('x' * 1023)\nprint('last')\n" + GOOD, seconds=40
     )
     assert outcome.evidence is not None
@@ -253,8 +253,8 @@ def test_of_a_megabyte_of_prints_the_beginning_and_the_end_are_kept(desk: Desk) 
 
 @pytest.mark.slow
 @protected
-def test_a_daemon_does_not_outlive_the_file(desk: Desk) -> None:
-    outcome = desk.run(
+def test_a_daemon_does_not_outlive_the_file(workspace: Workspace) -> None:
+    outcome = workspace.run(
         """
         import os, subprocess, time
         if os.fork() == 0:
@@ -299,47 +299,51 @@ ALL_TRIES = "read, delete, delete a tree, write, write beside, link, rename, chm
 @pytest.mark.slow
 @protected
 @pytest.mark.parametrize("without", ["nothing", "landlock", "namespaces", "root"])
-def test_each_protection_holds_alone(without: str, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_protection_holds_alone(
+    without: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not (LANDLOCKED if without == "namespaces" else FENCED):
         pytest.skip("by design: nothing would be left")
     monkeypatch.setattr(run, "WITHOUT", (without,))
-    before = desk.secret.stat()
-    outcome = desk.run(TRIES)
+    before = workspace.secret.stat()
+    outcome = workspace.run(TRIES)
     assert verdict(outcome) == ("import", "ValueError"), outcome
     assert outcome.problem is not None
     # Landlock does not know of rights and owners; without a root of its own the file is there to change.
     own_root = any("root folder" in each for each in outcome.protections)
     expected = ALL_TRIES if own_root else ALL_TRIES.replace("chmod, ", "")
     assert outcome.problem.message == expected
-    assert (desk.secret.stat().st_mode == before.st_mode) == (expected == ALL_TRIES)
+    assert (workspace.secret.stat().st_mode == before.st_mode) == (expected == ALL_TRIES)
     assert (without == "nothing") != any(without in each.lower() for each in outcome.missing), outcome.missing
 
 
 @pytest.mark.slow
 @landlocked
 def test_without_namespaces_nothing_is_left_running_either(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "WITHOUT", ("namespaces",))
     source = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\nos._exit(3)"
-    assert verdict(desk.run(source)) == ("limits", "exit")
-    assert verdict(desk.run("import subprocess\nsubprocess.run(['sleep', '1000'])", seconds=2)) == (
+    assert verdict(workspace.run(source)) == ("limits", "exit")
+    assert verdict(workspace.run("import subprocess\nsubprocess.run(['sleep', '1000'])", seconds=2)) == (
         "limits",
         "timeout",
     )
 
 
 @pytest.mark.parametrize("first", ["namespaces", "root"])
-def test_without_protections_nothing_is_run(first: str, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_protections_nothing_is_run(
+    first: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "WITHOUT", (first, "landlock"))
     with pytest.raises(ArgumentError, match=rf"^trust must be given.*{first}.*Landlock.*trust=True"):
-        desk.run("open(SECRET, 'w').close()")
+        workspace.run("open(SECRET, 'w').close()")
 
 
 @pytest.mark.slow
-def test_with_trust_it_is_run_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_trust_it_is_run_all_the_same(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WITHOUT", ("namespaces", "root", "landlock"))
-    outcome = desk.run("raise ValueError(open(SECRET).read())", trust=True)
+    outcome = workspace.run("raise ValueError(open(SECRET).read())", trust=True)
     assert outcome.problem is not None and outcome.problem.message == "the word is xyzzy"
     assert outcome.missing and not any("namespace" in each for each in outcome.protections)
 
@@ -365,17 +369,17 @@ raise ValueError(os.getcwd())
 
 @pytest.mark.slow
 @protected
-def test_the_environment_holds_nothing_of_the_callers(desk: Desk) -> None:
-    with Template() as desk.template:  # started with all that is in ours now
-        outcome = desk.run(ENVIRONMENT)
+def test_the_environment_holds_nothing_of_the_callers(workspace: Workspace) -> None:
+    with Template() as workspace.template:  # started with all that is in ours now
+        outcome = workspace.run(ENVIRONMENT)
     assert verdict(outcome) == ("import", "ValueError"), outcome
-    assert outcome.problem is not None and str(desk.temporary) in outcome.problem.message
+    assert outcome.problem is not None and str(workspace.temporary) in outcome.problem.message
 
 
 @pytest.mark.slow
 @fenced
-def test_nothing_is_inherited_but_its_own_pipes(desk: Desk) -> None:
-    outcome = desk.run(
+def test_nothing_is_inherited_but_its_own_pipes(workspace: Workspace) -> None:
+    outcome = workspace.run(
         """
         import os
         ends = [f"/proc/self/fd/{number}" for number in range(256)]
@@ -388,12 +392,12 @@ def test_nothing_is_inherited_but_its_own_pipes(desk: Desk) -> None:
 
 @pytest.mark.slow
 @fenced
-def test_other_programs_sockets_do_not_exist(desk: Desk) -> None:
+def test_other_programs_sockets_do_not_exist(workspace: Workspace) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(desk.secret.parent.parent / "door"))
+        server.bind(str(workspace.secret.parent.parent / "door"))
         server.listen()
         server.setblocking(False)
-        outcome = desk.run(
+        outcome = workspace.run(
             """
             import os, socket
             socket.socket(socket.AF_UNIX).connect(os.path.dirname(os.path.dirname(SECRET)) + "/door")
@@ -406,23 +410,25 @@ def test_other_programs_sockets_do_not_exist(desk: Desk) -> None:
 
 @pytest.mark.slow
 @protected
-def test_files_beside_it_can_be_imported(desk: Desk) -> None:
-    (desk.folder / "beside.py").write_text("word = 'from beside'\n")
-    outcome = desk.run("from beside import word\nraise ValueError(word)")
+def test_files_beside_it_can_be_imported(workspace: Workspace) -> None:
+    (workspace.folder / "beside.py").write_text("word = 'from beside'\n")
+    outcome = workspace.run("from beside import word\nraise ValueError(word)")
     assert outcome.problem is not None and outcome.problem.message == "from beside"
 
 
 @pytest.mark.slow
 @protected
-def test_what_is_printed_is_no_result(desk: Desk) -> None:
-    outcome = desk.run("""print('{"ended": 0}', flush=True)\nimport os\nos._exit(0)""")
+def test_what_is_printed_is_no_result(workspace: Workspace) -> None:
+    outcome = workspace.run("""print('{"ended": 0}', flush=True)\nimport os\nos._exit(0)""")
     assert verdict(outcome) == ("limits", "exit")
 
 
 @pytest.mark.slow
 @protected
-def test_a_folder_without_rights_is_removed_too(desk: Desk) -> None:
-    outcome = desk.run("import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nos.chmod('a', 0)\nos._exit(1)")
+def test_a_folder_without_rights_is_removed_too(workspace: Workspace) -> None:
+    outcome = workspace.run(
+        "import os\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nos.chmod('a', 0)\nos._exit(1)"
+    )
     assert verdict(outcome) == ("limits", "exit")
 
 
@@ -470,10 +476,10 @@ def test_an_unreadable_path_is_refused(tmp_path: Path) -> None:
 
 
 def test_looking_for_protections_needs_no_torch_and_leaves_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is quick, for importing torch is what takes long: where that raises, nothing is missed."""
-    without = desk.folder.parent / "without_torch.py"
+    without = workspace.folder.parent / "without_torch.py"
     then = f"runpy.run_path({str(template.HOST)!r}, run_name='__main__')"
     without.write_text(f"import runpy, sys\nsys.modules['torch'] = None\n{then}\n")
     monkeypatch.setattr(template, "HOST", without)
@@ -576,13 +582,13 @@ def test_the_memory_allowed_is_told_where_it_ended_and_how_to_raise_it() -> None
 @pytest.mark.slow
 @protected
 @pytest.mark.parametrize("memory", [2**26, 2**28, 2**30])
-def test_memory_that_is_reserved_and_not_used_is_not_counted(desk: Desk, memory: int) -> None:
+def test_memory_that_is_reserved_and_not_used_is_not_counted(workspace: Workspace, memory: int) -> None:
     """A limit on address space met an allocator's arena of one GiB: with 1 GiB allowed, nothing was left."""
     reserve = "import mmap\narenas = [mmap.mmap(-1, 2**30) for _ in range(5)]\n"
-    outcome = desk.run(reserve + GOOD, seconds=40, memory=memory)
+    outcome = workspace.run(reserve + GOOD, seconds=40, memory=memory)
     assert outcome.evidence is not None, outcome
     touch = "import mmap\narena = mmap.mmap(-1, 2**31)\nfor i in range(0, 2**31, 4096):\n    arena[i] = 1\n"
-    outcome = desk.run(touch + GOOD, seconds=40, memory=memory)
+    outcome = workspace.run(touch + GOOD, seconds=40, memory=memory)
     assert verdict(outcome) == ("limits", "memory") and line_of(outcome) in (5, 6)
 
 
@@ -636,8 +642,8 @@ def test_time_spent_waiting_for_a_processor_is_not_the_learners(
 @pytest.mark.slow
 @protected
 @pytest.mark.parametrize("line", ["from not_installed_here.parts import Thing", "from ..far import away"])
-def test_a_module_that_is_not_here_is_stood_in_for(desk: Desk, line: str) -> None:
-    outcome = desk.run(f"{line}\n{GOOD}")
+def test_a_module_that_is_not_here_is_stood_in_for(workspace: Workspace, line: str) -> None:
+    outcome = workspace.run(f"{line}\n{GOOD}")
     assert outcome.problem is None
     assert outcome.evidence is not None and outcome.evidence.weights is not None
     assert any("not needed for this" in words for words in outcome.evidence.conventions.words)
@@ -645,8 +651,8 @@ def test_a_module_that_is_not_here_is_stood_in_for(desk: Desk, line: str) -> Non
 
 @pytest.mark.slow
 @protected
-def test_a_module_that_is_needed_is_missed(desk: Desk) -> None:
-    outcome = desk.run(
+def test_a_module_that_is_needed_is_missed(workspace: Workspace) -> None:
+    outcome = workspace.run(
         f"from not_installed_here import WIDTH\n{GOOD}".replace("nn.Linear(", "nn.Linear(WIDTH or ")
     )
     assert outcome.problem is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from check_wild import expected_in, meet, score, unknown_keys
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking.template import Template
 from headwise.examiner.source.likely_classes import candidates
 
 WILD = Path(__file__).parents[1] / "wild"

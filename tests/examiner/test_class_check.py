@@ -14,12 +14,12 @@ from test_check_sandbox import GOOD, protected
 
 from headwise.errors import ArgumentError
 from headwise.examiner.checks import check_file
-from headwise.examiner.desk import submission_files as room
-from headwise.examiner.desk.feedback import write_feedback
-from headwise.examiner.desk.rubric import Rubric
-from headwise.examiner.desk.submission_files import check_plain, imports_of, own_files
-from headwise.examiner.desk.submissions import as_table, check_files, collected, facts_in_words, in_numbers
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking import submission_files as room
+from headwise.examiner.marking.feedback import write_feedback
+from headwise.examiner.marking.rubric import Rubric
+from headwise.examiner.marking.submission_files import check_plain, imports_of, own_files
+from headwise.examiner.marking.submissions import as_table, check_files, collected, facts_in_words, in_numbers
+from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Report
 from headwise.examiner.sandbox import run
 

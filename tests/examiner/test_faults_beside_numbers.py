@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwise.examiner import check_file
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Report
 
 GROUPED = """import torch

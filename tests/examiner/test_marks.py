@@ -12,13 +12,13 @@ import pytest
 from test_check_sandbox import GOOD
 
 from headwise.errors import ArgumentError
-from headwise.examiner.desk import likeness
-from headwise.examiner.desk.conditions import KEY
-from headwise.examiner.desk.feedback import CLASS, for_class, for_student, markdown, write_feedback
-from headwise.examiner.desk.likeness import Alike, alike, in_words, tokens_of
-from headwise.examiner.desk.rubric import BESIDE, STEPS, Mark, Rubric, read_rubric, step_of
-from headwise.examiner.desk.submissions import facts_in_words, json_line, missing_in_words, write_csv
 from headwise.examiner.evidence import Problem
+from headwise.examiner.marking import likeness
+from headwise.examiner.marking.conditions import KEY
+from headwise.examiner.marking.feedback import CLASS, for_class, for_student, markdown, write_feedback
+from headwise.examiner.marking.likeness import Alike, alike, in_words, tokens_of
+from headwise.examiner.marking.rubric import BESIDE, STEPS, Mark, Rubric, read_rubric, step_of
+from headwise.examiner.marking.submissions import facts_in_words, json_line, missing_in_words, write_csv
 from headwise.examiner.report import Named, Report
 from headwise.examiner.showing import as_json
 from headwise.examiner.steps import FAULTS

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.examiner import check, check_file
-from headwise.examiner.desk.template import Template
 from headwise.examiner.examine import generality
+from headwise.examiner.marking.template import Template
 from headwise.examiner.source.likely_classes import plausible
 
 

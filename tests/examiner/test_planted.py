@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.examiner.desk.submissions import check_files
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking.submissions import check_files
+from headwise.examiner.marking.template import Template
 from planted import (
     CRASHES,
     NO_FAULT,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headwise.examiner import check_file
-from headwise.examiner.desk.template import Template
 from headwise.examiner.examine.rotations import ADDED, TABLES, rotation_word, table
+from headwise.examiner.marking.template import Template
 from headwise.examiner.sandbox.stand_ins import (
     WORDS,
     Annotation,

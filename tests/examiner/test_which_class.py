@@ -11,8 +11,8 @@ import pytest
 
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
-from headwise.examiner.desk.submissions import as_table, check_files, write_csv
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking.submissions import as_table, check_files, write_csv
+from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Other, Report
 from headwise.examiner.several import Several
 from headwise.examiner.showing import as_json, as_text

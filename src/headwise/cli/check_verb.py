@@ -30,8 +30,8 @@ from .terminal import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..examiner.desk.rubric import Mark
-    from ..examiner.desk.template import Template
+    from ..examiner.marking.rubric import Mark
+    from ..examiner.marking.template import Template
     from ..examiner.report import Report
 
 
@@ -159,7 +159,7 @@ def _check_one(
     def verdict(template: Template | None) -> Report:
         with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
             from ..examiner import check_file
-            from ..examiner.desk.conditions import hold_to, requirements_of
+            from ..examiner.marking.conditions import hold_to, requirements_of
 
             required = requirements_of(words)
             report = check_file(path, name, template=template, **options)
@@ -174,7 +174,7 @@ def _check_one(
             except HeadwiseError as mistake:
                 if not as_json:
                     raise
-                from ..examiner.desk.submissions import not_checked
+                from ..examiner.marking.submissions import not_checked
 
                 report = not_checked(path, name, mistake)
             _show(report, console, hint)
@@ -199,7 +199,7 @@ def _check_one(
 
 def template_of_checks() -> AbstractContextManager[Template | None]:
     """Start the process that imports torch, for this one needs none; None where files cannot be run."""
-    from ..examiner.desk.template import Template
+    from ..examiner.marking.template import Template
 
     return Template() if os.name == "posix" else nullcontext()
 
@@ -216,7 +216,7 @@ def _check_many(
         for source in sources:
             folder = Path(source).expanduser()
             if folder.is_dir():
-                from ..examiner.desk.submissions import collected
+                from ..examiner.marking.submissions import collected
 
                 asked += [(each, name) for each in collected([folder])]
                 folders.append(folder)
@@ -224,14 +224,14 @@ def _check_many(
                 path, own = file_and_name(source)
                 asked.append((path, own or name))
         with sign_of_life(f"Checking {len(asked)} files", at_once=True) as sign:
-            from ..examiner.desk.conditions import requirements_of
-            from ..examiner.desk.rubric import read_rubric
-            from ..examiner.desk.submissions import check_files, exit_code_of, json_line
+            from ..examiner.marking.conditions import requirements_of
+            from ..examiner.marking.rubric import read_rubric
+            from ..examiner.marking.submissions import check_files, exit_code_of, json_line
 
             required = requirements_of(words)
             scheme = None if rubric is None else read_rubric(rubric)
             if feedback is not None:
-                from ..examiner.desk.feedback import make_folder
+                from ..examiner.marking.feedback import make_folder
 
                 make_folder(feedback)
             reports, ready, marks = [], [], []
@@ -251,7 +251,7 @@ def _check_many(
     if csv is not None:
         _write_csv(reports, csv, marks)
     if feedback is not None:
-        from ..examiner.desk.feedback import write_feedback
+        from ..examiner.marking.feedback import write_feedback
 
         write_feedback(feedback, reports, marks or None, hint)
     if console is not None:
@@ -261,7 +261,7 @@ def _check_many(
 
 def _show_class(reports: list[Report], marks: list[Mark], console: Console) -> None:
     """The table, the class in numbers, what files have in common, and protections that are missing here."""
-    from ..examiner.desk.submissions import as_table, facts_in_words, in_numbers, missing_in_words
+    from ..examiner.marking.submissions import as_table, facts_in_words, in_numbers, missing_in_words
 
     console.print(as_table(reports, marks="utf" in console.encoding.lower(), points=marks))
     for title, lines in (
@@ -278,7 +278,7 @@ def _show_class(reports: list[Report], marks: list[Mark], console: Console) -> N
 
 
 def _write_csv(reports: list[Report], path: Path, marks: Sequence[Mark] = ()) -> None:
-    from ..examiner.desk.submissions import write_csv
+    from ..examiner.marking.submissions import write_csv
 
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:

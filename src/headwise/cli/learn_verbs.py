@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..course.lesson import Question
     from ..course.rendering import Shown
     from ..course.study import Outcome, Task
-    from ..examiner.desk.template import Template
+    from ..examiner.marking.template import Template
 
 learn = typer.Typer(name="learn", rich_markup_mode=None, invoke_without_command=True)
 

@@ -21,8 +21,8 @@ from .exercises import PLANTS, Exercise, exercise_of, laid_out, repair_of
 from .lesson import lesson, lessons
 
 if TYPE_CHECKING:
-    from ..examiner.desk.template import Template
     from ..examiner.inquiry import Unwritten
+    from ..examiner.marking.template import Template
     from ..examiner.report import Report
 
 __all__ = ["FILE", "FOLDER", "Outcome", "Study", "Task", "at_a_glance", "read_progress"]

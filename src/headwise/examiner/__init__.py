@@ -7,7 +7,7 @@ __all__ = ["Named", "Report", "check", "check_file", "check_files"]
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .checks import check, check_file
-    from .desk.submissions import check_files
+    from .marking.submissions import check_files
     from .report import Named, Report
 
 _HOMES = {
@@ -15,7 +15,7 @@ _HOMES = {
     "Report": ".report",
     "check": ".checks",
     "check_file": ".checks",
-    "check_files": ".desk.submissions",
+    "check_files": ".marking.submissions",
 }
 
 

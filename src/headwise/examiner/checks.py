@@ -14,8 +14,8 @@ from ..errors import ArgumentError
 from .report import Report
 
 if TYPE_CHECKING:
-    from .desk.judge import Judge
-    from .desk.template import RemoteJudge, Template
+    from .marking.judge import Judge
+    from .marking.template import RemoteJudge, Template
     from .source.likely_classes import Cells
 
 
@@ -118,7 +118,7 @@ def check_file(
     Raises:
         ArgumentError: no such file or name; no fences and no trust.
     """
-    from .desk.template import FORKS, Template
+    from .marking.template import FORKS, Template
     from .several import each_judged
     from .source.likely_classes import line_of_name, source_of, told_by_cell
 
@@ -198,9 +198,9 @@ def _judge_of(
 
     about = str(path), name, source, cells, num_heads, reach_of(path.resolve(), template)
     if template is not None and template.copies:
-        from .desk.template import RemoteJudge
+        from .marking.template import RemoteJudge
 
         return RemoteJudge(template, *about)
-    from .desk.judge import Judge
+    from .marking.judge import Judge
 
     return nullcontext(Judge(*about))

@@ -526,9 +526,9 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     Raises:
         ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
     """
-    from ..desk.judge import before_running
     from ..diagnose import diagnose
     from ..inquiry import judge
+    from ..marking.judge import before_running
     from ..sandbox.run import run_file
     from ..source.likely_classes import likeliest, source_of, told_by_cell
 

@@ -53,7 +53,7 @@ def load_examiner() -> None:
     torch.set_num_threads(1)
     with suppress(ImportError):
         import numpy.random  # noqa: F401 - what every copy would import anew
-    from headwise.examiner.desk import judge  # noqa: F401
+    from headwise.examiner.marking import judge  # noqa: F401
     from headwise.examiner.sandbox import learner, verdicts  # noqa: F401
 
 
@@ -135,7 +135,7 @@ class Host:
 
     def _become_judge(self, talk: int) -> NoReturn:
         """In the copy that judges: it never runs what the others run, and ends with this process."""
-        from headwise.examiner.desk.judge import serve
+        from headwise.examiner.marking.judge import serve
         from headwise.examiner.sandbox.confine import linux
 
         linux.prctl(linux.SET_DEATH_SIGNAL, signal.SIGKILL)

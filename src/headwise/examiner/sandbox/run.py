@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import ArgumentError, BackendUnavailable
-from ..desk.template import PACKAGE, Template, import_roots
+from ..marking.template import PACKAGE, Template, import_roots
 from ..report import Problem
 from ..source.likely_classes import candidates, package_root, source_of
 from .confine.limits import remove
@@ -132,7 +132,7 @@ def run_file(
     if arguments:  # JSON has fewer kinds of them
         options["arguments"] = repr(dict(arguments))
     if listener is None:
-        from ..desk.judge import Conversation
+        from ..marking.judge import Conversation
 
         listener = Conversation(reach_of(path, template))
     folder = template.room()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..desk.template import Copy
+from ..marking.template import Copy
 from .confine.limits import PROCESSES, descendants_of, memory_of, processor_time, share_of, waited
 from .verdicts import HEADER
 

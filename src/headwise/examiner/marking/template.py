@@ -164,7 +164,7 @@ class Template:
         return Copy(self, number, None)
 
     def judge(self) -> socket.socket:
-        """The wire to a copy that judges one file (`desk.judge.serve`)."""
+        """The wire to a copy that judges one file (`marking.judge.serve`)."""
         ours, theirs = socket.socketpair()
         with theirs, self._guard:
             self._send({}, [theirs.fileno()])
@@ -270,7 +270,7 @@ class Copy:
 
 
 class RemoteJudge:
-    """A `Judge` (desk/judge.py) that is a copy of the template, as it is seen from here.
+    """A `Judge` (marking/judge.py) that is a copy of the template, as it is seen from here.
 
     Args:
         template: of whose copies one is to be the judge.

@@ -1,4 +1,4 @@
-"""The desk: many files, forged ones among them; what is drawn afterwards; nothing is left of a killed run."""
+"""Marking: many files, forged ones among them; what is drawn afterwards; nothing is left of a killed run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ import torch
 from test_check_sandbox import GOOD, protected
 
 from headwise.errors import ArgumentError, BackendUnavailable
-from headwise.examiner.desk import template
-from headwise.examiner.desk.conditions import KEY, Requirement, conditions_of, hold_to, requirements_of
-from headwise.examiner.desk.secrets import FORGED, Secrets
-from headwise.examiner.desk.submissions import (
+from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
+from headwise.examiner.inquiry import judge, understand
+from headwise.examiner.marking import template
+from headwise.examiner.marking.conditions import KEY, Requirement, conditions_of, hold_to, requirements_of
+from headwise.examiner.marking.secrets import FORGED, Secrets
+from headwise.examiner.marking.submissions import (
     as_table,
     check_files,
     collected,
@@ -36,9 +38,7 @@ from headwise.examiner.desk.submissions import (
     json_line,
     write_csv,
 )
-from headwise.examiner.desk.template import RemoteJudge, Template
-from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
-from headwise.examiner.inquiry import judge, understand
+from headwise.examiner.marking.template import RemoteJudge, Template
 from headwise.examiner.report import Named, Report
 from headwise.examiner.sandbox.confine.limits import descendants_of
 from headwise.examiner.sandbox.learner import answers
@@ -383,10 +383,10 @@ def test_torch_is_imported_once_and_not_by_the_command_itself(many: bool, tmp_pa
 
 RUN = """
 import sys, time
-from headwise.examiner.desk.template import Template
+from headwise.examiner.marking.template import Template
 with Template() as one:
     print(one.folder, flush=True)
-    from headwise.examiner.desk.submissions import check_files
+    from headwise.examiner.marking.submissions import check_files
     for report in check_files(sys.argv[1:], jobs=2, template=one, seconds=60):
         print(report.verdict, flush=True)
 """
@@ -527,7 +527,7 @@ for number in range(3, 64):
 
 @pytest.fixture(scope="module")
 def forgeries(tmp_path_factory: pytest.TempPathFactory, one_template: Template) -> dict[str, Report]:
-    """All of them, and a right file among them, in one run of the desk."""
+    """All of them, and a right file among them, in one run."""
     folder = tmp_path_factory.mktemp("tricks")
     for name, source in TRICKS.items():
         (folder / f"{name.replace(' ', '_')}.py").write_text(source)

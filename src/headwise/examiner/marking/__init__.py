@@ -1,4 +1,4 @@
-"""The desk: many files, judged by weights and inputs that are drawn once their code has said its piece.
+"""Marking: check many files with weights and inputs that are drawn after the learner's code has run.
 
 template.py     the parent's end of the one process that imports torch, and is copied twice for each file
 judge.py        the copy that judges: what is said before a file runs, what its code is asked, the report
