@@ -1,7 +1,8 @@
-"""For the API pages: what docstrings of this project mean to Markdown.
+"""Griffe extension of the API pages: docstrings as Markdown, signatures as users call them.
 
 The docstrings write `Example:`, the reader of docstrings knows `Examples:`. A name with a gap in it, as in
-"heads/<layer>/dead", is code: Markdown would take the gap for a tag, and show nothing.
+"heads/<layer>/dead", is code: Markdown would take the gap for a tag, and show nothing. Signatures are
+displayed as `inspect.signature` has them (`headwise.arguments.with_displayed_signature`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import griffe
 
 SINGLE = re.compile(r"^( *)Example:$", re.MULTILINE)
 GAP = re.compile(r'"[^"`\n]*<\w+>[^"`\n]*"')
+DECORATOR, REQUIRED, HINTS = "with_displayed_signature", "REQUIRED", "wrong"
 
 
 class Docstrings(griffe.Extension):
@@ -23,3 +25,13 @@ class Docstrings(griffe.Extension):
         if obj.docstring is not None:
             text = SINGLE.sub(r"\1Examples:", obj.docstring.value)
             obj.docstring.value = GAP.sub(lambda match: f"`{match[0]}`", text)
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Called by griffe with every function: show required parameters as required, and no hints."""
+        if not any(str(decorator.value) == DECORATOR for decorator in func.decorators):
+            return
+        for parameter in list(func.parameters):
+            if parameter.default is not None and str(parameter.default) == REQUIRED:
+                parameter.default = None
+            elif parameter.name == HINTS:
+                del func.parameters[HINTS]

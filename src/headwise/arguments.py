@@ -25,6 +25,7 @@ from .scoring import Bias, Scoring
 
 SHAPES = {"q": "[B, H, T, D]", "k": "[B, Hk, S, D]", "v": "[B, Hk, S, Dv]"}
 REQUIRED: Any = ...  # a default, so that a call by other names reaches our error; never a value
+HINTS = "wrong"  # the name of the ** parameter that collects keywords of other libraries for an error message
 EMBEDDING = "ids of tokens go through an embedding first, torch.nn.Embedding(num_ids, d_model)"
 
 
@@ -90,6 +91,23 @@ def refuse(callee: str, wrong: Mapping[str, object], advice: Mapping[str, str], 
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def with_displayed_signature(function: Function) -> Function:
+    """Set the signature that `help` and `inspect.signature` display, and return the function itself.
+
+    It is the signature as users call it: a parameter whose default is `REQUIRED` has no default, and the
+    parameter that collects other libraries' keywords is left out. A call is not changed.
+    """
+    whole = signature(function)
+    parameters = [
+        parameter.replace(default=Parameter.empty) if parameter.default is REQUIRED else parameter
+        for parameter in whole.parameters.values()
+        if not (parameter.kind is Parameter.VAR_KEYWORD and parameter.name == HINTS)
+    ]
+    function.__dict__["__signature__"] = whole.replace(parameters=parameters)
+    return function
 
 
 def answering(

@@ -19,6 +19,7 @@ from .arguments import (
     refuse,
     scores_from,
     under_autocast,
+    with_displayed_signature,
 )
 from .engines import backends, first_pass, plain
 from .engines.backend import wanted_now
@@ -32,6 +33,7 @@ from .masks import Mask
 from .scoring import Alibi, Bias
 
 
+@with_displayed_signature
 def attention(
     q: Tensor = REQUIRED,
     k: Tensor = REQUIRED,
@@ -243,6 +245,7 @@ class Why:
         return () if self.no_kernels is not None else without_kernel()
 
 
+@with_displayed_signature
 def why(
     q: Tensor = REQUIRED,
     k: Tensor = REQUIRED,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..arguments import REQUIRED, our_words, refuse, text_of
+from ..arguments import REQUIRED, our_words, refuse, text_of, with_displayed_signature
 from ..errors import ArgumentError, MaskError, ShapeError
 from ..mask_rules import can_read
 from ..masks import Mask
@@ -88,6 +88,7 @@ class Transformer(nn.Module):
         self.output = nn.Linear(*sizes, bias=False, **made) if own else None
         self.reset_parameters()
 
+    @with_displayed_signature
     def forward(
         self,
         ids: Tensor | None = REQUIRED,

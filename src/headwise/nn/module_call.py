@@ -20,6 +20,7 @@ from torch.fx import Proxy, Tracer
 from ..arguments import (
     EMBEDDING,
     OF_EVERY_CALL,
+    REQUIRED,
     autocasting,
     check_causal,
     check_dropout,
@@ -334,7 +335,7 @@ def fx_node(module: nn.Module, *arguments: object) -> Any | None:
     args: list[object] = []
     kwargs: dict[str, object] = {}
     for parameter, value in zip(parameters, arguments, strict=True):
-        if value is parameter.default:
+        if value is parameter.default or value is REQUIRED:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY or len(args) < parameters.index(parameter):
             kwargs[parameter.name] = value

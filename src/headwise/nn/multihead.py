@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import REQUIRED, answering, refuse
+from ..arguments import REQUIRED, answering, refuse, with_displayed_signature
 from ..functional import attention
 from ..map import AttentionMap
 from ..masks import Mask
@@ -213,6 +213,7 @@ class MultiHeadAttention(nn.Module):
             self.vdim,
         )
 
+    @with_displayed_signature
     def forward(
         self,
         query: Tensor = REQUIRED,
@@ -292,6 +293,7 @@ class MultiHeadAttention(nn.Module):
         heads, weights, _ = self._attend(inputs)
         return self._finish(heads, query, lengths), weights if need_weights else None
 
+    @with_displayed_signature
     def head_outputs(
         self,
         query: Tensor = REQUIRED,

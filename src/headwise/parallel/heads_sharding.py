@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from ..arguments import REQUIRED, text_of
+from ..arguments import REQUIRED, text_of, with_displayed_signature
 from ..errors import ArgumentError, ShapeError
 from ..foreign_masks import from_torch
 from ..map import AttentionMap
@@ -425,6 +425,7 @@ class ShardedAttention(MultiHeadAttention):
         parameter = self._parameters.get("sinks")
         return None if parameter is None else local_part(parameter)
 
+    @with_displayed_signature
     def forward(
         self,
         query: Tensor = REQUIRED,
@@ -441,6 +442,7 @@ class ShardedAttention(MultiHeadAttention):
             output, weights = super().forward(query, key, value, mask, bias=bias, **more)
         return self._handed_on(output), weights
 
+    @with_displayed_signature
     def head_outputs(
         self,
         query: Tensor = REQUIRED,

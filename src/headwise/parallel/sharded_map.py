@@ -25,6 +25,7 @@ from ..arguments import (
     refuse,
     rules_and_scoring,
     under_autocast,
+    with_displayed_signature,
 )
 from ..engines.first_pass import call_of
 from ..engines.scores import Scores
@@ -308,6 +309,7 @@ class ShardedMap(AttentionMap):
 # One call
 
 
+@with_displayed_signature
 def attention(
     q: Tensor,
     k: Tensor,
