@@ -1,19 +1,19 @@
 """The dot product and its scale.
 
-idea: a dot product says how well two vectors agree; divided by the root of the width, on one scale for all
+idea: a dot product measures how well two vectors agree; divided by sqrt(d), it is on one scale at any width d
 minutes: 8
 level: junior
 repairs: no scale; scale by d_k
 """
 
 # %% [markdown]
-# Attention begins with a question and many possible answers: here is a **query**, there are the **keys**; how
-# well does each key fit? Both are vectors of the same width $d$. The fit is a dot product:
+# Attention compares a **query** with several **keys**. All are vectors of the same width $d$. The dot product
+# measures how well a key fits the query:
 #
 # $$q \cdot k = \sum_{i=1}^{d} q_i k_i = |q|\,|k| \cos\theta$$
 #
-# It is large where both point the same way, 0 where they stand at a right angle, negative where they point
-# apart.
+# It is large if both vectors point in the same direction, 0 at a right angle, and negative if they point in
+# opposite directions.
 
 # %%
 import torch
@@ -29,8 +29,8 @@ for name, score, cosine in zip(keys, scores, angles, strict=True):
 assert abs(scores[2]) < 1e-6  # at a right angle
 
 # %% [markdown]
-# Drawn, with the score as colour. Points of one score lie on a line across the query: of a key, the dot
-# product sees only how far it reaches along $q$, and what lies across $q$ is lost.
+# The colours of the plot are dot products with the query. All points with the same dot product lie on a line
+# at a right angle to the query: only the part of a key along $q$ counts.
 
 # %%
 from matplotlib import pyplot as plt
@@ -55,12 +55,12 @@ figure.colorbar(colours, label="q . k")
 figure.tight_layout()
 
 # %% [markdown]
-# Length counts too: a key twice as long fits twice as well (or as badly). That is no accident to be repaired.
-# A model can make a key loud by making it long.
+# Length counts too: a key twice as long has twice the score. A model can learn to make a key longer so that
+# its scores grow.
 #
-# Many queries and many keys take one matrix product: cell $(t, s)$ of $QK^\top$ is query $t$ with key $s$. With
-# more axes in front (samples of a batch, say; we write `[.., T, D]`), `Q @ K.transpose(-2, -1)` does it for each
-# of them: it turns the last two axes and leaves the others alone.
+# One matrix product computes all dot products: entry $(t, s)$ of $QK^\top$ is query $t$ times key $s$. With
+# more axes in front, for example the sequences of a batch (we write `[.., T, D]`), `Q @ K.transpose(-2, -1)`
+# computes one such matrix for each of them; it swaps only the last two axes of `K`.
 
 # %%
 torch.manual_seed(0)
@@ -72,56 +72,56 @@ scores.shape
 
 # %% [markdown]
 # ## The spread grows with the width
-# A dot product is a sum of $d$ products. Take channels that are independent, with mean 0 and variance 1, as
-# they are (roughly) in a model that has just been made. Each product has mean 0 and variance 1; variances add
-# up, so the sum has variance $d$ and standard deviation $\sqrt d$. The wider the vectors, the larger the
-# scores, though nothing fits any better.
+# A dot product is a sum of $d$ products. Assume that the channels are independent, with mean 0 and variance
+# 1, as they roughly are in a newly initialised model. Then each product has mean 0 and variance 1. Variances
+# add up, so the sum has variance $d$ and standard deviation $\sqrt d$. Wider vectors have larger scores
+# without fitting any better.
 #
-# Does it matter? Scores go through a softmax: $w_s = e^{x_s} / \sum_r e^{x_r}$, shares of all keys that sum
-# to 1 (the next lesson is about it). Let us measure: 500 random queries, 32 random keys for each, over five
-# widths. We look at the spread of the scores, at the share of the best key, and at what training needs: the
-# gradient that reaches the query.
+# A softmax, $w_s = e^{x_s} / \sum_r e^{x_r}$, turns scores into **attention weights** that sum to 1 (lesson
+# 2). We measure three things for 500 random queries with 32 random keys each, at five widths: the spread of
+# the scores, the largest of the 32 weights, and the gradient that reaches the query.
 
 
 # %%
 def measure(width: int, scale: float) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Spread of scores; for each query the share of its best key, and the size of its gradient."""
+    """Standard deviation of the scores; for each query, its largest weight and gradient norm."""
     torch.manual_seed(width)
     q = torch.randn(500, 1, width, requires_grad=True)
     k, v = torch.randn(500, 32, width), torch.randn(500, 32, 1)
     scores = q @ k.transpose(-2, -1) * scale  # [500, 1, 32]
-    shares = scores.softmax(dim=-1)  # [500, 1, 32]
-    (shares @ v).sum().backward()  # values mixed in these shares, one number for each query
+    weights = scores.softmax(dim=-1)  # [500, 1, 32]
+    (weights @ v).sum().backward()  # weighted means of the values: one number for each query
     gradient = q.grad.norm(dim=-1).flatten()  # [500]
-    return scores.std().item(), shares.detach().amax(-1).flatten(), gradient
+    return scores.std().item(), weights.detach().amax(-1).flatten(), gradient
 
 
 widths = [4, 16, 64, 256, 1024]
 plain = [measure(d, 1.0) for d in widths]
 scaled = [measure(d, d**-0.5) for d in widths]
-print("           spread of scores     share of best key    gradient, median query")
+print("           std of scores        largest weight       gradient, median query")
 print("width d    plain    scaled      plain    scaled      plain    scaled")
-for d, (std, best, slope), (std_s, best_s, slope_s) in zip(widths, plain, scaled, strict=True):
-    shown = f"{std:5.1f} {std_s:9.2f} {best.median():11.2f} {best_s.median():9.2f}"
-    print(f"{d:6}    {shown} {slope.median():11.4f} {slope_s.median():9.4f}")
-for d, (std, _, _), (std_s, best_s, _) in zip(widths, plain, scaled, strict=True):
-    assert abs(std / d**0.5 - 1) < 0.05 and abs(std_s - 1) < 0.05 and best_s.median() < 0.2
+for d, (std, largest, grad), (std_s, largest_s, grad_s) in zip(widths, plain, scaled, strict=True):
+    columns = f"{std:5.1f} {std_s:9.2f} {largest.median():11.2f} {largest_s.median():9.2f}"
+    print(f"{d:6}    {columns} {grad.median():11.4f} {grad_s.median():9.4f}")
+for d, (std, _, _), (std_s, largest_s, _) in zip(widths, plain, scaled, strict=True):
+    assert abs(std / d**0.5 - 1) < 0.05 and abs(std_s - 1) < 0.05 and largest_s.median() < 0.2
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.3))
-for found, colour, name, mark in (
+for results, colour, name, marker in (
     (plain, "#e95561", "q.k", "o"),
     (scaled, "#6b1d81", "q.k / sqrt(d)", "s"),
 ):
-    axes[0].loglog(widths, [one[0] for one in found], color=colour, marker=mark, label=name)
-    axes[1].semilogx(widths, [one[1].median() for one in found], color=colour, marker=mark)
-    low, middle, high = ([one[2].quantile(part).clamp(min=1e-8) for one in found] for part in (0.1, 0.5, 0.9))
-    axes[2].loglog(widths, middle, color=colour, marker=mark)
+    stds, largest, gradients = zip(*results, strict=True)
+    low, middle, high = ([grad.quantile(p).clamp(min=1e-8) for grad in gradients] for p in (0.1, 0.5, 0.9))
+    axes[0].loglog(widths, stds, color=colour, marker=marker, label=name)
+    axes[1].semilogx(widths, [weight.median() for weight in largest], color=colour, marker=marker)
+    axes[2].loglog(widths, middle, color=colour, marker=marker)
     axes[2].fill_between(widths, low, high, color=colour, alpha=0.2, lw=0)
-axes[0].set(title="The spread of scores", ylabel="standard deviation")
+axes[0].set(title="Spread of the scores", ylabel="standard deviation")
 axes[0].legend(frameon=False)
-axes[1].set(title="The best of 32 keys takes ..", ylabel="share (median)", ylim=(0, 1.05))
-axes[2].set(title="What reaches the query", ylabel="gradient: median, 10% to 90%", ylim=(1e-8, 30))
+axes[1].set(title="Largest of 32 weights", ylabel="weight (median)", ylim=(0, 1.05))
+axes[2].set(title="Gradient of the query", ylabel="norm: median, 10% to 90%", ylim=(1e-8, 30))
 for ax in axes:
     ax.set_xticks(widths, [str(d) for d in widths])
     ax.set_xlabel("width d")
@@ -129,79 +129,74 @@ for ax in axes:
 figure.tight_layout()
 
 # %% [markdown]
-# Without the scale, the same random vectors give scores that spread as $\sqrt d$. At width 1,024 the best of
-# 32 random keys takes nearly everything: the softmax is *saturated*. Shares that are nearly 0 or 1 hardly
-# move when scores move, so the median query gets next to no gradient. Divided by $\sqrt d$, all three
-# pictures are flat: a model that is made wider starts where the narrow one started.
+# Without the scale, the scores of these random vectors have a standard deviation of $\sqrt d$. At width 1,024
+# one of 32 random keys gets nearly all the weight: the softmax is *saturated*. Weights near 0 or 1 hardly
+# change when scores change, so the median query gets almost no gradient. Divided by $\sqrt d$, all three
+# curves are flat: training starts from the same state at every width.
 #
-# Textbooks say that without the scale "the gradients vanish". The right panel says a little more. Up to width
-# 64 the median gradient is not smaller at all; the band around it is what has grown, in both directions. So
-# look at the mean:
+# Textbooks say that without the scale "the gradients vanish". The right plot is more precise. Up to width 64
+# the median gradient does not fall at all; the range between the 10% and the 90% quantile grows in both
+# directions. So we also compute the mean:
 
 # %%
-grown = [one[2].mean().item() for one in plain]
-even = [one[2].mean().item() for one in scaled]
-print("mean gradient, plain: ", " ".join(f"{one:.2f}" for one in grown))
-print("mean gradient, scaled:", " ".join(f"{one:.2f}" for one in even))
-_, best, slope = plain[-1]  # d = 1024
-few = slope.topk(50).indices  # a tenth of the queries
-print(f"d = 1024, plain: a tenth of the queries has {slope[few].sum() / slope.sum():.0%} of all gradient;")
-print(f"their best keys have a median share of {best[few].median():.2f}, those of all {best.median():.2f}")
+means = [grad.mean().item() for _, _, grad in plain]
+means_scaled = [grad.mean().item() for _, _, grad in scaled]
+print("mean gradient, plain: ", " ".join(f"{mean:.2f}" for mean in means))
+print("mean gradient, scaled:", " ".join(f"{mean:.2f}" for mean in means_scaled))
+_, largest, grad = plain[-1]  # d = 1024
+steepest = grad.topk(50).indices  # the tenth of the queries with the largest gradients
+print(f"d = 1024, plain: a tenth of the queries has {grad[steepest].sum() / grad.sum():.0%} of all gradient;")
+print(f"median of their largest weights: {largest[steepest].median():.2f}; of all: {largest.median():.2f}")
 assert plain[2][2].median() > scaled[2][2].median()  # at width 64
-assert best[few].median() < 0.9 < best.median()
-assert grown[-1] > grown[0] and plain[-1][2].median() < 0.02 * scaled[-1][2].median()
+assert largest[steepest].median() < 0.9 < largest.median()
+assert means[-1] > means[0] and plain[-1][2].median() < 0.02 * scaled[-1][2].median()
 
 # %% [markdown]
-# The mean does not fall: it is larger than at width 4. Many queries learn next to nothing, and a few, where
-# by chance no key is far ahead, are thrown about. Both are bad for training, and the scale ends both.
+# The mean does not fall: it is larger at width 1,024 than at width 4. Many queries get almost no gradient,
+# and a few, whose largest weight happens to be far from 1, get a very large one. Both harm training, and the
+# scale prevents both.
 
 # %% exercise: scaled_scores
-"""How well each key fits each query."""
+"""Scaled dot products of queries and keys."""
 
 from torch import Tensor
 
 
 def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
-    """q [.., T, D], k [.., S, D] -> [.., T, S]: spread as widely at any width D."""
-    raise NotImplementedError  # every query with every key; then the scale
+    """q [.., T, D], k [.., S, D] -> [.., T, S]: scores whose spread does not depend on D."""
+    raise NotImplementedError  # dot products of every query with every key; then the scale
 
 
 # %% solution
-"""How well each key fits each query."""
+"""Scaled dot products of queries and keys."""
 
 from torch import Tensor
 
 
 def scaled_scores(q: Tensor, k: Tensor) -> Tensor:
-    """q [.., T, D], k [.., S, D] -> [.., T, S]: spread as widely at any width D."""
+    """q [.., T, D], k [.., S, D] -> [.., T, S]: scores whose spread does not depend on D."""
     scores = q @ k.transpose(-2, -1)  # [.., T, S]
     return scores / q.shape[-1] ** 0.5
 
 
 # %%
-flat = [measure(d, 1 / d) for d in widths]
-print("divided by d:      spread", " ".join(f"{one[0]:.2f}" for one in flat))
-print(
-    "share of the best key    ",
-    " ".join(f"{one[1].median():.3f}" for one in flat),
-    f"  (1/32 = {1 / 32:.3f})",
-)
-assert flat[-1][0] < 0.04 and flat[-1][1].median() < 1.2 / 32
-copies = [torch.randn(100, d) for d in widths]  # keys that are equal to their queries
-same = [one.square().sum(-1).mean().item() / one.shape[-1] ** 0.5 for one in copies]  # q . q / sqrt(d)
-print("a key that is the query: ", " ".join(f"{one:.1f}" for one in same))
-assert same[-1] > 10 * same[0]
+stds, largest, _ = zip(*(measure(d, 1 / d) for d in widths), strict=True)
+medians = [weight.median().item() for weight in largest]
+print("divided by d: std of scores", " ".join(f"{std:.2f}" for std in stds))
+print("median of largest weights  ", " ".join(f"{w:.3f}" for w in medians), f"  (1/32 = {1 / 32:.3f})")
+assert stds[-1] < 0.04 and medians[-1] < 1.2 / 32
+queries = [torch.randn(100, d) for d in widths]
+own_scores = [q.square().sum(-1).mean().item() / q.shape[-1] ** 0.5 for q in queries]  # q . q / sqrt(d)
+print("score of a query with itself, / sqrt(d):", " ".join(f"{score:.1f}" for score in own_scores))
+assert own_scores[-1] > 10 * own_scores[0]
 
 # %% question: Why the root? What happens if scores are divided by d itself?
-# The variance grows as $d$, the spread as $\sqrt d$; the root is what makes the spread 1. Divided by $d$, the
-# spread is $1 / \sqrt d$: the cell above shows it shrink with the width. All scores are then nearly equal,
-# every key gets nearly 1/32, and attention starts as a plain mean that no longer chooses.
+# The variance of the scores grows as $d$ and their standard deviation as $\sqrt d$, so dividing by $\sqrt d$
+# makes it 1. Dividing by $d$ makes it $1 / \sqrt d$, which shrinks with the width (cell above). Then all
+# scores are nearly equal, every key gets nearly 1/32, and attention starts as a plain mean of the values.
 
 # %% question: If every score is divided by sqrt(d), can a trained head still put all its weight on one key?
-# Yes. The scale is a constant; it sets where training starts, not where it ends. Queries and keys are made by
-# learned matrices. These can grow, and what they make need not be independent: a query and a key that agree
-# in all channels have a dot product that grows as $d$, not as $\sqrt d$, so that it grows after the division
-# too (the last line of the cell above). Sharp heads are learned, not drawn by chance.
-
-# %% [markdown]
-# Next: how scores become shares, and along which axis.
+# Yes. The scale is a constant; it sets where training starts, not where it ends. The learned matrices that
+# compute queries and keys can grow. And learned vectors need not be independent: if a query and a key agree
+# in all channels, their dot product grows as $d$, not as $\sqrt d$, so it still grows after the division
+# (last line of the cell above).

@@ -1,24 +1,25 @@
 """One head.
 
-idea: a head is a lookup that takes a little of everything it finds
+idea: a head is a soft lookup: its output is a weighted mean of all values
 minutes: 8
 level: junior
 repairs: softmax over queries; keys and values swapped
 """
 
 # %% [markdown]
-# A dictionary gives back the value whose key *equals* what you ask for. Attention has no such luck: no key equals
-# the question. So it takes a little of every value, the more the better its key fits:
+# A Python dictionary returns the value whose key *equals* what you ask for. In attention hardly ever a key
+# equals the query. Instead, attention returns a weighted mean of all values. The better a key fits the query,
+# the larger the weight of its value:
 #
-# 1. how well does each key fit the query: a dot product, divided by $\sqrt{d}$ (lesson 1),
-# 2. as shares that sum to 1: softmax (lesson 2),
-# 3. the values, mixed in these shares.
+# 1. scores: how well each key fits the query, a dot product divided by $\sqrt{d}$ (lesson 1),
+# 2. weights that sum to 1: softmax (lesson 2),
+# 3. the weighted mean of the values.
 #
 # $$\text{head}(Q, K, V) = \text{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right) V$$
 #
-# Think of a party. You are the query: you came to hear about something. Every guest wears a badge with a topic
-# (the key) and has a story to tell (the value). You listen to everybody a little, and most to those whose topic
-# is yours.
+# An example: the query is what a guest at a party wants to hear about. The key of every other guest is a
+# topic, the value is what that guest says about it. The result is a mixture of what all guests say, mostly of
+# those whose topic fits.
 
 # %%
 import torch
@@ -31,10 +32,8 @@ topics = {
     "chess": [0.1, 0.5, 1.0],
 }
 k = torch.tensor(list(topics.values()))  # [S=4, D=3]: one key per guest
-v = torch.eye(4)  # [S=4, Dv=4]: one story per guest, told apart
-q = torch.tensor(
-    [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]]
-)  # [T=2, D=3]: somebody who likes music, somebody who likes sport
+v = torch.eye(4)  # [S=4, Dv=4]: one value per guest, all different
+q = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]])  # [T=2, D=3]: a music lover, a sports fan
 
 scores = q @ k.T / k.shape[-1] ** 0.5  # [T, S]
 weights = scores.softmax(dim=-1)  # [T, S]: each row sums to 1
@@ -42,13 +41,14 @@ print(weights)
 print("rows sum to", [round(total, 4) for total in weights.sum(-1).tolist()])
 
 # %% [markdown]
-# Nobody is left out: even the chess player gets a share of the music lover's ear. That is what makes attention
-# trainable: every share changes a little when a key changes a little, so a gradient can say which way to go.
+# No weight is 0: even the chess player has one for the music lover. That makes attention trainable: every
+# weight changes a little when a key changes a little, so gradients tell in which direction to change the
+# keys.
 #
-# Nothing changes when there are more axes in front, for samples of a batch or for heads: `@` multiplies the last two
-# axes, and `k.transpose(-2, -1)` turns them, whatever stands before. We write `[.., T, D]` for that.
+# The same code works with more axes in front, for the sequences of a batch or for heads (`[.., T, D]`): `@`
+# multiplies the last two axes, and `k.transpose(-2, -1)` swaps them.
 #
-# The same through headwise, for one head, with its picture:
+# The same with headwise, for one head, with a plot of its weights:
 
 # %%
 import headwise as hw
@@ -65,8 +65,8 @@ from torch import Tensor
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [.., T, D], k [.., S, D], v [.., S, Dv] -> [.., T, Dv]: for each query a mix of the values."""
-    raise NotImplementedError  # scores, shares, mix: three lines
+    """q [.., T, D], k [.., S, D], v [.., S, Dv] -> [.., T, Dv]: for each query a mean of the values."""
+    raise NotImplementedError  # scores, weights, output: three lines
 
 
 # %% solution
@@ -77,17 +77,19 @@ from torch import Tensor
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [.., T, D], k [.., S, D], v [.., S, Dv] -> [.., T, Dv]: for each query a mix of the values."""
+    """q [.., T, D], k [.., S, D], v [.., S, Dv] -> [.., T, Dv]: for each query a mean of the values."""
     scores = q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5  # [.., T, S]
     weights = scores.softmax(dim=-1)  # [.., T, S]: over the keys
     return weights @ v
 
 
-# %% question: Why does attention mix values in shares, and not simply take the value of the best key?
-# Taking the best is a step: a key may get a little better and nothing changes, until suddenly everything does. Its
-# gradient is zero almost everywhere, so nothing could be learned. Softmax is the smooth version of "take the best":
-# every share has a slope. Scaled up, scores make it as sharp as one likes.
+# %% question: Why does attention compute a weighted mean of the values, and not simply take the value of the best key?
+# Taking the best value is a step function: while a key improves a little nothing changes, until suddenly the
+# output is another value. Its gradient is zero almost everywhere, so nothing could be learned. Softmax is the
+# smooth version of "take the best": every weight has a gradient. With scores scaled up, it comes as close to
+# taking the best as one likes.
 
-# %% question: A head has T = 5 queries and S = 7 keys of width 16, values of width 32. Which shapes have scores and output?
-# Scores [5, 7]: one number for every pair. Output [5, 32]: one mix of values for every query. The width of keys (16)
-# is gone after the dot product; it only has to be that of the queries.
+# %% question: A head has T = 5 queries and S = 7 keys of width 16, values of width 32. What are the shapes of scores and output?
+# Scores $[5, 7]$: one number for every pair of a query and a key. Output $[5, 32]$: one weighted mean of
+# values for every query. The width of the keys (16) disappears in the dot product; it only has to equal that
+# of the queries.

@@ -7,15 +7,14 @@ repairs: heads split by view; heads merged without a transpose
 """
 
 # %% [markdown]
-# One head gives each query one set of shares. A word may need several: one for the verb it belongs to, one
-# for the word before it. So attention runs with $H$ heads side by side, each with channels of its own. A
-# sequence is a row of tokens (words, say), each a vector of width $E = H \cdot D$. It is cut into $H$ pieces
-# of width $D$: head 0 gets channels $0$ to $D-1$ of *every* token, head 1 the next $D$, and so on. After
-# attention the pieces are put side by side again.
+# One head gives each query one set of weights. A word may need several: one for the verb it belongs to, one
+# for the word before it. So attention runs with $H$ heads, each with its own channels. A sequence is a row of
+# tokens (words, for example), each a vector of width $E = H \cdot D$. Splitting cuts these vectors into $H$
+# pieces of width $D$: head 0 gets channels $0$ to $D-1$ of *every* token, head 1 the next $D$, and so on.
+# After attention, merging puts the pieces side by side again.
 #
-# This lesson is about cutting and joining alone. No number is computed, all are only put elsewhere, and it
-# can go wrong without an error. So let us use numbers that say where they come from: 13 is token 1, channel
-# 3.
+# This lesson is about splitting and merging alone. They compute nothing and only move numbers, and mistakes
+# raise no error. To see them, we use numbers that name their place: 13 is token 1, channel 3.
 
 # %%
 import torch
@@ -26,24 +25,26 @@ x = 10 * torch.arange(T)[:, None] + torch.arange(E)  # [T=3, E=8]
 print(x)
 
 # %% [markdown]
-# The right way takes two steps. Read each row of 8 as 2 rows of 4, then bring the axis of heads to the front:
+# The right way takes two steps: reshape each row of 8 into 2 rows of 4, then move the axis of heads to the
+# front.
 
 # %%
-apart = x.view(T, H, D)  # [T=3, H=2, D=4]
-heads = apart.transpose(0, 1)  # [H=2, T=3, D=4]
+per_token = x.view(T, H, D)  # [T=3, H=2, D=4]
+heads = per_token.transpose(0, 1)  # [H=2, T=3, D=4]
 print(heads)
 for h in range(H):
-    assert torch.equal(heads[h], x[:, h * D : (h + 1) * D])  # its channels, of every token
+    assert torch.equal(heads[h], x[:, h * D : (h + 1) * D])  # channels of head h, every token
 
 # %% [markdown]
-# The tempting way asks for the shape one wants, at once. There is no error: 24 numbers fit.
+# It is tempting to ask for the final shape at once. There is no error, since the shape has 24 numbers, too.
 
 # %%
 wrong = x.view(H, T, D)  # [H=2, T=3, D=4]: the same shape
 assert wrong.shape == heads.shape and not torch.equal(wrong, heads)
 
 # %% [markdown]
-# Where does each number in memory go? Colour is the head that a number belongs to; dark is a later token.
+# The plot shows where each number in memory goes. The colour is the head that a number belongs to; later
+# tokens are darker.
 
 # %%
 from matplotlib import pyplot as plt
@@ -52,7 +53,7 @@ TINTS = [["#ffe3c2", "#fdb777", "#f28e3c"], ["#e3d3ee", "#bd95d4", "#9560b8"]]  
 
 
 def draw(ax: plt.Axes, table: torch.Tensor, title: str, row_name: str = "") -> None:
-    """A table of numbers 10 * token + channel, each in its colour."""
+    """Draw a table of numbers 10 * token + channel, coloured by head and token."""
     for row, numbers in enumerate(table.tolist()):
         for column, number in enumerate(numbers):
             token, channel = divmod(number, 10)
@@ -73,42 +74,43 @@ draw(
     x.reshape(1, -1),
     "Memory: 24 numbers in a row, token after token (13 is token 1, channel 3)",
 )
-for place, table, name in ((1, heads, "view, then transpose (right)"), (2, wrong, "view alone (wrong)")):
-    sides = rows[place].subgridspec(1, H)
+for row, table, name in ((1, heads, "view, then transpose (right)"), (2, wrong, "view alone (wrong)")):
+    columns = rows[row].subgridspec(1, H)
     for h in range(H):
-        draw(figure.add_subplot(sides[h]), table[h], f"{name}: head {h}", "row")
+        draw(figure.add_subplot(columns[h]), table[h], f"{name}: head {h}", "row")
 figure.subplots_adjust(left=0.06, right=0.98, top=0.95, bottom=0.02)
 
 # %% [markdown]
-# Split the right way, a head has one colour, and one row for each token. The view alone hands out memory in
-# the order in which it lies there: "head 0" is all of token 0, cut in two rows, and half of token 1.
-# Attention in it would compare the two halves of one token, and tokens 0 and 2 would never meet. All shapes
-# fit, so no error comes.
+# With the right split, each head has one colour and one row for each token. The view alone takes the numbers
+# in the order of memory: "head 0" gets all of token 0, cut into two rows, and half of token 1. Attention
+# within it would compare the two halves of one token, and would never compare tokens 0 and 2. All shapes fit,
+# so there is no error.
 #
 # ## Why a view cannot do it
-# A tensor is memory and a rule for walking through it: the **strides**, how far apart in memory two
-# neighbours along an axis lie. `view` keeps the order of memory and only puts in other brackets. `transpose`
-# exchanges two strides. Neither moves a number: all four tensors below begin at the same address.
+# A tensor is a block of memory together with **strides**: how far apart in memory two neighbours along an
+# axis are. `view` keeps the order of the numbers in memory and only groups them differently. `transpose`
+# exchanges two strides. Neither moves a number: the four tensors below start at the same address.
 
 # %%
-for name, one in (("x", x), ("view", apart), ("view, transpose", heads), ("view alone", wrong)):
-    assert one.data_ptr() == x.data_ptr()
-    print(f"{name:16} shape {tuple(one.shape)!s:10} strides {one.stride()}")
+for name, tensor in (("x", x), ("view", per_token), ("view, transpose", heads), ("view alone", wrong)):
+    assert tensor.data_ptr() == x.data_ptr()
+    print(f"{name:16} shape {tuple(tensor.shape)!s:10} strides {tensor.stride()}")
 h, t, d = 1, 2, 3
 assert heads[h, t, d] == x.flatten()[4 * h + 8 * t + 1 * d]  # strides (4, 8, 1)
 assert wrong[h, t, d] == x.flatten()[12 * h + 4 * t + 1 * d]  # strides (12, 4, 1)
 
 # %% [markdown]
-# Strides of the right split read: one head on is 4 numbers on, one token on is 8. No view of this memory has
-# a smaller stride in front of a larger one; only a transpose makes that.
+# The strides of the right split mean: the next head is 4 numbers further, the next token 8. In every view of
+# this memory, strides fall from the first axis to the last. Only a transpose puts a smaller stride in front
+# of a larger one.
 #
-# ## Merge: the same, backwards
-# Transpose first, then join the last two axes. Now there is an error to meet: joined rows have to lie side by
-# side in memory, and after a transpose they do not. Attention's output `o` is new memory in the order of
-# heads:
+# ## Merge: the same steps in reverse
+# Transpose first, then join the last two axes. Here an error can occur: to join two axes with `view`, their
+# rows must be adjacent in memory, and after a transpose they are not. The output `o` of attention is new
+# memory in the order of heads:
 
 # %%
-o = heads.clone(memory_format=torch.contiguous_format)  # [H, T, D]: as if attention had written it
+o = heads.clone(memory_format=torch.contiguous_format)  # [H, T, D]: new memory, as attention returns it
 try:
     o.transpose(0, 1).view(T, E)
 except RuntimeError as error:
@@ -116,30 +118,30 @@ except RuntimeError as error:
 
 merged = o.transpose(0, 1).reshape(T, E)  # [T=3, E=8]: reshape copies where a view cannot
 assert torch.equal(merged, x) and merged.data_ptr() != o.data_ptr()
-lost = o.reshape(T, E)  # [T=3, E=8]: the transpose forgotten
-assert lost.shape == merged.shape and not torch.equal(lost, x)
-print(lost)
+mixed_up = o.reshape(T, E)  # [T=3, E=8]: the transpose forgotten
+assert mixed_up.shape == merged.shape and not torch.equal(mixed_up, x)
+print(mixed_up)
 
 # %% [markdown]
-# `.contiguous().view(..)`, which many courses write, is the same as `.reshape(..)`: a copy in the new order.
-# The copy is needed; the mistake is to read the error as "use reshape" and to forget the transpose, as in the
-# table just printed: its first row is head 0 of tokens 0 and 1.
+# `.contiguous().view(..)`, common in courses, does the same as `.reshape(..)`: it copies the numbers into the
+# new order. The copy is necessary. The common mistake is to read the error as "use reshape" and to forget the
+# transpose. That gives the table just printed: its first row is head 0 of tokens 0 and 1.
 #
-# With a batch in front, every axis moves on by one: `[B, T, E]` to `[B, H, T, D]`.
+# With a batch in front, every axis moves by one: `[B, T, E]` becomes `[B, H, T, D]`.
 
 # %% exercise: split_heads
-"""From one wide vector for each token to H narrow ones."""
+"""Split the vector of each token into heads."""
 
 from torch import Tensor
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """x [B, T, E] -> [B, H, T, D]: head h has channels h * D to (h + 1) * D - 1 of every token."""
-    raise NotImplementedError  # two steps; B stays in front
+    raise NotImplementedError  # two steps; B stays the first axis
 
 
 # %% solution
-"""From one wide vector for each token to H narrow ones."""
+"""Split the vector of each token into heads."""
 
 from torch import Tensor
 
@@ -147,9 +149,8 @@ from torch import Tensor
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """x [B, T, E] -> [B, H, T, D]: head h has channels h * D to (h + 1) * D - 1 of every token."""
     B, T, E = x.shape
-    apart = x.view(B, T, num_heads, E // num_heads)  # [B, T, H, D]
-    heads = apart.transpose(1, 2)  # [B, H, T, D]
-    return heads
+    per_token = x.view(B, T, num_heads, E // num_heads)  # [B, T, H, D]
+    return per_token.transpose(1, 2)  # [B, H, T, D]
 
 
 # %%
@@ -158,7 +159,7 @@ assert torch.equal(x.view(H, T, D).reshape(T, E), x)  # the wrong pair
 
 
 def attend(rows: torch.Tensor) -> torch.Tensor:
-    """Lesson 3's head, with rows [H, T, D] as queries, keys and values."""
+    """The head of lesson 3, with rows [H, T, D] as queries, keys and values."""
     return (rows @ rows.transpose(-2, -1) / D**0.5).softmax(-1) @ rows
 
 
@@ -169,22 +170,19 @@ bad = attend(y.view(H, T, D)).reshape(T, E)
 print("with attention in between, the two pairs differ by up to", round((good - bad).abs().max().item(), 2))
 assert not torch.allclose(good, bad, atol=0.1)
 
-# %% question: Split and merge, one after the other, give x again. Does that prove that both are right?
-# No. A wrong merge undoes a wrong split, so the round trip holds for both pairs (first lines of the cell
-# above). What stands between them tells: attention compares the rows of a head, and in the wrong split those
-# are not tokens. Test a split against slices, as above: `heads[h] == x[:, h * D : (h + 1) * D]`.
+# %% question: Split followed by merge gives x again. Does that prove that both are right?
+# No. A wrong merge undoes a wrong split, so the round trip works for both pairs (first lines of the cell
+# above). The difference is attention in between: it compares the rows of a head, and after the wrong split
+# these are not tokens. Compare a split with slices instead: `heads[h] == x[:, h * D : (h + 1) * D]`.
 
 # %%
 B, T, E, H = 2, 5, 24, 4
 D = E // H
-head, place = divmod(17, D)
+head, channel = divmod(17, D)
 x = torch.arange(B * T * E).view(B, T, E)
-assert (x.view(B, T, H, D).transpose(1, 2)[:, head, :, place] == x[:, :, 17]).all()
-print(f"head {head}, channel {place} of it; x is cut to {[B, H, T, D]}")
+assert (x.view(B, T, H, D).transpose(1, 2)[:, head, :, channel] == x[:, :, 17]).all()
+print(f"channel 17 is channel {channel} of head {head}; x is split to {[B, H, T, D]}")
 
 # %% question: x [2, 5, 24] is split into 4 heads. What is the new shape, and where does channel 17 go?
-# $[2, 4, 5, 6]$: 24 = 4 heads of 6 channels. Channel 17 is 17 = 2 · 6 + 5: head 2 (the third), channel 5 of
-# it, for every token. The number of heads has to divide the width, else there is no such cut.
-
-# %% [markdown]
-# Next: matrices in front of the split and behind the merge, and the whole module stands.
+# $[2, 4, 5, 6]$: 24 channels are 4 heads of 6. Since 17 = 2 · 6 + 5, channel 17 of every token becomes
+# channel 5 of head 2 (the third). The number of heads must divide the width.
