@@ -16,10 +16,10 @@ import planted
 from check_score import judge_pair, judge_right, judge_single, judge_unstyled
 from headwise.errors import ArgumentError
 from headwise.examiner import check_file
-from headwise.examiner.evidence import Call, Conventions, Evidence, Finding, Problem, Role
+from headwise.examiner.evidence import Conventions, Evidence, Finding, ProbeCall, Problem, Role
 from headwise.examiner.marking.judge import Judge
 from headwise.examiner.marking.template import Template
-from headwise.examiner.recipe import Given, Weights
+from headwise.examiner.recipe import ProbeInputs, Weights
 from headwise.examiner.sandbox.verdicts import Outcome
 from headwise.examiner.source.likely_classes import Cells
 from planted import pairs, right, unstyled
@@ -121,13 +121,18 @@ def test_assert_attention_fails_with_the_name_of_the_mistake() -> None:
 
 def test_evidence_comes_back_as_it_went(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    given = Given(*(torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(3)), torch.rand(2, 3, 3) < 0.5)
+    given = ProbeInputs(
+        *(torch.randn(2, 3, 4, dtype=torch.float64) for _ in range(3)), torch.rand(2, 3, 3) < 0.5
+    )
     weights = Weights(*(torch.randn(4, 4) for _ in range(4)), *(torch.randn(4) for _ in range(4)))
     evidence = Evidence(
         "M", "class", "m.py", "text", 3, 4, 2,
         Conventions(("x", "mask"), self_only=True, mask_kind="bool", words=["a"]),
         {"q": Role("W.weight", "names", True)}, weights,
-        [Call("plain", given, given.query), Call("causal", given, problem=Problem("call", "E", "m", 7))],
+        [
+            ProbeCall("plain", given, given.query),
+            ProbeCall("causal", given, problem=Problem("call", "E", "m", 7)),
+        ],
         [Finding("f", "right", "d")], [Problem("import", "E", "m")],
     )  # fmt: skip
     evidence.save(tmp_path)
@@ -340,10 +345,10 @@ def test_a_name_that_is_not_in_the_file_is_a_users_mistake() -> None:
 
 
 def test_evidence_that_does_not_fit_together_is_a_verdict() -> None:
-    given = Given(*(torch.randn(1, 2, 3) for _ in range(3)))
+    given = ProbeInputs(*(torch.randn(1, 2, 3) for _ in range(3)))
     forged = Evidence(
         "M", "class", embed_dim="wide", num_heads=0, weights=Weights(*(torch.randn(2, 2),) * 8),  # type: ignore[arg-type]
-        calls=[Call("plain", given, torch.randn(5))],
+        calls=[ProbeCall("plain", given, torch.randn(5))],
     )  # fmt: skip
     assert not _judge(evidence=forged).report(None).ok
 

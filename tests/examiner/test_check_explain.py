@@ -20,7 +20,7 @@ import headwise as hw
 import planted
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.examiner import recipe
-from headwise.examiner.evidence import Call, Evidence
+from headwise.examiner.evidence import Evidence, ProbeCall
 from headwise.examiner.explanations import (
     Explanation,
     composition,
@@ -31,7 +31,7 @@ from headwise.examiner.explanations import (
 )
 from headwise.examiner.explanations.page import page
 from headwise.examiner.explanations.shown_steps import in_words
-from headwise.examiner.recipe import Given, State, Weights
+from headwise.examiner.recipe import ProbeInputs, State, Weights
 from headwise.examiner.report import Named, Report
 from planted import right
 
@@ -70,10 +70,10 @@ def evidence_of(wrong: dict[str, Any], *, mask: Tensor | None = None) -> tuple[E
     """What an examination of a class with this fault would bring back."""
     torch.manual_seed(3)
     weights = Weights(*torch.randn(4, E, E).double().div(3), *torch.randn(4, E).double().div(3))
-    given = Given(*torch.randn(3, 3, 7, E).double(), mask)
+    given = ProbeInputs(*torch.randn(3, 3, 7, E).double(), mask)
     yours = recipe.run(given, weights, H, wrong)
     evidence = Evidence("Mine", "class", num_heads=H, embed_dim=E, weights=weights)
-    evidence.calls = [Call("plain", given, yours.output)]
+    evidence.calls = [ProbeCall("plain", given, yours.output)]
     return evidence, yours
 
 

@@ -14,9 +14,9 @@ import headwise as hw
 from axe import findings
 from browser import Browser, Page, found
 from headwise.examiner import recipe
-from headwise.examiner.evidence import Call, Evidence
+from headwise.examiner.evidence import Evidence, ProbeCall
 from headwise.examiner.explanations import Explanation, explain, explain_evidence
-from headwise.examiner.recipe import Given, State, Weights
+from headwise.examiner.recipe import ProbeInputs, State, Weights
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,10 +30,10 @@ RIGHT, LEFT, DOWN, ENTER = ("ArrowRight", 39), ("ArrowLeft", 37), ("ArrowDown", 
 def learner(wrong: dict[str, Any], mask: torch.Tensor | None = None) -> Explanation:
     torch.manual_seed(1)
     weights = Weights(*torch.randn(4, 12, 12).double().div(3), *torch.randn(4, 12).double().div(3))
-    given = Given(*torch.randn(3, 3, 7, 12).double(), mask)
+    given = ProbeInputs(*torch.randn(3, 3, 7, 12).double(), mask)
     yours = recipe.run(given, weights, 3, wrong)
     evidence = Evidence("Mine", "class", num_heads=3, embed_dim=12, weights=weights)
-    evidence.calls = [Call("plain", given, yours.output)]
+    evidence.calls = [ProbeCall("plain", given, yours.output)]
     return explain_evidence(evidence, yours)
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from headwise import Mask, reference
 from headwise.examiner import recipe
 from headwise.examiner.diagnose import diagnose, difference
-from headwise.examiner.evidence import Call, Evidence, Role
+from headwise.examiner.evidence import Evidence, ProbeCall, Role
 from headwise.examiner.faults import FAULTS, Fault, computed, pairs
-from headwise.examiner.recipe import Given, Weights
+from headwise.examiner.recipe import ProbeInputs, Weights
 
 B, T, E, H = 3, 7, 24, 4
 
@@ -34,7 +34,7 @@ def grouped() -> Weights:
     return w._replace(**{name: shared(getattr(w, name)) for name in ("k", "v", "k_bias", "v_bias")})
 
 
-def given(kind: str) -> Given:
+def given(kind: str) -> ProbeInputs:
     torch.manual_seed(2)
     inputs = [torch.randn(B, 5 if kind == "longer memory" and i == 0 else T, E).double() for i in range(3)]
     lengths = torch.tensor([7, 4, 2])
@@ -47,15 +47,15 @@ def given(kind: str) -> Given:
         "padding causal": causal & padding,
     }  # fmt: skip
     if kind == "large scores":
-        return Given(inputs[0] * 1e6, *inputs[1:], drawn)
-    return Given(*inputs, masks[kind], padding if kind == "padding causal" else None)
+        return ProbeInputs(inputs[0] * 1e6, *inputs[1:], drawn)
+    return ProbeInputs(*inputs, masks[kind], padding if kind == "padding causal" else None)
 
 
 PROBES = ("plain", "longer memory", "causal", "padding", "random mask", "padding causal", "large scores")
 
 
 def evidence(outputs: dict[str, Tensor | None], own: Weights | None = None) -> Evidence:
-    calls = [Call(probe, given(probe), output) for probe, output in outputs.items()]
+    calls = [ProbeCall(probe, given(probe), output) for probe, output in outputs.items()]
     return Evidence("Learner", "class", embed_dim=E, num_heads=H, weights=own or weights(), calls=calls)
 
 
@@ -138,9 +138,9 @@ def test_rare_faults_are_named_in_pairs_and_nothing_is_found_where_nothing_is_to
 
 def test_of_explanations_alike_one_is_told_and_the_others_are_kept() -> None:
     x = given("plain").query
-    output = recipe.run(Given(x, x, x), weights(), H, dict(FAULTS["scores transposed"].ways[0])).output
+    output = recipe.run(ProbeInputs(x, x, x), weights(), H, dict(FAULTS["scores transposed"].ways[0])).output
     seen = Evidence("L", "class", embed_dim=E, num_heads=H, weights=weights())
-    seen.calls = [Call("plain", Given(x, x, x), output)]
+    seen.calls = [ProbeCall("plain", ProbeInputs(x, x, x), output)]
     for parameters, told, kept in (
         (("W_q.weight", "W_k.weight"), "scores transposed", "fused order k q v"),
         (("qkv.weight[0:24]", "qkv.weight[24:48]"), "fused order k q v", "scores transposed"),

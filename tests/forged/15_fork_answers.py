@@ -14,8 +14,8 @@ def forge(folder):
     square, row = torch.zeros(24, 24).double(), torch.zeros(24).double()
     made = kept.Evidence("MultiHeadAttention", "class", embed_dim=24, num_heads=4)
     made.weights = kept.Weights(*[square] * 4, *[row] * 4)
-    asked = kept.Given(*torch.randn(3, 3, 7, 24).double())
-    made.calls = [kept.Call("plain", asked, torch.zeros(3, 7, 24).double())]
+    asked = kept.ProbeInputs(*torch.randn(3, 3, 7, 24).double())
+    made.calls = [kept.ProbeCall("plain", asked, torch.zeros(3, 7, 24).double())]
     folder.mkdir()
     made.save(folder)
     (folder / "facts.json").write_text('{"name": "MultiHeadAttention", "others": []}')

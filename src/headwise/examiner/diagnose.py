@@ -23,10 +23,10 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .evidence import SWITCHED, Call, Evidence
+from .evidence import SWITCHED, Evidence, ProbeCall
 from .faults import FAULTS, computed, pairs
 from .faults.fault import Fault, Way
-from .recipe import RIGHT, Given, State, Step, Weights, steps_of
+from .recipe import RIGHT, ProbeInputs, State, Step, Weights, steps_of
 
 NEAR = 2e-5  # of the size of the numbers: float32 somewhere inside passes, the nearest fault is off by 1e-2
 INFORMATION = ("empty row",)  # a probe that has three right answers
@@ -156,9 +156,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 @_bare
-def one_fault_explains(weights: Weights, num_heads: int, given: Given, output: Tensor) -> bool:
+def one_fault_explains(weights: Weights, num_heads: int, given: ProbeInputs, output: Tensor) -> bool:
     """Whether one fault, with these weights, computes this output of this call."""
-    call = Call("plain", given, output)
+    call = ProbeCall("plain", given, output)
     asked = Evidence(
         "", "class", embed_dim=len(weights.q), num_heads=num_heads, weights=weights, calls=[call]
     )
@@ -245,11 +245,11 @@ def _is_causal(mask: Tensor | None) -> bool:
     return mask is not None and torch.equal(mask, torch.ones_like(mask).tril())
 
 
-def _first_sample(call: Call) -> Call:
+def _first_sample(call: ProbeCall) -> ProbeCall:
     if len(call.given.query) == 1:
         return call
-    given = Given(*(None if x is None else x[:1] for x in call.given))  # type: ignore[arg-type]
-    return Call(f"{call.probe}, first sample", given, None if call.output is None else call.output[:1])
+    given = ProbeInputs(*(None if x is None else x[:1] for x in call.given))  # type: ignore[arg-type]
+    return ProbeCall(f"{call.probe}, first sample", given, None if call.output is None else call.output[:1])
 
 
 def _most(fault: Fault) -> int:
@@ -287,7 +287,7 @@ class _Judge:
         self._off: dict[tuple[str, Explanation], float] = {}
         self._sizes: dict[str, float] = {}
 
-    def state(self, call: Call, made: Explanation) -> State | None:
+    def state(self, call: ProbeCall, made: Explanation) -> State | None:
         """What these faults compute; None where they cannot."""
         if not made and self.num_heads == self.evidence.num_heads:
             return self.evidence.truth(call)
@@ -318,7 +318,7 @@ class _Judge:
             trail.append(state)
         return state
 
-    def _trail(self, call: Call, made: Made) -> list[State]:
+    def _trail(self, call: ProbeCall, made: Made) -> list[State]:
         """The states before each step with this one fault, and after the last; fewer where it cannot run."""
         key = call.probe, made
         if made.number is not None or key not in self._trails:
@@ -329,7 +329,7 @@ class _Judge:
             self._trails[key] = trail
         return self._trails[key]
 
-    def off(self, call: Call, made: Explanation) -> float:
+    def off(self, call: ProbeCall, made: Explanation) -> float:
         """How far what these faults compute is from what the learner's code did."""
         key = call.probe, made
         if key not in self._off:
@@ -340,15 +340,15 @@ class _Judge:
                 self._off[key] = difference(call.output, state.output)
         return self._off[key]
 
-    def explains(self, made: Explanation, calls: Sequence[Call]) -> bool:
+    def explains(self, made: Explanation, calls: Sequence[ProbeCall]) -> bool:
         """Whether it does so for all of them."""
         return all(self.off(call, made) <= NEAR for call in calls)
 
-    def worst(self, made: Explanation, calls: Sequence[Call]) -> float:
+    def worst(self, made: Explanation, calls: Sequence[ProbeCall]) -> float:
         """The largest difference over calls."""
         return max((self.off(call, made) for call in calls), default=0.0)
 
-    def singles(self, calls: Sequence[Call]) -> Iterator[Made]:
+    def singles(self, calls: Sequence[ProbeCall]) -> Iterator[Made]:
         """The faults that explain all of these calls alone; one with a free number only if no other does."""
         if not calls:
             return
@@ -359,7 +359,7 @@ class _Judge:
             if made is not None:
                 yield made
 
-    def explanations(self, calls: Sequence[Call], without_mask: bool) -> Iterator[Explanation]:
+    def explanations(self, calls: Sequence[ProbeCall], without_mask: bool) -> Iterator[Explanation]:
         """Nothing, one fault or two that explain these calls, the fewest first.
 
         without_mask: faults that show only where something is hidden are left out.
@@ -372,7 +372,7 @@ class _Judge:
             return
         yield from self._pairs(calls, without_mask)
 
-    def _pairs(self, calls: Sequence[Call], without_mask: bool) -> Iterator[Explanation]:
+    def _pairs(self, calls: Sequence[ProbeCall], without_mask: bool) -> Iterator[Explanation]:
         """The first two that explain these calls: hundreds of others would be no simpler."""
         tried = [fault for fault in computed() if not (without_mask and fault.needs_mask)]
         near = self._near(calls[0], [one for fault in tried for one in _made(fault)[: _most(fault)]])
@@ -382,7 +382,7 @@ class _Judge:
                     yield both
                     return
 
-    def _near(self, call: Call, made: Sequence[Made]) -> set[Explanation]:
+    def _near(self, call: ProbeCall, made: Sequence[Made]) -> set[Explanation]:
         """The pairs that may explain this call, the one that sets in first before the other.
 
         Of its first sample alone, all first faults that are done when the second sets in are stacked; but for
@@ -412,7 +412,9 @@ class _Judge:
                     found.add((one, second))
         return found
 
-    def _stacks(self, call: Call, made: Sequence[Made], start: int) -> Iterator[tuple[list[Made], State]]:
+    def _stacks(
+        self, call: ProbeCall, made: Sequence[Made], start: int
+    ) -> Iterator[tuple[list[Made], State]]:
         """What each has computed before this step, those of equal shapes in one state."""
         groups: dict[tuple[object, ...], list[tuple[Made, State]]] = {}
         for one in made:
@@ -431,7 +433,7 @@ class _Judge:
                     setattr(whole, name, torch.cat(each))
             yield [one for one, _ in group], whole
 
-    def _glance(self, call: Call, found: Tensor) -> bool:
+    def _glance(self, call: ProbeCall, found: Tensor) -> bool:
         """`_close` for one output: where its last number is far off, the others need not be looked at."""
         wanted = call.output
         assert wanted is not None
@@ -440,14 +442,14 @@ class _Judge:
         off = abs(float(found[-1, -1, -1]) - float(wanted[-1, -1, -1]))
         return not off > 10 * NEAR * self._size(call) and all(self._close(call, found))
 
-    def _size(self, call: Call) -> float:
+    def _size(self, call: ProbeCall) -> float:
         """The largest finite number the learner's code gave."""
         if call.probe not in self._sizes:
             assert call.output is not None
             self._sizes[call.probe] = max(1e-3, float(call.output.nan_to_num(0.0, 0.0, 0.0).abs().max()))
         return self._sizes[call.probe]
 
-    def _close(self, call: Call, found: Tensor) -> list[bool]:
+    def _close(self, call: ProbeCall, found: Tensor) -> list[bool]:
         """For each sample of these outputs, whether it may be the learner's; NaN where NaN is."""
         wanted = call.output
         assert wanted is not None
@@ -457,7 +459,7 @@ class _Judge:
         same = (found.isfinite() == wanted.isfinite()) & (off <= 10 * NEAR * self._size(call))
         return [bool(yes) for yes in same.flatten(1).all(1)]
 
-    def extended(self, base: Explanation, masked: Sequence[Call]) -> Iterator[Explanation]:
+    def extended(self, base: Explanation, masked: Sequence[ProbeCall]) -> Iterator[Explanation]:
         """This explanation as it is or with one fault more that shows only with a mask."""
         if self.explains(base, masked):
             yield base
@@ -466,7 +468,7 @@ class _Judge:
             if fault.needs_mask:
                 yield from ((*base, one) for one in _made(fault) if self.explains((*base, one), masked))
 
-    def _fitted(self, fault: Fault, calls: Sequence[Call]) -> Made | None:
+    def _fitted(self, fault: Fault, calls: Sequence[ProbeCall]) -> Made | None:
         """The fault with the number that explains the first call, if it explains the others."""
         call = calls[0]
 
@@ -521,7 +523,7 @@ def first_difference(evidence: Evidence, faults: Explanation) -> tuple[str, str]
     return None
 
 
-def beside_truth(evidence: Evidence) -> list[tuple[Call, State]]:
+def beside_truth(evidence: Evidence) -> list[tuple[ProbeCall, State]]:
     """Every answered call that has one right answer, with it; none where the recipe cannot be run."""
     found = []
     for call in evidence.calls:

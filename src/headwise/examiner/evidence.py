@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .recipe import Design, Given, State, Weights, run, steps_of
+from .recipe import Design, ProbeInputs, State, Weights, run, steps_of
 from .report import Conventions, Finding, Problem, Role
 
 __all__ = [
-    "SWITCHED", "Asked", "Call", "Conventions", "Evidence", "Finding", "Problem", "Role", "packed",
+    "SWITCHED", "Asked", "Conventions", "Evidence", "Finding", "ProbeCall", "Problem", "Role", "packed",
     "unpacked",
 ]  # fmt: skip
 
@@ -35,11 +35,11 @@ DTYPES = {
 
 
 @dataclass
-class Call:
+class ProbeCall:
     """One probe: what went in, batch first and in float64, and what came out."""
 
     probe: str  # "plain", "self", "causal", "padding", "random mask", "longer memory", "batch of one", ...
-    given: Given
+    given: ProbeInputs
     output: Tensor | None = None  # [B, T, E]
     weights: Tensor | None = None  # [B, H, T, S] where the code returns them, per head
     problem: Problem | None = None
@@ -69,7 +69,7 @@ class Evidence:
     conventions: Conventions = field(default_factory=Conventions)
     roles: dict[str, Role] = field(default_factory=dict)  # q, k, v, o, q_bias, ...
     weights: Weights | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ProbeCall] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     built: str = ""  # how it was built, as Python: "MultiHeadAttention(d_model=24, num_heads=4)"
@@ -83,11 +83,11 @@ class Evidence:
     # first, each of indices into all parameters in order, flat; -1: zero, -2: one.
     origin: dict[str, list[Tensor]] = field(default_factory=dict)
     again: object = field(default=None, repr=False, compare=False)  # asks a step again; stays in its process
-    _truths: list[tuple[Call, Weights, int, State | None]] = field(
+    _truths: list[tuple[ProbeCall, Weights, int, State | None]] = field(
         default_factory=list, repr=False, compare=False
     )
 
-    def truth(self, call: Call) -> State | None:
+    def truth(self, call: ProbeCall) -> State | None:
         """What the recipe computes for this call, worked out once; None where it cannot."""
         assert self.weights is not None
         for asked, weights, heads, state in self._truths:
@@ -101,7 +101,7 @@ class Evidence:
         self._truths.append((call, self.weights, self.num_heads, found))
         return found
 
-    def call(self, probe: str) -> Call | None:
+    def call(self, probe: str) -> ProbeCall | None:
         """The probe of this name, if it was run."""
         return next((one for one in self.calls if one.probe == probe), None)
 
@@ -175,8 +175,8 @@ class Evidence:
         roles = {name: Role(**role) for name, role in plain.pop("roles").items()}
         held = plain.pop("weights")
         calls = [
-            Call(
-                one["probe"], Given(*back(one["given"])), back(one["output"]), back(one["weights"]),
+            ProbeCall(
+                one["probe"], ProbeInputs(*back(one["given"])), back(one["output"]), back(one["weights"]),
                 None if one["problem"] is None else Problem(**one["problem"]),
             )
             for one in plain.pop("calls")

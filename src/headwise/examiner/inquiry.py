@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .evidence import Evidence
-from .examine.call import Caller
+from .examine.caller import Caller
 from .examine.examination import begun, known, understand_whole
 from .examine.surroundings import CAUGHT, files_of, problem_of, surroundings, undisturbed
 from .judging import judge_whole

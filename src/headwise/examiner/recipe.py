@@ -41,7 +41,7 @@ class Weights(NamedTuple):
     o_bias: Tensor
 
 
-class Given(NamedTuple):
+class ProbeInputs(NamedTuple):
     """What a call is made with."""
 
     query: Tensor  # [B, T, E]
@@ -55,7 +55,7 @@ class Given(NamedTuple):
 class State:
     """All that is known up to a step."""
 
-    given: Given
+    given: ProbeInputs
     weights: Weights
     num_heads: int
     query: Tensor = field(init=False)  # [B, T, E] and [B, S, E], as they enter the projections
@@ -171,7 +171,9 @@ RIGHT: dict[str, Step] = {
 
 
 @torch.no_grad()
-def run(given: Given, weights: Weights, num_heads: int, wrong: Mapping[str, Step] | None = None) -> State:
+def run(
+    given: ProbeInputs, weights: Weights, num_heads: int, wrong: Mapping[str, Step] | None = None
+) -> State:
     """Every step in turn, those in `wrong` instead of the right ones.
 
     Raises:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..evidence import Call, Evidence, Finding
-from ..recipe import Given
-from .build import Recipe
-from .call import Caller, inputs_for
+from ..evidence import Evidence, Finding, ProbeCall
+from ..recipe import ProbeInputs
+from .caller import Caller, inputs_for
+from .construction import Construction
 from .generality import other_lengths, seeds_kept, state_kept, wider_values
-from .pieces import path_role
+from .parameters import path_role
 from .probes import (
     LONGER,
     SAME,
@@ -42,7 +42,7 @@ from .watch import watch
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
 
 
-def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Recipe | None) -> list[Finding]:
+def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Construction | None) -> list[Finding]:
     """All of them; none raises."""
     calls = evidence.calls
     looks: list[Callable[[], Iterator[Finding]]] = [
@@ -94,7 +94,7 @@ def _right(evidence: Evidence) -> bool:
     return True
 
 
-class _Drawn(TorchFunctionMode):
+class _WeightDrawCounter(TorchFunctionMode):
     """Notes parameters that are filled with random numbers: layers that are being made."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def _made_in_forward(caller: Caller) -> Iterator[Finding]:
     if not isinstance(caller.subject.body, nn.Module):
         return
     run_body(caller, caller.subject.body)  # lazy layers are made by the first call
-    with _Drawn() as drawn:
+    with _WeightDrawCounter() as drawn:
         run_body(caller, caller.subject.body)
     if drawn.seen:
         detail = f"in every call {drawn.seen} new weights are drawn: none of them is ever trained"
@@ -174,7 +174,7 @@ def _returned(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def _deterministic(caller: Caller, recipe: Recipe | None) -> Iterator[Finding]:
+def _deterministic(caller: Caller, recipe: Construction | None) -> Iterator[Finding]:
     """Two runs in eval; once more with half of everything dropped, where the constructor can be told so."""
     name, subject = "deterministic in eval", caller.subject
     if not _equal(run_body(caller, subject.body, 1), run_body(caller, subject.body, 2)):
@@ -252,7 +252,9 @@ def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str
         return ""
     inputs, calm = plain(caller), caller.subject.calm
     B, T, S = len(inputs[0]), inputs[0].shape[1], inputs[1].shape[1]
-    hidden, seen = (evidence.truth(Call("", Given(*inputs, mask))) for mask in (causal_mask(B, T, S), None))
+    hidden, seen = (
+        evidence.truth(ProbeCall("", ProbeInputs(*inputs, mask))) for mask in (causal_mask(B, T, S), None)
+    )
     if hidden is None or seen is None:
         return ""
     outputs = run_body(caller, training, calm=calm), run_body(caller, caller.subject.body, calm=calm)
@@ -568,7 +570,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def alone(calls: list[Call], same: float = SAME, fixed: int | None = None) -> Iterator[Finding]:
+def alone(calls: list[ProbeCall], same: float = SAME, fixed: int | None = None) -> Iterator[Finding]:
     """A batch of one is the batch's own row; `fixed`: the only size it was built for, by its own words."""
     name, plain, one = "batch of one", _call(calls, "plain"), _call(calls, "batch of one")
     if plain is None or one is None or plain.output is None:
@@ -587,7 +589,7 @@ def alone(calls: list[Call], same: float = SAME, fixed: int | None = None) -> It
             yield Finding(name, "wrong", "a sequence gives something else alone than in a batch")
 
 
-def apart(calls: list[Call], same: float = SAME) -> Iterator[Finding]:
+def apart(calls: list[ProbeCall], same: float = SAME) -> Iterator[Finding]:
     """Strides do not matter."""
     name, plain, one = "non-contiguous input", _call(calls, "plain"), _call(calls, "non-contiguous input")
     if plain is None or one is None or plain.output is None:
@@ -708,5 +710,5 @@ def _one_fault(found: Found, evidence: Evidence) -> bool:
     return one_fault_explains(found.weights, found.num_heads, call.given, call.output)
 
 
-def _call(calls: list[Call], name: str) -> Call | None:
+def _call(calls: list[ProbeCall], name: str) -> ProbeCall | None:
     return next((one for one in calls if one.probe == name), None)

@@ -33,7 +33,7 @@ MOST_FIELDS = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Choices:
     """Which of the ways to answer a constructor."""
 
     few_keys: bool = True  # half as many heads of keys and values, where that can be said
@@ -44,7 +44,7 @@ class Choice:
     made_up: int = 0  # which of the values for what no name explains
 
 
-class NoField(AttributeError, KeyError):
+class MissingField(AttributeError, KeyError):
     """A field of a configuration whose name says nothing."""
 
     def __init__(self, path: str) -> None:
@@ -56,11 +56,11 @@ class NoField(AttributeError, KeyError):
 
 
 @dataclasses.dataclass(eq=False)
-class Told:
+class ArgumentValues:
     """What one call of a constructor was told."""
 
     sizes: Sizes
-    choice: Choice
+    choice: Choices
     dropout: float
     given: Mapping[str, object]
     allowed: set[str]  # fields that no name explains, and that it cannot do without
@@ -105,10 +105,10 @@ class Told:
         return root if (word == "temperature") == (self.choice.made_up % 2 == 0) else 1 / root
 
 
-class AnyConfig(dict[str, object]):
+class StandInConfig(dict[str, object]):
     """A configuration that answers to fields whose names say what they are, as attributes or as keys."""
 
-    def __init__(self, told: Told, path: str = "config") -> None:
+    def __init__(self, told: ArgumentValues, path: str = "config") -> None:
         super().__init__()
         self.__dict__["_told"], self.__dict__["_path"] = told, path
 
@@ -118,7 +118,7 @@ class AnyConfig(dict[str, object]):
         return self[name]
 
     def __getitem__(self, name: str) -> Any:
-        told: Told = self.__dict__["_told"]
+        told: ArgumentValues = self.__dict__["_told"]
         path = f"{self.__dict__['_path']}.{name}"
         value = told.given.get(path, told.given.get(name))
         if value is None:
@@ -132,7 +132,7 @@ class AnyConfig(dict[str, object]):
         if value is None:
             value = told.scale(name)
             if value is None and path not in told.allowed:
-                raise NoField(path)
+                raise MissingField(path)
             if value is None:
                 value = told.sizes.E if path in told.containers else _field_value(name, told)
             told.made_up[path] = value
@@ -149,13 +149,13 @@ class AnyConfig(dict[str, object]):
     def __bool__(self) -> bool:
         return True
 
-    def __deepcopy__(self, memo: object) -> AnyConfig:
+    def __deepcopy__(self, memo: object) -> StandInConfig:
         return self
 
     def __contains__(self, name: object) -> bool:
         try:
             self[str(name)]
-        except NoField:
+        except MissingField:
             return False
         return True
 
@@ -163,13 +163,13 @@ class AnyConfig(dict[str, object]):
         """As a dict's."""
         try:
             return self[name]
-        except NoField:
+        except MissingField:
             return default
 
     pop = get
 
 
-class _Number(int):
+class _NestedNumber(int):
     """A number nobody named, which may be asked for fields of its own."""
 
     def __getattr__(self, name: str) -> Any:
@@ -178,18 +178,18 @@ class _Number(int):
         return self[name]
 
     def __getitem__(self, name: str) -> Any:
-        told: Told = self.__dict__["_told"]
+        told: ArgumentValues = self.__dict__["_told"]
         told.containers.add(self.__dict__["_path"])
         told.made_up.pop(self.__dict__["_path"], None)  # what counts lies deeper
         told.fields.pop(self.__dict__["_path"], None)
-        return AnyConfig(told, self.__dict__["_path"])[name]
+        return StandInConfig(told, self.__dict__["_path"])[name]
 
     def get(self, name: str, default: object = None) -> Any:
         """As a dict's."""
-        return AnyConfig(self.__dict__["_told"], self.__dict__["_path"]).get(name, default)
+        return StandInConfig(self.__dict__["_told"], self.__dict__["_path"]).get(name, default)
 
 
-def _field_value(name: str, told: Told) -> object:
+def _field_value(name: str, told: ArgumentValues) -> object:
     """Nothing first; then a number, which is also asked for fields of its own."""
     number = re.match(
         r"(num|n|max|min)_|.*(size|dim|len|length|count|width|depth|ratio|factor)$", name.lower()
@@ -198,8 +198,8 @@ def _field_value(name: str, told: Told) -> object:
     return order[told.choice.made_up % 3]
 
 
-def _number(value: int, told: Told, path: str) -> _Number:
-    found = _Number(value)
+def _number(value: int, told: ArgumentValues, path: str) -> _NestedNumber:
+    found = _NestedNumber(value)
     found.__dict__.update(_told=told, _path=path)
     return found
 
@@ -279,7 +279,7 @@ def fits(value: object, annotation: object, default: object = inspect.Parameter.
     return None in said if value is None else str in said
 
 
-def made_up(name: str, annotation: object, told: Told, free: list[int]) -> object:
+def made_up(name: str, annotation: object, told: ArgumentValues, free: list[int]) -> object:
     """A value for a required parameter whose name says nothing."""
     said, at = _bare_types(annotation), told.choice.made_up
     if bool in said or (size_word(name) == "flag" and annotation is inspect.Parameter.empty):
@@ -301,9 +301,9 @@ class Constructor:
 
     cls: type
     sizes: Sizes
-    choice: Choice = Choice()
+    choice: Choices = Choices()
     given: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    told: Told | None = None
+    told: ArgumentValues | None = None
     text: str = ""
     allowed: set[str] = dataclasses.field(default_factory=set)
     containers: set[str] = dataclasses.field(default_factory=set)
@@ -316,7 +316,7 @@ class Constructor:
         while True:
             try:
                 return self._once(dropout, thrown or {})
-            except NoField as error:
+            except MissingField as error:
                 if error.path in self.allowed or len(self.allowed) >= MOST_FIELDS:
                     raise
                 self.allowed.add(error.path)
@@ -359,7 +359,7 @@ class Constructor:
 
     def _once(self, dropout: float, thrown: Mapping[str, object]) -> Any:
         given = {**self.given, **thrown}
-        told = Told(self.sizes, self.choice, dropout, given, self.allowed, self.containers)
+        told = ArgumentValues(self.sizes, self.choice, dropout, given, self.allowed, self.containers)
         told.switches = conditions_of(self.cls)
         positional, named = self._arguments(told)
         if not thrown and not dropout:
@@ -370,7 +370,7 @@ class Constructor:
             if not thrown and not dropout:
                 self.text = _text(self.cls.__name__, positional | named, told)
 
-    def _arguments(self, told: Told) -> tuple[dict[str, object], dict[str, object]]:
+    def _arguments(self, told: ArgumentValues) -> tuple[dict[str, object], dict[str, object]]:
         every = parameters_of(self.cls)
         hints = annotations_of(self.cls.__init__)  # type: ignore[misc]
         words = {size_word(one.name) for one in every}
@@ -395,7 +395,7 @@ class Constructor:
         return positional, named
 
     def _value(
-        self, one: inspect.Parameter, annotation: Any, told: Told, free: list[int]
+        self, one: inspect.Parameter, annotation: Any, told: ArgumentValues, free: list[int]
     ) -> tuple[object] | None:
         """What one parameter is given; None: nothing, it has a default."""
         required = one.default is one.empty
@@ -427,7 +427,7 @@ class Constructor:
         told.made_up[one.name] = value
         return (value,)
 
-    def _rotation(self, name: str, annotation: Any, told: Told) -> object:
+    def _rotation(self, name: str, annotation: Any, told: ArgumentValues) -> object:
         """Of the class the annotation names, or one the file defines, for one head; else one of ours."""
         head = dataclasses.replace(self.sizes, E=self.sizes.D)
         for one in _own_rotations(annotation, self.cls) if self.choice.own_config and not is_still() else ():
@@ -441,7 +441,7 @@ class Constructor:
             source = ""
         return Rotation(self.sizes.D, heads, is_still(), source=source)
 
-    def _config(self, name: str, annotation: Any, told: Told) -> object:
+    def _config(self, name: str, annotation: Any, told: ArgumentValues) -> object:
         """Of the class the annotation names, or one the file defines, its sizes set; else one of ours."""
         if self.choice.own_config:
             for one in _own_configs(annotation, self.cls):
@@ -449,7 +449,7 @@ class Constructor:
                     return _filled(one, name, told)
                 except Exception:  # the next, or one of ours
                     continue
-        return AnyConfig(told, name)
+        return StandInConfig(told, name)
 
 
 DICE = re.compile(r"rng|gen|generator|random_?(state|generator)|prng|np_?random")
@@ -542,7 +542,7 @@ def _own_configs(annotation: Any, cls: type) -> Iterator[Any]:
             yield thing
 
 
-def _filled(config: Any, path: str, told: Told) -> object:
+def _filled(config: Any, path: str, told: ArgumentValues) -> object:
     """A configuration of the learner's own, with sizes of ours in place of theirs."""
     if isinstance(config, type):
         named: dict[str, object] = {}
@@ -582,7 +582,7 @@ def _filled(config: Any, path: str, told: Told) -> object:
     return made
 
 
-def _set(name: str, annotation: Any, told: Told, path: str) -> object:
+def _set(name: str, annotation: Any, told: ArgumentValues, path: str) -> object:
     """A required field of a dataclass."""
     value = told.given.get(path, told.given.get(name))
     if value is None:
@@ -597,18 +597,18 @@ def _set(name: str, annotation: Any, told: Told, path: str) -> object:
     return value
 
 
-def _text(name: str, arguments: Mapping[str, object], told: Told) -> str:
+def _text(name: str, arguments: Mapping[str, object], told: ArgumentValues) -> str:
     """The call as Python: "Attention(config) with config.n_head=4"."""
     said = []
     for key, value in arguments.items():
-        is_field = any(path.startswith(f"{key}.") for path in told.fields) or isinstance(value, AnyConfig)
+        is_field = any(path.startswith(f"{key}.") for path in told.fields) or isinstance(value, StandInConfig)
         said.append(key if is_field else f"{key}={_shown(value)}")
     fields = ", ".join(f"{path}={_shown(value)}" for path, value in told.fields.items())
     return f"{name}({', '.join(said)})" + (f" with {fields}" if fields else "")
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, _Number):
+    if isinstance(value, _NestedNumber):
         return str(int(value))
     if isinstance(value, torch.Generator) or type(value).__module__.startswith("numpy.random"):
         return f"{type(value).__name__}(0)"

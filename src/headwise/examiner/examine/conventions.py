@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from .. import recipe
 from ..evidence import Problem
-from ..recipe import Given, Weights
-from .call import Caller, inputs_for, moved, reactions
-from .plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, Way, plans
+from ..recipe import ProbeInputs, Weights
+from .call_plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, MaskConvention, plans
+from .caller import Caller, inputs_for, moved, reactions
 from .subject import Subject, of_numpy
 from .surroundings import CAUGHT, problem_of
 from .words import Said, input_word, replaces_causal, said_about
@@ -79,7 +79,9 @@ def _is_right(caller: Caller) -> bool:
     inputs = inputs_for(caller, caller.subject.sizes.long, caller.subject.sizes.long)
     try:
         output = caller.call(*inputs).output.detach().double()
-        truth = recipe.run(Given(*(x.double() for x in inputs)), Weights(*(one,) * 4, *(zero,) * 4), H).output
+        truth = recipe.run(
+            ProbeInputs(*(x.double() for x in inputs)), Weights(*(one,) * 4, *(zero,) * 4), H
+        ).output
     except CAUGHT:
         return False
     return output.shape == truth.shape and torch.allclose(output, truth, atol=1e-6)
@@ -131,7 +133,7 @@ def _try(caller: Caller) -> Problem | None:
     return problem
 
 
-def any_way(argument: str) -> list[Way]:
+def any_way(argument: str) -> list[MaskConvention]:
     """The likeliest ways to give a mask, before anything is known of it."""
     kinds: list[tuple[str, torch.dtype]] = [
         ("bool", torch.bool),
@@ -140,8 +142,8 @@ def any_way(argument: str) -> list[Way]:
     ]
     shapes = [*FULL[:2], *SAME_FOR_ALL[:1], *PADDING[:2], *FULL[2:4]]
     if input_word(argument) == "lengths":
-        return [Way(argument, shape, "lengths") for shape in LENGTHS]
-    return [Way(argument, shape, kind, True, number) for shape in shapes for kind, number in kinds]
+        return [MaskConvention(argument, shape, "lengths") for shape in LENGTHS]
+    return [MaskConvention(argument, shape, kind, True, number) for shape in shapes for kind, number in kinds]
 
 
 def _ordered(caller: Caller) -> Caller:
@@ -281,7 +283,7 @@ def padding_mask(B: int, T: int, S: int, holes: bool = False, same: bool = False
     return keys[:, None].expand(B, T, S).contiguous()
 
 
-class _Asker:
+class _MaskProber:
     """Hands masks over and watches."""
 
     def __init__(self, caller: Caller, causal: bool, sight: Tensor | None = None) -> None:
@@ -293,11 +295,11 @@ class _Asker:
         eye = torch.eye(self.L, dtype=torch.bool)
         self.look = ~eye if caller.plan.self_only else torch.ones_like(eye)
         self.always = self.triangle if causal else sight  # what it hides by itself
-        self._columns: dict[tuple[Way, str, bool], list[Tensor]] = {}
-        self._bases: dict[tuple[Way, bool], Tensor] = {}
+        self._columns: dict[tuple[MaskConvention, str, bool], list[Tensor]] = {}
+        self._bases: dict[tuple[MaskConvention, bool], Tensor] = {}
         self.free = caller.call(*self.inputs).output.detach() if not caller.plan.needs_mask else None
 
-    def mask(self, way: Way, same: bool = False) -> Tensor:
+    def mask(self, way: MaskConvention, same: bool = False) -> Tensor:
         """bool [B, T, S] that this convention can say."""
         if way.kind == "lengths":
             counts = torch.arange(self.B * self.L).reshape(self.B, self.L) * 3 % (self.L - 1) + 1
@@ -312,7 +314,7 @@ class _Asker:
             same = False  # it sees one sample at a time
         return random_mask(self.B, self.L, self.L, self.causal, same=same)
 
-    def runs(self, way: Way) -> bool:
+    def runs(self, way: MaskConvention) -> bool:
         """Whether it can be called so, and does not pay the mask no heed."""
         try:
             output = self.caller.call(*self.inputs, self.mask(way), ways=(way,)).output.detach().double()
@@ -320,7 +322,7 @@ class _Asker:
             return False
         return True if self.free is None else not torch.equal(output, self.free)
 
-    def column(self, way: Way, of: str, same: bool, s: int) -> Tensor:
+    def column(self, way: MaskConvention, of: str, same: bool, s: int) -> Tensor:
         """How much each query reacts to key s, float [B, T]; each call is made once."""
         columns = self._columns.setdefault((way, of, same), [])
         mask = self.mask(way, same)
@@ -343,7 +345,7 @@ class _Asker:
         dice = torch.Generator().manual_seed(77)
         return torch.randn(self.inputs[1].shape, generator=dice, dtype=torch.float64)
 
-    def wanted(self, way: Way, same: bool, turned: bool = False, join: str = "and") -> Tensor:
+    def wanted(self, way: MaskConvention, same: bool, turned: bool = False, join: str = "and") -> Tensor:
         """Who should react, bool [B, T, S]; join: how the mask meets what it always hides, or "alone"."""
         mask = self.mask(way, same)
         mask = mask.mT if turned else mask
@@ -351,13 +353,18 @@ class _Asker:
             return mask
         return mask | self.always if join == "or" else mask & self.always
 
-    def react(self, way: Way, of: str = "both", same: bool = False) -> tuple[Tensor, Tensor]:
+    def react(self, way: MaskConvention, of: str = "both", same: bool = False) -> tuple[Tensor, Tensor]:
         """(who reacts, float [B, T, S]; who should)."""
         every = [self.column(way, of, same, s) for s in range(self.L)]
         return torch.stack(every, -1), self.wanted(way, same)
 
     def exact(
-        self, way: Way, of: str = "both", same: bool = False, turned: bool = False, join: str = "and"
+        self,
+        way: MaskConvention,
+        of: str = "both",
+        same: bool = False,
+        turned: bool = False,
+        join: str = "and",
     ) -> bool:
         """Whether exactly those react that should; `turned`: with queries and keys exchanged in the mask."""
         wanted = self.wanted(way, same, turned, join)
@@ -372,7 +379,7 @@ class _Asker:
             return False
         return True
 
-    def ratio(self, way: Way) -> float:
+    def ratio(self, way: MaskConvention) -> float:
         """How much more a seen key counts than a hidden one; 0 where that cannot be told."""
         try:
             found, wanted = self.react(way, same=True)
@@ -385,11 +392,11 @@ class _Asker:
         return float(seen.mean() / unseen.mean().clamp_min(1e-12))
 
 
-def _conventions(argument: str, layout: str, said: Said) -> Iterator[Way]:
+def _conventions(argument: str, layout: str, said: Said) -> Iterator[MaskConvention]:
     """Shapes, kinds and polarities for this argument, the likeliest first."""
     word = argument.lower()
     if input_word(argument) == "lengths":
-        yield from (Way(argument, shape, "lengths") for shape in LENGTHS)
+        yield from (MaskConvention(argument, shape, "lengths") for shape in LENGTHS)
         return
     shapes = [*FULL[:3], HEADS_FIRST, FULL[3], *SAME_FOR_ALL, *PADDING[:3]]
     if "pad" in word:
@@ -416,15 +423,17 @@ def _conventions(argument: str, layout: str, said: Said) -> Iterator[Way]:
     for shape in shapes:
         for kind, number in kinds:
             if kind == "added":
-                yield Way(argument, shape, kind, True, number)
+                yield MaskConvention(argument, shape, kind, True, number)
             else:
-                yield from (Way(argument, shape, kind, attends, number) for attends in polarities)
+                yield from (MaskConvention(argument, shape, kind, attends, number) for attends in polarities)
 
 
-def _simple(asker: _Asker, argument: str) -> Way | None:
+def _simple(asker: _MaskProber, argument: str) -> MaskConvention | None:
     """A mask argument that takes no mask: True, 1 or "causal" for a causal one, or lengths."""
-    ways = [Way(argument, "", "switch", on=on) for on in (True, "causal")] if not asker.causal else []
-    for way in [*ways, *(Way(argument, shape, "lengths") for shape in LENGTHS)]:
+    ways = (
+        [MaskConvention(argument, "", "switch", on=on) for on in (True, "causal")] if not asker.causal else []
+    )
+    for way in [*ways, *(MaskConvention(argument, shape, "lengths") for shape in LENGTHS)]:
         if asker.runs(way) and asker.exact(way):
             return way
     return None
@@ -435,10 +444,10 @@ def _of_queries(argument: str) -> bool:
     return re.match(r"q_|qmask|query|queries|tgt_key_padding|target_padding", argument.lower()) is not None
 
 
-def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str]:
+def _find_way(asker: _MaskProber, argument: str, said: Said) -> tuple[MaskConvention | None, str]:
     """(the convention of one argument, a sentence where it was not plain to see)."""
     plan = asker.caller.plan
-    running: list[Way] = []
+    running: list[MaskConvention] = []
     for i, way in enumerate(ways := list(_conventions(argument, plan.layout, said))):
         if way.shape == HEADS_FIRST and not any(one.shape == "[B*H, T, S]" for one in running):
             continue  # as large as the one before it
@@ -492,14 +501,14 @@ def _find_way(asker: _Asker, argument: str, said: Said) -> tuple[Way | None, str
     return best, Doubt(f"{argument} changes the output, but hides nothing exactly")
 
 
-def _broken_by_nan(asker: _Asker, ways: list[Way]) -> bool:
+def _broken_by_nan(asker: _MaskProber, ways: list[MaskConvention]) -> bool:
     """Whether every convention makes all of the output NaN."""
     return all(not bool(asker.react(way)[0].isfinite().any()) for way in ways)
 
 
 def find_ways(
     caller: Caller, causal: bool, texts: list[str], sight: Tensor | None = None
-) -> tuple[tuple[Way, ...], list[str]]:
+) -> tuple[tuple[MaskConvention, ...], list[str]]:
     """The conventions of the arguments that take masks, and sentences.
 
     One for pairs, one for padding, one that switches a causal mask on. `sight`: bool [L, L], what it hides
@@ -507,13 +516,13 @@ def find_ways(
     """
     plan = caller.plan
     try:
-        asker = _Asker(caller, causal, sight)
+        asker = _MaskProber(caller, causal, sight)
     except CAUGHT:
         return caller.ways, []
     sentences: list[str] = []
-    pairs: Way | None = None
-    padding: Way | None = None
-    switch: Way | None = None
+    pairs: MaskConvention | None = None
+    padding: MaskConvention | None = None
+    switch: MaskConvention | None = None
     for argument in plan.masks:
         said = replace(said_about(texts, argument), replaces=replaces_causal(texts, argument))
         way, sentence = _find_way(asker, argument, said)
@@ -530,10 +539,12 @@ def find_ways(
             pairs = way
     if pairs is None and padding is None and switch is None:
         ignored = _ignored(caller, asker, texts)
-        return ignored or tuple(Way(name, "", "switch", on=on) for name, on in plan.switches[:1]), sentences
+        return ignored or tuple(
+            MaskConvention(name, "", "switch", on=on) for name, on in plan.switches[:1]
+        ), sentences
     if pairs is None or padding is None:
         switch = switch or next(
-            (Way(one, "", "switch", on=on) for one, on in plan.switches if not causal), None
+            (MaskConvention(one, "", "switch", on=on) for one, on in plan.switches if not causal), None
         )
     found = tuple(way for way in (pairs, padding) if way is not None)
     if switch is not None and _together(caller, asker, (*found, switch)):
@@ -541,7 +552,7 @@ def find_ways(
     return found, sentences
 
 
-def _together(caller: Caller, asker: _Asker, ways: tuple[Way, ...]) -> bool:
+def _together(caller: Caller, asker: _MaskProber, ways: tuple[MaskConvention, ...]) -> bool:
     """Whether a switch can be thrown beside the masks: torch's own attention takes one or the other."""
     if len(ways) == 1:
         return True
@@ -553,7 +564,7 @@ def _together(caller: Caller, asker: _Asker, ways: tuple[Way, ...]) -> bool:
     return asker.exact(ways[-1])
 
 
-def _ignored(caller: Caller, asker: _Asker, texts: list[str]) -> tuple[Way, ...]:
+def _ignored(caller: Caller, asker: _MaskProber, texts: list[str]) -> tuple[MaskConvention, ...]:
     """A mask that changes nothing is handed over all the same, in the first convention that runs."""
     for argument in caller.plan.masks:
         said = said_about(texts, argument)

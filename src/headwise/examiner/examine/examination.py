@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ArgumentError
-from ..evidence import SWITCHED, Call, Conventions, Evidence, Finding, Problem
-from ..recipe import Design, Given, State, steps_of
+from ..evidence import SWITCHED, Conventions, Evidence, Finding, ProbeCall, Problem
+from ..recipe import Design, ProbeInputs, State, steps_of
 from ..source.parsed import unwarned
 from .behaviour import _right, findings, one_length, two_lengths
-from .build import GUESS, Built, Recipe, about_dtype, as_given, by_class, others
-from .call import Caller, inputs_for
+from .call_plan import MaskConvention
+from .caller import Caller, inputs_for
+from .construction import GUESS, BuildResult, Construction, about_dtype, as_given, by_class, others
 from .constructor import parameters_of
 from .conventions import Doubt, find_layout, find_ways, is_causal, sight
 from .generality import other_sizes
-from .pieces import origin_of
-from .plan import Way
+from .parameters import origin_of
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
 from .projections import Found, error_of, find_roles
 from .recognition import long_window, recognise, turned_over_another_axis
@@ -84,7 +84,7 @@ def conventions(caller: Caller, causal: bool, returns_weights: bool, said: list[
         always_causal=causal,
         returns_weights=returns_weights,
     )
-    main: Way | None = caller.ways[0] if caller.ways else None
+    main: MaskConvention | None = caller.ways[0] if caller.ways else None
     if main is not None:
         made.mask_argument, made.mask_kind, made.mask_shape = main.argument, main.kind, main.shape or None
         made.mask_true_attends = main.true_attends if main.kind in {"bool", "0 and 1"} else None
@@ -162,7 +162,7 @@ def understand_whole(
         try:
             if bind is not None:
                 obj = bind(obj, evidence, given, embed_dim, num_heads)
-            asked = _Asked(obj, roles, embed_dim, num_heads, is_class, is_function, given or {}, texts)
+            asked = _Request(obj, roles, embed_dim, num_heads, is_class, is_function, given or {}, texts)
             caller = _examine(evidence, asked)
         except CAUGHT as error:  # ours or theirs, the report says what there is
             evidence.problems.append(problem_of(error, "call", files_of(obj)))
@@ -219,7 +219,7 @@ def known(obj: object, arguments: Mapping[str, object] | None) -> Mapping[str, o
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """What is to be examined, and how it was asked for."""
 
     obj: Any
@@ -232,7 +232,7 @@ class _Asked:
     texts: list[str]
     containers: set[str] = field(default_factory=set)
 
-    def build(self, **how: Any) -> Built:
+    def build(self, **how: Any) -> BuildResult:
         """Build it; how: `ways`, `manners`."""
         if self.is_class:
             return by_class(
@@ -242,7 +242,7 @@ class _Asked:
         return as_given(self.obj, self.embed_dim, self.num_heads, self.is_function, self.given, **how)
 
 
-def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
+def _examine(evidence: Evidence, asked: _Request) -> Caller | None:
     """Build and look; and look again where what was seen may be owed to us and not to the code."""
     built = asked.build()
     evidence.built, evidence.tried = built.text, built.tried
@@ -285,7 +285,7 @@ def _examine(evidence: Evidence, asked: _Asked) -> Caller | None:
     return caller
 
 
-def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None:
+def _elsewhere(evidence: Evidence, built: BuildResult, asked: _Request) -> Caller | None:
     """Build it again with fewer and with more heads; where it is wrong there, that evidence replaces this."""
     if evidence.designs or asked.given or asked.embed_dim or asked.num_heads or built.caller is None:
         return None
@@ -335,7 +335,7 @@ def _elsewhere(evidence: Evidence, built: Built, asked: _Asked) -> Caller | None
     return None
 
 
-def _groups_that_raise(asked: _Asked, recipe: Recipe | None, sizes: Sizes) -> Finding | None:
+def _groups_that_raise(asked: _Request, recipe: Construction | None, sizes: Sizes) -> Finding | None:
     """A call that raises where groups of query heads that share keys are another size than their number."""
     if recipe is None or recipe.constructor is None or not recipe.constructor.choice.few_keys:
         return None
@@ -352,7 +352,7 @@ def _groups_that_raise(asked: _Asked, recipe: Recipe | None, sizes: Sizes) -> Fi
     return Finding("other sizes", "wrong", detail, "groups repeated wrong times", problem.line)
 
 
-def _otherwise_in_single(caller: Caller, recipe: Recipe | None, asked: _Asked) -> bool:
+def _otherwise_in_single(caller: Caller, recipe: Construction | None, asked: _Request) -> bool:
     """Whether it computes something else in float32, which is its author's precision: then that counts."""
     if asked.is_function or not caller.subject.exact or caller.plan.as_numpy or not _steady(caller):
         return False
@@ -380,7 +380,7 @@ def _dtypes(evidence: Evidence) -> bool:
 
 
 def _again(
-    evidence: Evidence, asked: _Asked, better: Callable[[Evidence], bool], **how: Any
+    evidence: Evidence, asked: _Request, better: Callable[[Evidence], bool], **how: Any
 ) -> Caller | None:
     """Built in another way: its evidence in place of the first where it is better."""
     try:
@@ -398,7 +398,7 @@ def _again(
     return caller
 
 
-def _depends(caller: Caller | None, recipe: Recipe, asked: _Asked) -> bool:
+def _depends(caller: Caller | None, recipe: Construction, asked: _Request) -> bool:
     """Whether another value for what was made up gives another output; where it cannot be built, too."""
     if caller is None:
         return True
@@ -419,7 +419,7 @@ def _depends(caller: Caller | None, recipe: Recipe, asked: _Asked) -> bool:
     return False
 
 
-def _look(evidence: Evidence, built: Built, asked: _Asked) -> Caller:
+def _look(evidence: Evidence, built: BuildResult, asked: _Request) -> Caller:
     """How it wants to be called, where its projections are, what it answers."""
     caller, recipe, roles = built.caller, built.recipe, asked.roles
     assert caller is not None
@@ -548,11 +548,11 @@ def _beside(evidence: Evidence, caller: Caller, found: Found) -> list[Design]:
     return [one for one in (wraps, split, window, elsewhere) if one is not None]
 
 
-def _rotations(recipe: Recipe | None) -> list[str]:
+def _rotations(recipe: Construction | None) -> list[str]:
     return [] if recipe is None or recipe.constructor is None else recipe.constructor.rotations
 
 
-def _switched_on(caller: Caller, recipe: Recipe | None) -> Any:
+def _switched_on(caller: Caller, recipe: Construction | None) -> Any:
     """An instance with the switch thrown that hides the future; None where there is no such switch.
 
     The one that hides something by position; else one that is called causal.
@@ -573,7 +573,7 @@ def _switched_on(caller: Caller, recipe: Recipe | None) -> Any:
     return called
 
 
-def _thrown(body: Any, recipe: Recipe | None) -> Iterator[tuple[Any, bool]]:
+def _thrown(body: Any, recipe: Construction | None) -> Iterator[tuple[Any, bool]]:
     """Instances with one switch at another value each, and whether its name says causal."""
     if not isinstance(body, nn.Module):
         return
@@ -593,7 +593,7 @@ def _thrown(body: Any, recipe: Recipe | None) -> Iterator[tuple[Any, bool]]:
                 yield other, size_word(name) == "causal"
 
 
-def _asked_causal(caller: Caller, body: Any) -> list[Call]:
+def _asked_causal(caller: Caller, body: Any) -> list[ProbeCall]:
     """The plain probe through an instance that was told to be causal."""
     plan = caller.plan
     every = signature_of(caller.subject.body).parameters
@@ -633,7 +633,7 @@ def _without_loud(evidence: Evidence, caller: Caller) -> list[Finding]:
     return [Finding("large scores", "wrong", detail, "softmax overflows")]
 
 
-def _finite_fill(evidence: Evidence, loud: Call) -> bool:
+def _finite_fill(evidence: Evidence, loud: ProbeCall) -> bool:
     """Whether -1e4 or so stands in place of hidden scores, or is added to them."""
     assert evidence.weights is not None and loud.output is not None
     designed, truth = steps_of(evidence.designs), [(loud.given, loud.output)]
@@ -653,7 +653,7 @@ def _finite_fill(evidence: Evidence, loud: Call) -> bool:
     return False
 
 
-def _right_below(evidence: Evidence, caller: Caller, loud: Call) -> bool:
+def _right_below(evidence: Evidence, caller: Caller, loud: ProbeCall) -> bool:
     """Whether it hides what it should where scores are in the thousands."""
     query, key, value, mask = loud.given[:4]
     if caller.plan.self_only:
@@ -668,7 +668,7 @@ def _right_below(evidence: Evidence, caller: Caller, loud: Call) -> bool:
             output = caller.call(query, key, value, mask if caller.ways else None).output.detach().double()
     except CAUGHT:
         return False
-    truth = [(Given(query, key, value, mask), output)]
+    truth = [(ProbeInputs(query, key, value, mask), output)]
     return error_of(evidence.weights, evidence.num_heads, truth, steps_of(evidence.designs)) < 1e-5
 
 
@@ -701,13 +701,18 @@ def _steady(caller: Caller) -> bool:
     return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
-def _truth(caller: Caller, causal: bool) -> list[tuple[Given, Tensor]]:
+def _truth(caller: Caller, causal: bool) -> list[tuple[ProbeInputs, Tensor]]:
     """Calls to prove the projections with."""
     sizes = caller.subject.sizes
     query, key, value = inputs_for(caller, sizes.long, sizes.long, seed=30)
     mask = causal_mask(len(query), sizes.long, sizes.long) if causal else None
     with torch.no_grad():
         try:
-            return [(Given(query, key, value, mask), caller.call(query, key, value).output.detach().double())]
+            return [
+                (
+                    ProbeInputs(query, key, value, mask),
+                    caller.call(query, key, value).output.detach().double(),
+                )
+            ]
         except CAUGHT:
             return []

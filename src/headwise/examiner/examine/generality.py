@@ -14,12 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..evidence import Call, Evidence, Finding
-from ..recipe import Given, Weights, run
-from .build import Recipe
-from .call import Caller, inputs_for
+from ..evidence import Evidence, Finding, ProbeCall
+from ..recipe import ProbeInputs, Weights, run
+from .call_plan import express
+from .caller import Caller, inputs_for
+from .construction import Construction
 from .conventions import any_way, padding_mask
-from .plan import express
 from .probes import causal_mask, plain, share_off, some_mask
 from .recognition import by_distance
 from .subject import Sizes, in_precision
@@ -35,7 +35,7 @@ MORE_HEADS = ((80, 8, 5, 13, 11), (96, 8, 5, 11, 7))
 WIDER_VALUES = 3  # channels more than a query's
 
 
-def other_sizes(recipe: Recipe | None) -> list[Sizes]:
+def other_sizes(recipe: Construction | None) -> list[Sizes]:
     """Fewer heads and more; widths drawn anew: a constant fits these by chance only."""
     drawn = random.SystemRandom()
     usual = Sizes() if recipe is None else recipe.sizes
@@ -59,7 +59,9 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
         query, key, value = (one.clone() for one in inputs)
         hidden = causal_mask(len(query), length, length) if evidence.conventions.always_causal else None
         both = mask if hidden is None else hidden if mask is None else mask & hidden
-        call = Call(LONG_PROBE, Given(query, key, value, both, mask if hidden is not None else None))
+        call = ProbeCall(
+            LONG_PROBE, ProbeInputs(query, key, value, both, mask if hidden is not None else None)
+        )
         try:
             with torch.no_grad():
                 call.output = caller.call(*inputs, mask).output.detach().double()
@@ -208,7 +210,7 @@ def wider_values(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     one, none = torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     wide = Weights(weights.q, weights.k, one, one, weights.q_bias, weights.k_bias, none, none)
     mask = causal_mask(len(query), sizes.long, sizes.long) if evidence.conventions.always_causal else None
-    truth = run(Given(query, key, value, mask), wide, evidence.num_heads).output
+    truth = run(ProbeInputs(query, key, value, mask), wide, evidence.num_heads).output
     channels = f"keys of {sizes.D} channels and values of {width // sizes.H}"
     try:
         with torch.no_grad():

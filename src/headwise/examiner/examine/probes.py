@@ -18,11 +18,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..evidence import Call, Evidence, Finding
-from ..recipe import Given
-from .call import Caller, inputs_for
+from ..evidence import Evidence, Finding, ProbeCall
+from ..recipe import ProbeInputs
+from .call_plan import express
+from .caller import Caller, inputs_for
 from .conventions import padding_mask, random_mask
-from .plan import express
 from .subject import Subject, signature_of
 from .surroundings import CAUGHT, problem_of
 
@@ -150,7 +150,7 @@ def _leaves_some(caller: Caller, mask: Tensor, always: Tensor) -> Tensor | None:
     return None
 
 
-def probe(caller: Caller, causal: bool, always: Tensor | None = None) -> list[Call]:
+def probe(caller: Caller, causal: bool, always: Tensor | None = None) -> list[ProbeCall]:
     """Every probe the code can be asked; `always`: what it sees by itself, bool [L, L]."""
     calls = []
     for name, inputs, mask in _asked(caller, causal):
@@ -165,7 +165,7 @@ def probe(caller: Caller, causal: bool, always: Tensor | None = None) -> list[Ca
         if causal:
             truth = causal_mask(B, T, S) if mask is None else mask & causal_mask(B, T, S)
         query, key, value = (one.clone() for one in inputs)
-        call = Call(name, Given(query, key, value, truth, mask if causal else None))
+        call = ProbeCall(name, ProbeInputs(query, key, value, truth, mask if causal else None))
         try:
             with torch.no_grad():
                 answer = caller.call(*inputs, mask, asks=bool(caller.asks))
@@ -293,7 +293,7 @@ def _compared(
         )
         B = len(rest[0])
         top_left, free = (
-            _equals(evidence, step, Given(rest[0], *inputs[1:], mask))
+            _equals(evidence, step, ProbeInputs(rest[0], *inputs[1:], mask))
             for mask in (causal_mask(B, T, L), None)
         )
         if top_left and not free:
@@ -316,8 +316,8 @@ def _cut(inputs: Three, samples: slice, positions: slice) -> Three:
     return query, key, value
 
 
-def _equals(evidence: Evidence, output: Tensor, given: Given) -> bool:
-    truth = None if evidence.weights is None else evidence.truth(Call(NAME, given))
+def _equals(evidence: Evidence, output: Tensor, given: ProbeInputs) -> bool:
+    truth = None if evidence.weights is None else evidence.truth(ProbeCall(NAME, given))
     return truth is not None and share_off(output, truth.output) <= SAME_IN_STEPS
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ..evidence import Role
-from ..recipe import Given, Step, Weights, run
-from .call import Caller, inputs_for
-from .pieces import (
-    Guess,
-    Kept,
-    Piece,
-    Print,
+from ..recipe import ProbeInputs, Step, Weights, run
+from .caller import Caller, inputs_for
+from .parameters import (
+    Assignment,
+    Fingerprint,
+    ParameterLayout,
+    ParameterSlice,
     alike,
     fingerprints,
     is_small,
@@ -34,10 +34,10 @@ from .surroundings import CAUGHT
 
 
 def by_names(
-    subject: Subject, prints: dict[str, Print], given_roles: dict[str, str] | None = None
-) -> Iterator[Guess]:
+    subject: Subject, prints: dict[str, Fingerprint], given_roles: dict[str, str] | None = None
+) -> Iterator[Assignment]:
     """All variants that names leave open, the likeliest first."""
-    kept, H = Kept(subject, prints), subject.sizes.H
+    kept, H = ParameterLayout(subject, prints), subject.sizes.H
     roles: dict[str, list[str]] = {}
     for name in kept.weights:
         word = (given_roles or {}).get(name) if given_roles is not None else path_role(name)
@@ -56,7 +56,9 @@ def by_names(
     for outs in _outputs(kept, roles, taken):
         for pieces, biases, order, layout in _inputs(kept, roles, bias_roles, prints, H):
             for axes in product(*(kept.output_axes(name) for name in outs[:1])):
-                guess = Guess(how, dict(pieces), dict(biases), order, {"q", "k", "v"} <= set(roles), layout)
+                guess = Assignment(
+                    how, dict(pieces), dict(biases), order, {"q", "k", "v"} <= set(roles), layout
+                )
                 guess.spelled = any(spells(name) for name in roles.get("qkv", []))
                 if outs:
                     guess.weights["o"] = [kept.out_piece(name, axes[0]) for name in outs]
@@ -68,7 +70,7 @@ def by_names(
                 yield guess
 
 
-def given(subject: Subject, prints: dict[str, Print], roles: dict[str, str]) -> Iterator[Guess]:
+def given(subject: Subject, prints: dict[str, Fingerprint], roles: dict[str, str]) -> Iterator[Assignment]:
     """As the caller of check says: "q" -> a parameter's path, with or without ".weight"."""
     found = {}
     for role, name in roles.items():
@@ -78,7 +80,7 @@ def given(subject: Subject, prints: dict[str, Print], roles: dict[str, str]) -> 
     yield from by_names(subject, prints, found)
 
 
-def _outputs(kept: Kept, roles: dict[str, list[str]], taken: set[str]) -> Iterator[list[str]]:
+def _outputs(kept: ParameterLayout, roles: dict[str, list[str]], taken: set[str]) -> Iterator[list[str]]:
     """Which weights may be the output projection."""
     if "o" in roles:
         yield roles["o"][:1] if len(roles["o"]) == 1 else roles["o"]
@@ -90,15 +92,15 @@ def _outputs(kept: Kept, roles: dict[str, list[str]], taken: set[str]) -> Iterat
         yield []
 
 
-Pieces = dict[str, list[Piece]]
+Pieces = dict[str, list[ParameterSlice]]
 Cut = tuple[Pieces, Pieces, str, str]  # weights, biases, order, layout
 
 
 def _inputs(
-    kept: Kept,
+    kept: ParameterLayout,
     roles: dict[str, list[str]],
     bias_roles: dict[str, list[str]],
-    prints: dict[str, Print],
+    prints: dict[str, Fingerprint],
     H: int,
 ) -> Iterator[Cut]:
     """q, k and v, fused or each by itself or both."""
@@ -119,7 +121,12 @@ def _inputs(
 
 
 def _fused(
-    kept: Kept, word: str, name: str, bias_roles: dict[str, list[str]], prints: dict[str, Print], H: int
+    kept: ParameterLayout,
+    word: str,
+    name: str,
+    bias_roles: dict[str, list[str]],
+    prints: dict[str, Fingerprint],
+    H: int,
 ) -> Iterator[Cut]:
     """One weight that holds several, cut in every way it may be."""
     beside = kept.bias_of(name) or next(iter(bias_roles.get(word, [])), None)
@@ -136,7 +143,7 @@ def _fused(
 
 
 def _singles(
-    kept: Kept, words: list[str], roles: dict[str, list[str]], bias_roles: dict[str, list[str]]
+    kept: ParameterLayout, words: list[str], roles: dict[str, list[str]], bias_roles: dict[str, list[str]]
 ) -> Iterator[Cut]:
     """Each with a weight, or one a head, of its own; orientations that cannot be told are alike for all."""
     every = [kept.input_axes(roles[word][0]) for word in words]
@@ -153,7 +160,9 @@ def _singles(
         yield weights, biases, "", ""
 
 
-def _cuts(n: int, names: str, H: int, seen: Print | None) -> Iterator[tuple[str, dict[str, Tensor], str]]:
+def _cuts(
+    n: int, names: str, H: int, seen: Fingerprint | None
+) -> Iterator[tuple[str, dict[str, Tensor], str]]:
     """(what it is called, rows of each role, order) for a weight that holds several projections."""
     rows = torch.arange(n)
     parts = len(names)
@@ -190,10 +199,10 @@ def _order_of_parts(letters: list[str], parts: int) -> str:
     return "".join(letter for each in seen for letter in each if letter)
 
 
-def by_gradients(subject: Subject, prints: dict[str, Print], caller: Caller) -> Iterator[Guess]:
+def by_gradients(subject: Subject, prints: dict[str, Fingerprint], caller: Caller) -> Iterator[Assignment]:
     """What each row of each parameter does; names are not looked at."""
-    kept = Kept(subject, prints)
-    guess = Guess("gradients")
+    kept = ParameterLayout(subject, prints)
+    guess = Assignment("gradients")
     outs = []
     for name in kept.weights:
         seen = prints.get(name)
@@ -236,7 +245,7 @@ def by_gradients(subject: Subject, prints: dict[str, Print], caller: Caller) -> 
         yield from guesses
 
 
-def _channel_by_channel(kept: Kept, prints: dict[str, Print], H: int) -> bool:
+def _channel_by_channel(kept: ParameterLayout, prints: dict[str, Fingerprint], H: int) -> bool:
     """Whether the rows of a fused weight change their role every H rows."""
     for name in kept.weights:
         rows = prints[name].rows if name in prints else []
@@ -246,7 +255,7 @@ def _channel_by_channel(kept: Kept, prints: dict[str, Print], H: int) -> bool:
     return False
 
 
-def _shared(guess: Guess) -> Guess | None:
+def _shared(guess: Assignment) -> Assignment | None:
     """One input, and a weight that makes two or three of q, k and v: it looks like the last of them."""
     missing = [role for role in "qkv" if not guess.weights.get(role)]
     if not missing or "v" in missing:
@@ -260,13 +269,13 @@ def _shared(guess: Guess) -> Guess | None:
     return made
 
 
-def _turned(guess: Guess, H: int) -> Guess | None:
+def _turned(guess: Assignment, H: int) -> Assignment | None:
     """The same where one weight holds its rows channel by channel: [D, q k v, H] instead of [.., H, D]."""
     single = [guess.weights[role] for role in "qkv" if len(guess.weights.get(role, [])) == 1]
     if H == 1 or len(single) != 3 or len({pieces[0].name for pieces in single}) != 1:
         return None
 
-    def turn(pieces: list[Piece]) -> list[Piece]:
+    def turn(pieces: list[ParameterSlice]) -> list[ParameterSlice]:
         rows = pieces[0].rows
         return [replace(pieces[0], rows=rows.unflatten(0, (-1, H)).transpose(0, 1).flatten(0, 1))]
 
@@ -274,10 +283,10 @@ def _turned(guess: Guess, H: int) -> Guess | None:
         return None
     made = {role: turn(pieces) for role, pieces in guess.weights.items()}
     biases = {role: turn(pieces) if role in "qkv" else pieces for role, pieces in guess.biases.items()}
-    return Guess("gradients", made, biases, family="channel by channel")
+    return Assignment("gradients", made, biases, family="channel by channel")
 
 
-def _loose_biases(kept: Kept, guess: Guess, caller: Caller) -> None:
+def _loose_biases(kept: ParameterLayout, guess: Assignment, caller: Caller) -> None:
     """Biases that stand alone: b_o gets the cotangent's sum, b_k nothing, b_q nothing for equal keys."""
     beside = {kept.bias_of(name) for name in kept.weights}
     loose = [name for name in kept.biases if name not in beside]
@@ -310,7 +319,7 @@ def _loose_biases(kept: Kept, guess: Guess, caller: Caller) -> None:
             guess.biases.setdefault("v", []).append(kept.bias_piece(name))
 
 
-def by_calls(caller: Caller) -> Iterator[Guess]:
+def by_calls(caller: Caller) -> Iterator[Assignment]:
     """nn.Linear by nn.Linear: which input each received, else in the order they ran; the last one is out."""
     subject = caller.subject
     body = subject.body
@@ -331,7 +340,7 @@ def by_calls(caller: Caller) -> Iterator[Guess]:
     finally:
         for hook in hooks:
             hook.remove()
-    kept = Kept(subject, {})
+    kept = ParameterLayout(subject, {})
     order = list(dict.fromkeys(name for name, _ in ran))
     if len(order) < 3:
         return
@@ -344,7 +353,7 @@ def by_calls(caller: Caller) -> Iterator[Guess]:
     roles = {fed[name]: name for name in three}
     if set(roles) != set("qkv"):
         roles = dict(zip("qkv", order[:3], strict=True))
-    guess = Guess("calls")
+    guess = Assignment("calls")
     chosen = {**roles, **({"o": order[-1]} if order[-1] not in roles.values() else {})}
     for role, name in chosen.items():
         path = f"{name}.weight"
@@ -370,8 +379,8 @@ class Found:
     num_heads: int
     proven: bool
     words: list[str] = field(default_factory=list)
-    prints: dict[str, Print] = field(default_factory=dict)
-    guess: Guess | None = None
+    prints: dict[str, Fingerprint] = field(default_factory=dict)
+    guess: Assignment | None = None
     small: bool = False
     hard_coded: int = 0  # how many heads were asked for, where it uses another number
     rewired: str = ""  # what gradients say where names say otherwise
@@ -384,7 +393,7 @@ class Found:
 def error_of(
     weights: Weights,
     H: int,
-    truth: list[tuple[Given, Tensor]],
+    truth: list[tuple[ProbeInputs, Tensor]],
     steps: Mapping[str, Step] | None = None,
 ) -> float:
     """The largest difference between recipe and code, as a share of the largest number.
@@ -406,7 +415,7 @@ def error_of(
 
 def find_roles(
     caller: Caller,
-    truth: list[tuple[Given, Tensor]],
+    truth: list[tuple[ProbeInputs, Tensor]],
     override: dict[str, str] | None,
     steps: Mapping[str, Step] | None = None,
 ) -> Found:
@@ -424,7 +433,7 @@ def find_roles(
         return _without_projections(caller, truth)
     prints = {} if caller.plan.as_numpy else fingerprints(caller)
 
-    def guesses() -> Iterator[Guess]:
+    def guesses() -> Iterator[Assignment]:
         nonlocal prints
         if caller.plan.as_numpy:  # without gradients, prints take a call for each number
             named = list(given(subject, prints, override) if override else by_names(subject, prints))
@@ -439,7 +448,7 @@ def find_roles(
         yield from by_gradients(subject, prints, caller)
         yield from by_calls(caller)
 
-    tried: list[tuple[Guess, Weights, list[str], float]] = []
+    tried: list[tuple[Assignment, Weights, list[str], float]] = []
     for guess in guesses():
         made = weights_of(guess, E, H)
         if made is None:
@@ -490,8 +499,8 @@ def _head_counts(weights: Weights, H: int, given_: bool) -> list[int]:
 
 
 def _likeliest(
-    tried: list[tuple[Guess, Weights, list[str], float]],
-) -> tuple[Guess, Weights, list[str], float]:
+    tried: list[tuple[Assignment, Weights, list[str], float]],
+) -> tuple[Assignment, Weights, list[str], float]:
     """Where nothing is proven: names before gradients; of a fused weight, the layout the gradients show."""
     first = tried[0]
     if first[0].how in {"names", "given"} and first[0].family:
@@ -509,14 +518,20 @@ def _likeliest(
     return complete[0] if complete else first
 
 
-def _wiring(guess: Guess) -> str:
+def _wiring(guess: Assignment) -> str:
     """What feeds what, as gradients show it."""
     parts = [f"{name} is {pieces[0].name}" for name, pieces in guess.weights.items() if name != "o"]
     return "by gradients " + ", ".join(parts)
 
 
 def _found(
-    guess: Guess, weights: Weights, words: list[str], H: int, proven: bool, prints: dict[str, Print], E: int
+    guess: Assignment,
+    weights: Weights,
+    words: list[str],
+    H: int,
+    proven: bool,
+    prints: dict[str, Fingerprint],
+    E: int,
 ) -> Found:
     roles = {name: role_of(pieces, guess.how) for name, pieces in guess.weights.items()}
     roles |= {f"{name}_bias": role_of(pieces, guess.how) for name, pieces in guess.biases.items()}
@@ -530,7 +545,7 @@ def _found(
     return found
 
 
-def _without_projections(caller: Caller, truth: list[tuple[Given, Tensor]]) -> Found:
+def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]) -> Found:
     """A function of q, k and v: every projection is the identity."""
     E, H = caller.subject.sizes.E, caller.subject.sizes.H
     eye, zeros = torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64)

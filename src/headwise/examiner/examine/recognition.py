@@ -23,8 +23,8 @@ from torch.nn.functional import normalize
 
 from .. import recipe
 from ..faults import FAULTS
-from ..recipe import EVERY, Design, Given, State, Weights, normed, pairs, steps_of, turned
-from .call import Caller, inputs_for
+from ..recipe import EVERY, Design, ProbeInputs, State, Weights, normed, pairs, steps_of, turned
+from .caller import Caller, inputs_for
 from .projections import NEARLY, Found, error_of, find_roles
 from .subject import attributes_of
 from .surroundings import CAUGHT
@@ -62,7 +62,7 @@ def recognise(
     after = [one for one in ran.norms if one not in before and same(one.made, ran.output)][-1:]
     mask = None if causal is None else causal.expand(len(inputs[0]), L, L)
     if latent is not None:
-        return _behind(caller, *latent, ran, Given(*inputs, mask))
+        return _behind(caller, *latent, ran, ProbeInputs(*inputs, mask))
     with passed_by([*before, *after]):
         try:
             bare = caller.call(*inputs).output.detach().double()
@@ -71,7 +71,7 @@ def recognise(
 
         def look_again(designs: Sequence[Design] = ()) -> Found:
             """The projections, with these designs inside, from what is left of the output."""
-            return find_roles(caller, [(Given(*inputs, mask), bare)], roles, steps_of(designs))
+            return find_roles(caller, [(ProbeInputs(*inputs, mask), bare)], roles, steps_of(designs))
 
         try:
             inner = look_again()
@@ -116,12 +116,14 @@ def recognise(
     for one in designs:
         if one.key == "residual" and before and queries is None:
             _tell_residual(one, designs, _silenced(caller, inner, inputs), inputs[0])
-    off = error_of(inner.weights, inner.num_heads, [(Given(*inputs, mask), ran.output)], steps_of(designs))
+    off = error_of(
+        inner.weights, inner.num_heads, [(ProbeInputs(*inputs, mask), ran.output)], steps_of(designs)
+    )
     return replace(inner, proven=off <= NEARLY), designs
 
 
 def _behind(
-    caller: Caller, found: Found, latent: Design, ran: Ran, given: Given
+    caller: Caller, found: Found, latent: Design, ran: Ran, given: ProbeInputs
 ) -> tuple[Found, list[Design]]:
     """Designs behind the narrow matrices of latent attention."""
     inputs = given[:3]
@@ -178,7 +180,7 @@ def measured(
     L = caller.subject.sizes.long
     with torch.no_grad():
         inputs = inputs_for(caller, L, L, seed=30)
-        given = Given(*inputs, None if causal is None else causal.expand(len(inputs[0]), L, L))
+        given = ProbeInputs(*inputs, None if causal is None else causal.expand(len(inputs[0]), L, L))
         truth = [(given, caller.call(*inputs).output.detach().double())]
     found, designs = recognise(caller, causal, find_roles(caller, truth, None), None)
     if not designs or found.weights is None:
@@ -282,7 +284,7 @@ def fit(scores: Tensor, products: Tensor) -> Fit | None:
 
 
 def _state(weights: Weights, H: int, inputs: Three, steps: Sequence[Design] = ()) -> State:
-    return recipe.run(Given(*inputs), weights, H, steps_of(steps))
+    return recipe.run(ProbeInputs(*inputs), weights, H, steps_of(steps))
 
 
 def _inside(
@@ -517,7 +519,7 @@ def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence
                     return [made]
     for way in FAULTS["groups repeated in wrong order"].ways:
         try:
-            state = recipe.run(Given(*inputs), weights, H, way)
+            state = recipe.run(ProbeInputs(*inputs), weights, H, way)
         except (RuntimeError, ValueError, IndexError):  # keys are not shared by groups of heads
             break
         rope = _rope(scores, state.q, state.k)

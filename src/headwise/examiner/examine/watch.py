@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..evidence import Role
 from ..recipe import Design
-from .call import Caller, inputs_for
-from .pieces import Guess, Piece, path_role, weights_of
+from .caller import Caller, inputs_for
+from .parameters import Assignment, ParameterSlice, path_role, weights_of
 from .projections import NEARLY, Found
 from .subject import dropped
 from .surroundings import CAUGHT
@@ -334,7 +334,7 @@ def find_latent(caller: Caller, ran: Ran, inputs: Three) -> tuple[Found, Design]
     if not set("qkv") <= said:  # positions or heads are mixed up: names are left
         named = {path: path_role(path) or "" for path in asked}
         letters = {path: [word] * len(modules[path].weight) for path, word in named.items() if len(word) == 1}
-    guess = Guess("calls", narrow=True)
+    guess = Assignment("calls", narrow=True)
     design = Design("latent", "", {}, {})
     for path in asked:
         weight, bias = modules[path].weight.detach(), modules[path].bias
@@ -343,15 +343,15 @@ def find_latent(caller: Caller, ran: Ran, inputs: Three) -> tuple[Found, Design]
             if not len(rows):
                 continue
             whole = "" if len(rows) == len(weight) else f"[{int(rows[0])}:] and so on"
-            guess.weights.setdefault(role, []).append(Piece(f"{path}.weight", weight[rows], whole))
+            guess.weights.setdefault(role, []).append(ParameterSlice(f"{path}.weight", weight[rows], whole))
             if bias is not None:
-                own = Piece(f"{path}.bias", bias.detach()[rows, None], whole)
+                own = ParameterSlice(f"{path}.bias", bias.detach()[rows, None], whole)
                 guess.biases.setdefault(role, []).append(own)
             if path in ups:
                 _keep(design, ups[path], slot, modules)
-    guess.weights["o"] = [Piece(f"{last}.weight", modules[last].weight.detach())]
+    guess.weights["o"] = [ParameterSlice(f"{last}.weight", modules[last].weight.detach())]
     if modules[last].bias is not None:
-        guess.biases["o"] = [Piece(f"{last}.bias", modules[last].bias.detach()[:, None])]
+        guess.biases["o"] = [ParameterSlice(f"{last}.bias", modules[last].bias.detach()[:, None])]
     H = caller.subject.sizes.H
     made = weights_of(guess, caller.subject.sizes.E, H) if guess.complete else None
     if made is None or not design.tensors:

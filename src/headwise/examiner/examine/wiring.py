@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ..evidence import Finding, Role
-from ..recipe import Design, Given, Weights
+from ..recipe import Design, ProbeInputs, Weights
 from ..source.parsed import unwarned
-from .call import Caller
-from .pieces import path_role
+from .caller import Caller
+from .parameters import path_role
 from .projections import NEARLY, Found
 from .subject import Subject, attributes_of
 
@@ -129,7 +129,9 @@ def _heads(x: Tensor, H: int) -> Tensor:
     return x.unflatten(-1, (H, -1)).transpose(-3, -2)  # [.., H, T, D]
 
 
-def rewire(caller: Caller, found: Found, truth: list[tuple[Given, Tensor]]) -> tuple[Found, list[Finding]]:
+def rewire(
+    caller: Caller, found: Found, truth: list[tuple[ProbeInputs, Tensor]]
+) -> tuple[Found, list[Finding]]:
     """The projections as they are used, where some are missing, shared or applied in a row; and what is
     wrong with that. As it came where that explains nothing."""
     own = [one for one in _matrices(caller.subject) if one.weight.shape[0] == one.weight.shape[1]]
@@ -154,7 +156,7 @@ def rewire(caller: Caller, found: Found, truth: list[tuple[Given, Tensor]]) -> t
 
 
 def _chosen(
-    given: Given, output: Tensor, H: int, scale: float, single: list[_Matrix], last: list[_Matrix]
+    given: ProbeInputs, output: Tensor, H: int, scale: float, single: list[_Matrix], last: list[_Matrix]
 ) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix] | None:
     """q, k, v and o that compute the output of the first sample, the fewest missing."""
     if not last:
@@ -219,7 +221,7 @@ def _told(
     ), said
 
 
-def explained(caller: Caller, found: Found, truth: list[tuple[Given, Tensor]]) -> Found:
+def explained(caller: Caller, found: Found, truth: list[tuple[ProbeInputs, Tensor]]) -> Found:
     """The proposal under which one fault computes what the code computed; as it came if there is none.
 
     Where nobody said how many heads there are, every number the code keeps may be.

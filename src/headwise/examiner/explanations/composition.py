@@ -19,13 +19,13 @@ from ...nn import MultiHeadAttention
 from ...nn.options import in_use
 from .. import recipe
 from ..diagnose import diagnose
-from ..evidence import Call, Evidence
-from ..examine.call import Caller
+from ..evidence import Evidence, ProbeCall
+from ..examine.caller import Caller
 from ..examine.projections import as_it_is, own_weights
 from ..examine.recognition import measured
 from ..examine.surroundings import CAUGHT, surroundings, undisturbed
 from ..inquiry import judge, understand
-from ..recipe import Design, Given, State, Step, Weights, steps_of
+from ..recipe import Design, ProbeInputs, State, Step, Weights, steps_of
 from ..report import Named, Report
 from .explanation import Explanation, differing
 from .page import check_size
@@ -136,7 +136,7 @@ def own_steps(module: nn.Module, scale: float) -> dict[str, Step]:
 
 
 @torch.no_grad()
-def own_numbers(module: nn.Module, given: Given) -> dict[str, Tensor]:
+def own_numbers(module: nn.Module, given: ProbeInputs) -> dict[str, Tensor]:
     """What the module itself says, in its own dtype and as if in evaluation: `p` [B, H, T, S], `output`.
 
     Args:
@@ -223,10 +223,10 @@ def explain(
     own_mask = _own_mask(module) & mask_of_call(mask, B, T) & (CAUSAL if causal else Mask())
     if mine is not None:
         own_mask = own_mask & (CAUSAL if mine.evidence.conventions.always_causal else Mask())
-        given = Given(*inputs, _dense(own_mask, B, num_heads, T, S))
+        given = ProbeInputs(*inputs, _dense(own_mask, B, num_heads, T, S))
         labels = _labels(tokens, T, S, given.query is given.key)
         return mine.explanation(given, labels, batch)
-    given = Given(*inputs, _dense(own_mask, B, num_heads, T, S))
+    given = ProbeInputs(*inputs, _dense(own_mask, B, num_heads, T, S))
     if isinstance(module, MultiHeadAttention) and module.scale is not None:
         scale = module.scale
     else:
@@ -390,7 +390,7 @@ def explain_evidence(
     return Explanation(evidence.name, expected, found, faults=faults, notes=notes, checked=checked)
 
 
-def best_call(evidence: Evidence, probe: str | None) -> Call | None:
+def best_call(evidence: Evidence, probe: str | None) -> ProbeCall | None:
     """The answered call of this probe, or the one that is likeliest to show all there is."""
     answered = [call for call in evidence.calls if call.output is not None]
     if probe is not None:
@@ -399,7 +399,7 @@ def best_call(evidence: Evidence, probe: str | None) -> Call | None:
     return next(iter([*ranked, *answered]), None)
 
 
-def _call_of(evidence: Evidence, yours: State | None, probe: str | None) -> Call | None:
+def _call_of(evidence: Evidence, yours: State | None, probe: str | None) -> ProbeCall | None:
     for call in evidence.calls if yours is not None else ():
         if (
             yours is not None
@@ -427,7 +427,7 @@ class Understood:
         self.weights: Weights = own_weights(evidence.weights, caller, module)
         self.num_heads = evidence.num_heads
 
-    def _designs(self, given: Given) -> list[Design]:
+    def _designs(self, given: ProbeInputs) -> list[Design]:
         """What is inside on purpose, with the numbers that this module has, for inputs of this length.
 
         Raises:
@@ -457,7 +457,7 @@ class Understood:
 
     @undisturbed()
     def explanation(
-        self, given: Given, labels: tuple[list[str] | None, list[str] | None], batch: int
+        self, given: ProbeInputs, labels: tuple[list[str] | None, list[str] | None], batch: int
     ) -> Explanation:
         """Every step on these inputs, the module's own numbers beside the expected ones."""
         designs = self._designs(given)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..diagnose import NEAR
-from ..evidence import Asked, Call, Evidence, Problem
+from ..evidence import Asked, Evidence, ProbeCall, Problem
 from ..examine.generality import DRAWN, LONG_PROBE
-from ..examine.pieces import ONE
-from ..recipe import Given, State, Weights
+from ..examine.parameters import ONE
+from ..recipe import ProbeInputs, State, Weights
 from .conditions import Conditions, Refusal
 
 FORGED = "what it answered to inputs drawn afterwards is not what it answered before"
@@ -293,13 +293,13 @@ class Secrets:
         return None if again.ok else Refusal(FORGED, "forged", again.judged)
 
 
-def _call(evidence: Evidence, one: _Asked, mask: Tensor | None) -> Call:
+def _call(evidence: Evidence, one: _Asked, mask: Tensor | None) -> ProbeCall:
     """With what it hides by itself."""
     B, T, S = len(one.inputs[0]), one.inputs[0].shape[1], one.inputs[1].shape[1]
     if evidence.conventions.always_causal:
         past = torch.ones(T, S, dtype=torch.bool).tril().expand(B, T, S)
         mask = past if mask is None else mask & past
-    return Call(one.probe, Given(*one.inputs, mask))
+    return ProbeCall(one.probe, ProbeInputs(*one.inputs, mask))
 
 
 def _output(state: State | None) -> Tensor | None:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ...errors import ArgumentError, nearest
 from ..evidence import packed, unpacked
-from ..examine.call import Caller
-from ..examine.plan import express
+from ..examine.call_plan import express
+from ..examine.caller import Caller
 from ..examine.surroundings import CAUGHT, problem_of, surroundings
 from ..source.likely_classes import is_notebook, load_notebook, package_root
 from ..steps.counterfactuals import Callee

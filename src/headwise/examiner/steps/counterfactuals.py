@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..evidence import Asked, Evidence, Finding, Role
-from ..examine.build import GUESS, recipes
+from ..examine.construction import GUESS, recipes
 from ..examine.constructor import Constructor, parameters_of
 from ..examine.subject import Sizes, signature_of
 from ..examine.surroundings import CAUGHT, Unreadable, files_of, problem_of

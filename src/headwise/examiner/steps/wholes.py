@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..evidence import Asked, Evidence, Finding
-from ..examine.build import GUESS
+from ..examine.construction import GUESS
 from ..examine.conventions import layout_words
 from ..examine.examination import understand_whole
 from ..examine.subject import widths_of

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from ..evidence import Role
 from ..recipe import Weights
-from .call import Caller, inputs_for
+from .caller import Caller, inputs_for
 from .subject import Subject
 from .surroundings import CAUGHT
 from .words import bare, role_word
 
 
 @dataclass(eq=False)
-class Print:
+class Fingerprint:
     """What gradients say about one parameter."""
 
     used: bool = False
@@ -82,7 +82,7 @@ def _on(x: Tensor, quarter: int, quarters: int = 4) -> Tensor:
     return kept
 
 
-def fingerprints(caller: Caller) -> dict[str, Print]:
+def fingerprints(caller: Caller) -> dict[str, Fingerprint]:
     """For every parameter; empty where gradients cannot be had."""
     try:
         return _fingerprints(caller)
@@ -90,7 +90,7 @@ def fingerprints(caller: Caller) -> dict[str, Print]:
         return {}
 
 
-def _fingerprints(caller: Caller) -> dict[str, Print]:
+def _fingerprints(caller: Caller) -> dict[str, Fingerprint]:
     sizes, plan, zero = caller.subject.sizes, caller.plan, caller.subject.zero
     T = S = sizes.long
     query, key, value = inputs_for(caller, T, S, seed=11)
@@ -125,9 +125,9 @@ def _fingerprints(caller: Caller) -> dict[str, Print]:
     for name, parameter in caller.subject.parameters.items():
         gradient = apart.get(name)
         if gradient is None or not bool((gradient != 0).any()):
-            found[name] = Print(used=name in equal and bool((equal[name].abs() > zero * largest).any()))
+            found[name] = Fingerprint(used=name in equal and bool((equal[name].abs() > zero * largest).any()))
             continue
-        print_ = Print(used=True)
+        print_ = Fingerprint(used=True)
         if parameter.ndim >= 2:
             _axes(print_, gradient, spread.get(name), sizes.E, width, zero)
             if print_.in_axis is not None:
@@ -139,7 +139,9 @@ def _fingerprints(caller: Caller) -> dict[str, Print]:
     return found
 
 
-def _axes(print_: Print, gradient: Tensor, spread: Tensor | None, E: int, width: int, zero: float) -> None:
+def _axes(
+    print_: Fingerprint, gradient: Tensor, spread: Tensor | None, E: int, width: int, zero: float
+) -> None:
     inward = [axis for axis in reversed(range(gradient.ndim)) if len(_live(gradient, axis, zero)) == E]
     inward = [axis for axis in inward if not bool(_live(gradient, axis, zero)[3 * (E // 4) :].any())]
     if (
@@ -193,7 +195,7 @@ def _rows(
 
 
 @dataclass(eq=False)
-class Piece:
+class ParameterSlice:
     """Part of a parameter: which rows of it, once it is [out, in]; of a bias, [n, 1]."""
 
     name: str
@@ -204,12 +206,12 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Guess:
+class Assignment:
     """A proposal: pieces for each projection and bias, which together make the weights."""
 
     how: str  # "names", "calls", "gradients", "given"
-    weights: dict[str, list[Piece]] = field(default_factory=dict)  # q, k, v, o
-    biases: dict[str, list[Piece]] = field(default_factory=dict)
+    weights: dict[str, list[ParameterSlice]] = field(default_factory=dict)  # q, k, v, o
+    biases: dict[str, list[ParameterSlice]] = field(default_factory=dict)
     order: str = ""  # of a fused weight
     certain: bool = False  # q, k and v have names of their own
     family: str = ""  # how a fused weight is cut
@@ -234,18 +236,18 @@ def out_rows(tensor: Tensor, out_axis: int) -> Tensor:
     return flat.reshape(flat.shape[0], -1)
 
 
-def join(pieces: Sequence[Piece]) -> Tensor:
+def join(pieces: Sequence[ParameterSlice]) -> Tensor:
     """One below the other."""
     return torch.cat([one.rows for one in pieces])
 
 
-def _join_out(pieces: Sequence[Piece], width: int) -> Tensor:
+def _join_out(pieces: Sequence[ParameterSlice], width: int) -> Tensor:
     """Of an output projection: side by side where each head has its own, [E, D]."""
     beside = len(pieces) > 1 and sum(one.rows.shape[1] for one in pieces) == width
     return torch.cat([one.rows for one in pieces], dim=1) if beside else join(pieces)
 
 
-def role_of(pieces: Sequence[Piece], how: str) -> Role:
+def role_of(pieces: Sequence[ParameterSlice], how: str) -> Role:
     """Where it was found, in words."""
     first = pieces[0]
     more = f" and {len(pieces) - 1} more" if len(pieces) > 1 else ""
@@ -253,13 +255,13 @@ def role_of(pieces: Sequence[Piece], how: str) -> Role:
     return Role(f"{first.name}{first.where}{more}", how, first.transposed, first.name, start)
 
 
-def is_small(guess: Guess, E: int, H: int) -> bool:
+def is_small(guess: Assignment, E: int, H: int) -> bool:
     """Whether its projections are [D, D], one for all heads."""
     q = guess.weights.get("q") or guess.weights.get("v")
     return bool(q) and H > 1 and join(q or []).shape[1] * H == E and len(join(q or [])) * H == E
 
 
-def weights_of(guess: Guess, E: int, H: int) -> tuple[Weights, list[str]] | None:
+def weights_of(guess: Assignment, E: int, H: int) -> tuple[Weights, list[str]] | None:
     """The weights a guess amounts to, and sentences about them; None where the sizes make no sense.
 
     Missing projections are the identity, missing biases zeros.
@@ -338,10 +340,10 @@ def spells(path: str) -> bool:
     return any(word in bare(path) for word in ("qkv", "querykeyvalue", "inproj"))
 
 
-class Kept:
+class ParameterLayout:
     """How each parameter is kept, as far as it can be told."""
 
-    def __init__(self, subject: Subject, prints: dict[str, Print]) -> None:
+    def __init__(self, subject: Subject, prints: dict[str, Fingerprint]) -> None:
         self.subject, self.prints = subject, prints
         self.weights, self.biases = _split(subject)
         self.E = subject.sizes.E
@@ -378,23 +380,23 @@ class Kept:
         beside = re.sub(r"weight$", "bias", name)
         return beside if beside != name and beside in self.biases else None
 
-    def piece(self, name: str, axis: int, rows: Tensor | None = None, where: str = "") -> Piece:
+    def piece(self, name: str, axis: int, rows: Tensor | None = None, where: str = "") -> ParameterSlice:
         """Rows of an input projection."""
         whole = rows_of(self.weights[name], axis)
         run = rows is not None and where != "" and bool((rows.diff() == 1).all())
         start = int(rows[0]) if rows is not None and run else None
         kept = whole if rows is None else whole[rows]
         wide = [i for i, n in enumerate(self.weights[name].shape) if n > 1]  # a convolution ends in axes of 1
-        return Piece(name, kept, where, bool(wide) and axis != wide[-1], start)
+        return ParameterSlice(name, kept, where, bool(wide) and axis != wide[-1], start)
 
-    def out_piece(self, name: str, axis: int) -> Piece:
+    def out_piece(self, name: str, axis: int) -> ParameterSlice:
         """An output projection."""
-        return Piece(name, out_rows(self.weights[name], axis), "", axis != 0)
+        return ParameterSlice(name, out_rows(self.weights[name], axis), "", axis != 0)
 
-    def bias_piece(self, name: str, rows: Tensor | None = None, where: str = "") -> Piece:
+    def bias_piece(self, name: str, rows: Tensor | None = None, where: str = "") -> ParameterSlice:
         """A bias, or rows of it."""
         whole = self.biases[name].detach().reshape(-1, 1)
-        return Piece(name, whole if rows is None else whole[rows], where)
+        return ParameterSlice(name, whole if rows is None else whole[rows], where)
 
 
 def where_of(rows: Tensor) -> str:

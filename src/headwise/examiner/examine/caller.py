@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .plan import Plan, Way, express
+from .call_plan import CallPlan, MaskConvention, express
 from .rotations import ADDED, SLOTS, table
 from .subject import Subject, signature_of
 from .surroundings import Unreadable
 
 
-class Answer(NamedTuple):
+class CallOutput(NamedTuple):
     """What a call gave, batch first."""
 
     output: Tensor  # [B, T, E]
@@ -49,7 +49,7 @@ def _tensors(raw: object, depth: int = 0) -> Iterator[Tensor]:
                 yield from _tensors(one, depth + 1)
 
 
-def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: bool = False) -> Answer:
+def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: bool = False) -> CallOutput:
     """The output and the weights, batch first; `heads_major`: of [H * B, T, S] heads come first.
 
     Raises:
@@ -65,7 +65,7 @@ def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: 
         if output is not None and not _is_weights(tensor, T, S, found):
             others = _joined(found[:i] + found[i + 1 :], T, S, H)
             read_so = (_weights(one, layout, B, T, S, H, heads_major) for one in others)
-            return Answer(output, next((one for one in read_so if one is not None), None))
+            return CallOutput(output, next((one for one in read_so if one is not None), None))
     wanted = {
         "sequence first": f"[{T}, {B}, width]",
         "one sequence": f"[{T}, width]",
@@ -143,8 +143,8 @@ class Caller:
     """Calls the code by a plan, batch first in and out."""
 
     subject: Subject
-    plan: Plan
-    ways: tuple[Way, ...] = ()
+    plan: CallPlan
+    ways: tuple[MaskConvention, ...] = ()
     asks: tuple[tuple[str, object], ...] = ()  # what makes it return its weights
     heads_major: bool = False  # the weights come as [H * B, T, S]
 
@@ -155,10 +155,10 @@ class Caller:
         value: Tensor,
         mask: Tensor | None = None,
         *,
-        ways: tuple[Way, ...] | None = None,
+        ways: tuple[MaskConvention, ...] | None = None,
         seed: int = 0,
         asks: bool = False,
-    ) -> Answer:
+    ) -> CallOutput:
         """One call.
 
         Args:
@@ -179,7 +179,7 @@ class Caller:
                 answers.append(self._once(query[one], key[one], value[one], shown, ways, seed, asks))
             weights = [one.weights for one in answers if one.weights is not None]
             joined = torch.cat(weights) if len(weights) == len(answers) else None
-            return Answer(torch.cat([one.output for one in answers]), joined)
+            return CallOutput(torch.cat([one.output for one in answers]), joined)
         return self._once(query, key, value, mask, ways, seed, asks)
 
     def _once(
@@ -188,10 +188,10 @@ class Caller:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        ways: tuple[Way, ...],
+        ways: tuple[MaskConvention, ...],
         seed: int,
         asks: bool,
-    ) -> Answer:
+    ) -> CallOutput:
         B, T, S, H = len(query), query.shape[1], key.shape[1], self.subject.sizes.H
         given = {"query": query, "x": query, "key": key, "memory": key, "value": value}
         named: dict[str, object] = {}
@@ -294,7 +294,7 @@ def reactions(
     caller: Caller,
     inputs: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None = None,
-    ways: tuple[Way, ...] | None = None,
+    ways: tuple[MaskConvention, ...] | None = None,
     of: str = "both",
 ) -> Tensor:
     """How much the output of query t changes when key s does, float [B, T, S]; NaN where it is NaN.

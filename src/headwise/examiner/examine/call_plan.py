@@ -30,7 +30,7 @@ PADDING = ("[B, S]", "[B, 1, 1, S]", "[B, 1, S]", "[S]", "[S, B]")
 
 
 @dataclass(frozen=True)
-class Way:
+class MaskConvention:
     """How one argument takes a mask."""
 
     argument: str
@@ -84,7 +84,7 @@ def _lengths(mask: Tensor, shape: str) -> Tensor | None:
     return seen
 
 
-def encode(way: Way, mask: Tensor, num_heads: int) -> object:
+def encode(way: MaskConvention, mask: Tensor, num_heads: int) -> object:
     """A mask, bool [B, T, S], as this argument wants it; None where it cannot say it."""
     if way.kind == "switch":
         causal = torch.ones(mask.shape[1:], dtype=torch.bool).tril()
@@ -105,7 +105,7 @@ def encode(way: Way, mask: Tensor, num_heads: int) -> object:
     return shaped.clone() if way.kind == "bool" else shaped.to(way.number)
 
 
-def express(ways: tuple[Way, ...], mask: Tensor, num_heads: int) -> dict[str, object] | None:
+def express(ways: tuple[MaskConvention, ...], mask: Tensor, num_heads: int) -> dict[str, object] | None:
     """The arguments that say this mask; None where they cannot.
 
     A mask that is padding goes through the argument for padding where there is one; padding and a triangle
@@ -139,7 +139,7 @@ COUNTS = ("batch", "query_len", "key_len", "height", "one", "grid")  # numbers t
 
 
 @dataclass(frozen=True)
-class Plan:
+class CallPlan:
     """What each parameter of forward is given."""
 
     slots: tuple[tuple[str, str], ...]  # (parameter, one of INPUTS or of COUNTS)
@@ -164,7 +164,7 @@ class Plan:
         return not self.self_only and "value" not in {slot for _, slot in self.slots}
 
 
-def plans(subject: Subject) -> list[Plan]:
+def plans(subject: Subject) -> list[CallPlan]:
     """The plans the names of forward's parameters suggest, the likeliest first; annotations are obeyed."""
     signature = signature_of(subject.body)
     target = getattr(subject.body, "forward", entry_of(subject.body))
@@ -227,7 +227,7 @@ def plans(subject: Subject) -> list[Plan]:
                 found.append((one.name, value))
             else:
                 constants.append((one.name, value))
-    base = Plan((), tuple(constants), tuple(masks), tuple(needs), tuple(switches), guessed=tuple(guessed))
+    base = CallPlan((), tuple(constants), tuple(masks), tuple(needs), tuple(switches), guessed=tuple(guessed))
     made = list(_shapes(base, found, unknown, optional))
     if "m" in map(bare, needs):  # a mask, or what is attended to
         others = [replace(one, masks=tuple(n for n in one.masks if bare(n) != "m")) for one in made]
@@ -265,9 +265,9 @@ def _image(every: list[inspect.Parameter]) -> dict[str, str]:
     return {one.name: "grid" for one in every if bare(one.name) in words}
 
 
-def _positional(words: str, with_mask: bool = False) -> Plan:
+def _positional(words: str, with_mask: bool = False) -> CallPlan:
     slots = tuple((f"{i}", slot) for i, slot in enumerate(words.split()))
-    return Plan(slots, masks=("3",) if with_mask else (), positional=True)
+    return CallPlan(slots, masks=("3",) if with_mask else (), positional=True)
 
 
 def _constant(parameter: inspect.Parameter, annotation: object, sizes: Sizes) -> tuple[object, bool]:
@@ -309,14 +309,14 @@ def _constant(parameter: inspect.Parameter, annotation: object, sizes: Sizes) ->
 
 
 def _shapes(
-    base: Plan, found: list[tuple[str, str]], unknown: list[str], optional: set[str]
-) -> Iterator[Plan]:
+    base: CallPlan, found: list[tuple[str, str]], unknown: list[str], optional: set[str]
+) -> Iterator[CallPlan]:
     """Plans from what the names say, then from how many there are."""
     slots = {slot for _, slot in found}
     sizes = [(name, slot) for name, slot in found if slot not in INPUTS]
     inputs = [(name, slot) for name, slot in found if slot in INPUTS]
 
-    def plan(pairs: list[tuple[str, str]], mask: str | None = None) -> Plan:
+    def plan(pairs: list[tuple[str, str]], mask: str | None = None) -> CallPlan:
         masks = base.masks if mask is None else (mask, *base.masks)
         needs = base.needs_mask if mask is None else (mask, *base.needs_mask)
         guessed = (*base.guessed, *unknown)

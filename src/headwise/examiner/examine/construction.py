@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from ..evidence import Problem
-from .call import Caller
-from .constructor import Choice, Constructor, parameters_of
+from .call_plan import plans
+from .caller import Caller
+from .constructor import Choices, Constructor, parameters_of
 from .conventions import find_caller
-from .plan import plans
 from .rotations import is_rotation
 from .subject import (
     BATCH_NORMS,
@@ -52,7 +52,7 @@ GUESS = "guess"  # the kind of a problem that may be owed to what the examiner m
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class Construction:
     """One way to construct a class."""
 
     make: Callable[[], Any]
@@ -68,11 +68,11 @@ class Recipe:
 
 
 @dataclasses.dataclass(eq=False)
-class Built:
+class BuildResult:
     """What came of it: what calls the code, or why there is nothing to call."""
 
     caller: Caller | None = None
-    recipe: Recipe | None = None
+    recipe: Construction | None = None
     problem: Problem | None = None
     text: str = ""  # as Python
     tried: list[str] = dataclasses.field(default_factory=list)  # what was tried in vain, a sentence each
@@ -93,7 +93,7 @@ def about_dtype(problem: Problem | None) -> bool:
 
 def recipes(
     cls: type, embed_dim: int | None, num_heads: int | None, given: Mapping[str, object]
-) -> Iterator[tuple[Sizes, Choice]]:
+) -> Iterator[tuple[Sizes, Choices]]:
     """Ways to construct it, the likeliest first."""
     every = parameters_of(cls)
     words = {size_word(one.name) for one in every}
@@ -101,9 +101,9 @@ def recipes(
     said = {size_word(path.rpartition(".")[2]): n for path, n in given.items() if type(n) is int}
     embed_dim, num_heads = embed_dim or said.get("width"), num_heads or said.get("heads")
     usual = [(embed_dim or E, num_heads or H) for E, H in USUAL]
-    tried: set[tuple[int, int, Choice, int]] = set()
+    tried: set[tuple[int, int, Choices, int]] = set()
 
-    def one(E: int, H: int, choice: Choice, block: int = 16) -> Iterator[tuple[Sizes, Choice]]:
+    def one(E: int, H: int, choice: Choices, block: int = 16) -> Iterator[tuple[Sizes, Choices]]:
         block = said.get("length", block)
         if (E, H, choice, block) not in tried:
             tried.add((E, H, choice, block))
@@ -114,26 +114,26 @@ def recipes(
             )
 
     first = usual[0]
-    yield from one(*first, Choice())
+    yield from one(*first, Choices())
     if "key heads" in words or config:
-        yield from one(*first, Choice(few_keys=False))
+        yield from one(*first, Choices(few_keys=False))
     if "head dim" in words:
-        yield from one(*first, Choice(per_head=False))
+        yield from one(*first, Choices(per_head=False))
     if "length" in words or config:
-        yield from one(*first, Choice(), 7)
+        yield from one(*first, Choices(), 7)
     if None in words:
-        yield from one(*first, Choice(swapped=True))
-        yield from one(*first, Choice(made_up=1))
+        yield from one(*first, Choices(swapped=True))
+        yield from one(*first, Choices(made_up=1))
     if config or turns:
-        yield from one(*first, Choice(own_config=False))
+        yield from one(*first, Choices(own_config=False))
     if config:
-        yield from (pair for i in (1, 2) for pair in one(*first, Choice(own_config=False, made_up=i)))
-    yield from one(*first, Choice(defaults=True))
+        yield from (pair for i in (1, 2) for pair in one(*first, Choices(own_config=False, made_up=i)))
+    yield from one(*first, Choices(defaults=True))
     for E, H in usual[1:]:
-        yield from one(E, H, Choice())
+        yield from one(E, H, Choices())
 
 
-def others(recipe: Recipe) -> list[tuple[Sizes, Choice]]:
+def others(recipe: Construction) -> list[tuple[Sizes, Choices]]:
     """The same with other values for what no name explains."""
     made = recipe.constructor
     if made is None or made.told is None:
@@ -150,10 +150,10 @@ def by_class(
     embed_dim: int | None = None,
     num_heads: int | None = None,
     given: Mapping[str, object] | None = None,
-    ways: list[tuple[Sizes, Choice]] | None = None,
+    ways: list[tuple[Sizes, Choices]] | None = None,
     manners: tuple[str, ...] = MANNERS,
     containers: set[str] | None = None,
-) -> Built:
+) -> BuildResult:
     """The first way to construct it after which it can be called; `ways`: only these.
 
     containers: fields of a configuration that turned out to have fields of their own, added to.
@@ -162,7 +162,7 @@ def by_class(
     files, given = files_of(cls), given or {}
     own = {one.name for one in parameters_of(cls)}
     called = {name: value for name, value in given.items() if name not in own and "." not in name}
-    built = Built()
+    built = BuildResult()
     problems: list[Problem] = []  # while building, then while calling
     calling: list[Problem] = []
     for sizes, choice in recipes(cls, embed_dim, num_heads, given) if ways is None else ways:
@@ -178,7 +178,7 @@ def by_class(
             built.text = built.text or constructor.text
             if caller is not None:
                 recipe = _recipe(constructor, manner)
-                return Built(caller, recipe, None, constructor.text, built.tried)
+                return BuildResult(caller, recipe, None, constructor.text, built.tried)
             assert problem is not None
             turns = any(is_rotation(one.name) and one.default is one.empty for one in parameters_of(cls))
             if problem.kind != GUESS and (constructor.made_up or turns):
@@ -204,7 +204,7 @@ def _told(problem: Problem) -> str:
     return problem.message if problem.kind in {GUESS, "shape"} else f"{problem.kind}: {problem.message}"
 
 
-def _recipe(constructor: Constructor, manner: str) -> Recipe:
+def _recipe(constructor: Constructor, manner: str) -> Construction:
     words = {size_word(one.name) for one in parameters_of(constructor.cls)}
     config = "config" in words
 
@@ -212,7 +212,7 @@ def _recipe(constructor: Constructor, manner: str) -> Recipe:
         with by_default(torch.float32 if manner == "single" else torch.float64):
             return constructor.make(dropout, thrown)
 
-    return Recipe(
+    return Construction(
         make, constructor.sizes, config or "heads" in words, config or "width" in words,
         make if "dropout" in words or config else None,
         lambda thrown: make(thrown=thrown),
@@ -282,7 +282,7 @@ def _as_guess(problem: Problem) -> Problem:
     return dataclasses.replace(problem, kind=GUESS, message=_told(problem))
 
 
-def _apart(recipe: Recipe) -> dict[str, torch.dtype]:
+def _apart(recipe: Construction) -> dict[str, torch.dtype]:
     """Built once more as its author has it, float32 by default: which loose tensors are of another dtype."""
     try:
         with by_default(torch.float32):
@@ -293,7 +293,7 @@ def _apart(recipe: Recipe) -> dict[str, torch.dtype]:
         return {}
 
 
-def _sizes_for(body: object, recipe: Recipe) -> list[Sizes]:
+def _sizes_for(body: object, recipe: Construction) -> list[Sizes]:
     """The sizes it was built for; where the constructor was not told a width, those it may have inside."""
     sizes = recipe.sizes
     heads = head_count(body)
@@ -355,7 +355,7 @@ def as_given(
     is_function: bool,
     given: Mapping[str, object] | None = None,
     manners: tuple[str, ...] = MANNERS,
-) -> Built:
+) -> BuildResult:
     """An instance on a deep copy, or a function with weights of ours for those it takes as arguments."""
     files, given = files_of(obj), given or {}
     if is_function:
@@ -365,7 +365,7 @@ def as_given(
         try:
             body = copy.deepcopy(obj)
         except CAUGHT as error:
-            return Built(problem=problem_of(error, "build", files))
+            return BuildResult(problem=problem_of(error, "build", files))
         own = apart(body)
         heads = num_heads or head_count(body)
         widths = [embed_dim] if embed_dim else _widths(body)[:6]
@@ -378,11 +378,11 @@ def as_given(
             )  # fmt: skip
             caller, problem = _ready(subject)
             if caller is not None:
-                return Built(caller)
+                return BuildResult(caller)
             first = first or problem
         if not about_dtype(first):
             break
-    return Built(problem=first)
+    return BuildResult(problem=first)
 
 
 # A function's weights: its arguments, or what lies in a dict or list among them
@@ -397,7 +397,7 @@ def _function(
     embed_dim: int | None,
     num_heads: int | None,
     given: Mapping[str, object],
-) -> Built:
+) -> BuildResult:
     sizes = Sizes().of_width(embed_dim or 24, num_heads or 4)
     every = signature_of(function).parameters.values()
     said = {size_word(name): n for name, n in given.items() if type(n) is int}
@@ -409,7 +409,7 @@ def _function(
     if weights and not heads_given:
         heads = globals_heads(function)
         sizes = sizes.of_width(sizes.E, heads or sizes.H)
-    first = Built(text=f"{getattr(function, '__name__', 'it')}(...)")
+    first = BuildResult(text=f"{getattr(function, '__name__', 'it')}(...)")
     for style in STYLES if weights else STYLES[:1]:
         subject = Subject(
             function,
@@ -430,7 +430,7 @@ def _function(
             subject.parameters[path] = weight.requires_grad_()
         caller, problem = find_caller(subject)
         if caller is not None:
-            return Built(caller, None, None, _call_text(caller))
+            return BuildResult(caller, None, None, _call_text(caller))
         first.tried.append(f"weights {style}: {_told(problem) if problem else 'no plan'}")
         first.problem = first.problem or problem
     if first.problem is not None and (weights or _unclear(every)):
