@@ -351,12 +351,12 @@ def numbers_of(case: Case, module: nn.MultiheadAttention) -> Numbers:
     }
     padding = mask_of(case.key_padding_mask, padding_shape(case), random, case.padding_dtype or case.dtype)
     mask = mask_of(case.attn_mask, mask_shape(case), random, case.mask_dtype or case.dtype)
-    seen: tuple[int, ...] = (case.L, S + case.add_bias_kv + case.add_zero_attn)
+    visible: tuple[int, ...] = (case.L, S + case.add_bias_kv + case.add_zero_attn)
     if not case.average_attn_weights:
-        seen = (case.num_heads, *seen)
+        visible = (case.num_heads, *visible)
     if case.N is not None:
-        seen = (case.N, *seen)
-    return Numbers(parameters, inputs, padding, mask, (pulls, normal(*seen)))
+        visible = (case.N, *visible)
+    return Numbers(parameters, inputs, padding, mask, (pulls, normal(*visible)))
 
 
 def mask_shape(case: Case) -> tuple[int, ...]:
@@ -501,14 +501,14 @@ def results(module: nn.MultiheadAttention, case: Case, numbers: Numbers, hint: b
             average_attn_weights=case.average_attn_weights,
             is_causal=hint,
         )  # fmt: skip
-    found = {"output": output}
+    actual = {"output": output}
     if weights is not None:
-        found["weights"] = weights
+        actual["weights"] = weights
     if leaves:
-        pulled = [(x * pull).sum() for x, pull in zip(found.values(), numbers.pulls, strict=False)]
+        pulled = [(x * pull).sum() for x, pull in zip(actual.values(), numbers.pulls, strict=False)]
         grads = torch.autograd.grad(sum(pulled[1:], pulled[0]), [*leaves.values()], materialize_grads=True)
-        found |= dict(zip(leaves, grads, strict=True))
-    return {name: x.detach() for name, x in found.items()}
+        actual |= dict(zip(leaves, grads, strict=True))
+    return {name: x.detach() for name, x in actual.items()}
 
 
 # The comparison
@@ -519,11 +519,11 @@ def _compared(
 ) -> str | None:
     # torch's kernel on a CPU misreads a float32 mask beside float64 inputs
     by_formulas = only_masks_learn(case) or case.has_other_dtype
-    found = _compared_with(case, ours, numbers, theirs, hint, by_formulas)
-    if found is not None and not case.need_weights and case.is_low:
+    actual = _compared_with(case, ours, numbers, theirs, hint, by_formulas)
+    if actual is not None and not case.need_weights and case.is_low:
         # torch's kernel is wrong about gradients of rows masked by finite numbers alone; its formulas are not
-        found = _compared_with(case, ours, numbers, theirs, hint, by_formulas=True)
-    return found
+        actual = _compared_with(case, ours, numbers, theirs, hint, by_formulas=True)
+    return actual
 
 
 def only_masks_learn(case: Case) -> bool:
@@ -561,35 +561,35 @@ def results_differ(
     size = {grad: _largest_of(truth, grad) for grad in BOTH}
     # a gradient that is 0 is the difference of terms that are not
     size[True] = max(size[True], size[False] * pull)
-    for name, found in ours.items():
+    for name, actual in ours.items():
         grad, wanted = name.startswith("d "), plain[name]
-        if found.dtype != wanted.dtype or found.shape != wanted.shape:
-            return f"{name} is {found.dtype}{list(found.shape)}, not {wanted.dtype}{list(wanted.shape)}"
-        rounded = max((precision, found.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-        wrong = _wrong(found, wanted, truth[name], rounded, size[grad], grad, is_low)
+        if actual.dtype != wanted.dtype or actual.shape != wanted.shape:
+            return f"{name} is {actual.dtype}{list(actual.shape)}, not {wanted.dtype}{list(wanted.shape)}"
+        rounded = max((precision, actual.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+        wrong = _wrong(actual, wanted, truth[name], rounded, size[grad], grad, is_low)
         if wrong is not None:
             return f"{name}: {wrong}"
     return None
 
 
-def _largest_of(found: Results, grad: bool) -> float:
-    return max((largest(x) for name, x in found.items() if name.startswith("d ") == grad), default=0.0)
+def _largest_of(actual: Results, grad: bool) -> float:
+    return max((largest(x) for name, x in actual.items() if name.startswith("d ") == grad), default=0.0)
 
 
 def _wrong(
-    found: Tensor, plain: Tensor, truth: Tensor, rounded: torch.dtype, size: float, grad: bool, is_low: bool
+    actual: Tensor, plain: Tensor, truth: Tensor, rounded: torch.dtype, size: float, grad: bool, is_low: bool
 ) -> str | None:
     missing = truth.isnan()
     if bool(missing.any()):
-        if not grad and not found.isnan().equal(missing):
-            return f"NaN in {int(found.isnan().sum())} places, not {int(missing.sum())}"
-        found, plain, truth = found[~missing], plain[~missing], truth[~missing]
+        if not grad and not actual.isnan().equal(missing):
+            return f"NaN in {int(actual.isnan().sum())} places, not {int(missing.sum())}"
+        actual, plain, truth = actual[~missing], plain[~missing], truth[~missing]
     if rounded == torch.float64:
         # scores near -1e9 are rounded to 1e-7, and a row of nothing else shows it
         allowed = (1e-6 if is_low else 1e-9) * max(1.0, size)
     else:
         allowed = (3 if grad else 2) * error(plain, truth) + 8 * torch.finfo(rounded).eps * size
-    ours = error(found, truth)
+    ours = error(actual, truth)
     return None if ours <= allowed else f"error {ours:.3g} > {allowed:.3g}, torch's {error(plain, truth):.3g}"
 
 
@@ -620,12 +620,12 @@ def outcome_of(call: Callable[[], Any]) -> Outcome:
     return Outcome(results, refusal, is_worded, {(w.category, str(w.message)) for w in caught})
 
 
-def refusals_differ(found: Outcome, wanted: Outcome) -> str | None:
+def refusals_differ(actual: Outcome, wanted: Outcome) -> str | None:
     """How exceptions differ: by type, and where torch's class raises it by its message; None: they do not."""
-    same = found.refusal == wanted.refusal
-    if found.refusal is not None and wanted.refusal is not None and not wanted.is_worded:
-        same = found.refusal[0] is wanted.refusal[0]
-    return None if same else f"raised {found.refusal}, not {wanted.refusal}"
+    same = actual.refusal == wanted.refusal
+    if actual.refusal is not None and wanted.refusal is not None and not wanted.is_worded:
+        same = actual.refusal[0] is wanted.refusal[0]
+    return None if same else f"raised {actual.refusal}, not {wanted.refusal}"
 
 
 def follows_mask(case: Case, mask: Tensor | None) -> bool:
@@ -672,19 +672,19 @@ def difference(case: Case, device: torch.device = CPU) -> str | None:
         as_if_large(case.way == "large"),
         always_in_one_step(case.way == "one step"),
     ):
-        found = outcome_of(lambda: results(ours, case, numbers, case.is_causal))
+        outcome = outcome_of(lambda: results(ours, case, numbers, case.is_causal))
     hint = case.is_causal and not follows_mask(case, numbers.attn_mask)
     with slow_path(), sdpa_kernel(SDPBackend.MATH) if only_masks_learn(case) else nullcontext():
         wanted = outcome_of(lambda: results(theirs, case, numbers, hint))
-    if found.warnings != wanted.warnings and device == CPU:  # kernels of a GPU explain themselves
-        return f"warnings are {found.warnings}, not {wanted.warnings}"
-    if wanted.refusal is None and found.refusal is None:
-        return _compared(case, found.results, numbers, theirs, hint)
-    if found.refusal is None and not wanted.is_worded:
+    if outcome.warnings != wanted.warnings and device == CPU:  # kernels of a GPU explain themselves
+        return f"warnings are {outcome.warnings}, not {wanted.warnings}"
+    if wanted.refusal is None and outcome.refusal is None:
+        return _compared(case, outcome.results, numbers, theirs, hint)
+    if outcome.refusal is None and not wanted.is_worded:
         # What operators of torch refuse, ours may take: masks without elements, which torch cannot reshape,
         # and masks of another dtype, as if they had been cast.
         if not all(x.numel() for x in numbers.inputs):
             return None
         if case.has_other_dtype:
-            return _compared(case, found.results, numbers.with_masks_in(case.dtype), theirs, hint)
-    return refusals_differ(found, wanted)
+            return _compared(case, outcome.results, numbers.with_masks_in(case.dtype), theirs, hint)
+    return refusals_differ(outcome, wanted)

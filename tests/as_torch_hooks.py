@@ -79,18 +79,18 @@ def shapes_of(x: Any) -> Any:
 def listening(model: nn.Module, hooks: list[HookCase]) -> Iterator[list[Any]]:
     """What hooks hear: which of them, where, and the shapes of what they are given."""
     names = {module: name for name, module in model.named_modules() if not name.endswith("out_proj")}
-    heard: list[Any] = []
+    calls: list[Any] = []
     handles = []
     for number, hook in enumerate(hooks):
 
-        def called(module: nn.Module, *given: Any, number: int = number, hook: HookCase = hook) -> Any:
+        def called(module: nn.Module, *args: Any, number: int = number, hook: HookCase = hook) -> Any:
             if module in names:
-                heard.append((number, hook.kind, names[module], shapes_of(given)))
+                calls.append((number, hook.kind, names[module], shapes_of(args)))
             if not hook.replaces or module not in names:
                 return None
             if hook.kind == "forward pre":
-                return (doubled(given[0]), given[1]) if len(given) == 2 else doubled(given[0])
-            return doubled(given[-1] if hook.kind == "forward" else given[0])
+                return (doubled(args[0]), args[1]) if len(args) == 2 else doubled(args[0])
+            return doubled(args[-1] if hook.kind == "forward" else args[0])
 
         options: dict[str, Any] = {}
         if hook.kind.startswith("forward") and hook.path is not None:
@@ -104,7 +104,7 @@ def listening(model: nn.Module, hooks: list[HookCase]) -> Iterator[list[Any]]:
             register = getattr(model.get_submodule(hook.path), f"register_{name}")
             handles.append(register(called, prepend=hook.prepend, **options))
     try:
-        yield heard
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -115,16 +115,16 @@ def hooks_differ(
 ) -> str | None:
     """How hooks of ours are called in another way than torch's, or change something else."""
     with listening(model, hooks) as ours:
-        found = outcome_of(lambda: call(model))
+        outcome = outcome_of(lambda: call(model))
     with slow_path(), listening(torchs, hooks) as theirs:
         wanted = outcome_of(lambda: call(torchs))
     if ours != theirs:
         return f"heard {ours}, not {theirs}"
-    if found.refusal is not None or wanted.refusal is not None:
-        return refusals_differ(found, wanted)
-    if found.warnings != wanted.warnings:
-        return f"warnings are {found.warnings}, not {wanted.warnings}"
-    return results_differ(found.results, wanted.results, wanted.results, torch.float64, pull=4.0)
+    if outcome.refusal is not None or wanted.refusal is not None:
+        return refusals_differ(outcome, wanted)
+    if outcome.warnings != wanted.warnings:
+        return f"warnings are {outcome.warnings}, not {wanted.warnings}"
+    return results_differ(outcome.results, wanted.results, wanted.results, torch.float64, pull=4.0)
 
 
 def draw_hooked_call(choose: Choose, seed: int) -> tuple[Case, list[HookCase]]:
@@ -147,7 +147,9 @@ def draw_hooked_call(choose: Choose, seed: int) -> tuple[Case, list[HookCase]]:
 def draw_hooked_layer(choose: Choose, seed: int) -> tuple[LayerCase, list[HookCase]]:
     """A call of a layer, and hooks on its parts or on all modules."""
     case = draw_layer(choose, seed)
-    masks = {name: replace(one, hint=None if one.hint is None else False) for name, one in case.masks.items()}
+    masks = {
+        name: replace(mask, hint=None if mask.hint is None else False) for name, mask in case.masks.items()
+    }
     case = replace(case, dtype=torch.float64, masks=masks, autocast=False)
     paths = [
         name

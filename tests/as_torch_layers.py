@@ -248,14 +248,14 @@ def layer_results(model: nn.Module, case: LayerCase, numbers: LayerNumbers, all_
         torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=case.autocast),
     ):
         output = model(*inputs, **numbers.masks, **hints)
-    found = {"output": output}
+    actual = {"output": output}
     if case.gradients == "all":
         leaves = {f"d input {i}": x for i, x in enumerate(inputs)}
         leaves |= {f"d {name}": parameter for name, parameter in model.named_parameters()}
         pull = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output).to(output.device)
         grads = torch.autograd.grad((output * pull).sum(), [*leaves.values()], materialize_grads=True)
-        found |= dict(zip(leaves, grads, strict=True))
-    return {name: x.detach() for name, x in found.items()}
+        actual |= dict(zip(leaves, grads, strict=True))
+    return {name: x.detach() for name, x in actual.items()}
 
 
 def layer_difference(case: LayerCase, device: torch.device = CPU) -> str | None:
@@ -264,24 +264,24 @@ def layer_difference(case: LayerCase, device: torch.device = CPU) -> str | None:
     numbers = layer_numbers(case).to(device)
     hw.adopt(ours)
     with fast_path(case.fast_path):
-        found = outcome_of(lambda: layer_results(ours, case, numbers, all_hints=True))
+        outcome = outcome_of(lambda: layer_results(ours, case, numbers, all_hints=True))
         fast = outcome_of(lambda: layer_results(theirs, case, numbers, all_hints=True))
     with slow_path():
         wanted = outcome_of(lambda: layer_results(theirs, case, numbers, all_hints=False))
-    if found.warnings != wanted.warnings:
-        return f"warnings are {found.warnings}, not {wanted.warnings}"
-    if found.refusal is not None or wanted.refusal is not None:
-        return refusals_differ(found, wanted)
+    if outcome.warnings != wanted.warnings:
+        return f"warnings are {outcome.warnings}, not {wanted.warnings}"
+    if outcome.refusal is not None or wanted.refusal is not None:
+        return refusals_differ(outcome, wanted)
     truth = wanted.results
     if case.dtype != torch.float64:
         with slow_path():
             exact, plain = layer_of(case, torch.float64).to(device), replace(case, autocast=False)
             truth = layer_results(exact, plain, numbers.cast(torch.float64), all_hints=False)
     precision = torch.bfloat16 if case.autocast and case.dtype != torch.float64 else case.dtype
-    answers = found.results, wanted.results, truth
+    answers = outcome.results, wanted.results, truth
     if case.kind == "encoder" and fast.refusal is None:
         # In evaluation torch's encoder leaves padding out if it can, and says 0 there; so may ours.
-        mine, torchs = (x.results["output"].masked_fill(~numbers.padded, 0) for x in (found, fast))
+        mine, torchs = (x.results["output"].masked_fill(~numbers.padded, 0) for x in (outcome, fast))
         if error(mine, torchs) <= 100 * torch.finfo(precision).eps:
             answers = tuple({**x, "output": x["output"].masked_fill(numbers.padded, 0)} for x in answers)
     return results_differ(*answers, precision, pull=1.0)

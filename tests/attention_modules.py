@@ -38,11 +38,11 @@ def packed(mha: MultiHeadAttention) -> bool:
     return mha._packed is not None and mha._packed.holds(layers)
 
 
-def assert_same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+def assert_same(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
     """Equal in float64, up to the roundings of sums of numbers of this size."""
-    assert len(found) == len(expected)
+    assert len(actual) == len(expected)
     size = max(largest(x) for x in expected if x is not None)
-    for i, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+    for i, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         assert (mine is None) == (theirs is None), f"{i}: one of them is None"
         if mine is not None and theirs is not None:
             assert_judged(mine, theirs, theirs, dtype=torch.float64, size=size, what=str(i))

@@ -33,10 +33,10 @@ class BareEnvironment:
 
     def run(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Python with these arguments, knowing nothing of this process's environment."""
-        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        saved = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         return subprocess.run(
             [str(self.folder / "bin" / "python"), *arguments],
-            env=kept | {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "NO_COLOR": "1", "COLUMNS": "120"},
+            env=saved | {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "NO_COLOR": "1", "COLUMNS": "120"},
             cwd=cwd,
             capture_output=True,
             text=True,
@@ -51,10 +51,10 @@ def closure(extras: Iterable[str]) -> set[str]:
         importlib.metadata.PackageNotFoundError: one of them is not installed here.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    asked = [*project["dependencies"]]
-    asked += [each for extra in extras for each in project["optional-dependencies"][extra]]
-    found: set[str] = set()
-    pending = [Requirement(each) for each in asked]
+    requested = [*project["dependencies"]]
+    requested += [each for extra in extras for each in project["optional-dependencies"][extra]]
+    actual: set[str] = set()
+    pending = [Requirement(each) for each in requested]
     done: set[tuple[str, frozenset[str]]] = set()
     while pending:
         requirement = pending.pop()
@@ -62,13 +62,13 @@ def closure(extras: Iterable[str]) -> set[str]:
         if key in done:
             continue
         done.add(key)
-        found.add(key[0])
+        actual.add(key[0])
         wanted = {"", *requirement.extras}
         for text in metadata.requires(requirement.name) or ():
             inner = Requirement(text)
             if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in wanted):
                 pending.append(inner)
-    return found
+    return actual
 
 
 def torch_alone(folder: Path) -> Path:
@@ -112,16 +112,16 @@ def _files(package: str) -> list[tuple[Path, Path]]:
 
     Bytecode written since the package was installed comes along: torch takes seconds to compile.
     """
-    found = []
+    actual = []
     for each in metadata.files(package) or []:
         source, inside = Path(each.locate()), Path(each)
         if ".." in inside.parts:
             continue
-        found.append((source, inside))
+        actual.append((source, inside))
         if inside.suffix == ".py":
             bytecode = Path(cache_from_source(source))
-            found.append((bytecode, inside.parent / "__pycache__" / bytecode.name))
-    return found
+            actual.append((bytecode, inside.parent / "__pycache__" / bytecode.name))
+    return actual
 
 
 def _link(source: Path, target: Path) -> None:

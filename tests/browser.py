@@ -85,7 +85,7 @@ class Browser:
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             arrived = self._arrived()
-            self.events += [one for one in arrived if "id" not in one]
+            self.events += [event for event in arrived if "id" not in event]
             for answer in arrived:
                 if answer.get("id") == self._number:
                     assert "error" not in answer, f"{method}: {answer['error']}"
@@ -98,7 +98,7 @@ class Browser:
         except BlockingIOError:
             time.sleep(0.002)
         *whole, self._pieces = self._pieces.split(b"\0")
-        return [json.loads(one) for one in whole]
+        return [json.loads(event) for event in whole]
 
     def open(
         self, path: Path, *, fragment: str = "", dark: bool = False, size: tuple[int, int] = (1440, 1000)
@@ -116,17 +116,19 @@ class Browser:
         page.dark(dark)
         page.ask("Page.navigate", url=path.as_uri() + fragment)
         end = time.monotonic() + PATIENCE
-        while not any(one.get("method") == "Page.loadEventFired" for one in page.events):
+        while not any(event.get("method") == "Page.loadEventFired" for event in page.events):
             assert time.monotonic() < end, f"{path} was not loaded"
             page.evaluate("1")
         return page
 
     def inside(self, page: Page) -> Page:
         """The one frame of a page that is kept apart from it."""
-        known = {
-            one["targetId"] for one in self.ask("Target.getTargets")["targetInfos"] if one["type"] == "iframe"
+        expected = {
+            event["targetId"]
+            for event in self.ask("Target.getTargets")["targetInfos"]
+            if event["type"] == "iframe"
         }
-        (target,) = known
+        (target,) = expected
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         return Page(self, session, target)
 
@@ -142,19 +144,21 @@ class Page:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return [one for one in self._browser.events if one.get("sessionId") == self._session]
+        return [event for event in self._browser.events if event.get("sessionId") == self._session]
 
     @property
     def complaints(self) -> list[str]:
         """What the console shows: errors, warnings, exceptions, anything printed."""
         kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        return [json.dumps(one["params"])[:400] for one in self.events if one.get("method") in kinds]
+        return [json.dumps(event["params"])[:400] for event in self.events if event.get("method") in kinds]
 
     @property
     def requested(self) -> list[str]:
         """The address of everything that was asked for."""
-        sent = [one["params"] for one in self.events if one.get("method") == "Network.requestWillBeSent"]
-        return [one["request"]["url"] for one in sent]
+        sent = [
+            event["params"] for event in self.events if event.get("method") == "Network.requestWillBeSent"
+        ]
+        return [event["request"]["url"] for event in sent]
 
     def evaluate(self, source: str) -> Any:
         answer = self.ask("Runtime.evaluate", expression=source, returnByValue=True, awaitPromise=True)
@@ -172,7 +176,9 @@ class Page:
     def close(self) -> None:
         """Close the tab and forget what happened in it."""
         self._browser.ask("Target.closeTarget", targetId=self._target)
-        self._browser.events = [one for one in self._browser.events if one.get("sessionId") != self._session]
+        self._browser.events = [
+            event for event in self._browser.events if event.get("sessionId") != self._session
+        ]
         self._browser.pages.remove(self)
 
     def text(self, selector: str) -> str:

@@ -36,44 +36,44 @@ class Verdict(NamedTuple):
     seconds: float
 
 
-def judge_single(one: planted.Planted) -> Verdict:
+def judge_single(subject: planted.Planted) -> Verdict:
     """A module with one planted fault, or with something that only looks like one."""
-    report, seconds = _checked(one.make, **SIZES)
+    report, seconds = _checked(subject.make, **SIZES)
     names = [named.key for named in (*report.faults, *report.remarks)]
-    if one.fault in planted.NO_FAULT:
+    if subject.fault in planted.NO_FAULT:
         ok = report.ok
-    elif one.fault in ("residual and layer norm", "layer norm before"):
+    elif subject.fault in ("residual and layer norm", "layer norm before"):
         ok = report.ok and any("LayerNorm" in words for words in (*report.equal, *report.designs))
     else:
-        ok = len(names) == 1 and names[0] in {one.fault} | ALSO_CALLED.get(one.fault, set())
-    return Verdict(f"{one.style}: {one.fault}", ok, _said(report), seconds)
+        ok = len(names) == 1 and names[0] in {subject.fault} | ALSO_CALLED.get(subject.fault, set())
+    return Verdict(f"{subject.style}: {subject.fault}", ok, _said(report), seconds)
 
 
-def judge_unstyled(one: tuple[str, type, str]) -> Verdict:
+def judge_unstyled(subject: tuple[str, type, str]) -> Verdict:
     """A module with a fault beside the equations: named by all it has, and by nothing else."""
-    fault, make, note = one
+    fault, make, note = subject
     report, seconds = _checked(make, **SIZES)
     names = {named.key for named in (*report.faults, *report.remarks)}
     return Verdict(f"{fault}: {note}", names == set(fault.split(" + ")), _said(report), seconds)
 
 
-def judge_pair(one: pairs.Pair) -> Verdict:
+def judge_pair(pair: pairs.Pair) -> Verdict:
     """A module with two: named as the pair or as one of them."""
-    report, seconds = _checked(one.make, **SIZES)
+    report, seconds = _checked(pair.make, **SIZES)
     names = {named.key for named in report.faults}
-    both = names == {"split and merge by view"} and set(one.faults) == {
+    both = names == {"split and merge by view"} and set(pair.faults) == {
         "split by view",
         "merge without transpose",
     }
     return Verdict(
-        " and ".join(one.faults), (bool(names) and names <= set(one.faults)) or both, _said(report), seconds
+        " and ".join(pair.faults), (bool(names) and names <= set(pair.faults)) or both, _said(report), seconds
     )
 
 
-def judge_right(one: right.Right) -> Verdict:
+def judge_right(subject: right.Right) -> Verdict:
     """A right module passes."""
-    report, seconds = _checked(one.make if one.style == "function" else one.build())
-    return Verdict(f"right: {one.style}", report.ok, _said(report), seconds)
+    report, seconds = _checked(subject.make if subject.style == "function" else subject.build())
+    return Verdict(f"right: {subject.style}", report.ok, _said(report), seconds)
 
 
 def _checked(obj: object, **sizes: int) -> tuple[Report, float]:
@@ -89,18 +89,18 @@ def _said(report: Report) -> str:
 
 
 def _score(name: str, verdicts: Iterable[Verdict]) -> bool:
-    found = list(verdicts)
-    good = sum(one.ok for one in found)
-    slowest = max(found, key=lambda one: one.seconds)
+    actual = list(verdicts)
+    good = sum(one.ok for one in actual)
+    slowest = max(actual, key=lambda one: one.seconds)
     sys.stdout.write(
-        f"{name}: {good} of {len(found)} ({100 * good / len(found):.1f}%), "
+        f"{name}: {good} of {len(actual)} ({100 * good / len(actual):.1f}%), "
         f"slowest {slowest.seconds:.1f} s ({slowest.what})\n"
     )
-    for one in found:
+    for one in actual:
         if not one.ok:
             sys.stdout.write(f"  {one.what} -> {one.said}\n")
     sys.stdout.flush()
-    return good == len(found)
+    return good == len(actual)
 
 
 def main() -> int:

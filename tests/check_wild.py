@@ -48,7 +48,7 @@ class Expected:
 
 
 @dataclass
-class Met:
+class Judged:
     """One file, what was said of it, and whether that is true."""
 
     file: str
@@ -88,8 +88,8 @@ def expected_in(folder: Path) -> list[Expected]:
     for row in rows:
         if row["verdict"] not in ("right", "wrong") or (row["verdict"] == "wrong" and not row["fault"]):
             raise TableError(f"{row['file']} is {row['verdict']!r} with fault {row['fault']!r}")
-    there = {path.name for path in folder.iterdir() if path.suffix in (".py", ".ipynb")}
-    apart = there ^ {row["file"] for row in rows}
+    listed = {path.name for path in folder.iterdir() if path.suffix in (".py", ".ipynb")}
+    apart = listed ^ {row["file"] for row in rows}
     if apart:
         raise TableError(f"the table and the folder differ in {', '.join(sorted(apart))}")
     return [
@@ -102,55 +102,64 @@ def expected_in(folder: Path) -> list[Expected]:
     ]
 
 
-def meet(folder: Path, expected: Iterable[Expected], template: Template) -> list[Met]:
+def judge_all(folder: Path, expected: Iterable[Expected], template: Template) -> list[Judged]:
     """Check every file, as `headwise check` does; a process with torch in it serves them all."""
-    met = []
+    judged = []
     for one in expected:
         start = time.perf_counter()
         try:
             report: Report | ArgumentError = check_file(folder / one.file, template=template)
         except ArgumentError as refused:
             report = refused
-        met.append(verdict_on(one, report, time.perf_counter() - start))
-    return met
+        judged.append(verdict_on(one, report, time.perf_counter() - start))
+    return judged
 
 
-def verdict_on(one: Expected, report: Report | ArgumentError, seconds: float) -> Met:
+def verdict_on(expected: Expected, report: Report | ArgumentError, seconds: float) -> Judged:
     """What was said, against what is true."""
     if isinstance(report, ArgumentError):
-        return Met(one.file, one.right, "not judged", [], 0, False, str(report), seconds)
+        return Judged(expected.file, expected.right, "not judged", [], 0, False, str(report), seconds)
     keys = [named.key for named in report.faults]
-    true = set[str]().union(*one.faults)
-    named = report.verdict == "wrong" and any(set(keys) == each for each in one.faults)
-    if {RAISES} in one.faults and report.verdict == "wrong" and not keys:
+    true = set[str]().union(*expected.faults)
+    named = report.verdict == "wrong" and any(set(keys) == each for each in expected.faults)
+    if {RAISES} in expected.faults and report.verdict == "wrong" and not keys:
         named = any(problem.line is not None for problem in report.problems)
     true_keys = sum(key in true for key in keys)
-    return Met(one.file, one.right, report.verdict, keys, true_keys, named, report.summary, seconds)
+    return Judged(
+        expected.file, expected.right, report.verdict, keys, true_keys, named, report.summary, seconds
+    )
 
 
-def score(met: Sequence[Met]) -> list[str]:
+def score(judged: Sequence[Judged]) -> list[str]:
     """In words, a line per number, and one per file that is not as expected."""
-    right, wrong = [one for one in met if one.right], [one for one in met if not one.right]
-    took = sorted(one.seconds for one in met)
+    right, wrong = (
+        [verdict for verdict in judged if verdict.right],
+        [verdict for verdict in judged if not verdict.right],
+    )
+    took = sorted(verdict.seconds for verdict in judged)
 
     def of(name: str, good: int, among: int) -> str:
         return f"{name:18} {good:3} of {among:3}" + (f"  {100 * good / among:5.1f}%" if among else "")
 
     lines = [
-        of("right passed", sum(one.verdict == "right" for one in right), len(right)),
-        of("wrong named", sum(one.named for one in wrong), len(wrong)),
-        of("wrong caught", sum(one.verdict == "wrong" for one in wrong), len(wrong)),
-        of("accusations true", sum(one.true_accusations for one in met), sum(one.accusations for one in met)),
-        of("right not judged", sum(one.verdict == "not judged" for one in right), len(right)),
-        of("wrong not judged", sum(one.verdict == "not judged" for one in wrong), len(wrong)),
+        of("right passed", sum(verdict.verdict == "right" for verdict in right), len(right)),
+        of("wrong named", sum(verdict.named for verdict in wrong), len(wrong)),
+        of("wrong caught", sum(verdict.verdict == "wrong" for verdict in wrong), len(wrong)),
+        of(
+            "accusations true",
+            sum(verdict.true_accusations for verdict in judged),
+            sum(verdict.accusations for verdict in judged),
+        ),
+        of("right not judged", sum(verdict.verdict == "not judged" for verdict in right), len(right)),
+        of("wrong not judged", sum(verdict.verdict == "not judged" for verdict in wrong), len(wrong)),
         f"{'seconds a file':18} median {statistics.median(took):.1f}, "
         f"p90 {took[min(len(took) - 1, int(0.9 * len(took)))]:.1f}, worst {took[-1]:.1f}",
     ]
-    for one in met:
-        if not one.as_expected:
-            kind = "right" if one.right else "wrong"
-            called = ", ".join(one.keys) or one.said
-            lines.append(f"  {one.file} ({kind}) -> {one.verdict}: {called[:150]}")
+    for verdict in judged:
+        if not verdict.as_expected:
+            kind = "right" if verdict.right else "wrong"
+            called = ", ".join(verdict.keys) or verdict.said
+            lines.append(f"  {verdict.file} ({kind}) -> {verdict.verdict}: {called[:150]}")
     return lines
 
 
@@ -166,22 +175,22 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was said of each file")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        expected = expected_in(asked.folder)
+        expected = expected_in(arguments.folder)
     except TableError as error:
         sys.stderr.write(f"check-wild: {error}\n")
         return 2
     torch.set_num_threads(1)
     with Template() as template:
-        met = meet(asked.folder, expected, template)
-    sys.stdout.write("\n".join(score(met)) + "\n")
+        judged = judge_all(arguments.folder, expected, template)
+    sys.stdout.write("\n".join(score(judged)) + "\n")
     if unknown := unknown_keys(expected):
         sys.stdout.write(f"  the table names faults that the catalogue has not: {', '.join(unknown)}\n")
-    if asked.json is not None:
-        rows = [asdict(one) | {"as_expected": one.as_expected} for one in met]
-        asked.json.write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
-    return int(not all(one.as_expected for one in met))
+    if arguments.json is not None:
+        rows = [asdict(verdict) | {"as_expected": verdict.as_expected} for verdict in judged]
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
+    return int(not all(verdict.as_expected for verdict in judged))
 
 
 if __name__ == "__main__":

@@ -173,14 +173,14 @@ class Made:
     def answer(self) -> tuple[Tensor, Tensor | None]:
         """Call the module; dropout draws the same numbers every time."""
         seed_all(self.call.seed + 1)
-        found: tuple[Tensor, Tensor | None] = self.module(
+        actual: tuple[Tensor, Tensor | None] = self.module(
             self.query, self.key, self.value,
             need_weights=self.call.weights is not None,
             average_attn_weights=self.call.weights == "mean",
             is_causal=self.call.is_causal,
             **self.masks,
         )  # fmt: skip
-        return found
+        return actual
 
 
 @contextmanager
@@ -263,8 +263,8 @@ def made(call: Call, ours: bool) -> Made:
         "attn_mask": _mask(call.attn_mask, square, call, leaves, random),
         "key_padding_mask": _mask(call.key_padding_mask, rows, call, leaves, random),
     }
-    given = {name: mask for name, mask in masks.items() if mask is not None}
-    return Made(call, module, leaves, query, key, value, given)
+    options = {name: mask for name, mask in masks.items() if mask is not None}
+    return Made(call, module, leaves, query, key, value, options)
 
 
 def _mask(
@@ -290,14 +290,14 @@ def _mask(
 
 
 def difference(
-    found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], tolerance: float
+    actual: Sequence[Tensor | None], wanted: Sequence[Tensor | None], tolerance: float
 ) -> str | None:
     """What is wrong with gradients or answers; None: nothing. A gradient of None is one of 0."""
-    if len(found) != len(wanted):
-        return f"there are {len(found)}, not {len(wanted)}"
+    if len(actual) != len(wanted):
+        return f"there are {len(actual)}, not {len(wanted)}"
     sizes = [float(x.detach().abs().max()) for x in wanted if x is not None and x.numel()]
     size = max([1.0, *(size for size in sizes if size < math.inf)])
-    for number, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+    for number, (ours, theirs) in enumerate(zip(actual, wanted, strict=True)):
         if ours is None or theirs is None:
             left = theirs if ours is None else ours
             if left is not None and bool(left.any()):

@@ -45,10 +45,10 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     none = tl.tuple([]), tl.constexpr(1)
 
     def block_of(element: tl.dtype, shape: tuple[int, ...]) -> tl.block_type:
-        known = blocks.get((element.name, shape))
-        if known is None:
-            known = blocks[element.name, shape] = tl.block_type(element, list(shape))
-        return known
+        expected = blocks.get((element.name, shape))
+        if expected is None:
+            expected = blocks[element.name, shape] = tl.block_type(element, list(shape))
+        return expected
 
     def init_tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
@@ -142,8 +142,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @functools.cache
     def members(package: Any) -> list[tuple[str, Callable[..., Any]]]:
-        found = inspect.getmembers(package, core.is_builtin)
-        ways = {name: bound(getattr(member, "__wrapped__", member)) for name, member in found}
+        actual = inspect.getmembers(package, core.is_builtin)
+        ways = {name: bound(getattr(member, "__wrapped__", member)) for name, member in actual}
         if package is tl.tensor:
             for word in (*ARITHMETIC, *COMPARISONS):
                 for name in (f"__{word}__", f"__r{word}__"):

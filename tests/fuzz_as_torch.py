@@ -58,27 +58,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first case (default: %(default)s)")
     parser.add_argument("--of", choices=DRAWS, default="answers", help="what is drawn (default: %(default)s)")
     parser.add_argument("--minutes", type=float, help="stop after this long, whatever --cases says")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for message in ("Support for mismatched", "enable_nested_tensor is True", "The PyTorch API of nested"):
         warnings.filterwarnings("ignore", message)
-    draw, differs = DRAWS[given.of]
+    draw, differs = DRAWS[options.of]
     console, wrong = Console(soft_wrap=True, highlight=False), []
-    start = said = time.monotonic()
-    end = start + 60 * given.minutes if given.minutes else float("inf")
+    start = expected_message = time.monotonic()
+    end = start + 60 * options.minutes if options.minutes else float("inf")
     count = 0
-    for seed in range(given.seed, given.seed + given.cases):
+    for seed in range(options.seed, options.seed + options.cases):
         case = draw(random.Random(seed).choice, seed)
-        found = _found(differs, case)
+        actual = _found(differs, case)
         count += 1
-        if found is not None:
+        if actual is not None:
             wrong.append(seed)
-            console.print(f"seed {seed}: {found}\n  {case}", markup=False)
+            console.print(f"seed {seed}: {actual}\n  {case}", markup=False)
         now = time.monotonic()
-        if now - said > EVERY:
-            said = now
+        if now - expected_message > EVERY:
+            expected_message = now
             rate = count / (now - start)
-            console.print(f"{count} of {given.cases} cases, {len(wrong)} mismatches, {rate:.0f} a second")
+            console.print(f"{count} of {options.cases} cases, {len(wrong)} mismatches, {rate:.0f} a second")
         if now > end:
             break
     console.print(f"{count} cases, {len(wrong)} mismatches" + (f": seeds {wrong}" if wrong else ""))

@@ -37,9 +37,9 @@ def one_by_one() -> Iterator[None]:
         yield
 
 
-def assert_same(found: hw.Heads, expected: hw.Heads) -> None:
-    assert found.paths == expected.paths
-    for mine, theirs in zip(found.values(), expected.values(), strict=True):
+def assert_same(actual: hw.Heads, expected: hw.Heads) -> None:
+    assert actual.paths == expected.paths
+    for mine, theirs in zip(actual.values(), expected.values(), strict=True):
         assert (mine.path, mine.layer, len(mine.calls)) == (theirs.path, theirs.layer, len(theirs.calls))
         for call, other in zip(mine.calls, theirs.calls, strict=True):
             assert (call.shape, call.kind, call.forward) == (other.shape, other.kind, other.forward)

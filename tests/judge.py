@@ -30,16 +30,14 @@ def scores_from(q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor | None = No
     return arguments.scores_from(q, k, v, arguments.AttentionOptions(mask, **options))
 
 
-def inside(given: Any) -> Any:
+def inside(args: Any) -> Any:
     """The tensor in what was given as bias."""
-    return (
-        given.slopes if isinstance(given, Alibi) else given.values if isinstance(given, Relative) else given
-    )
+    return args.slopes if isinstance(args, Alibi) else args.values if isinstance(args, Relative) else args
 
 
-def with_inside(given: Any, tensor: Any) -> Any:
+def with_inside(args: Any, tensor: Any) -> Any:
     """The same kind of bias of another tensor."""
-    return type(given)(tensor) if isinstance(given, (Alibi, Relative)) else tensor
+    return type(args)(tensor) if isinstance(args, (Alibi, Relative)) else tensor
 
 
 @dataclass(repr=False)
@@ -75,12 +73,12 @@ class Case:
 
     def leaves(self) -> dict[str, Tensor]:
         """Everything a gradient can flow to."""
-        found = {"q": self.q, "k": self.k, "v": self.v}
+        actual = {"q": self.q, "k": self.k, "v": self.v}
         for name in ("bias", "sinks"):
             value = self.options.get(name)
             if value is not None:
-                found[name] = inside(value)
-        return found
+                actual[name] = inside(value)
+        return actual
 
     def with_gradients(self) -> Case:
         """The same numbers as new leaves that want gradients."""
@@ -94,14 +92,14 @@ class Case:
         return reference.attention(self.q, self.k, self.v, mask=self.mask, **self.options)
 
 
-def error(found: Tensor, truth: Tensor) -> float:
+def error(actual: Tensor, truth: Tensor) -> float:
     """The largest absolute difference; NaN and misplaced infinities count as infinite."""
-    assert found.shape == truth.shape, f"{list(found.shape)} is not {list(truth.shape)}"
-    found, truth = found.detach().double(), truth.detach().double()
+    assert actual.shape == truth.shape, f"{list(actual.shape)} is not {list(truth.shape)}"
+    actual, truth = actual.detach().double(), truth.detach().double()
     endless = torch.isinf(truth)
-    if not torch.equal(found[endless], truth[endless]):
+    if not torch.equal(actual[endless], truth[endless]):
         return float("inf")
-    difference = (found - truth)[~endless].abs()
+    difference = (actual - truth)[~endless].abs()
     if not bool(torch.isfinite(difference).all()):
         return float("inf")
     return largest(difference)
@@ -115,22 +113,22 @@ def largest(x: Tensor) -> float:
 
 
 def assert_judged(
-    found: Tensor,
+    actual: Tensor,
     plain: Tensor,
     truth: Tensor,
     *,
     dtype: torch.dtype,
     size: float = 0.0,
     times: float = 2.0,
-    what: str = "",
+    name: str = "",
 ) -> None:
     """Our error is within `times` plain torch's, give or take one rounding of the dtype."""
-    ours, theirs = error(found, truth), error(plain, truth)
+    ours, theirs = error(actual, truth), error(plain, truth)
     rounding = torch.finfo(dtype).eps * max(size, largest(truth))
     if dtype == torch.float64:
         theirs, rounding = 0.0, 32 * rounding  # the truth itself is rounded: a few roundings apart
     allowed = times * (theirs + rounding)
-    assert ours <= allowed, f"{what}: error {ours:.3g} > {allowed:.3g} (plain torch: {theirs:.3g})"
+    assert ours <= allowed, f"{name}: error {ours:.3g} > {allowed:.3g} (plain torch: {theirs:.3g})"
 
 
 def sizes(case: Case, pull: Tensor | None = None) -> dict[str, float]:
@@ -143,12 +141,12 @@ def sizes(case: Case, pull: Tensor | None = None) -> dict[str, float]:
         terms += largest(bias.slopes) * (case.q.shape[2] + case.k.shape[2])
     elif bias is not None:
         terms += largest(inside(bias))
-    found = {"output": largest(truth.v), "lse": max(1.0, terms), "weights": 1.0}
+    actual = {"output": largest(truth.v), "lse": max(1.0, terms), "weights": 1.0}
     if pull is not None:
         flow = largest(pull) * largest(truth.v) * truth.v.shape[-1] ** 0.5  # d loss / d weight
-        found |= {"q": flow * scale * largest(truth.k), "k": flow * scale * largest(truth.q)}
-        found |= {"v": largest(pull), "sinks": flow, "bias": flow * max(truth.q.shape[2], 1)}
-    return found
+        actual |= {"q": flow * scale * largest(truth.k), "k": flow * scale * largest(truth.q)}
+        actual |= {"v": largest(pull), "sinks": flow, "bias": flow * max(truth.q.shape[2], 1)}
+    return actual
 
 
 def strategies() -> Any:

@@ -86,9 +86,10 @@ class Family:
 
     def feed(self, side: str = "none", dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         """What to call it with."""
-        given = (self.inputs or text)(side)
+        arguments = (self.inputs or text)(side)
         return {
-            n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in given.items()
+            n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for n, x in arguments.items()
         }
 
 
@@ -166,12 +167,12 @@ def image_and_text(side: str) -> dict[str, Any]:
 
 
 def sound(side: str) -> dict[str, Any]:
-    given: dict[str, Any] = {"input_values": _numbers(BATCH, 60)}
+    options: dict[str, Any] = {"input_values": _numbers(BATCH, 60)}
     if side != "none":
         mask = torch.ones(BATCH, 60, dtype=torch.long)
         mask[0, 40:] = 0
-        given = {"input_values": given["input_values"] * mask, "attention_mask": mask}
-    return given
+        options = {"input_values": options["input_values"] * mask, "attention_mask": mask}
+    return options
 
 
 def speech_and_answer(side: str) -> dict[str, Any]:
@@ -185,29 +186,29 @@ def text_with_boxes(side: str) -> dict[str, Any]:
 
 def text_with_image_inside(side: str) -> dict[str, Any]:
     """Sixteen places of the text are the patches of the image."""
-    given = text(side, LENGTH + 16)
-    given["input_ids"][given["input_ids"] == 60] = 59
-    given["input_ids"][:, 4 : 4 + 16] = 60
-    return given | image(side)
+    arguments = text(side, LENGTH + 16)
+    arguments["input_ids"][arguments["input_ids"] == 60] = 59
+    arguments["input_ids"][:, 4 : 4 + 16] = 60
+    return arguments | image(side)
 
 
 def text_with_queries_inside(side: str) -> dict[str, Any]:
     """Four places of the text are what was asked of the image."""
-    given = text(side)
-    given["input_ids"][given["input_ids"] == 60] = 59
-    given["input_ids"][:, 3:7] = 60
-    return given | image(side)
+    arguments = text(side)
+    arguments["input_ids"][arguments["input_ids"] == 60] = 59
+    arguments["input_ids"][:, 3:7] = 60
+    return arguments | image(side)
 
 
 def text_with_patches_inside(side: str) -> dict[str, Any]:
     """Four places of the text are the image, sixteen patches of which four and four are merged."""
-    given = text(side)
-    given["input_ids"].clamp_(max=56)
-    given["input_ids"][:, 3], given["input_ids"][:, 8] = 58, 57
-    given["input_ids"][:, 4:8] = 60
+    arguments = text(side)
+    arguments["input_ids"].clamp_(max=56)
+    arguments["input_ids"][:, 3], arguments["input_ids"][:, 8] = 58, 57
+    arguments["input_ids"][:, 4:8] = 60
     pixels = _numbers(BATCH * 16, 3 * 2 * 4 * 4)
-    kinds = (given["input_ids"] == 60).int()
-    return given | {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]] * BATCH),
+    kinds = (arguments["input_ids"] == 60).int()
+    return arguments | {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]] * BATCH),
                     "mm_token_type_ids": kinds}  # fmt: skip
 
 

@@ -21,6 +21,6 @@ def few_are_quick(*keep: str) -> Any:
     return pytest.mark.thinned(keep=keep, rest="gpu")
 
 
-def judged(request: pytest.FixtureRequest, what: str, count: int = 1) -> None:
+def judged(request: pytest.FixtureRequest, name: str, count: int = 1) -> None:
     """Counted at the end of the run: `judged on the GPU and right: kernel triton 354, ...`."""
-    request.node.user_properties.append((f"judged {what}", count))
+    request.node.user_properties.append((f"judged {name}", count))

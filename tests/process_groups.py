@@ -56,13 +56,13 @@ class _Group:
         self._folder = tempfile.TemporaryDirectory()
         self._processes, self.ends = [], []
         for rank in range(ranks):
-            here, there = PROCESSES.Pipe()
+            parent_end, child_end = PROCESSES.Pipe()
             place = (rank, ranks, f"file://{Path(self._folder.name) / 'meeting'}")
-            process = PROCESSES.Process(target=_serve, args=(*place, there), daemon=True)
+            process = PROCESSES.Process(target=_serve, args=(*place, child_end), daemon=True)
             process.start()
-            there.close()
+            child_end.close()
             self._processes.append(process)
-            self.ends.append(here)
+            self.ends.append(parent_end)
 
     def kill(self) -> None:
         for process, end in zip(self._processes, self.ends, strict=True):

@@ -66,9 +66,9 @@ def python_doors() -> dict[str, Callable[[], object]]:
     def go_on() -> None:
         model, tokenizer, _ = hw.models.load()
         ids = tokenizer("The cat ran", return_tensors="pt")["input_ids"]
-        with hw.watch(model, tokenizer=tokenizer) as found:
+        with hw.watch(model, tokenizer=tokenizer) as actual:
             model(ids)
-        assert found.tokens and "transformers" not in sys.modules
+        assert actual.tokens and "transformers" not in sys.modules
         assert tokenizer.decode(model.generate(ids, 3)[0])
 
     return {
@@ -149,11 +149,11 @@ def main() -> None:
     Path("pruned").mkdir()
     Path("pruned/config.json").write_text("{}", "utf-8")
     doors = python_doors() | {command: command.split()[1:] for command in COMMANDS}
-    said = {}
+    messages = {}
     for name in json.loads(sys.argv[1]):
         door = doors[name]
-        said[name] = run_verb(door) if isinstance(door, list) else open_door(door)
-    json.dump(said, sys.stdout)
+        messages[name] = run_verb(door) if isinstance(door, list) else open_door(door)
+    json.dump(messages, sys.stdout)
 
 
 if __name__ == "__main__":

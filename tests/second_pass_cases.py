@@ -49,7 +49,7 @@ def masks(
     holes = normal(3, B, S) > -0.5
     pairs = normal(4, B, 1, T, S) > 0.3
     pairs[:, :, T // 2] = False
-    found = {
+    actual = {
         "full": Mask(),
         "causal": Mask.causal(),
         "window": Mask.window(window),
@@ -63,8 +63,8 @@ def masks(
         "labels": Mask.documents(ids[:, :S], ids[:, :1].expand(-1, T) + 1),
     }
     if T <= S:
-        found["documents"] = Mask.documents(ids) & Mask.causal()
-    return found
+        actual["documents"] = Mask.documents(ids) & Mask.causal()
+    return actual
 
 
 def options(H: int, T: int, S: int) -> dict[str, dict[str, Any]]:
@@ -90,9 +90,9 @@ def rule_names(T: int, S: int) -> list[str]:
 def under(rule: str, B: int, H: int, Hk: int, T: int, S: int, D: int, Dv: int | None = None) -> Case:
     """Random numbers under a rule of `rule_names`."""
     case = numbers(B, H, Hk, T, S, D, Dv)
-    found = masks(B, H, T, S)
-    if rule in found:
-        return replace(case, mask=found[rule])
+    actual = masks(B, H, T, S)
+    if rule in actual:
+        return replace(case, mask=actual[rule])
     return replace(case, mask=Mask.causal(), options=options(H, T, S)[rule.removeprefix("causal ")])
 
 
@@ -162,7 +162,7 @@ def expected(
     start = torch.zeros(p.shape[0], dtype=torch.int64)
     if keep is not None and keep.ndim == 2:
         start = keep.int().argmax(-1)
-    found = {
+    actual = {
         "entropy": entropy,
         "confidence": p.amax(-1),
         "distance": (p * apart).sum(-1),
@@ -171,17 +171,17 @@ def expected(
         "received": rows.sum(-2),
     }
     for name, offset in (("previous", -1), ("itself", 0), ("next", 1)):
-        found[name] = (p * (keys == at[:, None] + offset)).sum(-1)
-    found["effective_keys"] = entropy.exp().masked_fill(empty, 0.0)
+        actual[name] = (p * (keys == at[:, None] + offset)).sum(-1)
+    actual["effective_keys"] = entropy.exp().masked_fill(empty, 0.0)
     if scores is not None:
-        found["max_logit"] = scores.amax(-1)
+        actual["max_logit"] = scores.amax(-1)
     for cells in dict.fromkeys((min(r, T), min(c, S)) for r, c in (*pictures, TOGETHER)):
         by_row, by_column = (
             (torch.arange(n)[:, None] == torch.arange(length) * n // length).to(p)
             for n, length in zip(cells, (T, S), strict=True)
         )
-        found[picture_name(cells)] = by_row @ rows @ by_column.T
-    return found
+        actual[picture_name(cells)] = by_row @ rows @ by_column.T
+    return actual
 
 
 def picture_name(cells: tuple[int, int]) -> str:
@@ -195,13 +195,13 @@ def scores_of(p: Tensor, lse: Tensor) -> Tensor:
 
 def differentiable_entropy(case: Case, p: Tensor, lse: Tensor) -> Tensor:
     """Entropy a query from weights, in operations torch can differentiate."""
-    found = -(p * torch.where(p > 0, p, 1.0).log()).sum(-1)
+    actual = -(p * torch.where(p > 0, p, 1.0).log()).sum(-1)
     if "sinks" in case.options:
         empty = torch.isneginf(lse)
         sunk = (case.options["sinks"].to(p.dtype)[:, None] - lse.masked_fill(empty, 0.0)).exp()
         rest = torch.where(empty, 1.0, sunk)
-        found = found - rest * rest.log()
-    return found
+        actual = actual - rest * rest.log()
+    return actual
 
 
 # What a gradient flows through: as we look, and as plain torch would
@@ -247,10 +247,10 @@ def values(
     truths = expected(truth_case, truth_p, truth_lse, scores_of(truth_p, truth_lse), pictures)
     plains = expected(low, plain_p, plain_lse, scores_of(plain_p, plain_lse), pictures)
 
-    def check(what: str, found: Tensor, plain: Tensor, truth: Tensor, extent: float = one) -> None:
+    def check(what: str, actual: Tensor, plain: Tensor, truth: Tensor, extent: float = one) -> None:
         try:
-            assert not bool(torch.isnan(found).any()), f"{what}: NaN"
-            assert_judged(found.to(truth.device), plain, truth, dtype=dtype, size=extent, what=what)
+            assert not bool(torch.isnan(actual).any()), f"{what}: NaN"
+            assert_judged(actual.to(truth.device), plain, truth, dtype=dtype, size=extent, what=what)
         except AssertionError as problem:
             wrong.append(str(problem))
 
@@ -282,8 +282,8 @@ def values(
     best, plain_best = (p.topk(count, -1).values for p in (truth_p, plain_p))
     check("top", top.values, plain_best, best)
     indices = top.indices.to(truth_p.device)
-    there = truth_p.gather(-1, indices.clamp(min=0)).masked_fill(indices < 0, 0.0)
-    check("top keys", there, plain_best, best)
+    listed = truth_p.gather(-1, indices.clamp(min=0)).masked_fill(indices < 0, 0.0)
+    check("top keys", listed, plain_best, best)
     return wrong
 
 
@@ -308,13 +308,13 @@ def gradients(
         for arm in (ours, plain, truth):
             for name, leaf in arm.leaves().items():
                 leaf.requires_grad_(name in wanted)
-        found = ours_looks(map_of(ours))
-        pull = normal(9, *found.shape)
-        found.backward(pull.to(found))
+        actual = ours_looks(map_of(ours))
+        pull = normal(9, *actual.shape)
+        actual.backward(pull.to(actual))
         for arm in (plain, truth):
             _, p, lse = arm.reference()
-            found = plain_looks(arm, p, lse)
-            found.backward(pull.to(found))
+            actual = plain_looks(arm, p, lse)
+            actual.backward(pull.to(actual))
         scale = low.options.get("scale") or low.q.shape[-1] ** -0.5
         flow = 3 * largest(pull)
         extent = {"q": flow * scale * largest(low.k), "k": flow * scale * largest(low.q)}

@@ -258,24 +258,24 @@ RUNNING: dict[str, Refusal] = {
 REFUSALS = TENSORS | MASKS | SCORING | RUNNING
 
 
-def tensors_in(given: dict[str, Any]) -> list[Tensor]:
-    found = []
-    for value in given.values():
+def tensors_in(options: dict[str, Any]) -> list[Tensor]:
+    actual = []
+    for value in options.values():
         if isinstance(value, Mask):
-            found += value.tensors.values()
+            actual += value.tensors.values()
         elif isinstance(value, (Alibi, Relative)):
-            found.append(inside(value))
+            actual.append(inside(value))
         elif isinstance(value, Tensor):
-            found.append(value)
-    return [x for x in found if x.device.type == "cpu"]
+            actual.append(value)
+    return [x for x in actual if x.device.type == "cpu"]
 
 
-def refused(call: Callable[..., Any], given: dict[str, Any], kind: type[Exception], says: str) -> None:
+def refused(call: Callable[..., Any], options: dict[str, Any], kind: type[Exception], message: str) -> None:
     """The call raises; the inputs stay as they were; what is good still works."""
-    inputs = tensors_in(given)
+    inputs = tensors_in(options)
     before = [(x, x.detach().clone(), x._version) for x in inputs]
-    with pytest.raises(kind, match=re.escape(says)) as refusal:
-        call(**given)
+    with pytest.raises(kind, match=re.escape(message)) as refusal:
+        call(**options)
     assert isinstance(refusal.value, hw.errors.HeadwiseError)
     for x, same, version in before:
         assert x._version == version and torch.equal(x, same) and x.grad is None
@@ -289,11 +289,13 @@ def ids(name: str) -> str:
 
 @pytest.mark.parametrize("name", REFUSALS, ids=ids)
 def test_attention_why_and_a_map_refuse(name: str) -> None:
-    given, kind, says, of_maps = REFUSALS[name]
-    refused(hw.attention, good() | given, kind, says)
-    refused(hw.why, good() | given, kind, says)
+    arguments, kind, message, of_maps = REFUSALS[name]
+    refused(hw.attention, good() | arguments, kind, message)
+    refused(hw.why, good() | arguments, kind, message)
     if of_maps:
-        refused(hw.AttentionMap, {key: x for key, x in (good() | given).items() if key != "v"}, kind, says)
+        refused(
+            hw.AttentionMap, {key: x for key, x in (good() | arguments).items() if key != "v"}, kind, message
+        )
 
 
 @pytest.mark.parametrize("num_heads", [0, -3])
@@ -337,18 +339,18 @@ def test_learned_bias_is_no_hindrance_where_no_gradient_is_wanted() -> None:
         assert hw.attention(**good(), bias=bias, backend="flash")[0].shape == (B, H, T, DV)
 
 
-@pytest.mark.parametrize("given", [{"dropout": 0.25}, {"backend": "plain"}], ids=["dropout", "plain"])
-def test_the_whole_matrix_over_the_budget_is_refused_with_its_size(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"dropout": 0.25}, {"backend": "plain"}], ids=["dropout", "plain"])
+def test_the_whole_matrix_over_the_budget_is_refused_with_its_size(options: dict[str, Any]) -> None:
     size = 3 * B * H * T * S * 4
-    says = (
+    messages = (
         f"plain attention over [B, H, T, S] = {[B, H, T, S]} must fit the memory budget: 5 KiB > 1 KiB; "
         "drop what needs the whole matrix (dropout, forward-mode or second derivatives), or raise it: "
         'with headwise.budget.limit("5 KiB")'
     )
     with hw.budget.limit("1 KiB"):
         refused_inside = good()
-        with pytest.raises(BudgetExceeded, match=re.escape(says)):
-            hw.attention(**refused_inside, **given)
+        with pytest.raises(BudgetExceeded, match=re.escape(messages)):
+            hw.attention(**refused_inside, **options)
         assert hw.attention(**refused_inside)[0].shape == (
             B,
             H,
@@ -356,22 +358,22 @@ def test_the_whole_matrix_over_the_budget_is_refused_with_its_size(given: dict[s
             DV,
         )  # nothing quadratic: any budget will do
     with hw.budget.limit(size):
-        assert hw.attention(**good(), **given)[0].shape == (B, H, T, DV)
+        assert hw.attention(**good(), **options)[0].shape == (B, H, T, DV)
 
 
 def test_second_derivatives_over_the_budget_are_refused() -> None:
-    given = good()
-    given["q"].requires_grad_()
-    output, _ = hw.attention(**given)
+    arguments = good()
+    arguments["q"].requires_grad_()
+    output, _ = hw.attention(**arguments)
     with hw.budget.limit("1 KiB"), pytest.raises(BudgetExceeded, match="5 KiB > 1 KiB"):
-        torch.autograd.grad(output.sum(), given["q"], create_graph=True)
+        torch.autograd.grad(output.sum(), arguments["q"], create_graph=True)
 
 
 # What looks odd and is fine
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"window": np.int64(3)},
         {"window": [2, 0]},
@@ -388,8 +390,8 @@ def test_second_derivatives_over_the_budget_are_refused() -> None:
     ],
     ids=str,
 )
-def test_what_has_one_meaning_is_taken(given: dict[str, Any]) -> None:
-    output, weights = hw.attention(**good(), **given)
+def test_what_has_one_meaning_is_taken(options: dict[str, Any]) -> None:
+    output, weights = hw.attention(**good(), **options)
     assert output.shape == (B, H, T, DV) and output.dtype == torch.float32
     sums = weights.dense().sum(-1)
     assert bool(torch.isfinite(output).all()) and bool((sums < 1 + 1e-5).all())
@@ -404,7 +406,7 @@ def test_an_endless_cap_caps_nothing_or_is_refused() -> None:
 
 def test_tensors_without_data_pass_through() -> None:
     """Shape propagation on the meta device, as torch's own attention allows it."""
-    given = {name: value.to(META) for name, value in good().items()}
-    output, weights = hw.attention(**given, causal=True)
+    options = {name: value.to(META) for name, value in good().items()}
+    output, weights = hw.attention(**options, causal=True)
     assert output.shape == (B, H, T, DV) and output.device == META
     assert weights.shape == (B, H, T, S) and weights.dense().device == META

@@ -26,7 +26,7 @@ NO_LIMIT = 2**63 - 1
 
 
 @pytest.mark.parametrize(
-    ("size", "meant"),
+    ("size", "intended"),
     [
         (1, 1),
         (12_345, 12_345),
@@ -42,14 +42,14 @@ NO_LIMIT = 2**63 - 1
         ("  11 MIB ", 11 * MIB),
     ],
 )
-def test_a_size_is_read_from_a_number_or_words(size: int | str, meant: int) -> None:
-    assert parse(size) == meant
+def test_a_size_is_read_from_a_number_or_words(size: int | str, intended: int) -> None:
+    assert parse(size) == intended
 
 
 @pytest.mark.parametrize("size", [0, -5, "0 GiB", "GiB", "2", "2 apples", "-3 GiB", "", True, 1.5, None])
 def test_a_size_that_is_none_is_refused_by_name(size: object) -> None:
-    says = f'budget must be a positive number of bytes: got {size!r}; use e.g. "2 GiB"'
-    with pytest.raises(ArgumentError, match=re.escape(says)):
+    messages = f'budget must be a positive number of bytes: got {size!r}; use e.g. "2 GiB"'
+    with pytest.raises(ArgumentError, match=re.escape(messages)):
         parse(size)  # type: ignore[arg-type]
 
 
@@ -92,12 +92,12 @@ def test_limits_nest_and_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_limit_stays_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "free_bytes", lambda device: 1000)
-    seen: list[int] = []
+    calls: list[int] = []
     with limit(7):
-        thread = threading.Thread(target=lambda: seen.append(bytes_allowed(CPU)))
+        thread = threading.Thread(target=lambda: calls.append(bytes_allowed(CPU)))
         thread.start()
         thread.join()
-    assert seen == [500]
+    assert calls == [500]
 
 
 # Refusals

@@ -50,8 +50,8 @@ def test_lists_and_slopes_go_to_the_device_of_the_queries_whatever_the_default_d
     """A list is on no device. On "meta" there are no numbers: what is made there cannot be right."""
     expected = NUMBERS[name]()
     with torch.device("meta"):
-        found = NUMBERS[name]()
-    assert torch.equal(found, expected)
+        actual = NUMBERS[name]()
+    assert torch.equal(actual, expected)
 
 
 def test_lists_and_slopes_in_cpu_memory_follow_queries_to_another_device() -> None:
@@ -65,8 +65,8 @@ def test_lists_and_slopes_in_cpu_memory_follow_queries_to_another_device() -> No
         output, weights = hw.attention(q, k, v, mask=mask, bias=hw.scoring.alibi(4))
         assert output.device == weights.lse.device == q.device
     mha, x = _layer(device="meta"), X.to("meta")
-    for given in ({"lengths": [3, 5]}, {"documents": [0, 0, 1, 1, 1]}, {"mask": Mask.padding([3, 5])}):
-        assert mha(x, **given)[0].device == q.device
+    for arguments in ({"lengths": [3, 5]}, {"documents": [0, 0, 1, 1, 1]}, {"mask": Mask.padding([3, 5])}):
+        assert mha(x, **arguments)[0].device == q.device
 
 
 def test_slopes_that_follow_queries_keep_their_gradient_and_can_be_traced() -> None:

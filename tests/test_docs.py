@@ -49,17 +49,17 @@ FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def examples(text: str) -> list[list[Block]]:
     """The Python of a page: a block that imports headwise begins an example, others go on with it."""
     blocks = [(match[1], match[2]) for match in FENCED.finditer(text)]
-    told: list[list[Block]] = []
+    messages: list[list[Block]] = []
     for number, (language, code) in enumerate(blocks):
         if language != "python":
             continue
         below = blocks[number + 1] if number + 1 < len(blocks) else ("", "")
         block = Block(code, below[1] if below[0] == "text" else None)
-        if re.search(r"^import .*\bheadwise as hw$", code, re.MULTILINE) or not told:
-            told.append([block])
+        if re.search(r"^import .*\bheadwise as hw$", code, re.MULTILINE) or not messages:
+            messages.append([block])
         else:
-            told[-1].append(block)
-    return told
+            messages[-1].append(block)
+    return messages
 
 
 def commands(text: str) -> list[tuple[str, str]]:
@@ -139,15 +139,17 @@ def assert_says(printed: str, shown: str) -> None:
             del lines[1][-1]
         lines[0] = lines[0][: len(lines[1])]
     assert [NUMBER.sub("#", line) for line in lines[0]] == [NUMBER.sub("#", line) for line in lines[1]]
-    said, wanted = (NUMBER.findall("\n".join(each)) for each in lines)
-    for ours, theirs in zip(said, wanted, strict=True):
+    message, wanted = (NUMBER.findall("\n".join(each)) for each in lines)
+    for ours, theirs in zip(message, wanted, strict=True):
         assert _near(ours, theirs), f"{ours} was printed, {theirs} is shown"
 
 
-def _near(said: str, shown: str) -> bool:
-    if "e" in said or "e" in shown:
-        return float(said) < 1e-12 and float(shown) < 1e-12  # how far rounding goes is the machine's affair
-    ours, theirs = Decimal(said), Decimal(shown)
+def _near(message: str, shown: str) -> bool:
+    if "e" in message or "e" in shown:
+        return (
+            float(message) < 1e-12 and float(shown) < 1e-12
+        )  # how far rounding goes is the machine's affair
+    ours, theirs = Decimal(message), Decimal(shown)
     last = theirs.as_tuple().exponent  # a whole number is meant as it is
     return ours.as_tuple().exponent == last and abs(ours - theirs) <= (Decimal(1).scaleb(last) if last else 0)
 
@@ -255,8 +257,10 @@ def test_the_page_of_faults_says_what_the_catalogue_says() -> None:
     assert page.count("<summary>hint 3</summary>") == len(FAULTS)
     fault = FAULTS["scale by d_model"]
     _, _, rest = page.partition(f"#### {fault.key}\n")
-    said = html.unescape(rest.partition("####")[0])
-    assert all(text in said for text in (fault.formula, fault.right, *fault.hints, fault.why, fault.repair))
+    message = html.unescape(rest.partition("####")[0])
+    assert all(
+        text in message for text in (fault.formula, fault.right, *fault.hints, fault.why, fault.repair)
+    )
 
 
 def test_the_api_pages_name_every_public_name() -> None:
@@ -341,8 +345,8 @@ def test_search_finds_pages_from_disk_without_a_network(site: Path) -> None:
         page = chromium.open(site / "index.html")
         page.evaluate(ask)
         end = time.monotonic() + 30
-        while not (found := page.evaluate("document.querySelectorAll('.md-search-result__item').length")):
+        while not (actual := page.evaluate("document.querySelectorAll('.md-search-result__item').length")):
             assert time.monotonic() < end, page.complaints
-        assert found > 1
+        assert actual > 1
         assert page.complaints == []
         assert [url for url in page.requested if not url.startswith(("file:", "data:"))] == []

@@ -35,19 +35,19 @@ def test_an_error_is_also_the_built_in_one(kind: type[Exception], built_in: type
 
 
 def test_every_error_here_is_public_and_headwises_own() -> None:
-    found = inspect.getmembers(errors, inspect.isclass)
-    classes = {name for name, kind in found if kind.__module__ == errors.__name__}
+    actual = inspect.getmembers(errors, inspect.isclass)
+    classes = {name for name, kind in actual if kind.__module__ == errors.__name__}
     assert classes == set(errors.__all__)
     assert all(issubclass(getattr(errors, name), HeadwiseError) for name in classes)
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "intended"),
     [("tirton", "triton"), ("sdp", "sdpa"), ("plian", "plain"), ("entropie", "entropy")],
 )
-def test_a_misspelt_name_is_met_with_the_one_meant(typed: str, meant: str) -> None:
+def test_a_misspelt_name_is_met_with_the_one_meant(typed: str, intended: str) -> None:
     choices = ["sdpa", "triton", "plain", "entropy"]
-    assert nearest(typed, choices) == f"did you mean '{meant}'? choose from sdpa, triton, plain, entropy"
+    assert nearest(typed, choices) == f"did you mean '{intended}'? choose from sdpa, triton, plain, entropy"
 
 
 def test_a_name_like_no_other_is_met_with_the_choices_alone() -> None:

@@ -118,9 +118,9 @@ def test_an_extra_alone_does_its_part_and_names_what_the_rest_needs(
     environment = bare(torch_folder, extras)
     done = environment.run("-I", str(DOORS), json.dumps(list(expected)), cwd=tmp_path)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    said = {door: re.sub(r" +\n", "\n", text) for door, text in json.loads(done.stdout).items()}
-    assert {door: said[door] for door in expected if not said[door].startswith(expected[door])} == {}
-    assert [door for door, words in said.items() if "Traceback" in words] == []
+    messages = {door: re.sub(r" +\n", "\n", text) for door, text in json.loads(done.stdout).items()}
+    assert {door: messages[door] for door in expected if not messages[door].startswith(expected[door])} == {}
+    assert [door for door, words in messages.items() if "Traceback" in words] == []
 
 
 def test_an_extra_brings_what_it_needs_and_nothing_of_the_others() -> None:
@@ -145,5 +145,7 @@ def test_readme_says_what_look_needs() -> None:
     """The environment in which `headwise look` is tried is the one that README asks for."""
     readme = (ROOT / "README.md").read_text("utf-8")
     (extras,) = re.findall(r'pip install "\.\[([a-z,]+)\]"', readme)
-    (doors,) = (doors for known, doors in EXPECTED.items() if set(known.split(",")) == set(extras.split(",")))
+    (doors,) = (
+        doors for expected, doors in EXPECTED.items() if set(expected.split(",")) == set(extras.split(","))
+    )
     assert doors[LOOK] == "works"

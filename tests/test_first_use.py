@@ -80,7 +80,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_importing_headwise_and_what_needs_no_torch_loads_none() -> None:
-    said = fresh(
+    message = fresh(
         """
         import sys
         from importlib import import_module
@@ -96,7 +96,7 @@ def test_importing_headwise_and_what_needs_no_torch_loads_none() -> None:
         """,
         *WITHOUT_TORCH,
     )
-    assert said == "[]\n"
+    assert message == "[]\n"
 
 
 # The table of names

@@ -129,13 +129,13 @@ def rooms_of(package: Path) -> list[str]:
 
 def modules_of(package: Path) -> dict[str, Path]:
     """Every module and package inside, by its dotted name without the package's own."""
-    found = {}
+    actual = {}
     for path in sorted(package.rglob("*.py")):
         if path.parent.name in CELLS:
             continue
         parts = path.relative_to(package).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        actual[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return actual
 
 
 @functools.cache
@@ -161,16 +161,16 @@ def _imports_of(package: Path, own: str) -> Iterator[Import]:
                 if head == own:
                     whole = ".".join(filter(None, (rest, name)))
                     # a name is a module, or a room that is not there, or something that its module holds
-                    known = whole in modules or (not rest and name in FLOOR_OF)
-                    yield Import(file.as_posix(), line, function, whole if known else rest, for_types)
+                    expected = whole in modules or (not rest and name in FLOOR_OF)
+                    yield Import(file.as_posix(), line, function, whole if expected else rest, for_types)
 
 
 def _targets(tree: ast.Module, file: Path, own: str) -> Iterator[Found]:
     """(line, function, for types alone, dotted base, name) of every import, relative ones made absolute."""
-    here = [own, *file.parent.parts]
+    package_parts = [own, *file.parent.parts]
 
     def absolute(level: int, name: str | None) -> str:
-        base = here[: len(here) - level + 1] if level else []
+        base = package_parts[: len(package_parts) - level + 1] if level else []
         return ".".join([*base, *([name] if name else [])])
 
     def visit(node: ast.AST, scope: tuple[str, ...], inside: bool, types: bool) -> Iterator[Found]:
@@ -221,7 +221,7 @@ def circle(package: Path, own: str = "headwise") -> list[str]:
 
 def violations(package: Path) -> list[str]:
     """What breaks the floors, a sentence each."""
-    found = [
+    actual = [
         f"{room}: this room is on no floor; place it in FLOORS here and in DESIGN.md"
         for room in rooms_of(package)
         if room not in FLOOR_OF
@@ -233,16 +233,16 @@ def violations(package: Path) -> list[str]:
             continue
         if each.room == WHOLE_PACKAGE:
             if FLOOR_OF[own] != len(FLOORS) - 1:
-                found.append(f"{where}: {own} imports the whole package; name the room it needs")
+                actual.append(f"{where}: {own} imports the whole package; name the room it needs")
         elif each.room not in FLOOR_OF:
-            found.append(f"{where}: {own} imports {each.room}, which is on no floor")
+            actual.append(f"{where}: {own} imports {each.room}, which is on no floor")
         elif FLOOR_OF[each.room] > FLOOR_OF[own]:
-            found.append(f"{where}: {own} imports {each.room}, which is below it")
+            actual.append(f"{where}: {own} imports {each.room}, which is below it")
         elif own not in ONLY_FOR.get(each.room, {own}):
-            found.append(
+            actual.append(
                 f"{where}: {own} imports {each.room}, which is only for {', '.join(ONLY_FOR[each.room])}"
             )
-    return found
+    return actual
 
 
 def test_rooms_import_only_their_own_floor_and_those_above() -> None:
@@ -268,9 +268,9 @@ def test_the_table_of_packages_in_the_design_has_the_same_floors_in_the_same_ord
 
 
 def test_imports_downwards_that_are_allowed_are_still_there() -> None:
-    there = [each for each in imports_of(PACKAGE) if each.is_downward]
+    listed = [each for each in imports_of(PACKAGE) if each.is_downward]
     for file, function, target in DOWNWARD:
-        reached = [each.target for each in there if (each.file, each.function) == (file, function)]
+        reached = [each.target for each in listed if (each.file, each.function) == (file, function)]
         assert any(f"{module}.".startswith(f"{target}.") for module in reached), (file, function, target)
 
 
@@ -290,8 +290,8 @@ PLANTED = {
 @pytest.mark.parametrize(("file", "source", "verdict"), PLANTED.values(), ids=PLANTED)
 def test_a_planted_violation_is_noticed(file: str, source: str, verdict: str, tmp_path: Path) -> None:
     _plant(tmp_path, {file: source})
-    (found,) = violations(tmp_path)
-    assert verdict in found
+    (actual,) = violations(tmp_path)
+    assert verdict in actual
 
 
 @pytest.mark.parametrize(

@@ -234,8 +234,8 @@ def test_torchs_fused_path_attends_as_the_mask_says(case: tuple[Mask, Sizes], ca
     with torch.no_grad():
         fused = module(q, k, v, need_weights=False, **masks)[0]
         weighed = module(q, k, v, **masks)[0]
-    seen = ~weighed.isnan()
-    torch.testing.assert_close(fused[seen], weighed[seen])
+    visible = ~weighed.isnan()
+    torch.testing.assert_close(fused[visible], weighed[visible])
 
 
 # Hugging Face
@@ -452,6 +452,6 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda name: name.replace(" ", "-"))
 def test_a_refusal_names_the_argument_the_numbers_and_what_to_do(case: str) -> None:
-    attempt, kind, says = REFUSALS[case]
-    with pytest.raises(kind, match=re.escape(says)):
+    attempt, kind, message = REFUSALS[case]
+    with pytest.raises(kind, match=re.escape(message)):
         attempt()

@@ -34,10 +34,10 @@ def qkv(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_a_scale_of_zero_or_less_hides_what_is_hidden(scale: float, rules: dict[str, Any]) -> None:
     """torch's CPU kernel scales what it has hidden: -inf times -0.5 was the largest score of all, and NaN."""
     q, k, v = qkv()
-    out, seen = hw.attention(q, k, v, scale=scale, **rules)
+    out, visible = hw.attention(q, k, v, scale=scale, **rules)
     by_hand, _ = hw.attention(q, k, v, scale=scale, backend="plain", **rules)
     torch.testing.assert_close(out, by_hand)
-    torch.testing.assert_close(seen.dense() @ v, by_hand)
+    torch.testing.assert_close(visible.dense() @ v, by_hand)
     with pytest.raises(hw.errors.BackendUnavailable, match=f"a scale above 0, not {scale:g}"):
         hw.attention(q, k, v, scale=scale, backend="flash", **rules)
 
@@ -53,10 +53,10 @@ def test_without_weights_half_precision_is_as_exact_as_torchs_fused_function(
     ours.load_state_dict(theirs.state_dict())
     x, mask = (size * normal(0, 17, 1, 64)).to(dtype), torch.zeros(17, 17, dtype=dtype)
     mask[3] = -1e4
-    plain, found = (m(x, x, x, attn_mask=mask, need_weights=False)[0] for m in (theirs, ours))
+    plain, actual = (m(x, x, x, attn_mask=mask, need_weights=False)[0] for m in (theirs, ours))
     x, exact = x.double(), theirs.double()
     truth = exact(x, x, x, attn_mask=mask.double(), need_weights=False)[0]
-    assert_judged(found, plain, truth, dtype=dtype)
+    assert_judged(actual, plain, truth, dtype=dtype)
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_the_mean_of_many_heads_in_half_precision_loses_none() -> None:
     ours.load_state_dict(theirs.state_dict())
     x = normal(0, 1, 257, 128).bfloat16()
     with torch.no_grad():
-        plain, found = (m.bfloat16().eval()(x, x.clone(), x)[1].double() for m in (theirs, ours))
-    assert float((found.sum(-1) - 1).abs().mean()) <= 2 * float((plain.sum(-1) - 1).abs().mean())
+        plain, actual = (m.bfloat16().eval()(x, x.clone(), x)[1].double() for m in (theirs, ours))
+    assert float((actual.sum(-1) - 1).abs().mean()) <= 2 * float((plain.sum(-1) - 1).abs().mean())
 
 
 @pytest.mark.parametrize("far", [2.0**10, 2.0**20])
@@ -79,10 +79,10 @@ def test_mass_merging_and_gradients_hold_at_large_scores(far: float) -> None:
     v = normal(2, 1, 1, 7, 3)
     s = (q.double() @ k.double().mT).masked_fill(~torch.ones(5, 7, dtype=torch.bool).tril(2), -torch.inf)
     p = torch.softmax(s, -1)
-    out, seen = hw.attention(q, k, v, causal=True, scale=1.0)  # a longer past: two parts
+    out, visible = hw.attention(q, k, v, causal=True, scale=1.0)  # a longer past: two parts
     assert error(out, p @ v.double()) < 1e-6
     assert (
-        error(seen.mass(Mask.window(3), per="query"), p.masked_fill(~Mask.window(3).full(5, 7), 0).sum(-1))
+        error(visible.mass(Mask.window(3), per="query"), p.masked_fill(~Mask.window(3).full(5, 7), 0).sum(-1))
         < 1e-6
     )
     sinks = torch.tensor([far])
@@ -93,9 +93,9 @@ def test_mass_merging_and_gradients_hold_at_large_scores(far: float) -> None:
     assert error(out, share[..., :-1] @ v.double()) < 1e-6
     leaf = v.clone().requires_grad_()
     for rules in ({}, {"mask": torch.ones(5, 7, dtype=torch.bool)}):
-        (found,) = torch.autograd.grad(hw.attention(q, k, leaf, scale=1.0, **rules)[0].sum(), leaf)
+        (actual,) = torch.autograd.grad(hw.attention(q, k, leaf, scale=1.0, **rules)[0].sum(), leaf)
         wanted = torch.softmax(q.double() @ k.double().mT, -1).sum(-2)[..., None].expand_as(v)
-        assert error(found, wanted) < 1e-5
+        assert error(actual, wanted) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -106,29 +106,29 @@ def test_mass_merging_and_gradients_hold_at_large_scores(far: float) -> None:
 def test_a_map_that_was_written_over_does_not_travel(travel: Callable[[hw.AttentionMap], Any]) -> None:
     """A copy counted versions anew, and was a map of other numbers."""
     q, k, _ = qkv()
-    seen = hw.AttentionMap(q, k)
+    visible = hw.AttentionMap(q, k)
     q.mul_(-1)
     with pytest.raises(ArgumentError, match="written to in place"):
-        travel(seen)
+        travel(visible)
 
 
 def test_a_map_without_a_call_is_of_what_it_was_made_of_in_inference_mode_too() -> None:
     with torch.inference_mode():
         q, k, _ = qkv()
-        seen = hw.AttentionMap(q, k)
+        visible = hw.AttentionMap(q, k)
         q.mul_(-1)
         with pytest.raises(ArgumentError, match="now sum to"):
-            seen.dense()
+            visible.dense()
 
 
 def test_given_weights_that_were_written_over_are_refused() -> None:
     """A row that was empty when the map was made stayed empty in its statistics."""
     p = torch.softmax(normal(0, 2, 3, 11, 11), -1)
-    given = p.clone()
-    given[0, 0, 0] = 0
-    seen = hw.AttentionMap.from_weights(given)
-    given.copy_(p)
-    for look in (lambda: seen.dense(), lambda: seen.statistics("entropy")):
+    arguments = p.clone()
+    arguments[0, 0, 0] = 0
+    visible = hw.AttentionMap.from_weights(arguments)
+    arguments.copy_(p)
+    for look in (lambda: visible.dense(), lambda: visible.statistics("entropy")):
         with pytest.raises(ArgumentError, match="written to in place"):
             look()
 
@@ -136,22 +136,22 @@ def test_given_weights_that_were_written_over_are_refused() -> None:
 def test_the_mask_of_a_map_may_be_changed_and_used() -> None:
     """What had been worked out about its documents went along: off by 0.56."""
     q, k, v = qkv(1, 1, 300, 4)
-    _, seen = hw.attention(q, k, v, Mask.documents(torch.arange(300) // 50))
-    before, mask = seen.dense(), seen.mask
+    _, visible = hw.attention(q, k, v, Mask.documents(torch.arange(300) // 50))
+    before, mask = visible.dense(), visible.mask
     assert mask.key_ids is not None and mask.query_ids is not None
     mask.key_ids.zero_()
     mask.query_ids.zero_()
     torch.testing.assert_close(hw.attention(q, k, v, mask)[0], hw.attention(q, k, v)[0])
-    assert torch.equal(seen.dense(), before)
+    assert torch.equal(visible.dense(), before)
 
 
 def test_a_bias_just_above_what_hides_hides_in_no_backend() -> None:
     q, k, v = qkv()
     bias = torch.full((7, 7), -6e29)
-    found = [hw.attention(q, k, v, bias=bias, backend=name) for name in ("flash", "plain", "tiles")]
-    for out, seen in found:
+    actual = [hw.attention(q, k, v, bias=bias, backend=name) for name in ("flash", "plain", "tiles")]
+    for out, visible in actual:
         torch.testing.assert_close(out, v.mean(2, keepdim=True).expand_as(out))
-        torch.testing.assert_close(seen.dense(), torch.full((1, 2, 7, 7), 1 / 7))
+        torch.testing.assert_close(visible.dense(), torch.full((1, 2, 7, 7), 1 / 7))
 
 
 def test_a_query_of_nan_is_nan_however_few_keys_there_are() -> None:
@@ -159,10 +159,10 @@ def test_a_query_of_nan_is_nan_however_few_keys_there_are() -> None:
     for S in (*range(1, 20), 33):
         q, k, v = normal(0, 1, 2, 3, 8), normal(1, 1, 2, S, 8), normal(2, 1, 2, S, 8)
         q[0, 0, 0, 0] = torch.nan
-        out, seen = hw.attention(q, k, v)
-        for found in (out, seen.dense()):
-            assert bool(found[0, 0, 0].isnan().all())
-            assert not bool(found[0, 0, 1:].isnan().any()) and not bool(found[0, 1].isnan().any())
+        out, visible = hw.attention(q, k, v)
+        for actual in (out, visible.dense()):
+            assert bool(actual[0, 0, 0].isnan().all())
+            assert not bool(actual[0, 0, 1:].isnan().any()) and not bool(actual[0, 1].isnan().any())
     ours = hw.nn.MultiheadAttention(16, 2, batch_first=True)
     x = normal(3, 1, 2, 16)
     x[0, 0, 0] = torch.nan
@@ -177,23 +177,23 @@ def test_a_query_of_nan_is_nan_however_few_keys_there_are() -> None:
 def test_sinks_far_above_the_scores_are_no_reason_to_refuse(rules: dict[str, Any]) -> None:
     """exp(sink - largest score) was endless, and the map said that its tensors had changed."""
     q, k, v = qkv()
-    out, seen = hw.attention(q, k, v, **rules)
-    torch.testing.assert_close(seen.dense() @ v, out)
-    torch.testing.assert_close(seen[0, 1, 3] @ v[0, 1], out[0, 1, 3])
+    out, visible = hw.attention(q, k, v, **rules)
+    torch.testing.assert_close(visible.dense() @ v, out)
+    torch.testing.assert_close(visible[0, 1, 3] @ v[0, 1], out[0, 1, 3])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mass_is_measured_in_its_own_precision_under_autocast(dtype: torch.dtype) -> None:
     q, k, v = qkv()
-    _, seen = hw.attention(q, k, v, causal=True)
-    wanted = seen.mass(Mask.window(2))
+    _, visible = hw.attention(q, k, v, causal=True)
+    wanted = visible.mass(Mask.window(2))
     with torch.autocast("cpu", dtype):
-        assert torch.equal(seen.mass(Mask.window(2)), wanted)
+        assert torch.equal(visible.mass(Mask.window(2)), wanted)
 
 
 def test_numpys_bools_pick_and_torchs_unsigned_lengths_count() -> None:
-    _, seen = hw.attention(*qkv(1, 3, 7, 8))
-    assert torch.equal(seen[:, np.array([True, False, True])], seen.dense()[:, [0, 2]])
+    _, visible = hw.attention(*qkv(1, 3, 7, 8))
+    assert torch.equal(visible[:, np.array([True, False, True])], visible.dense()[:, [0, 2]])
     assert Mask.padding(torch.tensor([3], dtype=torch.uint16)).full(1, 5).sum() == 3
     with pytest.raises(ArgumentError, match=r"device must be a device: got torch\.float64"):
-        seen.to(torch.float64)  # type: ignore[arg-type]
+        visible.to(torch.float64)  # type: ignore[arg-type]

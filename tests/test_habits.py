@@ -243,9 +243,9 @@ HABITS = ATTENTION | MAKING | CALLING | LOOKING
 @pytest.mark.parametrize("name", HABITS)
 def test_a_habit_is_answered_with_what_to_write(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    habit, *kinds, says = HABITS[name]
+    habit, *kinds, message = HABITS[name]
     kind = kinds[0] if kinds else ArgumentError
-    with pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, says.split(" .. ")))):
+    with pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, message.split(" .. ")))):
         habit()
 
 
@@ -254,7 +254,7 @@ def test_the_list_is_as_long_as_it_says_and_no_name_hides_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["chekc", "mha.py"], "No such command 'chekc'. Did you mean 'check'?"),
         (["mha.py"], "headwise check 'mha.py'"),
@@ -267,11 +267,11 @@ def test_the_list_is_as_long_as_it_says_and_no_name_hides_another() -> None:
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_mistyped_command_is_answered_in_a_line(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("typer")
     from headwise.cli import main
 
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert says in said.err.replace("\n", " ") and not said.out
+    captured = capsys.readouterr()
+    assert message in captured.err.replace("\n", " ") and not captured.out

@@ -31,8 +31,8 @@ def test_the_answers_for_padding_and_nested_batches_are_right() -> None:
     layer, batch = mha(), jagged()
     padded, lengths = batch.to_padded_tensor(0.0), [len(y) for y in batch.unbind()]
     output = layer(padded, mask=hw.Mask.padding(lengths))[0]
-    for given, y, length in zip(batch.unbind(), output, lengths, strict=True):
-        torch.testing.assert_close(y[:length], layer(given[None])[0][0])
+    for arguments, y, length in zip(batch.unbind(), output, lengths, strict=True):
+        torch.testing.assert_close(y[:length], layer(arguments[None])[0][0])
     attention_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     torch.testing.assert_close(layer(padded, mask=hw.Mask.padding(attention_mask.bool()))[0], output)
 
@@ -86,8 +86,8 @@ def test_a_module_on_an_empty_batch_does_what_torchs_does(gradients: bool) -> No
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj"])
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "express"])
 def test_a_projection_may_be_swapped_for_another(name: str, gradients: bool) -> None:
-    layer, other, given = mha(), nn.Linear(E, E), x()
-    layer(given)
+    layer, other, arguments = mha(), nn.Linear(E, E), x()
+    layer(arguments)
     expected = mha()
     expected.load_state_dict(layer.state_dict())
     expected.get_submodule(name).load_state_dict(other.state_dict())
@@ -95,9 +95,9 @@ def test_a_projection_may_be_swapped_for_another(name: str, gradients: bool) -> 
     torch.utils.swap_tensors(projection.weight, other.weight)
     torch.utils.swap_tensors(projection.bias, other.bias)
     with torch.set_grad_enabled(gradients):
-        torch.testing.assert_close(layer(given)[0], expected(given)[0])
+        torch.testing.assert_close(layer(arguments)[0], expected(arguments)[0])
         del other  # and the memory that was ours
-        torch.testing.assert_close(layer(given)[0], expected(given)[0])
+        torch.testing.assert_close(layer(arguments)[0], expected(arguments)[0])
 
 
 @pytest.mark.parametrize("made", [hw.ablate, hw.collect], ids=lambda made: made.__name__)

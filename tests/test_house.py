@@ -258,11 +258,11 @@ def test_the_wheel_and_two_extras_draw_a_trained_model_without_a_network(wheel: 
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert done.stdout.startswith("mini reads") and done.stdout.endswith("Wrote heads.png\n")
     assert (home / "heads.png").read_bytes().startswith(b"\x89PNG")
-    for code, said in (
+    for code, message in (
         ("import socket; socket.getaddrinfo('localhost', 1)", "the network was used"),
         ("import transformers", "No module named 'transformers'"),
     ):
-        assert said in environment.run("-I", "-c", code, cwd=home).stderr, "it would have been noticed"
+        assert message in environment.run("-I", "-c", code, cwd=home).stderr, "it would have been noticed"
 
 
 def _run(*arguments: str | Path) -> None:
@@ -279,16 +279,16 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"
 
 def complaints(name: str, text: str) -> list[str]:
     """What is wrong with a file of the repository, by its name and by what it holds."""
-    found = [f"{name}: this name does not say what the file holds"] * any(
+    actual = [f"{name}: this name does not say what the file holds"] * any(
         part.partition(".")[0].strip("_").lower() in NAMES_THAT_SAY_NOTHING for part in Path(name).parts
     )
     patterns = [PATHS_OF_A_MACHINE] if name.startswith("tests/") else [PATHS_OF_A_MACHINE, TEMPORARY_PATHS]
     if not any(pattern.search(text) for pattern in patterns):  # nearly every file, at a tenth of the time
-        return found
+        return actual
     for number, line in enumerate(text.splitlines(), 1):
         if any(pattern.search(line) for pattern in patterns):
-            found.append(f"{name}:{number}: a path of one machine: {line.strip()[:80]}")
-    return found
+            actual.append(f"{name}:{number}: a path of one machine: {line.strip()[:80]}")
+    return actual
 
 
 def test_no_tracked_file_names_a_machine_or_says_nothing() -> None:
@@ -296,10 +296,10 @@ def test_no_tracked_file_names_a_machine_or_says_nothing() -> None:
     if listed.returncode != 0:
         pytest.skip("by design: what is tracked is only known in a git checkout")
     names = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
-    found = [
+    actual = [
         each for name in names for each in complaints(name, (ROOT / name).read_text("utf-8", errors="ignore"))
     ]
-    assert found == []
+    assert actual == []
 
 
 # Paths
@@ -337,7 +337,7 @@ def test_no_package_has_the_name_of_a_public_function() -> None:
 
 def test_texts_name_only_files_that_are_there() -> None:
     """DESIGN drew rooms that had moved, and lists of rooms in packages outlived them."""
-    there = {
+    listed = {
         path.name
         for folder in ("src", "tests", "benchmarks", "docs")
         for path in (ROOT / folder).rglob("*.py")
@@ -348,7 +348,7 @@ def test_texts_name_only_files_that_are_there() -> None:
         texts[path.name] = path.read_text("utf-8").partition("\n## What was tried")[0]
     texts |= {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in PACKAGE.rglob("__init__.py")}
     named = {(text, name) for text in texts for name in re.findall(r"[a-z_]+\.py\b", texts[text])}
-    assert sorted((text, name) for text, name in named if name not in there) == []
+    assert sorted((text, name) for text, name in named if name not in listed) == []
 
 
 # The gate

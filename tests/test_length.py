@@ -35,9 +35,9 @@ def test_statistics_take_a_twentieth_of_the_dense_routes_memory() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_statistics_of_32768_tokens_stay_within_a_hundredth_of_the_weights() -> None:
-    found = in_fresh_process("statistics_L32768", "headwise", H=1)
-    assert found["extra_bytes"] is not None, found["how"]
-    assert found["extra_bytes"] <= 32768**2 * 4 / 100, found
+    actual = in_fresh_process("statistics_L32768", "headwise", H=1)
+    assert actual["extra_bytes"] is not None, actual["how"]
+    assert actual["extra_bytes"] <= 32768**2 * 4 / 100, actual
 
 
 @pytest.mark.slow
@@ -101,15 +101,15 @@ def test_one_row_of_131072_tokens_costs_one_row_of_work(monkeypatch: pytest.Monk
     tile, whole = Scores.tile, Scores.full
 
     def counted(self: Scores, rows: slice, columns: slice) -> Tensor:
-        found = tile(self, rows, columns)
-        touched.append(found.numel())
-        return found
+        actual = tile(self, rows, columns)
+        touched.append(actual.numel())
+        return actual
 
     def all_counted(self: Scores) -> Tensor:
         before = len(touched)
-        found = whole(self)
-        touched[before:] = [found.numel()]
-        return found
+        actual = whole(self)
+        touched[before:] = [actual.numel()]
+        return actual
 
     monkeypatch.setattr(Scores, "tile", counted)
     monkeypatch.setattr(Scores, "full", all_counted)

@@ -48,10 +48,10 @@ BLOCKS = {
 def test_a_page_s_code_runs_with_our_class_and_prints_what_the_page_says(block: str) -> None:
     code, printed = BLOCKS[block]
     lines = "\n".join(line[8:] for line in code.splitlines())
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    message = io.StringIO()
+    with contextlib.redirect_stdout(message):
         exec(lines, {"torch": torch, "nn": nn, "MultiHeadAttention": hw.MultiHeadAttention})
-    assert said.getvalue().strip() == printed
+    assert message.getvalue().strip() == printed
 
 
 def as_the_pages_do(
@@ -60,8 +60,8 @@ def as_the_pages_do(
     """The maths of the pages: split, score, mask where it is 0, softmax, weigh, concatenate, project."""
     B = x[0].shape[0]
     q, k, v = (
-        project(name, one).view(B, -1, heads, one.shape[-1] // heads).transpose(1, 2)
-        for name, one in zip("qkv", x, strict=True)
+        project(name, letter).view(B, -1, heads, letter.shape[-1] // heads).transpose(1, 2)
+        for name, letter in zip("qkv", x, strict=True)
     )
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if mask is not None:
@@ -103,8 +103,8 @@ def test_every_mask_the_pages_could_use_means_what_it_means_there(shape: str, ki
     mha = hw.MultiHeadAttention(E, H, dtype=torch.float64)
     mha.load_state_dict(layers.state_dict())
     x = torch.randn(B, T, E, dtype=torch.float64)
-    given = EVERY_SHAPE[shape]
-    mask = None if given is None else given.to(kind)
+    arguments = EVERY_SHAPE[shape]
+    mask = None if arguments is None else arguments.to(kind)
     expected, their_weights = as_the_pages_do(lambda n, y: layers[NAMES["W"][n]](y), [x] * 3, H, mask)
     for output, weights in (mha(x, mask=mask), mha(x, x, x, mask)):
         assert weights is not None

@@ -89,23 +89,23 @@ class Touched:
 
 @pytest.fixture
 def touched(monkeypatch: pytest.MonkeyPatch) -> Touched:
-    seen = Touched()
+    visible = Touched()
     of_scores, all_scores = Scores.tile, Scores.full
 
     def tile(self: Scores, rows: slice, columns: Any) -> Tensor:
-        found = of_scores(self, rows, columns)
-        seen.shapes.append(tuple(found.shape))
-        return found
+        actual = of_scores(self, rows, columns)
+        visible.shapes.append(tuple(actual.shape))
+        return actual
 
     def whole(self: Scores) -> Tensor:
-        before = len(seen.shapes)
-        found = all_scores(self)
-        seen.shapes[before:] = [tuple(found.shape)]
-        return found
+        before = len(visible.shapes)
+        actual = all_scores(self)
+        visible.shapes[before:] = [tuple(actual.shape)]
+        return actual
 
     monkeypatch.setattr(Scores, "tile", tile)
     monkeypatch.setattr(Scores, "full", whole)
-    return seen
+    return visible
 
 
 # What it is
@@ -186,9 +186,9 @@ def indices(draw: st.DrawFn) -> Any:
     return tuple(parts)
 
 
-def assert_same(found: Tensor, expected: Tensor, what: object = "") -> None:
-    assert type(found) is Tensor, what
-    assert error(found, expected) < 1e-14, what
+def assert_same(actual: Tensor, expected: Tensor, label: object = "") -> None:
+    assert type(actual) is Tensor, label
+    assert error(actual, expected) < 1e-14, label
 
 
 @given(index=indices(), known_lse=st.booleans(), name=st.sampled_from(sorted(OPTIONS)))
@@ -328,9 +328,9 @@ def picked(data: st.DataObject, shape: tuple[int, ...]) -> dict[str, Any]:
     chosen = {}
     for name, size in zip(NAMES, shape, strict=True):
         numbers = st.lists(positions(size), min_size=1, max_size=3)
-        found = data.draw(st.none() | positions(size) | slices(size, backwards=True) | numbers, label=name)
-        if found is not None:
-            chosen[name] = found
+        actual = data.draw(st.none() | positions(size) | slices(size, backwards=True) | numbers, label=name)
+        if actual is not None:
+            chosen[name] = actual
     return chosen
 
 
@@ -379,12 +379,12 @@ def test_statistics_of_a_selection_are_those_of_the_whole_there(data: st.DataObj
     whole, part = w.statistics(per="query"), w.select(**chosen).statistics(per="query")
     for each in set(STATISTICS) - {"received"}:
         expected = dense_part(whole[each][..., None], chosen).squeeze(-1)
-        seen = dense_part(~torch.isneginf(w.lse)[..., None], chosen).squeeze(-1)
-        assert error(part[each][seen], expected[seen]) < 1e-12, each
+        visible = dense_part(~torch.isneginf(w.lse)[..., None], chosen).squeeze(-1)
+        assert error(part[each][visible], expected[visible]) < 1e-12, each
 
 
 @pytest.mark.parametrize(
-    ("chosen", "says"),
+    ("chosen", "message"),
     [
         ({"batch": 2}, "batch must lie inside the map: got 2 for size 2; use 0 to 1"),
         ({"heads": [0, -7]}, "heads must lie inside the map: got -7 for size 6; use 0 to 5"),
@@ -397,8 +397,10 @@ def test_statistics_of_a_selection_are_those_of_the_whole_there(data: st.DataObj
     ],
     ids=str,
 )
-def test_a_selection_outside_the_map_is_refused_with_its_numbers(chosen: dict[str, Any], says: str) -> None:
-    with pytest.raises(IndexError, match=says):
+def test_a_selection_outside_the_map_is_refused_with_its_numbers(
+    chosen: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(IndexError, match=message):
         a_map().select(**chosen)
 
 
@@ -420,8 +422,8 @@ def test_selecting_nothing_gives_an_empty_map(chosen: dict[str, Any]) -> None:
     ids=["pooled", "top", "statistics"],
 )
 def test_what_needs_whole_rows_refuses_a_map_of_chosen_keys(ask: Callable[[Any], Any], name: str) -> None:
-    says = f"{name} must see whole rows: this map holds 2 chosen of 7 keys; call it before select"
-    with pytest.raises(ArgumentError, match=re.escape(says)):
+    messages = f"{name} must see whole rows: this map holds 2 chosen of 7 keys; call it before select"
+    with pytest.raises(ArgumentError, match=re.escape(messages)):
         ask(a_map().select(keys=[1, 4]))
 
 
@@ -474,12 +476,12 @@ STAND_INS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", STAND_INS, ids=lambda name: name.replace(" ", "-"))
-def test_a_map_does_what_its_dense_tensor_does(what: str) -> None:
+@pytest.mark.parametrize("label", STAND_INS, ids=lambda name: name.replace(" ", "-"))
+def test_a_map_does_what_its_dense_tensor_does(label: str) -> None:
     w = a_map(causal=True)
-    found, expected = STAND_INS[what](w), STAND_INS[what](w.dense())
-    assert type(found) is Tensor
-    assert found.dtype == expected.dtype and torch.equal(found, expected)
+    actual, expected = STAND_INS[label](w), STAND_INS[label](w.dense())
+    assert type(actual) is Tensor
+    assert actual.dtype == expected.dtype and torch.equal(actual, expected)
 
 
 def test_a_map_becomes_an_array() -> None:
@@ -636,7 +638,7 @@ def test_given_weights_have_no_scores_to_find_the_largest_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "kind", "says"),
+    ("weights", "kind", "message"),
     [
         (
             torch.ones(H, T, S),
@@ -649,8 +651,8 @@ def test_given_weights_have_no_scores_to_find_the_largest_of() -> None:
     ],
     ids=["one sequence", "one head", "integers", "negative"],
 )
-def test_weights_that_are_none_are_refused(weights: Tensor, kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=says):
+def test_weights_that_are_none_are_refused(weights: Tensor, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
         hw.AttentionMap.from_weights(weights)
 
 
@@ -667,29 +669,29 @@ def test_gradients_flow_through_given_weights() -> None:
 
 def everything(w: hw.AttentionMap) -> list[Tensor]:
     """All one can ask of a map, as tensors."""
-    found = [w.dense(), w.mean_heads()]
+    actual = [w.dense(), w.mean_heads()]
     if w._columns is None:
-        found += [w.lse, w.pooled(3), *w.top(2), *w.statistics().values()]
-    return found
+        actual += [w.lse, w.pooled(3), *w.top(2), *w.statistics().values()]
+    return actual
 
 
-def assert_same_map(found: hw.AttentionMap, expected: hw.AttentionMap) -> None:
-    assert isinstance(found, hw.AttentionMap)
-    assert repr(found) == repr(expected)
-    for mine, theirs in zip(everything(found), everything(expected), strict=True):
+def assert_same_map(actual: hw.AttentionMap, expected: hw.AttentionMap) -> None:
+    assert isinstance(actual, hw.AttentionMap)
+    assert repr(actual) == repr(expected)
+    for mine, theirs in zip(everything(actual), everything(expected), strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-14, equal_nan=True)
 
 
 def maps() -> dict[str, hw.AttentionMap]:
-    found = {name: a_map(**options) for name, options in OPTIONS.items()}
-    found["no lse"] = without_lse(causal=True)
-    found["part"] = a_map(causal=True, sinks=normal(6, H)).select(heads=[4, 0], queries=slice(1, 5, 2))
-    found["keys"] = a_map().select(keys=[5, 1, 1])
-    found["run of keys"] = a_map().select(keys=slice(1, 6, 2))
-    found["weights"] = hw.AttentionMap.from_weights(a_map().dense(), Mask.padding([S, 4], [3, 5]))
-    found["part of weights"] = found["weights"].select(batch=1, heads=[0, 5], keys=slice(2))
-    return found
+    actual = {name: a_map(**options) for name, options in OPTIONS.items()}
+    actual["no lse"] = without_lse(causal=True)
+    actual["part"] = a_map(causal=True, sinks=normal(6, H)).select(heads=[4, 0], queries=slice(1, 5, 2))
+    actual["keys"] = a_map().select(keys=[5, 1, 1])
+    actual["run of keys"] = a_map().select(keys=slice(1, 6, 2))
+    actual["weights"] = hw.AttentionMap.from_weights(a_map().dense(), Mask.padding([S, 4], [3, 5]))
+    actual["part of weights"] = actual["weights"].select(batch=1, heads=[0, 5], keys=slice(2))
+    return actual
 
 
 @pytest.mark.thinned
@@ -831,7 +833,7 @@ def test_a_saved_map_loads_safely_in_a_fresh_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"),
+    ("ask", "message"),
     [
         (lambda w: w.pooled(0), "cells must be a number or a pair, each at least 1: got 0"),
         (lambda w: w.pooled((3, -2)), r"cells must be a number or a pair, each at least 1: got \(3, -2\)"),
@@ -844,8 +846,8 @@ def test_a_saved_map_loads_safely_in_a_fresh_process(tmp_path: Path) -> None:
     ],
     ids=["no cells", "negative cells", "no keys", "too many keys", "name", "second name", "per", "reach"],
 )
-def test_an_argument_out_of_range_is_refused_with_its_number(ask: Callable[[Any], Any], says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
+def test_an_argument_out_of_range_is_refused_with_its_number(ask: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         ask(a_map())
 
 
@@ -994,9 +996,9 @@ def test_a_map_tells_where_its_queries_stand_and_what_they_may_see(options: dict
     w = a_map(**options)
     assert w.positions.tolist() == list(range(S - T, S))
     assert w.ends == (S - T, S - 1)
-    seen = w.mask.full(T, S, B, H).expand(SHAPE)
-    assert torch.equal(w.visible().expand(B, H, T), seen.sum(-1))
-    near = seen & Mask.window(2).full(T, S)
+    visible = w.mask.full(T, S, B, H).expand(SHAPE)
+    assert torch.equal(w.visible().expand(B, H, T), visible.sum(-1))
+    near = visible & Mask.window(2).full(T, S)
     assert torch.equal(w.visible(w.mask & Mask.window(2)).expand(B, H, T), near.sum(-1))
     some = w.select(queries=[3, 1])
     assert some.positions.tolist() == [S - T + 3, S - T + 1]

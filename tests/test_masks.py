@@ -117,11 +117,11 @@ def test_a_mask_says_what_its_rules_say_one_by_one(case: tuple[Mask, Sizes]) -> 
 def test_joining_hides_what_either_rule_hides(data: st.DataObject) -> None:
     shape = data.draw(sizes())
     kind = data.draw(st.sampled_from(KINDS))
-    another = data.draw(st.just(kind) | st.sampled_from(KINDS))
-    one, other = (rule(data.draw, each, shape, True) for each in (kind, another))
-    both = whole(one, shape) & whole(other, shape)
-    assert torch.equal(whole(one & other, shape), both)
-    assert torch.equal(whole(other & one, shape), both)
+    second_kind = data.draw(st.just(kind) | st.sampled_from(KINDS))
+    first, other = (rule(data.draw, each, shape, True) for each in (kind, second_kind))
+    both = whole(first, shape) & whole(other, shape)
+    assert torch.equal(whole(first & other, shape), both)
+    assert torch.equal(whole(other & first, shape), both)
 
 
 @quick
@@ -129,14 +129,14 @@ def test_joining_hides_what_either_rule_hides(data: st.DataObject) -> None:
 def test_joining_counts_the_queries_that_count_in_both(data: st.DataObject) -> None:
     shape = data.draw(sizes())
     kinds = data.draw(st.lists(st.sampled_from(("lengths", "real")), min_size=2, max_size=2))
-    one, other = (rule(data.draw, kind, shape, True) for kind in kinds)
+    first, other = (rule(data.draw, kind, shape, True) for kind in kinds)
     everyone = torch.ones(shape[0], shape[2], dtype=torch.bool)
 
     def counted(mask: Mask) -> Tensor:
-        found = mask.counted(shape[2])
-        return everyone if found is None else found
+        actual = mask.counted(shape[2])
+        return everyone if actual is None else actual
 
-    assert torch.equal(counted(one & other), counted(one) & counted(other))
+    assert torch.equal(counted(first & other), counted(first) & counted(other))
 
 
 def as_rows(*lines: str) -> Tensor:
@@ -257,14 +257,14 @@ def test_span_never_cuts_off_a_visible_key(data: st.DataObject) -> None:
     at = positions(shape)[rows]
     start, stop = mask.bind(*shape).span(int(at.min()), int(at.max()), rows, shape[3])
     assert 0 <= start <= stop <= shape[3]
-    seen = whole(mask, shape)[:, :, rows]
-    assert not seen[..., :start].any()
-    assert not seen[..., stop:].any()
+    visible = whole(mask, shape)[:, :, rows]
+    assert not visible[..., :start].any()
+    assert not visible[..., stop:].any()
 
 
-def tight(seen: Tensor) -> tuple[int, int]:
-    found = seen.flatten(0, -2).any(0).nonzero().flatten().tolist()
-    return (found[0], found[-1] + 1) if found else (0, 0)
+def tight(visible: Tensor) -> tuple[int, int]:
+    actual = visible.flatten(0, -2).any(0).nonzero().flatten().tolist()
+    return (actual[0], actual[-1] + 1) if actual else (0, 0)
 
 
 def span_of(mask: Mask, shape: Sizes, rows: slice) -> tuple[int, int]:
@@ -290,15 +290,15 @@ def test_span_of_one_rule_kept_in_a_tensor_is_tight(kind: str) -> None:
         shape = data.draw(sizes())
         mask = rule(data.draw, kind, shape, with_query_ids=True)
         rows = block(data.draw, shape[2])
-        found = span_of(mask, shape, rows)
+        actual = span_of(mask, shape, rows)
         if kind == "dense" and mask.tensors["allowed"].shape[-1] == 1:
-            assert found == (0, shape[3])  # one bool for all keys: nothing to cut
+            assert actual == (0, shape[3])  # one bool for all keys: nothing to cut
         elif kind == "documents":
             ids = mask.bind(*shape).tensors
             any_batch = ids["query_ids"][:, None, rows] == ids["key_ids"][None, :, None, :, 0]
-            assert found == tight(any_batch)  # which sequence holds an id is not looked at
+            assert actual == tight(any_batch)  # which sequence holds an id is not looked at
         else:
-            assert found == tight(whole(mask, shape)[:, :, rows])
+            assert actual == tight(whole(mask, shape)[:, :, rows])
 
     holds()
 
@@ -315,9 +315,9 @@ def test_span_is_empty_where_nothing_is_seen() -> None:
 def test_sees_any_tells_which_queries_see_one_of_these_keys(data: st.DataObject) -> None:
     mask, shape = data.draw(masks(("band", "lengths", "real")))
     rows, columns = block(data.draw, shape[2]), block(data.draw, shape[3])
-    told = mask.sees_any(positions(shape)[rows], columns.start, columns.stop)
-    seen = whole(mask, shape)[:, 0, rows, columns].any(-1)  # [B, t]
-    assert torch.equal(told.expand(seen.shape), seen)
+    message = mask.sees_any(positions(shape)[rows], columns.start, columns.stop)
+    visible = whole(mask, shape)[:, 0, rows, columns].any(-1)  # [B, t]
+    assert torch.equal(message.expand(visible.shape), visible)
 
 
 # A mask as an object
@@ -509,8 +509,8 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda name: name.replace(" ", "-"))
 def test_a_refusal_names_the_argument_the_numbers_and_what_to_do(case: str) -> None:
-    attempt, says = REFUSALS[case]
-    with pytest.raises(MaskError, match=re.escape(says)):
+    attempt, message = REFUSALS[case]
+    with pytest.raises(MaskError, match=re.escape(message)):
         attempt()
 
 

@@ -71,8 +71,8 @@ def test_torchs_causal_mask_is_refused_in_every_form_and_taken_turned_round(form
     shape = str(list(mask.shape))
     with refused("True where a query may attend", shape, "pass ~mask", "Mask.causal()", "Mask.dense(mask)"):
         hw.attention(q, k, v, mask)
-    seen = hw.attention(q, k, v, ~mask.bool())[1]
-    assert form == "with padding" or torch.equal(seen.dense() > 0, ~hidden(length).expand(2, 3, -1, -1))
+    visible = hw.attention(q, k, v, ~mask.bool())[1]
+    assert form == "with padding" or torch.equal(visible.dense() > 0, ~hidden(length).expand(2, 3, -1, -1))
     alone = hw.attention(q, k, v, Mask.dense(mask))[1].dense() > 0
     assert torch.equal(alone, mask.bool().expand(2, 3, length, length))
 
@@ -180,30 +180,30 @@ def meant(draw: st.DrawFn) -> Tensor:
     T, S = draw(lengths_of), draw(lengths_of)
     kind = draw(st.sampled_from(["band", "prefix", "blocks", "documents", "real", "reverse", "all"]))
     i, j = torch.arange(T)[:, None] + S - T, torch.arange(S)
-    seen = j <= i
+    visible = j <= i
     if kind == "band":
         left, right = draw(st.integers(0, 9)), draw(st.integers(0, 9))
-        seen = (j >= i - left) & (j <= i + right)
+        visible = (j >= i - left) & (j <= i + right)
     elif kind == "prefix":
-        seen = seen | (j < draw(st.integers(0, S)))
+        visible = visible | (j < draw(st.integers(0, S)))
     elif kind == "blocks":
         size = draw(st.integers(1, 5))
-        seen = j.div(size, rounding_mode="floor") <= i.div(size, rounding_mode="floor")
+        visible = j.div(size, rounding_mode="floor") <= i.div(size, rounding_mode="floor")
     elif kind == "documents":
         ids = torch.tensor(sorted(draw(st.lists(st.integers(0, 3), min_size=T + S, max_size=T + S))))
-        seen = ids[::2][:T, None] == ids[1::2][:S] if T == S else ids[-T:, None] == ids[:S]
-        seen = seen & (j <= i) if draw(st.booleans()) else seen
+        visible = ids[::2][:T, None] == ids[1::2][:S] if T == S else ids[-T:, None] == ids[:S]
+        visible = visible & (j <= i) if draw(st.booleans()) else visible
     elif kind == "reverse":
-        seen = j >= i  # reads from right to left
+        visible = j >= i  # reads from right to left
     elif kind == "all":
-        seen = torch.ones(T, S, dtype=torch.bool)
+        visible = torch.ones(T, S, dtype=torch.bool)
     if kind in ("real", "prefix") or draw(st.booleans()):  # one sequence with padding, keys and queries
-        there = j < draw(st.integers(1, S))
-        there = there if draw(st.booleans()) else there.flip(0)
-        seen = seen & there if draw(st.booleans()) else there.expand(T, S)
+        listed = j < draw(st.integers(1, S))
+        listed = listed if draw(st.booleans()) else listed.flip(0)
+        visible = visible & listed if draw(st.booleans()) else listed.expand(T, S)
         if T == S and draw(st.booleans()):
-            seen = seen & there[:, None]
-    return seen
+            visible = visible & listed[:, None]
+    return visible
 
 
 @settings(max_examples=300, deadline=None)
@@ -319,7 +319,7 @@ def test_the_other_way_round_shows_what_was_hidden(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("mask", "other"),
     [
         (Mask.causal(), Mask(right=2)),
         (Mask(left=3), Mask(left=1)),
@@ -330,14 +330,14 @@ def test_the_other_way_round_shows_what_was_hidden(name: str) -> None:
     ],
     ids=str,
 )
-def test_either_of_two_masks_shows_what_one_of_them_shows(one: Mask, other: Mask) -> None:
-    assert torch.equal(whole(one | other), whole(one) | whole(other))
+def test_either_of_two_masks_shows_what_one_of_them_shows(mask: Mask, other: Mask) -> None:
+    assert torch.equal(whole(mask | other), whole(mask) | whole(other))
 
 
 def test_queries_count_as_before_in_the_opposite_and_in_both_of_either() -> None:
-    one, other = Mask.padding(padding(5, 2, length=7), [5, 2]), Mask(queries=torch.tensor([3, 4]))
-    assert (~one).queries is one.queries
-    for joined in (one | other, other | one):
+    first, other = Mask.padding(padding(5, 2, length=7), [5, 2]), Mask(queries=torch.tensor([3, 4]))
+    assert (~first).queries is first.queries
+    for joined in (first | other, other | first):
         assert joined.hides_nothing and joined == Mask(queries=torch.tensor([3, 2]))
 
 
@@ -414,16 +414,16 @@ def test_masks_are_equal_where_their_rules_are() -> None:
         (Mask.causal() & Mask.padding([3, 5]), Mask.padding([3, 5]) & Mask.causal()),
         (Mask.documents(ids), Mask.documents(ids.clone()).bind(1, 1, 3, 3)),
     ]
-    for one, other in same[:2]:
-        assert one == other and hash(one) == hash(other)
-    one, bound = same[2]
-    assert one != bound  # binding spells the queries' documents out
+    for first, other in same[:2]:
+        assert first == other and hash(first) == hash(other)
+    first, bound = same[2]
+    assert first != bound  # binding spells the queries' documents out
     others = (
         Mask(), Mask.causal(), Mask.window(3), Mask.padding([3, 5]), Mask.padding([3, 4]), Mask.padding([3]),
         Mask.padding(torch.ones(1, 3).bool()), Mask.documents(ids), Mask.dense(torch.eye(3)),
     )  # fmt: skip
-    for i, one in enumerate(others):
-        assert [one == other for other in others] == [i == j for j in range(len(others))]
+    for i, first in enumerate(others):
+        assert [first == other for other in others] == [i == j for j in range(len(others))]
     assert Mask.causal() != "causal" and len({*others, *others}) == len(others)
 
 

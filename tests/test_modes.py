@@ -50,8 +50,8 @@ class Mode(NamedTuple):
         return self.run(q, k, v, *learned)[0]
 
     def inputs(self, gradients: bool = True) -> list[Tensor]:
-        found = [normal(1, 1, 2, 2, 2), normal(2, 1, 1, 3, 2), normal(3, 1, 1, 3, 2), *self.learned.values()]
-        return [x.detach().clone().requires_grad_(gradients) for x in found]
+        actual = [normal(1, 1, 2, 2, 2), normal(2, 1, 1, 3, 2), normal(3, 1, 1, 3, 2), *self.learned.values()]
+        return [x.detach().clone().requires_grad_(gradients) for x in actual]
 
 
 MODES = {
@@ -113,8 +113,8 @@ def test_gradients_may_come_in_batches(mode: Mode) -> None:
     together = torch.autograd.grad(out, leaves, pulls, is_grads_batched=True, retain_graph=True)
     for i, pull in enumerate(pulls):
         alone = torch.autograd.grad(out, leaves, pull, retain_graph=True)
-        for one, many in zip(alone, together, strict=True):
-            assert error(many[i], one) < 1e-12
+        for single, many in zip(alone, together, strict=True):
+            assert error(many[i], single) < 1e-12
 
 
 def test_a_row_that_sees_nothing_sends_nothing_back() -> None:
@@ -145,8 +145,8 @@ def test_the_gradient_transform_equals_autograd(mode: Mode) -> None:
         return mode.output(*inputs).sin().sum()
 
     expected = torch.autograd.grad(loss(*leaves), leaves)
-    found = torch.func.grad(loss, argnums=tuple(range(len(leaves))))(*mode.inputs(gradients=False))
-    for mine, theirs in zip(found, expected, strict=True):
+    actual = torch.func.grad(loss, argnums=tuple(range(len(leaves))))(*mode.inputs(gradients=False))
+    for mine, theirs in zip(actual, expected, strict=True):
         assert error(mine, theirs) < 1e-13
 
 
@@ -188,8 +188,8 @@ def test_weights_are_differentiated_under_transforms_too(mode: Mode) -> None:
         return mode.run(*inputs)[1].dense().square().sum()
 
     expected = torch.autograd.grad(loss(*leaves), leaves[:2])
-    found = torch.func.grad(loss, argnums=(0, 1))(*mode.inputs(gradients=False))
-    for mine, theirs in zip(found, expected, strict=True):
+    actual = torch.func.grad(loss, argnums=(0, 1))(*mode.inputs(gradients=False))
+    for mine, theirs in zip(actual, expected, strict=True):
         assert error(mine, theirs) < 1e-13
     q, *rest = mode.inputs(gradients=False)
     with forward_ad.dual_level():
@@ -321,10 +321,10 @@ def test_looking_at_weights_inside_a_compiled_function_breaks_the_graph_at_most(
 
     compiled = torch.compile(looked_at, backend="aot_eager")
     inputs = of_length(5, 7)
-    found, expected = compiled(*inputs), looked_at(*inputs)
-    assert error(found, expected) < 1e-12
+    actual, expected = compiled(*inputs), looked_at(*inputs)
+    assert error(actual, expected) < 1e-12
     if expected.requires_grad:
-        mine, theirs = (torch.autograd.grad(x.square().sum(), inputs[:2]) for x in (found, expected))
+        mine, theirs = (torch.autograd.grad(x.square().sum(), inputs[:2]) for x in (actual, expected))
         assert all(error(a, b) < 1e-12 for a, b in zip(mine, theirs, strict=True))
 
 
@@ -484,14 +484,14 @@ def test_what_is_measured_does_not_change_under_autocast(options: dict[str, Any]
 @pytest.mark.parametrize("backend", ["auto", "tiles"])
 def test_gradients_do_not_change_when_taken_under_autocast(options: dict[str, Any], backend: str) -> None:
     """Through the output and through the weights; the plain path's backward is torch's own."""
-    found = []
+    actual = []
     for inside in (False, True):
         leaves = [x.requires_grad_() for x in floats()]
         out, w = hw.attention(*leaves, **options, backend=backend)
         loss = out.square().sum() + w.dense().square().sum()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
-            found.append(torch.autograd.grad(loss, leaves))
-    for mine, theirs in zip(*found, strict=True):
+            actual.append(torch.autograd.grad(loss, leaves))
+    for mine, theirs in zip(*actual, strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -510,8 +510,8 @@ def test_autocast_and_compile_go_together() -> None:
 
     compiled = torch.compile(output, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, expected = compiled(*floats()), output(*floats())
-    assert found.dtype == expected.dtype == torch.bfloat16 and torch.equal(found, expected)
+        actual, expected = compiled(*floats()), output(*floats())
+    assert actual.dtype == expected.dtype == torch.bfloat16 and torch.equal(actual, expected)
 
 
 @every_low
@@ -581,13 +581,13 @@ def test_checkpointing_changes_no_gradient(mode: Mode, dropout: float) -> None:
         out, w = chosen.run(*inputs)
         return out.sin().sum() + w.dense().square().sum()
 
-    found = []
+    actual = []
     for again in (False, True):
         leaves = mode.inputs()
         torch.manual_seed(0)
         value = checkpoint(loss, *leaves, use_reentrant=False) if again else loss(*leaves)
-        found.append(torch.autograd.grad(value, leaves))
-    for mine, theirs in zip(*found, strict=True):
+        actual.append(torch.autograd.grad(value, leaves))
+    for mine, theirs in zip(*actual, strict=True):
         assert torch.equal(mine, theirs)
 
 

@@ -39,9 +39,9 @@ def drawn(route: Route) -> settings:
     return settings(max_examples=5 if route.compiled else 40)
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(actual: Tensor, expected: Tensor) -> None:
     """float32 beside float64."""
-    torch.testing.assert_close(found.detach().double(), expected.detach(), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(actual.detach().double(), expected.detach(), rtol=2e-5, atol=2e-5)
 
 
 def attended(route: Route, case: Case, pull: Tensor) -> dict[str, Tensor]:
@@ -50,8 +50,8 @@ def attended(route: Route, case: Case, pull: Tensor) -> dict[str, Tensor]:
     for _ in range(route.warm_up):
         call(case.q, case.k, case.v, case.mask, **case.options)
     output, weights = call(case.q, case.k, case.v, case.mask, **case.options, backend=route.backend)
-    found = {"output": output, "lse": weights.lse, "weights": weights.dense()}
-    return found | gradients(case, output, pull)
+    actual = {"output": output, "lse": weights.lse, "weights": weights.dense()}
+    return actual | gradients(case, output, pull)
 
 
 def by_equations(case: Case, pull: Tensor) -> dict[str, Tensor]:
@@ -64,10 +64,10 @@ def gradients(case: Case, output: Tensor, pull: Tensor) -> dict[str, Tensor]:
     leaves = {name: leaf for name, leaf in case.leaves().items() if leaf.requires_grad}
     if not leaves:
         return {}
-    found = torch.autograd.grad(output, list(leaves.values()), pull.to(output.dtype), allow_unused=True)
+    actual = torch.autograd.grad(output, list(leaves.values()), pull.to(output.dtype), allow_unused=True)
     return {
         name: torch.zeros_like(leaves[name]) if g is None else g
-        for name, g in zip(leaves, found, strict=True)
+        for name, g in zip(leaves, actual, strict=True)
     }
 
 
@@ -83,7 +83,7 @@ def test_attention(route: Route) -> None:
             ours, plain, truth = ours.with_gradients(), plain.with_gradients(), truth.with_gradients()
         with route.taken():
             try:
-                found = attended(route, ours, pull)
+                actual = attended(route, ours, pull)
             except errors.BackendUnavailable:
                 assert route.backend == "flash"  # no soft cap, no gradient of a bias
                 return
@@ -91,7 +91,7 @@ def test_attention(route: Route) -> None:
         for name, expected in exact.items():
             times = 3.0 if name in case.leaves() else 2.0
             assert_judged(
-                found[name], beside[name], expected, dtype=FLOAT, size=size[name], times=times, what=name
+                actual[name], beside[name], expected, dtype=FLOAT, size=size[name], times=times, what=name
             )
 
     judge()
@@ -119,11 +119,11 @@ def of_module(mha: hw.MultiHeadAttention, x: Tensor, mask: Mask) -> tuple[Tensor
         return y.view(B, T, count, -1).transpose(1, 2)
 
     H, Hk = mha.num_heads, mha.num_kv_heads
-    said, seen, _ = reference.attention(
+    message, visible, _ = reference.attention(
         heads("q_proj", H), heads("k_proj", Hk), heads("v_proj", Hk), mask=mask, scale=mha.scale
     )
-    joined = said.transpose(1, 2).flatten(2)
-    return joined @ weights["out_proj.weight"].T + weights["out_proj.bias"], seen
+    joined = message.transpose(1, 2).flatten(2)
+    return joined @ weights["out_proj.weight"].T + weights["out_proj.bias"], visible
 
 
 @st.composite
@@ -153,14 +153,14 @@ def test_the_module(route: Route) -> None:
         mha, x = made
         lengths = torch.arange(len(x)) % x.shape[1] + 1
         mask = Mask.padding(lengths) if padded else None
-        expected, seen = of_module(mha, x, causal(mha) & (Mask.padding(lengths) if padded else Mask()))
+        expected, visible = of_module(mha, x, causal(mha) & (Mask.padding(lengths) if padded else Mask()))
         with route.taken(), torch.set_grad_enabled(learns):
             call = route.call(mha)
             for _ in range(route.warm_up):
                 call(x, mask=mask)
             output, weights = call(x, mask=mask)
             close(output, expected)
-            close(weights.dense(), seen)
+            close(weights.dense(), visible)
 
     judge()
 
@@ -200,13 +200,18 @@ def test_torchs_class(route: Route) -> None:
         st.sampled_from(["none", "bool", "float"]), st.booleans(), st.sampled_from(["no", "mean", "heads"]),
         st.booleans(), st.integers(0, 99),
     )  # fmt: skip
-    def judge(H: int, L: int, N: int, mask: str, padded: bool, asked: str, learns: bool, seed: int) -> None:
+    def judge(
+        H: int, L: int, N: int, mask: str, padded: bool, requested: str, learns: bool, seed: int
+    ) -> None:
         torch.manual_seed(seed)
         ours = hw.nn.MultiheadAttention(8 * H, H, batch_first=True).eval()
         theirs = nn.MultiheadAttention(8 * H, H, batch_first=True).double().eval()
         theirs.load_state_dict(ours.state_dict())
         x = torch.randn(N, L, 8 * H)
-        options: dict[str, Any] = {"need_weights": asked != "no", "average_attn_weights": asked == "mean"}
+        options: dict[str, Any] = {
+            "need_weights": requested != "no",
+            "average_attn_weights": requested == "mean",
+        }
         hides = torch.ones(L, L, dtype=torch.bool).triu(1)
         padding = torch.arange(L) >= (torch.arange(N) % L + 1)[:, None]
         if mask != "none":
@@ -221,7 +226,7 @@ def test_torchs_class(route: Route) -> None:
         with route.taken(), torch.set_grad_enabled(learns):
             output, weights = route.call(ours)(x, x, x, **options)
         close(output, expected[0])
-        assert (weights is None) is (asked == "no")
+        assert (weights is None) is (requested == "no")
         if weights is not None:
             close(weights, expected[1])
 
@@ -251,7 +256,7 @@ def test_a_watched_model(route: Route, family: str) -> None:
         expected = model(ids, output_attentions=True)
         model.set_attn_implementation("sdpa")
         with route.taken(), hw.watch(model, keep=True) as heads:
-            found = model(ids)
-    close(found.logits, expected.logits)
+            actual = model(ids)
+    close(actual.logits, expected.logits)
     for number, weights in enumerate(expected.attentions):
         close(heads[number].map.dense(), weights)

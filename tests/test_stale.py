@@ -89,10 +89,10 @@ def test_lengths_that_were_refilled_are_worked_out_anew(write: Callable[[Tensor,
     mask = hw.Mask.padding(lengths) & hw.Mask.window(600)
     hw.attention(q, k, v, mask)
     write(lengths, torch.tensor([701, 701]))
-    found, seen = hw.attention(q, k, v, mask)
+    actual, visible = hw.attention(q, k, v, mask)
     plain, truth = by_sdpa(q, k, v, hw.Mask.window(600).full(701, 701))
-    assert_judged(found, plain, truth, dtype=q.dtype)
-    assert_judged(seen.dense() @ v, plain, truth, dtype=q.dtype)
+    assert_judged(actual, plain, truth, dtype=q.dtype)
+    assert_judged(visible.dense() @ v, plain, truth, dtype=q.dtype)
 
 
 @every_write
@@ -118,13 +118,13 @@ def test_the_rules_of_a_map_stay_what_they_were(write: Callable[[Tensor, Tensor]
     )
     counted, ids = counted.contiguous(), ids // 29
     mask = hw.Mask.padding(lengths, counted) & hw.Mask.documents(ids)
-    _, seen = hw.attention(q, k, v, mask)
-    weights, entropy = seen.dense(), seen.statistics("entropy").entropy
+    _, visible = hw.attention(q, k, v, mask)
+    weights, entropy = visible.dense(), visible.statistics("entropy").entropy
     write(lengths, torch.tensor([151, 1]))
     write(counted, torch.ones(2, L, dtype=torch.bool))
     write(ids, torch.zeros_like(ids))
-    assert torch.equal(seen.dense(), weights)
-    assert torch.equal(seen.statistics("entropy").entropy, entropy)
+    assert torch.equal(visible.dense(), weights)
+    assert torch.equal(visible.statistics("entropy").entropy, entropy)
 
 
 def test_in_inference_mode_nothing_has_a_version_and_rules_are_right() -> None:
@@ -157,9 +157,9 @@ def test_a_mask_once_read_as_empty_is_not_answered_from_memory(
     for content in (nothing, full, nothing, full):
         write(mask, content)
         for _ in range(2):
-            found = ours(x, x, x, attn_mask=mask, need_weights=need_weights)[0]
+            actual = ours(x, x, x, attn_mask=mask, need_weights=need_weights)[0]
             wanted = theirs(x, x, x, attn_mask=mask, need_weights=need_weights)[0]
-            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(actual, wanted)
 
 
 def test_a_part_of_a_mask_is_read_where_it_lies() -> None:
@@ -184,8 +184,8 @@ def after_a_broadcast() -> float:
     mask = causal() if torch.distributed.get_rank() == 0 else torch.zeros(L, L, dtype=torch.bool)
     ours(x, x, x, attn_mask=mask)
     torch.distributed.broadcast(mask, 0)
-    found, wanted = (m(x, x, x, attn_mask=mask)[0] for m in (ours, theirs))
-    return float((found - wanted).abs().max())
+    actual, wanted = (m(x, x, x, attn_mask=mask)[0] for m in (ours, theirs))
+    return float((actual - wanted).abs().max())
 
 
 # Masks under watch
@@ -204,7 +204,7 @@ def test_a_watched_layer_reads_the_mask_it_is_given_now(
 ) -> None:
     """In inference mode every tensor was at version 0, and the first answer was kept: off by 0.50."""
     with torch.inference_mode(inference):
-        model, given = Attends(), qkv(13)
+        model, arguments = Attends(), qkv(13)
         nothing, some = torch.ones(13, 13, dtype=torch.bool), ~causal(13)
         if kind == "float":
             nothing, some = (torch.zeros(13, 13).masked_fill_(~m, -torch.inf) for m in (nothing, some))
@@ -212,8 +212,8 @@ def test_a_watched_layer_reads_the_mask_it_is_given_now(
         for content in (nothing, some, nothing):
             write(mask, content)
             with hw.watch(model):
-                found = model(*given, mask)
-            torch.testing.assert_close(found, model(*given, mask))
+                actual = model(*arguments, mask)
+            torch.testing.assert_close(actual, model(*arguments, mask))
 
 
 # Maps
@@ -244,10 +244,10 @@ def test_a_map_of_overwritten_keys_is_refused_however_they_were_written(
     """k was written to where no version counts: the weights of other keys came out, each row summing to 1."""
     for write in (through_data, through_numpy):
         q, k, v = qkv(length)
-        _, seen = hw.attention(q, k, v, causal=length == 701)
+        _, visible = hw.attention(q, k, v, causal=length == 701)
         write(k, normal(5, *k.shape))
         with pytest.raises(ArgumentError, match=r"must not change.*now sum to [0-9.e+-]+, not 1"):
-            look(seen)
+            look(visible)
 
 
 @every_look
@@ -256,32 +256,32 @@ def test_a_map_of_overwritten_keys_is_refused_in_inference_mode(
 ) -> None:
     with torch.inference_mode():
         q, k, v = qkv()
-        _, seen = hw.attention(q, k, v)
+        _, visible = hw.attention(q, k, v)
         k.copy_(normal(5, *k.shape))
         with pytest.raises(ArgumentError, match="now sum to"):
-            look(seen)
+            look(visible)
 
 
 def test_one_query_that_was_overwritten_is_noticed_where_it_is_looked_at() -> None:
     q, k, v = qkv()
-    _, seen = hw.attention(q, k, v)
+    _, visible = hw.attention(q, k, v)
     through_numpy(q[1, 2, 77], normal(5, D))
-    assert seen[0].shape == (H, L, L)
+    assert visible[0].shape == (H, L, L)
     with pytest.raises(ArgumentError, match="sequence 1, head 2, query 77"):
-        seen.dense()
+        visible.dense()
     with pytest.raises(ArgumentError, match="now sum to"):
-        seen.statistics("entropy")
+        visible.statistics("entropy")
     with pytest.raises(ArgumentError, match="now sum to"):
-        seen[1, 2, 77]
+        visible[1, 2, 77]
 
 
 def test_a_dense_mask_that_was_overwritten_is_noticed() -> None:
     q, k, v = qkv()
     allowed = ~causal()
-    _, seen = hw.attention(q, k, v, allowed)
+    _, visible = hw.attention(q, k, v, allowed)
     through_numpy(allowed, torch.ones(L, L, dtype=torch.bool))
     with pytest.raises(ArgumentError, match="now sum to"):
-        seen.dense()
+        visible.dense()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -301,9 +301,9 @@ def test_what_was_not_written_to_is_never_refused(size: float, dtype: torch.dtyp
         {"bias": 300 * normal(3, 67, 67)},
         {"sinks": 50 * normal(4, 2).to(dtype)},
     ):
-        _, seen = hw.attention(q, k, v, **options)
+        _, visible = hw.attention(q, k, v, **options)
         for look in LOOKS.values():
-            look(seen)
+            look(visible)
 
 
 # Large scores
@@ -333,24 +333,24 @@ def test_weights_and_statistics_are_as_exact_as_softmax_at_any_size(
         return s.masked_fill(hidden, -torch.inf).softmax(-1)
 
     truth, plain = plainly(torch.float64), plainly(torch.float32)
-    _, seen = hw.attention(q, k, v, causal=causal, bias=bias if shift else None)
+    _, visible = hw.attention(q, k, v, causal=causal, bias=bias if shift else None)
     near = torch.arange(67)
 
-    def judge(found: Tensor, of: Callable[[Tensor], Tensor], what: str) -> None:
-        assert_judged(found, of(plain), of(truth), dtype=torch.float32, what=what)
+    def judge(actual: Tensor, of: Callable[[Tensor], Tensor], what: str) -> None:
+        assert_judged(actual, of(plain), of(truth), dtype=torch.float32, what=what)
 
-    judge(seen.dense(), lambda p: p, "dense")
-    judge(seen.mean_heads(), lambda p: p.mean(1), "mean")
-    judge(seen[:, :, :, 5], lambda p: p[..., 5], "keys")
-    judge(seen.pooled(67), lambda p: p, "pooled")
-    judge(seen.top(3).values, lambda p: p.topk(3).values, "top")
+    judge(visible.dense(), lambda p: p, "dense")
+    judge(visible.mean_heads(), lambda p: p.mean(1), "mean")
+    judge(visible[:, :, :, 5], lambda p: p[..., 5], "keys")
+    judge(visible.pooled(67), lambda p: p, "pooled")
+    judge(visible.top(3).values, lambda p: p.topk(3).values, "top")
     for names in ((), ("itself",), ("first",)):
-        stats = seen.statistics(*names, per="query")
+        stats = visible.statistics(*names, per="query")
         judge(stats.get("first", plain[..., 0]), lambda p: p[..., 0], "first")
         judge(stats.get("itself", plain[..., near, near]), lambda p: p[..., near, near], "itself")
         judge(stats.get("confidence", plain.amax(-1)), lambda p: p.amax(-1), "confidence")
         judge(stats.get("received", plain.sum(-2)), lambda p: p.sum(-2), "received")
-    judge(seen.statistics("received").received, lambda p: p.sum(-2), "received alone")
+    judge(visible.statistics("received").received, lambda p: p.sum(-2), "received alone")
 
 
 @pytest.mark.parametrize("size", [1.0, 100.0])
@@ -374,13 +374,13 @@ def test_gradients_are_as_exact_as_plain_torchs_at_any_size(what: str, shift: fl
         return scaled_dot_product_attention(q, k, v, bias)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, seen = hw.attention(q, k, v, bias=bias)
+        out, visible = hw.attention(q, k, v, bias=bias)
         if what == "output":
             return out
         return {
-            "weights": seen.dense,
-            "mean": seen.mean_heads,
-            "entropy": lambda: seen.statistics("entropy", per="query").entropy,
+            "weights": visible.dense,
+            "mean": visible.mean_heads,
+            "entropy": lambda: visible.statistics("entropy", per="query").entropy,
         }[what]()
 
     def gradients(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -391,14 +391,14 @@ def test_gradients_are_as_exact_as_plain_torchs_at_any_size(what: str, shift: fl
     q, k, v = large_case(torch.float32, size)
     flow = largest(pull) * (largest(v) * 4 if what == "output" else 67**0.5) * 0.25
     terms = (flow * largest(k), flow * largest(q), largest(pull))
-    found, truth = gradients(ours, torch.float32), gradients(plainly, torch.float64)
+    actual, truth = gradients(ours, torch.float32), gradients(plainly, torch.float64)
     plain = gradients(plainly, torch.float32)
     for i, term in enumerate(terms):
         peer = plain[i]
         if what == "output" and shift < 1e9:  # the kernel's own way back is as good a peer
             other = gradients(fused, torch.float32)[i]
             peer = max(peer, other, key=lambda g: error(g, truth[i]))
-        assert_judged(found[i], peer, truth[i], dtype=torch.float32, times=3, size=term, what="qkv"[i])
+        assert_judged(actual[i], peer, truth[i], dtype=torch.float32, times=3, size=term, what="qkv"[i])
 
 
 # NaN
@@ -411,19 +411,19 @@ def test_a_row_of_nan_in_a_bias_stays_nan(backend: str, rules: dict[str, Any]) -
     q, k, v = qkv()
     bias = torch.zeros(L, L)
     bias[7], bias[9, 3] = torch.nan, torch.nan
-    out, seen = hw.attention(q, k, v, bias=bias, backend=backend, **rules)
+    out, visible = hw.attention(q, k, v, bias=bias, backend=backend, **rules)
     nan = torch.zeros(L, dtype=torch.bool)
     nan[[7, 9]] = True
-    for found in (
+    for actual in (
         out,
-        seen.lse[..., None],
-        seen.dense(),
-        seen.statistics("entropy", per="query").entropy[..., None],
+        visible.lse[..., None],
+        visible.dense(),
+        visible.statistics("entropy", per="query").entropy[..., None],
     ):
-        assert torch.equal(found.isnan().all(-1), nan.expand(B, H, L))
-        assert torch.equal(found.isnan().any(-1), nan.expand(B, H, L))
-    assert bool(seen.statistics("entropy").entropy.isnan().all())
-    assert bool(seen.mean_heads()[:, nan].isnan().all())
+        assert torch.equal(actual.isnan().all(-1), nan.expand(B, H, L))
+        assert torch.equal(actual.isnan().any(-1), nan.expand(B, H, L))
+    assert bool(visible.statistics("entropy").entropy.isnan().all())
+    assert bool(visible.mean_heads()[:, nan].isnan().all())
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -432,17 +432,17 @@ def test_a_row_of_nan_in_torchs_mask_is_nan_as_in_torch(training: bool, need_wei
     ours, theirs = (m.train(training) for m in twins())
     x, mask = normal(1, B, L, 21), torch.zeros(L, L)
     mask[7] = torch.nan
-    found, wanted = (m(x, x, x, attn_mask=mask, need_weights=need_weights) for m in (ours, theirs))
-    torch.testing.assert_close(found, wanted, equal_nan=True)
-    assert bool(found[0][:, 7].isnan().all()) and not bool(found[0][:, 8].isnan().any())
+    actual, wanted = (m(x, x, x, attn_mask=mask, need_weights=need_weights) for m in (ours, theirs))
+    torch.testing.assert_close(actual, wanted, equal_nan=True)
+    assert bool(actual[0][:, 7].isnan().all()) and not bool(actual[0][:, 8].isnan().any())
 
 
 def test_gradients_of_a_nan_row_are_nan() -> None:
     q, k, v = (x.requires_grad_() for x in qkv())
     bias = torch.zeros(L, L)
     bias[7] = torch.nan
-    out, seen = hw.attention(q, k, v, bias=bias)
-    for loss in (out.sum(), seen.mean_heads().square().sum()):
+    out, visible = hw.attention(q, k, v, bias=bias)
+    for loss in (out.sum(), visible.mean_heads().square().sum()):
         (dq,) = torch.autograd.grad(loss, q, retain_graph=True)
         assert bool(dq[:, :, 7].isnan().all())
 
@@ -459,37 +459,40 @@ def test_a_hint_that_is_wrong_is_overruled_by_the_mask_compiled_or_not(kind: str
     x = normal(1, B, L, 21)
     mask = normal(2, L, L) > 0.5
     mask[:, 0] = False
-    given = torch.zeros(L, L).masked_fill_(mask, -torch.inf) if kind == "float" else mask
+    arguments = torch.zeros(L, L).masked_fill_(mask, -torch.inf) if kind == "float" else mask
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
-        found, wanted = (
-            m(x, x, x, attn_mask=given, is_causal=True, need_weights=need_weights) for m in (compiled, ours)
+        actual, wanted = (
+            m(x, x, x, attn_mask=arguments, is_causal=True, need_weights=need_weights)
+            for m in (compiled, ours)
         )
-        torch.testing.assert_close(found, wanted)
-        torch.testing.assert_close(wanted[0], ours(x, x, x, attn_mask=given, need_weights=need_weights)[0])
+        torch.testing.assert_close(actual, wanted)
+        torch.testing.assert_close(
+            wanted[0], ours(x, x, x, attn_mask=arguments, need_weights=need_weights)[0]
+        )
 
 
 # The home of facts
 
 
 def test_a_fact_is_asked_once_for_the_same_bytes_and_again_for_others() -> None:
-    asked: list[float] = []
+    requests: list[float] = []
 
     def total(x: Tensor) -> float:
-        asked.append(float(x.nan_to_num().sum()))
-        return asked[-1]
+        requests.append(float(x.nan_to_num().sum()))
+        return requests[-1]
 
     for x in (torch.arange(21.0).view(3, 7), torch.arange(30.0)[1:].view(29), torch.full((5,), torch.nan)):
-        asked.clear()
+        requests.clear()
         assert (
             mask_meaning.fact(x, "total", total)
             == mask_meaning.fact(x, "total", total)
             == float(x.nan_to_num().sum())
         )
-        assert len(asked) == 1
+        assert len(requests) == 1
         through_numpy(x, x + 1)
         assert mask_meaning.fact(x, "total", total) == float(x.nan_to_num().sum())
-        assert len(asked) == 1 + (not bool(x.isnan().any()))
+        assert len(requests) == 1 + (not bool(x.isnan().any()))
     for x in (
         torch.arange(42.0).view(6, 7)[:, 1:4],
         torch.arange(42.0).view(6, 7).t(),
@@ -542,8 +545,8 @@ def test_threads_find_what_belongs_to_their_own_masks() -> None:
     wrong: list[int] = []
 
     def run(i: int) -> None:
-        found = [ours(x, x, x, attn_mask=masks[i])[0] for _ in range(5)]
-        wrong.extend(i for each in found if not torch.allclose(each, wanted[i], atol=1e-5, equal_nan=True))
+        actual = [ours(x, x, x, attn_mask=masks[i])[0] for _ in range(5)]
+        wrong.extend(i for each in actual if not torch.allclose(each, wanted[i], atol=1e-5, equal_nan=True))
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
     for thread in threads:

@@ -38,8 +38,8 @@ class Call(nn.Module):
         super().__init__()
         self.inner, self.call = inner, call
 
-    def forward(self, *given: Tensor) -> Tensor:
-        return self.call(self.inner, *given)
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return self.call(self.inner, *arguments)
 
 
 def normal(*shape: int) -> Tensor:
@@ -48,17 +48,17 @@ def normal(*shape: int) -> Tensor:
 
 def masked(batch: int, rows: int, columns: int) -> Tensor:
     """A mask in which every query sees its first key."""
-    seen = torch.rand(batch, 1, rows, columns) > 0.4
-    seen[..., 0] = True
-    return seen
+    visible = torch.rand(batch, 1, rows, columns) > 0.4
+    visible[..., 0] = True
+    return visible
 
 
 def assert_traced(module: nn.Module, inputs: Callable[[int, int, int], tuple[Tensor, ...]]) -> None:
     """A trace of the first of LENGTHS computes what the module does, for other numbers of every length."""
     traced = torch.jit.trace(module, inputs(*LENGTHS[0]), check_trace=False)
     for sizes in LENGTHS:
-        given = inputs(*sizes)
-        torch.testing.assert_close(traced(*given), module(*given))
+        arguments = inputs(*sizes)
+        torch.testing.assert_close(traced(*arguments), module(*arguments))
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -136,9 +136,9 @@ def test_a_traced_attention_is_right_for_other_inputs(options: dict[str, Any], l
         lambda q, k, v: looks[look](*hw.attention(q, k, v, **options)), inputs(B, T, S), check_trace=False
     )
     for sizes in LENGTHS:
-        given = inputs(*sizes)
-        expected = looks[look](*hw.attention(*given, **options))
-        torch.testing.assert_close(traced(*given), expected)
+        arguments = inputs(*sizes)
+        expected = looks[look](*hw.attention(*arguments, **options))
+        torch.testing.assert_close(traced(*arguments), expected)
 
 
 def test_a_trace_keeps_gradients_and_a_band_that_the_example_did_not_reach() -> None:
@@ -148,10 +148,10 @@ def test_a_trace_keeps_gradients_and_a_band_that_the_example_did_not_reach() -> 
     x = normal(B, T, E)
     torch.testing.assert_close(traced(x), mha(x)[0])
     traced(x).square().sum().backward()
-    found = [p.grad.clone() for p in mha.parameters() if p.grad is not None]
+    actual = [p.grad.clone() for p in mha.parameters() if p.grad is not None]
     mha.zero_grad()
     mha(x)[0].square().sum().backward()
-    for one, parameter in zip(found, mha.parameters(), strict=True):
+    for one, parameter in zip(actual, mha.parameters(), strict=True):
         torch.testing.assert_close(one, parameter.grad)
 
 
@@ -314,10 +314,10 @@ def test_make_fx_records_forward_and_backward(name: str, mode: str) -> None:
     module = make().double()
     names, parameters = zip(*module.named_parameters(), strict=True)
 
-    def gradients(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        held = {f"inner.{n}": p for n, p in zip(names, given[len(more) :], strict=True)}
-        out = torch.func.functional_call(Call(module, ask), held, (x, *given[: len(more)]))
-        return out, *torch.autograd.grad(out.square().sum(), (x, *given[len(more) :]))
+    def gradients(x: Tensor, *arguments: Tensor) -> tuple[Tensor, ...]:
+        held = {f"inner.{n}": p for n, p in zip(names, arguments[len(more) :], strict=True)}
+        out = torch.func.functional_call(Call(module, ask), held, (x, *arguments[: len(more)]))
+        return out, *torch.autograd.grad(out.square().sum(), (x, *arguments[len(more) :]))
 
     graph = make_fx(gradients, tracing_mode=mode)(normal(B, T, E).requires_grad_(), *more, *parameters)
     x = normal(B, T, E).requires_grad_()
@@ -333,18 +333,18 @@ def test_aot_function_and_linearize_answer_as_the_module_does(name: str) -> None
     names, parameters = zip(*module.named_parameters(), strict=True)
     count = len(more)
 
-    def ahead(x: Tensor, *given: Tensor) -> Tensor:
-        held = {f"inner.{n}": p for n, p in zip(names, given[count:], strict=True)}
-        out: Tensor = torch.func.functional_call(Call(module, ask), held, (x, *given[:count]))
+    def ahead(x: Tensor, *arguments: Tensor) -> Tensor:
+        held = {f"inner.{n}": p for n, p in zip(names, arguments[count:], strict=True)}
+        out: Tensor = torch.func.functional_call(Call(module, ask), held, (x, *arguments[:count]))
         return out
 
     x, y = normal(B, T, E).requires_grad_(), normal(B, T, E)
-    found = aot_function(ahead, nop)(x, *more, *parameters)
-    torch.testing.assert_close(found, ask(module, x, *more))
+    actual = aot_function(ahead, nop)(x, *more, *parameters)
+    torch.testing.assert_close(actual, ask(module, x, *more))
     wanted = (x, *parameters)
     expected = torch.autograd.grad(ask(module, x, *more).square().sum(), wanted)
-    for one, other in zip(torch.autograd.grad(found.square().sum(), wanted), expected, strict=True):
-        torch.testing.assert_close(one, other)
+    for first, other in zip(torch.autograd.grad(actual.square().sum(), wanted), expected, strict=True):
+        torch.testing.assert_close(first, other)
 
     def f(x: Tensor) -> Tensor:
         return ask(module, x, *more)

@@ -83,11 +83,11 @@ def test_a_type_checker_knows_what_blocks_results_and_indices_are(tmp_path: Path
     """`heads[3]`, `heads.table()` and what a block gives were Any to mypy; a dict by numbers was refused."""
     file = tmp_path / "of_a_user.py"
     file.write_text(SOURCE)
-    asked = [sys.executable, "-m", "mypy", "--no-error-summary", str(file)]
-    found = subprocess.run(
-        asked, cwd=ROOT, env={"MYPYPATH": "src", "PATH": ""}, capture_output=True, text=True,
+    requested = [sys.executable, "-m", "mypy", "--no-error-summary", str(file)]
+    actual = subprocess.run(
+        requested, cwd=ROOT, env={"MYPYPATH": "src", "PATH": ""}, capture_output=True, text=True,
     )  # fmt: skip
     refused = [number for number, line in enumerate(SOURCE.splitlines(), 1) if "# E:" in line]
-    said = [line for line in found.stdout.splitlines() if "error:" in line]
-    assert found.stderr == "" and len(said) == len(refused) == 1, found.stdout + found.stderr
-    assert f":{refused[0]}: " in said[0] and '"how"' in said[0]
+    message = [line for line in actual.stdout.splitlines() if "error:" in line]
+    assert actual.stderr == "" and len(message) == len(refused) == 1, actual.stdout + actual.stderr
+    assert f":{refused[0]}: " in message[0] and '"how"' in message[0]

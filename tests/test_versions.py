@@ -46,20 +46,20 @@ Nodes = list[ast.AST]  # of one file
 
 def imported(nodes: Nodes) -> dict[str, str]:
     """Local name -> what it stands for: by imports, and by `aten = torch.ops.aten`."""
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {one.asname: one.name for one in node.names if one.asname}
-            found |= {one.name.partition(".")[0]: one.name.partition(".")[0] for one in node.names}
+            actual |= {name.asname: name.name for name in node.names if name.asname}
+            actual |= {name.name.partition(".")[0]: name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = "." if node.level else node.module
-            found |= {one.asname or one.name: f"{module}.{one.name}" for one in node.names}
+            actual |= {name.asname or name.name: f"{module}.{name.name}" for name in node.names}
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
             value = dotted(node.value)
             if value and value.partition(".")[0] == "torch":
-                found |= {one.id: value for one in node.targets if isinstance(one, ast.Name)}
-    return found
+                actual |= {name.id: value for name in node.targets if isinstance(name, ast.Name)}
+    return actual
 
 
 def dotted(node: ast.expr) -> str | None:
@@ -80,7 +80,7 @@ def theirs(nodes: Nodes, own: set[str]) -> Iterator[tuple[int, str]]:
         if id(node) in pieces:  # the end of a longer name
             continue
         if isinstance(node, ast.ImportFrom) and not node.level:
-            yield from ((node.lineno, f"{node.module}.{one.name}") for one in node.names)
+            yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
         elif isinstance(node, ast.Attribute):
             root, _, rest = (dotted(node) or "").partition(".")
             if root in names:
@@ -94,15 +94,15 @@ def theirs(nodes: Nodes, own: set[str]) -> Iterator[tuple[int, str]]:
 
 def defined(files: Iterable[Nodes]) -> set[str]:
     """What the package itself defines: functions, classes, variables, attributes of self."""
-    found: set[str] = set()
+    actual: set[str] = set()
     for node in chain.from_iterable(files):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            actual.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            actual.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found |= {node.attr} if dotted(node) in (f"self.{node.attr}", f"cls.{node.attr}") else set()
-    return found
+            actual |= {node.attr} if dotted(node) in (f"self.{node.attr}", f"cls.{node.attr}") else set()
+    return actual
 
 
 def unlisted(sources: dict[str, str]) -> list[str]:
@@ -110,7 +110,7 @@ def unlisted(sources: dict[str, str]) -> list[str]:
     files = {file: list(ast.walk(ast.parse(source))) for file, source in sources.items()}
     own = defined(files.values())
     last = {name.rpartition(".")[2] for name in LISTED}
-    found = []
+    actual = []
     for file, nodes in files.items():
         for line, name in theirs(nodes, own):
             if "." not in name:
@@ -122,8 +122,8 @@ def unlisted(sources: dict[str, str]) -> list[str]:
                     f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in LISTED
                 )
             if wrong:
-                found.append(f"{file}:{line}: {name}")
-    return found
+                actual.append(f"{file}:{line}: {name}")
+    return actual
 
 
 @pytest.mark.slow
@@ -189,9 +189,9 @@ def test_compiled_and_placed_objects_have_their_private_names() -> None:
 
 @pytest.mark.slow
 def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
-    gone = "torch._C._functorch.is_batchedtensor"
+    removed = "torch._C._functorch.is_batchedtensor"
     done = subprocess.run(
-        [sys.executable, "-c", f"import torch; del {gone}; import headwise"],
+        [sys.executable, "-c", f"import torch; del {removed}; import headwise"],
         env={"PYTHONPATH": str(PACKAGE.parent)},
         capture_output=True,
         text=True,
@@ -200,9 +200,9 @@ def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     oldest, newest = TESTED["torch"]
-    said = f"torch must have {gone}, for {TORCH[gone]}: {version('torch')} has none; headwise is tested with"
+    first = f"torch must have {removed}, for {TORCH[removed]}: {version('torch')} has none; headwise is tested with"
     advice = f'install one of these, such as pip install "torch=={newest}.*", or a newer headwise'
-    assert last == f"headwise.errors.VersionUnsupported: {said} torch {oldest} to {newest}: {advice}"
+    assert last == f"headwise.errors.VersionUnsupported: {first} torch {oldest} to {newest}: {advice}"
 
 
 def test_a_name_that_transformers_has_no_more_is_told_when_one_of_its_models_is_watched(
@@ -232,7 +232,7 @@ def test_the_oldest_versions_tested_are_those_that_are_asked_for() -> None:
 
 
 def test_the_oldest_versions_go_with_the_oldest_python_and_the_newest_with_every_python() -> None:
-    there = versions.environments(PROJECT, {"3.11": "a/python", "3.13": "b/python"})
-    assert [each.name for each in there] == ["oldest-3.11", "newest-3.11", "newest-3.13"]
-    assert there[0].pins == tuple(f"{name}=={oldest}" for name, (oldest, _) in TESTED.items())
-    assert there[2] == ("newest-3.13", "b/python", ("torch", "transformers"))
+    environments_wanted = versions.environments(PROJECT, {"3.11": "a/python", "3.13": "b/python"})
+    assert [each.name for each in environments_wanted] == ["oldest-3.11", "newest-3.11", "newest-3.13"]
+    assert environments_wanted[0].pins == tuple(f"{name}=={oldest}" for name, (oldest, _) in TESTED.items())
+    assert environments_wanted[2] == ("newest-3.13", "b/python", ("torch", "transformers"))

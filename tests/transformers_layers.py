@@ -89,12 +89,12 @@ class Layer:
 def additive(causal: bool, window: int | None, dtype: torch.dtype) -> Tensor:
     """Who may attend to whom, as transformers adds it, [1, 1, T, T]."""
     i, j = torch.arange(T)[:, None], torch.arange(T)
-    seen = torch.ones(T, T, dtype=torch.bool)
+    visible = torch.ones(T, T, dtype=torch.bool)
     if causal:
-        seen &= j <= i
+        visible &= j <= i
     if window is not None:
-        seen &= i - j < window
-    return torch.zeros(1, 1, T, T, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        visible &= i - j < window
+    return torch.zeros(1, 1, T, T, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def run(layer: Layer, attention: nn.Module, turns: nn.Module | None, x: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class Environment(NamedTuple):
 
 def floors(project: Project) -> dict[str, str]:
     """The oldest supported version of torch and of transformers."""
-    asked = [*project["dependencies"], *project["optional-dependencies"]["watch"]]
-    parted = (requirement.partition(">=") for requirement in asked)
+    requested = [*project["dependencies"], *project["optional-dependencies"]["watch"]]
+    parted = (requirement.partition(">=") for requirement in requested)
     return {name: version for name, _, version in parted if name in ENDS}
 
 
@@ -64,23 +64,23 @@ def pythons(project: Project) -> dict[str, str]:
     A command that does not run is none, as a version manager's are whose version is not chosen.
     """
     oldest = int(project["requires-python"].removeprefix(">=3."))
-    found = {sys.version_info.minor: sys.executable}
+    actual = {sys.version_info.minor: sys.executable}
     for minor in range(oldest, oldest + 10):
         command = shutil.which(f"python3.{minor}")
         if command is not None:
             ask = [command, "-c", "import sys; print(sys.executable)"]
             done = subprocess.run(ask, capture_output=True, text=True, check=False)
             if done.returncode == 0:
-                found[minor] = done.stdout.strip()
-    return {f"3.{minor}": found[minor] for minor in sorted(found)}
+                actual[minor] = done.stdout.strip()
+    return {f"3.{minor}": actual[minor] for minor in sorted(actual)}
 
 
-def environments(project: Project, found: dict[str, str]) -> list[Environment]:
+def environments(project: Project, actual: dict[str, str]) -> list[Environment]:
     """Which there are for these Pythons, the oldest first."""
-    first = next(iter(found))
+    first = next(iter(actual))
     oldest = tuple(f"{name}=={version}" for name, version in floors(project).items())
-    newest = [Environment(f"newest-{version}", python, ENDS) for version, python in found.items()]
-    return [Environment(f"oldest-{first}", found[first], oldest), *newest]
+    newest = [Environment(f"newest-{version}", python, ENDS) for version, python in actual.items()]
+    return [Environment(f"oldest-{first}", actual[first], oldest), *newest]
 
 
 def set_up(place: Environment, project: Project, fresh: bool) -> None:
@@ -117,8 +117,8 @@ def passes(place: Environment, arguments: Sequence[str]) -> bool:
     started = time.monotonic()
     command = [place.interpreter, "-m", "pytest", *QUICK, *arguments]
     code = subprocess.run(command, cwd=ROOT, env=inherited, check=False).returncode
-    said = "passed" if code == 0 else f"FAILED, pytest ended with {code},"
-    say(f"{place.name}: {said} after {time.monotonic() - started:.0f} s")
+    messages = "passed" if code == 0 else f"FAILED, pytest ended with {code},"
+    say(f"{place.name}: {messages} after {time.monotonic() - started:.0f} s")
     return code == 0
 
 
@@ -132,18 +132,22 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="beginnings of their names, oldest or newest-3.13; all")
     parser.add_argument("--fresh", action="store_true", help="make them anew")
     parser.add_argument("--pytest", default="", help="more arguments for pytest, in one string")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    there = environments(project, pythons(project))
-    chosen = [place for place in there if not given.names or any(map(place.name.startswith, given.names))]
+    listed = environments(project, pythons(project))
+    chosen = [
+        place for place in listed if not arguments.names or any(map(place.name.startswith, arguments.names))
+    ]
     if not chosen:
-        parser.error(f"names must be of environments: got {given.names}; there are {[e.name for e in there]}")
+        parser.error(
+            f"names must be of environments: got {arguments.names}; there are {[e.name for e in listed]}"
+        )
     failed = []
     for place in chosen:
         try:
-            set_up(place, project, given.fresh)
-            passed = passes(place, given.pytest.split())
+            set_up(place, project, arguments.fresh)
+            passed = passes(place, arguments.pytest.split())
         except subprocess.CalledProcessError as error:
             say(f"{place.name}: FAILED to set up: {' '.join(error.cmd)}")
             passed = False

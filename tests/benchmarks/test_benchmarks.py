@@ -77,9 +77,9 @@ def test_far_cells_and_keys_are_judged_at_their_own_size(spoilt: str) -> None:
     result = dict(prepared.arms[registry.OURS]())
 
     def wrong() -> list[str]:
-        found = {registry.OURS: prepared.part(result)}
-        checked = check(truth, found, registry.OURS, None, torch.bfloat16, yardstick=plain())
-        return [one.value for one in checked if not one.ok]
+        actual = {registry.OURS: prepared.part(result)}
+        checked = check(truth, actual, registry.OURS, None, torch.bfloat16, yardstick=plain())
+        return [comparison.value for comparison in checked if not comparison.ok]
 
     assert wrong() == []
     result[spoilt] = result[spoilt].clone()
@@ -92,14 +92,17 @@ def test_far_cells_and_keys_are_judged_at_their_own_size(spoilt: str) -> None:
 
 def test_beside_a_peer_a_yardstick_counts_where_it_is_further_off() -> None:
     truth = {"near": torch.tensor([1.0]), "far": torch.tensor([1.0])}
-    found = {
+    actual = {
         registry.OURS: {name: value + 0.02 for name, value in truth.items()},
         "peer": {name: value + 0.001 for name, value in truth.items()},
     }
     checked = check(
-        truth, found, registry.OURS, "peer", torch.bfloat16, 2.0, yardstick={"far": torch.tensor([1.015])}
+        truth, actual, registry.OURS, "peer", torch.bfloat16, 2.0, yardstick={"far": torch.tensor([1.015])}
     )
-    assert {one.value: one.ok for one in checked if one.arm == registry.OURS} == {"near": False, "far": True}
+    assert {comparison.value: comparison.ok for comparison in checked if comparison.arm == registry.OURS} == {
+        "near": False,
+        "far": True,
+    }
 
 
 RULES: dict[str, tuple[problems.Seen | None, hw.Mask]] = {
@@ -118,9 +121,9 @@ RULES: dict[str, tuple[problems.Seen | None, hw.Mask]] = {
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])], ids=["plain", "sinks"])
 @pytest.mark.parametrize("softcap", [None, 2.0], ids=["uncapped", "capped"])
 def test_the_truth_agrees_with_the_paper(rule: str, sinks: Tensor | None, softcap: float | None) -> None:
-    seen, mask = RULES[rule]
+    visible, mask = RULES[rule]
     sizes = {"B": 2, "H": 4, "Hk": 2, "T": 5, "S": 11, "D": 3}
-    made = problems.make(sizes, torch.device("cpu"), torch.float64, seen, softcap)
+    made = problems.make(sizes, torch.device("cpu"), torch.float64, visible, softcap)
     problem = replace(made, sinks=sinks)
     output, weights, _ = reference.attention(*problem.qkv, mask=mask, sinks=sinks, softcap=softcap)
     rows = torch.tensor([0, 2, 4])
@@ -138,10 +141,10 @@ def test_the_truth_about_entropys_gradients_is_what_autograd_finds() -> None:
     grad = torch.randn(2, 3, 13, dtype=torch.float64)
     dq, dk = torch.autograd.grad(entropy, (q, k), grad)
     for heads in ([0, 1, 2], [2]):
-        found = truths.entropy_gradients(problem, grad, heads)
-        torch.testing.assert_close(found["entropy"], entropy[:, heads])
-        torch.testing.assert_close(found["dq"], dq[:, heads])
-        torch.testing.assert_close(found["dk"], dk[:, heads])
+        actual = truths.entropy_gradients(problem, grad, heads)
+        torch.testing.assert_close(actual["entropy"], entropy[:, heads])
+        torch.testing.assert_close(actual["dq"], dq[:, heads])
+        torch.testing.assert_close(actual["dk"], dk[:, heads])
 
 
 def values(*numbers: float) -> dict[str, Tensor]:
@@ -150,26 +153,30 @@ def values(*numbers: float) -> dict[str, Tensor]:
 
 def test_ours_may_be_off_by_twice_the_peer_and_a_rounding() -> None:
     truth = {"x": torch.tensor([1.0, -4.0], dtype=torch.float64)}
-    found = {"ours": values(1.000003, -4), "peer": values(1.000002, -4), "other": values(1.00001, -4)}
-    assert all(one.ok for one in check(truth, found, "ours", "peer", torch.float32))
-    found["ours"] = values(1.00001, -4)
-    wrong = [one for one in check(truth, found, "ours", "peer", torch.float32) if not one.ok]
-    assert [one.arm for one in wrong] == ["ours"]
+    actual = {"ours": values(1.000003, -4), "peer": values(1.000002, -4), "other": values(1.00001, -4)}
+    assert all(comparison.ok for comparison in check(truth, actual, "ours", "peer", torch.float32))
+    actual["ours"] = values(1.00001, -4)
+    wrong = [
+        comparison for comparison in check(truth, actual, "ours", "peer", torch.float32) if not comparison.ok
+    ]
+    assert [comparison.arm for comparison in wrong] == ["ours"]
     assert wrong[0].error == pytest.approx(1e-5, rel=0.05)
     assert wrong[0].allowed == pytest.approx(2 * (2e-6 + 4 * 2**-23), rel=0.05)
 
 
 def test_a_peer_that_computes_something_else_excuses_nobody() -> None:
     truth = {"x": torch.tensor([1.0, 2.0], dtype=torch.float64)}
-    found = {"ours": values(1.5, 2), "peer": values(3, 2)}
-    assert not any(one.ok for one in check(truth, found, "ours", "peer", torch.float32))
+    actual = {"ours": values(1.5, 2), "peer": values(3, 2)}
+    assert not any(comparison.ok for comparison in check(truth, actual, "ours", "peer", torch.float32))
 
 
 @pytest.mark.parametrize("bad", [values(math.nan, 2), values(1, 2, 3), {}], ids=["nan", "shape", "missing"])
 def test_what_cannot_be_compared_is_wrong(bad: dict[str, Tensor]) -> None:
     truth = {"x": torch.tensor([1.0, 2.0], dtype=torch.float64)}
-    found = {"ours": bad, "peer": values(1, 2)}
-    results = {one.arm: one.ok for one in check(truth, found, "ours", "peer", torch.float32)}
+    actual = {"ours": bad, "peer": values(1, 2)}
+    results = {
+        comparison.arm: comparison.ok for comparison in check(truth, actual, "ours", "peer", torch.float32)
+    }
     assert results == {"ours": False, "peer": True}
 
 
@@ -192,7 +199,7 @@ def made_up(arms: dict[str, Any], truth: float = 1.0, **changes: Any) -> Case:
 
     def setup(*_: object) -> Prepared:
         exact = {"x": torch.tensor([truth], dtype=torch.float64)}
-        return Prepared(arms, lambda: exact, lambda found: {"x": torch.tensor([float(found)])})
+        return Prepared(arms, lambda: exact, lambda actual: {"x": torch.tensor([float(actual)])})
 
     options: dict[str, Any] = {"peer": "peer", "ours": "ours", **changes}
     return Case("made_up", "made up", setup, {"L": 8}, tiny={}, **options)
@@ -227,8 +234,8 @@ def test_a_wrong_arm_is_refused_and_never_timed() -> None:
 def beside_something_else(theirs: float, its_truth: float) -> Case:
     """Ours and, beside it, a peer that computes something else."""
 
-    def number(found: float) -> dict[str, Tensor]:
-        return {"x": torch.tensor([float(found)])}
+    def number(actual: float) -> dict[str, Tensor]:
+        return {"x": torch.tensor([float(actual)])}
 
     def exactly(value: float) -> Any:
         return lambda: {"x": torch.tensor([value], dtype=torch.float64)}
@@ -372,8 +379,8 @@ def test_the_machine_is_described_without_its_paths() -> None:
 
 
 def test_the_command_runs_and_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--quick", "--only", "attention_full_L256", "--out", str(tmp_path)]
-    assert command.main(given) == 0
+    arguments = ["--quick", "--only", "attention_full_L256", "--out", str(tmp_path)]
+    assert command.main(arguments) == 0
     (stored,) = report.load_all(tmp_path)
     record = stored["cases"]["attention_full_L256"]
     assert stored["runs"][record["run"]]["quick"] is True
@@ -415,13 +422,13 @@ def test_what_is_stored_of_this_commit_is_not_measured_again(
         return record_of(case.name, **({"status": "failed", "reason": "wrong"} if failed else {}))
 
     monkeypatch.setattr(command, "run_case", made)
-    asked = ["--quick", "--only", "attention_full_L*", "--out", str(tmp_path), "--missing"]
+    arguments = ["--quick", "--only", "attention_full_L*", "--out", str(tmp_path), "--missing"]
     names = [case.name for case in choose("attention_full_L*", "cpu")]
-    assert command.main([*asked, "--commit", "abcdefabcdef"]) == 1 and done == names
-    assert command.main([*asked, "--commit", "abcdefa"]) == 0 and done[len(names) :] == [
+    assert command.main([*arguments, "--commit", "abcdefabcdef"]) == 1 and done == names
+    assert command.main([*arguments, "--commit", "abcdefa"]) == 0 and done[len(names) :] == [
         "attention_full_L512"
     ]
-    assert command.main([*asked, "--commit", "1234567", "--seconds", "0"]) == 0
+    assert command.main([*arguments, "--commit", "1234567", "--seconds", "0"]) == 0
     assert len(done) == len(names) + 1
     assert f"out of time, skipped: {', '.join(names)}" in capsys.readouterr().err
 
@@ -478,9 +485,9 @@ def test_a_ratio_never_lies_outside_its_own_interval() -> None:
     """Median over median stood beside the interval of the median of ratios: 1.10 in [1.04, 1.08]."""
     above, below = [4.0, 1.0, 9.0, 3.0, 8.0, 2.0, 7.0, 6.0], [1.0, 5.0, 2.0, 9.0, 3.0, 7.0, 8.0, 4.0]
     for turn in range(8):
-        found = compare(above[turn:] + above[:turn], below)
-        low, high = found.median_95
-        assert low <= found.median <= high
+        actual = compare(above[turn:] + above[:turn], below)
+        low, high = actual.median_95
+        assert low <= actual.median <= high
     old = {"of_medians": 1.1, "median_95": [1.04, 1.08]}
     assert (report.said(old), report.said({**old, "median": 1.06})) == ("1.10", "1.06 [1.04, 1.08]")
 
@@ -576,7 +583,7 @@ def test_a_grid_tells_speeds_failures_and_gaps() -> None:
         record("drop_in_bert_base_mean_inference", 0.125),
         record("something_else", 3.0),
     ]
-    cases = {one["name"]: one for one in made}
+    cases = {whole["name"]: whole for whole in made}
     table = grid.table([{"device": "cpu", "runs": {"one": run}, "cases": cases}])
     assert "| BERT-base | B4 H12 L512 E768 | - / - | - / - | 2.00 / - | - / - | 8.00 / - | - / - |" in table
     assert "Geometric mean 4.00 / -." in table

@@ -59,7 +59,7 @@ def test_every_cell_is_stored_as_soon_as_it_is_done(tmp_path: Path, monkeypatch:
     stored_at: list[int] = []
     write = report.write
     monkeypatch.setattr(
-        report, "write", lambda path, found: (stored_at.append(len(found["cases"])), write(path, found))
+        report, "write", lambda path, actual: (stored_at.append(len(actual["cases"])), write(path, actual))
     )
     records = everyday.run(everyday_cases.grid((17,), SMALL), "cpu", 1, tmp_path, "abc")
     assert stored_at == list(range(1, 19))
@@ -77,11 +77,19 @@ def test_every_cell_is_stored_as_soon_as_it_is_done(tmp_path: Path, monkeypatch:
 def test_what_time_does_not_allow_is_said_and_missing_cases_come_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--quick", "--only", "call_full,call_causal", "--out", str(tmp_path), "--commit", "abcdefabcdef"]
+    arguments = [
+        "--quick",
+        "--only",
+        "call_full,call_causal",
+        "--out",
+        str(tmp_path),
+        "--commit",
+        "abcdefabcdef",
+    ]
     clock = iter([0.0, 0.0, 0.0, 0.0])
     with monkeypatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: next(clock, 2.0))
-        assert everyday.main([*asked, "--seconds", "1"]) == 0
+        assert everyday.main([*arguments, "--seconds", "1"]) == 0
     stored = report.load(everyday.file_in(tmp_path))
     assert stored is not None and list(stored["cases"]) == ["call_full"]
     (about,) = stored["runs"].values()
@@ -93,8 +101,8 @@ def test_what_time_does_not_allow_is_said_and_missing_cases_come_next_time(
         "run",
         lambda chosen, *rest: (done.extend(case.name for case in chosen), run(chosen, *rest))[1],
     )
-    assert everyday.main([*asked[:-1], "abcdefa", "--missing"]) == 0
-    assert everyday.main([*asked[:-1], "0123456", "--missing"]) == 0
+    assert everyday.main([*arguments[:-1], "abcdefa", "--missing"]) == 0
+    assert everyday.main([*arguments[:-1], "0123456", "--missing"]) == 0
     assert done == ["call_causal", "call_full", "call_causal"]
 
 
@@ -125,11 +133,11 @@ def test_the_summary_is_the_geometric_mean_of_how_many_times_faster_and_names_th
         _record("everyday_L16_both_mean", 0.25),
         {"name": "everyday_L64_none_mean", "status": "failed", "reason": "weights are off"},
     ]
-    said = everyday_table.summary(records)
-    assert "3 cells of torch's class: geometric mean 1.59 x as fast" in said
-    assert "worst: L16_causal_mean 0.50, L16_none_mean 2.00, L16_both_mean 4.00" in said
-    assert "torch against itself: 0.96 to 1.03" in said
-    assert said.endswith("failed: everyday_L64_none_mean")
+    message = everyday_table.summary(records)
+    assert "3 cells of torch's class: geometric mean 1.59 x as fast" in message
+    assert "worst: L16_causal_mean 0.50, L16_none_mean 2.00, L16_both_mean 4.00" in message
+    assert "torch against itself: 0.96 to 1.03" in message
+    assert message.endswith("failed: everyday_L64_none_mean")
 
 
 def test_a_line_names_every_peer_with_its_ratio() -> None:
@@ -165,7 +173,7 @@ def test_the_page_parts_what_commits_have_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("arguments", "message"),
     [
         (["--longest", "8"], "--longest must be at least 16: got 8"),
         (["--turns", "0"], "--turns must be at least 1: got 0"),
@@ -174,9 +182,9 @@ def test_the_page_parts_what_commits_have_measured() -> None:
     ],
 )
 def test_wrong_use_is_answered(
-    given: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        everyday.main([word.format(tmp_path) for word in given])
+        everyday.main([word.format(tmp_path) for word in arguments])
     assert ended.value.code == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -41,9 +41,11 @@ def test_every_page_is_weighed_beside_the_other_and_stored(
     (tmp_path / "bertviz" / "__init__.py").write_text(PEER)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = "IPython" in sys.modules
-    said: list[str] = []
+    messages: list[str] = []
     try:
-        stored = pages.run((5, 7), long=1024, out=tmp_path, commit="abc", in_browser=False, say=said.append)
+        stored = pages.run(
+            (5, 7), long=1024, out=tmp_path, commit="abc", in_browser=False, say=messages.append
+        )
     finally:
         sys.modules.pop("bertviz", None)
     assert ("IPython" in sys.modules) == (before or find_spec("IPython") is not None)  # no stand-in is left
@@ -54,28 +56,28 @@ def test_every_page_is_weighed_beside_the_other_and_stored(
     assert long["browser"] == {"missing": "not opened"}
     assert pages.load_all(tmp_path) == [json.loads(json.dumps(stored))]
     table = pages.table([stored])
-    assert all(row in table for row in said) and len(said) == 3
+    assert all(row in table for row in messages) and len(messages) == 3
     assert "| 6 heads, 1,024 tokens, 128 × 128 cells | " in table
 
 
 def test_without_the_other_or_a_browser_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bertviz" else found(name))
+    actual = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bertviz" else actual(name))
     monkeypatch.setattr(pages, "_browser", lambda: None)
     monkeypatch.setattr(pages, "run", lambda *args, **options: {})
     assert pages.bertviz([], [], tmp_path / "x") == {"missing": pages.MISSING}
     assert pages.main(["--out", str(tmp_path)]) == 0
     err = capsys.readouterr().err
     assert "bertviz is not installed: pip install bertviz" in err and "no browser: install chromium" in err
-    for given, told in (
+    for arguments, message in (
         (["--longest", "63"], "at least 64: got 63"),
         (["--show"], "no results of this kind"),
     ):
         with pytest.raises(SystemExit):
-            pages.main([*given, "--out", str(tmp_path)])
-        assert told in capsys.readouterr().err
+            pages.main([*arguments, "--out", str(tmp_path)])
+        assert message in capsys.readouterr().err
 
 
 def test_the_page_shows_what_is_stored_of_pages() -> None:

@@ -56,7 +56,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_peer_that_says_something_else_fails_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     other = [{"liar": lambda: flex.Peer("liar", lambda q, k, v: v + 1)}]
-    monkeypatch.setattr(flex, "peers", lambda said, q, k: other)
+    monkeypatch.setattr(flex, "peers", lambda message, q, k: other)
     record = rule_cell.measure(Cell("forward", "causal", SMALL), "cpu", turns=1)
     assert record["status"] == "failed" and record["reason"].startswith("ValueError: liar and ours are apart")
 
@@ -66,7 +66,7 @@ def test_the_second_choice_runs_where_the_first_cannot(monkeypatch: pytest.Monke
         raise RuntimeError("no such instruction")
 
     right = flex.Peer("second", lambda q, k, v: flex.plain(q, k, v, {"causal": True}))
-    monkeypatch.setattr(flex, "peers", lambda said, q, k: [{"first": broken, "second": lambda: right}])
+    monkeypatch.setattr(flex, "peers", lambda message, q, k: [{"first": broken, "second": lambda: right}])
     record = rule_cell.measure(Cell("forward", "causal", SMALL), "cpu", turns=1)
     assert record["peer"] == "second" and record["unavailable"] == {
         "first": "RuntimeError: no such instruction"
@@ -79,14 +79,14 @@ def test_the_second_choice_runs_where_the_first_cannot(monkeypatch: pytest.Monke
 def _eagerly(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda call, **options: call)
     q, k, v = torch.randn(3, flex.sequences(rule), 2, 24, 16).unbind(0)
-    said = flex.RULES[rule](q)
-    expected = hw.attention(q, k, v, **said.options)[0]
-    for score in [score for one in said.scores for score in one.values()]:
-        torch.testing.assert_close(flex.Flex(said, score, q, k)(q, k, v), expected)
-        torch.testing.assert_close(flex.Flex(said, score, q, k).remade(q, k, v), expected)
-    if said.added is not None:
-        given = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=said.added)
-        torch.testing.assert_close(given, expected)
+    message = flex.RULES[rule](q)
+    expected = hw.attention(q, k, v, **message.options)[0]
+    for score in [score for term in message.scores for score in term.values()]:
+        torch.testing.assert_close(flex.Flex(message, score, q, k)(q, k, v), expected)
+        torch.testing.assert_close(flex.Flex(message, score, q, k).remade(q, k, v), expected)
+    if message.added is not None:
+        arguments = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=message.added)
+        torch.testing.assert_close(arguments, expected)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -102,7 +102,7 @@ def test_a_mask_that_changes_with_the_batch_is_charged(rule: str, monkeypatch: p
     monkeypatch.setattr(
         flex,
         "peers",
-        lambda said, q, k: [{flex.FLEX: lambda: flex.Peer(flex.FLEX, flex.Flex(said, None, q, k))}],
+        lambda message, q, k: [{flex.FLEX: lambda: flex.Peer(flex.FLEX, flex.Flex(message, None, q, k))}],
     )
     record = rule_cell.measure(Cell("forward", rule, SMALL), "cpu", turns=1)
     assert record["status"] == "ok", record["reason"]
@@ -127,8 +127,8 @@ def test_a_cell_that_breaks_is_recorded_and_the_others_go_on(
     stored = json.loads(rule_table.file_in(tmp_path, "cpu").read_text())
     assert [record["status"] for record in stored["cases"].values()] == ["failed", "ok"]
     assert list(stored["means"]) == ["forward_full"]
-    said = capsys.readouterr()
-    assert "FAILED  RuntimeError: out of luck" in said.out and "1 of 2 failed" in said.err
+    captured = capsys.readouterr()
+    assert "FAILED  RuntimeError: out of luck" in captured.out and "1 of 2 failed" in captured.err
 
 
 # What is said
@@ -165,18 +165,18 @@ def stored_up(records: list[dict[str, Any]]) -> dict[str, Any]:
         "dirty": False,
         "quick": False,
     }
-    found: dict[str, Any] | None = None
+    actual: dict[str, Any] | None = None
     for record in records:
-        found = report.merge(found, run, record)
-    assert found is not None
-    return found
+        actual = report.merge(actual, run, record)
+    assert actual is not None
+    return actual
 
 
 def test_means_are_geometric_and_leave_out_what_failed() -> None:
     short, long = (Cell("forward", "alibi", {"H": 16, "D": 128, "L": L}) for L in (1024, 4096))
     failed = made_up(Cell("forward", "alibi", SMALL), status="failed", reason="wrong")
-    found = rule_table.means([made_up(short), made_up(long, ratio=2.0, charged_ratio=0.1), failed])
-    assert found == {
+    actual = rule_table.means([made_up(short), made_up(long, ratio=2.0, charged_ratio=0.1), failed])
+    assert actual == {
         "forward_alibi": {
             "cells": 2,
             "ratio": 1.0,

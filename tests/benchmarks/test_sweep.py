@@ -34,10 +34,10 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The arm and the name of every value that is compared with the truth."""
     noted: list[tuple[str, str]] = []
 
-    def check(*given: Any) -> list[verdicts.Checked]:
-        found = verdicts.check(*given)
-        noted.extend((value.arm, value.value) for value in found)
-        return found
+    def check(*args: Any) -> list[verdicts.Checked]:
+        actual = verdicts.check(*args)
+        noted.extend((value.arm, value.value) for value in actual)
+        return actual
 
     monkeypatch.setattr(runner, "check", check)
     return noted
@@ -49,14 +49,14 @@ def test_a_length_is_checked_timed_and_stored_as_soon_as_it_is_done(
     stored_at: list[int] = []
     write = report.write
     monkeypatch.setattr(
-        report, "write", lambda path, found: (stored_at.append(len(found["records"])), write(path, found))
+        report, "write", lambda path, actual: (stored_at.append(len(actual["records"])), write(path, actual))
     )
-    found = sweep.run("cpu", (8, 16), tmp_path, "abc", SMALL)
+    actual = sweep.run("cpu", (8, 16), tmp_path, "abc", SMALL)
     assert stored_at == [1, 2]
-    assert report.load(sweep.file_in(tmp_path, "cpu")) == json.loads(json.dumps(found))
-    assert found["run"]["commit"] == "abc" and "cpu" in found["run"]["machine"]
-    assert [record["sizes"]["L"] for record in found["records"]] == [8, 16]
-    for record in found["records"]:
+    assert report.load(sweep.file_in(tmp_path, "cpu")) == json.loads(json.dumps(actual))
+    assert actual["run"]["commit"] == "abc" and "cpu" in actual["run"]["machine"]
+    assert [record["sizes"]["L"] for record in actual["records"]] == [8, 16]
+    for record in actual["records"]:
         assert record["status"] == "ok", record.get("reason")
         assert set(record["median_ms"]) == {OURS, CUDNN, *EAGER}
         assert set(record["check"]) == {OURS, CUDNN, *EAGER}
@@ -87,9 +87,9 @@ def test_a_picture_that_loses_weight_is_noticed(monkeypatch: pytest.MonkeyPatch)
     honest = hw.AttentionMap.statistics
 
     def loses(self: hw.AttentionMap, *names: str, **options: Any) -> Any:
-        found = honest(self, *names, **options)
-        found["pooled"][:, 0, 0] = 0
-        return found
+        actual = honest(self, *names, **options)
+        actual["pooled"][:, 0, 0] = 0
+        return actual
 
     monkeypatch.setattr(hw.AttentionMap, "statistics", loses)
     (record,) = sweep.run("cpu", (16,), None, None, SMALL)["records"]
@@ -118,12 +118,12 @@ def test_what_dies_when_tried_is_out_of_memory_too(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for given, complaint in (
+    for arguments, complaint in (
         (["--longest", "1000"], "got 1000"),
         (["--plot", "--out", str(tmp_path)], "measure first"),
     ):
         with pytest.raises(SystemExit, match="2"):
-            sweep.main(given)
+            sweep.main(arguments)
         assert complaint in capsys.readouterr().err
 
 

@@ -77,9 +77,9 @@ def surveyed(small: Pretrained, tmp_path_factory: pytest.TempPathFactory) -> Any
 
 
 def rows(folder: Path, table: str = shards.MEASURES) -> list[dict[str, Any]]:
-    found = [row for number in Shards(folder) for row in Shards(folder).read(table, number).to_pylist()]
+    actual = [row for number in Shards(folder) for row in Shards(folder).read(table, number).to_pylist()]
     order = ("position",) if table == shards.DOCUMENTS else ("position", "layer", "head")
-    return sorted(found, key=lambda row: tuple(row[name] for name in order))
+    return sorted(actual, key=lambda row: tuple(row[name] for name in order))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -109,14 +109,14 @@ def test_documents_of_every_kind_are_found_in_the_order_of_their_paths(tmp_path:
     (tmp_path / "e.pdf").write_text("another kind")
     plan = Plan.of(tmp_path)
     assert plan.documents == 8 and plan.left_out == documents.LeftOut(1, ["e.pdf"])
-    there = [each for number in range(len(plan)) for each in Texts(plan).block(number)]
-    assert [(each.name, each.text) for each in there] == [
+    listed = [each for number in range(len(plan)) for each in Texts(plan).block(number)]
+    assert [(each.name, each.text) for each in listed] == [
         ("a/same.txt", "first"), ("b/same.txt", "second\nfile"),
         ("c.jsonl:1", "one"), ("c.jsonl:3", "two"), ("c.jsonl:5", "three"),
         ("d.parquet:0", "rows"), ("d.parquet:1", None), ("d.parquet:2", "here"),
     ]  # fmt: skip
-    assert [each.position for each in there] == list(range(8))
-    assert there[6].error == "field 'text' must be a string: got nothing"
+    assert [each.position for each in listed] == list(range(8))
+    assert listed[6].error == "field 'text' must be a string: got nothing"
 
 
 BAD = {
@@ -146,12 +146,12 @@ def test_a_document_that_is_too_long_is_never_held_whole(
     lines(tmp_path / "a.jsonl", ["first", "x" * 1000, "last", "y" * 100])
     (tmp_path / "b.txt").write_text("z" * 300)
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
-    there = list(Texts(Plan.of(tmp_path)).block(0))
-    assert [each.text and each.text[0] for each in there] == ["f", None, "l", "y", None, None]
-    assert there[1].error == "document must be at most 200 bytes: it has 1013"
-    assert [each.name for each in there[:4]] == [f"a.jsonl:{number}" for number in (1, 2, 3, 4)]
-    assert there[4].error == "document must be at most 200 bytes: it has 300"
-    assert there[5].error == "text must be UTF-8: it is not, at byte 0"
+    listed = list(Texts(Plan.of(tmp_path)).block(0))
+    assert [each.text and each.text[0] for each in listed] == ["f", None, "l", "y", None, None]
+    assert listed[1].error == "document must be at most 200 bytes: it has 1013"
+    assert [each.name for each in listed[:4]] == [f"a.jsonl:{number}" for number in (1, 2, 3, 4)]
+    assert listed[4].error == "document must be at most 200 bytes: it has 300"
+    assert listed[5].error == "text must be UTF-8: it is not, at byte 0"
 
 
 def test_names_in_any_letters_are_documents(tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def a_broken_corpus(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    def refuse_file(self: Path, *given: Any, **named: Any) -> Any:
+    def refuse_file(self: Path, *args: Any, **named: Any) -> Any:
         if self.name == "unread.jsonl":
             raise OSError(5, "Input/output error", str(self))
-        return opened(self, *given, **named)
+        return opened(self, *args, **named)
 
     monkeypatch.setattr(os, "scandir", refuse_folder)  # not by permissions: root may read all
     monkeypatch.setattr(Path, "open", refuse_file)
@@ -261,14 +261,14 @@ def test_what_cannot_be_read_is_counted_named_and_read_by_a_later_run(
     """A folder and other kinds were skipped without a word, and one bad file refused the whole corpus."""
     corpus = tmp_path / "corpus"
     with monkeypatch.context() as patch:
-        told = run(small, a_broken_corpus(corpus, patch), tmp_path / "out", block=2)
+        message = run(small, a_broken_corpus(corpus, patch), tmp_path / "out", block=2)
         assert "survey: 'bad.parquet' cannot be read, and 5 more: " in capsys.readouterr().err
         usual = documents._why_no_file
         patch.setattr(documents, "_why_no_file", lambda at: "denied" if at.name == "a.txt" else usual(at))
         with pytest.raises(ArgumentError, match=r"'a.txt' cannot be read any more \(denied\)"):
             run(small, corpus, tmp_path / "out")
-    assert told.documents == 3 and told.totals.failed == 6
-    lost = {loss.kind: (loss.count, loss.first) for loss in told.lost}
+    assert message.documents == 3 and message.totals.failed == 6
+    lost = {loss.kind: (loss.count, loss.first) for loss in message.lost}
     assert lost["folders"] == (1, [("locked/", "Permission denied")])
     assert dict(lost["files"][1]) | {"bad.parquet": ""} == {
         "bad.parquet": "", "gone.txt": "No such file or directory", "pipe.md": "it is no regular file",
@@ -276,7 +276,7 @@ def test_what_cannot_be_read_is_counted_named_and_read_by_a_later_run(
     }  # fmt: skip
     count, first = lost["files of other kinds"]
     assert count == 2 and [name for name, _ in first] == ["notes.txt.gz", "z/LICENSE"]
-    assert [loss.kind for loss in told.lost] == ["files", "folders", "files of other kinds"]
+    assert [loss.kind for loss in message.lost] == ["files", "folders", "files of other kinds"]
 
     again = run(small, corpus, tmp_path / "out")  # the folder and the file can be read now
     assert again.documents == 4 and {loss.kind: loss.count for loss in again.lost} == {
@@ -310,17 +310,17 @@ def test_a_row_group_that_is_damaged_is_recorded_and_the_others_are_read(tmp_pat
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> list[str]:
     """Let the model fail so many times on texts with a zebra; return the texts that it was asked to read."""
-    asked: list[str] = []
+    arguments: list[str] = []
     usual = Measure.watched
 
     def watched(self: Measure, reading: Any, **options: Any) -> Any:
-        asked.append("".join(reading.tokens))
-        if "zebra" in asked[-1] and sum("zebra" in text for text in asked) <= times:
+        arguments.append("".join(reading.tokens))
+        if "zebra" in arguments[-1] and sum("zebra" in text for text in arguments) <= times:
             raise error
         return usual(self, reading, **options)
 
     monkeypatch.setattr(Measure, "watched", watched)
-    return asked
+    return arguments
 
 
 PASSING = {
@@ -336,10 +336,10 @@ PASSING = {
 def test_a_failure_of_memory_a_device_or_a_disk_is_tried_at_once_and_may_pass(
     error: Exception, small: Pretrained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, said = failing(monkeypatch, error, 9), Rows()
-    Measure(small).add(Document("d", "d", None, 0, "the zebra ran"), said)
-    assert len(asked) == 2 and said.documents[0]["failure"] == documents.RETRY and not said.heads
-    assert type(error).__name__ in said.documents[0]["error"]
+    requested, messages = failing(monkeypatch, error, 9), Rows()
+    Measure(small).add(Document("d", "d", None, 0, "the zebra ran"), messages)
+    assert len(requested) == 2 and messages.documents[0]["failure"] == documents.RETRY and not messages.heads
+    assert type(error).__name__ in messages.documents[0]["error"]
 
 
 def test_a_failure_that_passes_leaves_no_trace(
@@ -353,19 +353,19 @@ def test_a_failure_that_passes_leaves_no_trace(
         out = tmp_path / f"out{times}"
         with monkeypatch.context() as patch:
             failing(patch, error, times)
-            told = run(small, corpus, out, block=2)
-        assert told.totals.failed == left and told.is_complete == (not left)
+            message = run(small, corpus, out, block=2)
+        assert message.totals.failed == left and message.is_complete == (not left)
         if not left:
-            assert files(out) == files(tmp_path / "whole") and not told.lost
+            assert files(out) == files(tmp_path / "whole") and not message.lost
             continue
-        assert told.documents == 4 and len(told.heads) == 6
-        (loss,) = told.lost
+        assert message.documents == 4 and len(message.heads) == 6
+        (loss,) = message.lost
         assert (loss.kind, loss.count, loss.first[0][0]) == ("documents to try again", 1, "a.jsonl:2")
         assert "documents-000000.retry.parquet" in files(out)
         with monkeypatch.context() as patch:
-            asked = failing(patch, error, 0)
+            requested = failing(patch, error, 0)
             again = run(small, corpus, out)
-        assert len(asked) == 2 and "zebra" in asked[1]  # the look at the model, and no other document
+        assert len(requested) == 2 and "zebra" in requested[1]  # the look at the model, and no other document
         assert again.is_complete and files(out) == files(tmp_path / "whole")
         assert again.tables() == whole.tables()
 
@@ -373,10 +373,14 @@ def test_a_failure_that_passes_leaves_no_trace(
 def test_a_failure_of_the_document_itself_is_recorded_once(
     small: Pretrained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, said = failing(monkeypatch, RuntimeError("size 3\nmore"), 9), Rows()
-    Measure(small).add(Document("d", "d", None, 0, "the zebra ran"), said)
-    (row,) = said.documents
-    assert len(asked) == 1 and row["error"] == "RuntimeError: size 3" and row["failure"] == documents.FOR_GOOD
+    requested, messages = failing(monkeypatch, RuntimeError("size 3\nmore"), 9), Rows()
+    Measure(small).add(Document("d", "d", None, 0, "the zebra ran"), messages)
+    (row,) = messages.documents
+    assert (
+        len(requested) == 1
+        and row["error"] == "RuntimeError: size 3"
+        and row["failure"] == documents.FOR_GOOD
+    )
 
 
 def test_a_disk_that_fails_for_a_while_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,8 +400,8 @@ def test_a_disk_that_fails_for_a_while_is_read_again(tmp_path: Path, monkeypatch
         patch.setattr(documents, "_read_bytes", broken)
         first, *lost = Texts(plan).block(0)
     assert first == whole[0] and len(lost) == 3
-    for line, (document, there) in enumerate(zip(lost, whole[1:], strict=True), 1):
-        assert document.name == there.name == f"b.jsonl:{line}" and document.position == there.position
+    for line, (document, listed) in enumerate(zip(lost, whole[1:], strict=True), 1):
+        assert document.name == listed.name == f"b.jsonl:{line}" and document.position == listed.position
         assert document.error == "Input/output error" and document.failure == documents.RETRY
     assert list(Texts(plan).block(0)) == whole
 
@@ -435,9 +439,9 @@ def test_a_device_that_is_lost_ends_the_survey_and_names_the_document(
         monkeypatch.setattr(torch, "zeros", zeros)
 
     answer(torch.OutOfMemoryError("full"))
-    said = Rows()
-    measure.add(Document("d", "d", None, 0, "a zebra"), said)
-    assert said.documents[0]["failure"] == documents.RETRY
+    messages = Rows()
+    measure.add(Document("d", "d", None, 0, "a zebra"), messages)
+    assert messages.documents[0]["failure"] == documents.RETRY
     answer(torch.AcceleratorError("CUDA error: device lost"))
     with pytest.raises(ArgumentError, match=r"device must stay usable: cuda:97 is lost since 'd'"):
         measure.add(Document("d", "d", None, 0, "a zebra"), Rows())
@@ -447,11 +451,11 @@ def test_a_device_that_is_lost_ends_the_survey_and_names_the_document(
 
 
 def test_a_documents_numbers_are_those_of_watch(small: Pretrained, surveyed: Any) -> None:
-    told = rows(surveyed.folder)
+    rows_read = rows(surveyed.folder)
     text = surveyed.document(8).text
     with torch.no_grad(), hw.watch(small.model, tokenizer=small.tokenizer, patterns=True) as heads:
         small.model(small.tokenizer(text, return_tensors="pt")["input_ids"])
-    mine = [row for row in told if row["position"] == 8]
+    mine = [row for row in rows_read if row["position"] == 8]
     assert [(row["layer"], row["head"]) for row in mine] == [(head.layer, head.head) for head in heads.all()]
     for row, head in zip(mine, heads.all(), strict=True):
         assert row["label"] == head.label.name
@@ -467,50 +471,50 @@ def test_a_documents_result_does_not_depend_on_what_the_process_did_before(
     small: Pretrained, surveyed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU without bfloat16 the first product of such numbers takes oneDNN from all products after it."""
-    found, seen = [Rows(), Rows()], []
+    actual, visible = [Rows(), Rows()], []
     watched = Measure.watched
 
     def spying(self: Measure, *args: Any, **options: Any) -> Any:
-        seen.append(torch.backends.mkldnn.enabled)
+        visible.append(torch.backends.mkldnn.enabled)
         return watched(self, *args, **options)
 
     monkeypatch.setattr(Measure, "watched", spying)
     before = torch.backends.mkldnn.enabled
     try:
-        for each, enabled in zip(found, (True, False), strict=True):
+        for each, enabled in zip(actual, (True, False), strict=True):
             torch.backends.mkldnn.enabled = enabled
             Measure(small).add(surveyed.document(23), each)
             assert torch.backends.mkldnn.enabled == enabled
     finally:
         torch.backends.mkldnn.enabled = before
-    assert seen == [True, True] and found[0] == found[1] and found[0].heads
+    assert visible == [True, True] and actual[0] == actual[1] and actual[0].heads
 
 
 def test_what_cannot_be_read_is_recorded_and_the_end_of_long_ones_left_out(surveyed: Any) -> None:
-    told = rows(surveyed.folder, shards.DOCUMENTS)
-    assert len(told) == 37 and {row["position"] for row in told} == set(range(37))
-    bad = {row["document"]: row["error"] for row in told if row["error"] is not None}
+    rows_read = rows(surveyed.folder, shards.DOCUMENTS)
+    assert len(rows_read) == 37 and {row["position"] for row in rows_read} == set(range(37))
+    bad = {row["document"]: row["error"] for row in rows_read if row["error"] is not None}
     assert bad == {
         "a.jsonl:12": "text must hold at least one word: found 0; try a sentence",
         "a.jsonl:14": "field 'text' must be a string: got int",
     }
-    for row in told:
+    for row in rows_read:
         assert row["error"] is not None or (row["tokens"] == min(row["found"], 41) and row["characters"])
     totals = surveyed.totals
     assert totals.failed == len(bad) and totals.documents == 37 - len(bad)
-    assert totals.cut == sum(row["error"] is None and row["found"] > 41 for row in told)
+    assert totals.cut == sum(row["error"] is None and row["found"] > 41 for row in rows_read)
     assert surveyed.errors[0][0] == "a.jsonl:12"
 
 
 def test_half_letters_and_texts_of_one_token_are_no_trouble(small: Pretrained) -> None:
-    said = Rows()
+    messages = Rows()
     for at, text in enumerate(["\ud800", "t", "</script>\u202e\0", "word " * 9]):
-        Measure(small, max_tokens=3).add(Document(f"d{at}", "d", at, at, text), said)
-    assert said.documents[0]["error"].startswith("text must be of whole letters: got '\\ud800'")
-    assert [row["tokens"] for row in said.documents] == [None, 2, 3, 3]
-    assert said.documents[3]["found"] > 3
-    assert all(row["place"] is None for row in said.heads)
-    assert all(value is None or value == value for row in said.heads for value in row.values())
+        Measure(small, max_tokens=3).add(Document(f"d{at}", "d", at, at, text), messages)
+    assert messages.documents[0]["error"].startswith("text must be of whole letters: got '\\ud800'")
+    assert [row["tokens"] for row in messages.documents] == [None, 2, 3, 3]
+    assert messages.documents[3]["found"] > 3
+    assert all(row["place"] is None for row in messages.heads)
+    assert all(value is None or value == value for row in messages.heads for value in row.values())
 
 
 def test_what_is_wrong_with_the_model_ends_the_survey(
@@ -529,9 +533,15 @@ def test_the_place_is_where_a_head_looks_elsewhere() -> None:
     map = hw.AttentionMap.from_weights(torch.eye(T)[keys][None], hw.Mask.causal())
     record = Record((1, 2, T, T), map=map)
     (whole,) = joined_maps([record])
-    one, other = places_of(whole, [f"t{at}" for at in range(T)])[id(record)]
-    assert [one[name] for name in ("place", "token", "key", "key_token", "weight")] == [13, "t13", 5, "t5", 1]
-    assert one["moved"] == pytest.approx(11 / 12)  # of twelve queries asked, eleven look at the one before
+    first, other = places_of(whole, [f"t{at}" for at in range(T)])[id(record)]
+    assert [first[name] for name in ("place", "token", "key", "key_token", "weight")] == [
+        13,
+        "t13",
+        5,
+        "t5",
+        1,
+    ]
+    assert first["moved"] == pytest.approx(11 / 12)  # of twelve queries asked, eleven look at the one before
     assert other["moved"] == 0.0
 
 
@@ -546,20 +556,20 @@ def test_sums_do_not_depend_on_the_order_and_are_exact() -> None:
     values[draw.random(values.shape) < 0.1] = numpy.nan
     values[:, 4] = numpy.nan
     tokens = draw.integers(1, 4096, 1009)
-    one, other = Moments(5), Moments(5)
-    one.add(values, tokens)
+    first, other = Moments(5), Moments(5)
+    first.add(values, tokens)
     for some in numpy.array_split(draw.permutation(1009), 7):
         other.add(values[some], tokens[some])
     for name in ("count", "mean", "variance", "correlation"):
-        assert str(getattr(one, name)) == str(getattr(other, name))
+        assert str(getattr(first, name)) == str(getattr(other, name))
     for at in range(4):
-        there = values[:, at].astype("float64")
-        t = tokens[~numpy.isnan(there)]
-        there = there[~numpy.isnan(there)]
-        assert one.mean[at] == pytest.approx(math.fsum(there) / len(there), rel=1e-15)
-        assert one.variance[at] == pytest.approx(there.var(), rel=1e-9)
-        assert one.correlation[at] == pytest.approx(numpy.corrcoef(there, t)[0, 1], abs=1e-6)
-    assert math.isnan(one.mean[4]) and one.count[4] == 0
+        present = values[:, at].astype("float64")
+        t = tokens[~numpy.isnan(present)]
+        present = present[~numpy.isnan(present)]
+        assert first.mean[at] == pytest.approx(math.fsum(present) / len(present), rel=1e-15)
+        assert first.variance[at] == pytest.approx(present.var(), rel=1e-9)
+        assert first.correlation[at] == pytest.approx(numpy.corrcoef(present, t)[0, 1], abs=1e-6)
+    assert math.isnan(first.mean[4]) and first.count[4] == 0
 
 
 def test_quantiles_are_numbers_that_were_measured() -> None:
@@ -569,46 +579,48 @@ def test_quantiles_are_numbers_that_were_measured() -> None:
     values[draw.random(values.shape) < 0.2] = numpy.nan
     values[:, 3] = numpy.nan
     shares = list(summary.SHARES.values())
-    found = quantiles(lambda: iter(numpy.array_split(values, 5)), 4, shares)
+    actual = quantiles(lambda: iter(numpy.array_split(values, 5)), 4, shares)
     for at in range(3):
-        there = values[~numpy.isnan(values[:, at]), at]
-        assert found[at] == numpy.quantile(there, shares, method="inverted_cdf").astype("float64").tolist()
-    assert all(map(math.isnan, found[3]))
+        present = values[~numpy.isnan(values[:, at]), at]
+        assert actual[at] == numpy.quantile(present, shares, method="inverted_cdf").astype("float64").tolist()
+    assert all(map(math.isnan, actual[3]))
 
 
 # What it comes to
 
 
 def test_the_summary_is_what_the_tables_say(surveyed: Any) -> None:
-    told = rows(surveyed.folder)
+    rows_read = rows(surveyed.folder)
     for head in surveyed:
-        mine = [row for row in told if (row["layer"], row["head"]) == (head.layer, head.head)]
+        mine = [row for row in rows_read if (row["layer"], row["head"]) == (head.layer, head.head)]
         assert head.documents == len(mine) == surveyed.documents
         labels = [row["label"] for row in mine]
         assert head.share == labels.count(head.label) / len(labels) == max(head.labels.values())
         assert sum(head.labels.values()) == pytest.approx(1)
-        for name, said in head.statistics.items():
+        for name, message in head.statistics.items():
             between = numpy.var([other.statistics[name].mean for other in surveyed])
-            if not math.isnan(said.dependence):
-                expected = said.spread**2 / (said.spread**2 + between)
-                assert said.dependence == pytest.approx(expected, rel=1e-9)
-            there = numpy.array([row[name] for row in mine if row[name] is not None], "float64")
-            assert said.documents == len(there)
-            assert said.mean == pytest.approx(there.mean(), rel=1e-12)
-            assert said.spread == pytest.approx(there.std(), rel=1e-6, abs=1e-12)
-            assert said.quantiles["median"] == numpy.quantile(there, 0.5, method="inverted_cdf")
-            assert said.quantiles["least"] == there.min() and said.quantiles["most"] == there.max()
-        known = [head.statistics[name].dependence for name in summary.CHARACTER if name in head.statistics]
-        assert head.dependence == pytest.approx(numpy.nanmean(known))
+            if not math.isnan(message.dependence):
+                expected = message.spread**2 / (message.spread**2 + between)
+                assert message.dependence == pytest.approx(expected, rel=1e-9)
+            present = numpy.array([row[name] for row in mine if row[name] is not None], "float64")
+            assert message.documents == len(present)
+            assert message.mean == pytest.approx(present.mean(), rel=1e-12)
+            assert message.spread == pytest.approx(present.std(), rel=1e-6, abs=1e-12)
+            assert message.quantiles["median"] == numpy.quantile(present, 0.5, method="inverted_cdf")
+            assert message.quantiles["least"] == present.min() and message.quantiles["most"] == present.max()
+        is_expected = [
+            head.statistics[name].dependence for name in summary.CHARACTER if name in head.statistics
+        ]
+        assert head.dependence == pytest.approx(numpy.nanmean(is_expected))
     assert math.isnan(surveyed[0, 0].statistics["next"].dependence)  # of a causal model always 0
     assert all(head.verdict == "stable" for head in surveyed.stable)
     assert all(head.dependence >= summary.OF_TEXT for head in surveyed.of_text)
 
 
 def test_movers_are_the_documents_farthest_from_the_mean(surveyed: Any) -> None:
-    told = rows(surveyed.folder)
+    rows_read = rows(surveyed.folder)
     head = surveyed[1, 2]
-    mine = [row for row in told if (row["layer"], row["head"]) == (1, 2)]
+    mine = [row for row in rows_read if (row["layer"], row["head"]) == (1, 2)]
     far = {}
     for row in mine:
         away = [
@@ -626,9 +638,9 @@ def test_movers_are_the_documents_farthest_from_the_mean(surveyed: Any) -> None:
 
 def test_texts_that_are_the_same_are_listed_once(small: Pretrained, tmp_path: Path) -> None:
     some = [*texts(9), *["away away away"] * 9]
-    told = run(small, lines(tmp_path / "a.jsonl", some), tmp_path / "out")
-    assert told.documents == 18
-    for head in told:
+    message = run(small, lines(tmp_path / "a.jsonl", some), tmp_path / "out")
+    assert message.documents == 18
+    for head in message:
         names = [mover.document for mover in head.movers]
         assert len([name for name in names if int(name.partition(":")[2]) > 9]) <= 1
         assert not {f"a.jsonl:{at}" for at in range(11, 19)} & set(names)  # the first stands for all
@@ -648,17 +660,20 @@ def test_files_are_read_by_duckdb_pandas_and_polars_as_they_are(surveyed: Any) -
     duckdb, pandas, polars = map(pytest.importorskip, ("duckdb", "pandas", "polars"))
     place = f"{surveyed.folder}/measures-*.parquet"
     mean = surveyed[1, 2].statistics["entropy"].mean
-    asked = "select avg(entropy), count(*) from read_parquet(?) where layer = 1 and head = 2"
-    assert duckdb.execute(asked, [place]).fetchone() == (pytest.approx(mean, rel=1e-6), surveyed.documents)
+    requested = "select avg(entropy), count(*) from read_parquet(?) where layer = 1 and head = 2"
+    assert duckdb.execute(requested, [place]).fetchone() == (
+        pytest.approx(mean, rel=1e-6),
+        surveyed.documents,
+    )
     some = polars.scan_parquet(place).filter((polars.col("layer") == 1) & (polars.col("head") == 2))
-    found = some.select(polars.col("entropy").cast(polars.Float64).mean()).collect().item()
-    assert found == pytest.approx(mean)
+    actual = some.select(polars.col("entropy").cast(polars.Float64).mean()).collect().item()
+    assert actual == pytest.approx(mean)
     frame = pandas.concat(map(pandas.read_parquet, sorted(surveyed.folder.glob("measures-*.parquet"))))
     mine = frame[(frame.layer == 1) & (frame["head"] == 2)]
     assert mine.entropy.astype("float64").mean() == pytest.approx(mean)
     assert surveyed.to_pandas("heads").verdict.tolist() == [head.verdict for head in surveyed]
-    kept = pandas.read_parquet(surveyed.folder / "summary-statistics.parquet")
-    pandas.testing.assert_frame_equal(kept, surveyed.to_pandas())
+    saved = pandas.read_parquet(surveyed.folder / "summary-statistics.parquet")
+    pandas.testing.assert_frame_equal(saved, surveyed.to_pandas())
     with pytest.raises(ArgumentError, match=r"table must be a known one: got 'head'; did you mean 'heads'"):
         surveyed.to_pandas("head")
 
@@ -683,8 +698,8 @@ def test_a_survey_that_is_loaded_says_the_same(surveyed: Any, tmp_path: Path) ->
 
 
 def test_the_table_fits_and_sorts(surveyed: Any) -> None:
-    said = str(surveyed.table(top=2))
-    assert "depends" in said and f"{max(head.dependence for head in surveyed):.2f}" in said
+    message = str(surveyed.table(top=2))
+    assert "depends" in message and f"{max(head.dependence for head in surveyed):.2f}" in message
     for sort in ("share", "layer", "streaming", "entropy"):
         assert str(surveyed.table(sort=sort, descending=False))
     with pytest.raises(ArgumentError, match=r"sort must be a known name: got 'entrop'; did you"):
@@ -716,10 +731,10 @@ def test_a_page_is_told_of_the_corpus(surveyed: Any, small: Pretrained, tmp_path
 def test_a_survey_goes_on_where_it_stopped(small: Pretrained, tmp_path: Path) -> None:
     corpus = lines(tmp_path / "a.jsonl", texts(23))
     whole = run(small, corpus, tmp_path / "whole", block=5)
-    seen: list[int] = []
+    calls: list[int] = []
 
     def stop(done: int, total: int) -> None:
-        seen.append(done)
+        calls.append(done)
         if done >= 12:
             raise KeyboardInterrupt
 
@@ -741,12 +756,12 @@ def test_a_survey_goes_on_where_it_stopped(small: Pretrained, tmp_path: Path) ->
 def test_a_folder_is_one_survey(small: Pretrained, tmp_path: Path) -> None:
     corpus, out = lines(tmp_path / "a.jsonl", texts(3)), tmp_path / "out"
     run(small, corpus, out)
-    for options, said in (
+    for options, messages in (
         ({"max_tokens": 7}, r"these options: .* was begun with .*'max_tokens': None.* and this has .*7"),
         ({"threads": 2}, r"these options: .*'threads': 1.* and this has .*2"),
         ({"block": 3}, r"block must be as it was: .* was begun with 16, and this is 3"),
     ):
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=messages):
             run(small, corpus, out, **options)
     with torch.no_grad():
         parameter = next(iter(small.model.parameters()))
@@ -758,19 +773,19 @@ def test_a_folder_is_one_survey(small: Pretrained, tmp_path: Path) -> None:
     finally:
         with torch.no_grad():
             parameter[0, 0] = before
-    for edit, said in (
+    for edit, messages in (
         (lambda: lines(corpus, texts(4)), "'a.jsonl' has changed"),
         (lambda: lines(corpus, texts(3)) and lines(tmp_path / "b.jsonl", ["x"]), None),
         (lambda: corpus.write_text(corpus.read_text().replace("cat", "cap")), "'a.jsonl' has changed"),
     ):
         edit()
-        if said is None:
+        if messages is None:
             run(small, corpus, out)  # the corpus is that one file
             continue
-        with pytest.raises(ArgumentError, match=f"corpus must be the one that .* was begun with: {said}"):
+        with pytest.raises(ArgumentError, match=f"corpus must be the one that .* was begun with: {messages}"):
             run(small, corpus, out)
-    told = json.loads((out / "survey.json").read_text())
-    (out / "survey.json").write_text(json.dumps(told | {"format": "headwise survey 0"}))
+    message = json.loads((out / "survey.json").read_text())
+    (out / "survey.json").write_text(json.dumps(message | {"format": "headwise survey 0"}))
     with pytest.raises(ArgumentError, match=r"of this format, 'headwise survey 1': got 'headwise survey 0'"):
         run(small, corpus, out)
     (out / "survey.json").unlink()
@@ -851,11 +866,11 @@ def test_a_model_itself_needs_its_tokenizer_and_stays_as_it_was(small: Pretraine
     small.model.train()
     threads = torch.get_num_threads()
     try:
-        told = run(small.model, corpus, tmp_path / "out", tokenizer=small.tokenizer, threads=2)
+        message = run(small.model, corpus, tmp_path / "out", tokenizer=small.tokenizer, threads=2)
         assert small.model.training and all(module.training for module in small.model.modules())
     finally:
         small.model.eval()
-    assert told.title == "Transformer" and torch.get_num_threads() == threads
+    assert message.title == "Transformer" and torch.get_num_threads() == threads
     with pytest.raises(ArgumentError, match=r"device must be there: got 'nowhere' \(.*\); try 'cpu'"):
         run("mini", corpus, tmp_path / "other", device="nowhere")
 
@@ -888,8 +903,8 @@ def test_a_full_disk_leaves_what_is_finished(
         patch.setattr(os, "fsync", fsync)
         with pytest.raises(ArgumentError, match=r"out must have room: .*No space left on device; what"):
             run(small, corpus, tmp_path / "out", block=5)
-    there = Shards(tmp_path / "out")
-    assert 0 < len(there.finished()) < 3 and not list((tmp_path / "out").glob(".*"))
+    shards = Shards(tmp_path / "out")
+    assert 0 < len(shards.finished()) < 3 and not list((tmp_path / "out").glob(".*"))
     run(small, corpus, tmp_path / "out")
     run(small, corpus, tmp_path / "whole", block=5)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
@@ -960,13 +975,13 @@ class Finished:
 def test_whoever_is_free_takes_the_next_block_and_those_of_who_is_lost() -> None:
     store, there = Counter(), Finished()
     there.there = {3}
-    one, two = (shards.blocks(11, there, shards.Group(store, rank, 2), patience=0.01) for rank in range(2))
-    taken = [next(one), next(two)]
-    there.there.add(taken[0])
-    taken.append(next(one))
-    assert taken == [0, 1, 2]
+    first, two = (shards.blocks(11, there, shards.Group(store, rank, 2), patience=0.01) for rank in range(2))
+    handled = [next(first), next(two)]
+    there.there.add(handled[0])
+    handled.append(next(first))
+    assert handled == [0, 1, 2]
     there.there.add(2)
-    rest = [number for number in one if not there.there.add(number)]  # the other is never heard of again
+    rest = [number for number in first if not there.there.add(number)]  # the other is never heard of again
     assert rest == [4, 5, 6, 7, 8, 9, 10, 1]
     there.there.remove(7)
     assert list(shards.blocks(11, there, None)) == [7]
@@ -979,8 +994,8 @@ def test_where_the_store_is_lost_each_goes_on_by_the_folder(capsys: pytest.Captu
         done.append(number)
         there.there.add(number)
     assert sorted(done) == list(range(7)) and done[:2] == [0, 1]
-    said = "survey: rank 1 goes on without the store, which is lost: connection reset\n"
-    assert capsys.readouterr().err == said
+    message = "survey: rank 1 goes on without the store, which is lost: connection reset\n"
+    assert capsys.readouterr().err == message
 
 
 def test_who_joins_waits_until_the_first_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1069,14 +1084,14 @@ def command(shared: Shared, out: Path) -> list[str]:
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(shared: Shared, tmp_path: Path) -> None:
     draw = random.Random(0)
-    there = Shards(tmp_path / "out")
+    shards = Shards(tmp_path / "out")
     kills = 0
     for _ in range(6):
-        begun = len(there.finished()) if there.folder.exists() else 0
-        process = started_warm(*command(shared, there.folder), said=tmp_path / "said")
+        begun = len(shards.finished()) if shards.folder.exists() else 0
+        process = started_warm(*command(shared, shards.folder), said=tmp_path / "said")
         end = time.monotonic() + 60
         while process.is_alive() and time.monotonic() < end:
-            if there.folder.exists() and len(there.finished()) > begun:
+            if shards.folder.exists() and len(shards.finished()) > begun:
                 break
             time.sleep(0.01)
         time.sleep(draw.random() * 0.1)
@@ -1085,9 +1100,9 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(shared: Shared, t
             kills += 1
         process.join()
     assert kills >= 4
-    run(shared.model, shared.corpus, there.folder)
-    assert files(there.folder) == files(shared.whole.folder)
-    assert not list(there.folder.glob(".*.part"))
+    run(shared.model, shared.corpus, shards.folder)
+    assert files(shards.folder) == files(shared.whole.folder)
+    assert not list(shards.folder.glob(".*.part"))
 
 
 @pytest.fixture
@@ -1118,19 +1133,19 @@ def test_a_worker_that_is_lost_leaves_its_documents_to_the_others(
     shared: Shared, tmp_path: Path, port: int
 ) -> None:
     """Without torchrun's agent, which would end them all: as under a job queue."""
-    there = Shards(tmp_path / "out")
-    here = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    said = [tmp_path / f"said {rank}" for rank in range(2)]
+    shards = Shards(tmp_path / "out")
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    messages = [tmp_path / f"said {rank}" for rank in range(2)]
     both = [
-        started_warm(*command(shared, there.folder), said=said[rank], **here, RANK=str(rank))
+        started_warm(*command(shared, shards.folder), said=messages[rank], **environment, RANK=str(rank))
         for rank in range(2)
     ]
     end = time.monotonic() + 60
-    while (not there.folder.exists() or len(there.finished()) < 4) and time.monotonic() < end:
+    while (not shards.folder.exists() or len(shards.finished()) < 4) and time.monotonic() < end:
         time.sleep(0.01)
     both[1].kill()
     for process in both:
         process.join(90)
-    assert both[0].exitcode == 0, said[0].read_text()
-    assert "small read 140 documents" in said[0].read_text()
-    assert files(there.folder) == files(shared.whole.folder)
+    assert both[0].exitcode == 0, messages[0].read_text()
+    assert "small read 140 documents" in messages[0].read_text()
+    assert files(shards.folder) == files(shared.whole.folder)

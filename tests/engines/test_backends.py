@@ -128,10 +128,10 @@ WHO: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("name", WHO, ids=lambda name: name.replace(" ", "-"))
 def test_why_names_who_runs_a_call_and_how(name: str) -> None:
-    options, backend, how = WHO[name]
+    options, backend, way = WHO[name]
     answer = hw.why(*qkv(), **options)
-    assert answer.backend == backend and answer.how == how
-    assert str(answer).splitlines()[0] == f"{backend} runs this call, {how}."
+    assert answer.backend == backend and answer.how == way
+    assert str(answer).splitlines()[0] == f"{backend} runs this call, {way}."
 
 
 def test_why_gives_every_backends_reason_in_the_tables_order() -> None:
@@ -162,7 +162,7 @@ def test_why_does_not_call_what_comes_first_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
         ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias, slopes or relative"),
@@ -170,9 +170,9 @@ def test_why_does_not_call_what_comes_first_later() -> None:
     ],
     ids=["dropout", "bias", "slopes"],
 )
-def test_why_says_why_not_flash(options: dict[str, Any], says: str) -> None:
-    assert hw.why(*qkv(), **options).reasons["flash"] == says
-    with pytest.raises(BackendUnavailable, match=says):
+def test_why_says_why_not_flash(options: dict[str, Any], message: str) -> None:
+    assert hw.why(*qkv(), **options).reasons["flash"] == message
+    with pytest.raises(BackendUnavailable, match=message):
         hw.why(*qkv(), **options, backend="flash")
 
 
@@ -211,17 +211,17 @@ def test_attention_runs_what_why_says(
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on first use
 def test_function_transforms_and_forward_mode_go_to_plain() -> None:
     q, k, v = qkv()
-    seen = []
+    calls = []
 
     def output(q: Tensor) -> Tensor:
-        seen.append(hw.why(q, k, v))
+        calls.append(hw.why(q, k, v))
         return hw.attention(q, k, v)[0].sum()
 
     torch.func.grad(output)(q)
     with torch.autograd.forward_ad.dual_level():
         output(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)))
-    assert [answer.backend for answer in seen] == ["plain", "plain"]
-    assert "function transform" in str(seen[0]) and "forward-mode derivative" in str(seen[1])
+    assert [answer.backend for answer in calls] == ["plain", "plain"]
+    assert "function transform" in str(calls[0]) and "forward-mode derivative" in str(calls[1])
 
 
 # A backend more
@@ -272,7 +272,7 @@ def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"dropout": 0.25}, "dropout 0.25 falls on the weights, which it never has"),
         ({"bias": normal(5, T, S).requires_grad_()}, "it gives no gradient to bias, slopes or relative"),
@@ -280,10 +280,10 @@ def test_a_backend_is_added_by_one_entry(capped: list[str]) -> None:
     ids=["dropout", "bias"],
 )
 def test_a_backend_is_not_given_what_it_never_spoke_of(
-    capped: list[str], options: dict[str, Any], says: str
+    capped: list[str], options: dict[str, Any], message: str
 ) -> None:
     answer = hw.why(*qkv(), softcap=1.5, **options)
-    assert answer.reasons["capped"] == says and answer.backend in ("tiles", "plain")
+    assert answer.reasons["capped"] == message and answer.backend in ("tiles", "plain")
     hw.attention(*qkv(), softcap=1.5, **options)
     assert capped == []
 
@@ -298,25 +298,25 @@ def test_a_backend_that_was_added_runs_in_graphs(capped: list[str], name: str) -
     expected = output(q, k, v)
     grads = torch.autograd.grad(expected.sum(), (q, k, v))
     capped.clear()
-    found = torch.compile(output, fullgraph=True, backend="aot_eager")(q, k, v)
-    assert torch.equal(found, expected)
-    for mine, theirs in zip(torch.autograd.grad(found.sum(), (q, k, v)), grads, strict=True):
+    actual = torch.compile(output, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(actual, expected)
+    for mine, theirs in zip(torch.autograd.grad(actual.sum(), (q, k, v)), grads, strict=True):
         assert torch.equal(mine, theirs)
     assert capped == ["forward", "backward"]
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [({"softcap": 1.5}, "it has no soft cap"), ({"dropout": 0.5}, "dropout 0.5 falls on the weights")],
     ids=["softcap", "dropout"],
 )
-def test_a_named_backend_gives_way_to_no_other_in_a_graph(options: dict[str, Any], says: str) -> None:
+def test_a_named_backend_gives_way_to_no_other_in_a_graph(options: dict[str, Any], message: str) -> None:
     """flash ran calls with a soft cap there without one, and dropout went to another backend."""
 
     def output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return hw.attention(q, k, v, backend="flash", **options)[0]
 
-    with pytest.raises(BackendUnavailable, match=f'"flash" cannot run this call: {says}'):
+    with pytest.raises(BackendUnavailable, match=f'"flash" cannot run this call: {message}'):
         torch.compile(output, backend="aot_eager")(*qkv())
 
 
@@ -360,8 +360,8 @@ def test_the_kernel_that_is_added_brings_its_own_rules(monkeypatch: pytest.Monke
     for length in (5, 7):
         assert backends.verdicts(half_call(S=length))["fa3"] is None
         backends.note(half_call(S=length))
-    says = "2 of the last 2 calls had a shape not seen before, and it plans each one anew"
-    assert backends.verdicts(half_call(S=11))["fa3"] == says
+    message = "2 of the last 2 calls had a shape not seen before, and it plans each one anew"
+    assert backends.verdicts(half_call(S=11))["fa3"] == message
     assert backends.verdicts(half_call(S=7))["fa3"] is None
     # changing shapes make it slow, not unable: whoever names it gets it
     assert (
@@ -392,16 +392,16 @@ def test_a_kernel_that_insists_on_its_backward_is_no_kernel_of_a_graph_that_lear
     insists: bool, learns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered(monkeypatch, insists=insists)
-    seen: list[str] = []
+    calls: list[str] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        calls.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
     x = normal(0, B, H, T, 8).requires_grad_(learns)
     torch._dynamo.reset()
     torch.compile(lambda x: hw.attention(x, x, x)[0], backend=keep)(x)
-    assert ("headwise.attend.default" in seen) == (insists and learns)
+    assert ("headwise.attend.default" in calls) == (insists and learns)
 
 
 def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_against_it(
@@ -410,14 +410,14 @@ def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_aga
     churn, on = ShapeChurn(most=1), [True]
     backend = entered(monkeypatch, churn=churn, deterministic=False, switch=lambda: on[0])
     PLANS.clear()
-    asked: list[Call] = []
-    monkeypatch.setattr(backend, "cannot", lambda call: asked.append(call) or Fused.cannot(backend, call))
+    requests: list[Call] = []
+    monkeypatch.setattr(backend, "cannot", lambda call: requests.append(call) or Fused.cannot(backend, call))
 
     def chosen() -> kernels.Kernel | None:
         return one_step.kernel_for(normal(0, B, T, 22), None, 2, 0, True, None)
 
     kernel = backend.kernels["cpu"]
-    assert [chosen(), chosen(), chosen()] == [kernel] * 3 and len(asked) == 1
+    assert [chosen(), chosen(), chosen()] == [kernel] * 3 and len(requests) == 1
     assert str(churn.reason("another shape")).startswith("1 of the last 3 calls")
     torch.use_deterministic_algorithms(True)
     try:
@@ -425,9 +425,9 @@ def test_a_kernel_that_plans_is_remembered_for_a_shape_until_somebody_speaks_aga
     finally:
         torch.use_deterministic_algorithms(False)
     on[0] = False
-    assert chosen() is kernels.CPU_FLASH and len(asked) == 3
+    assert chosen() is kernels.CPU_FLASH and len(requests) == 3
     on[0] = True
-    assert chosen() is kernel and len(asked) == 3
+    assert chosen() is kernel and len(requests) == 3
 
 
 # The table
@@ -440,8 +440,8 @@ def a_call(**options: Any) -> Call:
 
 def test_auto_takes_the_first_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake(Capped):
-        def __init__(self, name: str, says: str | None) -> None:
-            self.name, self.says = name, says
+        def __init__(self, name: str, message: str | None) -> None:
+            self.name, self.says = name, message
 
         def cannot(self, call: Call) -> str | None:
             return self.says
@@ -490,7 +490,7 @@ def test_tensors_of_other_classes_go_to_the_operator(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("kernel", "call", "says"),
+    ("kernel", "call", "message"),
     [
         (kernels.CUDNN, half_call(dtype=torch.float32), "it takes float16, bfloat16, not float32"),
         (kernels.CUDNN, half_call(D=136), "head_dim 136 is over its 128"),
@@ -517,11 +517,11 @@ def test_tensors_of_other_classes_go_to_the_operator(monkeypatch: pytest.MonkeyP
     ids=["dtype", "cudnn-dim", "flash-dim", "double", "padding", "slopes", "parts", "one-key", "softcap"],
 )
 def test_the_kernels_of_a_gpu_say_what_they_cannot_take(
-    kernel: kernels.Kernel, call: Call, says: str
+    kernel: kernels.Kernel, call: Call, message: str
 ) -> None:
     reason = cannot(kernel, call)
     assert reason is not None
-    with pytest.raises(AssertionError, match=says):
+    with pytest.raises(AssertionError, match=message):
         raise AssertionError(reason)
 
 
@@ -588,8 +588,10 @@ def test_no_plan_is_made_for_one_query_before_its_shape_has_come_often_in_a_row(
     whole = torch.randn(1, 2, 13, 8)
     for past in (13, 12, 11):  # a model that generates: no plan, and no shape counted against others
         for times in range(2):
-            why = hw.why(q, k[:, :, :past], k[:, :, :past])
-            assert why.backend == "flash" and f"{times} calls in a row had this one, from 3 on" in str(why)
+            reason = hw.why(q, k[:, :, :past], k[:, :, :past])
+            assert reason.backend == "flash" and f"{times} calls in a row had this one, from 3 on" in str(
+                reason
+            )
             hw.attention(q, k[:, :, :past], k[:, :, :past])
     assert hw.why(whole, k, k).backend == "fa3"
     assert hw.attention(q, k, k, backend="fa3")[0].isfinite().all()  # asked by name it does not wait
@@ -606,10 +608,10 @@ def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
     groups: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one query no key is repeated for a kernel without groups, unless each head has its own bias."""
-    seen: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
 
     def forward(call: kernels.KernelCall) -> kernels.Output:
-        seen.append((*call[0].shape[1:3], call[1].shape[1]))
+        calls.append((*call[0].shape[1:3], call[1].shape[1]))
         return kernels.CPU_FLASH.forward(call)
 
     entered(monkeypatch, takes_groups=groups, forward=forward)
@@ -617,7 +619,7 @@ def test_heads_that_share_keys_are_rows_of_one_query_or_repeated(
     out, weights = hw.attention(q, k, v, **options, backend="fa3")
     expected, _, lse = case_of(q, k, v, options).reference()
     assert error(out, expected) < 1e-13 and error(weights.lse, lse) < 1e-13
-    assert seen[0] == ((2, 3, 2) if "bias" not in options else (6, 1, 2 if groups else 6))
+    assert calls[0] == ((2, 3, 2) if "bias" not in options else (6, 1, 2 if groups else 6))
 
 
 # Cutting
@@ -678,8 +680,10 @@ def seen_in(part: fused.Part, scores: Scores) -> Tensor:
 @given(case=requests())
 def test_parts_cover_every_visible_pair_exactly_once(any_band: bool, case: Case) -> None:
     scores = scores_of(case)
-    found = fused.cut(scores, any_band)
-    times = sum((seen_in(part, scores).int() for part in found), torch.zeros(scores.shape, dtype=torch.int32))
+    actual = fused.cut(scores, any_band)
+    times = sum(
+        (seen_in(part, scores).int() for part in actual), torch.zeros(scores.shape, dtype=torch.int32)
+    )
     assert torch.equal(times, reference.allowed(case.mask, *scores.shape).int())
 
 
@@ -704,9 +708,9 @@ def test_queries_before_the_first_key_are_left_out() -> None:
 
 def test_a_window_over_a_long_sequence_skips_what_it_cannot_see() -> None:
     x = torch.zeros(1, 1, 2048, 2)
-    found = fused.cut(scores_from(x, x, x, window=32))
+    actual = fused.cut(scores_from(x, x, x, window=32))
     covered = sum(
-        (part.rows.stop - part.rows.start) * (part.columns.stop - part.columns.start) for part in found
+        (part.rows.stop - part.rows.start) * (part.columns.stop - part.columns.start) for part in actual
     )
     assert covered < 2048 * 2048 / 6
 
@@ -807,9 +811,9 @@ def test_dropout_zeroes_weights_or_scales_them_up_and_nothing_else() -> None:
     v = torch.eye(S, dtype=torch.float64).expand(B, HK, S, S)
     used, w = hw.attention(q, k, v, dropout=share)
     before = w.dense()
-    kept = used != 0
-    assert error(used, torch.where(kept, before / (1 - share), 0.0)) < 1e-14
-    assert 0.6 < kept.double().mean().item() < 0.9
+    saved = used != 0
+    assert error(used, torch.where(saved, before / (1 - share), 0.0)) < 1e-14
+    assert 0.6 < saved.double().mean().item() < 0.9
 
 
 def test_the_map_is_the_one_before_dropout() -> None:
@@ -888,14 +892,14 @@ def test_no_matrix_of_all_pairs_is_ever_made(
     _small_tiles(monkeypatch)
     q = normal(0, 1, 2, LONG, 8, dtype=torch.float32).requires_grad_()
     k = normal(1, 1, 1, LONG, 8, dtype=torch.float32).requires_grad_()
-    with Largest() as seen:
+    with Largest() as largest:
         out, w = hw.attention(q, k, k, **LONG_MASKS[name], backend=backend)
         out.sum().backward()
     most = LONG * LONG // 6 if backend == "auto" else LONG * LONG // 2  # a tile holds both heads
-    assert q.numel() <= seen.elements <= most
-    with Largest() as seen:
+    assert q.numel() <= largest.elements <= most
+    with Largest() as largest:
         assert w[0, 1, 5].shape == (LONG,) and w.statistics("previous", "itself").itself.shape == (1, 2)
-    assert seen.elements <= LONG * LONG // 8
+    assert largest.elements <= LONG * LONG // 8
 
 
 def test_all_that_is_measured_takes_no_more_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -903,22 +907,22 @@ def test_all_that_is_measured_takes_no_more_than_a_tile(monkeypatch: pytest.Monk
     length = 2048
     q, k = (normal(i, 1, 1, length, 4, dtype=torch.float32) for i in range(2))
     w = hw.attention(q, k, k, causal=True)[1]
-    with Largest() as seen:
+    with Largest() as largest:
         w.statistics()
         w.pooled(16)
         w.top(2)
-    assert seen.elements <= length * length // 8
+    assert largest.elements <= length * length // 8
 
 
 def test_a_learned_bias_by_distance_is_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     _small_tiles(monkeypatch)
     q, k = (normal(i, 1, 2, 2048, 4, dtype=torch.float32).requires_grad_() for i in range(2))
     values = torch.zeros(2, 67).requires_grad_()
-    with Largest() as seen:
+    with Largest() as largest:
         out, w = hw.attention(q, k, k, bias=Relative(values))
         out.sum().backward()
         w.select(heads=[1], queries=slice(0, 500)).statistics("entropy").entropy.sum().backward()
-    assert seen.elements <= 2**19 * 5 // 4  # a tile, and on the way back its rows one place apart
+    assert largest.elements <= 2**19 * 5 // 4  # a tile, and on the way back its rows one place apart
     assert values.grad is not None and values.grad.any()
 
 
@@ -927,9 +931,9 @@ def test_statistics_of_8192_tokens_with_a_bias_by_distance_take_a_few_megabytes(
     """Eight heads: dense, the bias alone is 2 GiB."""
     q, k = (normal(i, 1, 8, 8192, 16, dtype=torch.float32) for i in range(2))
     w = hw.AttentionMap(q, k, bias=Relative(normal(2, 8, 257, dtype=torch.float32)), causal=True)
-    with Largest() as seen, hw.budget.limit("64 MiB"):
+    with Largest() as largest, hw.budget.limit("64 MiB"):
         w.statistics(pooled=32)
-    assert seen.elements <= 2**21
+    assert largest.elements <= 2**21
 
 
 def test_a_plain_call_gives_second_derivatives_and_gradients_in_batches() -> None:
@@ -944,4 +948,4 @@ def test_a_plain_call_gives_second_derivatives_and_gradients_in_batches() -> Non
     together = torch.autograd.grad(output, leaves, pulls, is_grads_batched=True, retain_graph=True)
     for number, pull in enumerate(pulls):
         alone = torch.autograd.grad(output, leaves, pull, retain_graph=True)
-        assert all(error(many[number], one) <= 1e-12 for many, one in zip(together, alone, strict=True))
+        assert all(error(many[number], single) <= 1e-12 for many, single in zip(together, alone, strict=True))

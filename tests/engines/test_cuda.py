@@ -48,12 +48,12 @@ def jobs() -> list[str]:
 
     Almost all of the time goes into compiling, five kernels a job.
     """
-    found = []
+    actual = []
     for i, (shape, (_, _, T, S, _, _)) in enumerate(SHAPES.items()):
         for j, rule in enumerate(rule_names(T, S)):
             others = DTYPES[1:] if i == 0 else DTYPES[1 + (i + j) % 2 :][:1]
-            found += [f"{rule}, {shape}-{dtype}" for dtype in ("bfloat16", *others)]
-    return found
+            actual += [f"{rule}, {shape}-{dtype}" for dtype in ("bfloat16", *others)]
+    return actual
 
 
 def case_of(name: str) -> Case:
@@ -108,18 +108,18 @@ def judge_backends(low: Case, request: pytest.FixtureRequest) -> None:
         except BackendUnavailable:
             continue
         output.backward(pull)
-        found = {"output": output, "lse": w.lse, **_gradients(case)}
-        for what, true in answers["truth"].items():
+        actual = {"output": output, "lse": w.lse, **_gradients(case)}
+        for name, true in answers["truth"].items():
             assert_judged(
-                found[what], answers["plain"][what], true, dtype=low.q.dtype, size=size[what],
-                times=2 if what in ("output", "lse") else 3, what=f"{backend} {what}",
+                actual[name], answers["plain"][name], true, dtype=low.q.dtype, size=size[name],
+                times=2 if name in ("output", "lse") else 3, what=f"{backend} {name}",
             )  # fmt: skip
         judged(request, f"kernel {backend}")
 
 
 def _gradients(case: Case) -> dict[str, Tensor]:
-    found = {name: leaf.grad for name, leaf in case.leaves().items()}
-    return {name: grad for name, grad in found.items() if grad is not None}
+    actual = {name: leaf.grad for name, leaf in case.leaves().items()}
+    return {name: grad for name, grad in actual.items() if grad is not None}
 
 
 def test_every_backend_takes_a_plain_call() -> None:
@@ -147,11 +147,11 @@ def test_a_float64_bias_beside_half_precision_is_read_in_float32() -> None:
     """Tiles of float64 did not fit into shared memory: a kernel raised OutOfResources."""
     q, k, v = normal(5, 3, 2, 4, 37, 16).to("cuda", torch.bfloat16)
     bias = normal(6, 2, 4, 37, 37).float().to("cuda").requires_grad_()
-    found, wanted = (hw.attention(q, k, v, bias=x) for x in (bias.double(), bias.float()))
-    for ours, theirs in ((found[0], wanted[0]), (found[1].dense(), wanted[1].dense())):
+    actual, wanted = (hw.attention(q, k, v, bias=x) for x in (bias.double(), bias.float()))
+    for ours, theirs in ((actual[0], wanted[0]), (actual[1].dense(), wanted[1].dense())):
         assert torch.equal(ours, theirs)
-    assert torch.equal(found[1].statistics().entropy, wanted[1].statistics().entropy)
-    grads = [torch.autograd.grad(output.sum(), bias)[0] for output, _ in (found, wanted)]
+    assert torch.equal(actual[1].statistics().entropy, wanted[1].statistics().entropy)
+    grads = [torch.autograd.grad(output.sum(), bias)[0] for output, _ in (actual, wanted)]
     assert torch.equal(*grads)
 
 
@@ -167,7 +167,7 @@ def test_a_map_of_keys_that_were_written_to_refuses() -> None:
 
 def test_cudnn_steps_aside_while_shapes_keep_changing() -> None:
     churn = kernels.CUDNN.churn
-    kept = dict(vars(churn))
+    saved = dict(vars(churn))
     vars(churn).update(vars(ShapeChurn(window=8, most=3)))
     try:
         names = []
@@ -178,7 +178,7 @@ def test_cudnn_steps_aside_while_shapes_keep_changing() -> None:
         assert names[:3] == ["cudnn"] * 3 and "flash" in names[4:7] and names[-1] == "cudnn", names
         assert hw.why(torch.randn_like(q[:, :, :13]), *[q[:, :, :13]] * 2).reasons["cudnn"] is not None
     finally:
-        vars(churn).update(kept)
+        vars(churn).update(saved)
 
 
 @few_are_quick("causal")
@@ -199,8 +199,8 @@ def test_compiled_calls_and_gradients_equal_eager_ones(options: dict[str, Any]) 
     eager = call(q, k, v)
     (expected,) = torch.autograd.grad(eager.sum(), q)
     compiled = torch.compile(call, fullgraph=True)(q, k, v)
-    (found,) = torch.autograd.grad(compiled.sum(), q)
-    assert error(compiled, eager) < 0.02 and error(found, expected) < 0.02
+    (actual,) = torch.autograd.grad(compiled.sum(), q)
+    assert error(compiled, eager) < 0.02 and error(actual, expected) < 0.02
 
 
 @few_are_quick("self-causal-bfloat16")
@@ -213,11 +213,11 @@ def test_the_module_is_as_exact_as_torchs(kind: str, causal: bool, dtype: str) -
     torch.nn.init.normal_(theirs.in_proj_bias)
     x, pull = normal(11, 3, 67, 192), normal(13, 3, 67, 192)
     memory = x if kind == "self" else normal(12, 3, 131, 192)
-    found = {}
-    for arm, kept in (("truth", torch.float64), ("plain", low), ("ours", low)):
-        module: Any = copy.deepcopy(theirs).to("cuda", low).to(kept)  # the same numbers as in the low dtype
-        query = x.to("cuda", low).to(kept).requires_grad_()
-        keys = query if kind == "self" else memory.to("cuda", low).to(kept)
+    actual = {}
+    for arm, saved in (("truth", torch.float64), ("plain", low), ("ours", low)):
+        module: Any = copy.deepcopy(theirs).to("cuda", low).to(saved)  # the same numbers as in the low dtype
+        query = x.to("cuda", low).to(saved).requires_grad_()
+        keys = query if kind == "self" else memory.to("cuda", low).to(saved)
         T, S = query.shape[1], keys.shape[1]
         if arm == "ours":
             module = hw.MultiHeadAttention.from_torch(module)
@@ -228,13 +228,13 @@ def test_the_module_is_as_exact_as_torchs(kind: str, causal: bool, dtype: str) -
         else:
             hidden = ~Mask.causal().full(T, S)[0, 0].cuda() if causal else None
             out, weights = module(query, keys, keys, attn_mask=hidden, average_attn_weights=False)
-        (grad,) = torch.autograd.grad(out, query, pull.to("cuda", low).to(kept))
-        found[arm] = (out, weights, grad)
-    for what, mine, plain, truth in zip(
-        ("output", "weights", "d query"), found["ours"], found["plain"], found["truth"], strict=True
+        (grad,) = torch.autograd.grad(out, query, pull.to("cuda", low).to(saved))
+        actual[arm] = (out, weights, grad)
+    for name, mine, plain, truth in zip(
+        ("output", "weights", "d query"), actual["ours"], actual["plain"], actual["truth"], strict=True
     ):
-        times = 3 if what == "d query" else 2
-        assert_judged(mine, plain, truth, dtype=low, size=4.0, times=times, what=what)
+        times = 3 if name == "d query" else 2
+        assert_judged(mine, plain, truth, dtype=low, size=4.0, times=times, what=name)
 
 
 def test_gradients_do_not_depend_on_the_layout_they_come_in() -> None:
@@ -250,12 +250,12 @@ def test_gradients_do_not_depend_on_the_layout_they_come_in() -> None:
     packed = [one.detach() for one in x.permute(2, 0, 3, 1, 4).unbind(0)]
     for q, k, v in (packed, [one.contiguous() for one in packed]):
         for name, grad in layouts.items():
-            found, expected = [], []
-            for backend, kept in (("cudnn", found), ("tiles", expected)):
+            actual, expected = [], []
+            for backend, saved in (("cudnn", actual), ("tiles", expected)):
                 leaves = [one.detach().requires_grad_() for one in (q, k, v)]
                 out, _ = hw.attention(*leaves, causal=True, backend=backend)
-                kept += torch.autograd.grad(out, leaves, grad)
-            for mine, theirs in zip(found, expected, strict=True):
+                saved += torch.autograd.grad(out, leaves, grad)
+            for mine, theirs in zip(actual, expected, strict=True):
                 assert error(mine, theirs) <= 0.02 * max(1.0, largest(theirs)), name
 
 
@@ -271,8 +271,8 @@ def test_the_module_moves_casts_and_compiles() -> None:
     assert cast.dtype == torch.bfloat16 and error(cast.float(), expected) < 0.05
     compiled = torch.compile(mha, fullgraph=True)
     assert error(compiled(x)[0], expected) < 2e-3
-    (found,) = torch.autograd.grad(compiled(x)[0].sum(), mha.k_proj.weight)
+    (actual,) = torch.autograd.grad(compiled(x)[0].sum(), mha.k_proj.weight)
     (wanted,) = torch.autograd.grad(mha(x)[0].sum(), mha.k_proj.weight)
-    assert error(found, wanted) < 2e-3 * max(1.0, largest(wanted))
+    assert error(actual, wanted) < 2e-3 * max(1.0, largest(wanted))
     with torch.inference_mode():
         assert error(mha(x)[0], expected) < 2e-3

@@ -51,7 +51,7 @@ def jobs(often: int = 1) -> list[str]:
     Almost all of the time goes into compiling, half a minute a job: the longest come first. With 256 channels
     shared memory is scarce: what takes most of it is tried in any case.
     """
-    found = []
+    actual = []
     for i, (shape, (_, _, T, S, _)) in enumerate(SHAPES.items()):
         rules = rule_names(T, S)
         for d, dtype in enumerate(DTYPES):
@@ -60,8 +60,8 @@ def jobs(often: int = 1) -> list[str]:
             chosen = rules[start::step]
             if shape == "D256" and dtype == "bfloat16" and often == 1:
                 chosen = [rule for rule in rules if rule in chosen or is_long(rule)]
-            found += [f"{rule}, {shape}-{dtype}" for rule in chosen]
-    return sorted(found, key=lambda job: not is_long(job))
+            actual += [f"{rule}, {shape}-{dtype}" for rule in chosen]
+    return sorted(actual, key=lambda job: not is_long(job))
 
 
 def is_long(job: str) -> bool:
@@ -96,9 +96,9 @@ def test_a_statistic_alone_is_what_it_is_among_all(name: str) -> None:
         low = case_of(rule, "D64").to(torch.float32)
         w = map_of(low)
         for per in ("query", "head"):
-            found, expected = w.statistics(name, per=per)[name], w.statistics(*STATISTICS, per=per)[name]
-            assert torch.equal(found.isnan(), expected.isnan())
-            assert error(found.nan_to_num(), expected.nan_to_num()) <= 1e-5 * max(1.0, largest(expected)), (
+            actual, expected = w.statistics(name, per=per)[name], w.statistics(*STATISTICS, per=per)[name]
+            assert torch.equal(actual.isnan(), expected.isnan())
+            assert error(actual.nan_to_num(), expected.nan_to_num()) <= 1e-5 * max(1.0, largest(expected)), (
                 rule
             )
 
@@ -115,8 +115,8 @@ def test_gradients_are_as_exact_as_plain_torch(job: str, request: pytest.Fixture
 
 
 def everything(w: hw.AttentionMap) -> dict[str, Tensor]:
-    found = dict(w.statistics(pooled=16)) | {"lse": w.lse, "narrow": w.pooled(90), "mean": w.mean_heads()}
-    return found | {"dense": w.dense(), "top": w.top(8).values, "top keys": w.top(8).indices.double()}
+    actual = dict(w.statistics(pooled=16)) | {"lse": w.lse, "narrow": w.pooled(90), "mean": w.mean_heads()}
+    return actual | {"dense": w.dense(), "top": w.top(8).values, "top keys": w.top(8).indices.double()}
 
 
 @pytest.mark.gpu
@@ -148,14 +148,14 @@ def test_a_measurement_by_plan_gives_the_same_bits(job: str, request: pytest.Fix
         return {**weights.statistics(*ROW_STATISTICS), "lse": weights.lse}
 
     low, _ = low_case(job)
-    known = found(None)["lse"]
-    room = torch.empty(known.numel() + 1, device="cuda")
-    beside = room[1:].view(known.shape).copy_(known)  # not where vectors begin
-    for lse in (None, known, beside):
+    expected = found(None)["lse"]
+    room = torch.empty(expected.numel() + 1, device="cuda")
+    beside = room[1:].view(expected.shape).copy_(expected)  # not where vectors begin
+    for lse in (None, expected, beside):
         first = found(lse)  # nothing is planned yet
         for _ in range(3):
-            for what, value in found(lse).items():
-                assert torch.equal(value.nan_to_num(7.0), first[what].nan_to_num(7.0)), what
+            for name, value in found(lse).items():
+                assert torch.equal(value.nan_to_num(7.0), first[name].nan_to_num(7.0)), name
     if job == "causal, D64-bfloat16":
         assert PLANS.made_by("lse") and PLANS.made_by("measure")
     judged(request, "measurements by plan")
@@ -215,9 +215,9 @@ def test_compiled_functions_use_the_same_kernels() -> None:
     for mine, theirs in zip(torch.compile(looks, fullgraph=True)(q, k), looks(q, k), strict=True):
         assert torch.equal(mine, theirs)
     q.requires_grad_()
-    (found,) = torch.autograd.grad(torch.compile(loss, fullgraph=True)(q, k), q)
+    (actual,) = torch.autograd.grad(torch.compile(loss, fullgraph=True)(q, k), q)
     (wanted,) = torch.autograd.grad(loss(q, k), q)
-    assert error(found, wanted) <= 0.01 * largest(wanted)
+    assert error(actual, wanted) <= 0.01 * largest(wanted)
 
 
 def test_a_map_of_a_call_uses_the_lse_of_the_call() -> None:

@@ -82,9 +82,9 @@ def ends_of(length: int, B: int) -> Tensor:
     return torch.tensor([length, length // 3, 1, 0])[torch.arange(B) % 4]
 
 
-def an_empty_row(seen: Tensor) -> Tensor:
-    seen[..., seen.shape[-2] // 2, :] = False
-    return seen
+def an_empty_row(visible: Tensor) -> Tensor:
+    visible[..., visible.shape[-2] // 2, :] = False
+    return visible
 
 
 Maker = Callable[[Size], Mask]
@@ -146,9 +146,9 @@ def hiding(z: Size) -> Tensor:
 def a_mask(z: Size, B: int = 1) -> Tensor:
     """A mask that came as a bias: 0 and -inf, whole tiles of either."""
     j, i = torch.arange(z.S), torch.arange(z.T)[:, None] + z.S - z.T
-    seen = ((j <= i) & (j > i - 37)).expand(B, 1, z.T, z.S).clone()
-    seen[-1:, :, :, z.S // 2] = False
-    return torch.zeros(B, 1, z.T, z.S, dtype=torch.float64).masked_fill(~seen, -math.inf)
+    visible = ((j <= i) & (j > i - 37)).expand(B, 1, z.T, z.S).clone()
+    visible[-1:, :, :, z.S // 2] = False
+    return torch.zeros(B, 1, z.T, z.S, dtype=torch.float64).masked_fill(~visible, -math.inf)
 
 
 Option = Callable[[Size], dict[str, Any]]
@@ -325,12 +325,12 @@ def test_several_biases_are_their_sum() -> None:
     values = normal(8, z.H, 5).float()
     offsets = torch.arange(z.S) - (torch.arange(z.T) + z.S - z.T)[:, None]
     total = dense - slopes[:, None, None] * offsets.abs() + values[:, offsets.clamp(-2, 2) + 2]
-    found = []
+    actual = []
     for bias in ((dense, Alibi(slopes), Relative(values)), total):
         q = case.q.clone().requires_grad_()
         out, w = run(replace(case, q=q, options={"bias": bias}))
-        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), q)))
-    for apart, together in zip(*found, strict=True):
+        actual.append((out, w.lse, *torch.autograd.grad(out.square().sum(), q)))
+    for apart, together in zip(*actual, strict=True):
         assert error(apart, together) < 1e-5
 
 
@@ -341,17 +341,17 @@ def test_several_biases_are_their_sum() -> None:
 @pytest.mark.parametrize("option", ["plain", "sinks", "all"])
 def test_a_row_that_sees_nothing_is_0_and_has_no_gradient(option: str) -> None:
     z = Size(2, 2, 1, 17, 19, 5, 8)
-    seen = coins(11, z.B, z.H, z.T, z.S)
-    seen[0, 1, 7:], seen[1, :, 16] = False, False
-    case = replace(made(z, "full", option), mask=Mask.dense(seen)).to(torch.float32).with_gradients()
+    visible = coins(11, z.B, z.H, z.T, z.S)
+    visible[0, 1, 7:], visible[1, :, 16] = False, False
+    case = replace(made(z, "full", option), mask=Mask.dense(visible)).to(torch.float32).with_gradients()
     out, w = run(case)
-    empty = ~seen.any(-1)
+    empty = ~visible.any(-1)
     assert torch.equal(torch.isneginf(w.lse), empty) and not bool(out[empty].any())
     pull = torch.zeros_like(out)
     pull[empty] = 1e6  # what comes back to them goes nowhere
     for grad in torch.autograd.grad(out, list(case.leaves().values()), pull):
         assert not bool(grad.any())
-    judge(replace(made(z, "full", option), mask=Mask.dense(seen)))
+    judge(replace(made(z, "full", option), mask=Mask.dense(visible)))
 
 
 def test_a_value_that_is_not_a_number_is_seen_by_those_who_see_it() -> None:
@@ -372,14 +372,14 @@ def test_a_value_that_is_not_a_number_is_seen_by_those_who_see_it() -> None:
 def test_a_query_whose_keys_are_all_far_below_has_gradients_of_its_size(low: float, rule: str) -> None:
     """Its lse holds no more than the bias: weights made of that alone would be 1 each."""
     z = Size(1, 2, 1, 19, 23, 8, 8)
-    found = []
+    actual = []
     for backend in ("triton", "tiles"):
         case = single(z, rule).with_gradients()
         bias = torch.zeros(1, 2, z.T, z.S)
         bias[:, :, 3:7] = low
         out, _ = hw.attention(case.q, case.k, case.v, case.mask, bias=bias.requires_grad_(), backend=backend)
-        found.append((out, *torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v, bias))))
-    for mine, theirs in zip(*found, strict=True):
+        actual.append((out, *torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v, bias))))
+    for mine, theirs in zip(*actual, strict=True):
         assert error(mine, theirs) < 1e-5
 
 
@@ -391,18 +391,18 @@ def test_a_query_whose_keys_are_all_far_below_has_gradients_of_its_size(low: flo
 )
 def test_a_bias_hides_as_a_mask_does(heads: int, content: float) -> None:
     z = Size(1, 2, 1, 17, 37, 8, 8)
-    seen = coins(12, 1, heads, z.T, z.S)
-    seen[..., :, 16:32], seen[..., 5, :] = False, False  # a tile, and a row
-    bias = torch.zeros(1, heads, z.T, z.S).masked_fill(~seen, content)
-    found = []
-    for options in ({"bias": bias.requires_grad_()}, {"mask": Mask.dense(seen)}):
+    visible = coins(12, 1, heads, z.T, z.S)
+    visible[..., :, 16:32], visible[..., 5, :] = False, False  # a tile, and a row
+    bias = torch.zeros(1, heads, z.T, z.S).masked_fill(~visible, content)
+    actual = []
+    for options in ({"bias": bias.requires_grad_()}, {"mask": Mask.dense(visible)}):
         case = single(z).with_gradients()
         out, w = hw.attention(case.q, case.k, case.v, **options, backend="triton")
-        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v))))
-    for by_bias, by_mask in zip(*found, strict=True):
+        actual.append((out, w.lse, *torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v))))
+    for by_bias, by_mask in zip(*actual, strict=True):
         assert torch.equal(torch.isneginf(by_bias), torch.isneginf(by_mask))
         assert error(by_bias, by_mask) < 1e-5
-    assert not bool(found[0][0][:, :, 5].any()) and bool(torch.isneginf(found[0][1][:, :, 5]).all())
+    assert not bool(actual[0][0][:, :, 5].any()) and bool(torch.isneginf(actual[0][1][:, :, 5]).all())
 
 
 def test_a_bias_in_half_precision_hides_with_its_lowest_number() -> None:
@@ -432,7 +432,7 @@ def test_a_tile_that_shows_nothing_is_not_loaded(kind: str) -> None:
     if kind == "bias":
         bias = torch.zeros(16, 48)
         bias[:, hidden] = -math.inf
-    found = []
+    actual = []
     for content in (0.0, math.nan):
         q, k, v = (normal(i, 1, 1, n, 8).float() for i, n in enumerate((16, 48, 48)))
         k[:, :, hidden] = v[:, :, hidden] = content
@@ -440,8 +440,8 @@ def test_a_tile_that_shows_nothing_is_not_loaded(kind: str) -> None:
         out, w = hw.attention(*leaves, mask, bias=bias, softcap=3.0, backend="triton")
         grads = torch.autograd.grad(out.square().sum(), leaves)
         assert not bool(grads[1][:, :, hidden].any()) and not bool(grads[2][:, :, hidden].any())
-        found.append((out, w.lse, *grads))
-    for clean, poisoned_ in zip(*found, strict=True):
+        actual.append((out, w.lse, *grads))
+    for clean, poisoned_ in zip(*actual, strict=True):
         assert torch.equal(poisoned_, clean)
 
 
@@ -475,12 +475,12 @@ def test_a_view_that_overlaps_itself_has_gradients_of_its_own() -> None:
     """Room laid out like such a view would lie across its channels."""
     x = normal(31, 1, 2, 40).float()
     k, v = normal(32, 1, 2, 23, 19).float(), normal(33, 1, 2, 23, 19).float()
-    found = []
+    actual = []
     for q in (x.unfold(-1, 19, 1)[:, :, :8].detach(), x.unfold(-1, 19, 1)[:, :, :8].clone()):
         q.requires_grad_()
         out, _ = hw.attention(q, k, v, backend="triton")
-        found.append(torch.autograd.grad(out.square().sum(), q)[0])
-    assert found[0].stride(-1) == 1 and torch.equal(*found)
+        actual.append(torch.autograd.grad(out.square().sum(), q)[0])
+    assert actual[0].stride(-1) == 1 and torch.equal(*actual)
 
 
 BITS = (("documents", "all"), ("window lengths", "alibi sinks"), ("dense a sequence", "bias for all"))
@@ -493,15 +493,15 @@ def test_the_same_bits_every_time_and_nothing_is_written_to(rule: str, option: s
     leaves = list(case.leaves().values())
     before = [x.detach().clone() for x in leaves]
     rules = {name: x.clone() for name, x in case.mask.tensors.items()}
-    found = []
+    actual = []
     for _ in range(2):
         out, w = run(case)
         pull = normal(9, *out.shape).float()
-        kept = pull.clone(), out.detach().clone()
+        saved = pull.clone(), out.detach().clone()
         grads = torch.autograd.grad(out, leaves, pull)
-        assert torch.equal(kept[0], pull) and torch.equal(kept[1], out)
-        found.append((out, w.lse, *grads))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        assert torch.equal(saved[0], pull) and torch.equal(saved[1], out)
+        actual.append((out, w.lse, *grads))
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, leaves, strict=True))
     assert all(torch.equal(x, case.mask.tensors[name]) for name, x in rules.items())
 
@@ -519,14 +519,14 @@ def test_the_faster_interpreter_gives_the_bits_of_tritons_own(
     rule: str, option: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = made(Size(2, 2, 1, 17, 19, 4, 8), rule, option).to(dtype).with_gradients()
-    found = []
+    actual = []
     for faster in (False, True):
         if faster:
             fast_interpreter.quicken(monkeypatch)
         out, w = run(case)
         grads = torch.autograd.grad(out, list(case.leaves().values()), normal(9, *out.shape).to(dtype))
-        found.append((out, w.lse, w.statistics().entropy, *grads))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        actual.append((out, w.lse, w.statistics().entropy, *grads))
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
 
 
 def by_position(x: Tensor) -> Tensor:
@@ -546,31 +546,31 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_change_no_bit(layout: str) -> None:
     lay = LAYOUTS[layout]
-    found = []
+    actual = []
     for arrange in (lambda x: x, lay):
         case = single(Size(2, 2, 2, 17, 19, 8, 24), "causal lengths", "softcap")
         case = replace(relaid(case, arrange), v=arrange(case.v))
         leaves = [x.requires_grad_() for x in (case.q, case.k, case.v)]
         out, w = run(case)
         pull = arrange(normal(9, *out.shape).float())
-        found.append((out, w.lse, *torch.autograd.grad(out, leaves, pull)))
-    for plain, mine in zip(*found, strict=True):
+        actual.append((out, w.lse, *torch.autograd.grad(out, leaves, pull)))
+    for plain, mine in zip(*actual, strict=True):
         assert torch.equal(plain, mine)
     if layout in ("by position", "fused"):
-        assert found[1][0].transpose(1, 2).is_contiguous()  # laid out as q is
+        assert actual[1][0].transpose(1, 2).is_contiguous()  # laid out as q is
 
 
 def test_heads_that_are_one_head_seen_often_give_the_same_bits() -> None:
     z = Size(1, 3, 3, 17, 19, 8, 8)
-    found = []
+    actual = []
     for copied in (True, False):
         case = single(z, "holes")
         q, k, v = (x[:, :1].expand(x.shape) for x in (case.q, case.k, case.v))
         leaves = [(x.contiguous() if copied else x).detach().requires_grad_() for x in (q, k, v)]
         out, w = hw.attention(*leaves, case.mask, backend="triton")
         pull = normal(9, z.B, 1, z.T, z.Dv).float().expand(out.shape)  # strides of 0, too
-        found.append((out, w.lse, *torch.autograd.grad(out, leaves, pull)))
-    for plain, mine in zip(*found, strict=True):
+        actual.append((out, w.lse, *torch.autograd.grad(out, leaves, pull)))
+    for plain, mine in zip(*actual, strict=True):
         assert torch.equal(plain, mine)
 
 
@@ -578,14 +578,14 @@ def test_heads_that_are_one_head_seen_often_give_the_same_bits() -> None:
 def test_a_bias_and_a_mask_of_any_strides() -> None:
     z = Size(2, 2, 1, 5, 17, 8, 8)
     bias = normal(5, z.B, z.H, z.S, z.T).float().transpose(2, 3)
-    seen = coins(8, z.H, z.T, z.S, z.B).permute(3, 0, 1, 2)
-    found = []
+    visible = coins(8, z.H, z.T, z.S, z.B).permute(3, 0, 1, 2)
+    actual = []
     for arrange in (lambda x: x.contiguous(), lambda x: x):
-        case = replace(single(z), mask=Mask.dense(arrange(seen)))
+        case = replace(single(z), mask=Mask.dense(arrange(visible)))
         given_bias = arrange(bias).detach().requires_grad_()
         out, w = run(replace(case, options={"bias": given_bias}))
-        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), given_bias)))
-    for plain, mine in zip(*found, strict=True):
+        actual.append((out, w.lse, *torch.autograd.grad(out.square().sum(), given_bias)))
+    for plain, mine in zip(*actual, strict=True):
         assert torch.equal(plain, mine)
 
 
@@ -608,12 +608,12 @@ def test_room_by_plan_is_laid_out_as_room_without(layout: str) -> None:
 
 def test_more_sequences_than_a_grid_is_deep_take_more_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     case = single(Size(3, 1, 1, 5, 7, 4, 4), "lengths", "bias a sequence").with_gradients()
-    found = []
+    actual = []
     for deepest in (65535, 2):
         monkeypatch.setattr(request_room, "DEEPEST", deepest)
         out, w = run(case)
-        found.append((out, w.lse, *torch.autograd.grad(out.square().sum(), list(case.leaves().values()))))
-    for plain, mine in zip(*found, strict=True):
+        actual.append((out, w.lse, *torch.autograd.grad(out.square().sum(), list(case.leaves().values()))))
+    for plain, mine in zip(*actual, strict=True):
         assert torch.equal(plain, mine)
 
 
@@ -636,11 +636,11 @@ def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
     measured = second_pass.measured(prepared.scores, lse, second_pass.Measurement(names, per_query=True))
     S, size = low.k.shape[2], sizes(low)["lse"]
     extents = {"distance": float(S), "max_logit": size, "effective_keys": float(S)}
-    for name, found in zip(names, rows, strict=True):
+    for name, actual in zip(names, rows, strict=True):
         plain, truth = (arm[name] for arm in arms)
-        assert not bool(torch.isnan(found).any()), name
-        assert_judged(found, plain, truth, dtype=torch.float32, size=extents.get(name, 4.0), what=name)
-        assert error(measured[name], found) <= 1e-5 * max(size, extents.get(name, 1.0)), name
+        assert not bool(torch.isnan(actual).any()), name
+        assert_judged(actual, plain, truth, dtype=torch.float32, size=extents.get(name, 4.0), what=name)
+        assert error(measured[name], actual) <= 1e-5 * max(size, extents.get(name, 1.0)), name
 
 
 @pytest.mark.thinned(99, keep=["documents"])
@@ -670,22 +670,22 @@ def test_a_sink_that_takes_nothing_is_none(sink: float) -> None:
     case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
     without = attend_room.attend(prepared_of(case), case.v, ON_THE_WAY)
     case.options["sinks"] = torch.full((2,), sink)
-    found = attend_room.attend(prepared_of(case), case.v, ON_THE_WAY)
-    for mine, plain in zip(found, without, strict=True):
+    actual = attend_room.attend(prepared_of(case), case.v, ON_THE_WAY)
+    for mine, plain in zip(actual, without, strict=True):
         assert error(mine, plain) < 1e-6
 
 
 # Who is refused, and why
 
 
-def call(**given: Any) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+def call(**args: Any) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     size = {"B": 1, "H": 2, "T": 5, "S": 7, "D": 8, "Dv": 8, "dtype": torch.float32}
-    size |= {name: given.pop(name) for name in size if name in given}
+    size |= {name: args.pop(name) for name in size if name in args}
     q, k, v = (
         torch.zeros(size["B"], size["H"], n, d, dtype=size["dtype"])
         for n, d in ((size["T"], size["D"]), (size["S"], size["D"]), (size["S"], size["Dv"]))
     )
-    return (q, k, v), given
+    return (q, k, v), args
 
 
 REASONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -712,29 +712,29 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("given_", "says"), REASONS.values(), ids=REASONS)
-def test_what_the_kernels_cannot_take_is_said_in_words(given_: dict[str, Any], says: str) -> None:
-    tensors, options = call(**given_)
+@pytest.mark.parametrize(("arguments", "message"), REASONS.values(), ids=REASONS)
+def test_what_the_kernels_cannot_take_is_said_in_words(arguments: dict[str, Any], message: str) -> None:
+    tensors, options = call(**arguments)
     answer = hw.why(*tensors, **options)
-    assert answer.reasons["triton"] == says and f"  triton: {says}" in str(answer).splitlines()
+    assert answer.reasons["triton"] == message and f"  triton: {message}" in str(answer).splitlines()
     with pytest.raises(BackendUnavailable) as caught:
         hw.attention(*tensors, **options, backend="triton")
-    assert f'backend="triton" cannot run this call: {says}. ' in str(caught.value)
+    assert f'backend="triton" cannot run this call: {message}. ' in str(caught.value)
     out, _ = hw.attention(*tensors, **options)  # somebody else runs it
     assert out.shape == (1, 2, 5, tensors[2].shape[-1])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, of its own files
 def test_what_is_refused_by_what_goes_on_around_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
+    messages = []
 
     def inside_a_transform(q: Tensor) -> Tensor:
-        said.append(hw.why(q, k, v).reasons["triton"])
+        messages.append(hw.why(q, k, v).reasons["triton"])
         return hw.attention(q, k, v)[0].sum()
 
     (q, k, v), _ = call()
     torch.func.grad(inside_a_transform)(q)
-    assert said == ["a function transform (torch.func) is active, which only plain operations pass"]
+    assert messages == ["a function transform (torch.func) is active, which only plain operations pass"]
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
         reason = hw.why(dual, k, v).reasons["triton"]
@@ -753,11 +753,11 @@ def test_what_is_refused_by_what_goes_on_around_a_call(monkeypatch: pytest.Monke
 def test_what_learns_is_given_its_gradient_or_refused() -> None:
     """A bias for each query and key, and slopes, are; with nothing to learn, every bias is taken."""
     (q, k, v), _ = call()
-    taken = (
+    handled = (
         torch.zeros(5, 7).requires_grad_(), torch.zeros(1, 2, 5, 7).requires_grad_(),
         Alibi(torch.ones(2).requires_grad_()), torch.zeros(7), Relative(torch.zeros(2, 5)),
     )  # fmt: skip
-    for bias in taken:
+    for bias in handled:
         assert hw.why(q, k, v, bias=bias).backend == "triton"
     with torch.no_grad():
         assert hw.why(q, k, v, bias=torch.zeros(7).requires_grad_()).backend == "triton"
@@ -766,29 +766,29 @@ def test_what_learns_is_given_its_gradient_or_refused() -> None:
 def test_torchs_kernels_keep_what_they_do_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "interpreted", lambda: False)
     monkeypatch.setattr(OwnKernels, "devices", ("cpu", "cuda"))
-    says = "torch's kernels are faster where no rule is more than causal"
+    message = "torch's kernels are faster where no rule is more than causal"
     half = {"dtype": torch.bfloat16}
     square = half | {"T": 7}
-    asked = {"statistics": "entropy"}
-    reluctant: list[dict[str, Any]] = [half, square, square | {"causal": True}, half | asked]
+    arguments = {"statistics": "entropy"}
+    reluctant: list[dict[str, Any]] = [half, square, square | {"causal": True}, half | arguments]
     willing: list[dict[str, Any]] = [
         {"softcap": 3.0}, {"window": 3}, half | {"causal": True}, square | {"window": 3},
         half | {"softcap": 3.0}, half | {"sinks": torch.zeros(2)}, half | {"bias": torch.zeros(5, 7)},
         half | {"bias": Alibi(torch.ones(2))}, half | {"mask": Mask.padding([3])},
         half | {"mask": Mask.documents([0] * 7)}, half | {"mask": torch.ones(5, 7, dtype=torch.bool)},
-        half | {"T": 67, "S": 67} | asked,
+        half | {"T": 67, "S": 67} | arguments,
     ]  # fmt: skip
     whole = "torch's efficient kernel takes float32 as it is, and ours has to be compiled for long"
     reluctant += [half | {"D": 129}, half | {"Dv": 256}, {}, {"mask": Mask.padding([3])}]
-    for given_ in reluctant:
-        tensors, options = call(**given_)
+    for argv in reluctant:
+        tensors, options = call(**argv)
         answer = hw.why(*tensors, **options)
-        assert answer.reasons["triton"] == (says if "dtype" in given_ else whole)
+        assert answer.reasons["triton"] == (message if "dtype" in argv else whole)
         assert answer.backend != "triton"
         assert hw.why(*tensors, **options, backend="triton").backend == "triton"
-    for given_ in willing:
-        tensors, options = call(**given_)
-        assert hw.why(*tensors, **options).reasons["triton"] is None, given_
+    for argv in willing:
+        tensors, options = call(**argv)
+        assert hw.why(*tensors, **options).reasons["triton"] is None, argv
 
 
 def test_why_says_that_and_how_the_kernels_run_a_call() -> None:
@@ -817,16 +817,16 @@ def test_compiled_calls_use_the_same_kernels(name: str, launched: list[str], fre
         return hw.attention(q, k, v, **COMPILED[name])[0]
 
     case = single(Size(2, 2, 1, 19, 23, 8, 8))
-    found, kernels = [], []
+    actual, kernels = [], []
     for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
         launched.clear()
         fresh = case.with_gradients()
         leaves = [fresh.q, fresh.k, fresh.v]
         out = function(*leaves)
-        found.append((out, *torch.autograd.grad(out, leaves, normal(9, *out.shape).float())))
+        actual.append((out, *torch.autograd.grad(out, leaves, normal(9, *out.shape).float())))
         kernels.append(launched[:])
     assert kernels[0] == kernels[1] == ["attend_kernel", "attend_dq_kernel", "attend_dkv_kernel"]
-    assert all(torch.equal(mine, plain) for mine, plain in zip(*found, strict=True))
+    assert all(torch.equal(mine, plain) for mine, plain in zip(*actual, strict=True))
 
 
 @pytest.mark.slow
@@ -842,13 +842,13 @@ def test_the_operator_keeps_torchs_rules(rule: str, option: str) -> None:
 
 
 def test_derivatives_of_derivatives_are_taken_through_the_plain_path() -> None:
-    found = []
+    actual = []
     for backend in ("triton", "plain"):
         case = single(Size(1, 2, 1, 5, 7, 4, 4)).with_gradients()
         out, _ = hw.attention(case.q, case.k, case.v, window=3, backend=backend)
         (first,) = torch.autograd.grad(out.square().sum(), case.q, create_graph=True)
-        found.append((out, first, *torch.autograd.grad(first.square().sum(), (case.q, case.k, case.v))))
-    for mine, plain in zip(*found, strict=True):
+        actual.append((out, first, *torch.autograd.grad(first.square().sum(), (case.q, case.k, case.v))))
+    for mine, plain in zip(*actual, strict=True):
         assert error(mine, plain) <= 1e-4 * max(1.0, largest(plain))
 
 
@@ -874,24 +874,24 @@ def test_a_bias_beyond_float16_is_no_mask_and_no_infinity() -> None:
 def test_queries_in_any_order_have_the_gradients_of_their_places(rule: str) -> None:
     case = single(Size(1, 2, 1, 19, 23, 8, 8), rule).with_gradients()
     scores = prepared_of(case).scores.select(slice(None), slice(None), torch.tensor([5, 1, 17, 3, 18]))
-    found = []
+    actual = []
     for backend in ("triton", "tiles"):
         out, _ = first_pass.attend(scores, case.v, backend=backend)
-        found.append(torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v), retain_graph=True))
-    for mine, theirs in zip(*found, strict=True):
+        actual.append(torch.autograd.grad(out.square().sum(), (case.q, case.k, case.v), retain_graph=True))
+    for mine, theirs in zip(*actual, strict=True):
         assert error(mine, theirs) < 1e-5
 
 
 def test_a_bfloat16_bias_for_all_heads_is_looked_at_as_numbers() -> None:
     case = single(Size(1, 2, 1, 19, 37, 8, 8))
     bias = torch.zeros(1, 1, 19, 37).masked_fill(coins(12, 1, 1, 19, 37), -math.inf)
-    found = [
+    actual = [
         hw.attention(*(x.to(dtype) for x in (case.q, case.k, case.v)), bias=bias.to(dtype), backend="triton")[
             0
         ]
         for dtype in (torch.bfloat16, torch.float32)
     ]
-    assert error(*found) < 0.05
+    assert error(*actual) < 0.05
 
 
 def test_a_sink_near_the_largest_number_takes_all() -> None:
@@ -905,13 +905,13 @@ def test_sinks_are_read_in_their_own_dtype(dtype: torch.dtype) -> None:
     """In every pass that reads them, several times, and where they do not lie side by side."""
     case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
     for seed in (1, 2, 3):
-        given = normal(seed, 4).to(dtype)[::2]
-        assert not given.is_contiguous()
-        found, w = hw.attention(case.q, case.k, case.v, causal=True, sinks=given, backend="triton")
+        arguments = normal(seed, 4).to(dtype)[::2]
+        assert not arguments.is_contiguous()
+        actual, w = hw.attention(case.q, case.k, case.v, causal=True, sinks=arguments, backend="triton")
         _, truth = hw.attention(
-            *(x.double() for x in (case.q, case.k)), case.v.double(), causal=True, sinks=given.double()
+            *(x.double() for x in (case.q, case.k)), case.v.double(), causal=True, sinks=arguments.double()
         )
-        assert error(found, truth.dense() @ case.v.double()) < 1e-6
+        assert error(actual, truth.dense() @ case.v.double()) < 1e-6
         assert error(w.lse, truth.lse) < 1e-5
         assert error(w.statistics("entropy").entropy, truth.statistics("entropy").entropy) < 1e-5
         assert error(w.top(3).values, truth.top(3).values) < 1e-5
@@ -921,13 +921,13 @@ def test_sinks_are_read_in_their_own_dtype(dtype: torch.dtype) -> None:
 def test_planned_kernels_are_given_the_dtype_they_were_compiled_for(dtype: torch.dtype) -> None:
     """Sinks that do not lie side by side went to them as float32, whatever they had been before."""
     case = single(Size(1, 2, 1, 19, 23, 8, 8), "causal")
-    given = [normal(seed, 4).to(dtype)[::2] for seed in (1, 2)]
-    first, second = (scores_from(case.q, case.k, case.v, causal=True, sinks=sinks) for sinks in given)
+    arguments = [normal(seed, 4).to(dtype)[::2] for seed in (1, 2)]
+    first, second = (scores_from(case.q, case.k, case.v, causal=True, sinks=sinks) for sinks in arguments)
     prepared = Prepared(first)
     compiled, launched = prepared.rules.sinks, request_room.rules_by(prepared)(second).sinks
     assert compiled is not None and launched is not None
     assert launched.dtype == compiled.dtype and launched.stride() == compiled.stride() == (1,)
-    assert torch.equal(launched.double(), given[1].float().double())
+    assert torch.equal(launched.double(), arguments[1].float().double())
 
 
 # Calls of a kind that came before
@@ -988,10 +988,12 @@ def test_a_mask_that_nobody_reads_is_bound_by_plan(kind: str, monkeypatch: pytes
     monkeypatch.setattr(functional, "can_read", lambda x: False)
     for seed in (0, 20, 41):
         q, k, v = (normal(seed + i, 2, 2, 19, 8).float() for i in range(3))
-        given = torch.tensor([19, 2 + seed % 5]) if kind == "lengths" else torch.arange(19) // (4 + seed % 3)
-        mask = Mask.padding(given) if kind == "lengths" else Mask.documents(given)
+        arguments = (
+            torch.tensor([19, 2 + seed % 5]) if kind == "lengths" else torch.arange(19) // (4 + seed % 3)
+        )
+        mask = Mask.padding(arguments) if kind == "lengths" else Mask.documents(arguments)
         output, weights = hw.attention(q, k, v, mask=mask, window=7)
-        given.zero_()  # the call has its own
+        arguments.zero_()  # the call has its own
         truth = hw.attention(q, k, v, mask=weights.mask, backend="tiles")
         assert error(output, truth[0]) <= 1e-5 and error(weights.dense(), truth[1].dense()) <= 1e-5
         assert weights.mask.left == 6 and weights.mask.right == 0
@@ -1016,9 +1018,9 @@ def test_saved_tensors_may_come_back_laid_out_otherwise() -> None:
     for seed in range(3):
         gradients(seed, False)
     for copied in (True, False, True):
-        found = gradients(9, copied)
+        actual = gradients(9, copied)
         PLANS.clear()
-        for mine, theirs in zip(found, gradients(9, False), strict=True):
+        for mine, theirs in zip(actual, gradients(9, False), strict=True):
             assert torch.equal(mine, theirs)
         for seed in range(3):
             gradients(seed, copied)
@@ -1038,14 +1040,14 @@ def test_the_default_dtype_decides_nothing() -> None:
     for dtype in (torch.bfloat16, torch.float64):
         torch.set_default_dtype(dtype)
         try:
-            found = gradients(2)
+            actual = gradients(2)
         finally:
             torch.set_default_dtype(before)
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected_now, strict=True))
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, expected_now, strict=True))
 
 
 def test_a_plan_keeps_nobodys_tensors() -> None:
-    kept = []
+    saved = []
     for seed in range(3):
         q, k, v = (normal(seed + i, 1, 2, 19, 16).float().requires_grad_() for i in range(3))
         bias, sinks = normal(seed, 1, 2, 19, 19).float(), normal(seed, 2).float()
@@ -1053,8 +1055,8 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
         for options in ({"bias": bias}, {"mask": mask}, {"sinks": sinks}):
             output, _ = hw.attention(q, k, v, **options)  # type: ignore[arg-type]
             output.sum().backward()
-        kept += [weakref.ref(x) for x in (q, k, v, bias, sinks, mask.allowed, output)]
+        saved += [weakref.ref(x) for x in (q, k, v, bias, sinks, mask.allowed, output)]
         del q, k, v, bias, sinks, mask, output, options, _
     gc.collect()
     assert PLANS.made_by(first_pass.OWNER)
-    assert [ref() is not None for ref in kept] == [False] * len(kept)
+    assert [ref() is not None for ref in saved] == [False] * len(saved)

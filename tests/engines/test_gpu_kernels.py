@@ -90,19 +90,19 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def small_masks(B: int, H: int, T: int, S: int) -> dict[str, Mask]:
     """Every kind of mask, at sizes of a few tiles of 16."""
-    found = masks(B, H, T, S, window=7, band=(5, 3), document=6)
+    actual = masks(B, H, T, S, window=7, band=(5, 3), document=6)
     holes, real = normal(13, B, S) > -0.3, normal(14, B, T) > -0.5
     ids, others = torch.arange(S) // 6, (torch.arange(S) + torch.tensor([[0], [3]])[:B]) // 4 % 2
-    found["holes"] = Mask.padding(holes, real)
-    found["wide band"] = Mask.window(left_right=(20, 2))
-    found["nothing at all"] = Mask.dense(torch.zeros(1, 1, T, S, dtype=torch.bool))
-    found["window holes dense"] = Mask.window(11) & Mask.padding(holes) & found["dense"]
+    actual["holes"] = Mask.padding(holes, real)
+    actual["wide band"] = Mask.window(left_right=(20, 2))
+    actual["nothing at all"] = Mask.dense(torch.zeros(1, 1, T, S, dtype=torch.bool))
+    actual["window holes dense"] = Mask.window(11) & Mask.padding(holes) & actual["dense"]
     if T <= S:
-        found["documents"] = Mask.documents(ids)
-        found["causal labels"] = Mask.causal() & Mask.documents(ids) & Mask.documents(others)
+        actual["documents"] = Mask.documents(ids)
+        actual["causal labels"] = Mask.causal() & Mask.documents(ids) & Mask.documents(others)
         some = Mask.padding(torch.tensor([S - 5, 7])[:B], torch.tensor([T, T - 1])[:B])
-        found["lengths documents"] = some & Mask.documents(ids)
-    return found
+        actual["lengths documents"] = some & Mask.documents(ids)
+    return actual
 
 
 def small_options(H: int, T: int, S: int) -> dict[str, dict[str, Any]]:
@@ -131,13 +131,13 @@ class Judged(NamedTuple):
 
 def selection() -> Iterator[tuple[str, Judged]]:
     """Every mask once, everything else in turn."""
-    one, two = cycle(SIZES), cycle(PAIRS)
+    first, two = cycle(SIZES), cycle(PAIRS)
     turns = zip(
         cycle(small_options(2, 19, 37)), cycle(LAYOUTS), cycle(BACK), cycle(PICTURES),
         cycle(PARTS), strict=False,
     )  # fmt: skip
     for kind in small_masks(2, 2, 19, 37):
-        B, shapes = (1, one) if kind in ALIKE else (2, two)
+        B, shapes = (1, first) if kind in ALIKE else (2, two)
         H, Hk, T, S, D = next(shapes)
         while kind not in small_masks(B, H, T, S) or (kind == "dense a head" and H == 1):
             H, Hk, T, S, D = next(shapes)
@@ -182,7 +182,7 @@ def test_gradients_are_as_exact_as_plain_torch(judged: Judged, monkeypatch: pyte
 # Heads
 
 
-def head_means(case: Case, found: dict[str, Tensor], lse: Tensor) -> dict[str, Tensor]:
+def head_means(case: Case, actual: dict[str, Tensor], lse: Tensor) -> dict[str, Tensor]:
     """What a head's statistics are by their definition, from those of its queries."""
     T, S = case.q.shape[2], case.k.shape[2]
     counts = ~torch.isneginf(lse)
@@ -197,9 +197,9 @@ def head_means(case: Case, found: dict[str, Tensor], lse: Tensor) -> dict[str, T
             keys = allowed(Mask(keys=case.mask.keys), len(lse), 1, 1, S)[:, 0]  # [B, 1, S]
             mine = mine & (keys & (key[:, None] == torch.arange(S))).any(-1)[:, None]
         if statistic.largest:
-            means[name] = found[name].masked_fill(~mine, -torch.inf).amax(-1)
+            means[name] = actual[name].masked_fill(~mine, -torch.inf).amax(-1)
         else:
-            means[name] = found[name].masked_fill(~mine, 0.0).sum(-1) / mine.sum(-1)
+            means[name] = actual[name].masked_fill(~mine, 0.0).sum(-1) / mine.sum(-1)
     return means
 
 
@@ -218,10 +218,10 @@ def test_a_head_is_the_mean_over_its_counted_queries(kind: str) -> None:
         arms.append(head_means(one, by_query, lse) | {"received": by_query["received"]})
         arms[-1]["pooled"] = by_query["pooled 3 1"]
     w = map_of(case)
-    found = w.statistics(pooled=(3, 1))
-    assert list(found) == [*STATISTICS, "pooled"]
+    actual = w.statistics(pooled=(3, 1))
+    assert list(actual) == [*STATISTICS, "pooled"]
     extents = {"distance": float(S), "effective_keys": float(S), "max_logit": sizes(case)["lse"]}
-    for name, value in found.items():
+    for name, value in actual.items():
         plain, truth = (arm[name] for arm in arms)
         assert torch.equal(torch.isnan(value), torch.isnan(truth)), name
         close = (x.nan_to_num(0.0, neginf=-torch.inf) for x in (value, plain, truth))
@@ -305,9 +305,9 @@ def test_the_heaviest_keys_come_first_and_of_equals_the_first() -> None:
     )
     even = hw.AttentionMap(torch.zeros_like(q), k, causal=True).top(20)  # all weights of a row equal
     firsts = torch.arange(20).expand(1, 2, 7, 20)
-    seen = firsts <= torch.arange(30, 37)[:, None]
-    assert torch.equal(even.indices, firsts.where(seen, -1))
-    assert torch.equal(even.values > 0, seen.expand(1, 2, 7, 20))
+    visible = firsts <= torch.arange(30, 37)[:, None]
+    assert torch.equal(even.indices, firsts.where(visible, -1))
+    assert torch.equal(even.values > 0, visible.expand(1, 2, 7, 20))
 
 
 def test_many_of_the_heaviest_are_sorted_instead(
@@ -329,7 +329,7 @@ def test_many_of_the_heaviest_are_sorted_instead(
 @pytest.mark.thinned
 @pytest.mark.parametrize(("mask", "hidden"), HIDDEN_TILES.values(), ids=HIDDEN_TILES)
 def test_a_tile_that_shows_nothing_is_not_loaded(mask: Mask, hidden: slice) -> None:
-    found = []
+    actual = []
     for content in (0.0, torch.nan):
         q, k = (x.float() for x in (normal(0, 1, 1, 16, 8), normal(1, 1, 1, 48, 8)))
         k[:, :, hidden] = content
@@ -339,8 +339,8 @@ def test_a_tile_that_shows_nothing_is_not_loaded(mask: Mask, hidden: slice) -> N
         grads = torch.autograd.grad(mean.square().sum() + stats.entropy.sum(), leaves)
         assert not bool(grads[1][:, :, hidden].any())
         few = w.select(keys=slice(3, 40)).dense()
-        found.append([w.lse, mean, few, w.pooled((3, 2)), w.top(2).values, *stats.values(), *grads])
-    for clean, poisoned in zip(*found, strict=True):
+        actual.append([w.lse, mean, few, w.pooled((3, 2)), w.top(2).values, *stats.values(), *grads])
+    for clean, poisoned in zip(*actual, strict=True):
         assert torch.equal(poisoned, clean)
 
 
@@ -532,15 +532,15 @@ def test_what_the_kernels_cannot_take_is_said_in_words_and_runs_on_tiles(
     for reason, w in reasons.items():
         assert launches.cannot(w._scores) == reason
         w.statistics(pooled=2), w.top(1), w.dense(), w.mean_heads(), w.lse
-    said = []
+    messages = []
 
     def inside(q: Tensor) -> Tensor:
         w = hw.AttentionMap(q, k)
-        said.append(launches.cannot(w._scores))
+        messages.append(launches.cannot(w._scores))
         return w.dense().sum()
 
     torch.func.grad(inside)(q)
-    assert said == ["a function transform (torch.func) is active, which only plain operations pass"]
+    assert messages == ["a function transform (torch.func) is active, which only plain operations pass"]
     assert launched == []
     assert launches.cannot(hw.AttentionMap(q, k)._scores) is None
     monkeypatch.setattr(launches, "INTERPRET", False)
@@ -560,9 +560,9 @@ def test_labels_that_all_sequences_share_meet_labels_of_each(shared: str) -> Non
     truth, plain = case.to(torch.float64).reference()[1], case.reference()[1]
     w = map_of(case)
     assert_judged(w.dense(), plain, truth, dtype=torch.float32, size=1.0)
-    seen = mask.full(T, S, B).expand(B, 1, T, S).sum(-1)
-    assert torch.equal(w.visible(), seen)
-    assert torch.equal(w.counted_queries(), (seen > 0).expand(B, 2, T))
+    visible = mask.full(T, S, B).expand(B, 1, T, S).sum(-1)
+    assert torch.equal(w.visible(), visible)
+    assert torch.equal(w.counted_queries(), (visible > 0).expand(B, 2, T))
 
 
 def test_a_statistic_without_a_kernel_is_measured_beside_those_that_have_one(
@@ -577,10 +577,10 @@ def test_a_statistic_without_a_kernel_is_measured_beside_those_that_have_one(
     case = replace(numbers(1, 2, 1, 19, 23, 8), mask=Mask.causal()).to(torch.float32)
     w = map_of(case)
     p = case.to(torch.float64).reference()[1]
-    found = w.statistics("sameness", "received", "entropy", per="query", pooled=3)
-    assert list(found) == ["sameness", "received", "entropy", "pooled"]
-    assert error(found.sameness, p.square().sum(-1)) < 1e-6
-    assert error(found.received, p.sum(2)) < 1e-5
+    actual = w.statistics("sameness", "received", "entropy", per="query", pooled=3)
+    assert list(actual) == ["sameness", "received", "entropy", "pooled"]
+    assert error(actual.sameness, p.square().sum(-1)) < 1e-6
+    assert error(actual.received, p.sum(2)) < 1e-5
     assert {"rows_kernel", "received_kernel"} <= set(launched)
     assert error(w.statistics("sameness").sameness, p.square().sum(-1).mean(-1)) < 1e-6
 
@@ -598,10 +598,10 @@ def test_compiled_functions_use_the_same_kernels(launched: list[str]) -> None:
     wanted = looks(q, k)
     by_eager = launched[:]
     launched.clear()
-    found = torch.compile(looks, fullgraph=True, backend="aot_eager")(q, k)
+    actual = torch.compile(looks, fullgraph=True, backend="aot_eager")(q, k)
     torch._dynamo.reset()
     assert launched == by_eager
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, wanted, strict=True))
 
 
 def test_without_a_c_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,7 +628,7 @@ def test_one_step_with_weights_is_torchs_class(across: bool, average: bool, used
     S = memory.shape[1]
     for lengths in (None, [S, 5, 1], [S, 5, 0]):
         padding = None if lengths is None else torch.arange(S) >= torch.tensor(lengths)[:, None]
-        found = []
+        actual = []
         for module in (theirs, ours):
             q = x.clone().requires_grad_()
             m = memory.clone().requires_grad_() if across else q
@@ -636,12 +636,12 @@ def test_one_step_with_weights_is_torchs_class(across: bool, average: bool, used
                 out, looked = module(q, m, m, key_padding_mask=padding, average_attn_weights=average)
             loss = (out * pull).sum() + (looked.square().sum() if used else 0.0)
             leaves = [q, m, *module.parameters()] if across else [q, *module.parameters()]
-            found.append([out, looked, *torch.autograd.grad(loss, leaves)])
-        for mine, plain in zip(found[1], found[0], strict=True):
+            actual.append([out, looked, *torch.autograd.grad(loss, leaves)])
+        for mine, plain in zip(actual[1], actual[0], strict=True):
             if lengths is None or lengths[-1]:
                 assert error(mine, plain) <= 1e-5 * max(1.0, largest(plain))
-        assert torch.equal(found[1][0].isnan(), found[0][0].isnan())
-        assert torch.equal(found[1][1].isnan(), found[0][1].isnan())
+        assert torch.equal(actual[1][0].isnan(), actual[0][0].isnan())
+        assert torch.equal(actual[1][1].isnan(), actual[0][1].isnan())
 
 
 # One query
@@ -679,11 +679,13 @@ def test_one_query_over_many_keys(keys: int, mask: Mask, options: dict[str, Any]
     out, weights = hw.attention(low.q, low.k, low.v, mask, **low.options, backend="decode")
     (plain, _, plain_lse), (truth, _, lse) = low.reference(), case.reference()
     assert_judged(out, plain, truth, dtype=torch.float32, size=largest(truth), what="output")
-    seen = lse.isfinite()
-    assert torch.equal(weights.lse.isfinite(), seen)
-    assert_judged(weights.lse[seen], plain_lse[seen], lse[seen], dtype=torch.float32, size=4.0, what="lse")
+    visible = lse.isfinite()
+    assert torch.equal(weights.lse.isfinite(), visible)
+    assert_judged(
+        weights.lse[visible], plain_lse[visible], lse[visible], dtype=torch.float32, size=4.0, what="lse"
+    )
     entropy = weights.statistics("entropy").entropy  # the map of a step is a map like any other
-    assert torch.equal(entropy.isfinite(), seen.any(-1))
+    assert torch.equal(entropy.isfinite(), visible.any(-1))
 
 
 @pytest.mark.parametrize("keys", [7, 101])
@@ -734,7 +736,7 @@ def test_keys_that_padding_hides_are_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"bias": torch.zeros(1, 1, 1, 11)}, "it takes no bias"),
         (
@@ -751,22 +753,22 @@ def test_keys_that_padding_hides_are_not_read() -> None:
     ],
     ids=str,
 )
-def test_what_the_kernel_of_one_query_cannot_take(options: dict[str, Any], says: str) -> None:
+def test_what_the_kernel_of_one_query_cannot_take(options: dict[str, Any], message: str) -> None:
     size = {"T": 1, "H": 3, "D": 5, "Dv": 5, "dtype": torch.float32}
     size |= {name: options.pop(name) for name in size if name in options}
     q, k, v = (
         torch.randn(1, n, s, d, dtype=size["dtype"])
         for n, s, d in ((size["H"], size["T"], size["D"]), (1, 11, size["D"]), (1, 11, size["Dv"]))
     )
-    assert hw.why(q, k, v, **options).reasons["decode"] == says
-    with pytest.raises(hw.errors.BackendUnavailable, match=says.replace("(", r"\(")):
+    assert hw.why(q, k, v, **options).reasons["decode"] == message
+    with pytest.raises(hw.errors.BackendUnavailable, match=message.replace("(", r"\(")):
         hw.attention(q, k, v, **options, backend="decode")
 
 
 def test_one_query_has_gradients() -> None:
     q, k, v = (normal(i, 2, n, s, 5).float() for i, (n, s) in enumerate(((6, 1), (2, 37), (2, 37))))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    found = torch.autograd.grad(hw.attention(*leaves, softcap=2.0)[0].square().sum(), leaves)
+    actual = torch.autograd.grad(hw.attention(*leaves, softcap=2.0)[0].square().sum(), leaves)
     plain = torch.autograd.grad(hw.attention(*leaves, softcap=2.0, backend="plain")[0].square().sum(), leaves)
-    for mine, theirs in zip(found, plain, strict=True):
+    for mine, theirs in zip(actual, plain, strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -41,9 +41,9 @@ def pair(seed: int, length: int = T, keys: int = S, dim: int = D, dtype: Any = t
 
 
 def answers(weights: AttentionMap, names: tuple[str, ...] = EVERYTHING, reach: int = 8) -> dict[str, Tensor]:
-    found = dict(weights.statistics(*names, reach=reach).items())
-    assert tuple(found) == names
-    return found | {"lse": weights.lse}
+    actual = dict(weights.statistics(*names, reach=reach).items())
+    assert tuple(actual) == names
+    return actual | {"lse": weights.lse}
 
 
 @contextmanager
@@ -67,13 +67,13 @@ def assert_alike(
         for _ in range(2):
             answers(build(), names, reach)
     before = planned()
-    found = answers(build(), names, reach)
+    actual = answers(build(), names, reach)
     assert planned() == before
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PLANS, "_plans", {})
         truth = answers(build(), names, reach)
-    assert found.keys() == truth.keys()
-    for name, value in found.items():
+    assert actual.keys() == truth.keys()
+    for name, value in actual.items():
         assert torch.equal(value.nan_to_num(7.0), truth[name].nan_to_num(7.0)), name
 
 
@@ -165,8 +165,8 @@ def test_a_given_lse_is_taken_as_it_lies() -> None:
         plain = AttentionMap(q, k)
         scores, lse = plain.parts()[0], plain.lse
         turned = lse.transpose(0, 2).contiguous().transpose(0, 2)
-        for given in (lse, shifted(lse), turned, lse + 0.01):
-            assert_alike(partial(make, scores, given), ("local",))
+        for arguments in (lse, shifted(lse), turned, lse + 0.01):
+            assert_alike(partial(make, scores, arguments), ("local",))
     assert planned()[1] == 2
 
 
@@ -184,14 +184,14 @@ def test_a_picture_of_narrow_cells_is_made_beside_a_plan() -> None:
         AttentionMap(q, k, causal=True).statistics("entropy", "itself", pooled=5) for _ in range(4)
     ]
     assert planned()[1] == 1
-    for found in others:
-        assert all(torch.equal(found[name], value) for name, value in first.items())
+    for actual in others:
+        assert all(torch.equal(actual[name], value) for name, value in first.items())
     other = AttentionMap(q, k, causal=True).statistics("entropy", "itself", pooled=4)  # another kind
     assert other.pooled.shape[2:] == (4, 4)
 
 
 def test_a_plan_keeps_nobodys_tensors() -> None:
-    kept = []
+    saved = []
     for seed in range(4):
         q, k = pair(seed)
         for name, options in RULES.items():
@@ -201,8 +201,8 @@ def test_a_plan_keeps_nobodys_tensors() -> None:
             scores = weights.parts()[0]
             assert isinstance(scores, Scores)
             held = (q, k, weights.lse, *scores.mask.tensors.values(), *scores.scoring.tensors.values())
-            kept += [(name, weakref.ref(x)) for x in held]
+            saved += [(name, weakref.ref(x)) for x in held]
         del q, k, weights, scores, held
     gc.collect()
     assert planned() == (len(RULES), len(RULES))
-    assert [name for name, ref in kept if ref() is not None] == []
+    assert [name for name, ref in saved if ref() is not None] == []

@@ -27,13 +27,13 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
 @contextmanager
-def the_general_way(taken: list[Any] | None = None) -> Iterator[None]:
+def the_general_way(handled: list[Any] | None = None) -> Iterator[None]:
     """Rows refused by the short way; those that it would have taken are counted."""
     short = one_query.row
 
-    def refused(*given: Any) -> None:
-        if taken is not None and short(*given) is not None:
-            taken.append(given)
+    def refused(*args: Any) -> None:
+        if handled is not None and short(*args) is not None:
+            handled.append(args)
 
     one_query.row = refused  # type: ignore[assignment]
     try:
@@ -44,10 +44,10 @@ def the_general_way(taken: list[Any] | None = None) -> Iterator[None]:
 
 def maps_of(case: Case) -> Iterator[hw.AttentionMap]:
     """With the lse that came with the output, without any, and of chosen queries."""
-    _, known = hw.attention(case.q, case.k, case.v, case.mask, **case.options)
-    yield known
+    _, expected = hw.attention(case.q, case.k, case.v, case.mask, **case.options)
+    yield expected
     yield hw.AttentionMap(case.q, case.k, mask=case.mask, **case.options)
-    yield known.select(queries=slice(None, None, -1))
+    yield expected.select(queries=slice(None, None, -1))
 
 
 def looks(w: hw.AttentionMap) -> list[tuple[int, Any, int]]:
@@ -61,10 +61,10 @@ def looks(w: hw.AttentionMap) -> list[tuple[int, Any, int]]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_is_as_exact_as_plain_torch(name: str, dtype: torch.dtype, device: str) -> None:
     low = case_of(name).to(dtype)
-    here = low.on(device)
+    on_device = low.on(device)
     _, truth, _ = low.to(torch.float64).reference()
-    plain = here.reference()[1].cpu()
-    for number, w in enumerate(maps_of(here)):
+    plain = on_device.reference()[1].cpu()
+    for number, w in enumerate(maps_of(on_device)):
         for b, h, i in looks(w):
             at = w.shape[2] - 1 - i if number == 2 else i
             assert_judged(
@@ -76,23 +76,25 @@ def test_a_row_is_as_exact_as_plain_torch(name: str, dtype: torch.dtype, device:
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_those_of_the_general_way_and_most_are_taken(name: str) -> None:
     low = case_of(name).to(torch.float32)
-    taken: list[Any] = []
-    asked = 0
+    handled: list[Any] = []
+    requested = 0
     for w in maps_of(low):
         for b, h, i in looks(w):
             short = w[b, h, i]
-            with the_general_way(taken):
+            with the_general_way(handled):
                 general = w[b, h, i]
-            asked += 1
+            requested += 1
             assert short.dtype == general.dtype and short.shape == general.shape
             assert error(short, general) <= 1e-6
             assert not bool((short[general == 0] > 1e-30).any())
     if "relative" in name:
-        assert not taken
+        assert not handled
     elif "sinks" in name:  # without lse they take the general way
-        assert len(taken) >= asked // 2
+        assert len(handled) >= requested // 2
     else:
-        assert len(taken) >= asked // 3  # rows that see nothing are left to the general way, where lse tells
+        assert (
+            len(handled) >= requested // 3
+        )  # rows that see nothing are left to the general way, where lse tells
 
 
 @pytest.mark.parametrize(
@@ -118,8 +120,8 @@ def test_the_steps_of_a_gpu_say_the_same_and_nan_of_what_was_overwritten(name: s
         assert error(as_on_gpu(H - 1, i), whole[1, H - 1, i]) <= 1e-6
         assert error(as_on_gpu(None, i), whole[1, :, i]) <= 1e-6
     case.k.data.mul_(30.0)
-    seen = whole[1, :, T - 1].sum(-1) > 0
-    assert bool(as_on_gpu(None, T - 1)[seen].isnan().any()) == bool(seen.any())
+    visible = whole[1, :, T - 1].sum(-1) > 0
+    assert bool(as_on_gpu(None, T - 1)[visible].isnan().any()) == bool(visible.any())
 
 
 @pytest.mark.parametrize("layout", ["packed", "turned", "expanded"])
@@ -138,19 +140,19 @@ def test_a_row_is_found_wherever_the_tensors_lie(layout: str) -> None:
         torch.testing.assert_close(w[b, :, i], whole[b, :, i])
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["lse", "no-lse"])
-def test_a_row_reads_its_own_query_and_the_keys_it_sees_alone(known: bool) -> None:
+@pytest.mark.parametrize("is_expected", [True, False], ids=["lse", "no-lse"])
+def test_a_row_reads_its_own_query_and_the_keys_it_sees_alone(is_expected: bool) -> None:
     q, k, v = normal(0, 3, 2, 3, 19, 5).float().unbind(0)
     w = (
         hw.attention(q, k, v, causal=True, window=4)[1]
-        if known
+        if is_expected
         else hw.AttentionMap(q, k, mask=Mask.window(4))
     )
     expected = w[1, 2, 11]
     for x in (q.data, k.data):
-        kept = x[1, 2, 8:12].clone()
+        saved = x[1, 2, 8:12].clone()
         x.fill_(torch.nan)
-        x[1, 2, 8:12] = kept
+        x[1, 2, 8:12] = saved
     assert torch.equal(w[1, 2, 11], expected) and int((expected > 0).sum()) == 4
 
 
@@ -191,10 +193,10 @@ def test_gradients_flow_through_a_row() -> None:
     q, k, v = qkv(1, 2, 13, 5)
     q.requires_grad_()
     _, w = hw.attention(q, k, v, causal=True)
-    taken: list[Any] = []
-    with the_general_way(taken):
+    handled: list[Any] = []
+    with the_general_way(handled):
         w[0, 1, 7].square().sum().backward()
-    assert not taken and q.grad is not None and bool(q.grad[0, 1, 7].any()) and not bool(q.grad[0, 0].any())
+    assert not handled and q.grad is not None and bool(q.grad[0, 1, 7].any()) and not bool(q.grad[0, 0].any())
     with torch.no_grad():
         assert not w[0, 1, 7].requires_grad
 
@@ -211,15 +213,15 @@ def test_what_is_not_there_is_refused_as_ever() -> None:
 def test_under_a_transform_autocast_or_a_budget_rows_take_the_general_way() -> None:
     q, k, v = qkv(2, 3, 11, 5)
     _, w = hw.attention(q, k, v, causal=True)
-    expected, taken = w[1, 2, 7], list[Any]()
-    with the_general_way(taken):
+    expected, handled = w[1, 2, 7], list[Any]()
+    with the_general_way(handled):
         with torch.autocast("cpu", torch.bfloat16):
             torch.testing.assert_close(w[1, 2, 7], expected)
         with hw.budget.limit("1 GiB"):
             torch.testing.assert_close(w[1, 2, 7], expected)
         by_batch = torch.func.vmap(lambda q, k: hw.AttentionMap(q[None], k[None], causal=True)[0, 2, 7])
         torch.testing.assert_close(by_batch(q, k)[1], expected)
-    assert not taken
+    assert not handled
 
 
 # Statistics of a step of generation
@@ -266,6 +268,6 @@ def test_what_is_more_than_a_step_takes_the_general_way(monkeypatch: pytest.Monk
         hw.AttentionMap(learning, k),
     ):
         assert one_query.statistics(scores.parts()[0], ROWS, 8) is None
-    known = hw.attention(q, k, k)[1]  # whose lse is held against what is measured
-    assert one_query.statistics(known.parts()[0], ("received",), 8) is None
+    expected = hw.attention(q, k, k)[1]  # whose lse is held against what is measured
+    assert one_query.statistics(expected.parts()[0], ("received",), 8) is None
     assert hw.AttentionMap(learning, k).statistics("entropy").entropy.requires_grad

@@ -169,18 +169,18 @@ LOOKS: dict[str, Looks] = {
 
 def looked(run: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
     """What a function gives, and the gradients through whatever of it has one."""
-    found = run(*inputs)
-    found = [found] if isinstance(found, Tensor) else list(found)
-    with_gradient = [x for x in found if x.requires_grad]
+    actual = run(*inputs)
+    actual = [actual] if isinstance(actual, Tensor) else list(actual)
+    with_gradient = [x for x in actual if x.requires_grad]
     if with_gradient:
         pulls = [normal(9 + i, *x.shape) for i, x in enumerate(with_gradient)]
-        found += torch.autograd.grad(with_gradient, inputs, pulls)
-    return found
+        actual += torch.autograd.grad(with_gradient, inputs, pulls)
+    return actual
 
 
-def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
-    assert [x.requires_grad for x in found] == [x.requires_grad for x in wanted]
-    for mine, theirs in zip(found, wanted, strict=True):
+def assert_same(actual: list[Tensor], wanted: list[Tensor]) -> None:
+    assert [x.requires_grad for x in actual] == [x.requires_grad for x in wanted]
+    for mine, theirs in zip(actual, wanted, strict=True):
         assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
         assert torch.equal(torch.isnan(mine), torch.isnan(theirs))
         assert error(mine.nan_to_num(), theirs.nan_to_num()) < 1e-12
@@ -214,8 +214,8 @@ def test_every_rule_and_option_compiles_in_one_graph(name: str) -> None:
         stats = w.statistics("entropy", "distance", pooled=2)
         return stats.entropy, stats.distance, stats.pooled, w.mean_heads(), w[0, 1], w.top(1).values
 
-    found = [inside(x) for x in learned.values()]
-    inputs = [x.detach().clone().requires_grad_() for x in (q, k, *found)]
+    actual = [inside(x) for x in learned.values()]
+    inputs = [x.detach().clone().requires_grad_() for x in (q, k, *actual)]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     assert_same(looked(compiled, inputs), looked(function, inputs))
 
@@ -305,9 +305,9 @@ def test_an_exported_program_looks_at_any_batch_and_length(name: str, strict: bo
 def test_an_exported_program_returns_statistics_by_name(strict: bool) -> None:
     module = Look(lambda w: w.statistics("received", "first", pooled=2))
     program = torch.export.export(module, qk(), strict=strict)
-    found, wanted = program.module()(*qk()), module(*qk())
-    assert isinstance(found, Statistics) and list(found) == list(wanted)
-    assert_same(list(found.values()), list(wanted.values()))
+    actual, wanted = program.module()(*qk()), module(*qk())
+    assert isinstance(actual, Statistics) and list(actual) == list(wanted)
+    assert_same(list(actual.values()), list(wanted.values()))
 
 
 # A picture in the same walk
@@ -350,16 +350,16 @@ def entropies(name: str, per: str) -> Callable[[Case], Tensor]:
     def of(case: Case) -> Tensor:
         _, p, lse = case.reference()
         empty = torch.isneginf(lse)
-        found = differentiable_entropy(case, p, lse)
+        actual = differentiable_entropy(case, p, lse)
         if name == "effective_keys":
-            found = found.exp().masked_fill(empty, 0.0)
+            actual = actual.exp().masked_fill(empty, 0.0)
         if per == "query":
-            return found
+            return actual
         counts = ~empty
         real = case.mask.counted(p.shape[2])
         if real is not None:
             counts = counts & real[:, None]
-        return found.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)
+        return actual.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)
 
     return of
 
@@ -368,9 +368,9 @@ def judge_entropy(case: Case, dtype: torch.dtype, name: str, per: str) -> None:
     low = case.to(dtype)
     ours, plain, truth = low.with_gradients(), low.with_gradients(), low.to(torch.float64).with_gradients()
     w = hw.AttentionMap(ours.q, ours.k, mask=ours.mask, **ours.options)
-    found = w.statistics(name, per=per)[name]
-    pull = normal(3, *found.shape)
-    found.backward(pull.to(found))
+    actual = w.statistics(name, per=per)[name]
+    pull = normal(3, *actual.shape)
+    actual.backward(pull.to(actual))
     for arm in (plain, truth):
         values = entropies(name, per)(arm)
         values.backward(pull.to(values))
@@ -445,8 +445,8 @@ def test_entropy_is_differentiated_under_transforms_too(options: dict[str, Any])
     function, inputs = entropy_of(options)
     wanted = torch.autograd.grad(function(*inputs).sin().sum(), inputs)
     plain = [x.detach() for x in inputs]
-    found = torch.func.grad(lambda *x: function(*x).sin().sum(), argnums=tuple(range(len(plain))))(*plain)
-    assert_same(list(found), list(wanted))
+    actual = torch.func.grad(lambda *x: function(*x).sin().sum(), argnums=tuple(range(len(plain))))(*plain)
+    assert_same(list(actual), list(wanted))
     ways = [normal(10 + i, *x.shape) for i, x in enumerate(plain)]
     along = torch.func.jvp(lambda *x: function(*x).sin().sum(), tuple(plain), tuple(ways))[1]
     across = sum((way * grad).sum() for way, grad in zip(ways, wanted, strict=True))
@@ -455,28 +455,28 @@ def test_entropy_is_differentiated_under_transforms_too(options: dict[str, Any])
 
 def test_gradients_of_entropy_may_come_in_batches() -> None:
     function, inputs = entropy_of(TINY["bias"])
-    found = function(*inputs)
-    pulls = normal(7, 3, *found.shape)
-    together = torch.autograd.grad(found, inputs, pulls, is_grads_batched=True, retain_graph=True)
+    actual = function(*inputs)
+    pulls = normal(7, 3, *actual.shape)
+    together = torch.autograd.grad(actual, inputs, pulls, is_grads_batched=True, retain_graph=True)
     for i, pull in enumerate(pulls):
-        alone = torch.autograd.grad(found, inputs, pull, retain_graph=True)
+        alone = torch.autograd.grad(actual, inputs, pull, retain_graph=True)
         assert_same([x[i] for x in together], list(alone))
 
 
 def test_a_query_that_sees_nothing_sends_nothing_back_from_entropy() -> None:
     function, inputs = entropy_of(TINY["nothing"])
-    found = function(*inputs)
-    assert not bool(found[:, :, 1].any())
-    from_nothing = torch.autograd.grad(found[:, :, 1].sum(), inputs, retain_graph=True)
+    actual = function(*inputs)
+    assert not bool(actual[:, :, 1].any())
+    from_nothing = torch.autograd.grad(actual[:, :, 1].sum(), inputs, retain_graph=True)
     assert not any(bool(grad.any()) for grad in from_nothing)
-    assert bool(torch.autograd.grad(found.sum(), inputs)[0][:, :, 0].any())
+    assert bool(torch.autograd.grad(actual.sum(), inputs)[0][:, :, 0].any())
 
 
 def test_a_head_without_a_counted_query_sends_nothing_back_from_entropy() -> None:
     q, k = (x.requires_grad_() for x in qk())
-    found = hw.AttentionMap(q, k, mask=Mask.padding([7, 7], [0, 5])).statistics("entropy").entropy
-    assert bool(torch.isnan(found[0]).all()) and not bool(torch.isnan(found[1]).any())
-    dq, dk = torch.autograd.grad(found[1].sum(), (q, k))
+    actual = hw.AttentionMap(q, k, mask=Mask.padding([7, 7], [0, 5])).statistics("entropy").entropy
+    assert bool(torch.isnan(actual[0]).all()) and not bool(torch.isnan(actual[1]).any())
+    dq, dk = torch.autograd.grad(actual[1].sum(), (q, k))
     assert not bool(dq[0].any() or dk[0].any()) and bool(dq[1].any())
     assert bool(torch.isfinite(dq).all() and torch.isfinite(dk).all())
 

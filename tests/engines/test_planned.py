@@ -208,13 +208,13 @@ def test_an_empty_batch_has_gradients_every_time() -> None:
 
 
 def test_a_row_of_nan_does_not_hide_one_that_is_too_rough() -> None:
-    found = []
+    actual = []
     for _ in range(3):
         q, k, v = made(0)
         q[0], q[1], k[1] = torch.nan, q[1] * 60, k[1] * 60
         leaves = [x.requires_grad_() for x in (q, k, v)]
         output, _ = hw.attention(*leaves, mask=Mask.causal())
-        found.append([x[1] for x in torch.autograd.grad(output, leaves, torch.ones_like(output))])
+        actual.append([x[1] for x in torch.autograd.grad(output, leaves, torch.ones_like(output))])
     assert plans() == 1
-    for mine, theirs in zip(found[0], found[2], strict=True):
+    for mine, theirs in zip(actual[0], actual[2], strict=True):
         assert torch.equal(mine, theirs)

@@ -98,10 +98,10 @@ def test_gradients_through_weights_are_as_exact_as_plain_torch(
 
     ours, plain = case.to(dtype).with_gradients(), case.to(dtype).with_gradients()
     truth = case.to(dtype).to(torch.float64).with_gradients()
-    found = ours_looks(map_of(ours, known_lse=what != "part"))
+    actual = ours_looks(map_of(ours, known_lse=what != "part"))
     random = torch.Generator().manual_seed(3)
-    pull = torch.randn(found.shape, generator=random, dtype=torch.float64).to(dtype)
-    found.backward(pull)
+    pull = torch.randn(actual.shape, generator=random, dtype=torch.float64).to(dtype)
+    actual.backward(pull)
     looked_at(plain.reference()[1]).backward(pull)
     looked_at(truth.reference()[1]).backward(pull.double())
     scale = case.options.get("scale") or case.q.shape[-1] ** -0.5
@@ -151,10 +151,10 @@ def test_top_gives_the_heaviest_keys_in_order(case: Case, count: int) -> None:
     values, indices = map_of(case, known_lse=True).top(count)
     expected = weights.topk(count, dim=-1).values
     assert error(values, expected) < 1e-12
-    there = indices >= 0
-    assert torch.equal(there, expected > 0)
+    listed = indices >= 0
+    assert torch.equal(listed, expected > 0)
     picked = weights.gather(-1, indices.clamp(min=0))
-    assert error(picked[there], values[there]) < 1e-12
+    assert error(picked[listed], values[listed]) < 1e-12
 
 
 def truth_of(case: Case, reach: int) -> dict[str, Tensor]:
@@ -205,17 +205,17 @@ def counts(case: Case, name: str) -> Tensor:
 @pytest.mark.thinned(keep=["many tiles"])
 @given(case=cases(), reach=st.integers(0, 3), names=st.sets(st.sampled_from(STATISTICS)))
 def test_statistics_are_what_their_formulas_say(case: Case, reach: int, names: set[str]) -> None:
-    found = map_of(case, known_lse=True).statistics(*sorted(names), reach=reach, per="query")
+    actual = map_of(case, known_lse=True).statistics(*sorted(names), reach=reach, per="query")
     truth = truth_of(case, reach)
-    seen = ~torch.isneginf(case.reference()[2])
+    visible = ~torch.isneginf(case.reference()[2])
     names = names or set(STATISTICS)
-    assert set(found) == names
+    assert set(actual) == names
     for name in names - {"received"}:
-        assert error(found[name][seen], truth[name][seen]) < 1e-11 * max(1, case.k.shape[2]), name
+        assert error(actual[name][visible], truth[name][visible]) < 1e-11 * max(1, case.k.shape[2]), name
     if "received" in names:
         weights = case.reference()[1] * counted_rows(case)[..., None]
-        assert error(found.received, weights.sum(2)) < 1e-12
-        assert error(found.received.sum(-1), weights.sum((2, 3))) < 1e-12
+        assert error(actual.received, weights.sum(2)) < 1e-12
+        assert error(actual.received.sum(-1), weights.sum((2, 3))) < 1e-12
 
 
 @pytest.mark.thinned(keep=["one tile"])
@@ -275,13 +275,18 @@ def test_statistics_in_lower_precision_stay_within_the_budget(case: Case, dtype:
     low = case.to(dtype)
     truth = truth_of(low.to(torch.float64), reach=8)
     plain = truth_of(low, reach=8)
-    found = map_of(low, known_lse=True).statistics(per="query")
-    seen = ~torch.isneginf(low.to(torch.float64).reference()[2])
+    actual = map_of(low, known_lse=True).statistics(per="query")
+    visible = ~torch.isneginf(low.to(torch.float64).reference()[2])
     size = sizes(case)["lse"]
     for name, expected in truth.items():
         extent = size * (case.k.shape[2] if name in ("distance", "effective_keys") else 1)
         assert_judged(
-            found[name][seen], plain[name][seen], expected[seen], dtype=dtype, size=extent, what=name
+            actual[name][visible],
+            plain[name][visible],
+            expected[visible],
+            dtype=dtype,
+            size=extent,
+            what=name,
         )
 
 

@@ -163,11 +163,13 @@ def arguments(seed: int) -> tuple[Any, ...]:
 @pytest.fixture(autouse=True)
 def active(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Triton 3.6, as far as a launch can tell."""
-    here = SimpleNamespace(stream=11)
-    here.get_current_stream = lambda device: 100 * device + here.stream
-    here.utils = SimpleNamespace(fill_tma_descriptor=lambda *given: ("map", *map(repr, given)))
+    active_device = SimpleNamespace(stream=11)
+    active_device.get_current_stream = lambda device: 100 * device + active_device.stream
+    active_device.utils = SimpleNamespace(
+        fill_tma_descriptor=lambda *arguments: ("map", *map(repr, arguments))
+    )
     monkeypatch.setattr(triton, "__version__", "3.6.0")
-    monkeypatch.setattr(driver, "_active", here)
+    monkeypatch.setattr(driver, "_active", active_device)
     monkeypatch.setattr(nvidia, "_BASE_ARGS_FORMAT", "iiiKKppOOOOOO", raising=False)
     monkeypatch.setattr(
         nvidia, "TMA_DTYPE_DEVICE_TO_HOST", {i: HOST_TYPES.get(i, i) for i in range(16)}, raising=False
@@ -176,7 +178,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(straight_launch, "CompiledKernel", CompiledKernel)
     for name in ("launch_enter_hook", "launch_exit_hook"):
         monkeypatch.setattr(knobs.runtime, name, knobs.HookChain())
-    return here
+    return active_device
 
 
 @pytest.fixture
@@ -192,8 +194,8 @@ def compiled(launched: list[Any], signature: dict[str, Any] = SIGNATURE, meta: A
 
 def as_read(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a launcher in C makes of its arguments: addresses of tensors, and nothing of empty hooks."""
-    *first, told, enter, leave = args[:13]
-    assert told in (None, {}) and not getattr(enter, "calls", None) and not getattr(leave, "calls", None)
+    *first, message, enter, leave = args[:13]
+    assert message in (None, {}) and not getattr(enter, "calls", None) and not getattr(leave, "calls", None)
 
     def read(x: Any) -> Any:
         if isinstance(x, tuple):
@@ -236,17 +238,17 @@ def test_a_kernel_without_descriptors_is_launched_alike(launched: list[Any]) -> 
 def test_while_a_hook_is_set_tritons_own_way_is_taken(name: str, launched: list[Any]) -> None:
     go, args = straight(compiled(launched), GRID, CONSTANTS, DEVICE), arguments(3)
     assert go is not None
-    hooks, told = getattr(knobs.runtime, name), print
-    hooks.add(told)
+    hooks, message = getattr(knobs.runtime, name), print
+    hooks.add(message)
     go(*args)
     assert launched[-1][11 if name == "launch_enter_hook" else 12] is hooks
     assert any(x is args[4] for x in launched[-1])
-    hooks.remove(told)
+    hooks.remove(message)
     go(*args)
     assert launched[-1][10:13] == (None, None, None)
-    setattr(knobs.runtime, name, told)
+    setattr(knobs.runtime, name, message)
     go(*args)
-    assert told in launched[-1][11:13]
+    assert message in launched[-1][11:13]
     setattr(knobs.runtime, name, None)
     go(*args)
     assert launched[-1][10:13] == (None, None, None) and len(launched) == 4
@@ -319,11 +321,11 @@ def test_a_launch_that_is_ready_goes_either_way(
 
 
 def test_torch_launches_something_in_a_thread_before_triton_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "zeros", lambda *sizes, device: asked.append((sizes, device)))
+    requests: list[Any] = []
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device: requests.append((sizes, device)))
     device = torch.device("cuda", DEVICE)
     for _ in range(2):
         with ThreadPoolExecutor(1) as pool:
             for _ in range(3):
                 pool.submit(launches.bind_thread, device).result()
-    assert asked == [((1,), device)] * 2
+    assert requests == [((1,), device)] * 2

@@ -21,31 +21,31 @@ NAMES = names_of(PLACES)
 
 
 def test_a_layer_goes_by_its_number_its_path_the_end_of_its_path_and_from_the_end() -> None:
-    found = ByLayer(dict.fromkeys(PLACES, "x") | {"h.3.attn": "last"}, NAMES)
-    assert found[3] == found[-1] == found["h.3.attn"] == found["3.attn"] == "last"
-    assert list(found) == [0, 1, 2, 3] and found.paths == PLACES and len(found) == 4
-    assert found.path_of(-1) == found.path_of("3.attn") == "h.3.attn" and found.name_of("h.3.attn") == 3
-    assert all(name in found for name in (0, -4, "h.0.attn", "0.attn"))
-    assert not any(name in found for name in (4, -5, "h.4.attn", True, 1.5, None, (0, 1)))
-    assert found.get(9) is None and found.get(9, "none") == "none" and found.get(3, "none") == "last"
-    assert dict(found) == {0: "x", 1: "x", 2: "x", 3: "last"} == found
+    actual = ByLayer(dict.fromkeys(PLACES, "x") | {"h.3.attn": "last"}, NAMES)
+    assert actual[3] == actual[-1] == actual["h.3.attn"] == actual["3.attn"] == "last"
+    assert list(actual) == [0, 1, 2, 3] and actual.paths == PLACES and len(actual) == 4
+    assert actual.path_of(-1) == actual.path_of("3.attn") == "h.3.attn" and actual.name_of("h.3.attn") == 3
+    assert all(name in actual for name in (0, -4, "h.0.attn", "0.attn"))
+    assert not any(name in actual for name in (4, -5, "h.4.attn", True, 1.5, None, (0, 1)))
+    assert actual.get(9) is None and actual.get(9, "none") == "none" and actual.get(3, "none") == "last"
+    assert dict(actual) == {0: "x", 1: "x", 2: "x", 3: "last"} == actual
     assert repr(ByLayer({"h.0.attn": 7})) == "ByLayer({0: 7})"
 
 
 def test_numbers_are_the_models_whatever_is_there() -> None:
-    found = ByLayer({"h.2.attn": 2, "h.1.attn": 1}, NAMES)
-    assert list(found) == [2, 1] and found[2] == 2 and found[-3] == 1
+    actual = ByLayer({"h.2.attn": 2, "h.1.attn": 1}, NAMES)
+    assert list(actual) == [2, 1] and actual[2] == 2 and actual[-3] == 1
     with pytest.raises(ArgumentError, match=r"layer must be one that ran: got -1, h\.3\.attn, which did not"):
-        found[-1]
+        actual[-1]
     with pytest.raises(ArgumentError, match=r"layer must be one of 0 to 3: got 7; there are h\.0\.attn"):
-        found[7]
+        actual[7]
 
 
 def test_where_there_are_several_stacks_layers_go_by_paths() -> None:
-    found = ByLayer({"encoder.0": 1, "decoder.0": 2})
-    assert list(found) == ["encoder.0", "decoder.0"] and found["decoder.0"] == 2
+    actual = ByLayer({"encoder.0": 1, "decoder.0": 2})
+    assert list(actual) == ["encoder.0", "decoder.0"] and actual["decoder.0"] == 2
     with pytest.raises(ArgumentError, match=r"several stacks: got 0 for encoder\.\*, decoder\.\*"):
-        found[0]
+        actual[0]
 
 
 def test_visits_of_the_only_layer_are_its_layers_and_of_one_among_others_go_by_paths() -> None:
@@ -58,9 +58,9 @@ def test_visits_of_the_only_layer_are_its_layers_and_of_one_among_others_go_by_p
 
 
 def test_it_can_be_copied_and_pickled() -> None:
-    found = ByLayer({"h.1.attn": [5]}, NAMES)
-    for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert again == found and again[1] == [5] and again.path_of(1) == "h.1.attn"
+    actual = ByLayer({"h.1.attn": [5]}, NAMES)
+    for again in (copy.deepcopy(actual), pickle.loads(pickle.dumps(actual))):
+        assert again == actual and again[1] == [5] and again.path_of(1) == "h.1.attn"
 
 
 def test_what_is_collected_measured_and_pruned_goes_by_number_and_path_alike() -> None:
@@ -72,9 +72,9 @@ def test_what_is_collected_measured_and_pruned_goes_by_number_and_path_alike() -
     scores = hw.importance(model, [ids])
     losses = hw.robustness(model, [ids], method="random", repeats=1, points=1).single
     assert losses is not None
-    for found in (outputs, means, scores, losses):
-        assert isinstance(found, ByLayer) and list(found) == [0, 1]
-        assert found[1] is found[-1] is found[path] and found.path_of(1) == path
+    for actual in (outputs, means, scores, losses):
+        assert isinstance(actual, ByLayer) and list(actual) == [0, 1]
+        assert actual[1] is actual[-1] is actual[path] and actual.path_of(1) == path
     pruned = hw.prune(model, [(-1, 0)])
     assert pruned.heads == {1: [0]} and pruned.heads[path] == [0] and pruned.num_heads[-1] == (3, 2)
 
@@ -135,13 +135,13 @@ def test_a_plain_dict_of_a_looped_layers_visits_goes_back_in() -> None:
     means = hw.head_means(model, [{"input_ids": tokens()}])
     assert len(outputs) > 1 and list(outputs) == list(range(len(outputs)))
     path = outputs.paths[0]
-    for given in (outputs, dict(outputs), {f"{path}#{visit}": outputs[visit] for visit in outputs}):
-        with torch.no_grad(), hw.patch(model, [(0, None)], given), hw.collect(model) as again:
+    for arguments in (outputs, dict(outputs), {f"{path}#{visit}": outputs[visit] for visit in outputs}):
+        with torch.no_grad(), hw.patch(model, [(0, None)], arguments), hw.collect(model) as again:
             model(tokens(seed=4))
         assert all(torch.equal(again[layer], outputs[layer]) for layer in outputs)
     runs = []
-    for given in (means, dict(means)):
-        with hw.ablate(model, [(0, 1)], "mean", means=given):
+    for arguments in (means, dict(means)):
+        with hw.ablate(model, [(0, 1)], "mean", means=arguments):
             runs.append(model(tokens(seed=4))[0])
     assert torch.equal(runs[0], runs[1])
 

@@ -56,8 +56,8 @@ def test_no_fixed_offset_is_right_in_more_than_half_of_the_cases(seed: int, numb
 
 def test_a_word_has_one_answer_per_relation(drawn: list[Sentence]) -> None:
     for sentence in drawn:
-        asked = [relation[:2] for relation in sentence.relations]
-        assert len(asked) == len(set(asked))
+        requested = [relation[:2] for relation in sentence.relations]
+        assert len(requested) == len(set(requested))
 
 
 def test_pronouns_come_in_fours_that_differ_in_the_pronoun_and_the_order_alone(drawn: list[Sentence]) -> None:
@@ -73,7 +73,7 @@ def test_pronouns_come_in_fours_that_differ_in_the_pronoun_and_the_order_alone(d
         for a, b in ((0, 1), (2, 3)):
             assert group[a].pair == group[b].pair
             pairs = enumerate(zip(group[a].words, group[b].words, strict=True))
-            assert {at for at, (one, other) in pairs if one != other} == moving
+            assert {at for at, (pair, other) in pairs if pair != other} == moving
         for sentence in group:
             for name, source, target in sentence.relations:
                 if name.endswith("> antecedent") and source in moving:
@@ -82,7 +82,7 @@ def test_pronouns_come_in_fours_that_differ_in_the_pronoun_and_the_order_alone(d
                     ]
                     kinds = WORDS["male"], WORDS["female"]
                     assert sentence.words[target] in kinds[gender.index(True)][sentence.half].split()
-        answers = [{name: at for name, _, at in one.relations if "> ante" in name} for one in group]
+        answers = [{name: at for name, _, at in pair.relations if "> ante" in name} for pair in group]
         assert answers[0] != answers[1]
 
 
@@ -90,8 +90,8 @@ def test_a_list_has_one_related_pair(drawn: list[Sentence]) -> None:
     partner = {}
     for halves in PAIRS:
         for pair in halves.split(","):
-            one, other = pair.split()
-            partner |= {one: other, other: one}
+            first, other = pair.split()
+            partner |= {first: other, other: first}
     lists = [s for s in drawn if any(name in grammar.RELATED for name, _, _ in s.relations)]
     assert len(lists) > 80
     for sentence in lists:
@@ -118,8 +118,8 @@ def test_a_sentence_knows_who_belongs_to_whom() -> None:
     assert sentence.classes == tuple(
         "determiner adjective noun noun verb determiner adjective noun case adjective noun noun .".split()
     )
-    said = {(name, sentence.words[a], sentence.words[b]) for name, a, b in sentence.relations}
-    assert {entry for entry in said if entry[0].split(" > ")[1] in ("noun", "object", "subject")} == {
+    messages = {(name, sentence.words[a], sentence.words[b]) for name, a, b in sentence.relations}
+    assert {entry for entry in messages if entry[0].split(" > ")[1] in ("noun", "object", "subject")} == {
         ("determiner > noun", "The", "guard"),
         ("adjective > noun", "heavy", "guard"),
         ("verb > subject", "found", "guard"),
@@ -128,7 +128,11 @@ def test_a_sentence_knows_who_belongs_to_whom() -> None:
         ("adjective > noun", "old", "doctor"),
         ("adjective > noun", "small", "bag"),
     }
-    assert ("possessor > possessed", "doctor", "bag") in said and ("object > verb", "bag", "found") in said
+    assert ("possessor > possessed", "doctor", "bag") in messages and (
+        "object > verb",
+        "bag",
+        "found",
+    ) in messages
 
 
 def test_the_same_seed_draws_the_same_sentences() -> None:

@@ -29,7 +29,7 @@ def heads() -> hw.Heads:
 
 
 @pytest.mark.parametrize(
-    ("layers", "numbers", "meant"),
+    ("layers", "numbers", "intended"),
     [
         ([], [], "0.0 0.1 0.2 1.0 1.1 2.0 2.1 2.2"),
         (["1"], [], "1.0 1.1"),
@@ -46,11 +46,11 @@ def heads() -> hw.Heads:
     ids=str,
 )
 def test_what_is_written_means_these_heads(
-    heads: hw.Heads, layers: Sequence[str], numbers: Sequence[str], meant: str
+    heads: hw.Heads, layers: Sequence[str], numbers: Sequence[str], intended: str
 ) -> None:
     choice = HeadChoice.of(layers, numbers)
     assert bool(choice) is bool(layers or numbers)
-    assert [f"{layer}.{head}" for layer, head in choice.among(heads)] == meant.split()
+    assert [f"{layer}.{head}" for layer, head in choice.among(heads)] == intended.split()
 
 
 def test_a_range_means_the_layers_that_are_there() -> None:
@@ -61,7 +61,7 @@ def test_a_range_means_the_layers_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "numbers", "said"),
+    ("layers", "numbers", "message"),
     [
         (["--5"], [], "layer must be a number, a range or a module path: got '--5'; 0 is the first"),
         (["2-0"], [], "layer must be a range that goes up: got '2-0'; try 0-2"),
@@ -77,14 +77,14 @@ def test_a_range_means_the_layers_that_are_there() -> None:
     ids=str,
 )
 def test_what_means_nothing_is_refused_without_a_model(
-    layers: Sequence[str], numbers: Sequence[str], said: str
+    layers: Sequence[str], numbers: Sequence[str], message: str
 ) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(said)):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
         HeadChoice.of(layers, numbers)
 
 
 def test_what_is_not_there_is_refused_with_what_there_is(heads: hw.Heads) -> None:
-    for layers, numbers, said in (
+    for layers, numbers, message in (
         (["9"], [], "layer must be one of 0 to 2: got 9; "),
         (["1-9"], [], "layer must be one of 0 to 2: got 9; "),
         (["x"], [], "layer must be a place of attention: got 'x'; there are layers.0"),
@@ -92,7 +92,7 @@ def test_what_is_not_there_is_refused_with_what_there_is(heads: hw.Heads) -> Non
         ([], ["0.7"], "head must be one of 0 to 2: got 7 in layer 0, which has 3 heads; "),
         ([], ["1-9"], "got 9 in layer 0, which has 3 heads; "),
     ):
-        with pytest.raises(ArgumentError, match=re.escape(said)):
+        with pytest.raises(ArgumentError, match=re.escape(message)):
             HeadChoice.of(layers, numbers).among(heads)
     with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
         HeadChoice.of(["0"]).among(hw.Heads())

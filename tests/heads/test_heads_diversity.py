@@ -61,11 +61,11 @@ def map_and_truth(
 
 def pairwise(p: Tensor, counts: Tensor, formula: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """[B, H, H]: the mean of a formula of two heads' rows over the queries that count for both."""
-    found = torch.empty(B, H, H, dtype=torch.float64)
+    actual = torch.empty(B, H, H, dtype=torch.float64)
     for b, a, c in itertools.product(range(B), range(H), range(H)):
         both = counts[b, a] & counts[b, c]
-        found[b, a, c] = formula(p[b, a][both], p[b, c][both]).mean()
-    return found
+        actual[b, a, c] = formula(p[b, a][both], p[b, c][both]).mean()
+    return actual
 
 
 def js(p: Tensor, q: Tensor) -> Tensor:
@@ -83,18 +83,18 @@ def product(p: Tensor, q: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", MAPS)
 def test_jensen_shannon_is_the_mean_divergence_of_two_heads_rows(name: str) -> None:
     w, p, counts = map_and_truth(name)
-    found = heads.jensen_shannon(w)
-    assert error(found, pairwise(p, counts, js)) < 1e-12
-    assert torch.equal(found, found.transpose(1, 2)) and found.diagonal(dim1=1, dim2=2).eq(0).all()
-    assert found.max() <= math.log(2) * (1 + 1e-15)
+    actual = heads.jensen_shannon(w)
+    assert error(actual, pairwise(p, counts, js)) < 1e-12
+    assert torch.equal(actual, actual.transpose(1, 2)) and actual.diagonal(dim1=1, dim2=2).eq(0).all()
+    assert actual.max() <= math.log(2) * (1 + 1e-15)
 
 
 def test_half_precision_is_compared_in_float32() -> None:
     for dtype, tight in ((torch.float32, 1e-6), (torch.bfloat16, 2e-3)):  # bfloat16 weights are rounded ones
         w, p, counts = map_and_truth("causal", dtype)
-        for found, formula in ((heads.jensen_shannon(w), js), (heads.attention_overlap(w), product)):
-            assert found.dtype == torch.float32
-            assert error(found, pairwise(p, counts, formula)) < tight
+        for actual, formula in ((heads.jensen_shannon(w), js), (heads.attention_overlap(w), product)):
+            assert actual.dtype == torch.float32
+            assert error(actual, pairwise(p, counts, formula)) < tight
 
 
 def test_smoothing_leaves_padding_alone() -> None:
@@ -140,16 +140,16 @@ def test_long_inputs_are_compared_without_a_matrix(measure: Callable[..., Tensor
     q, k = normal(0, 2, 1, 2, length, 8).float()
     w = hw.AttentionMap(q, k, causal=True)
     with hw.budget.limit("4 MiB"):
-        found = measure(w)
+        actual = measure(w)
         few = measure(w, queries=500)
-    assert found.isfinite().all() and error(few, found) < 0.02
+    assert actual.isfinite().all() and error(few, actual) < 0.02
 
 
 @pytest.mark.parametrize("measure", [heads.jensen_shannon, heads.attention_overlap])
 def test_a_sequence_of_padding_compares_to_nothing(measure: Callable[..., Tensor]) -> None:
     w = hw.AttentionMap(Q, K, mask=Mask.padding([0, 9]))
-    found = measure(w)
-    assert found[0].isnan().all() and not found[1].isnan().any()
+    actual = measure(w)
+    assert actual[0].isnan().all() and not actual[1].isnan().any()
 
 
 @pytest.mark.parametrize("measure", [heads.jensen_shannon, heads.attention_overlap])
@@ -197,7 +197,7 @@ def test_one_number_is_the_mean_over_pairs_of_different_heads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "kind", "says"),
+    ("ask", "kind", "message"),
     [
         (lambda w: heads.jensen_shannon(w, smooth=1.0), ArgumentError, "at least 0 and below 1: got 1.0"),
         (lambda w: heads.jensen_shannon(w, smooth=-0.5), ArgumentError, "and below 1: got -0.5"),
@@ -212,8 +212,8 @@ def test_one_number_is_the_mean_over_pairs_of_different_heads() -> None:
         (lambda w: heads.one_number(Q), ShapeError, "matrix must be square [B, H, H]: got [2, 6, 13, 7]"),
     ],
 )
-def test_diversity_refuses(ask: Callable[[Any], Any], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=re.escape(says)):
+def test_diversity_refuses(ask: Callable[[Any], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
         ask(hw.AttentionMap(Q, K))
 
 
@@ -223,22 +223,22 @@ def test_diversity_refuses(ask: Callable[[Any], Any], kind: type[Exception], say
 def test_points_of_a_plane_are_laid_out_as_they_were() -> None:
     points = normal(7, 11, 2) * torch.tensor([3.0, 1.0])
     away = torch.cdist(points, points)
-    found = heads.layout(away)
-    assert found.shape == (11, 2)
-    assert error(torch.cdist(found, found), away) < 1e-12
-    assert found.mean(0).abs().max() < 1e-12
-    assert found[:, 0].var() > found[:, 1].var()
+    actual = heads.layout(away)
+    assert actual.shape == (11, 2)
+    assert error(torch.cdist(actual, actual), away) < 1e-12
+    assert actual.mean(0).abs().max() < 1e-12
+    assert actual[:, 0].var() > actual[:, 1].var()
 
 
 def test_a_layout_is_the_same_each_time_and_never_mirrored() -> None:
     points = normal(8, 7, 2)
     away = torch.cdist(points, points)
-    found = heads.layout(away)
-    farthest = found.abs().argmax(0)
-    assert found[farthest[0], 0] > 0 and found[farthest[1], 1] > 0
-    assert torch.equal(found, heads.layout(away))
+    actual = heads.layout(away)
+    farthest = actual.abs().argmax(0)
+    assert actual[farthest[0], 0] > 0 and actual[farthest[1], 1] > 0
+    assert torch.equal(actual, heads.layout(away))
     mirrored = torch.cdist(-points, -points)
-    assert error(heads.layout(mirrored), found) < 1e-12
+    assert error(heads.layout(mirrored), actual) < 1e-12
 
 
 def test_few_heads_and_equal_heads_have_a_layout() -> None:
@@ -287,7 +287,7 @@ SQUARE = torch.ones(3, 3) - torch.eye(3)
 
 
 @pytest.mark.parametrize(
-    ("ask", "kind", "says"),
+    ("ask", "kind", "message"),
     [
         (lambda: heads.layout(torch.ones(2, 3)), ShapeError, "distances must be square [N, N]: got [2, 3]"),
         (lambda: heads.layout(torch.ones(0, 0)), ShapeError, "got [0, 0]"),
@@ -302,6 +302,6 @@ SQUARE = torch.ones(3, 3) - torch.eye(3)
         (lambda: heads.clusters(SQUARE, threshold=-0.25), ArgumentError, "must not be negative: got -0.25"),
     ],
 )
-def test_points_and_groups_refuse(ask: Callable[[], Any], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=re.escape(says)):
+def test_points_and_groups_refuse(ask: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
         ask()

@@ -44,22 +44,22 @@ def test_a_general_label_gives_way_to_any_other() -> None:
 
 @given(st.dictionaries(st.sampled_from([*SCORES, "entropy"]), st.floats(0, 1) | st.just(math.nan)))
 def test_a_label_always_stands_on_a_measured_score(scores: dict[str, float]) -> None:
-    found = label(scores)
-    if found.score is None:
-        assert found.name == "mixed"
+    actual = label(scores)
+    if actual.score is None:
+        assert actual.name == "mixed"
         assert all(not scores.get(entry.score, 0) >= entry.threshold for entry in LABELS)
     else:
-        entry = BY_NAME[found.name]
-        assert found.score == scores[entry.score] >= entry.threshold
+        entry = BY_NAME[actual.name]
+        assert actual.score == scores[entry.score] >= entry.threshold
 
 
 def scores_of(w: hw.AttentionMap, tokens: torch.Tensor) -> dict[str, float]:
     """Everything the table asks for that needs no tokenizer."""
     stats = w.statistics("previous", "next", "itself", "first", "entropy")
-    found = {name: stats[name] for name in ("previous", "next", "itself", "first")}
-    found |= {"spread": heads.spread(w, stats.entropy), "locality": heads.locality(w)}
-    found |= {name: getattr(heads, name)(w, tokens) for name in ("induction", "duplicate_token")}
-    return {name: value.item() for name, value in found.items()}
+    actual = {name: stats[name] for name in ("previous", "next", "itself", "first")}
+    actual |= {"spread": heads.spread(w, stats.entropy), "locality": heads.locality(w)}
+    actual |= {name: getattr(heads, name)(w, tokens) for name in ("induction", "duplicate_token")}
+    return {name: value.item() for name, value in actual.items()}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_padded_text_has_the_labels_that_it_has_alone(implementation: str) -> 
         for name, value in of_text.rows.items():
             torch.testing.assert_close(of_batch.rows[name][:1], value, atol=1e-5, rtol=1e-4, equal_nan=True)
             assert torch.equal(of_batch.counts[name][:1], of_text.counts[name]), name
-    found = [(head.layer, head.head) for head in alone.find("next-token")]
-    assert (1, 8) in found
+    actual = [(head.layer, head.head) for head in alone.find("next-token")]
+    assert (1, 8) in actual
     with torch.no_grad(), hw.watch(model) as padded:
         model(**tokenizer(texts[0], return_tensors="pt", padding="max_length", max_length=13))
     assert [head.label.name for head in padded.all()] == [head.label.name for head in alone.all()]

@@ -50,9 +50,9 @@ class Self:
         q, k = (2 * normal(i, B, heads, L, D) for i, heads in ((0, H), (1, HK)))
         self.q, self.k = q.to(self.dtype), k.to(self.dtype)
         self.tokens = torch.randint(4, (B, L), generator=torch.Generator().manual_seed(5))
-        given = {n: x.to(self.dtype) if isinstance(x, Tensor) else x for n, x in self.options.items()}
-        self.map = hw.AttentionMap(self.q, self.k, mask=self.mask, **given)
-        wide = {n: x.double() if isinstance(x, Tensor) else x for n, x in given.items()}
+        options = {n: x.to(self.dtype) if isinstance(x, Tensor) else x for n, x in self.options.items()}
+        self.map = hw.AttentionMap(self.q, self.k, mask=self.mask, **options)
+        wide = {n: x.double() if isinstance(x, Tensor) else x for n, x in options.items()}
         k = self.k.double()
         self.p = reference.attention(self.q.double(), k, k, mask=self.mask, **wide)[1]
 
@@ -65,10 +65,10 @@ class Self:
 
     def expected(self, formula: Callable[[Tensor, Tensor], float | Tensor]) -> Tensor:
         """[B, H] from a dense formula of weights and tokens."""
-        found = torch.empty(B, H, dtype=torch.float64)
+        actual = torch.empty(B, H, dtype=torch.float64)
         for b, h, p, tokens in self.each():
-            found[b, h] = formula(p, tokens)
-        return found
+            actual[b, h] = formula(p, tokens)
+        return actual
 
 
 CASES: dict[str, Callable[[], Self]] = {
@@ -93,11 +93,11 @@ def case(request: pytest.FixtureRequest) -> Self:
     return CASES[request.param]()
 
 
-def assert_close(found: Tensor, case: Self, expected: Tensor, times: float = 1.0) -> None:
-    assert found.shape == expected.shape and not found.requires_grad
+def assert_close(actual: Tensor, case: Self, expected: Tensor, times: float = 1.0) -> None:
+    assert actual.shape == expected.shape and not actual.requires_grad
     unmeasured = expected.isnan()
-    assert torch.equal(found.isnan(), unmeasured)
-    assert error(found[~unmeasured], expected[~unmeasured]) <= times * TIGHT[case.dtype]
+    assert torch.equal(actual.isnan(), unmeasured)
+    assert error(actual[~unmeasured], expected[~unmeasured]) <= times * TIGHT[case.dtype]
 
 
 def rows(n: int) -> tuple[Tensor, Tensor]:
@@ -138,10 +138,10 @@ def on_truth(on: Mask, case: Self) -> Tensor:
 @pytest.mark.parametrize("on", ON.values(), ids=ON)
 def test_mass_is_the_weight_of_the_keys_a_mask_allows(case: Self, on: Mask) -> None:
     truth = on_truth(on, case)
-    found = case.map.mass(on, per="query")
-    assert found.dtype == case.map.lse.dtype
-    assert_close(found, case, truth)
-    assert found.max() <= 1
+    actual = case.map.mass(on, per="query")
+    assert actual.dtype == case.map.lse.dtype
+    assert_close(actual, case, truth)
+    assert actual.max() <= 1
     counts = case.real[:, None].expand(B, H, L) & (case.p.sum(-1) > 0)
     assert_close(case.map.mass(on), case, (truth * counts).sum(-1) / counts.sum(-1))
 
@@ -185,8 +185,8 @@ def test_a_sink_has_no_part_in_the_mass() -> None:
 def test_a_head_without_a_counted_query_has_no_mean_mass() -> None:
     w = hw.AttentionMap(normal(0, B, H, 5, D), normal(1, B, H, 7, D), mask=Mask.padding([0, 7]))
     assert w.mass(Mask.window(3), per="query")[0].eq(0).all()
-    found = w.mass(Mask.window(3))
-    assert found[0].isnan().all() and not found[1].isnan().any()
+    actual = w.mass(Mask.window(3))
+    assert actual[0].isnan().all() and not actual[1].isnan().any()
 
 
 def test_mass_takes_a_mask_given_as_a_tensor() -> None:
@@ -196,7 +196,7 @@ def test_mass_takes_a_mask_given_as_a_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "kind", "says"),
+    ("ask", "kind", "message"),
     [
         (lambda w: w.mass(Mask(), per="row"), ArgumentError, 'per must be "head" or "query": got \'row\''),
         (lambda w: w.select(keys=[1, 4]).mass(Mask()), ArgumentError, "mass must see whole rows"),
@@ -206,15 +206,15 @@ def test_mass_takes_a_mask_given_as_a_tensor() -> None:
         (lambda w: w.mass("window"), MaskError, "mask must be a Mask or a tensor: got 'window'"),
     ],
 )
-def test_mass_refuses(ask: Callable[[Any], Any], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=re.escape(says)):
+def test_mass_refuses(ask: Callable[[Any], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
         ask(CASES["causal"]().map)
 
 
 def test_labels_of_queries_outside_the_keys_must_be_given() -> None:
     w = hw.AttentionMap(normal(0, 1, 2, 7, 3), normal(1, 1, 2, 5, 3)).select(queries=[0, 6])
-    says = "document query_ids must be given for queries outside the keys: positions -2 to 4 of 5 keys"
-    with pytest.raises(MaskError, match=re.escape(says)):
+    message = "document query_ids must be given for queries outside the keys: positions -2 to 4 of 5 keys"
+    with pytest.raises(MaskError, match=re.escape(message)):
         w.mass(Mask.documents(torch.arange(5)))
     assert w.mass(Mask.documents(torch.arange(5), torch.tensor([1, 3]))).shape == (1, 2)
 
@@ -262,8 +262,8 @@ def detector(p: Tensor, pattern: Tensor, measure: str, exclude_bos: bool, exclud
     return 1 - away.mean() * len(away)
 
 
-def measured(w: hw.AttentionMap, name: str, tokens: Tensor, *how: Any) -> Tensor:
-    return getattr(heads, name)(w, *([] if name == "previous_token" else [tokens]), *how)
+def measured(w: hw.AttentionMap, name: str, tokens: Tensor, *options: Any) -> Tensor:
+    return getattr(heads, name)(w, *([] if name == "previous_token" else [tokens]), *options)
 
 
 @pytest.mark.thinned(6)
@@ -274,10 +274,10 @@ def measured(w: hw.AttentionMap, name: str, tokens: Tensor, *how: Any) -> Tensor
 def test_detection_is_transformer_lens_to_the_letter(
     case: Self, name: str, measure: str, exclude_bos: bool, exclude_current: bool
 ) -> None:
-    how = (measure, exclude_bos, exclude_current)
-    found = measured(case.map, name, case.tokens, *how)
-    truth = case.expected(lambda p, tokens: detector(p, detection_pattern(name, tokens), *how))
-    assert_close(found, case, truth, times=5)
+    way = (measure, exclude_bos, exclude_current)
+    actual = measured(case.map, name, case.tokens, *way)
+    truth = case.expected(lambda p, tokens: detector(p, detection_pattern(name, tokens), *way))
+    assert_close(actual, case, truth, times=5)
 
 
 @pytest.mark.thinned
@@ -297,8 +297,8 @@ def test_a_score_is_over_the_queries_that_have_something_to_look_at(
             pattern.fill_diagonal_(0)
         return where_seen(p, pattern)
 
-    found = measured(case.map, name, case.tokens, "mean", exclude_bos, exclude_current)
-    assert_close(found, case, case.expected(formula), times=5)
+    actual = measured(case.map, name, case.tokens, "mean", exclude_bos, exclude_current)
+    assert_close(actual, case, case.expected(formula), times=5)
 
 
 @pytest.mark.parametrize("name", ["duplicate_token", "induction"])
@@ -332,9 +332,9 @@ def test_a_padding_token_matches_nobody() -> None:
     """Left padding with a token that the text also has: its copies are not copies."""
     case = CASES["left padding"]()
     same = torch.zeros(B, L, dtype=torch.int64)
-    found = heads.induction(case.map, same, "abs")[1]
+    actual = heads.induction(case.map, same, "abs")[1]
     cut = hw.AttentionMap(case.q[1:, :, 5:], case.k[1:, :, 5:], causal=True)
-    assert error(found, heads.induction(cut, same[1:, 5:], "abs")[0]) < 1e-12
+    assert error(actual, heads.induction(cut, same[1:, 5:], "abs")[0]) < 1e-12
 
 
 def test_without_weight_to_take_a_share_of_there_is_no_score() -> None:
@@ -348,12 +348,12 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
     ids, n = torch.tensor(tokens), len(tokens)
     p = normal(n, n, n).masked_fill(rows(n)[1] > rows(n)[0], -torch.inf).softmax(-1)
     for name in ("duplicate_token", "induction"):
-        found = measured(hw.AttentionMap.from_weights(p[None, None]), name, ids, measure).item()
-        assert abs(found - detector(p, detection_pattern(name, ids), measure, False, False).item()) < 1e-12
+        actual = measured(hw.AttentionMap.from_weights(p[None, None]), name, ids, measure).item()
+        assert abs(actual - detector(p, detection_pattern(name, ids), measure, False, False).item()) < 1e-12
 
 
 @pytest.mark.parametrize(
-    ("ask", "kind", "says"),
+    ("ask", "kind", "message"),
     [
         (lambda w: heads.previous_token(w, "sum"), ArgumentError, '"mul" or "abs": got \'sum\''),
         (lambda w: heads.induction(w, SPOTS / 2), ArgumentError, "must be integers: got torch.float32"),
@@ -376,15 +376,15 @@ def test_any_tokens_are_detected_as_in_the_dense_formula(tokens: list[int], meas
         (lambda w: heads.grid_distance(w.select(keys=[1]), 2, 11), ArgumentError, "must see whole rows"),
     ],
 )
-def test_patterns_refuse(ask: Callable[[Any], Any], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=re.escape(says)):
+def test_patterns_refuse(ask: Callable[[Any], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
         ask(CASES["causal"]().map)
 
 
 def test_a_query_without_a_token_is_refused() -> None:
     w = hw.AttentionMap(normal(0, 1, 2, 7, 3), normal(1, 1, 2, 5, 3))
-    says = "tokens must be known for every query: positions -2 to 4 of 5 keys"
-    with pytest.raises(ShapeError, match=re.escape(says)):
+    message = "tokens must be known for every query: positions -2 to 4 of 5 keys"
+    with pytest.raises(ShapeError, match=re.escape(message)):
         heads.induction(w, torch.arange(5))
 
 
@@ -423,8 +423,8 @@ def test_the_sink_rate_counts_heads_above_epsilon() -> None:
 def test_streaming_mass_is_on_first_or_recent_keys(case: Self, first: int, recent: int) -> None:
     def formula(p: Tensor, _: Tensor) -> Tensor:
         i, j = rows(len(p))
-        kept = (j < first) | (i - j < recent)
-        return (p * kept).sum(-1)[((p > 0) & ~kept).any(-1)].mean()  # queries with anything else to see
+        saved = (j < first) | (i - j < recent)
+        return (p * saved).sum(-1)[((p > 0) & ~saved).any(-1)].mean()  # queries with anything else to see
 
     assert_close(heads.streaming_mass(case.map, first, recent), case, case.expected(formula))
 
@@ -442,25 +442,25 @@ def allowed(case: Self, b: int, h: int) -> Tensor:
 def test_spread_is_entropy_against_that_of_an_even_head(case: Self) -> None:
     truth = torch.empty(B, H, dtype=torch.float64)
     for b, h, p, _ in case.each():
-        seen = allowed(case, b, h).sum(-1)
+        visible = allowed(case, b, h).sum(-1)
         rest = (1 - p.sum(-1)).clamp(min=0) if "sinks" in case.options else torch.zeros(len(p))
         entropy = torch.special.entr(p).sum(-1) + torch.special.entr(rest)
-        truth[b, h] = entropy.mean() / (seen.double() + ("sinks" in case.options)).log().mean()
+        truth[b, h] = entropy.mean() / (visible.double() + ("sinks" in case.options)).log().mean()
     assert_close(heads.spread(case.map), case, truth)
-    known = case.map.statistics("entropy").entropy
-    assert torch.equal(heads.spread(case.map, known), heads.spread(case.map))
+    expected = case.map.statistics("entropy").entropy
+    assert torch.equal(heads.spread(case.map, expected), heads.spread(case.map))
 
 
 def test_locality_is_nearness_against_that_of_an_even_head(case: Self) -> None:
     truth = torch.empty(B, H, dtype=torch.float64)
     for b, h, p, _ in case.each():
         i, j = rows(len(p))
-        near, seen = (i - j).abs() <= 2, allowed(case, b, h).double()
-        even = (seen * near).sum(-1) / seen.sum(-1)
+        near, visible = (i - j).abs() <= 2, allowed(case, b, h).double()
+        even = (visible * near).sum(-1) / visible.sum(-1)
         truth[b, h] = ((p * near).sum(-1).mean() - even.mean()) / (1 - even.mean())
     assert_close(heads.locality(case.map, reach=2), case, truth, times=10)
-    known = case.map.statistics("local", reach=2).local
-    assert error(heads.locality(case.map, 2, known), heads.locality(case.map, 2)) <= 10 * TIGHT[case.dtype]
+    expected = case.map.statistics("local", reach=2).local
+    assert error(heads.locality(case.map, 2, expected), heads.locality(case.map, 2)) <= 10 * TIGHT[case.dtype]
 
 
 def test_in_a_short_text_nothing_is_far_and_locality_is_not_measured() -> None:
@@ -486,14 +486,14 @@ def test_grid_distance_is_euclidean_between_patches() -> None:
 
 def test_retrieval_counts_copied_tokens_of_the_needle() -> None:
     context = torch.tensor([9, 3, 4, 5, 4, 8])
-    said = torch.tensor([3, 4, 5])
+    message = torch.tensor([3, 4, 5])
     top = torch.tensor([[1, 1, -1], [2, 4, 2], [3, 3, 0]])  # [steps, heads]
-    found = heads.retrieval(top, context, said, needle=(1, 4))
-    assert found.tolist() == pytest.approx([1, 2 / 3, 1 / 3])
+    actual = heads.retrieval(top, context, message, needle=(1, 4))
+    assert actual.tolist() == pytest.approx([1, 2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize(
-    ("shapes", "needle", "kind", "says"),
+    ("shapes", "needle", "kind", "message"),
     [
         (((3,), (5,), (3,)), (0, 2), ShapeError, "got [3], [5] and [3]"),
         (((3, 2), (5,), (2,)), (0, 2), ShapeError, "got [3, 2], [5] and [2]"),
@@ -502,8 +502,8 @@ def test_retrieval_counts_copied_tokens_of_the_needle() -> None:
         (((3, 2), (5,), (3,)), (4, 6), ArgumentError, "needle must lie in the context: got (4, 6) of 5"),
     ],
 )
-def test_retrieval_refuses(shapes: Any, needle: tuple[int, int], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=re.escape(says)):
+def test_retrieval_refuses(shapes: Any, needle: tuple[int, int], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
         heads.retrieval(*(torch.zeros(shape, dtype=torch.int64) for shape in shapes), needle)
 
 
@@ -551,6 +551,6 @@ def test_long_inputs_are_measured_without_a_matrix(ask: Callable[[Any, Tensor], 
     tokens = torch.randint(97, (LONG,), generator=torch.Generator().manual_seed(1))
     w = hw.AttentionMap(q, k, causal=True)
     with Largest() as largest, hw.budget.limit("1 MiB"):
-        found = ask(w, tokens)
-    assert found.shape == (1, 2) and found.isfinite().all()
+        actual = ask(w, tokens)
+    assert actual.shape == (1, 2) and actual.isfinite().all()
     assert largest.size <= LONG * LONG // 4, "a quarter of the smallest matrix, that of a bool mask"

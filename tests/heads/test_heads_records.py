@@ -64,10 +64,10 @@ def test_queries_are_counted_without_a_tensor_as_with_one(query_len: int, key_le
     """With more queries than keys, 10 over 4, each end was taken for one query: `itself` counted 9, not 4."""
     weights = AttentionMap(normal(0, 1, 2, query_len, D), normal(1, 1, 2, key_len, D))
     assert not weights._scores.may_see_nothing  # so that the way without a tensor is taken
-    found = _counts(weights)
+    actual = _counts(weights)
     for offset, name in OFFSETS.items():
         expected = counted(name, weights._scores, weights.lse).sum(-1)
-        assert torch.equal(found[offset], expected), (offset, found[offset], expected)
+        assert torch.equal(actual[offset], expected), (offset, actual[offset], expected)
 
 
 L = 17
@@ -148,8 +148,8 @@ def test_values_of_padding_are_not_compared() -> None:
     assert record.pairs["values"].shape == (B, HK, HK) and record.pairs["outputs"].shape == (B, H, H)
     assert record.counts["values"].tolist() == [[T] * HK, [5] * HK]
     record.map = weights
-    found = hw.diversity(one_layer(record)).values[0]
-    torch.testing.assert_close(found, (expected * torch.tensor([T, 5])[:, None, None]).sum(0) / (T + 5))
+    actual = hw.diversity(one_layer(record)).values[0]
+    torch.testing.assert_close(actual, (expected * torch.tensor([T, 5])[:, None, None]).sum(0) / (T + 5))
 
 
 # Comparing
@@ -167,12 +167,12 @@ def test_how_many_queries_are_compared_is_obeyed_after_measuring() -> None:
     torch.testing.assert_close(hw.diversity(heads, smooth=0.1).attention[0], smooth)
     heads[0].calls[0].map = None
     hw.diversity(heads)
-    for options, said in (
+    for options, messages in (
         ({"queries": 7}, "smooth=0.0, queries=7: layers.0.attn was measured with smooth=0.0, queries=256"),
         ({"queries": None}, "smooth=0.0, queries=None: layers.0.attn was measured"),
         ({"smooth": 0.1}, "smooth=0.1, queries=256: layers.0.attn was measured"),
     ):
-        with pytest.raises(ArgumentError, match=re.escape(f"maps must have been kept for {said}")):
+        with pytest.raises(ArgumentError, match=re.escape(f"maps must have been kept for {messages}")):
             hw.diversity(heads, **options)
 
 
@@ -229,17 +229,17 @@ def test_learned_sinks_count_across_layers(smooth: float) -> None:
     heads = Heads()
     for number, weights in enumerate(maps):
         heads.add(f"layers.{number}.attn", reduce(weights, names=ROWS, keep=True))
-    found = hw.diversity(heads, across=True, smooth=smooth).distances
-    assert found is not None
+    actual = hw.diversity(heads, across=True, smooth=smooth).distances
+    assert actual is not None
     for number, weights in enumerate(maps):
         mine = slice(number * H, (number + 1) * H)
         within = jensen_shannon(weights, smooth=smooth).mean(0).sqrt()
-        torch.testing.assert_close(found[mine, mine], within, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual[mine, mine], within, rtol=1e-4, atol=1e-4)
     p = torch.cat([torch.nn.functional.pad(maps[1].dense(), (0, 1))[:, :1], with_rest(maps[0])[:, 3:]], 1)
     p[..., :-1] = p[..., :-1] * (1 - smooth) + smooth / T
     p[..., -1] *= 1 - smooth
     expected = jensen_shannon(AttentionMap.from_weights(p.clamp(min=0)))[:, 0, 1].mean().sqrt()
-    assert float(found[H, 3]) == pytest.approx(float(expected), rel=1e-4)
+    assert float(actual[H, 3]) == pytest.approx(float(expected), rel=1e-4)
 
 
 def with_rest(weights: AttentionMap) -> Tensor:
@@ -252,8 +252,10 @@ def test_rows_of_all_heads_stay_within_the_budget() -> None:
     heads = Heads()
     for number in range(2):
         heads.add(f"layers.{number}.attn", reduce(a_map(number), names=ROWS, keep=True))
-    said = r"weights of all heads \[2, 8, 11, 12\] must fit the memory budget: 16.5 KiB > 10 KiB; compare the"
-    with hw.budget.limit("10 KiB"), pytest.raises(BudgetExceeded, match=said):
+    message = (
+        r"weights of all heads \[2, 8, 11, 12\] must fit the memory budget: 16.5 KiB > 10 KiB; compare the"
+    )
+    with hw.budget.limit("10 KiB"), pytest.raises(BudgetExceeded, match=message):
         hw.diversity(heads, across=True)
 
 
@@ -308,11 +310,11 @@ def test_a_map_in_a_file_is_the_same_map(name: str, tmp_path: Path) -> None:
     assert repr(again.mask) == repr(before.mask) and call.reach == 3
     assert torch.equal(again.lse, before.lse)
     assert torch.equal(again.dense(), before.dense())
-    for found, expected in (
+    for actual, expected in (
         (spread(again), spread(before)),
         *((again.statistics(each)[each], before.statistics(each)[each]) for each in (*names, "received")),
     ):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     assert call.rows.keys() == heads[0].calls[0].rows.keys()
 
 
@@ -338,14 +340,14 @@ def test_maps_are_never_left_out_unsaid(tmp_path: Path) -> None:
 
 def test_given_weights_are_asked_about(tmp_path: Path) -> None:
     """They alone are a matrix: all of them together must fit, or they are left out on purpose."""
-    given = AttentionMap.from_weights(a_map().dense())
-    record = reduce(given, names=("entropy",), keep=True, with_patterns=True)
+    arguments = AttentionMap.from_weights(a_map().dense())
+    record = reduce(arguments, names=("entropy",), keep=True, with_patterns=True)
     heads = one_layer(record, record)
-    said = (
+    message = (
         r"weights of 2 maps, the last \[2, 4, 11, 11\], must fit the memory budget: 7.6 KiB > 7 KiB; save w"
     )
     with hw.budget.limit("7 KiB"):
-        with pytest.raises(BudgetExceeded, match=said):
+        with pytest.raises(BudgetExceeded, match=message):
             heads.save(tmp_path / "heads")
         heads.save(tmp_path / "heads", maps=False)
     assert load(tmp_path / "heads")[0].calls[1].map is None
@@ -408,10 +410,10 @@ def test_layers_keep_their_names_marks_and_tokens_in_a_file(tmp_path: Path) -> N
     again = load(tmp_path / "heads")
     assert [layer.layer for layer in again.values()] == [7, "decoder.attn"] and again.paths == heads.paths
     assert (again.tokens, again.title) == (heads.tokens, heads.title)
-    found = again["encoder.7.attn"].calls[0].marks
-    assert found is not None
+    actual = again["encoder.7.attn"].calls[0].marks
+    assert actual is not None
     for name in ("ids", "special", "punctuation", "unknown"):
-        assert torch.equal(getattr(found, name), getattr(marks, name))
+        assert torch.equal(getattr(actual, name), getattr(marks, name))
 
 
 def test_a_watched_model_comes_back_whole(tmp_path: Path) -> None:
@@ -423,9 +425,9 @@ def test_a_watched_model_comes_back_whole(tmp_path: Path) -> None:
     heads.save(tmp_path / "heads")
     again = load(tmp_path / "heads")
     assert list(again) == list(heads)
-    for one, other in zip(again.values(), heads.values(), strict=True):
-        assert repr(one.map) == repr(other.map) and torch.equal(spread(one.map), spread(other.map))
-        assert torch.equal(one.map.statistics("entropy").entropy, other.map.statistics("entropy").entropy)
+    for first, other in zip(again.values(), heads.values(), strict=True):
+        assert repr(first.map) == repr(other.map) and torch.equal(spread(first.map), spread(other.map))
+        assert torch.equal(first.map.statistics("entropy").entropy, other.map.statistics("entropy").entropy)
     assert str(again.table()) == str(heads.table())
     assert hw.diversity(again).number == hw.diversity(heads).number
 
@@ -444,8 +446,8 @@ def test_a_picture_without_its_map_leaves_padded_queries_out() -> None:
     for keep in (True, False):
         heads = one_layer(reduce(weights, names=ROWS, pooled=100, keep=keep))
         drawn.append([pictures.cells_of(heads[0], b, 100)[0].filled(0) for b in (0, 1)])
-    for kept, pooled in zip(*drawn, strict=True):
-        numpy.testing.assert_allclose(pooled, kept, rtol=1e-5, atol=1e-8)
+    for saved, pooled in zip(*drawn, strict=True):
+        numpy.testing.assert_allclose(pooled, saved, rtol=1e-5, atol=1e-8)
         sums = pooled.sum(-1)
         assert numpy.all(numpy.isclose(sums, 1, rtol=1e-4) | (sums == 0))
     made = reduce(weights, pooled=100).pooled_queries
@@ -461,8 +463,8 @@ def test_layers_that_run_again_are_sorted_in_their_order() -> None:
     for path in ("attn", "attn#1", "attn#2"):
         heads.add(path, reduce(a_map(), names=ROWS, keep=True))
     first = [heads_table.heads_table(heads, sort="layer", descending=each, top=1) for each in (False, True)]
-    said = [next(iter(table.table.columns[0].cells)) for table in first]
-    assert [str(each) for each in said] == ["0", "2"]
+    message = [next(iter(table.table.columns[0].cells)) for table in first]
+    assert [str(each) for each in message] == ["0", "2"]
     assert math.isfinite(heads[0].statistics.entropy.sum())
 
 
@@ -480,17 +482,17 @@ def test_words_are_of_the_text_that_a_call_read_and_not_of_one_as_long() -> None
     both = hw.models.Transformer(hw.models.TransformerConfig(**sizes, kind="encoder-decoder"))
     with torch.no_grad(), hw.watch(both, tokenizer=Words()) as heads:
         both(source, target)
-    said = {path: heads.words(heads[path].calls[0]) for path in heads.paths}
+    messages = {path: heads.words(heads[path].calls[0]) for path in heads.paths}
     spoken = [f"w{token}" for token in range(11, 18)]
-    assert list(said.values()) == [None, spoken, None]
+    assert list(messages.values()) == [None, spoken, None]
     heads.tokens = [["a", "b"]]
     assert heads.words(heads["decoder.layers.0.attention"].calls[0]) is None  # of another length
 
-    one = hw.models.Transformer(hw.models.TransformerConfig(**sizes))
-    with torch.no_grad(), hw.watch(one, tokenizer=Words()) as heads:
-        one(source)
-        one(target)
-        one.decoder(torch.randn(1, 7, 10))
+    whole = hw.models.Transformer(hw.models.TransformerConfig(**sizes))
+    with torch.no_grad(), hw.watch(whole, tokenizer=Words()) as heads:
+        whole(source)
+        whole(target)
+        whole.decoder(torch.randn(1, 7, 10))
     assert [heads.words(call) for call in heads[0].calls] == [None, spoken, None]
     for call in heads[0].calls:
         call.marks = None  # nothing is known of any text: tokens are what a user says they are

@@ -87,9 +87,9 @@ def ids(*numbers: int) -> Tensor:
 
 
 @torch.no_grad()
-def watched(model: torch.nn.Module, *given: Tensor, **more: object) -> Heads:
+def watched(model: torch.nn.Module, *arguments: Tensor, **more: object) -> Heads:
     with watch(model) as heads:
-        model(*given, **more)
+        model(*arguments, **more)
     return heads
 
 
@@ -119,9 +119,9 @@ def test_tokens_are_partners_where_they_are_the_same_or_replaced_by_as_many(
 ) -> None:
     aligned = align(text(before.split()), text(after.split()))
     assert aligned.names == names.split()
-    for side, said in enumerate((before, after)):
+    for side, message in enumerate((before, after)):
         assert [place[side] for place in aligned.places if place[side] is not None] == list(
-            range(len(said.split()))
+            range(len(message.split()))
         )
 
 
@@ -133,8 +133,8 @@ def test_tokens_are_partners_where_they_are_the_same_or_replaced_by_as_many(
 def test_partners_do_not_depend_on_which_text_comes_first(before: list[str], after: list[str]) -> None:
     if not set(before) & set(after):
         return
-    there, back = align(text(before), text(after)), align(text(after), text(before))
-    assert sorted(map(str, there.places)) == sorted(str((a, b)) for b, a in back.places)
+    forward, back = align(text(before), text(after)), align(text(after), text(before))
+    assert sorted(map(str, forward.places)) == sorted(str((a, b)) for b, a in back.places)
 
 
 def test_padding_has_no_partner() -> None:
@@ -145,8 +145,8 @@ def test_padding_has_no_partner() -> None:
 
 
 def test_texts_without_a_common_token_are_refused() -> None:
-    said = "texts must have a token in common: 'he slept' and 'dogs bark' have 0"
-    with pytest.raises(ArgumentError, match=said):
+    message = "texts must have a token in common: 'he slept' and 'dogs bark' have 0"
+    with pytest.raises(ArgumentError, match=message):
         align(text("[CLS] he slept [SEP]".split()), text("[CLS] dogs bark [SEP]".split()))
 
 
@@ -166,20 +166,20 @@ def test_unknown_tokens_are_partners_by_position_and_must_be_equally_many() -> N
 def test_a_distance_is_that_of_a_plain_computation_in_float64(seed: int, replaced: bool) -> None:
     other = SHE if replaced else [*SHE[:5], "nobody", "else", *SHE[6:]]
     a, b = random_weights(3, len(HE), seed), random_weights(3, len(other), seed + 1)
-    there = heads_of(a, words=HE).changes(heads_of(b, words=other))
+    forward = heads_of(a, words=HE).changes(heads_of(b, words=other))
     back = heads_of(b, words=other).changes(heads_of(a, words=HE))
     if replaced:
         pairs = [(at, at) for at in range(len(HE))]
     else:
         pairs = [(at, at) for at in range(5)] + [(at, at + 1) for at in range(6, len(HE))]
-    for change in there:
+    for change in forward:
         rows = plain_distance(a[change.head], b[change.head], pairs)
         assert change.distance == pytest.approx(sum(rows) / len(rows), rel=1e-12, abs=1e-14)
         assert change.largest == pytest.approx(max(rows), rel=1e-12)
         assert change.places == pairs[rows.index(max(rows))]
         assert 0 <= change.distance <= change.largest <= math.log(2)
-    assert {tuple(each): each.distance for each in back} == {tuple(each): each.distance for each in there}
-    assert [each.distance for each in there] == sorted((each.distance for each in there), reverse=True)
+    assert {tuple(each): each.distance for each in back} == {tuple(each): each.distance for each in forward}
+    assert [each.distance for each in forward] == sorted((each.distance for each in forward), reverse=True)
 
 
 def test_rows_that_share_no_key_are_log_2_apart_and_the_same_text_is_0_apart() -> None:
@@ -254,12 +254,14 @@ def two_texts(source: str, target: str, seed: int) -> Heads:
     words = {"encoder.0.self": source.split(), "decoder.0.self": target.split()}
     sizes = {"decoder.0.cross": (len(target.split()), len(source.split()))}
     for path in ("encoder.0.self", "decoder.0.self", "decoder.0.cross"):
-        known = words.get(path)
-        T, S = sizes.get(path) or (len(known or ""), len(known or ""))
+        expected = words.get(path)
+        T, S = sizes.get(path) or (len(expected or ""), len(expected or ""))
         weights = random_weights(2, max(T, S), seed, causal=path == "decoder.0.self")[:, :T, :S]
-        marks = None if known is None else Marks(torch.tensor([[crc32(word.encode()) for word in known]]))
+        marks = (
+            None if expected is None else Marks(torch.tensor([[crc32(word.encode()) for word in expected]]))
+        )
         map = AttentionMap.from_weights(weights[None] / weights[None].sum(-1, keepdim=True))
-        kind = "cross" if known is None else "self"
+        kind = "cross" if expected is None else "self"
         heads.add(path, reduce(map, kind=kind, names=("entropy",), marks=marks, keep=True, forward=1))
     heads.tokens = [target.split()]
     return heads
@@ -281,21 +283,21 @@ def test_cross_attention_pairs_queries_with_the_decoders_text_and_keys_with_the_
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    one, other = heads_of(random_weights(2, 9, 0), words=HE), heads_of(random_weights(3, 9, 0), words=SHE)
+    first, other = heads_of(random_weights(2, 9, 0), words=HE), heads_of(random_weights(3, 9, 0), words=SHE)
     with pytest.raises(ArgumentError, match=r"of the same model: layers.0.attention has 2 heads here and 3"):
-        one.changes(other)
+        first.changes(other)
     deeper = heads_of(*[random_weights(2, 9, 0)] * 2, words=SHE)
     with pytest.raises(ArgumentError, match=r"layers.1.attention has 0 heads here and 2 there"):
-        one.changes(deeper)
+        first.changes(deeper)
     with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
-        one.changes(Heads())
+        first.changes(Heads())
     with pytest.raises(IndexError, match="1"):
-        one.changes(one, batch=1)
+        first.changes(first, batch=1)
     for layer in other.values():
         layer.calls[0].map = None
     with pytest.raises(ArgumentError, match=r"must have maps: layers.0.attention .* \[1, 3, 9, 9\]"):
         other.changes(other)
-    changed = one.changes(heads_of(random_weights(2, 9, 1), words=SHE))
+    changed = first.changes(heads_of(random_weights(2, 9, 1), words=SHE))
     for show in (changed.plot, changed.table):
         with pytest.raises(ArgumentError, match="top must be at least 1: got 0"):
             show(top=0)

@@ -77,9 +77,9 @@ def test_a_head_at_zero_says_nothing(name: str) -> None:
     with torch.no_grad():
         before = run(model)
         with ablate(model, [(1, 2), (1, 0)]):
-            found = run(model)
+            actual = run(model)
         after = run(model)
-    assert error(found, without(name, model, [0, 2])) < EXACT < error(found, before)
+    assert error(actual, without(name, model, [0, 2])) < EXACT < error(actual, before)
     assert torch.equal(before, after)
     assert hooks_on(model) == 0
 
@@ -89,17 +89,17 @@ def test_a_layer_without_a_head_means_all_of_them(name: str) -> None:
     make, run, _, H = MODELS[name]
     model = make()
     with torch.no_grad(), ablate(model, [(-1, None)]):
-        found = run(model)
-    assert error(found, without(name, model, list(range(H)))) < EXACT
+        actual = run(model)
+    assert error(actual, without(name, model, list(range(H)))) < EXACT
 
 
 def test_a_layer_may_be_named_by_its_path_or_the_end_of_it() -> None:
     model = gpt2()
-    found = []
+    actual = []
     for heads in ([(1, 2)], [("transformer.h.1.attn", 2)], [("h.1.attn", 2)], {1: [2]}, {"h.1.attn": [2]}):
         with torch.no_grad(), ablate(model, heads):
-            found.append(model(tokens()).logits)
-    assert all(torch.equal(each, found[0]) for each in found)
+            actual.append(model(tokens()).logits)
+    assert all(torch.equal(each, actual[0]) for each in actual)
 
 
 def test_blocks_may_be_nested_and_one_entered_again() -> None:
@@ -111,12 +111,12 @@ def test_blocks_may_be_nested_and_one_entered_again() -> None:
         with first:
             with second, first:
                 both = run(model)
-            one = run(model)
+            whole = run(model)
         with second:
             other = run(model)
         after = run(model)
     assert error(both, without(name, model, [0, 4])) < EXACT
-    assert error(one, without(name, model, [0])) < EXACT
+    assert error(whole, without(name, model, [0])) < EXACT
     assert error(other, without(name, model, [4])) < EXACT
     assert torch.equal(before, after) and hooks_on(model) == 0
 
@@ -201,9 +201,9 @@ def test_a_model_without_attention_has_no_means_and_nothing_to_collect() -> None
 
 
 def test_none_means_all_heads_for_collect_alone() -> None:
-    for what in (ablate, prune):
+    for name in (ablate, prune):
         with pytest.raises(ArgumentError, match=r"heads must be \(layer, head\) pairs: got None"):
-            what(ours(), None)
+            name(ours(), None)
 
 
 def test_gradients_are_those_of_the_model_without_the_head() -> None:
@@ -227,13 +227,13 @@ def test_the_mean_is_over_real_positions() -> None:
     model = bert()
     batch = padded()
     real = batch["attention_mask"].bool()
-    said = heads_of(model, lambda m: m(**batch))
+    message = heads_of(model, lambda m: m(**batch))
     with torch.no_grad(), ablate(model, [(0, 3)], "mean"), collect(model) as outputs:
         model(**batch)
     path = "bert.encoder.layer.0.attention.self"
-    mean = said[path].transpose(1, 2)[real].mean(0)  # [H, Dv]
+    mean = message[path].transpose(1, 2)[real].mean(0)  # [H, Dv]
     assert error(outputs[path][:, 3], mean[3].expand_as(outputs[path][:, 3])) < EXACT
-    assert torch.equal(outputs[path][:, 2], said[path][:, 2])
+    assert torch.equal(outputs[path][:, 2], message[path][:, 2])
 
 
 def test_means_of_several_batches_take_the_place_of_the_batch_s_own() -> None:
@@ -317,11 +317,11 @@ def test_patching_every_head_repeats_the_other_run() -> None:
     path = "transformer.h.1.attn"
     with torch.no_grad():
         outputs, plain = heads_of(model, lambda m: m(clean)), heads_of(model, lambda m: m(other))
-        with patch(model, [(1, 0), (1, 2)], outputs), collect(model) as found:
+        with patch(model, [(1, 0), (1, 2)], outputs), collect(model) as actual:
             model(other)
-    assert torch.equal(found[path][:, [0, 2]], outputs[path][:, [0, 2]])
-    assert torch.equal(found[path][:, 1], plain[path][:, 1])
-    assert torch.equal(found["transformer.h.0.attn"], plain["transformer.h.0.attn"])
+    assert torch.equal(actual[path][:, [0, 2]], outputs[path][:, [0, 2]])
+    assert torch.equal(actual[path][:, 1], plain[path][:, 1])
+    assert torch.equal(actual["transformer.h.0.attn"], plain["transformer.h.0.attn"])
 
 
 @pytest.mark.parametrize("positions", [slice(2, 5), [2, 3, 4], torch.tensor([2, 3, -3])], ids=repr)
@@ -330,11 +330,11 @@ def test_patching_at_positions_leaves_the_others(positions: Any) -> None:
     outputs = {"layers.0": numbers(2, 4, 7, 7, seed=4)}
     with torch.no_grad():
         plain = heads_of(model, lambda m: m(numbers(2, 7, 13)))["layers.0"]
-        with patch(model, [(0, 1)], outputs, positions), collect(model, [(0, 1)]) as found:
+        with patch(model, [(0, 1)], outputs, positions), collect(model, [(0, 1)]) as actual:
             model(numbers(2, 7, 13))
     expected = plain.clone()
     expected[:, 1, 2:5] = outputs["layers.0"][:, 1, 2:5]
-    assert torch.equal(found["layers.0"], expected)
+    assert torch.equal(actual["layers.0"], expected)
 
 
 def test_what_is_collected_is_a_copy_without_a_graph_and_a_block_has_its_own() -> None:
@@ -353,10 +353,10 @@ def test_generated_text_is_that_of_the_ablated_model() -> None:
     by_hand = copy.deepcopy(model)
     with torch.no_grad():
         by_hand.model.layers[0].self_attn.o_proj.weight[:, 8:16] = 0
-    asked = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(tokens())}
+    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(tokens())}
     with ablate(model, [(0, 1)]):
-        found = model.generate(tokens(), **asked)
-    assert torch.equal(found, by_hand.generate(tokens(), **asked))
+        actual = model.generate(tokens(), **options)
+    assert torch.equal(actual, by_hand.generate(tokens(), **options))
 
 
 # What is refused
@@ -405,12 +405,12 @@ def test_outputs_to_patch_with_must_be_there_and_fit() -> None:
     model, x, fitting = ours(), numbers(2, 7, 13), torch.zeros(2, 4, 7, 7)
     outputs = {"layers.0": torch.zeros(2, 4, 6, 7)}
     refused(ArgumentError, "layers.1 is missing", lambda: patch(model, [(1, 0)], outputs))
-    for kind, match, given, positions in (
+    for kind, match, arguments, positions in (
         (ShapeError, r"= \[2, 4, 7, 7\] in layers.0: got \[2, 4, 6, 7\]", outputs, None),
         (ArgumentError, "outputs must hold every visit: layers.0 is missing", {"layers.0#1": fitting}, None),
         (IndexError, "positions must lie inside .* got 7", {"layers.0": fitting}, [7]),
     ):
-        refused_inside(kind, match, patch(model, [(0, 0)], given, positions), x)
+        refused_inside(kind, match, patch(model, [(0, 0)], arguments, positions), x)
 
 
 class OwnAttention(nn.Module):
@@ -441,15 +441,15 @@ def test_a_layer_whose_outputs_are_not_in_hand_is_not_passed_over() -> None:
 
 
 def test_others_hear_what_is_left() -> None:
-    model, heard = ours(), []
+    model, output = ours(), []
 
     class Ear(Listener):
         def hear(self, call: Any) -> None:
-            heard.append(call.output)
+            output.append(call.output)
 
     with ablate(model, [(0, 3)]), attach(model, Ear()):
         model(numbers(2, 7, 13))
-    assert not heard[0][:, 3].any() and heard[1][:, 3].any()
+    assert not output[0][:, 3].any() and output[1][:, 3].any()
 
 
 def test_heads_that_were_found_can_be_ablated() -> None:
@@ -458,10 +458,10 @@ def test_heads_that_were_found_can_be_ablated() -> None:
     mha, x = hw.MultiHeadAttention(24, 3).double(), torch.randn(2, 5, 24).double()
     with hw.watch(mha) as heads:
         mha(x)
-    found = heads.find("entropy", top=1)
-    with hw.ablate(mha, found):
+    actual = heads.find("entropy", top=1)
+    with hw.ablate(mha, actual):
         without = mha(x)[0]
-    with hw.ablate(mha, [(0, found[0].head)]):
+    with hw.ablate(mha, [(0, actual[0].head)]):
         assert torch.equal(mha(x)[0], without)
     assert not torch.equal(mha(x)[0], without)
 
@@ -472,10 +472,10 @@ def test_heads_that_were_ranked_can_be_ablated() -> None:
     ranked = importance(model, [x], lambda m, x: m(x).square().mean()).ranking()[:3]
     with torch.no_grad():
         with ablate(model, ranked):
-            found = model(x)
+            actual = model(x)
         with ablate(model, [(one.layer, one.head) for one in ranked]):
-            assert torch.equal(model(x), found)
+            assert torch.equal(model(x), actual)
         with ablate(model, [SimpleNamespace(layer=0, head=2, path="layers.1")]):
-            found = model(x)
+            actual = model(x)
         with ablate(model, [(1, 2)]):
-            assert torch.equal(model(x), found)
+            assert torch.equal(model(x), actual)

@@ -50,12 +50,12 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def look(monitor: Monitor, x: Tensor | None = None) -> list[str]:
     """One step, and the warnings of it."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with monitor.step():
             monitor.model(numbers(B, T, E) if x is None else x)
-    assert all(one.category is HeadsAlarm and one.filename == __file__ for one in told)
-    return [str(one.message) for one in told]
+    assert all(warning.category is HeadsAlarm and warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
 
 
 def sharpen(model: Any, factor: float, layer: int = 0) -> None:
@@ -163,21 +163,21 @@ def test_training_into_a_collapse_rings_once_and_again_after_it_was_well() -> No
     """Entropy is trained down to nothing; back at the weights of before, once more."""
     model = made()
     before = copy.deepcopy(model.state_dict())
-    heard: list[Alarm] = []
-    monitor = Monitor(model, every=1, alarms=Alarms(max_logit=None), on_alarm=heard.append)
-    with warnings.catch_warnings(record=True) as told:
+    calls: list[Alarm] = []
+    monitor = Monitor(model, every=1, alarms=Alarms(max_logit=None), on_alarm=calls.append)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps = collapse(model, monitor)
         model.load_state_dict(before)
         assert collapse(model, monitor) == steps
-    of_layer = [alarm for alarm in heard if alarm.layer == 0]
+    of_layer = [alarm for alarm in calls if alarm.layer == 0]
     first = next(step for step, share in enumerate(steps) if share < 0.02)
     assert of_layer == [
         Alarm(step, 0, None, "entropy", steps[first], 0.02) for step in (first, first + len(steps))
     ]
     assert steps[0] > 0.5 and len(steps) - first > 1  # it stayed so, and was told of once
-    assert monitor.raised == heard and {alarm.kind for alarm in heard} == {"entropy"}
-    assert all(one.category is HeadsAlarm for one in told) and 2 <= len(told) <= len(heard)
+    assert monitor.raised == calls and {alarm.kind for alarm in calls} == {"entropy"}
+    assert all(warning.category is HeadsAlarm for warning in caught) and 2 <= len(caught) <= len(calls)
 
 
 def test_scores_that_grow_ring_head_by_head_in_one_warning() -> None:
@@ -185,11 +185,11 @@ def test_scores_that_grow_ring_head_by_head_in_one_warning() -> None:
     monitor = Monitor(model, every=1, alarms=Alarms(entropy=None, max_logit=100))
     assert look(monitor) == []
     sharpen(model, 1e4)
-    (told,) = look(monitor)
+    (message,) = look(monitor)
     values = [monitor.latest[f"heads/0/{head}/max_logit"] for head in range(H)]
     worst = max(range(H), key=values.__getitem__)
     assert min(values) > 100
-    assert told == (
+    assert message == (
         f"head {worst} of layer 0 must keep its scores in bounds: its largest logit is {values[worst]:.4g}, "
         "above 100, at step 1; lower the learning rate, normalise queries and keys, or cap them with softcap"
         f"; {H - 1} more heads alike: monitor.raised"
@@ -210,9 +210,9 @@ def test_a_head_that_dies_rings(weight: str) -> None:
     assert look(monitor) == []
     with torch.no_grad():
         model.layers[1].v_proj.weight[6:12] *= 0 if weight == "v_proj" else 1e-4
-    (told,) = look(monitor)
+    (message,) = look(monitor)
     value = monitor.latest["heads/1/1/output"]
-    assert told == (
+    assert message == (
         f"head 1 of layer 1 must say something: its output has {value:.3g} of its layer's mean norm, at most "
         "0.01, at step 1; look at what it has of W_V, or take it out with headwise.prune"
     )
@@ -225,9 +225,11 @@ def test_a_single_sharp_head_is_no_collapse_and_more_than_half_are() -> None:
         model = made()
         with torch.no_grad():
             model.layers[0].q_proj.weight[: count * E // H] *= 1e4
-        told = look(Monitor(model, alarms=Alarms(max_logit=None, dead=False)))
-        assert len(told) == (count > H // 2)
-        assert not told or told[0].startswith("layer 0 must not collapse onto single keys: more than half of")
+        message = look(Monitor(model, alarms=Alarms(max_logit=None, dead=False)))
+        assert len(message) == (count > H // 2)
+        assert not message or message[0].startswith(
+            "layer 0 must not collapse onto single keys: more than half of"
+        )
 
 
 def test_numbers_that_are_none_are_past_any_threshold() -> None:
@@ -235,11 +237,11 @@ def test_numbers_that_are_none_are_past_any_threshold() -> None:
     with torch.no_grad():
         model.layers[1].q_proj.weight[6] = math.nan
     monitor = Monitor(model, alarms=Alarms())
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with monitor.step():
             model.layers[1](numbers(B, T, E))
-    assert [str(one.message).partition(",")[0] for one in told] == [
+    assert [str(warning.message).partition(",")[0] for warning in caught] == [
         "layer 1 must not collapse onto single keys: more than half of its heads have at most nan of the "
         "largest entropy",
         "head 1 of layer 1 must keep its scores in bounds: its largest logit is nan",
@@ -314,8 +316,8 @@ def test_weights_of_others_are_looked_at_for_entropy_alone() -> None:
     monitor = Monitor(model, every=1, alarms=Alarms(), fallback="eager")
     assert look(monitor, torch.randn(B, T, E)) == []
     model.factor = 50.0
-    (told,) = look(monitor, torch.randn(B, T, E))
-    assert told.startswith("the model must not collapse")
+    (message,) = look(monitor, torch.randn(B, T, E))
+    assert message.startswith("the model must not collapse")
 
 
 # Once

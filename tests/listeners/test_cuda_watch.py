@@ -53,15 +53,15 @@ def test_families_say_on_a_gpu_what_they_say_in_float64_on_a_cpu(
     assert heads.paths == exact.paths
     for path in exact.paths:
         for key in NAMES:
-            found, expected = heads[path].statistics[key], exact[path].statistics[key]
-            far = ((found - expected).abs() / (1 + expected.abs())).nan_to_num().max()
-            assert far <= 2e-3, (path, key, found, expected)
-            assert torch.equal(found.isnan(), expected.isnan()), (path, key)
+            actual, expected = heads[path].statistics[key], exact[path].statistics[key]
+            far = ((actual - expected).abs() / (1 + expected.abs())).nan_to_num().max()
+            assert far <= 2e-3, (path, key, actual, expected)
+            assert torch.equal(actual.isnan(), expected.isnan()), (path, key)
     judged(request, "families watched")
 
 
 def test_low_precision_is_near_the_truth() -> None:
-    family = next(one for one in FAMILIES if one.name == "llama")
+    family = next(member for member in FAMILIES if member.name == "llama")
     for side in family.sides:
         exact = watched(family.build(torch.float64), family.feed(side, torch.float64))
         inputs = {name: on_gpu(x) for name, x in family.feed(side).items()}
@@ -74,17 +74,17 @@ def test_low_precision_is_near_the_truth() -> None:
 def test_generation_is_the_same_with_every_cache() -> None:
     import transformers
 
-    family = next(one for one in FAMILIES if one.name == "llama")
+    family = next(member for member in FAMILIES if member.name == "llama")
     torch.manual_seed(0)
     model = family.build()
     whole: Any = transformers.LlamaForCausalLM(model.config).cuda().eval()
     ids = torch.randint(3, 61, (2, 11), device="cuda")
     for cache in ("dynamic", "static"):
-        asked = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
-        asked["disable_compile"] = True
-        before = whole.generate(ids, **asked)
+        options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+        options["disable_compile"] = True
+        before = whole.generate(ids, **options)
         with hw.watch(whole, statistics=NAMES, pooled=None) as heads:
-            inside = whole.generate(ids, **asked)
+            inside = whole.generate(ids, **options)
         assert torch.equal(before, inside), cache
         sizes = [call.shape[2:] for call in heads[0].calls]
         assert sizes[:3] == [(11, 11), (1, 12), (1, 13)], sizes
@@ -155,7 +155,7 @@ def test_torchvisions_vision_transformer() -> None:
 def test_a_model_spread_over_cpu_and_gpu() -> None:
     import accelerate
 
-    family = next(one for one in FAMILIES if one.name == "llama")
+    family = next(member for member in FAMILIES if member.name == "llama")
     exact = watched(family.build(), family.feed("left"))
     placed = {"embed_tokens": "cpu", "rotary_emb": "cpu", "layers.0": "cpu", "layers.1": 0, "norm": 0}
     model = accelerate.dispatch_model(family.build(), placed)

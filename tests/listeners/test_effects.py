@@ -58,9 +58,9 @@ def without(model: nn.Module, projection: str, width: int, head: int, across: bo
     return copied
 
 
-def agree(found: Any, layer: Any, expected: list[float]) -> None:
+def agree(actual: Any, layer: Any, expected: list[float]) -> None:
     truth = torch.tensor(expected, dtype=torch.float64)
-    assert error(found[layer], truth) < EXACT * max(1.0, float(truth.abs().max()))
+    assert error(actual[layer], truth) < EXACT * max(1.0, float(truth.abs().max()))
 
 
 def small_transformer(**settings: Any) -> Transformer:
@@ -74,19 +74,19 @@ def small_transformer(**settings: Any) -> Transformer:
 
 def test_the_effect_of_a_head_is_the_divergence_of_the_next_tokens_without_it() -> None:
     model, ids = gpt2(), tokens(1)
-    found = hw.effects(model, ids, progress=False)
-    assert (found.of, found.unit, found.sequences) == ("next token", "nats", 1)
+    actual = hw.effects(model, ids, progress=False)
+    assert (actual.of, actual.unit, actual.sequences) == ("next token", "nats", 1)
     with torch.no_grad():
         before = model(ids).logits[0, -1]
         for layer in range(2):
             name = f"transformer.h.{layer}.attn.c_proj.weight"
             after = [without(model, name, 11, head, across=False)(ids).logits[0, -1] for head in range(3)]
-            agree(found, layer, [divergence(before, each) for each in after])
+            agree(actual, layer, [divergence(before, each) for each in after])
             for head, logits in enumerate(after):
-                words = found.after(layer, head)
+                words = actual.after(layer, head)
                 assert [word for word, _ in words] == [str(i) for i in logits.topk(10).indices.tolist()]
                 assert words[0][1] == pytest.approx(float(logits.softmax(-1).max()), rel=EXACT)
-    assert found.before[0][0][1] == pytest.approx(float(before.softmax(-1).max()), rel=EXACT)
+    assert actual.before[0][0][1] == pytest.approx(float(before.softmax(-1).max()), rel=EXACT)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -99,25 +99,25 @@ def test_padding_on_either_side_changes_nothing(side: str) -> None:
     ids = torch.cat([whole[:1], ids])
     real = (ids != 0).long()  # positions as for the text alone: theirs are rotated in float32
     inputs = {"input_ids": ids, "attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
-    found = hw.effects(model, inputs, progress=False)
+    actual = hw.effects(model, inputs, progress=False)
     alone = [hw.effects(model, {"input_ids": text}, progress=False) for text in (whole[:1], short)]
     for layer in range(2):
         each = torch.stack([one[layer] for one in alone], 1)
-        assert error(found.by_sequence[layer], each) < EXACT
-        assert error(found[layer], each.mean(1)) < EXACT
-    assert [words[0][0] for words in found.before] == [one.before[0][0][0] for one in alone]
+        assert error(actual.by_sequence[layer], each) < EXACT
+        assert error(actual[layer], each.mean(1)) < EXACT
+    assert [words[0][0] for words in actual.before] == [one.before[0][0][0] for one in alone]
     with torch.no_grad():
         before = model(short).logits[0, -1]
         after = without(model, "model.layers.1.self_attn.o_proj.weight", 8, 4)(short).logits[0, -1]
-    assert float(found.by_sequence[1][4, 1]) == pytest.approx(divergence(before, after), rel=1e-8)
+    assert float(actual.by_sequence[1][4, 1]) == pytest.approx(divergence(before, after), rel=1e-8)
 
 
 def test_a_transformer_of_ours_is_asked_for_its_next_token_up_to_its_lengths() -> None:
     model, ids = small_transformer(kind="decoder"), tokens(2)
-    found = hw.effects(model, {"ids": ids, "lengths": torch.tensor([7, 3])}, progress=False)
+    actual = hw.effects(model, {"ids": ids, "lengths": torch.tensor([7, 3])}, progress=False)
     alone = hw.effects(model, ids[1:, :3], progress=False)
-    assert found.of == alone.of == "next token"
-    assert error(found.by_sequence[1][:, 1], alone[1]) < EXACT
+    assert actual.of == alone.of == "next token"
+    assert error(actual.by_sequence[1][:, 1], alone[1]) < EXACT
     with torch.no_grad(), hw.ablate(model, [(1, 2)]):
         after = model(ids[1:, :3])[0, -1]
     assert float(alone[1][2]) == pytest.approx(divergence(model(ids[1:, :3])[0, -1], after), rel=1e-8)
@@ -125,14 +125,14 @@ def test_a_transformer_of_ours_is_asked_for_its_next_token_up_to_its_lengths() -
 
 def test_an_encoder_decoder_is_asked_at_the_last_position_of_its_target() -> None:
     model, source, target = small_transformer(kind="encoder-decoder"), tokens(1, 7), tokens(1, 5, seed=1)
-    found = hw.effects(model, (source, target), progress=False)
-    path = found.paths[-1]
+    actual = hw.effects(model, (source, target), progress=False)
+    path = actual.paths[-1]
     with torch.no_grad():
         before = model(source, target)[0, -1]
         with hw.ablate(model, [(path, 3)]):
             after = model(source, target)[0, -1]
-    assert len(found.paths) == 6  # of the encoder, and two kinds of the decoder
-    assert float(found[path][3]) == pytest.approx(divergence(before, after), rel=1e-8)
+    assert len(actual.paths) == 6  # of the encoder, and two kinds of the decoder
+    assert float(actual[path][3]) == pytest.approx(divergence(before, after), rel=1e-8)
 
 
 class Words(nn.Module):
@@ -150,11 +150,11 @@ class Words(nn.Module):
 
 def test_of_a_model_of_ones_own_the_embedding_tells_that_its_answer_is_words() -> None:
     model, ids = Words().double().eval(), torch.tensor([[3, 1, 4]])
-    found = hw.effects(model, ids, top=3)
-    assert (found.of, len(found.before[0])) == ("next token", 3)
+    actual = hw.effects(model, ids, top=3)
+    assert (actual.of, len(actual.before[0])) == ("next token", 3)
     with torch.no_grad():
         after = without(model, "attention.out_proj.weight", 4, 1)(ids)[0, -1]
-    agree(found, 0, [float(found[0][0]), divergence(model(ids)[0, -1], after)])
+    agree(actual, 0, [float(actual[0][0]), divergence(model(ids)[0, -1], after)])
 
 
 class Named:
@@ -176,11 +176,11 @@ class Named:
 
 
 def test_words_have_the_names_of_the_tokenizer_and_beyond_it_their_numbers() -> None:
-    found = hw.effects(Words().eval(), torch.tensor([[3, 1, 4]]), tokenizer=Named(), top=13)
-    assert sorted(word for word, _ in found.before[0]) == sorted(
+    actual = hw.effects(Words().eval(), torch.tensor([[3, 1, 4]]), tokenizer=Named(), top=13)
+    assert sorted(word for word, _ in actual.before[0]) == sorted(
         [*(f"t{i}\x1b" for i in range(11)), "11", "12"]
     )
-    assert "\x1b" not in str(found)
+    assert "\x1b" not in str(actual)
 
 
 def test_an_impossible_word_leaves_the_divergence_a_number() -> None:
@@ -188,8 +188,8 @@ def test_an_impossible_word_leaves_the_divergence_a_number() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return super().forward(ids).index_fill(-1, torch.tensor([5]), -math.inf)
 
-    found = hw.effects(Never().eval(), torch.tensor([[3, 1, 4]]))
-    assert found[0].isfinite().all() and (found[0] > 0).all()
+    actual = hw.effects(Never().eval(), torch.tensor([[3, 1, 4]]))
+    assert actual[0].isfinite().all() and (actual[0] > 0).all()
 
 
 # A masked token
@@ -202,14 +202,14 @@ def test_a_model_that_fills_gaps_is_asked_at_the_first_mask() -> None:
     model = hf.BertForMaskedLM(hf.BertConfig(vocab_size=13, max_position_embeddings=7, **sizes))
     model = model.double().eval()
     ids = torch.tensor([[1, 3, 5, 3, 2], [1, 4, 6, 3, 2]])
-    found = hw.effects(model, {"input_ids": ids}, tokenizer=Named())
-    assert found.of == "masked token"
+    actual = hw.effects(model, {"input_ids": ids}, tokenizer=Named())
+    assert actual.of == "masked token"
     name = "bert.encoder.layer.0.attention.output.dense.weight"
     with torch.no_grad():
         before, after = model(ids).logits, [without(model, name, 4, head)(ids).logits for head in range(3)]
     for batch, at in enumerate((1, 3)):
         expected = [divergence(before[batch, at], each[batch, at]) for each in after]
-        assert found.by_sequence[0][:, batch].tolist() == pytest.approx(expected, rel=1e-8)
+        assert actual.by_sequence[0][:, batch].tolist() == pytest.approx(expected, rel=1e-8)
     unmasked = hw.effects(model, {"input_ids": ids.clamp(min=4)}, tokenizer=Named())
     assert (unmasked.of, unmasked.before) == ("output", None)
 
@@ -220,13 +220,18 @@ def test_a_model_that_fills_gaps_is_asked_at_the_first_mask() -> None:
 def test_of_an_encoder_it_is_how_far_its_output_moves_at_real_positions() -> None:
     model, x = torch_encoder(), numbers(2, 7, 20)
     padding = torch.arange(7) >= torch.tensor([[7], [5]])
-    found = hw.effects(model, {"src": x, "src_key_padding_mask": padding}, progress=False)
-    assert (found.of, found.unit, found.before, found.after(0, 1)) == ("output", "of its norm", None, None)
+    actual = hw.effects(model, {"src": x, "src_key_padding_mask": padding}, progress=False)
+    assert (actual.of, actual.unit, actual.before, actual.after(0, 1)) == (
+        "output",
+        "of its norm",
+        None,
+        None,
+    )
     with torch.no_grad():
         before = [model(x[:1])[0], model(x[1:, :5])[0]]
         cut = [without(model, "layers.0.self_attn.out_proj.weight", 5, head) for head in range(4)]
         expected = [[moved(before[0], each(x[:1])[0]), moved(before[1], each(x[1:, :5])[0])] for each in cut]
-    assert error(found.by_sequence[0], torch.tensor(expected, dtype=torch.float64)) < EXACT
+    assert error(actual.by_sequence[0], torch.tensor(expected, dtype=torch.float64)) < EXACT
 
 
 # Each: the model, its inputs, its last output projection, and the width of a head in it.
@@ -255,23 +260,25 @@ def flat(answer: Any) -> Tensor:
 @pytest.mark.parametrize("name", MODELS)
 def test_any_models_output_is_compared_position_by_position(name: str) -> None:
     model, inputs, projection, width = MODELS[name]()
-    found = hw.effects(model.double().eval(), inputs, progress=False)
-    assert found.of == "output"
+    actual = hw.effects(model.double().eval(), inputs, progress=False)
+    assert actual.of == "output"
     with torch.no_grad():
         before = flat(run(model, inputs))
-        after = [flat(run(without(model, projection, width, head), inputs)) for head in range(len(found[-1]))]
-    agree(found, -1, [moved(before, each) for each in after])
+        after = [
+            flat(run(without(model, projection, width, head), inputs)) for head in range(len(actual[-1]))
+        ]
+    agree(actual, -1, [moved(before, each) for each in after])
 
 
 def test_what_is_zero_before_is_left_out_and_all_of_it_is_no_number() -> None:
     model = hw.MultiHeadAttention(6, 2).eval()
     with torch.no_grad():
         model.out_proj.weight.zero_()
-    found = hw.effects(model, torch.randn(1, 3, 6))
-    assert found[0].isnan().all() and "nan" in str(found)
+    actual = hw.effects(model, torch.randn(1, 3, 6))
+    assert actual[0].isnan().all() and "nan" in str(actual)
     with hw.watch(model) as heads:
         model(torch.randn(1, 3, 6))
-    assert [row["effect"] for row in found.to_page(heads)["heads"]] == [None, None]
+    assert [row["effect"] for row in actual.to_page(heads)["heads"]] == [None, None]
 
 
 def test_maps_of_features_are_compared_whole() -> None:
@@ -280,11 +287,11 @@ def test_maps_of_features_are_compared_whole() -> None:
             return super().forward(x, mask).unflatten(1, (3, 2))
 
     model, x = Folded(hw.MultiHeadAttention(8, 2)).double().eval(), numbers(2, 6, 8)
-    found = hw.effects(model, x)
+    actual = hw.effects(model, x)
     with torch.no_grad():
         before, after = model(x), without(model, "layers.0.out_proj.weight", 4, 1)(x)
     expected = [float((a - b).norm() / b.norm()) for a, b in zip(after, before, strict=True)]
-    assert found.by_sequence[0][1].tolist() == pytest.approx(expected, rel=1e-8)
+    assert actual.by_sequence[0][1].tolist() == pytest.approx(expected, rel=1e-8)
 
 
 # The answer
@@ -292,51 +299,51 @@ def test_maps_of_features_are_compared_whole() -> None:
 
 def test_a_layer_that_runs_again_is_off_each_time_and_every_visit_is_on_the_page() -> None:
     model, ids = albert(), tokens(1)
-    found = hw.effects(model, {"input_ids": ids}, progress=False)
+    actual = hw.effects(model, {"input_ids": ids}, progress=False)
     with hw.watch(model) as heads:
         model(input_ids=ids)
-    assert len(found.paths) == 1 and len(heads.paths) == 3
-    assert found.to_page(heads)["sentence"].endswith(" A layer that runs again is without it each time.")
-    rows = found.to_page(heads)["heads"]
+    assert len(actual.paths) == 1 and len(heads.paths) == 3
+    assert actual.to_page(heads)["sentence"].endswith(" A layer that runs again is without it each time.")
+    rows = actual.to_page(heads)["heads"]
     assert [(row["layer"], row["head"]) for row in rows] == [(i, j) for i in range(3) for j in range(5)]
-    assert rows[0]["effect"] == rows[5]["effect"] == pytest.approx(float(found[found.paths[0]][0]))
+    assert rows[0]["effect"] == rows[5]["effect"] == pytest.approx(float(actual[actual.paths[0]][0]))
 
 
 def test_the_page_is_given_words_and_numbers_by_layers_as_the_heads_count_them() -> None:
     model, ids = gpt2(), tokens(2)
-    found = hw.effects(model, ids, top=2)
+    actual = hw.effects(model, ids, top=2)
     with hw.watch(model) as heads:
         model(ids[:1])
-    data = found.to_page(heads)
+    data = actual.to_page(heads)
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert {name: data[name] for name in ("of", "unit")} == {"of": "next token", "unit": "nats"}
-    assert data["before"] == [list(word) for word in found.before[0]]
+    assert data["before"] == [list(word) for word in actual.before[0]]
     assert data["sentence"].endswith("The mean over 2 texts. The words are those of the first.")
     (row,) = [row for row in data["heads"] if (row["layer"], row["head"]) == (1, 2)]
-    assert row["effect"] == float(found[1][2]) and len(row["after"]) == 2
-    second = found.to_page(heads, batch=1)
-    assert second["before"] == [list(word) for word in found.before[1]]
-    assert second["heads"][5]["effect"] == float(found.by_sequence[1][2, 1])
+    assert row["effect"] == float(actual[1][2]) and len(row["after"]) == 2
+    second = actual.to_page(heads, batch=1)
+    assert second["before"] == [list(word) for word in actual.before[1]]
+    assert second["heads"][5]["effect"] == float(actual.by_sequence[1][2, 1])
     assert "mean" not in second["sentence"]
 
 
 def test_it_prints_as_a_table_of_layers_and_the_heads_that_do_most() -> None:
-    found = hw.effects(gpt2(), tokens(1))
-    lines = str(found).splitlines()
+    actual = hw.effects(gpt2(), tokens(1))
+    lines = str(actual).splitlines()
     assert lines[0] == (
         "What 6 heads do to the next token, each switched off alone, over 1 sequence (KL divergence, nats)."
     )
     assert [line.split()[:2] for line in lines[1:3]] == [["layer", "0"], ["layer", "1"]]
-    best = found.ranking()[0]
+    best = actual.ranking()[0]
     assert lines[4].startswith(f"Without layer {best.layer} head {best.head} ({best.score:.3g}): ")
     assert len(lines) == 7
 
 
 def test_progress_is_told_of_every_head_and_the_model_is_as_it_was() -> None:
-    model, told = gpt2(), []
+    model, message = gpt2(), []
     state, hooks = copy.deepcopy(model.state_dict()), hooks_on(model)
-    hw.effects(model, tokens(1), progress=lambda done, of: told.append((done, of)))
-    assert told == [(done, 6) for done in range(1, 7)]
+    hw.effects(model, tokens(1), progress=lambda done, of: message.append((done, of)))
+    assert message == [(done, 6) for done in range(1, 7)]
     assert hooks_on(model) == hooks and not model.training
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
@@ -384,9 +391,9 @@ def test_an_answer_without_numbers_is_refused() -> None:
             return self.said
 
     model = Silent(hw.MultiHeadAttention(6, 2)).eval()
-    for said, told in ((None, "got NoneType"), ({"loss": torch.zeros(())}, "got dict")):
-        model.said = said
-        with pytest.raises(ArgumentError, match=f"a tensor of two dimensions or more: {told}"):
+    for messages, message in ((None, "got NoneType"), ({"loss": torch.zeros(())}, "got dict")):
+        model.said = messages
+        with pytest.raises(ArgumentError, match=f"a tensor of two dimensions or more: {message}"):
             hw.effects(model, torch.randn(1, 3, 6))
     model.said = torch.tensor([[[1.0, math.nan, 3.0]]])
     with pytest.raises(ArgumentError, match="1 of 3 that Silent gave are not"):
@@ -395,19 +402,19 @@ def test_an_answer_without_numbers_is_refused() -> None:
 
 def test_heads_and_sequences_that_are_not_there_are_refused() -> None:
     model, other = gpt2(), hw.MultiHeadAttention(8, 2).eval()
-    found = hw.effects(model, tokens(1))
+    actual = hw.effects(model, tokens(1))
     with pytest.raises(ArgumentError, match="head must be one of 0 to 2: got 3"):
-        found.after(0, 3)
+        actual.after(0, 3)
     with pytest.raises(IndexError, match="one of 1 sequences: got 1"):
-        found.after(0, 2, batch=1)
+        actual.after(0, 2, batch=1)
     with hw.watch(other) as heads:
         other(torch.randn(1, 3, 8))
     with pytest.raises(
         ArgumentError, match=r"of transformer\.h\.0\.attn, transformer\.h\.1\.attn, and heads"
     ):
-        found.to_page(heads)
+        actual.to_page(heads)
     with pytest.raises(IndexError, match="one of 1 sequences: got -2"):
-        found.to_page(heads, batch=-2)
+        actual.to_page(heads, batch=-2)
     three = hw.effects(hw.MultiHeadAttention(9, 3).eval(), torch.randn(1, 3, 9))
     with pytest.raises(ArgumentError, match="has 2 heads there, and 3 were measured"):
         three.to_page(heads)

@@ -60,20 +60,20 @@ def by_gates(
 ) -> dict[str, Tensor]:
     """mean over sequences of |dL / dgate|, one sequence at a time."""
     total: dict[str, Tensor] = {}
-    for one in inputs:
+    for batch in inputs:
         gates = Gates()
         with attach(model, gates):
-            value = loss(model, one)
+            value = loss(model, batch)
         grads = torch.autograd.grad(value, list(gates.gates.values()))
         for path, grad in zip(gates.gates, grads, strict=True):
             total[path] = total.get(path, 0) + grad.abs() / len(inputs)
     return total
 
 
-def agree(found: Importance, truth: Importance | dict[str, Tensor]) -> None:
-    assert found.paths == (truth.paths if isinstance(truth, Importance) else list(truth))
+def agree(actual: Importance, truth: Importance | dict[str, Tensor]) -> None:
+    assert actual.paths == (truth.paths if isinstance(truth, Importance) else list(truth))
     for layer, expected in truth.items():
-        assert error(found[layer], expected) < EXACT * expected.abs().max()
+        assert error(actual[layer], expected) < EXACT * expected.abs().max()
 
 
 # Gradients
@@ -83,9 +83,9 @@ def agree(found: Importance, truth: Importance | dict[str, Tensor]) -> None:
 def test_importance_is_the_gradient_of_a_gate_a_sequence_at_a_time() -> None:
     model = gpt2()
     ids = tokens(5)
-    found = importance(model, [ids[:2], ids[2:]], surprise, normalise=False)
-    agree(found, by_gates(model, list(ids.split(1)), surprise))
-    assert found.examples == 5
+    actual = importance(model, [ids[:2], ids[2:]], surprise, normalise=False)
+    agree(actual, by_gates(model, list(ids.split(1)), surprise))
+    assert actual.examples == 5
 
 
 def test_a_language_model_predicts_its_own_input() -> None:
@@ -115,9 +115,9 @@ def test_a_model_with_labels_and_padding_uses_its_own_loss() -> None:
     model = bert()
     labels = torch.tensor([0, 2, 1])
     batch = {"input_ids": tokens(), "attention_mask": torch.ones_like(tokens()), "labels": labels}
-    found = importance(model, batch, normalise=False)
+    actual = importance(model, batch, normalise=False)
     ones = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
-    agree(found, by_gates(model, ones, lambda m, x: m(**x).loss))
+    agree(actual, by_gates(model, ones, lambda m, x: m(**x).loss))
 
 
 def test_padding_is_no_label_of_a_language_model() -> None:
@@ -155,9 +155,9 @@ def test_a_shared_layer_has_one_score_a_head_for_all_visits() -> None:
     def loss(m: nn.Module, ids: Tensor) -> Tensor:
         return m(ids).last_hidden_state.square().sum((1, 2)).mean()
 
-    found = importance(model, [x], loss, normalise=False)
-    assert len(found) == 1
-    agree(found, by_gates(model, list(x.split(1)), loss))
+    actual = importance(model, [x], loss, normalise=False)
+    assert len(actual) == 1
+    agree(actual, by_gates(model, list(x.split(1)), loss))
 
 
 def test_layers_that_are_checkpointed_are_counted_once() -> None:
@@ -175,7 +175,7 @@ def test_layers_that_are_checkpointed_are_counted_once() -> None:
 def test_leaving_one_out_is_the_difference_of_the_losses() -> None:
     model = gpt2()
     batches = [tokens(2), tokens(3, 5, seed=2)]
-    found = importance(model, batches, surprise, method="leave_one_out")
+    actual = importance(model, batches, surprise, method="leave_one_out")
 
     def loss(m: nn.Module) -> Tensor:
         with torch.no_grad():
@@ -186,7 +186,7 @@ def test_leaving_one_out_is_the_difference_of_the_losses() -> None:
             cut = copy.deepcopy(model)
             with torch.no_grad():
                 cut.transformer.h[layer].attn.c_proj.weight[head * 11 : (head + 1) * 11] = 0
-            assert error(found[layer][head], loss(cut) - loss(model)) < EXACT
+            assert error(actual[layer][head], loss(cut) - loss(model)) < EXACT
     assert hooks_on(model) == 0
 
 
@@ -195,9 +195,9 @@ def test_a_head_that_says_nothing_has_no_importance() -> None:
     with torch.no_grad():
         model.layers[1].out_proj.weight.unflatten(1, (4, 7))[:, 2] = 0
     for method in ("gradient", "leave_one_out"):
-        found = importance(model, [x], squares, method=method)
-        assert found[1][2] == 0
-        assert (1, 2) in found.least(1, groups=False) or min(found[1].tolist()) < 0
+        actual = importance(model, [x], squares, method=method)
+        assert actual[1][2] == 0
+        assert (1, 2) in actual.least(1, groups=False) or min(actual[1].tolist()) < 0
 
 
 # The result
@@ -209,12 +209,12 @@ def scores(**layers: list[float]) -> Importance:
 
 
 def test_heads_are_ranked_and_named_by_layer_number() -> None:
-    found = scores(l0=[0.5, 0.1], l1=[0.9, 0.3])
-    assert [(r.layer, r.head) for r in found.ranking()] == [(1, 0), (0, 0), (1, 1), (0, 1)]
-    assert found.least(2) == [(0, 1), (1, 1)] and found.most(1) == [(1, 0)]
-    assert found[1] is found["h.1.attn"] and 1 in found and 2 not in found
+    actual = scores(l0=[0.5, 0.1], l1=[0.9, 0.3])
+    assert [(r.layer, r.head) for r in actual.ranking()] == [(1, 0), (0, 0), (1, 1), (0, 1)]
+    assert actual.least(2) == [(0, 1), (1, 1)] and actual.most(1) == [(1, 0)]
+    assert actual[1] is actual["h.1.attn"] and 1 in actual and 2 not in actual
     with pytest.raises(ArgumentError, match="got 5"):
-        found[5]
+        actual[5]
 
 
 def test_importance_can_be_read() -> None:
@@ -236,9 +236,9 @@ def test_numbers_of_layers_are_the_models_whatever_ran_first() -> None:
     def backwards(m: Any, x: Tensor) -> Tensor:
         return m.layers[0](m.layers[1](x)[0])[0].square().mean()
 
-    found = importance(model, [x], backwards)
-    assert found.paths == ["layers.1", "layers.0"] and list(found) == [1, 0]
-    assert found[-1] is found[1] is found["layers.1"]
+    actual = importance(model, [x], backwards)
+    assert actual.paths == ["layers.1", "layers.0"] and list(actual) == [1, 0]
+    assert actual[-1] is actual[1] is actual["layers.1"]
     partly = importance(model, [x], lambda m, x: m.layers[1](x)[0].square().mean())
     with pytest.raises(ArgumentError, match=r"layer must be one that ran: got 0, layers.0, which did not"):
         partly[0]
@@ -247,11 +247,11 @@ def test_numbers_of_layers_are_the_models_whatever_ran_first() -> None:
 @pytest.mark.parametrize("count", [-1, True, 1.5])
 def test_a_count_of_heads_is_not_below_zero(count: Any) -> None:
     """least(-1) gave all heads but one, as a slice does."""
-    found = scores(l0=[0.5, 0.1])
-    for asked in (found.least, found.most):
+    actual = scores(l0=[0.5, 0.1])
+    for requested in (actual.least, actual.most):
         with pytest.raises(ArgumentError, match=f"count must be .* at least 0: got {count!r}"):
-            asked(count)
-    assert found.least(0) == found.most(0) == []
+            requested(count)
+    assert actual.least(0) == actual.most(0) == []
 
 
 @pytest.mark.parametrize("method", ["gradient", "leave_one_out"])
@@ -259,18 +259,18 @@ def test_a_count_of_heads_is_not_below_zero(count: Any) -> None:
 def test_the_least_important_heads_can_be_pruned_where_they_share_keys(H: int, Hk: int, method: str) -> None:
     """`prune` refused them: "heads must leave groups of one size". In a layer of one group none can go."""
     model = llama(hidden_size=42, num_attention_heads=H, num_key_value_heads=Hk)
-    found = importance(model, [tokens(2, 5)], surprise, method=method, progress=False)
+    actual = importance(model, [tokens(2, 5)], surprise, method=method, progress=False)
     G, total = H // Hk, 2 * H
-    assert found.num_kv_heads == dict.fromkeys(LLAMA, Hk)
+    assert actual.num_kv_heads == dict.fromkeys(LLAMA, Hk)
     for count in range(total + 1):
         if count % G:
             below, above = count - count % G, count - count % G + G
             with pytest.raises(
                 ArgumentError, match=rf"got {count}, and .* {G} query heads; use {below} or {above}"
             ):
-                found.least(count)
+                actual.least(count)
             continue
-        chosen = found.least(count)
+        chosen = actual.least(count)
         assert len(set(chosen)) == count
         cut = copy.deepcopy(model)
         if count > total - 2 * G:
@@ -280,31 +280,31 @@ def test_the_least_important_heads_can_be_pruned_where_they_share_keys(H: int, H
         assert sum(map(len, prune(cut, chosen).heads.values())) == count
         with torch.no_grad(), ablate(model, chosen):
             assert error(surprise(cut, tokens()), surprise(model, tokens())) < EXACT
-    assert found.least(total + 5) == found.least(total)
+    assert actual.least(total + 5) == actual.least(total)
 
 
 def test_groups_go_by_the_mean_of_their_heads_and_the_best_of_a_layer_last() -> None:
     paths = {f"h.{i}.attn": torch.tensor(each) for i, each in enumerate(([1.0, 9.0, 2.0, 4.0], [0.5, 0.6]))}
-    found = Importance(paths, "gradient", True, 7, {"h.0.attn": 0, "h.1.attn": 1}, {"h.0.attn": 2})
-    assert found.least(1) == [(1, 0)] and found.least(3) == [(1, 0), (0, 2), (0, 3)]
-    assert found.least(2) == [(0, 2), (0, 3)]  # (1, 1) is all that its layer would have left
-    assert found.least(5) == [(1, 0), (0, 2), (0, 3), (0, 0), (0, 1)]
-    assert found.least(4) == [(1, 0), (0, 2), (0, 3), (1, 1)]
-    assert found.least(2, groups=False) == [(1, 0), (1, 1)]
+    actual = Importance(paths, "gradient", True, 7, {"h.0.attn": 0, "h.1.attn": 1}, {"h.0.attn": 2})
+    assert actual.least(1) == [(1, 0)] and actual.least(3) == [(1, 0), (0, 2), (0, 3)]
+    assert actual.least(2) == [(0, 2), (0, 3)]  # (1, 1) is all that its layer would have left
+    assert actual.least(5) == [(1, 0), (0, 2), (0, 3), (0, 0), (0, 1)]
+    assert actual.least(4) == [(1, 0), (0, 2), (0, 3), (1, 1)]
+    assert actual.least(2, groups=False) == [(1, 0), (1, 1)]
 
 
 def test_groups_of_different_sizes_come_to_what_they_can() -> None:
     paths = {f"h.{i}.attn": torch.arange(6.0) + i for i in range(2)}
-    found = Importance(paths, "gradient", True, 7, {path: int(path[2]) for path in paths},
+    actual = Importance(paths, "gradient", True, 7, {path: int(path[2]) for path in paths},
                        {"h.0.attn": 3, "h.1.attn": 2})  # fmt: skip
     for count in range(13):
         if count in (1, 11):
             with pytest.raises(
                 ArgumentError, match=f"have 2 or 3 query heads; use {count - 1} or {count + 1}"
             ):
-                found.least(count)
+                actual.least(count)
         else:
-            assert len(set(found.least(count))) == count
+            assert len(set(actual.least(count))) == count
 
 
 @pytest.mark.parametrize("method", ["gradient", "leave_one_out"])
@@ -330,8 +330,10 @@ def test_with_several_stacks_layers_go_by_their_paths() -> None:
     def loss(m: Any, x: Tensor) -> Tensor:
         return squares(m["a"], x) + squares(m["b"], x)
 
-    found = importance(model, [numbers(2, 5, 13)], loss)
-    assert {ranked.layer for ranked in found.ranking()} == {f"{x}.layers.{i}" for x in "ab" for i in range(2)}
+    actual = importance(model, [numbers(2, 5, 13)], loss)
+    assert {ranked.layer for ranked in actual.ranking()} == {
+        f"{x}.layers.{i}" for x in "ab" for i in range(2)
+    }
 
 
 # What is refused
@@ -427,10 +429,10 @@ class Windows(nn.Module):
 def test_windows_of_one_example_count_as_one(method: str, batch: int) -> None:
     """Each window was taken for a sequence: |a| + |b| where the gate of a head moves the loss by |a + b|."""
     model, x = Windows(), numbers(batch, 35, 13)
-    found = importance(model, [x], squares, method=method, normalise=False, progress=False)
-    assert found.examples == batch
+    actual = importance(model, [x], squares, method=method, normalise=False, progress=False)
+    assert actual.examples == batch
     if method == "gradient":
-        agree(found, by_gates(model, list(x.split(1)), squares))
+        agree(actual, by_gates(model, list(x.split(1)), squares))
         summed = importance(
             model, [x], lambda m, b: len(b) * squares(m, b), reduction="sum", normalise=False, progress=False
         )
@@ -459,9 +461,11 @@ def test_sequences_may_come_before_the_batch() -> None:
             return self.inner(x.transpose(0, 1))
 
     x = numbers(6, 3, 13)
-    found = importance(First(), [x.transpose(0, 1)], squares, normalise=False, progress=False)
-    assert found.examples == 6
-    agree(found, {f"inner.{path}": each for path, each in by_gates(inner, list(x.split(1)), squares).items()})
+    actual = importance(First(), [x.transpose(0, 1)], squares, normalise=False, progress=False)
+    assert actual.examples == 6
+    agree(
+        actual, {f"inner.{path}": each for path, each in by_gates(inner, list(x.split(1)), squares).items()}
+    )
     match = "6 in inner.layers.0, and they may be 3 or 6; use another batch size"
     refused(ShapeError, match, First(), [x.transpose(0, 1)], squares, method="leave_one_out")
 
@@ -497,19 +501,19 @@ def test_robustness_is_the_loss_of_models_cut_by_hand() -> None:
         with torch.no_grad():
             return sum(squares(m, x).item() * len(x) for x in batches) / 5
 
-    found = robustness(model, batches, squares, repeats=2, seed=3)
-    assert found.removed == list(range(9)) and found.num_heads == 8
-    assert found.baseline == pytest.approx(loss(model), rel=1e-12)
+    actual = robustness(model, batches, squares, repeats=2, seed=3)
+    assert actual.removed == list(range(9)) and actual.num_heads == 8
+    assert actual.baseline == pytest.approx(loss(model), rel=1e-12)
     order = importance(model, batches, squares).least(8, groups=False)
-    expected = [loss(zeroed(model, order[:count])) for count in found.removed]
-    assert found.by_importance.tolist() == pytest.approx(expected, rel=1e-10)
+    expected = [loss(zeroed(model, order[:count])) for count in actual.removed]
+    assert actual.by_importance.tolist() == pytest.approx(expected, rel=1e-10)
     for layer in range(2):
         expected = [loss(zeroed(model, [(layer, head)])) for head in range(4)]
-        assert found.single[layer].tolist() == pytest.approx(expected, rel=1e-10)
-    assert found.at_random.shape == (2, 9)
+        assert actual.single[layer].tolist() == pytest.approx(expected, rel=1e-10)
+    assert actual.at_random.shape == (2, 9)
     everything = loss(zeroed(model, order))
-    assert found.at_random[:, 0].tolist() == [found.baseline] * 2
-    assert found.at_random[:, -1].tolist() == pytest.approx([everything] * 2, rel=1e-10)
+    assert actual.at_random[:, 0].tolist() == [actual.baseline] * 2
+    assert actual.at_random[:, -1].tolist() == pytest.approx([everything] * 2, rel=1e-10)
     assert hooks_on(model) == 0
 
 
@@ -523,8 +527,8 @@ def test_random_orders_depend_on_the_seed_alone() -> None:
 
 def test_points_may_be_counted_or_listed() -> None:
     model, x = ours(), [numbers(2, 5, 13)]
-    known = importance(model, x, squares)
-    options: dict[str, Any] = {"method": ["importance"], "single": False, "scores": known}
+    expected = importance(model, x, squares)
+    options: dict[str, Any] = {"method": ["importance"], "single": False, "scores": expected}
     assert robustness(model, x, squares, points=3, **options).removed == [0, 3, 5, 8]
     assert robustness(model, x, squares, points=np.int64(3), **options).removed == [0, 3, 5, 8]
     listed = robustness(model, x, squares, points=[6, 1], **options)
@@ -532,19 +536,19 @@ def test_points_may_be_counted_or_listed() -> None:
 
 
 def test_robustness_can_be_read_kept_and_drawn() -> None:
-    found = Robustness(
+    actual = Robustness(
         2.0, 4, [0, 2, 4], torch.tensor([2.0, 2.1, 3.0]), torch.tensor([[2.0, 2.5, 3.0], [2.0, 2.7, 3.0]]),
         {0: torch.tensor([2.001, 2.3]), 1: torch.tensor([2.0, 1.99])},
     )  # fmt: skip
-    assert str(found) == (
+    assert str(actual) == (
         "With all 4 heads the loss is 2. Without any one of them it changes by at most 1% for 3 of 4; the "
         "costliest is layer 0 head 1 (+0.3). With 2 removed it is 2.1 least important first and 2.6 ± 0.14 "
         "at random; without any head it is 3."
     )
-    kept = json.loads(json.dumps(found.to_dict()))
-    assert kept["removed"] == [0, 2, 4] and kept["single"]["1"] == pytest.approx([2.0, 1.99])
+    saved = json.loads(json.dumps(actual.to_dict()))
+    assert saved["removed"] == [0, 2, 4] and saved["single"]["1"] == pytest.approx([2.0, 1.99])
     pytest.importorskip("matplotlib")
-    figure = found.plot()
+    figure = actual.plot()
     assert [text.get_text() for text in figure.axes[0].texts] == [
         "one head alone:\n0.1 costs most",
         "at random: mean and range of 2",
@@ -556,7 +560,7 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("removed", "told"),
+    ("removed", "message"),
     [
         ([0, 5], "With 5 removed it is 2.3 least important first and 2.7 ± 0.14 at random."),
         ([0, 7], "Without any head it is 2.3."),
@@ -564,14 +568,14 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
                     "it is 2.3 least important first and 2.7 ± 0.14 at random."),
     ],
 )  # fmt: skip
-def test_robustness_says_no_number_twice(removed: list[int], told: str) -> None:
+def test_robustness_says_no_number_twice(removed: list[int], message: str) -> None:
     """The loss without any head stood there once for each curve; with one point, that point or the loss with
     all heads: "With 3 heads removed it is 2.3; with 3, 2.3"."""
     ordered = torch.tensor([2.0, 2.1, 2.3])
     shuffled = torch.tensor([[2.0, 2.4, 2.6], [2.0, 2.6, 2.8]])
     points = [0, -1] if len(removed) == 2 else [0, 1, 2]
     measured = Robustness(2.0, 7, removed, ordered[points], shuffled[:, points], None)
-    assert str(measured) == f"With all 7 heads the loss is 2. {told}"
+    assert str(measured) == f"With all 7 heads the loss is 2. {message}"
 
 
 def test_robustness_of_one_head_is_told_in_one_line() -> None:
@@ -618,10 +622,10 @@ def test_a_bar_is_drawn_only_where_it_takes_long_and_somebody_sees_it(
     clock = iter(range(100))
     monkeypatch.setattr("headwise.models.batches.monotonic", lambda: next(clock))
     cases = ((Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False))
-    for screen, wanted, seen in cases:
+    for screen, wanted, visible in cases:
         monkeypatch.setattr(sys, "stderr", screen)
         assert list(tracked([1, 2, 3, 4], "counting", wanted)) == [1, 2, 3, 4]
-        assert ("counting" in screen.getvalue()) == seen
+        assert ("counting" in screen.getvalue()) == visible
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr("headwise.models.batches.monotonic", lambda: 0.0)

@@ -34,22 +34,22 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The layers that went the way of one before them, by class name; and that were asked and did not."""
-    seen: list[str] = []
-    asked: list[tuple[object, nn.Module]] = []  # of which forward, and which layer
+    calls: list[str] = []
+    requests: list[tuple[object, nn.Module]] = []  # of which forward, and which layer
     answered = attended.repeat_call
 
     def counting(
-        alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
+        alike: Any, run: Any, function: Any, module: nn.Module, args: Any, arguments: Any
     ) -> Tensor | None:
-        output = answered(alike, run, function, module, args, given)
-        if asked and asked[-1] == (run, module):  # of one way it was told no, and there is another
-            assert seen.pop() == "not"
-        asked.append((run, module))
-        seen.append("alike" if output is not None else "not")
+        output = answered(alike, run, function, module, args, arguments)
+        if requests and requests[-1] == (run, module):  # of one way it was told no, and there is another
+            assert calls.pop() == "not"
+        requests.append((run, module))
+        calls.append("alike" if output is not None else "not")
         return output
 
     monkeypatch.setattr(huggingface, "repeat_call", counting)
-    return seen
+    return calls
 
 
 @contextmanager
@@ -102,13 +102,13 @@ def test_all_layers_but_the_first_take_its_way(
     ways: str, alike: list[str], family: str, padded: bool
 ) -> None:
     model, ids = body(family), small_models.tokens()
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     if padded:
-        said["attention_mask"] = torch.ones_like(ids)
-        said["attention_mask"][1, -3:] = 0
-    watched(model, lambda: model(input_ids=ids, **said))
+        messages["attention_mask"] = torch.ones_like(ids)
+        messages["attention_mask"][1, -3:] = 0
+    watched(model, lambda: model(input_ids=ids, **messages))
     assert alike == ["alike"] * (model.config.num_hidden_layers - 1)
-    heads = assert_the_same(model, lambda: model(input_ids=ids, **said))
+    heads = assert_the_same(model, lambda: model(input_ids=ids, **messages))
     assert len(heads) == model.config.num_hidden_layers
 
 
@@ -195,12 +195,12 @@ def test_two_towers_of_one_size_read_two_texts(ways: str, alike: list[str]) -> N
 def test_a_look_in_the_middle_of_a_forward(ways: str) -> None:
     """What was noted is measured at once; the layers after it begin anew, and none is lost."""
     model, ids = body("llama", num_hidden_layers=5), small_models.tokens()
-    seen: list[int] = []
+    calls: list[int] = []
     with hw.watch(model) as heads:
-        hook = model.layers[2].register_forward_hook(lambda *_: seen.append(len(heads)))
+        hook = model.layers[2].register_forward_hook(lambda *_: calls.append(len(heads)))
         model(input_ids=ids)
         hook.remove()
-    assert seen == [3] and len(heads) == 5
+    assert calls == [3] and len(heads) == 5
     with each_by_itself():
         _, alone = watched(model, lambda: model(input_ids=ids))
     for mine, theirs in zip(heads.values(), alone.values(), strict=True):
@@ -265,9 +265,9 @@ def test_q_and_k_may_be_written_to_afterwards(monkeypatch: pytest.MonkeyPatch) -
     answered = attended.repeat_call
 
     def spoiling(
-        alike: Any, run: Any, function: Any, module: nn.Module, args: Any, given: Any
+        alike: Any, run: Any, function: Any, module: nn.Module, args: Any, arguments: Any
     ) -> Tensor | None:
-        output = answered(alike, run, function, module, args, given)
+        output = answered(alike, run, function, module, args, arguments)
         if output is not None:
             args[0].data.zero_()
             args[1].data.zero_()
@@ -301,10 +301,10 @@ class _Constant:
 class _PerLayer:
     """Every other layer is causal, by a descriptor of its class."""
 
-    def __get__(self, one: Any, kind: Any = None) -> object:
-        return self if one is None else one.layer_idx % 2 == 0
+    def __get__(self, subject: Any, kind: Any = None) -> object:
+        return self if subject is None else subject.layer_idx % 2 == 0
 
-    def __set__(self, one: object, value: object) -> None: ...
+    def __set__(self, subject: object, value: object) -> None: ...
 
 
 class _Described:
@@ -321,9 +321,9 @@ def test_what_a_layer_says_of_itself_is_asked_for_wherever_it_is(ways: str, kind
     with torch.no_grad():
         expected = model(input_ids=ids).last_hidden_state
         with hw.watch(model):
-            found = model(input_ids=ids).last_hidden_state
+            actual = model(input_ids=ids).last_hidden_state
         assert_the_same(model, lambda: model(input_ids=ids))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -332,12 +332,12 @@ def test_a_call_is_answered_as_one_of_its_own_kind(
     mode: Any, written_to: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of a part of a fused projection lies in memory otherwise: another plan is for it."""
-    asked = first_pass.compute
+    requested = first_pass.compute
     kinds: list[bool] = []
 
     def checking(scores: Any, v: Tensor, collect: tuple[str, ...] = (), key: Any = None) -> Any:
         kinds.append(key is None or key == first_pass.plan_key_of_scores(scores, v, collect))
-        return asked(scores, v, collect, key)
+        return requested(scores, v, collect, key)
 
     monkeypatch.setattr(first_pass, "compute", checking)
     model, ids = body("gpt2"), small_models.tokens()

@@ -121,13 +121,13 @@ def measured(model: Any, *texts: Tensor, **options: Any) -> Monitor:
 
 def traces(model: nn.Module) -> list[str]:
     """What an attached listener would leave on a model."""
-    found = []
+    actual = []
     for path, module in model.named_modules():
         hooks = (*module._forward_hooks, *module._forward_pre_hooks)
-        found += [path] * (
+        actual += [path] * (
             bool(hooks) or "forward" in vars(module) or "_headwise_own_forward" in vars(module)
         )
-    return found
+    return actual
 
 
 # What is measured
@@ -185,9 +185,9 @@ def test_all_are_plain_numbers_ready_for_any_logger() -> None:
     assert {"previous/mean", "distance/mean"} < set(monitor.summary)
 
 
-@pytest.mark.parametrize("given", ["entropy", ("entropy",), ["entropy", "entropy"]])
-def test_statistics_may_be_chosen(given: Any) -> None:
-    monitor = measured(made(), statistics=given, dead=None)
+@pytest.mark.parametrize("args", ["entropy", ("entropy",), ["entropy", "entropy"]])
+def test_statistics_may_be_chosen(args: Any) -> None:
+    monitor = measured(made(), statistics=args, dead=None)
     assert sorted(monitor.summary) == ["entropy/mean", "entropy/min"]
     assert monitor.dead_heads == [] and len(monitor.latest) == LAYERS * H + 2
 
@@ -203,13 +203,13 @@ def test_several_forwards_in_a_step_count_together() -> None:
     apart, together = measured(model, *texts), measured(model, torch.cat(texts))
     assert apart.latest == pytest.approx(together.latest, abs=EXACT)
     longer = measured(model, texts[0], tokens(1, 5, seed=5))
-    one, other = measured(model, texts[0]), measured(model, tokens(1, 5, seed=5))
+    first, other = measured(model, texts[0]), measured(model, tokens(1, 5, seed=5))
     for name in ("entropy", "first"):
         key = f"heads/1/2/{name}"
-        expected = (14 * one.latest[key] + 5 * other.latest[key]) / 19
+        expected = (14 * first.latest[key] + 5 * other.latest[key]) / 19
         assert longer.latest[key] == pytest.approx(expected, abs=EXACT)
     key = "heads/1/2/max_logit"
-    assert longer.latest[key] == max(one.latest[key], other.latest[key])
+    assert longer.latest[key] == max(first.latest[key], other.latest[key])
 
 
 def test_padding_is_left_out() -> None:
@@ -252,9 +252,9 @@ def test_a_layer_keeps_its_name_where_others_are_left_out() -> None:
     """As layerdrop does: the only layer that runs is still layer 1."""
     model = made()
     monitor = measured(model, every=1)
-    kept, model.layers = model.layers, nn.ModuleList([nn.Identity(), model.layers[1]])
+    saved, model.layers = model.layers, nn.ModuleList([nn.Identity(), model.layers[1]])
     train(monitor, 1)
-    model.layers = kept
+    model.layers = saved
     assert {name.split("/")[1] for name in monitor.latest if name.startswith("heads/")} == {"1"}
 
 
@@ -295,9 +295,9 @@ def test_a_head_that_says_nothing_is_dead() -> None:
     assert monitor.latest["heads/0/3/output"] == 0.0 and 0 < monitor.latest["heads/1/0/output"] < 1e-3
     model.eval()
     with torch.no_grad():
-        kept = model(tokens())
+        saved = model(tokens())
         with ablate(model, monitor.dead_heads):
-            assert model(tokens()).item() == pytest.approx(kept.item(), abs=1e-4)
+            assert model(tokens()).item() == pytest.approx(saved.item(), abs=1e-4)
 
 
 @pytest.mark.parametrize(("dead", "expected"), [(0.01, 0), (0.1, 1), (0.0, 0), (0.99, None)])
@@ -441,9 +441,9 @@ def test_training_that_resumes_or_begins_again_is_measured_at_once() -> None:
 
 def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = measured(made(), every=1)
-    found = {"layers.0.attention": [{"entropy": 1.0}]}
+    actual = {"layers.0.attention": [{"entropy": 1.0}]}
     for number in range(1, HISTORY + 3):
-        monitor._record(number, copy.deepcopy(found), lambda path: 0)
+        monitor._record(number, copy.deepcopy(actual), lambda path: 0)
     assert len(monitor.history) == HISTORY and monitor.history[0][0] == 3
 
 
@@ -472,8 +472,8 @@ def gradients(model: nn.Module, loss_of: Any, monitor: Monitor | None) -> dict[s
     with nullcontext() if monitor is None else monitor.step():
         loss = loss_of()
     loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return found | {"loss": loss.detach()}
+    actual = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return actual | {"loss": loss.detach()}
 
 
 @pytest.mark.parametrize("kind", [Model, Plain, Encoder, "gpt2"])
@@ -485,10 +485,10 @@ def test_loss_and_gradients_of_a_measured_step_are_the_same(kind: Any) -> None:
     def loss_of() -> Tensor:
         return model(input_ids=text, labels=text).loss if kind == "gpt2" else model(text)
 
-    expected, found = gradients(model, loss_of, None), gradients(model, loss_of, monitor)
-    assert monitor.measured and found.keys() == expected.keys() and len(found) > 3
+    expected, actual = gradients(model, loss_of, None), gradients(model, loss_of, monitor)
+    assert monitor.measured and actual.keys() == expected.keys() and len(actual) > 3
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=EXACT, rtol=0)
+        torch.testing.assert_close(actual[name], value, atol=EXACT, rtol=0)
     if kind == "gpt2":
         assert len(monitor.latest) == 2 * H * 4 + 2 + 6 and model.config._attn_implementation == "sdpa"
 
@@ -553,15 +553,15 @@ def test_a_model_that_no_longer_runs_inside_its_steps_is_told_of_once() -> None:
     """As after `model = torch.compile(copy.deepcopy(model))`: the monitor stayed quiet for ever."""
     monitor = Monitor(made(), every=5)
     assert train(monitor, 5) == [0]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(7):
             with monitor.step():
                 pass
-    assert [str(one.message).partition(";")[0] for one in told] == [
+    assert [str(warning.message).partition(";")[0] for warning in caught] == [
         "monitor must have its model run in its steps: Model ran 0 times in 3 to be measured since step 0"
     ]
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert train(monitor, 1) == [12]
 
 
@@ -578,10 +578,12 @@ def test_a_step_that_is_never_entered_says_that_it_measured_nothing() -> None:
     """As `optimizer.step()` is written: nothing was measured, without a word."""
     model = made()
     monitor = Monitor(model)
-    with pytest.warns(RuntimeWarning, match=r"nothing was measured by monitor\.step\(\).*write with") as told:
+    with pytest.warns(
+        RuntimeWarning, match=r"nothing was measured by monitor\.step\(\).*write with"
+    ) as caught:
         monitor.step()
     model(tokens())
-    assert len(told) == 1 and told[0].filename == __file__ and monitor.history == []
+    assert len(caught) == 1 and caught[0].filename == __file__ and monitor.history == []
     assert train(monitor, 2) == [0]
 
 
@@ -746,11 +748,11 @@ def test_in_a_trainer_measured_steps_reach_the_logs(checkpointing: bool, tmp_pat
 @in_trainer
 def test_a_callback_that_joins_comes_before_the_reporters(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    seen: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     class Reporter(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            seen.append(dict(logs))
+            calls.append(dict(logs))
 
     with trainer(tmp_path, Reporter()) as trained:
         monitor = Monitor(trained.model, every=4, statistics="entropy")
@@ -760,7 +762,7 @@ def test_a_callback_that_joins_comes_before_the_reporters(tmp_path: Path) -> Non
         assert trained.callback_handler.callbacks.count(callback) == 1
         trained.train()
     assert callback.monitor is monitor and repr(callback) == "MonitorCallback(every=4)"
-    assert [i for i, logs in enumerate(seen) if "heads/entropy/mean" in logs] == [0, 4]
+    assert [i for i, logs in enumerate(calls) if "heads/entropy/mean" in logs] == [0, 4]
 
 
 @in_trainer
@@ -785,16 +787,16 @@ def test_in_a_trainer_an_alarm_reaches_the_logs_and_may_end_the_training(tmp_pat
     model = gpt2()
     with torch.no_grad():
         model.transformer.h[1].attn.c_attn.weight[:, :E] *= 1e6  # the queries
-    heard: list[Any] = []
-    callback = trainer_callback(every=2, alarms=Alarms(entropy=None), on_alarm=heard.append)
+    calls: list[Any] = []
+    callback = trainer_callback(every=2, alarms=Alarms(entropy=None), on_alarm=calls.append)
     with (
         trainer(tmp_path, callback, model) as trained,
         pytest.warns(HeadsAlarm, match="of layer 1 must keep"),
     ):
         trained.train()
-    assert {(alarm.step, alarm.layer, alarm.kind) for alarm in heard} == {(0, 1, "max_logit")}
-    assert callback.monitor.raised == heard
-    assert trained.state.log_history[0]["heads/alarms"] == len(heard)
+    assert {(alarm.step, alarm.layer, alarm.kind) for alarm in calls} == {(0, 1, "max_logit")}
+    assert callback.monitor.raised == calls
+    assert trained.state.log_history[0]["heads/alarms"] == len(calls)
 
     callback = trainer_callback(every=2, on_alarm=lambda alarm: 1 / 0)
     with (

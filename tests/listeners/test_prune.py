@@ -84,11 +84,11 @@ def test_a_pruned_model_says_what_it_says_with_those_heads_at_zero(name: str) ->
         with ablate(model, heads):
             expected = run(model)
         report = prune(model, heads)
-        found = run(model)
+        actual = run(model)
         with ablate(model, {}):
-            heard = run(model)
-    assert error(found, expected) < EXACT < error(found, plain)
-    assert error(heard, expected) < EXACT
+            output = run(model)
+    assert error(actual, expected) < EXACT < error(actual, plain)
+    assert error(output, expected) < EXACT
     assert report.parameters == (before, size(model)) and size(model) < before
     assert hooks_on(model) == 0
 
@@ -113,14 +113,14 @@ def test_gpt2_cross_attention_is_pruned_too() -> None:
     hf = hugging_face()
     model = gpt2(add_cross_attention=True)
     assert isinstance(model, hf.GPT2LMHeadModel)
-    seen = numbers(3, 5, 33)
+    visible = numbers(3, 5, 33)
     heads = [("transformer.h.0.crossattention", 1), ("transformer.h.1.attn", 0)]
     with torch.no_grad():
         with ablate(model, heads):
-            expected = model(tokens(), encoder_hidden_states=seen).logits
+            expected = model(tokens(), encoder_hidden_states=visible).logits
         prune(model, heads)
-        found = model(tokens(), encoder_hidden_states=seen).logits
-    assert error(found, expected) < EXACT
+        actual = model(tokens(), encoder_hidden_states=visible).logits
+    assert error(actual, expected) < EXACT
     assert model.transformer.h[0].crossattention.q_attn.nf == 22
 
 
@@ -180,15 +180,15 @@ def test_a_new_model_with_the_config_of_a_pruned_one_begins_with_nothing_pruned(
 @pytest.mark.parametrize(
     "make", [gpt2, bert, lambda: llama(tie_word_embeddings=True)], ids=["gpt2", "bert", "llama"]
 )
-@pytest.mark.parametrize("how", ["class", "auto", "model", "shards"])
-def test_a_saved_model_comes_back_bit_for_bit(make: Callable[[], Any], how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["class", "auto", "model", "shards"])
+def test_a_saved_model_comes_back_bit_for_bit(make: Callable[[], Any], way: str, tmp_path: Path) -> None:
     hf, model = hugging_face(), make()
     prune(model, {0: [0, 1], 1: [2, 3] if model.config.model_type == "llama" else [2]})
-    model.save_pretrained(tmp_path, **({"max_shard_size": "30KB"} if how == "shards" else {}))
+    model.save_pretrained(tmp_path, **({"max_shard_size": "30KB"} if way == "shards" else {}))
     kind: Any = type(model)
-    if how == "auto":
+    if way == "auto":
         kind = hf.AutoModelForSequenceClassification if make is bert else hf.AutoModelForCausalLM
-    elif how == "model":
+    elif way == "model":
         kind = make()
     again = load_pruned(kind, tmp_path)
     assert type(again) is type(model) and again.dtype == torch.float64 and not again.training
@@ -212,9 +212,9 @@ def test_a_plain_module_is_built_and_pruned_again() -> None:
 def test_text_is_generated_with_and_without_a_cache_alike() -> None:
     model = llama()
     prune(model, [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4)])
-    asked = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(tokens())}
-    with_cache = model.generate(tokens(), **asked)
-    assert torch.equal(with_cache, model.generate(tokens(), use_cache=False, **asked))
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(tokens())}
+    with_cache = model.generate(tokens(), **options)
+    assert torch.equal(with_cache, model.generate(tokens(), use_cache=False, **options))
 
 
 def test_a_model_inside_another_writes_to_its_own_config() -> None:
@@ -249,7 +249,7 @@ def test_the_report_can_be_read() -> None:
 def test_every_family_is_pruned_rightly_or_refused(family: Family) -> None:
     hugging_face()
     model = family.build(family.finest)
-    given = family.feed("none", family.finest)
+    arguments = family.feed("none", family.finest)
     heads: dict[str, list[int]] = {}
     for path in likely_places(model):
         for some in ([0], [0, 1], [0, 2]):  # one; a whole group; one of each group
@@ -265,16 +265,16 @@ def test_every_family_is_pruned_rightly_or_refused(family: Family) -> None:
     def run() -> Tensor:
         torch.manual_seed(0)  # some mask patches at random
         with torch.no_grad():
-            return torch.cat([each.flatten() for each in floats(model(**given))])
+            return torch.cat([each.flatten() for each in floats(model(**arguments))])
 
     plain = run()
     with ablate(model, heads):
         expected = run()
     prune(model, heads)
-    found = run()
+    actual = run()
     # Some compute parts of themselves in float32 whatever they are in.
     rounding = torch.finfo(torch.float32).eps * plain.abs().max()
-    assert error(found, expected) <= 32 * rounding < error(found, plain)
+    assert error(actual, expected) <= 32 * rounding < error(actual, plain)
 
 
 def family_of(name: str) -> Family:
@@ -427,15 +427,15 @@ def test_heads_that_bypass_every_hook_can_still_be_pruned() -> None:
     family = family_of("roformer")
     model = family.build(torch.float64)
     by_hand = copy.deepcopy(model)
-    given = family.feed("none", torch.float64)
+    arguments = family.feed("none", torch.float64)
     with torch.no_grad():
         by_hand.encoder.layer[0].attention.output.dense.weight[:, 8:16] = 0
-        expected = by_hand(**given).last_hidden_state
+        expected = by_hand(**arguments).last_hidden_state
         with pytest.raises(AttentionBypassed), ablate(model, [(0, 1)]):
-            model(**given)
+            model(**arguments)
         prune(model, [(0, 1)])
-        found = model(**given).last_hidden_state
-    assert error(found, expected) < EXACT
+        actual = model(**arguments).last_hidden_state
+    assert error(actual, expected) < EXACT
 
 
 def test_without_safetensors_the_line_says_what_to_install(
@@ -455,10 +455,10 @@ def test_without_safetensors_the_line_says_what_to_install(
 def test_the_least_important_heads_go_as_they_are_ranked() -> None:
     """`Ranked` has a score, too, and `prune` wanted pairs: "got Ranked(layer=0, ...) among them"."""
     model, by_pairs = ours(num_kv_heads=4), ours(num_kv_heads=4)
-    found = importance(model, [numbers(2, 5, 13)], lambda m, x: m(x).square().mean())
-    done = prune(model, found.ranking()[-2:])
+    actual = importance(model, [numbers(2, 5, 13)], lambda m, x: m(x).square().mean())
+    done = prune(model, actual.ranking()[-2:])
     assert sum(map(len, done.heads.values())) == 2
-    assert prune(by_pairs, found.least(2)).heads == done.heads
+    assert prune(by_pairs, actual.least(2)).heads == done.heads
 
 
 @pytest.mark.parametrize("name", ["vit", "mixtral", "marian", "llava"])

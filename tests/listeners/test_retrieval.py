@@ -44,37 +44,37 @@ def by_hand(model: Any, ids: Tensor, needle: tuple[int, int], steps: int) -> tup
     start, stop = needle
     model.set_attn_implementation("eager")
     scores = {layer: torch.zeros(6) for layer in range(2)}
-    said: list[int] = []
-    given, cache = ids, None
+    messages: list[int] = []
+    arguments, cache = ids, None
     with torch.no_grad():
         for _ in range(steps):
-            out = model(given, past_key_values=cache, use_cache=True, output_attentions=True)
+            out = model(arguments, past_key_values=cache, use_cache=True, output_attentions=True)
             token = int(out.logits[0, -1].argmax())
             for layer, weights in enumerate(out.attentions):
                 for head in range(6):
                     key = int(weights[0, head, -1].argmax())
                     if start <= key < stop and int(ids[0, key]) == token:
                         scores[layer][head] += 1 / (stop - start)
-            given, cache = torch.tensor([[token]]), out.past_key_values
-            said.append(token)
+            arguments, cache = torch.tensor([[token]]), out.past_key_values
+            messages.append(token)
     model.set_attn_implementation("sdpa")
-    return scores, torch.tensor(said)
+    return scores, torch.tensor(messages)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_scores_are_those_counted_by_hand(model: Any, seed: int) -> None:
     ids = torch.randint(0, 13, (1, 29), generator=torch.Generator().manual_seed(seed))
-    expected, said = by_hand(model, ids, (5, 12), 7)
-    found = hw.retrieval_scores(model, ids, (5, 12))
-    assert found.generated.tolist() == said.tolist()
-    assert list(found.scores) == list(expected)
+    expected, message = by_hand(model, ids, (5, 12), 7)
+    actual = hw.retrieval_scores(model, ids, (5, 12))
+    assert actual.generated.tolist() == message.tolist()
+    assert list(actual.scores) == list(expected)
     for layer, scores in expected.items():
-        torch.testing.assert_close(found.scores[layer], scores)
-    best = found.ranking()
+        torch.testing.assert_close(actual.scores[layer], scores)
+    best = actual.ranking()
     assert len(best) == 12 and best[0][2] == max(float(x.max()) for x in expected.values())
     needle = set(ids[0, 5:12].tolist())
-    assert found.recall == len(needle & set(said.tolist())) / len(needle)
-    assert found.found == (found.recall > 0.5)
+    assert actual.recall == len(needle & set(message.tolist())) / len(needle)
+    assert actual.found == (actual.recall > 0.5)
 
 
 def without_a_cache(
@@ -108,12 +108,12 @@ def test_with_a_sliding_window_keys_are_counted_from_the_beginning_of_the_text(
     With a needle at the beginning of 40 tokens a head scored 0.875, though no step can see any of it.
     """
     ids = torch.randint(0, 5, (1, 40), generator=torch.Generator().manual_seed(seed))
-    expected, said = without_a_cache(sliding, ids, needle, 7)
-    found = hw.retrieval_scores(sliding, ids, needle, new_tokens=7)
-    assert found.generated.tolist() == said
+    expected, message = without_a_cache(sliding, ids, needle, 7)
+    actual = hw.retrieval_scores(sliding, ids, needle, new_tokens=7)
+    assert actual.generated.tolist() == message
     for layer, scores in expected.items():
-        torch.testing.assert_close(found.scores[layer], scores)
-    assert (found.ranking()[0][2] == 0) == (needle == (0, 8))
+        torch.testing.assert_close(actual.scores[layer], scores)
+    assert (actual.ranking()[0][2] == 0) == (needle == (0, 8))
 
 
 def test_some_seed_has_a_head_that_retrieves(model: Any) -> None:
@@ -174,15 +174,15 @@ class Answering(nn.Module):
 def test_layers_go_by_their_numbers_in_the_model_and_count_in_the_steps_in_which_they_run() -> None:
     """Numbers were those of the order in which layers were heard; and of a layer that did not run, the keys
     of the step before were counted again."""
-    found = hw.retrieval_scores(Answering(2), torch.tensor([[1, 1, 1, 1]]), (0, 4), new_tokens=2)
-    assert found.generated.tolist() == [1, 1]
-    assert list(found.scores) == [3, 2, 1, 0]
-    assert all(scores.tolist() == [0.25, 0.25] for scores in found.scores.values())  # of the first step
+    actual = hw.retrieval_scores(Answering(2), torch.tensor([[1, 1, 1, 1]]), (0, 4), new_tokens=2)
+    assert actual.generated.tolist() == [1, 1]
+    assert list(actual.scores) == [3, 2, 1, 0]
+    assert all(scores.tolist() == [0.25, 0.25] for scores in actual.scores.values())  # of the first step
 
 
 def test_a_run_can_be_read() -> None:
-    found = hw.retrieval_scores(Answering(1), torch.tensor([[1, 1, 1]]), (0, 3), new_tokens=1)
-    assert str(found) == (
+    actual = hw.retrieval_scores(Answering(1), torch.tensor([[1, 1, 1]]), (0, 3), new_tokens=1)
+    assert str(actual) == (
         "1 token was said, with 100% of the needle's among them. Copied most by: layer 1 head 0 (0.33), "
         "layer 1 head 1 (0.33), layer 0 head 0 (0.33), layer 0 head 1 (0.33)."
     )

@@ -103,11 +103,11 @@ class Planted(nn.Module):
         carry.k_proj.weight.data[first.start, 0] = 2.0
         carry.v_proj.weight.data[first.start, 1] = 1.0
         carry.out_proj.weight.data[2, first.start] = 1.0
-        said = 0.05 * torch.randn(size, width, generator=noise)
-        said[:, 2] = 0
-        for one, many in NUMBERS:
-            said[tokenizer.known[one], 2], said[tokenizer.known[many], 2] = -1.0, 1.0
-        self.said = nn.Parameter(said)
+        message = 0.05 * torch.randn(size, width, generator=noise)
+        message[:, 2] = 0
+        for single, many in NUMBERS:
+            message[tokenizer.known[single], 2], message[tokenizer.known[many], 2] = -1.0, 1.0
+        self.said = nn.Parameter(message)
         self.eval()
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -140,8 +140,10 @@ def test_a_behaviour_is_made_of_different_pairs_that_differ_in_one_place(behavio
 
 def test_behaviours_have_names_of_their_own_and_relations_of_the_grammar() -> None:
     assert len({behaviour.name for behaviour in BEHAVIOURS}) == len(BEHAVIOURS)
-    known = {f"{two} > {one}" for one, two in RELATIONS} | {f"{one} > {two}" for one, two in RELATIONS}
-    assert {name for behaviour in BEHAVIOURS for name in behaviour.relations} <= known | set(RELATED)
+    expected = {f"{two} > {relation}" for relation, two in RELATIONS} | {
+        f"{relation} > {two}" for relation, two in RELATIONS
+    }
+    assert {name for behaviour in BEHAVIOURS for name in behaviour.relations} <= expected | set(RELATED)
 
 
 class Blind(nn.Module):
@@ -160,8 +162,8 @@ class Blind(nn.Module):
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.name)
 def test_a_model_that_does_not_read_gets_one_half_exactly(behaviour: Behaviour) -> None:
-    found = hw.role_effects(Blind(997), Words(), role((0, 1), relation=behaviour.relations[0]), draws=1)
-    (row,) = (row for row in found if row.behaviour == behaviour.name)
+    actual = hw.role_effects(Blind(997), Words(), role((0, 1), relation=behaviour.relations[0]), draws=1)
+    (row,) = (row for row in actual if row.behaviour == behaviour.name)
     assert row.accuracy == 0.5 and abs(row.margin) < 1e-6 and row.kind == "not able"
 
 
@@ -169,9 +171,9 @@ def test_a_model_that_does_not_read_gets_one_half_exactly(behaviour: Behaviour) 
 
 
 def test_the_head_that_carries_a_behaviour_is_told_from_the_others(planted: tuple[Planted, Words]) -> None:
-    found = hw.role_effects(*planted, role(CARRIER))
-    assert [row.behaviour for row in found] == [each.name for each in behaviours_of(RELATION)]
-    near = found[0]
+    actual = hw.role_effects(*planted, role(CARRIER))
+    assert [row.behaviour for row in actual] == [each.name for each in behaviours_of(RELATION)]
+    near = actual[0]
     assert near.kind == "effect" and near.accuracy == 1.0 and abs(near.off) < 0.1 and near.as_much == 0
     assert near.every_draw and len(near.draws) == 4  # a layer of 5 heads has no more others
     assert near.low <= near.change <= near.high < 0 and near.more_high < 0
@@ -193,9 +195,9 @@ def test_others_that_do_as_much_are_counted(planted: tuple[Planted, Words]) -> N
 
 
 def test_draws_are_of_as_many_other_heads_of_the_same_layers(planted: tuple[Planted, Words]) -> None:
-    found = hw.role_effects(*planted, role(CARRIER, (0, 1), (1, 0)), draws=7)
-    assert all(len(row.draws) == 7 and not row.every_draw for row in found)
-    assert found[0].heads == (CARRIER, (0, 1), (1, 0)) and found[0].kind == "effect"
+    actual = hw.role_effects(*planted, role(CARRIER, (0, 1), (1, 0)), draws=7)
+    assert all(len(row.draws) == 7 and not row.every_draw for row in actual)
+    assert actual[0].heads == (CARRIER, (0, 1), (1, 0)) and actual[0].kind == "effect"
 
 
 def test_a_seed_gives_the_same_draws(planted: tuple[Planted, Words]) -> None:
@@ -210,16 +212,16 @@ def test_a_seed_gives_the_same_draws(planted: tuple[Planted, Words]) -> None:
 
 
 def test_half_of_a_layer_at_most_is_switched_off(planted: tuple[Planted, Words]) -> None:
-    found = hw.role_effects(*planted, role((1, 0), CARRIER, (1, 4), (1, 1)))
-    assert found[0].heads == ((1, 0), CARRIER) and found[0].left_on == ((1, 4), (1, 1))
+    actual = hw.role_effects(*planted, role((1, 0), CARRIER, (1, 4), (1, 1)))
+    assert actual[0].heads == ((1, 0), CARRIER) and actual[0].left_on == ((1, 4), (1, 1))
     assert (
         "Left on, since half of a layer's heads were off: 1.4, 1.1 (relative pronoun > antecedent)."
-        in flat(found)
+        in flat(actual)
     )
 
 
-def flat(found: RoleEffects) -> str:
-    return " ".join(str(found).split())
+def flat(actual: RoleEffects) -> str:
+    return " ".join(str(actual).split())
 
 
 # Answers of several tokens
@@ -241,10 +243,10 @@ def test_answers_of_several_tokens_are_judged_whole(planted: tuple[Planted, Word
         def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
             return doubled(text)
 
-    found = hw.role_effects(model, Doubled(), role(CARRIER), draws=1)[0]
+    actual = hw.role_effects(model, Doubled(), role(CARRIER), draws=1)[0]
     alone = hw.role_effects(model, words, role(CARRIER), draws=1)[0]
-    assert found.pairs == alone.pairs and found.dropped == 0 and found.kind == "effect"
-    assert found.accuracy > 0.9 and found.margin != alone.margin
+    assert actual.pairs == alone.pairs and actual.dropped == 0 and actual.kind == "effect"
+    assert actual.accuracy > 0.9 and actual.margin != alone.margin
 
 
 def test_pairs_that_are_cut_differently_are_dropped_and_counted(planted: tuple[Planted, Words]) -> None:
@@ -252,10 +254,10 @@ def test_pairs_that_are_cut_differently_are_dropped_and_counted(planted: tuple[P
     cut = Words(cut="were")
     cut.known = words.known
     cut.known.setdefault("~", 7)
-    found = hw.role_effects(model, cut, role(CARRIER), draws=1)
-    near = found[0]
+    actual = hw.role_effects(model, cut, role(CARRIER), draws=1)
+    near = actual[0]
     assert near.dropped > 0 and near.pairs + near.dropped == COUNT and near.kind == "effect"
-    assert "pairs were left out" in flat(found)
+    assert "pairs were left out" in flat(actual)
 
 
 def test_a_tokenizer_that_leaves_no_pair_is_told_of() -> None:
@@ -263,11 +265,11 @@ def test_a_tokenizer_that_leaves_no_pair_is_told_of() -> None:
         def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
             return {"input_ids": [2 + ord(letter) % 90 for letter in text]}
 
-    found = hw.role_effects(Blind(97), Letters(), role((0, 1), relation=ONE), draws=1)
-    (row,) = found
+    actual = hw.role_effects(Blind(97), Letters(), role((0, 1), relation=ONE), draws=1)
+    (row,) = actual
     assert row.pairs == 0 and row.kind == "too few prompts" and row.draws == () and math.isnan(row.margin)
-    assert json.loads(found.to_json())["effects"][0]["margin"] is None
-    assert "too few to say anything" in flat(found)
+    assert json.loads(actual.to_json())["effects"][0]["margin"] is None
+    assert "too few to say anything" in flat(actual)
 
 
 # Other models
@@ -277,20 +279,20 @@ def test_a_tokenizer_that_leaves_no_pair_is_told_of() -> None:
 def test_models_of_transformers_are_asked(make: Any) -> None:
     model = make()
     before, hooks = [p.clone() for p in model.parameters()], hooks_on(model)
-    found = hw.role_effects(model, Words(size=47), role((1, 2), relation=ONE), draws=2)
-    assert all(row.pairs + row.dropped == COUNT and len(row.draws) == 2 for row in found)
+    actual = hw.role_effects(model, Words(size=47), role((1, 2), relation=ONE), draws=2)
+    assert all(row.pairs + row.dropped == COUNT and len(row.draws) == 2 for row in actual)
     assert all(map(torch.equal, before, model.parameters())) and hooks_on(model) == hooks
 
 
 def test_a_decoder_of_ours_is_asked_as_it_is_in_transformers() -> None:
     theirs = llama()
-    found = hw.role_effects(theirs, Words(size=47), role((1, 2), relation=ONE), draws=2)
+    actual = hw.role_effects(theirs, Words(size=47), role((1, 2), relation=ONE), draws=2)
     ours = hw.models.load(theirs).eval()
     same = hw.role_effects(ours, Words(size=47), role((1, 2), relation=ONE), draws=2)
-    for one, other in zip(found, same, strict=True):
+    for first, other in zip(actual, same, strict=True):
         for name in ("margin", "off", "change", "low", "high", "more_low", "more_high"):
-            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-5)
-        assert one.draws == pytest.approx(other.draws, abs=1e-5)
+            assert getattr(first, name) == pytest.approx(getattr(other, name), abs=1e-5)
+        assert first.draws == pytest.approx(other.draws, abs=1e-5)
 
 
 def decoder(**options: Any) -> hw.models.Transformer:
@@ -377,13 +379,13 @@ def test_the_table_fits_80_columns_and_comes_back_from_json() -> None:
         an_effect(),
         an_effect(margin=math.nan, change=-10.25, low=-11.25, high=-10.0, left_on=((15, 1),)),
     ]
-    found = RoleEffects(rows, ["noun > nothing"], "mean")
-    assert max(map(len, str(found).splitlines())) <= 80
-    assert "Nothing was asked for noun > nothing: no behaviour is known." in flat(found)
-    back = RoleEffects.from_json(found.to_json())
-    assert back[0] == found[0] and str(back) == str(found) and len(back[:]) == 2
-    assert math.isnan(back[1].margin) and json.loads(found.to_json())["effects"][1]["margin"] is None
-    assert repr(found) == "RoleEffects(effect: 2)"
+    actual = RoleEffects(rows, ["noun > nothing"], "mean")
+    assert max(map(len, str(actual).splitlines())) <= 80
+    assert "Nothing was asked for noun > nothing: no behaviour is known." in flat(actual)
+    back = RoleEffects.from_json(actual.to_json())
+    assert back[0] == actual[0] and str(back) == str(actual) and len(back[:]) == 2
+    assert math.isnan(back[1].margin) and json.loads(actual.to_json())["effects"][1]["margin"] is None
+    assert repr(actual) == "RoleEffects(effect: 2)"
 
 
 def test_a_data_frame_has_a_row_per_behaviour() -> None:
@@ -394,9 +396,9 @@ def test_a_data_frame_has_a_row_per_behaviour() -> None:
 
 def test_no_role_and_roles_without_behaviours_are_said() -> None:
     assert "No role was found" in str(hw.role_effects(decoder(), Words(size=47), FakeRoles({})))
-    found = hw.role_effects(decoder(), Words(size=47), role((0, 1), relation="a > b"))
-    assert not found.rows and found.unasked == ("a > b",)
-    assert str(found) == "Nothing was asked for a > b: no behaviour is known."
+    actual = hw.role_effects(decoder(), Words(size=47), role((0, 1), relation="a > b"))
+    assert not actual.rows and actual.unasked == ("a > b",)
+    assert str(actual) == "Nothing was asked for a > b: no behaviour is known."
 
 
 # Mistakes
@@ -422,9 +424,9 @@ def test_dropout_in_a_part_of_the_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"effects": [{}]}', "KeyError: 'relation'")],
 )
-def test_another_text_is_no_effects(text: str, said: str) -> None:
-    with pytest.raises(ArgumentError, match=f"text must be of RoleEffects.to_json: {said}"):
+def test_another_text_is_no_effects(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"text must be of RoleEffects.to_json: {message}"):
         RoleEffects.from_json(text)

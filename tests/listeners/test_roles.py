@@ -45,13 +45,13 @@ class Tokenizer:
         self.unk_token_id = 1
 
     def __call__(self, text: str, **options: object) -> dict[str, Any]:
-        found = [
+        actual = [
             (match.start() + piece.start(), match.start() + piece.end())
             for match in re.finditer(r"'s|\w+|[.,?]", text)
             for piece in re.finditer(".{1,5}", match[0])
         ]
-        ids, front = [self.ids.get(text[a:b], 1) for a, b in found], [0] if self.start == "added" else []
-        return {"input_ids": front + ids, "offset_mapping": [(0, 0)] * len(front) + found}
+        ids, front = [self.ids.get(text[a:b], 1) for a, b in actual], [0] if self.start == "added" else []
+        return {"input_ids": front + ids, "offset_mapping": [(0, 0)] * len(front) + actual}
 
 
 def a_model(seed: int = 0, kind: Any = "encoder", heads: int = 3) -> Transformer:
@@ -103,7 +103,7 @@ OBJECT = "object > verb"
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Sentence]:
-    asked = (
+    requested = (
         OBJECT,
         "noun > determiner",
         "determiner > noun",
@@ -111,7 +111,8 @@ def drawn() -> list[Sentence]:
         "antecedent > reflexive",
     )
     return [
-        replace(s, relations=tuple(told for told in s.relations if told[0] in asked)) for s in sentences(240)
+        replace(s, relations=tuple(message for message in s.relations if message[0] in requested))
+        for s in sentences(240)
     ]
 
 
@@ -139,7 +140,7 @@ def test_a_head_is_chosen_on_one_half_and_judged_on_the_other(drawn: list[Senten
 
     both = zip(looking(in_first, drawn), looking(right, drawn), strict=True)
     # the second head is right in both halves, but for one case of the first
-    heaviest = [torch.cat([one[:, :1], other[:, :1]], 1) for one, other in both]
+    heaviest = [torch.cat([first[:, :1], other[:, :1]], 1) for first, other in both]
     spoiled = next(n for n, s in enumerate(drawn) if any(name == OBJECT for name, _, _ in s.relations))
     heaviest[spoiled][:, 1] = -1
     role = judge(drawn, heaviest, [0])[OBJECT]
@@ -161,7 +162,7 @@ def test_a_head_must_move_with_the_pronoun(drawn: list[Sentence]) -> None:
 
     def moving(sentence: Sentence, at: int) -> int:
         name = "pronoun > antecedent"
-        return next((b for told, a, b in sentence.relations if (told, a) == (name, at)), -1)
+        return next((b for message, a, b in sentence.relations if (message, a) == (name, at)), -1)
 
     role = judge(drawn, looking(moving, drawn), [0])["pronoun > antecedent"]
     assert role.moves == 1 and role.found and max(role.rules.values()) <= 0.5
@@ -256,14 +257,14 @@ def test_random_weights_have_no_role(kind: str) -> None:
 
 @pytest.mark.parametrize("start", ["", "told", "added"])
 def test_a_causal_model_begins_with_something_that_is_no_candidate(start: str) -> None:
-    given: list[Tensor] = []
+    arguments: list[Tensor] = []
     model, tokenizer = a_model(kind="decoder"), Tokenizer(start)
-    hook = model.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    hook = model.register_forward_pre_hook(lambda _, args: arguments.append(args[0]))
     roles = measured(model, tokenizer)
     hook.remove()
     first = 0 if start else tokenizer.ids["Well"]
-    assert roles.causal and all((ids[:, 0] == first).all() for ids in given[1:])
-    assert not (start and (given[1][:, 1] == 0).any())
+    assert roles.causal and all((ids[:, 0] == first).all() for ids in arguments[1:])
+    assert not (start and (arguments[1][:, 1] == 0).any())
 
 
 def test_how_many_run_at_once_changes_nothing() -> None:
@@ -288,9 +289,9 @@ def test_sentences_with_unknown_words_are_left_out() -> None:
     )
     del tokenizer.ids[noun]
     roles = measured(a_model(), tokenizer)
-    gone = sum(noun in sentence.words for sentence in drawn)
-    assert roles.left_out == gone > 0 and roles.sentences == len(drawn) - gone
-    assert f"({gone} more left out, with words that the tokenizer does not know)" in str(roles)
+    removed = sum(noun in sentence.words for sentence in drawn)
+    assert roles.left_out == removed > 0 and roles.sentences == len(drawn) - removed
+    assert f"({removed} more left out, with words that the tokenizer does not know)" in str(roles)
     tokenizer.ids = {}
     with pytest.raises(ArgumentError, match=f"none of {len(drawn)} sentences is without an unknown one"):
         measured(a_model(), tokenizer)
@@ -319,15 +320,15 @@ class Deaf(Tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "said"),
+    ("tokenizer", "message"),
     [
         (Slow, r"tokenizer must tell where its tokens are: Slow has no offsets \(NotImplementedError\)"),
         (Whole, "a token of Whole is '[A-Z]"),
         (Deaf, "tokenizer must give every word a token: '[a-z]+' has none of Deaf"),
     ],
 )
-def test_a_tokenizer_that_does_not_know_its_words_is_refused(tokenizer: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_a_tokenizer_that_does_not_know_its_words_is_refused(tokenizer: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         measured(a_model(), tokenizer())
 
 
@@ -336,7 +337,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     short, strange = a_model(), Tokenizer()
     short.config = replace(model.config, max_length=5)
     strange.ids["the"] = 2003
-    for match, asked, read_by, options in (
+    for match, requested, read_by, options in (
         ("batch must be a whole number of at least 1: got 0", model, tokenizer, {"batch": 0}),
         ("sentences must be at least 60: got 7", model, tokenizer, {"sentences": 7}),
         ("sentences must not be empty: got 0", model, tokenizer, {"sentences": []}),
@@ -350,7 +351,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         ("model must be a torch.nn.Module: got int", 7, tokenizer, {}),
     ):
         with pytest.raises(ArgumentError, match=match):
-            measured(asked, read_by, **options)
+            measured(requested, read_by, **options)
 
 
 # Kept results
@@ -414,9 +415,9 @@ def test_nothing_is_read_or_written_without_keep(kept: Path) -> None:
     assert not kept.exists()
     roles = measured(a_model(), **KEPT)
     (file,) = kept.iterdir()
-    told = json.loads(file.read_text())
-    told["roles"] = told["roles"].replace("Transformer", "Impostor")
-    file.write_text(json.dumps(told))
+    message = json.loads(file.read_text())
+    message["roles"] = message["roles"].replace("Transformer", "Impostor")
+    file.write_text(json.dumps(message))
     assert "Impostor" in str(measured(a_model(), **KEPT).title)
     assert measured(a_model()) == roles
 
@@ -424,8 +425,8 @@ def test_nothing_is_read_or_written_without_keep(kept: Path) -> None:
 def test_a_damaged_file_is_measured_anew_and_a_full_disk_is_told_of(kept: Path) -> None:
     roles = measured(a_model(), **KEPT)
     (file,) = kept.iterdir()
-    told = json.loads(file.read_text())
-    for text in ("[]", "[" * 100_000, json.dumps(told | {"proof": 7})):
+    message = json.loads(file.read_text())
+    for text in ("[]", "[" * 100_000, json.dumps(message | {"proof": 7})):
         file.write_text(text)
         assert measured(a_model(), **KEPT) == roles and len(file.read_text()) > 100
     file.unlink()
@@ -533,7 +534,7 @@ A_SENTENCE = Sentence(("The", "dog", "slept", "."), ("determiner", "noun", "verb
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"relations": (("a > b", 1, -1),)}, "'a > b' joins 1 and -1 of 4"),  # -1: a head that looks nowhere
         ({"relations": (("a > b", 4, 1),)}, "'a > b' joins 4 and 1 of 4"),
@@ -542,8 +543,8 @@ A_SENTENCE = Sentence(("The", "dog", "slept", "."), ("determiner", "noun", "verb
         ({"classes": ("noun",)}, "one per word: got 1 for the words .*'dog'"),
     ],
 )
-def test_a_sentence_that_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_a_sentence_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         replace(A_SENTENCE, **change)
 
 
@@ -553,18 +554,18 @@ def test_a_user_without_a_home_hears_that_nothing_is_kept(monkeypatch: pytest.Mo
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
-    with pytest.warns(UserWarning, match="not kept: .* the user has no home; set XDG_CACHE_HOME") as told:
+    with pytest.warns(UserWarning, match="not kept: .* the user has no home; set XDG_CACHE_HOME") as caught:
         measured(a_model(), keep=True)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 def test_forwards_in_another_thread_are_not_counted() -> None:
     model = a_model(kind="decoder")
     alone = measured(model)
 
-    def elsewhere(module: Any, given: Any, output: Any) -> None:
+    def elsewhere(module: Any, args: Any, output: Any) -> None:
         if current_thread() is main_thread():
-            thread = Thread(target=model, args=(given[0].flip(-1),))
+            thread = Thread(target=model, args=(args[0].flip(-1),))
             thread.start()
             thread.join()
 

@@ -181,10 +181,10 @@ def test_nothing_quadratic_is_made(ids: Tensor) -> None:
         model(long)
     assert heads[0].pooled.shape == (1, H, 128, 128)
     weights = model.layers[0](model.embed(long))[1].select(queries=[3000])
-    kept = torch.zeros(4096, dtype=torch.bool)
-    kept[:128] = kept[3000 - 255 :] = True
+    saved = torch.zeros(4096, dtype=torch.bool)
+    saved[:128] = saved[3000 - 255 :] = True
     assert 0.05 < heads[0].statistics.streaming.min() < 0.5  # nearly even heads: 384 keys of up to 4,096
-    assert weights.dense()[..., kept].sum(-1).max() < 0.5
+    assert weights.dense()[..., saved].sum(-1).max() < 0.5
     torch.testing.assert_close(heads[0].pooled.sum((-1, -2)), torch.full((1, H), 4096.0), rtol=1e-4, atol=0)
     with hw.budget.limit("24 MiB"), pytest.raises(BudgetExceeded):
         model.layers[0](model.embed(long))[1].dense()
@@ -238,10 +238,10 @@ def test_watching_keeps_no_model_alive(ids: Tensor) -> None:
     model = Model()
     with hw.watch(model, keep=False) as heads:
         model(ids)
-    gone = weakref.ref(model)
+    reference = weakref.ref(model)
     del model
     gc.collect()
-    assert gone() is None and len(heads) == 2
+    assert reference() is None and len(heads) == 2
 
 
 def test_a_model_without_attention_is_an_error_not_an_empty_answer() -> None:
@@ -291,11 +291,13 @@ def test_where_there_are_several_stacks_numbers_are_refused(ids: Tensor) -> None
 def test_find_sorts_and_cuts(model: Model, ids: Tensor) -> None:
     with hw.watch(model) as heads:
         model(ids)
-    found = heads.find("entropy")
-    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True) and len(found) == 2 * H
-    assert heads.find("entropy", top=1) == found[:1]
-    middle = found[2].score
-    assert heads.find("entropy", threshold=middle) == found[:3]
+    actual = heads.find("entropy")
+    assert [h.score for h in actual] == sorted((h.score for h in actual), reverse=True) and len(
+        actual
+    ) == 2 * H
+    assert heads.find("entropy", top=1) == actual[:1]
+    middle = actual[2].score
+    assert heads.find("entropy", threshold=middle) == actual[:3]
     assert heads.find("previous-token", threshold=0.0)[0].score == heads.find("previous", top=1)[0].score
     with pytest.raises(ArgumentError, match="got 'entropi'; did you mean 'entropy'"):
         heads.find("entropi")
@@ -391,14 +393,14 @@ def test_a_model_must_be_a_module() -> None:
 def test_diversity_of_watched_heads_is_that_of_their_maps(model: Model, ids: Tensor) -> None:
     with hw.watch(model, diversity=True) as measured:
         model(ids)
-    with hw.watch(model) as kept:
+    with hw.watch(model) as saved:
         model(ids)
-    found, expected = hw.diversity(measured), hw.diversity(kept)
+    actual, expected = hw.diversity(measured), hw.diversity(saved)
     for layer in (0, 1):
-        torch.testing.assert_close(found.attention[layer], expected.attention[layer])
-        assert found.outputs[layer].shape == found.values[layer].shape == (H, H)
-    assert found.number == pytest.approx(sum(expected.by_layer.values()) / 2)
-    assert "layer 1: " in str(found) and "outputs' cosine" in str(found)
+        torch.testing.assert_close(actual.attention[layer], expected.attention[layer])
+        assert actual.outputs[layer].shape == actual.values[layer].shape == (H, H)
+    assert actual.number == pytest.approx(sum(expected.by_layer.values()) / 2)
+    assert "layer 1: " in str(actual) and "outputs' cosine" in str(actual)
 
 
 def test_heads_of_all_layers_can_be_laid_out_together(model: Model, ids: Tensor) -> None:
@@ -510,9 +512,9 @@ def test_layer_numbers_are_the_models_whatever_ran_first() -> None:
         model(x)
     assert heads.paths[0] == "stages.1.0" and heads[0].path == "stages.0.0" and heads[2].path == "stages.1.0"
     with hw.ablate(model, [heads[2, 1]]):
-        found = model(x)
+        actual = model(x)
     with hw.ablate(model, [("stages.1.0", 1)]):
-        assert torch.equal(model(x), found)
+        assert torch.equal(model(x), actual)
 
 
 def test_watches_may_end_in_any_order(model: Model, ids: Tensor) -> None:

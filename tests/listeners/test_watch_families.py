@@ -50,8 +50,8 @@ class Precisely(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        asked = kwargs.get("dtype") is SINGLE and "softmax" in getattr(func, "__name__", "")
-        if asked and isinstance(args[0], Tensor) and args[0].dtype is DOUBLE:
+        requested = kwargs.get("dtype") is SINGLE and "softmax" in getattr(func, "__name__", "")
+        if requested and isinstance(args[0], Tensor) and args[0].dtype is DOUBLE:
             kwargs = kwargs | {"dtype": DOUBLE}
         return func(*args, **kwargs)
 
@@ -65,7 +65,7 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """
     paths = {module: path for path, module in model.named_modules()}
     places = set(likely_places(model))
-    kept: dict[str, list[Tensor]] = defaultdict(list)
+    saved: dict[str, list[Tensor]] = defaultdict(list)
     with ExitStack() as undo:
         for module, path in paths.items():
             if isinstance(module, nn.MultiheadAttention):
@@ -78,14 +78,14 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
             def note(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
                 own = path in places and DISPATCHES not in names_in(type(module))
                 if own and isinstance(output, (tuple, list)):
-                    kept[path] += [by_head(module, x) for x in output[1:] if is_weights(module, x)]
+                    saved[path] += [by_head(module, x) for x in output[1:] if is_weights(module, x)]
 
             undo.callback(module.register_forward_hook(note).remove)
 
         def keeping(own: Any) -> Any:
             def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 output, weights = own(module, *args, **kwargs)
-                kept[paths[module]].append(weights)
+                saved[paths[module]].append(weights)
                 return output, weights
 
             return forward
@@ -95,7 +95,7 @@ def eager_weights_kept(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
                 if file.startswith("transformers.models.") and name.endswith("eager_attention_forward"):
                     undo.callback(setattr, sys.modules[file], name, own)
                     setattr(sys.modules[file], name, keeping(own))
-        yield kept
+        yield saved
 
 
 def is_weights(module: nn.Module, x: Any) -> bool:
@@ -117,12 +117,12 @@ def run(model: nn.Module, inputs: dict[str, Any], **more: Any) -> Any:
         return model(**inputs, **more)
 
 
-def numbered(kept: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+def numbered(saved: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """By the names under which calls are heard: a layer that runs again is path#1, path#2, ..."""
     return {
         path if not n else f"{path}#{n}": weights
-        for path, found in kept.items()
-        for n, weights in enumerate(found)
+        for path, actual in saved.items()
+        for n, weights in enumerate(actual)
     }
 
 
@@ -131,17 +131,17 @@ def eager_weights(
 ) -> dict[str, Tensor]:
     """By the model, or by one that is built for it."""
     model = model or family.build(dtype, "eager")
-    with eager_weights_kept(model) as kept:
+    with eager_weights_kept(model) as saved:
         output = run(model, family.feed(side, dtype), output_attentions=True)
-    given = [x for name, part in output.items() if name.endswith("attentions") and part for x in part]
-    ours = [weights for found in kept.values() for weights in found]
+    arguments = [x for name, part in output.items() if name.endswith("attentions") and part for x in part]
+    ours = [weights for actual in saved.values() for weights in actual]
     if family.name == "sam":  # what its decoder calls attentions are something else
-        given = list(output.vision_attentions)
+        arguments = list(output.vision_attentions)
     if family.name == "minimax":  # and what its linear layers do
-        given = [weights for weights in given if weights.shape[2] == LENGTH]
-    for weights in given:
-        assert any(torch.equal(weights.flatten(), one.flatten()) for one in ours)
-    return numbered(kept)
+        arguments = [weights for weights in arguments if weights.shape[2] == LENGTH]
+    for weights in arguments:
+        assert any(torch.equal(weights.flatten(), our.flatten()) for our in ours)
+    return numbered(saved)
 
 
 def real(
@@ -161,13 +161,13 @@ def real(
 def statistics(weights: Tensor, queries: Tensor | None, keys: Tensor | None) -> dict[str, Tensor]:
     """By the statistics of given weights; what a row lacks of 1 is its sink's, which has a surprise, too."""
     stats = AttentionMap.from_weights(weights, Mask(queries=queries, keys=keys)).statistics(*NAMES)
-    found = {name: getattr(stats, name) for name in NAMES}
+    actual = {name: getattr(stats, name) for name in NAMES}
     rest = (1 - weights.sum(-1)).clamp(min=0)
     if float(rest.max()) > 1e-4:
         rows = torch.ones_like(rest[:, :1], dtype=torch.bool) if queries is None else queries[:, None]
         surprise = -torch.xlogy(rest, rest) * rows
-        found["entropy"] = found["entropy"] + surprise.sum(-1) / rows.sum(-1)
-    return found
+        actual["entropy"] = actual["entropy"] + surprise.sum(-1) / rows.sum(-1)
+    return actual
 
 
 def traces(model: nn.Module) -> Any:
@@ -191,14 +191,14 @@ def traces(model: nn.Module) -> Any:
 
 def outputs_of(result: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors in a model's answer, without what it says of padding."""
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
     mask = inputs.get("attention_mask")
     for name, value in result.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             padded = mask is not None and value.ndim > 2 and value.shape[:2] == mask.shape
-            found[name] = value[mask.bool()] if padded else value
-    assert found
-    return found
+            actual[name] = value[mask.bool()] if padded else value
+    assert actual
+    return actual
 
 
 def each(*routes: str, judged: bool = False) -> Any:
@@ -215,8 +215,8 @@ def test_the_weights_heard_are_the_eager_ones(family: Family) -> None:
     models = {dtype: family.build(dtype) for dtype in (DOUBLE, SINGLE)}
     for side in family.sides:
         truth, plain = (eager_weights(family, side, dtype, model) for dtype, model in eager.items())
-        exact, found = (heard(family, side, dtype, model) for dtype, model in models.items())
-        assert set(exact) == set(found) == set(truth)
+        exact, actual = (heard(family, side, dtype, model) for dtype, model in models.items())
+        assert set(exact) == set(actual) == set(truth)
         padding = {path: check_padding(family, side, exact[path]) for path in truth}
         rounding = torch.finfo(SINGLE).eps + max(
             error(only(plain[path], padding[path][0]), only(truth[path], padding[path][0])) for path in truth
@@ -224,11 +224,11 @@ def test_the_weights_heard_are_the_eager_ones(family: Family) -> None:
         for path, (queries, keys) in padding.items():
             right = only(truth[path], queries)
             assert error(only(exact[path].weights.dense(), queries), right) < EXACT, path
-            assert error(only(found[path].weights.dense(), queries), right) <= 2 * rounding, path
+            assert error(only(actual[path].weights.dense(), queries), right) <= 2 * rounding, path
             expected = statistics(truth[path], queries, keys)
             for name, value in measured(exact[path].weights).items():
                 assert difference(value, expected[name]) < EXACT, (name, path, side)
-            for name, value in measured(found[path].weights).items():
+            for name, value in measured(actual[path].weights).items():
                 # a mean of weights may be as wrong as they are, a sum over keys or queries as all of them are
                 size = right.shape[-2] if name in ("distance", "received", "entropy") else 1
                 assert difference(value, expected[name]) <= 2 * size * rounding, (name, path, side)
@@ -239,10 +239,10 @@ def measured(weights: AttentionMap) -> dict[str, Tensor]:
     return {name: getattr(stats, name) for name in NAMES}
 
 
-def difference(found: Tensor, truth: Tensor) -> float:
+def difference(actual: Tensor, truth: Tensor) -> float:
     """As `error`; what no query has (a next key, say) is NaN in both."""
-    assert torch.equal(found.isnan(), truth.isnan())
-    return error(found.nan_to_num(), truth.nan_to_num())
+    assert torch.equal(actual.isnan(), truth.isnan())
+    return error(actual.nan_to_num(), truth.nan_to_num())
 
 
 def only(weights: Tensor, queries: Tensor | None) -> Tensor:
@@ -363,11 +363,11 @@ def test_texts_packed_into_one_sequence() -> None:
     listener = Heard()
     with attach(model, listener):
         run(model, inputs)
-    with eager_weights_kept(eager) as kept:
+    with eager_weights_kept(eager) as saved:
         run(eager, inputs)
     for call in listener.calls:
         assert call.weights.mask.allowed is None, "nothing quadratic"
-        assert error(call.weights.dense(), kept[call.path][0]) < EXACT
+        assert error(call.weights.dense(), saved[call.path][0]) < EXACT
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
@@ -380,21 +380,21 @@ def test_four_dimensional_masks_of_the_user(name: str) -> None:
     with attach(model, listener):
         run(model, text("none") | {"attention_mask": mask})
         run(model, text("none") | {"attention_mask": added})
-    with eager_weights_kept(eager) as kept:
+    with eager_weights_kept(eager) as saved:
         run(eager, text("none") | {"attention_mask": added})
     assert len(listener.calls) == 4
     for call in listener.calls:
-        assert error(call.weights.dense(), kept[call.path][0]) < EXACT
+        assert error(call.weights.dense(), saved[call.path][0]) < EXACT
 
 
 def test_weights_asked_of_the_model_are_still_given() -> None:
     family = by_name("bert")
     model, eager = family.build(DOUBLE), family.build(DOUBLE, "eager")
     with attach(model, Heard()):
-        found = run(model, text("none"), output_attentions=True).attentions
+        actual = run(model, text("none"), output_attentions=True).attentions
     expected = run(eager, text("none"), output_attentions=True).attentions
-    for one, other in zip(found, expected, strict=True):
-        assert error(one, other) < EXACT
+    for first, other in zip(actual, expected, strict=True):
+        assert error(first, other) < EXACT
 
 
 # What is a model's own
@@ -424,8 +424,8 @@ def test_a_query_sees_as_many_keys_as_its_model_chose(implementation: str) -> No
     assert error(inside.last_hidden_state, outside.last_hidden_state) < EXACT
     for call in listener.calls:
         assert call.weights.mask.counted(LENGTH) is None
-        seen = (call.weights.dense() > 0).sum(-1)
-        assert torch.equal(seen, torch.arange(1, LENGTH + 1).clamp(max=4).expand_as(seen))
+        visible = (call.weights.dense() > 0).sum(-1)
+        assert torch.equal(visible, torch.arange(1, LENGTH + 1).clamp(max=4).expand_as(visible))
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -465,8 +465,8 @@ def test_another_model_with_the_same_config_is_not_touched() -> None:
     inputs, listener = text("left"), Heard()
     expected = run(other, inputs).last_hidden_state
     with attach(model, listener):
-        found = run(other, inputs).last_hidden_state
-    assert torch.equal(found, expected) and not listener.calls
+        actual = run(other, inputs).last_hidden_state
+    assert torch.equal(actual, expected) and not listener.calls
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -488,10 +488,10 @@ def test_a_kernel_without_words_has_its_model_run_as_it_else_would() -> None:
         first.enter_context(attach(nn.Sequential(model), Heard()))  # which ends before the other does
         with attach(model, listener):
             first.close()
-            found = run(model, inputs).last_hidden_state
+            actual = run(model, inputs).last_hidden_state
         assert model.config._attn_implementation == "flash_attention_2"
         rows = inputs["attention_mask"].bool()
-        assert error(found[rows], expected[rows]) < EXACT
+        assert error(actual[rows], expected[rows]) < EXACT
         for call in listener.calls:
             assert error(only(call.weights.dense(), rows), only(truth[call.path], rows)) < EXACT
 
@@ -501,10 +501,10 @@ def test_an_implementation_chosen_inside_a_block_stays() -> None:
     expected = run(model, text("none")).last_hidden_state
     with attach(model, listener):
         model.set_attn_implementation("eager")  # type: ignore[operator]
-        found = run(model, text("none"), output_attentions=True)
+        actual = run(model, text("none"), output_attentions=True)
     assert model.config._attn_implementation == "eager" and len(listener.calls) == 2
-    assert error(found.last_hidden_state, expected) < EXACT
-    for call, weights in zip(listener.calls, found.attentions, strict=True):
+    assert error(actual.last_hidden_state, expected) < EXACT
+    for call, weights in zip(listener.calls, actual.attentions, strict=True):
         assert torch.equal(call.weights.dense(), weights)
 
 
@@ -514,9 +514,9 @@ def test_attentions_that_a_config_asks_for_are_given() -> None:
     model.config.output_attentions = True
     expected = run(model, text("none")).attentions
     with attach(model, Heard()):
-        found = run(model, text("none")).attentions
-    for one, other in zip(found, expected, strict=True):
-        assert error(one, other) < EXACT
+        actual = run(model, text("none")).attentions
+    for first, other in zip(actual, expected, strict=True):
+        assert error(first, other) < EXACT
 
 
 # Generating
@@ -559,17 +559,17 @@ def test_generating(name: str, cache: str) -> None:
     for side in ("none", "left"):
         expected, listener = generated(model, cache, side), Heard()
         with attach(model, listener):
-            found = generated(model, cache, side)
-        assert torch.equal(found, expected)
-        with eager_weights_kept(eager) as kept:
+            actual = generated(model, cache, side)
+        assert torch.equal(actual, expected)
+        with eager_weights_kept(eager) as saved:
             assert torch.equal(generated(eager, cache, side), expected)
         steps: dict[str, list[LayerCall]] = defaultdict(list)
         for call in listener.calls:
             steps[call.path].append(call)
-        assert set(steps) == set(kept)
+        assert set(steps) == set(saved)
         for path, calls in steps.items():
-            assert len(calls) == len(kept[path])
-            for call, truth in zip(calls, kept[path], strict=True):
+            assert len(calls) == len(saved[path])
+            for call, truth in zip(calls, saved[path], strict=True):
                 check_step(call, truth)
             if "self" in path.lower() and "encoder." not in path.removeprefix("decoder."):
                 check_lengths([call.weights.shape for call in calls], name, side)

@@ -102,8 +102,8 @@ def test_a_function_of_known_parts_is_answered_as_it_would_be(dispatch: Any) -> 
     model, listener = dispatch(standard), Heard()
     expected = run(model, text("none")).last_hidden_state
     with attach(model, listener):
-        found = run(model, text("none"), unknown=torch.ones(2, 3)).last_hidden_state  # to nobody's use
-    assert error(found, expected) < EXACT and len(listener.calls) == 2
+        actual = run(model, text("none"), unknown=torch.ones(2, 3)).last_hidden_state  # to nobody's use
+    assert error(actual, expected) < EXACT and len(listener.calls) == 2
 
 
 def test_a_function_of_other_parts_is_refused_by_name(dispatch: Any) -> None:
@@ -112,9 +112,9 @@ def test_a_function_of_other_parts_is_refused_by_name(dispatch: Any) -> None:
     expected = run(model, text("none"))
     assert_refused(model, r"layers\.0\.self_attn.*sharpened uses .*standard.*'skip'", "none")
     with attach(model, listener, "eager"):
-        found = run(model, text("none"), output_attentions=True)
-    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
-    for call, weights in zip(listener.calls, found.attentions, strict=True):
+        actual = run(model, text("none"), output_attentions=True)
+    assert torch.equal(actual.last_hidden_state, expected.last_hidden_state)
+    for call, weights in zip(listener.calls, actual.attentions, strict=True):
         assert torch.equal(call.weights.dense(), weights)
     with attach(model, Heard(), "skip"):
         assert torch.equal(run(model, text("none")).last_hidden_state, expected.last_hidden_state)
@@ -133,13 +133,13 @@ def test_a_lookup_inside_a_block_finds_what_it_finds_outside(dispatch: Any) -> N
 
     def eager() -> None: ...
 
-    asked = [
+    requested = [
         (at, name) for at in (ALL_ATTENTION_FUNCTIONS, of_a_file) for name in ("sdpa", "eager", "standard")
     ]
-    before = [found(*each) for each in asked]
+    before = [found(*each) for each in requested]
     assert before[1] is eager and before[3] is sharpened
     with attach(model, Heard()):
-        assert [found(*each) for each in asked] == before
+        assert [found(*each) for each in requested] == before
         with pytest.raises(KeyError, match="nobody"):
             ALL_ATTENTION_FUNCTIONS.get_interface("nobody", eager)
         assert "nobody" not in ALL_ATTENTION_FUNCTIONS and "sdpa" in ALL_ATTENTION_FUNCTIONS
@@ -177,30 +177,30 @@ def test_a_function_is_let_go_after_the_block(dispatch: Any) -> None:
     model = dispatch(holding)
     with attach(model, Heard(), "skip"):
         run(model, text("none"))
-    gone = weakref.ref(holding)
+    reference = weakref.ref(holding)
     dispatch.forget()
     del holding, model
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_a_lookup_that_somebody_has_replaced_is_asked(dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AttentionInterface
 
-    model, asked = dispatch(standard), []
+    model, requested = dispatch(standard), []
     own = AttentionInterface.get_interface
 
     def mine(self: Any, *args: Any) -> Any:
-        asked.append(args[0])
+        requested.append(args[0])
         return own(self, *args)
 
     for theirs in (mine, functools.wraps(own)(mine)):
-        asked.clear()
+        requested.clear()
         with monkeypatch.context() as patch:
             patch.setattr(AttentionInterface, "get_interface", theirs)
             with attach(model, Heard()):
                 run(model, text("none"))
-        assert asked == ["standard"] * 2
+        assert requested == ["standard"] * 2
 
 
 def test_an_argument_that_is_of_use_to_the_function_is_refused_by_name(dispatch: Any) -> None:
@@ -303,10 +303,10 @@ def made(source: str, **names: Any) -> Any:
     """The function that some source defines, in a file of its own."""
     from transformers.models.llama import modeling_llama
 
-    known = {"torch": torch, "nn": nn, "__name__": "somewhere"}
+    expected = {"torch": torch, "nn": nn, "__name__": "somewhere"}
     for name in ("repeat_kv", "Unpack", "TransformersKwargs"):
-        known[name] = getattr(modeling_llama, name)
-    space = known | names
+        expected[name] = getattr(modeling_llama, name)
+    space = expected | names
     before = set(space)
     exec(textwrap.dedent(source), space)
     return next(space[name] for name in space if name not in before and name != "__builtins__")
@@ -319,8 +319,8 @@ def assert_heard(model: nn.Module, side: str = "left") -> None:
     for fallback in (None, "eager"):
         listener = Heard()
         with attach(model, listener, fallback):
-            found = run(model, text(side)).last_hidden_state
-        assert error(found[real], expected.last_hidden_state[real]) < EXACT and len(listener.calls) == 2
+            actual = run(model, text(side)).last_hidden_state
+        assert error(actual[real], expected.last_hidden_state[real]) < EXACT and len(listener.calls) == 2
         for call, weights in zip(listener.calls, expected.attentions, strict=True):
             assert float((call.weights.dense() - weights).abs().amax((1, 3))[real].max()) < EXACT
 
@@ -349,8 +349,8 @@ def test_the_weights_of_an_edited_copy_are_read_or_refused(dispatch: Any, name: 
         return
     expected = run(model, text("left"), output_attentions=True)
     with attach(model, listener, "eager"):
-        found = run(model, text("left")).last_hidden_state
-    assert torch.equal(found, expected.last_hidden_state) and len(listener.calls) == 2
+        actual = run(model, text("left")).last_hidden_state
+    assert torch.equal(actual, expected.last_hidden_state) and len(listener.calls) == 2
     for call, weights in zip(listener.calls, expected.attentions, strict=True):
         assert torch.equal(call.weights.dense(), weights)
 
@@ -393,9 +393,9 @@ def test_a_function_around_torchs_fused_one_is_heard(dispatch: Any, more: str, s
     model, eager = dispatch(made(FUSED.format(more=more)), "fused", masks), LLAMA.build(DOUBLE, "eager")
     expected, listener = run(model, text(side)).last_hidden_state, Heard()
     with attach(model, listener):
-        found = run(model, text(side)).last_hidden_state
+        actual = run(model, text(side)).last_hidden_state
     rows = text(side).get("attention_mask", torch.ones(2, LENGTH)).bool()
-    assert error(found[rows], expected[rows]) < EXACT and len(listener.calls) == 2
+    assert error(actual[rows], expected[rows]) < EXACT and len(listener.calls) == 2
     sees_everything = bool(more) and side == "none" and masks == "sdpa_mask"
     for call, weights in zip(
         listener.calls, run(eager, text(side), output_attentions=True).attentions, strict=True

@@ -43,9 +43,9 @@ def padding(side: str, length: int) -> Tensor | None:
 def packed(length: int) -> Tensor:
     """Documents of three tokens, as found in position_ids that start again."""
     positions = (torch.arange(length) % 3).expand(BATCH, -1)
-    found = utils.find_packed_sequence_indices(positions)
-    assert found is not None
-    return found
+    actual = utils.find_packed_sequence_indices(positions)
+    assert actual is not None
+    return actual
 
 
 PREDICATES: dict[str, Any] = {
@@ -156,28 +156,28 @@ def test_a_dense_mask_must_fit_the_budget() -> None:
     _, compact = both(64, 64, is_even, None)
     with budget.limit("1 KiB"), pytest.raises(BudgetExceeded, match="dense mask"):
         rules_of(compact, 64, 64, itself=True)
-    _, known = both(64, 64, utils.causal_mask_function, padding("left", 64))
+    _, expected = both(64, 64, utils.causal_mask_function, padding("left", 64))
     with budget.limit("1 KiB"):
-        rules_of(known, 64, 64, itself=True)
+        rules_of(expected, 64, 64, itself=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float64])
 def test_masks_that_users_give(dtype: torch.dtype) -> None:
     dense, _ = both(11, 11, utils.causal_mask_function, padding("left", 11))
-    given = dense if dtype == torch.bool else torch.zeros(dense.shape, dtype=dtype).masked_fill(
+    arguments = dense if dtype == torch.bool else torch.zeros(dense.shape, dtype=dtype).masked_fill(
         ~dense, torch.finfo(dtype).min
     )  # fmt: skip
-    rules, bias, used = rules_of(given, 11, 11, itself=True)
+    rules, bias, used = rules_of(arguments, 11, 11, itself=True)
     same(rules, bias, used, dense)
     counted, expected = rules.counted(11), padding("left", 11)
     assert counted is not None and expected is not None and torch.equal(counted, expected)
 
 
 def test_what_users_add_besides_hiding_is_a_bias() -> None:
-    given = torch.randn(BATCH, 1, 5, 7)
-    given[..., 6] = torch.finfo(torch.float32).min
-    rules, bias, _ = rules_of(given, 5, 7, itself=False)
-    assert bias is not None and torch.equal(bias[..., :6], given[..., :6])
+    arguments = torch.randn(BATCH, 1, 5, 7)
+    arguments[..., 6] = torch.finfo(torch.float32).min
+    rules, bias, _ = rules_of(arguments, 5, 7, itself=False)
+    assert bias is not None and torch.equal(bias[..., :6], arguments[..., :6])
     assert not rules.full(5, 7, BATCH)[..., 6].any()
 
 

@@ -452,8 +452,8 @@ def test_decoders_and_whole_transformers() -> None:
     assert calls[1].weights.dense().triu(1).abs().max() == 0
     hw.adopt(model)
     _, again = listen(model, numbers(B, T, E), numbers(B, 5, E), tgt_mask=mask, tgt_is_causal=True)
-    for one, other in zip(calls, again, strict=True):
-        assert one.path == other.path and error(other.weights.dense(), one.weights.dense()) < EXACT
+    for first, other in zip(calls, again, strict=True):
+        assert first.path == other.path and error(other.weights.dense(), first.weights.dense()) < EXACT
 
 
 # Ours
@@ -526,8 +526,8 @@ def test_gradients_are_those_without_listening() -> None:
         x = numbers(B, T, E).requires_grad_()
         (plain,) = torch.autograd.grad(model(x).square().sum(), x)
         with attach(model, Heard()):
-            (found,) = torch.autograd.grad(model(x).square().sum(), x)
-        assert error(found, plain) < 1e-8
+            (actual,) = torch.autograd.grad(model(x).square().sum(), x)
+        assert error(actual, plain) < 1e-8
 
 
 def test_autocast() -> None:
@@ -563,9 +563,9 @@ def test_what_torchs_class_refuses_is_refused_in_its_words_while_somebody_listen
     """A listener had words of its own for masks of another shape, and another exception."""
     model = nn.ModuleList([kind(E, H, batch_first=True)])
     query, memory = (torch.randn(B, length, E) for length in shapes)
-    given = {name: torch.zeros(*shape, dtype=torch.bool) for name, shape in masks.items()}
+    options = {name: torch.zeros(*shape, dtype=torch.bool) for name, shape in masks.items()}
     with pytest.raises((AssertionError, RuntimeError), match=message) as unheard:
-        model[0](query, memory, memory, **given)
-    with pytest.raises(unheard.type, match=message) as heard, attach(model, Heard()):
-        model[0](query, memory, memory, **given)
-    assert str(heard.value) == str(unheard.value)
+        model[0](query, memory, memory, **options)
+    with pytest.raises(unheard.type, match=message) as output, attach(model, Heard()):
+        model[0](query, memory, memory, **options)
+    assert str(output.value) == str(unheard.value)

@@ -148,15 +148,15 @@ def test_a_bypassed_layer_is_told_of_in_the_thread_where_it_ran(x: Tensor) -> No
             return str(error)
         return "nothing"
 
-    said: list[str] = []
+    messages: list[str] = []
 
     def watched() -> None:
         with hw.watch(model), ThreadPoolExecutor(2) as pool:
-            said.extend(pool.map(work, range(2)))
+            messages.extend(pool.map(work, range(2)))
 
     with pytest.raises(hw.errors.AttentionBypassed, match="Sequential ran 2 times and none was"):
         watched()
-    assert len(said) == 2 and all("1 layers of SelfAttention (0)" in each for each in said)
+    assert len(messages) == 2 and all("1 layers of SelfAttention (0)" in each for each in messages)
 
 
 def test_one_that_refuses_a_forward_keeps_nobody_else_in_it(x: Tensor) -> None:
@@ -269,11 +269,11 @@ def test_a_forward_in_another_thread_while_watching_begins_is_not_refused(
 ) -> None:
     """It met a hook before anybody could tell its model of a call, which looked as if there had been none."""
     model = MODELS[kind]()
-    expected, found = model(x), []
+    expected, actual = model(x), []
 
     def meanwhile(_: object) -> None:
         with ThreadPoolExecutor(1) as pool, torch.no_grad():
-            found.append(pool.submit(torch.no_grad()(model), x).result(20))
+            actual.append(pool.submit(torch.no_grad()(model), x).result(20))
 
     whole = adapters.CHANGES
     for done in range(len(whole) + 1):
@@ -281,8 +281,8 @@ def test_a_forward_in_another_thread_while_watching_begins_is_not_refused(
         with hw.watch(model) as heads:
             model(x)
         assert heads
-    assert len(found) == len(whole) + 1
-    for output in found:
+    assert len(actual) == len(whole) + 1
+    for output in actual:
         torch.testing.assert_close(output, expected)
 
 
@@ -424,14 +424,14 @@ def test_a_watch_that_was_dropped_ends_and_says_so(x: Tensor) -> None:
 
 def test_a_dropped_watch_does_not_keep_its_model() -> None:
     model = nn.Sequential(Fused())
-    gone = weakref.ref(model)
+    reference = weakref.ref(model)
     watching = hw.watch(model)
     watching.start()
     with pytest.warns(RuntimeWarning, match="was dropped"):
         watching = None  # type: ignore[assignment]
     del model
     gc.collect()
-    assert gone() is None and not active
+    assert reference() is None and not active
 
 
 def test_a_watch_that_was_kept_or_stopped_goes_without_a_word(x: Tensor) -> None:
@@ -450,7 +450,7 @@ def test_what_is_dropped_while_another_begins_waits_its_turn() -> None:
     """Garbage is collected at any moment, also in the middle of a change that counts who needs what."""
     from headwise.listeners.module_overrides import changing
 
-    model, said = nn.Sequential(Fused()), []
+    model, message = nn.Sequential(Fused()), []
     watching = hw.watch(model)
     watching.start()
     with warnings.catch_warnings(record=True) as warned:
@@ -458,23 +458,23 @@ def test_what_is_dropped_while_another_begins_waits_its_turn() -> None:
         with changing:
             del watching
             gc.collect()
-            said.append((len(active), len(warned)))
-        said.append((len(active), len(warned)))
-    assert said == [(1, 0), (0, 1)]
+            message.append((len(active), len(warned)))
+        message.append((len(active), len(warned)))
+    assert message == [(1, 0), (0, 1)]
 
 
 # Copies and files
 
 
 @each_kind
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
-def test_a_copy_made_inside_a_block_is_a_model_that_is_not_watched(kind: str, how: str, x: Tensor) -> None:
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+def test_a_copy_made_inside_a_block_is_a_model_that_is_not_watched(kind: str, way: str, x: Tensor) -> None:
     """Hooks were functions inside functions, which no file can hold, and a copy took them along."""
     model = MODELS[kind]().eval()
     expected, looks = model(x), as_it_is(model)
     with hw.watch(model) as heads:
         inside = model(x)
-        made = copied(model, how)
+        made = copied(model, way)
         assert as_it_is(made) == looks
         again = made(x)
         model(x)
@@ -487,10 +487,10 @@ def test_a_copy_made_inside_a_block_is_a_model_that_is_not_watched(kind: str, ho
     assert others.paths == heads.paths
 
 
-def copied(model: nn.Module, how: str) -> Any:
-    if how == "deepcopy":
+def copied(model: nn.Module, way: str) -> Any:
+    if way == "deepcopy":
         return copy.deepcopy(model)
-    if how == "pickle":
+    if way == "pickle":
         return pickle.loads(pickle.dumps(model))
     file = io.BytesIO()
     torch.save(model, file)
@@ -560,10 +560,10 @@ def test_a_file_saved_inside_a_block_needs_no_headwise(tmp_path: Path, x: Tensor
     for kind in ("encoder", "llama"):
         model = MODELS[kind]().eval()
         model = model.model if kind == "llama" else model
-        given = x.argmax(-1) if kind == "llama" else x
-        expected = model(given)
+        arguments = x.argmax(-1) if kind == "llama" else x
+        expected = model(arguments)
         with hw.watch(model):
-            torch.save((model, given, expected), tmp_path / kind)
+            torch.save((model, arguments, expected), tmp_path / kind)
     code = (
         "import sys; sys.modules['headwise'] = None\n"
         "import torch\n"
@@ -634,21 +634,21 @@ def test_a_stance_set_inside_a_block_stays_and_other_compiled_code_goes_on(count
 
 @pytest.mark.thinned(keep=["forward-False", "module.compile-True", "wrapped parts-True"])
 @pytest.mark.parametrize("fullgraph", [False, True])
-@pytest.mark.parametrize("how", ["torch.compile", "module.compile", "parts", "wrapped parts", "forward"])
+@pytest.mark.parametrize("way", ["torch.compile", "module.compile", "parts", "wrapped parts", "forward"])
 def test_a_compiled_model_runs_uncompiled_inside_and_compiled_again_after(
-    how: str, fullgraph: bool, counting: Any, x: Tensor
+    way: str, fullgraph: bool, counting: Any, x: Tensor
 ) -> None:
     model: Any = nn.Sequential(Fused(), Ours())
-    options: Any = {"backend": counting, "fullgraph": fullgraph and how != "forward"}
+    options: Any = {"backend": counting, "fullgraph": fullgraph and way != "forward"}
     expected = model(x)
-    if how == "torch.compile":
+    if way == "torch.compile":
         model = torch.compile(model, **options)
-    elif how == "module.compile":
+    elif way == "module.compile":
         model.compile(**options)
-    elif how == "parts":
+    elif way == "parts":
         for part in model:
             part.compile(**options)
-    elif how == "wrapped parts":
+    elif way == "wrapped parts":
         for number, part in enumerate(model):
             model[number] = torch.compile(part, **options)
     else:
@@ -678,7 +678,7 @@ def test_a_compiled_function_that_calls_the_model_is_heard(counting: Any, x: Ten
     for _ in range(3):
         with hw.watch(model) as heads:
             inside = fast(x)
-        assert heads.paths == ["0", "1.attention"] and all(len(one.calls) == 1 for one in heads.values())
+        assert heads.paths == ["0", "1.attention"] and all(len(head.calls) == 1 for head in heads.values())
         torch.testing.assert_close(inside, expected)
     count = counting.compiled
     for _ in range(12):  # more than a function is ever compiled anew
@@ -735,19 +735,19 @@ def test_functions_compiled_inside_a_model(fullgraph: bool, counting: Any, x: Te
 
 
 @pytest.mark.thinned(keep=["torch.compile", "function"])
-@pytest.mark.parametrize("how", ["torch.compile", "module.compile", "function"])
-def test_what_is_compiled_inside_a_block_is_heard(how: str, counting: Any, x: Tensor) -> None:
+@pytest.mark.parametrize("way", ["torch.compile", "module.compile", "function"])
+def test_what_is_compiled_inside_a_block_is_heard(way: str, counting: Any, x: Tensor) -> None:
     model: Any = nn.Sequential(Fused(), Ours())
     expected, run = model(x), model
     with hw.watch(model) as heads:
-        if how == "torch.compile":
+        if way == "torch.compile":
             run = torch.compile(model, backend=counting)
-        elif how == "module.compile":
+        elif way == "module.compile":
             model.compile(backend=counting)
         else:
             run = torch.compile(lambda x: model(x), backend=counting)
         inside = run(x)
-        assert heads.paths == ["0", "1.attention"] and all(len(one.calls) == 1 for one in heads.values())
+        assert heads.paths == ["0", "1.attention"] and all(len(head.calls) == 1 for head in heads.values())
     torch.testing.assert_close(inside, expected)
     torch.testing.assert_close(run(x), expected)
 
@@ -774,11 +774,11 @@ class Twice:
         return 2 * self.inner(*args, **kwargs)
 
 
-def wrap(module: Any, how: str) -> None:
+def wrap(module: Any, way: str) -> None:
     inner = module.forward
-    if how == "object":
+    if way == "object":
         module.forward = Twice(inner)
-    elif how == "function":
+    elif way == "function":
         module.forward = lambda *args, **kwargs: 2 * inner(*args, **kwargs)
     else:  # as accelerate does it: a wrapper that looks like what it wraps, bound to the module
 
@@ -790,11 +790,11 @@ def wrap(module: Any, how: str) -> None:
 
 
 @pytest.mark.thinned
-@pytest.mark.parametrize("how", ["object", "function", "bound"])
+@pytest.mark.parametrize("way", ["object", "function", "bound"])
 @pytest.mark.parametrize(("place", "times"), [("", 1), ("0", 2)])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_forward_wrapped_inside_a_block_outlives_it(
-    how: str, place: str, times: int, own: bool, x: Tensor
+    way: str, place: str, times: int, own: bool, x: Tensor
 ) -> None:
     """Accelerate, PEFT and profilers keep the forward they find and put theirs round it. What they found
     inside a block took their wrapper for the module's own forward once the block was over, and recursed; it
@@ -804,18 +804,18 @@ def test_a_forward_wrapped_inside_a_block_outlives_it(
         torch.manual_seed(2)
         model = nn.Sequential(Fused(), Ours())
         if own:
-            wrap(model.get_submodule(place), how if how != "function" else "object")
+            wrap(model.get_submodule(place), way if way != "function" else "object")
         return model
 
     plain, model = made(), made()
     for _ in range(times):
-        wrap(plain.get_submodule(place), how)
+        wrap(plain.get_submodule(place), way)
     expected, module = plain(x), model.get_submodule(place)
     first = dict(vars(module)).get("forward")
     with hw.watch(model) as heads:
-        found = module.forward
+        actual = module.forward
         for _ in range(times):
-            wrap(module, how)
+            wrap(module, way)
         torch.testing.assert_close(model(x), expected)
         assert heads.paths == ["0", "1.attention"]
     assert torch.equal(model(x), expected) and len(heads["0"].calls) == 1
@@ -825,18 +825,18 @@ def test_a_forward_wrapped_inside_a_block_outlives_it(
     assert torch.equal(model(x), expected)
 
     twins = [copy.deepcopy(model), copy.deepcopy(plain)]
-    if how == "object" and not own:
+    if way == "object" and not own:
         twins += [pickle.loads(pickle.dumps(each)) for each in (model, plain)]
-    for one in twins:
-        one.load_state_dict({name: 3 * value for name, value in one.state_dict().items()})
+    for twin in twins:
+        twin.load_state_dict({name: 3 * value for name, value in twin.state_dict().items()})
     for ours, theirs in zip(twins[::2], twins[1::2], strict=True):
-        if own and how == "object":  # a copy would run what is behind it with the weights of the other
+        if own and way == "object":  # a copy would run what is behind it with the weights of the other
             with pytest.raises(ArgumentError, match="whose Twice was wrapped while headwise listened"):
                 ours(x)
         else:
             assert torch.equal(ours(x), theirs(x))
 
-    module.forward = found  # unwrapped, as far as they know
+    module.forward = actual  # unwrapped, as far as they know
     as_made = made()(x)
     assert torch.equal(model(x), as_made)
     with hw.watch(model) as last:
@@ -844,10 +844,10 @@ def test_a_forward_wrapped_inside_a_block_outlives_it(
     assert last.paths == heads.paths and torch.equal(model(x), as_made)
     assert vars(module).get("forward") == first  # and what had stayed in its dict is gone
 
-    gone, attached = weakref.ref(model), len(active)
-    del model, plain, module, found, first, twins, one, ours, theirs, heads, again, last
+    reference, attached = weakref.ref(model), len(active)
+    del model, plain, module, actual, first, twins, twin, ours, theirs, heads, again, last
     gc.collect()
-    assert gone() is None and not attached
+    assert reference() is None and not attached
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -871,9 +871,9 @@ def test_what_an_encoder_leaves_at_padding_is_left_there(mine: bool, norm: bool,
             with torch.set_grad_enabled(grad):
                 expected = model(x, src_key_padding_mask=hidden)
                 with hw.watch(model) as heads:
-                    found = model(x, src_key_padding_mask=hidden)
+                    actual = model(x, src_key_padding_mask=hidden)
             assert len(heads) == 2
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(actual, expected)
     with hw.watch(model), hw.watch(model.layers[0]):
         torch.testing.assert_close(model(x), model(x, src_key_padding_mask=padding & False))
 

@@ -28,15 +28,15 @@ SOME = ("llama", "gpt2", "bert", "gemma2", "gemma3 text", "gpt-oss", "mistral", 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many calls were measured together, time after time."""
-    seen: list[int] = []
+    calls: list[int] = []
     measured = together._some_measured
 
     def counting(group: together.Group, notes: slice) -> together.Measured:
-        seen.append(len(group.notes[notes]))
+        calls.append(len(group.notes[notes]))
         return measured(group, notes)
 
     monkeypatch.setattr(together, "_some_measured", counting)
-    return seen
+    return calls
 
 
 # The same numbers
@@ -51,10 +51,10 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_layers_measured_together_are_as_measured_alone(family: Family, side: str) -> None:
     if side not in family.sides:
         side = "none"
-    model, given = family.build(torch.float64), family.feed(side, torch.float64)
-    assert_same(*both(lambda: model(**given), model, statistics=("entropy", "next", "local", "received")))
-    assert_same(*both(lambda: model(**given), model, pooled=5))
-    assert_same(*both(lambda: model(**given), model, statistics=(), pooled=4, keep=False))
+    model, arguments = family.build(torch.float64), family.feed(side, torch.float64)
+    assert_same(*both(lambda: model(**arguments), model, statistics=("entropy", "next", "local", "received")))
+    assert_same(*both(lambda: model(**arguments), model, pooled=5))
+    assert_same(*both(lambda: model(**arguments), model, statistics=(), pooled=4, keep=False))
 
 
 @torch.no_grad()
@@ -71,9 +71,9 @@ def test_padded_layers_are_one_map(sizes: list[int]) -> None:
 @torch.no_grad()
 def test_windows_are_measured_apart_from_the_whole(sizes: list[int]) -> None:
     family = next(family for family in FAMILIES if family.name == "gemma2")
-    model, given = family.build(), family.feed()
+    model, arguments = family.build(), family.feed()
     with hw.watch(model) as heads:
-        model(**given)
+        model(**arguments)
     assert sizes == [1, 1]
     assert heads[0].map.mask.left is not None and heads[1].map.mask.left is None
 
@@ -173,15 +173,15 @@ def test_a_map_that_was_kept_refuses_as_ever() -> None:
 def test_sinks_may_be_trained_on(sizes: list[int]) -> None:
     """What a head has of its own is copied, too: an optimizer writes to it before anybody looks."""
     family = next(family for family in FAMILIES if family.name == "gpt-oss")
-    model, given = family.build(torch.float64), family.feed()
+    model, arguments = family.build(torch.float64), family.feed()
     with hw.watch(model) as heads:
-        model(**given).last_hidden_state.sum().backward()
+        model(**arguments).last_hidden_state.sum().backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
     model = family.build(torch.float64)
     with one_by_one(), hw.watch(model) as alone:
-        model(**given)
+        model(**arguments)
     assert_same(heads, alone)
     assert not heads[0].map.requires_grad
 
@@ -212,11 +212,11 @@ def test_heads_can_be_looked_at_at_any_time() -> None:
     model, ids = small_models.llama(num_hidden_layers=3), small_models.tokens()
     with hw.watch(model) as expected:
         model(ids)
-    seen: list[tuple[int, Tensor]] = []
+    calls: list[tuple[int, Tensor]] = []
     with hw.watch(model) as heads:
 
         def look(*_: object) -> None:
-            seen.append((len(heads), heads[1].entropy))
+            calls.append((len(heads), heads[1].entropy))
 
         handle = model.model.layers[1].mlp.register_forward_hook(look)
         model(ids)
@@ -226,8 +226,8 @@ def test_heads_can_be_looked_at_at_any_time() -> None:
         assert len(first.calls) == 2  # which was taken out before that forward
         torch.testing.assert_close(first.entropy, expected[0].entropy)
         handle.remove()
-    assert [layers for layers, _ in seen] == [2, 3]
-    for _, entropy in seen:
+    assert [layers for layers, _ in calls] == [2, 3]
+    for _, entropy in calls:
         torch.testing.assert_close(entropy, expected[1].entropy)
 
 
@@ -251,12 +251,12 @@ def test_heads_go_without_waiting_for_the_garbage_collector() -> None:
     model = small_models.llama()
     with hw.watch(model) as heads:
         model(small_models.tokens())
-    gone, q = weakref.ref(heads), weakref.ref(heads[0].map)
+    reference, q = weakref.ref(heads), weakref.ref(heads[0].map)
     gc.collect()
     gc.disable()
     try:
         del heads
-        assert gone() is None and q() is None
+        assert reference() is None and q() is None
     finally:
         gc.enable()
 

@@ -48,8 +48,8 @@ def entropy(weights: Tensor, real: Tensor | None = None) -> Tensor:
     return (rows * real[:, None]).sum((0, 2)) / real.sum()
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5)
 
 
 class Fused(nn.Module):
@@ -179,8 +179,8 @@ def test_padding_is_known_however_it_was_given(ids: Tensor, padding: Tensor) -> 
     wrapped = Ranker(bart)
     with hw.watch(wrapped) as inside:
         wrapped(batch)
-    for one, other in zip(alone.values(), inside.values(), strict=True):
-        assert one.kind == other.kind and torch.equal(one.statistics.entropy, other.statistics.entropy)
+    for first, other in zip(alone.values(), inside.values(), strict=True):
+        assert first.kind == other.kind and torch.equal(first.statistics.entropy, other.statistics.entropy)
 
 
 @pytest.mark.parametrize("answer", [5, LENGTH])
@@ -330,16 +330,16 @@ def test_masks_and_keys_broadcast_as_torch_broadcasts_them(
 ) -> None:
     """A bias [H, T, S] was taken for one a sequence: where B is H, off by 1.83."""
     torch.manual_seed(0)
-    given = [torch.randn(*shape, dtype=torch.float64) for shape in (q, k, v)]
+    arguments = [torch.randn(*shape, dtype=torch.float64) for shape in (q, k, v)]
     rules = None
     if mask is not None:
         rules = torch.randn(*mask, dtype=torch.float64)
         rules = rules if kind == "float" else (rules > -1.0) | (torch.arange(mask[-1]) == 0)
     model = Asks().double()
-    wanted = model(*given, rules, **more)
+    wanted = model(*arguments, rules, **more)
     with hw.watch(model) as heads:
-        found = model(*given, rules, **more)
-    torch.testing.assert_close(found, wanted)
+        actual = model(*arguments, rules, **more)
+    torch.testing.assert_close(actual, wanted)
     assert len(heads) == 1
 
 
@@ -357,17 +357,17 @@ class GivenMask(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor, mask: Tensor | None = None) -> Tensor:
         q = x.unflatten(-1, (2, -1)).transpose(1, 2)
-        found: Tensor = self.attn(q, q, q, mask)
-        return found
+        actual: Tensor = self.attn(q, q, q, mask)
+        return actual
 
 
 def test_who_attends_to_whom_is_not_read_as_padding() -> None:
     """A causal mask [T, T] with as many sequences as tokens, or zeros to be added: queries went uncounted."""
     torch.manual_seed(0)
     model, x, causal = GivenMask(), torch.randn(5, 5, 8), torch.ones(5, 5).tril().bool()
-    for given, used in ((causal, causal), (torch.zeros(5, 5), None), (torch.zeros(5, 7)[:, :5], None)):
+    for arguments, used in ((causal, causal), (torch.zeros(5, 5), None), (torch.zeros(5, 7)[:, :5], None)):
         with hw.watch(model) as heads:
-            model(x, attention_mask=given, mask=used)
+            model(x, attention_mask=arguments, mask=used)
         q = x.unflatten(-1, (2, -1)).transpose(1, 2)
         wanted = hw.AttentionMap(q, q, mask=used).statistics("entropy").entropy.mean(0)
         torch.testing.assert_close(heads[0].statistics.entropy, wanted.double())
@@ -390,8 +390,8 @@ def test_class_probabilities_are_no_attention() -> None:
 
 def test_vmap_over_a_watched_model_says_what_to_do() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).eval()
-    said = r"torch\.vmap while it is listened to: \[1, 2, 5, 4\]"
-    with pytest.raises(hw.errors.ArgumentError, match=said), hw.watch(model):
+    message = r"torch\.vmap while it is listened to: \[1, 2, 5, 4\]"
+    with pytest.raises(hw.errors.ArgumentError, match=message), hw.watch(model):
         torch.vmap(lambda y: model(y[None])[0])(torch.randn(3, 5, 8))
 
 
@@ -409,10 +409,10 @@ def test_a_soft_cap_that_torchs_function_leaves_out_is_left_out_here(
         scaling: Any = None, is_causal: Any = None, **kwargs: Any,
     ) -> Any:  # fmt: skip
         causal = attention_mask is None and query.shape[2] > 1
-        found = scaled_dot_product_attention(
+        actual = scaled_dot_product_attention(
             query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
         )
-        return found.transpose(1, 2).contiguous(), None
+        return actual.transpose(1, 2).contiguous(), None
 
     monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", older)
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", older)
@@ -435,8 +435,8 @@ class Two(nn.Module):
         super().__init__()
         self.reader, self.config = reader, reader.config
 
-    def forward(self, one: Tensor, other: Tensor, one_real: Tensor, other_real: Tensor) -> Tensor:
-        first = self.reader(one, attention_mask=one_real).last_hidden_state
+    def forward(self, tensor: Tensor, other: Tensor, one_real: Tensor, other_real: Tensor) -> Tensor:
+        first = self.reader(tensor, attention_mask=one_real).last_hidden_state
         return first.mean(1) - self.reader(other, attention_mask=other_real).last_hidden_state.mean(1)
 
 
@@ -504,7 +504,7 @@ def test_a_decoder_of_ours_reads_the_target(ids: Tensor, wrapped: bool) -> None:
     with torch.no_grad(), hw.watch(model) as heads:
         model(ids, other)
     marks = {path: heads[path].calls[0].marks for path in heads.paths if "cross" not in path}
-    read = {"decoder" in path: known.ids for path, known in marks.items() if known is not None}
+    read = {"decoder" in path: expected.ids for path, expected in marks.items() if expected is not None}
     assert torch.equal(read[False], ids) and torch.equal(read[True], other)
 
 

@@ -272,17 +272,17 @@ def test_weights_that_are_written_to_after_the_softmax_are_read_as_it_gave_them(
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = scores(q, k).softmax(-1)
-        kept.append(weights.clone())
+        saved.append(weights.clone())
         weights *= 0.5
         return weights @ v
 
-    kept: list[Tensor] = []
+    saved: list[Tensor] = []
     model = nn.Sequential(SelfAttention(attend))
     with mode(), hw.watch(model, fallback="eager") as heads:
         model(x())
-    assert torch.equal(heads[0].map.dense(), kept[0])
+    assert torch.equal(heads[0].map.dense(), saved[0])
     torch.testing.assert_close(
-        heads[0].entropy, torch.xlogy(kept[0], kept[0]).sum(-1).neg().mean((0, 2)).double()
+        heads[0].entropy, torch.xlogy(saved[0], saved[0]).sum(-1).neg().mean((0, 2)).double()
     )
     assert "Not heard" not in str(heads.table())
 
@@ -312,28 +312,30 @@ def groupvit() -> tuple[nn.Module, dict[str, Any], int]:
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "why"),
+    ("make", "kind", "reason"),
     [
         (prophetnet, "ProphetNetNgramSelfAttention", "2 softmaxes ran in one call"),
         (groupvit, "GroupViTAssignAttention", "the softmax ran over another dimension than the last"),
     ],
 )
-def test_layers_that_can_be_read_are_read_beside_those_that_cannot(make: Any, kind: str, why: str) -> None:
+def test_layers_that_can_be_read_are_read_beside_those_that_cannot(make: Any, kind: str, reason: str) -> None:
     """One layer that could not be read refused the whole model."""
-    model, given, readable = make()
+    model, arguments, readable = make()
     model.eval()
-    message = rf"{readable} layers of .*, and 2 layers of {kind} .*, where {why}.*reads the first {readable} "
+    message = (
+        rf"{readable} layers of .*, and 2 layers of {kind} .*, where {reason}.*reads the first {readable} "
+    )
     with pytest.raises(AttentionBypassed, match=message), torch.no_grad(), hw.watch(model):
-        model(**given)
+        model(**arguments)
     with (
-        pytest.warns(AttentionUnheard, match=rf"2 layers of {kind} .*, where {why}"),
+        pytest.warns(AttentionUnheard, match=rf"2 layers of {kind} .*, where {reason}"),
         torch.no_grad(),
         hw.watch(model, fallback="eager") as heads,
     ):
-        model(**given)
+        model(**arguments)
     assert len(heads) == readable
     assert [missed.kind for missed in heads.unheard] == [kind] * 2
-    assert all(missed.why is not None and missed.why.startswith(why) for missed in heads.unheard)
+    assert all(missed.why is not None and missed.why.startswith(reason) for missed in heads.unheard)
 
 
 def test_what_was_not_heard_is_in_files_and_copies(tmp_path: Path) -> None:
@@ -352,10 +354,10 @@ def test_every_forward_counts_and_one_warning_is_given() -> None:
                 model(x())
         return heads
 
-    with pytest.warns(AttentionUnheard) as given:
+    with pytest.warns(AttentionUnheard) as arguments:
         heads = three_times()
-    assert len(given) == 1 and heads.unheard[0].softmaxes == 3
-    assert given[0].filename == __file__  # the line of whoever watches
+    assert len(arguments) == 1 and heads.unheard[0].softmaxes == 3
+    assert arguments[0].filename == __file__  # the line of whoever watches
 
 
 def test_heads_of_a_layer_that_cannot_be_read_are_not_ablated_in_silence() -> None:
@@ -409,47 +411,47 @@ def kosmos() -> tuple[nn.Module, dict[str, Any]]:
     patches[..., 0], patches[..., 1] = at // 4 + 1, at % 4 + 1
     where = torch.tensor([[0, 1, 1, 1, 1] + [0] * 7])
     ids = torch.randint(3, 61, (1, 12))
-    given = {"input_ids": ids, "flattened_patches": patches, "image_embeds_position_mask": where}
-    return transformers.Kosmos2_5Model(config), given
+    options = {"input_ids": ids, "flattened_patches": patches, "image_embeds_position_mask": where}
+    return transformers.Kosmos2_5Model(config), options
 
 
 def test_a_layer_that_attends_is_named_and_not_a_convolution_inside_it() -> None:
     """CvT's convolutions are called CvtSelfAttentionConvProjection, and were blamed."""
-    model, given = cvt()
+    model, arguments = cvt()
     model.eval()
     with (
         pytest.raises(AttentionBypassed, match=r"3 layers of CvtSelfAttention \(.*fallback='eager'"),
         torch.no_grad(),
         hw.watch(model),
     ):
-        model(**given)
+        model(**arguments)
     with torch.no_grad(), hw.watch(model, fallback="eager") as heads:
-        model(**given)
+        model(**arguments)
     assert len(heads) == 3 and not heads.unheard
 
 
 def test_a_helper_with_attention_in_its_name_does_not_stand_in_the_way() -> None:
     """NeoMME was refused for `NeoMMEExclusiveSelfAttention`, which subtracts a projection."""
-    model, given = neomme()
+    model, arguments = neomme()
     _draw_wide(model)
     model.eval()
-    truth = model(**given).last_hidden_state
+    truth = model(**arguments).last_hidden_state
     with torch.no_grad(), hw.watch(model) as heads:
-        found = model(**given).last_hidden_state
+        actual = model(**arguments).last_hidden_state
     assert len(heads) == 2
-    torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, truth, rtol=1e-4, atol=1e-4)
 
 
 def test_a_lookup_that_finds_nothing_leaves_a_layer_to_be_read() -> None:
     """Kosmos-2.5 asks the dispatch by `getattr`, so it always runs its own function, which was not read."""
-    model, given = kosmos()
+    model, arguments = kosmos()
     model.eval()
     with (
         pytest.raises(AttentionBypassed, match=r"2 layers of Kosmos2_5VisionAttention .*fallback='eager'"),
         torch.no_grad(),
         hw.watch(model),
     ):
-        model(**given)
+        model(**arguments)
     with torch.no_grad(), hw.watch(model, fallback="eager") as heads:
-        model(**given)
+        model(**arguments)
     assert len(heads) == 5 and not heads.unheard

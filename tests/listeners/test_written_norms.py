@@ -85,9 +85,9 @@ def test_norms_cells_and_shares_are_those_made_by_hand(name: str, padded: bool) 
         theirs |= shares_by_hand(cells, weights.dense(), padded)
         truth = truth or theirs
         assert torch.equal(call.rows["written_first"], shares["written_first"])
-        for what, value in ours.items():
-            assert value.dtype == (dtype if dtype != torch.bfloat16 else torch.float32), what
-            assert_judged(value, theirs[what], truth[what], dtype=dtype, what=f"{what} {dtype}")
+        for label, value in ours.items():
+            assert value.dtype == (dtype if dtype != torch.bfloat16 else torch.float32), label
+            assert_judged(value, theirs[label], truth[label], dtype=dtype, what=f"{label} {dtype}")
 
 
 @pytest.mark.parametrize("most", [3, 10])
@@ -108,12 +108,12 @@ def test_beyond_so_many_cells_positions_share_them(most: int) -> None:
 
 def test_they_are_the_same_after_a_file_and_older_files_have_none(tmp_path: Path) -> None:
     mha, x = hw.MultiHeadAttention(E, H), numbers(B, T, E).float()
-    for asked in (True, False):
-        with torch.no_grad(), hw.watch(mha, written=asked) as heads:
+    for requested in (True, False):
+        with torch.no_grad(), hw.watch(mha, written=requested) as heads:
             mha(x)
         heads.save(tmp_path / "heads.safetensors")
         call, again = heads[0].calls[0], hw.load_heads(tmp_path / "heads.safetensors")[0].calls[0]
-        if asked:
+        if requested:
             assert again.written_norms is not None and call.written_norms is not None
             assert torch.equal(again.written_norms, call.written_norms)
             assert torch.equal(again.written(1), call.written(1))
@@ -205,9 +205,9 @@ def test_torchs_class_writes_what_it_gives(own: bool) -> None:
     with torch.no_grad(), hw.watch(mha, written=True) as heads:
         output, _ = mha(x, x, x)
     projection = output_projection(mha, "", H, E // H)
-    with torch.no_grad(), hw.collect(mha) as said:
+    with torch.no_grad(), hw.collect(mha) as message:
         mha(x, x, x)
-    torch.testing.assert_close(written(said[0], projection).sum(1) + projection.bias, output)
+    torch.testing.assert_close(written(message[0], projection).sum(1) + projection.bias, output)
     assert heads[0].written_first.shape == (H,)
 
 

@@ -51,12 +51,12 @@ CALLS: dict[str, dict[str, Any]] = {
 def test_it_says_what_transformers_says_of_the_same_file(call: str, ours: BytePairs, theirs: Any) -> None:
     options = CALLS[call]
     texts = [text for text in TEXTS if text or "add_special_tokens" not in options]
-    for given in (texts, *texts):
-        mine, expected = ours(given, **options), theirs(given, **options)
+    for arguments in (texts, *texts):
+        mine, expected = ours(arguments, **options), theirs(arguments, **options)
         names = ["input_ids", "attention_mask", *["offset_mapping"] * ("return_offsets_mapping" in options)]
         for name in names:
             same = mine[name], expected[name]
-            assert torch.equal(*same) if call == "tensors" else same[0] == same[1], (given, name)
+            assert torch.equal(*same) if call == "tensors" else same[0] == same[1], (arguments, name)
 
 
 @hypothesis.settings(max_examples=20, deadline=None)
@@ -138,7 +138,7 @@ def test_it_is_written_copied_and_pickled(ours: BytePairs, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
+    ("text", "options", "message"),
     [
         (3, {}, "a string or a list of them: got int"),
         (["a", 3], {}, "got a list with a int in it"),
@@ -151,9 +151,9 @@ def test_it_is_written_copied_and_pickled(ours: BytePairs, tmp_path: Path) -> No
     ],
 )  # fmt: skip
 def test_a_call_it_cannot_answer_is_refused(
-    text: Any, options: dict[str, Any], said: str, ours: BytePairs
+    text: Any, options: dict[str, Any], message: str, ours: BytePairs
 ) -> None:
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         ours(text, **options)
 
 

@@ -74,11 +74,11 @@ def read_by_transformers(family: str, fields: dict[str, Any]) -> TransformerConf
 
 def without_each(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The same fields without one of them, and without one of those nested in one, by its name."""
-    found = {name: {k: v for k, v in fields.items() if k != name} for name in fields}
+    actual = {name: {k: v for k, v in fields.items() if k != name} for name in fields}
     for name, value in fields.items():
         if isinstance(value, dict):
-            found |= {f"{name}.{part}": fields | {name: less} for part, less in without_each(value).items()}
-    return found
+            actual |= {f"{name}.{part}": fields | {name: less} for part, less in without_each(value).items()}
+    return actual
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -117,9 +117,9 @@ def test_mistral_has_a_window_of_4096_where_its_config_says_nothing(tmp_path: Pa
     ours = load(tmp_path, ours=True).model
     ids = torch.randint(47, (1, 4127), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found, expected = ours(ids)[:, 4000:], theirs(ids, logits_to_keep=127).logits
+        actual, expected = ours(ids)[:, 4000:], theirs(ids, logits_to_keep=127).logits
     assert ours.config.windows == (4096,)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
 
 
 def test_mistral_has_no_window_where_its_config_says_so(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_mistral_has_no_window_where_its_config_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"layer_types": ["full_attention"]}, r"\['full_attention'\] of qwen2 .* one for each of 2 layers"),
         (
@@ -138,9 +138,9 @@ def test_mistral_has_no_window_where_its_config_says_so(tmp_path: Path) -> None:
         ({"use_sliding_window": False}, "layer_types=.* known are full_attention, one for each of 2 layers"),
     ],
 )
-def test_layer_types_that_do_not_fit_the_rest_of_the_config_are_refused(changes: Any, said: str) -> None:
+def test_layer_types_that_do_not_fit_the_rest_of_the_config_are_refused(changes: Any, message: str) -> None:
     """transformers refuses them, too: in the config, or when the model is called."""
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         FAMILIES["qwen2"].config({"model_type": "qwen2", **KIN, **WINDOWS, **changes}, True)
 
 
@@ -174,7 +174,7 @@ def test_rotary_positions_are_read_from_old_and_new_configs(fields: Any, rope: R
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' of rope_parameters"),
         ({"rope_parameters": {"rope_type": "yarn", "mscale": 0.7, **STRETCHED}}, "mscale=0.7"),
@@ -182,6 +182,6 @@ def test_rotary_positions_are_read_from_old_and_new_configs(fields: Any, rope: R
         ({"rope_interleaved": True}, "rope_interleaved=True of llama"),
     ],
 )
-def test_rotary_positions_that_we_do_not_have_are_refused(fields: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_rotary_positions_that_we_do_not_have_are_refused(fields: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         FAMILIES["llama"].config(LLAMA | fields, True)

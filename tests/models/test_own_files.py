@@ -123,13 +123,13 @@ def test_a_config_that_json_cannot_hold_is_refused() -> None:
         def frequencies(self, base: float, dims: int) -> torch.Tensor:
             return torch.ones(dims // 2)
 
-    for options, said in (
+    for options, messages in (
         ({"rope": Rope(scaling=Own())}, r"config.rope.scaling is <.*Own"),
         ({"norm_eps": float("nan")}, "config.norm_eps is nan"),
     ):
         config = TransformerConfig(11, 18, 3, 1, **options)
         with pytest.raises(
-            ArgumentError, match=rf"config must hold plain numbers and words to be saved: {said}"
+            ArgumentError, match=rf"config must hold plain numbers and words to be saved: {messages}"
         ):
             plain_config(config)
 
@@ -177,8 +177,13 @@ def test_a_folder_says_what_it_is(folder: Path, tmp_path: Path) -> None:
 
     files = sorted(path.name for path in folder.iterdir())
     assert files == ["config.json", "model.safetensors", "tokenizer.json"]
-    told = json.loads((folder / "config.json").read_text())
-    assert (told["format"], told["version"], told["title"], told["dtype"]) == ("headwise", 1, None, "float32")
+    message = json.loads((folder / "config.json").read_text())
+    assert (message["format"], message["version"], message["title"], message["dtype"]) == (
+        "headwise",
+        1,
+        None,
+        "float32",
+    )
     assert is_ours(folder) and not is_ours(tmp_path)
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         names = set(file.keys())
@@ -248,8 +253,8 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path, copy: Path) -> None:
         (model, new, {"tokenizer": str}, "one that tokenizer.json can hold: got type; "),
         (small, new, {"tokenizer": a_vocabulary()}, "283 entries for a vocabulary of 281"),
     ]  # fmt: skip
-    for case, place, options, said in cases:
-        with pytest.raises(ArgumentError, match=said):
+    for case, place, options, message in cases:
+        with pytest.raises(ArgumentError, match=message):
             case.save(place, **options)
     assert not new.exists()
 
@@ -268,14 +273,14 @@ def test_a_tokenizer_of_transformers_is_written_where_it_is_built_on_the_library
 
 def changed(place: Path, *keys: str, to: object = None) -> None:
     """config.json with one value changed, or gone."""
-    told = json.loads((place / "config.json").read_text())
-    inner = told
+    message = json.loads((place / "config.json").read_text())
+    inner = message
     for key in keys[:-1]:
         inner = inner[key]
     inner[keys[-1]] = to
     if to is None:
         del inner[keys[-1]]
-    (place / "config.json").write_text(json.dumps(told))
+    (place / "config.json").write_text(json.dumps(message))
 
 
 def reweighted(place: Path, change: Any) -> None:
@@ -360,9 +365,9 @@ def cut_embedding(place: Path) -> None:
 
 @pytest.mark.parametrize("name", SPOILED)
 def test_a_spoiled_folder_is_refused_by_what_is_wrong(name: str, copy: Path) -> None:
-    spoil, said = SPOILED[name]
+    spoil, message = SPOILED[name]
     spoil(copy)
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         load(copy)
 
 

@@ -242,15 +242,15 @@ def test_code_that_comes_with_a_model_is_never_run(copy: Path, monkeypatch: pyte
 
 
 def test_a_name_on_the_hub_is_fetched_and_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def fetch(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+        requests.append((name, allow_patterns))
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert load("someone/small-model").title == "someone/small-model"
-    ((name, patterns),) = asked
+    ((name, patterns),) = requests
     assert name == "someone/small-model"
     assert not any(".bin" in each or each == "*" for each in patterns)
 
@@ -269,8 +269,8 @@ def failing(kind: type[Exception], reason: Exception | None = None):
 
 
 def test_a_name_of_ours_in_other_letters_is_not_asked_of_the_hub() -> None:
-    for name, meant in (("Mini", "mini"), ("MiniLM", "minilm"), ("mini-lm", "minilm")):
-        with pytest.raises(ArgumentError, match=f"there is no '{name}'; did you mean '{meant}'"):
+    for name, intended in (("Mini", "mini"), ("MiniLM", "minilm"), ("mini-lm", "minilm")):
+        with pytest.raises(ArgumentError, match=f"there is no '{name}'; did you mean '{intended}'"):
             load(name)
 
 

@@ -32,7 +32,7 @@ def a_life(**changes: Any) -> Specialisation:
         labels[number][0][1] = "previous-token"
     role = torch.rand(C, L, H, generator=torch.Generator().manual_seed(1)) * 0.3
     role[-1, 1, 0] = 0.9
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "steps": torch.tensor([0, 20, 40, 80, 160]),
         "tokens": torch.tensor([0, 20, 40, 80, 160]) * 1024,
         "losses": torch.tensor([math.nan, 7.0, 5.0, 4.0, 3.0]),
@@ -43,7 +43,7 @@ def a_life(**changes: Any) -> Specialisation:
         "found": {"noun > determiner": (False,) * 4 + (True,)},
         "curve": torch.tensor([[1.0, 9.0], [30.0, 6.0], [160.0, 3.0]]),
     }
-    return Specialisation(**(given | changes))
+    return Specialisation(**(options | changes))
 
 
 # Asking
@@ -102,9 +102,9 @@ MISUSES = {
 }
 
 
-@pytest.mark.parametrize(("misuse", "said"), MISUSES.values(), ids=MISUSES)
-def test_what_is_asked_wrongly_is_refused(misuse: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=said):
+@pytest.mark.parametrize(("misuse", "message"), MISUSES.values(), ids=MISUSES)
+def test_what_is_asked_wrongly_is_refused(misuse: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=message):
         misuse(a_life(), tmp_path)
 
 
@@ -130,9 +130,12 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     save_file({"x": torch.ones(2)}, tmp_path / files.FILE, metadata={"headwise": '{"format": "heads-7"}'})
     with pytest.raises(ArgumentError, match="is 'heads-7', not 'headwise-specialisation-1'"):
         specialisation(tmp_path)
-    for told, said in (("[]", "is 'list', not"), (json.dumps({"format": files.FORMAT}), "lacks 'steps'")):
-        save_file({"x": torch.ones(2)}, tmp_path / files.FILE, metadata={"headwise": told})
-        with pytest.raises(ArgumentError, match=said):
+    for message, messages in (
+        ("[]", "is 'list', not"),
+        (json.dumps({"format": files.FORMAT}), "lacks 'steps'"),
+    ):
+        save_file({"x": torch.ones(2)}, tmp_path / files.FILE, metadata={"headwise": message})
+        with pytest.raises(ArgumentError, match=messages):
             specialisation(tmp_path)
 
 
@@ -189,8 +192,8 @@ def a_training(folder: Path, **changes: Any) -> Path:
     for step, model in ((0, Transformer(small_config())), (6, planted())):
         state = {name: value.half().contiguous() for name, value in model.state_dict().items()}
         save_file(state, folder / f"step_{step:06d}.safetensors")
-    told = {"losses": [7, 6, 5, 4, 3, 2], "tokens_per_step": 13, "validation": {"0": 8.0, "6": 2.5}}
-    (folder / "history.json").write_text(json.dumps(told | changes))
+    message = {"losses": [7, 6, 5, 4, 3, 2], "tokens_per_step": 13, "validation": {"0": 8.0, "6": 2.5}}
+    (folder / "history.json").write_text(json.dumps(message | changes))
     return folder
 
 
@@ -217,14 +220,14 @@ def test_the_curve_is_every_loss_at_first_and_means_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"validation": {"0": 8.0}}, "history must know every checkpoint: step 6 has no validation loss"),
         ({"losses": None}, "history must be that of a training: .*history.json.*TypeError"),
     ],
 )
-def test_a_history_that_does_not_fit_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_a_history_that_does_not_fit_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=message):
         checkpoints.measured(a_training(tmp_path, **change), small_config(), Letters(), options=OPTIONS)
 
 

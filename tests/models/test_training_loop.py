@@ -62,8 +62,8 @@ class Killed(Exception):
 
 
 def kill_at(step: int) -> Any:
-    def callback(told: TrainingStep) -> None:
-        if told.step == step:
+    def callback(message: TrainingStep) -> None:
+        if message.step == step:
             raise Killed
 
     return callback
@@ -107,8 +107,8 @@ def test_the_rate_of_learning_rises_and_falls_by_the_schedule(schedule: Any, sha
     model, rates = a_model(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
 
-    def note(told: TrainingStep) -> None:
-        rates.append(told.optimizer.param_groups[0]["lr"])
+    def note(message: TrainingStep) -> None:
+        rates.append(message.optimizer.param_groups[0]["lr"])
 
     fit(model, BATCHES, loss, steps=6, optimizer=optimizer, warmup=2, schedule=schedule, callbacks=[note])
     assert rates == pytest.approx([0.2 * share for share in shares])
@@ -130,12 +130,14 @@ def test_nothing_but_the_weights_is_changed() -> None:
 
 
 def test_callbacks_hear_of_every_step_and_one_of_them_ends_it() -> None:
-    heard: list[TrainingStep] = []
-    history = fit(a_model(), BATCHES, loss, epochs=3, callbacks=[lambda told: told.step == 12, heard.append])
-    assert [told.step for told in heard] == list(range(13)) and history.stopped and history.steps == 13
-    assert [told.epoch for told in heard] == [0] * 11 + [1] * 2
-    assert [told.loss for told in heard] == history.losses and all(told.norm for told in heard)
-    assert heard[0].history is history
+    calls: list[TrainingStep] = []
+    history = fit(
+        a_model(), BATCHES, loss, epochs=3, callbacks=[lambda message: message.step == 12, calls.append]
+    )
+    assert [message.step for message in calls] == list(range(13)) and history.stopped and history.steps == 13
+    assert [message.epoch for message in calls] == [0] * 11 + [1] * 2
+    assert [message.loss for message in calls] == history.losses and all(message.norm for message in calls)
+    assert calls[0].history is history
 
 
 def test_a_monitor_is_a_callback_as_it_is(tmp_path: Path) -> None:
@@ -154,16 +156,16 @@ def test_a_monitor_is_a_callback_as_it_is(tmp_path: Path) -> None:
 
 
 def test_batches_go_where_the_model_is() -> None:
-    seen = []
+    calls = []
 
     def of_mapping(model: nn.Module, batch: Any) -> Tensor:
-        seen.append({name: getattr(each, "device", each) for name, each in batch.items()})
+        calls.append({name: getattr(each, "device", each) for name, each in batch.items()})
         return model(batch["x"]).square().mean()
 
     model = nn.Linear(5, 1, device="meta")
     with pytest.raises(RuntimeError, match="meta"):  # where a loss has no value
         fit(model, [{"x": torch.ones(3, 5), "name": "a"}], of_mapping)
-    assert seen == [{"x": torch.device("meta"), "name": "a"}]
+    assert calls == [{"x": torch.device("meta"), "name": "a"}]
 
 
 def test_the_loss_of_a_transformer_is_of_the_next_real_token() -> None:
@@ -178,10 +180,10 @@ def test_the_loss_of_a_transformer_is_of_the_next_real_token() -> None:
     torch.testing.assert_close(token_loss(model, {"ids": ids, "labels": labels}), of_ids)
     assert fit(model, [ids, [ids]], epochs=2).steps == 4
     both = Transformer(TransformerConfig(kind="encoder-decoder", **sizes)).double()
-    said = token_loss(both, {"ids": ids, "target_ids": ids, "target_lengths": lengths})
+    messages = token_loss(both, {"ids": ids, "target_ids": ids, "target_lengths": lengths})
     of_each = [both(ids[i : i + 1], ids[i : i + 1, :n]).log_softmax(-1)[0] for i, n in enumerate(lengths)]
     each = [-log[at, ids[i, at + 1]] for i, log in enumerate(of_each) for at in range(lengths[i] - 1)]
-    torch.testing.assert_close(said, torch.stack(each).mean())
+    torch.testing.assert_close(messages, torch.stack(each).mean())
     with pytest.raises(ArgumentError, match="batches must hold ids and target_ids: got ids"):
         fit(both, [ids])
     with pytest.raises(ArgumentError, match="by lengths, not by a mask: got ids, mask"):
@@ -249,7 +251,7 @@ def test_a_training_that_ended_is_not_begun_again_and_can_be_longer(tmp_path: Pa
 
 def test_a_training_that_a_callback_ended_stays_ended(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path / "training.pt", "steps": 9}
-    stopped = fit(a_model(), BATCHES, loss, callbacks=[lambda told: told.step == 3], **options)
+    stopped = fit(a_model(), BATCHES, loss, callbacks=[lambda message: message.step == 3], **options)
     again = fit(a_model(), BATCHES, loss, **options)
     assert stopped.steps == again.steps == 4 and again.stopped
 
@@ -338,10 +340,10 @@ def test_kill_9_at_any_moment_changes_nothing(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     process = start(place, "")  # the rest of it, then all of it without a file
-    said = process.communicate()[0].splitlines()
-    resumed, whole = (line for line in said if line.startswith("losses: "))
+    message = process.communicate()[0].splitlines()
+    resumed, whole = (line for line in message if line.startswith("losses: "))
     assert process.returncode == 0 and resumed == whole and len(whole.split()) == 132
-    assert said.index(resumed) <= 132 - reached  # it went on from there; one step may not have been saved
+    assert message.index(resumed) <= 132 - reached  # it went on from there; one step may not have been saved
 
 
 # What is refused
@@ -367,20 +369,20 @@ def test_a_checkpoint_of_another_training_is_refused_by_words(tmp_path: Path) ->
         (other, {}, r"the model's weight is \[1, 5\] torch.float32 here and absent in"),
         (wide, {}, r"model's 0.weight is \[7, 5\] torch.float64 here and \[7, 5\] torch.float32"),
     ]
-    for model, change, said in cases:
+    for model, change, message in cases:
         before = [each.clone() for each in model.parameters()]
-        with pytest.raises(ArgumentError, match="checkpoint must be of the same training: .*" + said):
+        with pytest.raises(ArgumentError, match="checkpoint must be of the same training: .*" + message):
             fit(model, BATCHES, loss, **{**options, **change})
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "training.pt"
-    for content, said in (({"weights": 3}, "holds something else"), (None, r"cannot be read \(")):
+    for content, messages in (({"weights": 3}, "holds something else"), (None, r"cannot be read \(")):
         place.write_bytes(b"PK half")
         if content is not None:
             torch.save(content, place)
-        with pytest.raises(ArgumentError, match=f"must be a file that fit wrote: '.*training.pt' {said}"):
+        with pytest.raises(ArgumentError, match=f"must be a file that fit wrote: '.*training.pt' {messages}"):
             fit(a_model(), BATCHES, loss, checkpoint=place)
     with pytest.raises(ArgumentError, match=r"there is no '.*nowhere'"):
         fit(a_model(), BATCHES, loss, checkpoint=tmp_path / "nowhere" / "training.pt")
@@ -414,8 +416,8 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_before_it_does_harm() ->
 def test_what_makes_no_sense_is_refused() -> None:
     model, other = a_model(), a_model()
 
-    def refused(said: str, *args: Any, **options: Any) -> None:
-        with pytest.raises(ArgumentError, match=said):
+    def refused(messages: str, *args: Any, **options: Any) -> None:
+        with pytest.raises(ArgumentError, match=messages):
             fit(*args, **options)
 
     refused("batches must hold at least one: got 0", model, [], loss)
@@ -423,8 +425,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     refused("batches must be an iterable of batches: got int", model, lambda epoch: 3, loss)
     refused("steps must be given without epochs: got 5 and 2", model, BATCHES, loss, steps=5, epochs=2)
     for name, count in (("steps", 0), ("epochs", 1.5), ("every", -1), ("warmup", -3)):
-        said = f"{name} must be a whole number, at least 1: got {count}"
-        refused(said, model, BATCHES, loss, **{name: count})
+        messages = f"{name} must be a whole number, at least 1: got {count}"
+        refused(messages, model, BATCHES, loss, **{name: count})
     refused("clip must be above 0: got 0", model, BATCHES, loss, clip=0)
     refused("torch.bfloat16: got torch.float16", model, BATCHES, loss, autocast=torch.float16)
     refused("known: got 'cosin'; did you mean 'cosine'", model, BATCHES, loss, schedule="cosin")

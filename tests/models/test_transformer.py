@@ -97,7 +97,7 @@ def plainly(model: Any, ids: Tensor) -> list[Tensor]:
     for number, kind in enumerate(kinds):
         at = f"model.layers.{number}."
         size = getattr(c, "sliding_window", None) if kind == "sliding_attention" else None
-        seen = (distance >= 0) & (distance < (size or T))
+        visible = (distance >= 0) & (distance < (size or T))
 
         def linear(x: Tensor, name: str, at: str = at) -> Tensor:
             return functional.linear(x, w[f"{at}{name}.weight"], w.get(f"{at}{name}.bias"))
@@ -108,7 +108,7 @@ def plainly(model: Any, ids: Tensor) -> list[Tensor]:
             q, k = (norm(z, f"{at}self_attn.{n}_norm.weight") for z, n in ((q, "q"), (k, "k")))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         k, v = (z.repeat_interleave(q.shape[1] // z.shape[1], 1) for z in (k, v))
-        scores = (turned(q) @ turned(k).transpose(-2, -1) / D**0.5).masked_fill(~seen, -torch.inf)
+        scores = (turned(q) @ turned(k).transpose(-2, -1) / D**0.5).masked_fill(~visible, -torch.inf)
         x = x + linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), "self_attn.o_proj")
         y = norm(x, f"{at}post_attention_layernorm.weight")
         x = x + linear(
@@ -122,8 +122,8 @@ def plainly(model: Any, ids: Tensor) -> list[Tensor]:
 
 def their_states(model: Any, ids: Tensor) -> list[Tensor]:
     """Hidden states of every layer, and what comes out at the end."""
-    said = model(ids, output_hidden_states=True)
-    return [*said.hidden_states, said.logits if "logits" in said else said.last_hidden_state]
+    message = model(ids, output_hidden_states=True)
+    return [*message.hidden_states, message.logits if "logits" in message else message.last_hidden_state]
 
 
 @pytest.mark.thinned(99, keep=["gpt2", "bert", "llama"])
@@ -134,10 +134,10 @@ def test_every_layer_is_as_in_the_model_whose_weights_were_loaded(name: str, the
     with torch.no_grad():
         truth = their_states(model, ids) if name in ("gpt2", "bert") else plainly(model, ids)
         for dtype in (torch.float64, torch.float32):
-            found = [*new.to(dtype).hidden(ids, every=True), new(ids)]
+            actual = [*new.to(dtype).hidden(ids, every=True), new(ids)]
             plain = their_states(copy.deepcopy(model).to(dtype), ids)
             size = max(float(x.abs().max()) for x in truth)
-            for at, (a, b, c) in enumerate(zip(found, plain, truth, strict=True)):
+            for at, (a, b, c) in enumerate(zip(actual, plain, truth, strict=True)):
                 assert_judged(a, b, c, dtype=dtype, size=size, what=f"{name} {dtype} state {at}")
 
 
@@ -188,8 +188,8 @@ def test_a_folder_gives_the_same_model_as_the_object(name: str, folders: Path, t
     assert title == name and not model.training and isinstance(model, Transformer)
     assert (len(list((folders / name).glob("*.safetensors"))) > 1) == (name == "llama")
     expected = load(theirs[name]).state_dict()
-    found = model.state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+    actual = model.state_dict()
+    assert actual.keys() == expected.keys() and all(torch.equal(actual[k], expected[k]) for k in actual)
     with pytest.raises(ArgumentError, match=f"tokenizer must be in the model's folder: '{name}' has none"):
         tokenizer("to be")
 
@@ -223,7 +223,7 @@ def spoiled(folders: Path, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "weight", "said"),
+    ("name", "weight", "message"),
     [
         (
             "transformer.h.1.ln_2.bias",
@@ -242,18 +242,18 @@ def spoiled(folders: Path, tmp_path: Path) -> Any:
     ],
     ids=["missing", "unknown", "a layer too many", "shape", "quantised", "not tied"],
 )
-def test_every_weight_has_its_place_or_is_named(name: str, weight: Any, said: str, spoiled: Any) -> None:
+def test_every_weight_has_its_place_or_is_named(name: str, weight: Any, message: str, spoiled: Any) -> None:
     def change(state: dict[str, Tensor]) -> None:
         state[name] = weight
         if weight is None:
             del state[name]
 
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         load(spoiled(change), ours=True)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"activation_function": "mish"}, "activation_function='mish' of gpt2 is not, known are relu, gelu"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True of gpt2"),
@@ -264,9 +264,9 @@ def test_every_weight_has_its_place_or_is_named(name: str, weight: Any, said: st
     ],
 )
 def test_a_config_that_cannot_be_followed_is_refused_by_its_field(
-    fields: Any, said: str, spoiled: Any
+    fields: Any, message: str, spoiled: Any
 ) -> None:
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         load(spoiled(**fields), ours=True)
 
 
@@ -351,8 +351,8 @@ def test_an_encoder_decoder_is_the_paper_step_by_step() -> None:
 def test_hidden_source_tokens_are_hidden_from_both_halves() -> None:
     model, ids, target = translator(), tokens(), tokens(length=5, seed=1)
     real = (torch.arange(7) < torch.tensor(LENGTHS)[:, None])[:, None, None]
-    said = model(ids, target, lengths=LENGTHS, target_lengths=[5, 4, 3])
-    torch.testing.assert_close(said[2, :3], model(ids[2:, :2], target[2:])[0, :3])
+    message = model(ids, target, lengths=LENGTHS, target_lengths=[5, 4, 3])
+    torch.testing.assert_close(message[2, :3], model(ids[2:, :2], target[2:])[0, :3])
     masked = model(ids, target, mask=real)
     torch.testing.assert_close(masked[1], model(ids[1:2, :5], target[1:2])[0])
     with pytest.raises(MaskError, match="mask must only hide source tokens in an encoder-decoder: got right"):
@@ -398,12 +398,12 @@ def test_prompts_of_different_lengths_go_on_from_their_own_ends() -> None:
         ends = model(ids, lengths=LENGTHS, cache=cache, last=True)
         assert ends.shape == (3, 1, 47)
         cache.reorder([2, 0])
-        said = model(more[:2], cache=cache)
+        message = model(more[:2], cache=cache)
         for row, was in enumerate((2, 0)):
             alone = torch.cat((ids[was, : LENGTHS[was]], more[row]))[None]
             truth = model(alone)
             torch.testing.assert_close(ends[was], truth[0, -3][None])
-            torch.testing.assert_close(said[row], truth[0, -2:])
+            torch.testing.assert_close(message[row], truth[0, -2:])
 
 
 @torch.no_grad()
@@ -478,14 +478,16 @@ def test_a_model_is_compiled_whole(name: str) -> None:
 
 def test_weights_are_loaded_copied_cast_and_moved() -> None:
     model, ids = ours(**GATED), tokens()
-    said = model(ids)
+    message = model(ids)
     new = ours(seed=1, **GATED)
     new.load_state_dict(model.state_dict())
     for other in (new, copy.deepcopy(model), copy.deepcopy(model).float().double().to("cpu")):
         assert other.decoder.layers[0].feed_forward._packed is not None
-        assert (other(ids) - said).abs().max() <= 1e-5 * said.abs().max()
+        assert (other(ids) - message).abs().max() <= 1e-5 * message.abs().max()
     half = copy.deepcopy(model).bfloat16()
-    assert half(ids).dtype == torch.bfloat16 and (half(ids) - said).abs().mean() < 0.1 * said.abs().mean()
+    assert (
+        half(ids).dtype == torch.bfloat16 and (half(ids) - message).abs().mean() < 0.1 * message.abs().mean()
+    )
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
@@ -499,10 +501,10 @@ def test_gate_and_up_are_one_product_until_somebody_listens(activation: str) -> 
         acts["gelu_tanh"] = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
         acts["silu"] = gate * gate.sigmoid()
         torch.testing.assert_close(together, feed.down_proj(acts[activation] * up))
-    heard: list[Tensor] = []
-    feed.up_proj.register_forward_hook(lambda module, given, said: heard.append(said))
+    calls: list[Tensor] = []
+    feed.up_proj.register_forward_hook(lambda module, arguments, message: calls.append(message))
     feed(x)
-    torch.testing.assert_close(heard[0], up)
+    torch.testing.assert_close(calls[0], up)
 
 
 def test_one_relative_bias_is_shared_by_all_layers_of_a_half() -> None:
@@ -557,7 +559,7 @@ def test_types_and_positions_are_taken_as_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "said"),
+    ("options", "kind", "message"),
     [
         ({"kind": "decorder"}, ArgumentError, "kind must be one of its words: got 'decorder'; did you mean"),
         *[({name: "other"}, ArgumentError, f"{name} must be .* got 'other'") for name in list(WORDS)[1:]],
@@ -574,8 +576,8 @@ def test_types_and_positions_are_taken_as_given() -> None:
         ({"rope": Rope(dims=12)}, ShapeError, "12 of 8"),
     ],
 )
-def test_a_config_is_checked_when_it_is_made(options: Any, kind: Any, said: str) -> None:
-    with pytest.raises(kind, match=said):
+def test_a_config_is_checked_when_it_is_made(options: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
         ours(**options)
 
 
@@ -603,9 +605,11 @@ CALLS: list[tuple[dict[str, Any], Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "call", "kind", "said"), CALLS)
-def test_a_call_that_a_model_cannot_answer_is_refused(options: Any, call: Any, kind: Any, said: str) -> None:
-    with pytest.raises(kind, match=said):
+@pytest.mark.parametrize(("options", "call", "kind", "message"), CALLS)
+def test_a_call_that_a_model_cannot_answer_is_refused(
+    options: Any, call: Any, kind: Any, message: str
+) -> None:
+    with pytest.raises(kind, match=message):
         call(ours(**options))
 
 
@@ -619,35 +623,35 @@ def test_one_token_takes_the_shortest_way_unless_somebody_listens(
 ) -> None:
     model, ids = ours(**STEPS[name]), tokens()
     truth = model(ids)[:, -1:]
-    gone: list[int] = []
+    removed: list[int] = []
     shortest = layers.one_token
-    monkeypatch.setattr(layers, "one_token", lambda *given: gone.append(1) or shortest(*given))
+    monkeypatch.setattr(layers, "one_token", lambda *arguments: removed.append(1) or shortest(*arguments))
 
     def step() -> Tensor:
         cache = model.cache()
         model(ids[:, :-1], cache=cache)
-        gone.clear()
+        removed.clear()
         return model(ids[:, -1:], cache=cache)
 
     torch.testing.assert_close(step(), truth)
-    assert gone
-    heard: list[str] = []
+    assert removed
+    calls: list[str] = []
     inside = {n: m for n, m in model.decoder.layers[1].named_modules() if not isinstance(m, nn.ModuleList)}
     for path, module in inside.items():
-        hook = module.register_forward_hook(lambda *given, path=path: heard.append(path))
+        hook = module.register_forward_hook(lambda *arguments, path=path: calls.append(path))
         torch.testing.assert_close(step(), truth)
-        assert heard.pop() == path and not gone, path
-        heard.clear()
+        assert calls.pop() == path and not removed, path
+        calls.clear()
         hook.remove()
     with hw.watch(model) as heads:
         torch.testing.assert_close(step(), truth)
-    assert list(heads) == [0, 1] and not gone
+    assert list(heads) == [0, 1] and not removed
     model.train()
-    assert step() is not None and gone  # nothing is dropped in this one
+    assert step() is not None and removed  # nothing is dropped in this one
     model.decoder.layers[1].feed_forward_norm = nn.Identity()
-    assert not torch.allclose(step(), truth) and not gone
+    assert not torch.allclose(step(), truth) and not removed
     model.decoder.layers[1].feed_forward = nn.Identity()
-    assert step() is not None and not gone
+    assert step() is not None and not removed
 
 
 def test_a_cache_in_which_a_step_was_interrupted_is_not_gone_on_with() -> None:
@@ -680,8 +684,8 @@ def test_a_cache_of_something_else_is_refused() -> None:
 
 def test_the_words_of_transformers_are_answered_with_ours() -> None:
     model = Transformer(TransformerConfig(vocab_size=11, d_model=8, num_heads=2, num_layers=1))
-    given: Any
-    for name, given, answer in (
+    arguments: Any
+    for name, arguments, answer in (
         ("input_ids", torch.zeros(1, 3, dtype=torch.long), r"int64 \[1, 3\]; its name is ids here"),
         ("attention_mask", torch.ones(2, 3), r"\[2, 3\]; .*lengths=attention_mask.sum\(1\)"),
         ("past_key_values", None, r"None; make cache=model.cache\(\)"),
@@ -690,7 +694,7 @@ def test_the_words_of_transformers_are_answered_with_ours() -> None:
         ("output_attentions", True, "True; run it in with headwise.watch"),
     ):
         with pytest.raises(ArgumentError, match=f"{name} .* {answer}"):
-            model(**{name: given})
+            model(**{name: arguments})
     with pytest.raises(TypeError, match="no argument 'lenghts': did you mean 'lengths'"):
         model(torch.zeros(1, 3, dtype=torch.long), lenghts=[3])
     with pytest.raises(TypeError, match="needs ids: got none"):

@@ -125,8 +125,8 @@ def test_only_classes_change_and_come_back() -> None:
     model = whole()
     tied = model.decoder.layers[0].self_attn
     tied.in_proj_weight = model.encoder.layers[0].self_attn.in_proj_weight
-    seen: list[str] = []
-    tied.register_forward_hook(lambda *_: seen.append("called"))
+    calls: list[str] = []
+    tied.register_forward_hook(lambda *_: calls.append("called"))
     parameters = {name: id(p) for name, p in model.named_parameters()}
     kinds = [type(module) for module in model.modules()]
     report = hw.adopt(model)
@@ -136,7 +136,7 @@ def test_only_classes_change_and_come_back() -> None:
     assert report.changed["encoder"] == "TransformerEncoder" and not report.left
     assert sum(kind == "MultiheadAttention" for kind in report.changed.values()) == 3
     model(X, Y)
-    assert seen == ["called"]
+    assert calls == ["called"]
     assert hw.restore(model) == 5
     assert [type(module) for module in model.modules()] == kinds
     assert hw.restore(model) == 0
@@ -173,10 +173,14 @@ def test_layers_get_masks_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     model, masks = encoder(), []
     hw.adopt(model)
     for layer in model.layers:
-        layer.self_attn.register_forward_pre_hook(lambda _, __, given: masks.append(given), with_kwargs=True)
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, __, arguments: masks.append(arguments), with_kwargs=True
+        )
     model(X, mask=HIDDEN, src_key_padding_mask=PADDING)
-    assert all(given["attn_mask"] is HIDDEN and given["key_padding_mask"] is PADDING for given in masks)
-    assert [given["is_causal"] for given in masks] == [True, True]
+    assert all(
+        arguments["attn_mask"] is HIDDEN and arguments["key_padding_mask"] is PADDING for arguments in masks
+    )
+    assert [arguments["is_causal"] for arguments in masks] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -184,14 +188,14 @@ def test_layers_get_masks_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_encoder_refuses_a_causal_mask_of_another_length_as_torch_does(mask: Tensor) -> None:
     """Asked without `is_causal` it took a causal mask of any length for the hint, and answered."""
-    model, said = encoder(), []
+    model, message = encoder(), []
     for adopted in (False, True):
         if adopted:
             hw.adopt(model)
         with pytest.raises((RuntimeError, AssertionError)) as refused:
             model(X, mask=mask)
-        said.append((refused.type, str(refused.value)))
-    assert said[0] == said[1]
+        message.append((refused.type, str(refused.value)))
+    assert message[0] == message[1]
 
 
 def test_layers_of_another_class_are_asked_as_torch_asks_them() -> None:
@@ -199,15 +203,15 @@ def test_layers_of_another_class_are_asked_as_torch_asks_them() -> None:
         """Somebody's layer."""
 
         def forward(self, src: Tensor, **masks: Any) -> Tensor:  # type: ignore[override]
-            given.append(masks["src_mask"].dtype)
+            arguments.append(masks["src_mask"].dtype)
             return super().forward(src, **masks)
 
-    given: list[torch.dtype] = []
+    arguments: list[torch.dtype] = []
     model = nn.TransformerEncoder(Layer(E, H, 2 * E, batch_first=True), 1, enable_nested_tensor=False)
     report = hw.adopt(model)
     assert "class of its own" in report.left["layers.0"] and "layers.0.self_attn" in report.changed
     model(X, mask=HIDDEN)
-    assert given == [torch.float32]
+    assert arguments == [torch.float32]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -232,8 +236,8 @@ def test_compiled_adopted_models_are_one_graph() -> None:
     hw.adopt(model)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    found = compiled(X, mask=CAUSAL, is_causal=True)
-    assert error(found, model(X, mask=CAUSAL)) < 1e-5
+    actual = compiled(X, mask=CAUSAL, is_causal=True)
+    assert error(actual, model(X, mask=CAUSAL)) < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -243,12 +247,12 @@ def test_an_adopted_encoder_writes_at_padding_what_torchs_does() -> None:
     with torch.no_grad():
         expected = model(X, src_key_padding_mask=PADDING)
         hw.adopt(model)
-        found = model(X, src_key_padding_mask=PADDING)
+        actual = model(X, src_key_padding_mask=PADDING)
         with hw.watch(model):
             watched = model(X, src_key_padding_mask=PADDING)
     trained = model.train()(X, src_key_padding_mask=PADDING)
-    assert not bool(expected[PADDING].any()) and not bool(found[PADDING].any())
-    assert error(found, expected) < 1e-5 and error(watched, expected) < 1e-5
+    assert not bool(expected[PADDING].any()) and not bool(actual[PADDING].any())
+    assert error(actual, expected) < 1e-5 and error(watched, expected) < 1e-5
     assert bool(trained[PADDING].any()) and error(trained * REAL, expected) < 1e-5
 
 
@@ -357,8 +361,8 @@ def doubled(path: str) -> Callable[[nn.Module], None]:
         before = module.forward
 
         def forward(*args: Any, **options: Any) -> Any:
-            found = before(*args, **options)
-            return 2 * found if isinstance(found, Tensor) else (2 * found[0], found[1])
+            actual = before(*args, **options)
+            return 2 * actual if isinstance(actual, Tensor) else (2 * actual[0], actual[1])
 
         module.forward = forward
 
@@ -367,7 +371,7 @@ def doubled(path: str) -> Callable[[nn.Module], None]:
 
 def hooked(path: str) -> Callable[[nn.Module], None]:
     def change(model: nn.Module) -> None:
-        model.get_submodule(path).register_forward_hook(lambda _, __, found: 3 * found)
+        model.get_submodule(path).register_forward_hook(lambda _, __, actual: 3 * actual)
 
     return change
 
@@ -505,9 +509,9 @@ def test_whatever_was_changed_counts_in_evaluation_as_in_training(name: str) -> 
             plain.eval()
         if first:
             hw.adopt(model)
-        for one, change in ((model, ours), (plain, in_torch)):
+        for whole, change in ((model, ours), (plain, in_torch)):
             torch.manual_seed(1)
-            change(one)
+            change(whole)
         if not first:
             hw.adopt(model)
         with as_if_large(first), torch.no_grad():
@@ -519,18 +523,18 @@ def test_whatever_was_changed_counts_in_evaluation_as_in_training(name: str) -> 
 
 def test_a_layer_that_nobody_changed_is_torchs_native_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reasons to be slow are reasons, not excuses."""
-    layer, seen = in_double().layers[0].eval(), []
+    layer, visible = in_double().layers[0].eval(), []
     hw.adopt(layer)
     native = torch._transformer_encoder_layer_fwd
     monkeypatch.setattr(
-        torch, "_transformer_encoder_layer_fwd", lambda *a: seen.append("native") or native(*a)
+        torch, "_transformer_encoder_layer_fwd", lambda *a: visible.append("native") or native(*a)
     )
     for activation in (functional.relu, nn.ReLU(), nn.ReLU(inplace=True)):
         layer.activation = activation  # type: ignore[assignment]
         for padding in (None, PADDING):
             with torch.no_grad():
                 layer(X.double(), src_key_padding_mask=padding)
-    assert seen == ["native"] * 6
+    assert visible == ["native"] * 6
     with (
         pytest.raises(RuntimeError, match="Need attn_mask if specifying the is_causal hint"),
         torch.no_grad(),
@@ -544,16 +548,16 @@ def test_whoever_listens_to_operations_hears_each() -> None:
     class Listening(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is functional.linear:
-                heard.append(args[0].shape)
+                calls.append(args[0].shape)
             return func(*args, **(kwargs or {}))
 
-    heard: list[Any] = []
+    calls: list[Any] = []
     model = in_double().eval()
     hw.adopt(model)
     for padding in (None, PADDING):
         with torch.no_grad(), Listening():
             model(X.double(), src_key_padding_mask=padding)
-    assert [shape[:2] for shape in heard] == [(N, L)] * 16
+    assert [shape[:2] for shape in calls] == [(N, L)] * 16
 
 
 def test_function_transforms_take_the_slow_path() -> None:
@@ -564,8 +568,8 @@ def test_function_transforms_take_the_slow_path() -> None:
     with torch.no_grad(), slowly():
         expected = torch.stack([plain(one, src_key_padding_mask=PADDING) for one in x])
     with torch.no_grad():
-        found = torch.vmap(lambda one: model(one, src_key_padding_mask=PADDING))(x)
-    assert_judged(found * REAL, expected * REAL, expected * REAL, dtype=torch.float64, what="vmap")
+        actual = torch.vmap(lambda one: model(one, src_key_padding_mask=PADDING))(x)
+    assert_judged(actual * REAL, expected * REAL, expected * REAL, dtype=torch.float64, what="vmap")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -577,18 +581,20 @@ def test_another_out_proj_counts_where_torchs_own_forward_answers() -> None:
     plain.load_state_dict(model.state_dict())
     ours, in_torch = IN_TORCH["low rank beside out_proj"]
     hw.adopt(model.eval())
-    for one, change in ((model, ours), (plain, in_torch)):
+    for whole, change in ((model, ours), (plain, in_torch)):
         torch.manual_seed(1)
-        change(one)
+        change(whole)
     x = X.double()
     with torch.no_grad():
         traced = torch.jit.trace(model, (x,))
         assert_as_torchs_slow_path(traced, plain, {}, torch.tensor(True))
         lengths = (~PADDING).sum(1).tolist()
-        nested = torch.nested.nested_tensor([one[:length] for one, length in zip(x, lengths, strict=True)])
+        nested = torch.nested.nested_tensor(
+            [whole[:length] for whole, length in zip(x, lengths, strict=True)]
+        )
         expected = plain(x, src_key_padding_mask=PADDING) * REAL
-        found = model(nested).to_padded_tensor(0.0)
-        assert_judged(found, expected, expected, dtype=torch.float64, what="nested")
+        actual = model(nested).to_padded_tensor(0.0)
+        assert_judged(actual, expected, expected, dtype=torch.float64, what="nested")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -665,10 +671,10 @@ def test_what_is_sharded_is_restored_underneath_and_left_before(
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        for one in (model, sharded):
-            for layer in one.layers:
+        for whole in (model, sharded):
+            for layer in whole.layers:
                 fully_shard(layer, mesh=mesh)
-            fully_shard(one, mesh=mesh)
+            fully_shard(whole, mesh=mesh)
         report = hw.adopt(sharded)
         assert report.left[""] == "it is sharded, a FSDPTransformerEncoder; adopt first, shard then"
         assert list(report.changed) == ["layers.0.self_attn", "layers.1.self_attn"]

@@ -71,12 +71,12 @@ def inputs(module: nn.MultiheadAttention, length: int = L, memory: int = S, batc
 def slow(module: nn.Module, *args: Any, **kwargs: Any) -> Answer:
     """What torch's slow path says."""
     with slow_path():
-        found: Answer = module(*args, **kwargs)
-    return found
+        actual: Answer = module(*args, **kwargs)
+    return actual
 
 
-def assert_same(found: Tensors, wanted: Tensors, tolerance: float = 1e-12) -> None:
-    for ours, theirs in zip(found, wanted, strict=True):
+def assert_same(actual: Tensors, wanted: Tensors, tolerance: float = 1e-12) -> None:
+    for ours, theirs in zip(actual, wanted, strict=True):
         if ours is None or theirs is None:
             assert ours is None and theirs is None
             continue
@@ -127,9 +127,9 @@ def test_the_call_takes_torchs_arguments() -> None:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_is_the_same_module(copied: Callable[[Any], Any], empty_rows: str) -> None:
     ours, _ = twins(empty_rows=empty_rows, add_bias_kv=True)
-    other, given = copied(ours), inputs(ours)
+    other, arguments = copied(ours), inputs(ours)
     assert type(other) is MultiheadAttention and other.empty_rows == empty_rows
-    assert_same(other(*given), ours(*given), 0.0)
+    assert_same(other(*arguments), ours(*arguments), 0.0)
 
 
 def test_parts_of_torch_take_it_for_their_own() -> None:
@@ -141,8 +141,8 @@ def test_parts_of_torch_take_it_for_their_own() -> None:
     ours = MultiheadAttention(2 * D, 2, batch_first=True, dtype=torch.float64)
     ours.load_state_dict(layer.self_attn.state_dict())
     layer.self_attn = ours
-    found = layer(x, **masks, is_causal=True)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    actual = layer(x, **masks, is_causal=True)
+    torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
 
 
 # Words: every refusal is torch's, type and text
@@ -162,9 +162,9 @@ def test_parts_of_torch_take_it_for_their_own() -> None:
     ids=str,
 )
 def test_sizes_that_cannot_be_are_refused_in_torchs_words(options: dict[str, Any]) -> None:
-    said = refusal(lambda: nn.MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **options}))
-    assert refusal(lambda: MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **options})) == said
-    assert said[0] in (ValueError, AssertionError)
+    messages = refusal(lambda: nn.MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **options}))
+    assert refusal(lambda: MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **options})) == messages
+    assert messages[0] in (ValueError, AssertionError)
 
 
 def refusal(call: Callable[[], Any]) -> tuple[type[Exception], str]:
@@ -195,15 +195,15 @@ KDIM = {"kdim": 11, "vdim": 13}
 def test_a_module_with_a_part_missing_is_refused_in_torchs_words(
     options: dict[str, Any], broken: dict[str, Any], padding: tuple[int, ...] | None
 ) -> None:
-    said = []
+    messages = []
     for kind in (nn.MultiheadAttention, MultiheadAttention):
         module = make(kind, **options)
         for name, value in broken.items():
             setattr(module, name, value)
-        given = inputs(module)
+        arguments = inputs(module)
         mask = None if padding is None else torch.zeros(padding, dtype=torch.bool)
-        said.append(refusal(lambda: slow(module, *given, key_padding_mask=mask)))  # noqa: B023
-    assert said[1] == said[0]
+        messages.append(refusal(lambda: slow(module, *arguments, key_padding_mask=mask)))  # noqa: B023
+    assert messages[1] == messages[0]
 
 
 # Shapes
@@ -214,11 +214,11 @@ def test_a_module_with_a_part_missing_is_refused_in_torchs_words(
 def test_empty_sizes_take_every_mask(batch: int, length: int, memory: int, need_weights: bool) -> None:
     """torch's class cannot reshape some of these; ours answers as it does without them."""
     ours, _ = twins()
-    given = inputs(ours, length, memory, batch)
-    wanted = ours(*given, need_weights=need_weights)
+    arguments = inputs(ours, length, memory, batch)
+    wanted = ours(*arguments, need_weights=need_weights)
     padding, mask = (torch.zeros(n, dtype=torch.bool) for n in ((batch, memory), (2 * batch, length, memory)))
-    found = ours(*given, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights)
-    assert_same(found, wanted)
+    actual = ours(*arguments, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights)
+    assert_same(actual, wanted)
 
 
 # Dropout
@@ -228,21 +228,21 @@ def test_empty_sizes_take_every_mask(batch: int, length: int, memory: int, need_
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5])
 def test_bad_dropout_is_taken_as_torch_takes_it(dropout: float, need_weights: bool) -> None:
     ours, theirs = twins(dropout=dropout)
-    given = inputs(ours)
-    assert_same(ours.eval()(*given), slow(theirs.eval(), *given))
+    arguments = inputs(ours)
+    assert_same(ours.eval()(*arguments), slow(theirs.eval(), *arguments))
 
     def said(module: nn.Module) -> Any:
         try:
-            return None, slow(module.train(), *given, need_weights=need_weights)
+            return None, slow(module.train(), *arguments, need_weights=need_weights)
         except (ValueError, RuntimeError) as error:
             return type(error), str(error)
 
-    found, wanted = said(ours), said(theirs)
+    actual, wanted = said(ours), said(theirs)
     if wanted[0] is None:
-        assert found[0] is None
-        assert_same(found[1], wanted[1])
+        assert actual[0] is None
+        assert_same(actual[1], wanted[1])
     else:
-        assert found == wanted
+        assert actual == wanted
 
 
 # Rows that may see nothing
@@ -271,31 +271,31 @@ every_empty_row = pytest.mark.parametrize("kind", with_empty_rows())
 @small_and_large
 def test_a_row_that_sees_nothing_may_be_zero(kind: str, need_weights: bool, large: bool) -> None:
     ours, theirs = twins(empty_rows="zero")
-    given, masks = [x.requires_grad_() for x in inputs(ours)], with_empty_rows()[kind]
+    arguments, masks = [x.requires_grad_() for x in inputs(ours)], with_empty_rows()[kind]
     with as_if_large(large):
-        output, weights = ours(*given, need_weights=need_weights, **masks)
+        output, weights = ours(*arguments, need_weights=need_weights, **masks)
         (output.square().sum() + (0 if weights is None else weights.square().sum())).backward()
-    plain, seen = slow(theirs, *given, **masks)
+    plain, visible = slow(theirs, *arguments, **masks)
     empty = plain.isnan()
     assert empty.any()
     bias = ours.out_proj.bias.expand_as(output)
     torch.testing.assert_close(output[empty], bias[empty])
     torch.testing.assert_close(output[~empty], plain[~empty])
-    if weights is not None and seen is not None:
-        torch.testing.assert_close(weights, seen.nan_to_num())
-    for tensor in (*given, *ours.parameters()):
+    if weights is not None and visible is not None:
+        torch.testing.assert_close(weights, visible.nan_to_num())
+    for tensor in (*arguments, *ours.parameters()):
         assert tensor.grad is not None and tensor.grad.isfinite().all() and tensor.grad.any()
 
 
 @with_and_without_weights
 def test_zero_rows_change_nothing_for_others(need_weights: bool) -> None:
     zero, theirs = twins(empty_rows="zero")
-    given, mask = [x.requires_grad_() for x in inputs(zero)], hidden(L, S)
+    arguments, mask = [x.requires_grad_() for x in inputs(zero)], hidden(L, S)
     pairs: list[Tensors] = []
     for module in (zero, theirs):
-        output, weights = slow(module, *given, need_weights=need_weights, attn_mask=mask)
+        output, weights = slow(module, *arguments, need_weights=need_weights, attn_mask=mask)
         loss = output.square().sum() + (0 if weights is None else weights.square().sum())
-        pairs.append((output, weights, *torch.autograd.grad(loss, [*given, *module.parameters()])))
+        pairs.append((output, weights, *torch.autograd.grad(loss, [*arguments, *module.parameters()])))
     assert_same(pairs[0], pairs[1], 1e-10)
 
 
@@ -338,13 +338,13 @@ def test_forward_derivatives_are_torchs(kind: str | None, need_weights: bool) ->
 
     def along(module: nn.Module, weights: bool) -> Any:
         def call(x: Tensor) -> tuple[Tensor, ...]:
-            found = slow(module, x, x, x, need_weights=weights, **masks)
-            return tuple(each for each in found if each is not None)
+            actual = slow(module, x, x, x, need_weights=weights, **masks)
+            return tuple(each for each in actual if each is not None)
 
         return torch.func.jvp(call, (x,), (direction,))
 
-    (found, found_along), (wanted, wanted_along) = along(ours, need_weights), along(theirs, True)
-    for ours_one, theirs_one in ((found, wanted), (found_along, wanted_along)):
+    (actual, found_along), (wanted, wanted_along) = along(ours, need_weights), along(theirs, True)
+    for ours_one, theirs_one in ((actual, wanted), (found_along, wanted_along)):
         assert len(ours_one) == 1 + need_weights
         assert_same(ours_one, theirs_one[: len(ours_one)])
     with torch.autograd.forward_ad.dual_level():
@@ -363,8 +363,8 @@ def test_vmap_in_evaluation_without_gradients(need_weights: bool) -> None:
         return tuple(each for each in ours(x, x, x, need_weights=need_weights) if each is not None)
 
     with torch.no_grad():
-        found, wanted = torch.func.vmap(call)(x), [call(each) for each in x]
-    for ours_one, theirs_one in zip(found, zip(*wanted, strict=True), strict=True):
+        actual, wanted = torch.func.vmap(call)(x), [call(each) for each in x]
+    for ours_one, theirs_one in zip(actual, zip(*wanted, strict=True), strict=True):
         torch.testing.assert_close(ours_one, torch.stack(theirs_one))
 
 
@@ -374,12 +374,12 @@ def test_vmap_over_inputs_masks_and_parameters(need_weights: bool) -> None:
     x, mask = torch.randn(5, 3, 2, 4, dtype=torch.float64), hidden(5, 3, 3)
 
     def call(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        found = ours(x, x, x, attn_mask=mask, need_weights=need_weights)
-        return tuple(each for each in found if each is not None)
+        actual = ours(x, x, x, attn_mask=mask, need_weights=need_weights)
+        return tuple(each for each in actual if each is not None)
 
-    found = torch.func.vmap(call)(x, mask)
+    actual = torch.func.vmap(call)(x, mask)
     wanted = [call(*each) for each in zip(x, mask, strict=True)]
-    for ours_one, theirs_one in zip(found, zip(*wanted, strict=True), strict=True):
+    for ours_one, theirs_one in zip(actual, zip(*wanted, strict=True), strict=True):
         torch.testing.assert_close(ours_one, torch.stack(theirs_one))
 
     parameters = {name: p.detach() for name, p in ours.named_parameters()}
@@ -445,12 +445,12 @@ class Alone(nn.Module):
 def test_exported_it_takes_other_batches_and_lengths() -> None:
     ours, theirs = (module.eval() for module in twins(batch_first=True))
     sizes = {0: torch.export.Dim("n", min=2), 1: torch.export.Dim("length", min=2)}
-    given = torch.randn(N, L, 2 * D, dtype=torch.float64), hidden(N, L)
+    arguments = torch.randn(N, L, 2 * D, dtype=torch.float64), hidden(N, L)
     try:
-        exported = torch.export.export(Alone(ours), given, dynamic_shapes=(sizes, sizes)).module()
+        exported = torch.export.export(Alone(ours), arguments, dynamic_shapes=(sizes, sizes)).module()
     except torch._dynamo.exc.UserError as error:
         with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
-            torch.export.export(Alone(theirs), given, dynamic_shapes=(sizes, sizes))
+            torch.export.export(Alone(theirs), arguments, dynamic_shapes=(sizes, sizes))
         pytest.skip(
             f"by design: torch {torch.__version__} cannot do that with its own class, either: {error}"
         )
@@ -465,9 +465,9 @@ def test_exported_it_takes_other_batches_and_lengths() -> None:
 @pytest.mark.parametrize("change", ["item", "fill", "copy", "view", "other memory"])
 def test_a_mask_changed_in_place_is_read_again(change: str) -> None:
     ours, theirs = twins()
-    given = inputs(ours, L, L)
+    arguments = inputs(ours, L, L)
     mask = causal()
-    assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+    assert_same(ours(*arguments, attn_mask=mask), slow(theirs, *arguments, attn_mask=mask))
     if change == "item":
         mask[0, 3] = False
     elif change == "fill":
@@ -478,14 +478,14 @@ def test_a_mask_changed_in_place_is_read_again(change: str) -> None:
         mask.data = hidden(L, L)
     else:
         mask[2:].logical_not_()
-    assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+    assert_same(ours(*arguments, attn_mask=mask), slow(theirs, *arguments, attn_mask=mask))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float64], ids=str)
 def test_a_part_of_a_mask_is_read_by_itself(dtype: torch.dtype) -> None:
     """`mask[:L, :L]` is a new tensor in every call; what it says depends on where it is cut."""
     ours, theirs = twins()
-    given = inputs(ours, L, L)
+    arguments = inputs(ours, L, L)
     whole = causal(2 * L, 2 * L)
     whole = whole if dtype == torch.bool else as_float(whole)
     for _ in range(2):
@@ -497,18 +497,18 @@ def test_a_part_of_a_mask_is_read_by_itself(dtype: torch.dtype) -> None:
             whole[::2, ::2],
         )
         for part in (*parts, whole[:L, :L].t(), whole[L : 2 * L, L:].t()):
-            found = ours(*given, attn_mask=part, need_weights=False)
-            assert_same(found, slow(theirs, *given, attn_mask=part, need_weights=False))
+            actual = ours(*arguments, attn_mask=part, need_weights=False)
+            assert_same(actual, slow(theirs, *arguments, attn_mask=part, need_weights=False))
         whole[:, :L] = 0 if dtype == torch.float64 else False  # a change of the whole is one of its parts
 
 
 def test_a_new_mask_in_an_old_ones_place_is_read() -> None:
     """Another tensor may be made where one died, with the same version."""
     ours, theirs = twins()
-    given = inputs(ours, L, L)
+    arguments = inputs(ours, L, L)
     for number in range(20):
         mask = causal() if number % 2 else hidden(L, L)
-        assert_same(ours(*given, attn_mask=mask), slow(theirs, *given, attn_mask=mask))
+        assert_same(ours(*arguments, attn_mask=mask), slow(theirs, *arguments, attn_mask=mask))
         del mask
 
 
@@ -523,9 +523,9 @@ def test_tensors_of_another_class_keep_it() -> None:
     ours, theirs = twins()
     x = torch.randn(L, N, 2 * D, dtype=torch.float64)
     marked = x.as_subclass(Marked)
-    found, wanted = ours(marked, marked, marked), slow(theirs, marked, marked, marked)
-    assert type(found[0]) is type(wanted[0]) is Marked
-    torch.testing.assert_close(found[0].as_subclass(Tensor), wanted[0].as_subclass(Tensor))
+    actual, wanted = ours(marked, marked, marked), slow(theirs, marked, marked, marked)
+    assert type(actual[0]) is type(wanted[0]) is Marked
+    torch.testing.assert_close(actual[0].as_subclass(Tensor), wanted[0].as_subclass(Tensor))
 
 
 # In one step, as on a GPU
@@ -533,18 +533,18 @@ def test_tensors_of_another_class_keep_it() -> None:
 
 def test_one_step_calls_another_out_proj_and_its_hooks() -> None:
     ours = MultiheadAttention(8, 2, batch_first=True)
-    x, seen = torch.randn(2, 3, 8), []
+    x, visible = torch.randn(2, 3, 8), []
     with always_in_one_step():
         wanted = ours(x, x, x)[0]
-        handle = ours.out_proj.register_forward_hook(lambda *_: seen.append("hook"))
+        handle = ours.out_proj.register_forward_hook(lambda *_: visible.append("hook"))
         assert torch.equal(ours(x, x, x)[0], wanted)
         handle.remove()
         ours.out_proj = nn.Linear(8, 8)  # type: ignore[assignment]
-        found = ours(x, x, x)[0]
-    assert seen == ["hook"]
-    assert not torch.allclose(found, wanted)
+        actual = ours(x, x, x)[0]
+    assert visible == ["hook"]
+    assert not torch.allclose(actual, wanted)
     with slow_path():
-        torch.testing.assert_close(found, nn.MultiheadAttention.forward(ours, x, x, x)[0])
+        torch.testing.assert_close(actual, nn.MultiheadAttention.forward(ours, x, x, x)[0])
 
 
 def test_one_step_leaves_weights_over_a_set_limit_to_the_ordinary_way() -> None:
@@ -565,7 +565,7 @@ def test_weights_on_a_cpu_are_held_against_the_budget(average: bool, masked: boo
     shape = [1, 37, 37] if average else [1, 2, 37, 37]
     for large in (False, True):
         with as_if_large(large), torch.no_grad(), headwise.budget.limit("1 KiB"):
-            says = re.escape(f"weights {shape} must fit the memory budget")
-            with pytest.raises(BudgetExceeded, match=says):
+            messages = re.escape(f"weights {shape} must fit the memory budget")
+            with pytest.raises(BudgetExceeded, match=messages):
                 ours(x, x, x, attn_mask=mask, average_attn_weights=average)
             ours(x, x, x, attn_mask=mask, need_weights=False)

@@ -39,10 +39,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def layer(dtype: torch.dtype = torch.float64, seed: int = 7, **given: Any) -> MultiHeadAttention:
+def layer(dtype: torch.dtype = torch.float64, seed: int = 7, **args: Any) -> MultiHeadAttention:
     """A causal layer whose learned parts are all something."""
     torch.manual_seed(seed)
-    mha = MultiHeadAttention(E, H, **{"head_dim": D, "causal": True, "dtype": dtype} | given)
+    mha = MultiHeadAttention(E, H, **{"head_dim": D, "causal": True, "dtype": dtype} | args)
     for parameter in mha.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return mha.eval().requires_grad_(False)
@@ -92,15 +92,15 @@ def step_by_step(
         counts = [chunk] * B if isinstance(chunk, int) else list(chunk)
         counts = [min(count, L - start) for count, start in zip(counts, done, strict=True)]
         T = max(*counts, 1)
-        given = torch.full((B, T, E), 3.0, dtype=x.dtype)  # padding is something, too
+        arguments = torch.full((B, T, E), 3.0, dtype=x.dtype)  # padding is something, too
         for b in range(B):
-            given[b, : counts[b]] = x[b, done[b] : done[b] + counts[b]]
+            arguments[b, : counts[b]] = x[b, done[b] : done[b] + counts[b]]
         ragged = any(count != T for count in counts)
-        found, weights = mha(given, cache=cache, lengths=counts if ragged else None)
+        actual, weights = mha(arguments, cache=cache, lengths=counts if ragged else None)
         assert weights is not None and weights.shape == (B, H, T, weights.shape[3])
         for b in range(B):
-            output[b, done[b] : done[b] + counts[b]] = found[b, : counts[b]]
-            assert not found[b, counts[b] :].any()
+            output[b, done[b] : done[b] + counts[b]] = actual[b, : counts[b]]
+            assert not actual[b, counts[b] :].any()
             done[b] += counts[b]
         assert cache.seen == max(done)
     return output
@@ -109,27 +109,27 @@ def step_by_step(
 def assert_as_whole(mha: MultiHeadAttention, output: Tensor, x: Tensor) -> None:
     """What came out step by step is as exact as the equations in that dtype, for all tokens that came."""
     truth = plainly(copy.deepcopy(mha).double(), x.double())
-    plain, there = plainly(mha, x), ~output.isnan()
+    plain, listed = plainly(mha, x), ~output.isnan()
     size = largest(truth) + largest(x.double())
-    assert_judged(output[there], plain[there], truth[there], dtype=x.dtype, size=size)
+    assert_judged(output[listed], plain[listed], truth[listed], dtype=x.dtype, size=size)
 
 
 @st.composite
 def generations(draw: Any) -> tuple[dict[str, Any], str, list[int | list[int]], torch.dtype]:
     """(a layer's options, a kind of cache, chunks, a dtype)"""
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for choices in OPTIONS.values():
-        given |= draw(st.sampled_from(choices))
+        options |= draw(st.sampled_from(choices))
     kinds = [
         "growing",
         "fixed",
         "reserved",
-        *["ring", "reserved ring"] * isinstance(given.get("window"), int),
+        *["ring", "reserved ring"] * isinstance(options.get("window"), int),
     ]
     kind = draw(st.sampled_from(kinds))
     chunk = st.one_of(st.just(1), st.integers(1, 11), st.lists(st.integers(0, 9), min_size=B, max_size=B))
     chunks = draw(st.lists(chunk, min_size=3, max_size=9))
-    return given, kind, [*chunks, L], draw(st.sampled_from((torch.float64, torch.float32)))
+    return options, kind, [*chunks, L], draw(st.sampled_from((torch.float64, torch.float32)))
 
 
 def cache_of(mha: MultiHeadAttention, kind: str) -> KVCache:
@@ -139,8 +139,8 @@ def cache_of(mha: MultiHeadAttention, kind: str) -> KVCache:
 
 
 def check_generation(case: tuple[dict[str, Any], str, list[int | list[int]], torch.dtype]) -> None:
-    given, kind, chunks, dtype = case
-    mha, x = layer(dtype, **given), tokens(dtype)
+    arguments, kind, chunks, dtype = case
+    mha, x = layer(dtype, **arguments), tokens(dtype)
     with torch.no_grad():
         cache = cache_of(mha, kind)
         assert_as_whole(mha, step_by_step(mha, x, cache, chunks), x)
@@ -229,12 +229,12 @@ def test_a_ring_of_one_column_is_the_new_token_alone() -> None:
 
 def test_a_mask_with_a_cache_covers_all_columns() -> None:
     mha, x = layer(), tokens()
-    seen = torch.rand(L, L) < 0.6
-    seen |= torch.eye(L, dtype=torch.bool)
-    whole = mha(x, mask=Mask.dense(seen))[0]
+    visible = torch.rand(L, L) < 0.6
+    visible |= torch.eye(L, dtype=torch.bool)
+    whole = mha(x, mask=Mask.dense(visible))[0]
     cache = mha.cache()
     parts = [
-        mha(x[:, a:b], cache=cache, mask=Mask.dense(seen[a:b, :b]))[0] for a, b in ((0, 7), (7, 8), (8, L))
+        mha(x[:, a:b], cache=cache, mask=Mask.dense(visible[a:b, :b]))[0] for a, b in ((0, 7), (7, 8), (8, L))
     ]
     assert_judged(torch.cat(parts, 1), whole, whole, dtype=torch.float64)
 
@@ -268,8 +268,11 @@ def test_a_call_that_is_refused_adds_nothing() -> None:
         mha(x[:, 5:7], cache=cache, mask=Mask.dense(torch.ones(2, 3)))
     with pytest.raises(MaskError, match="got 3 for 2"):
         mha(x[:, 5:7], cache=cache, lengths=[1, 3, 2])
-    for wrong, says in ((torch.zeros(H, 2, 5, dtype=x.dtype), "bias must broadcast"), ("a", "bias must be")):
-        with pytest.raises((ShapeError, ArgumentError), match=says):
+    for wrong, message in (
+        (torch.zeros(H, 2, 5, dtype=x.dtype), "bias must broadcast"),
+        ("a", "bias must be"),
+    ):
+        with pytest.raises((ShapeError, ArgumentError), match=message):
             mha(x[:, 5:7], cache=cache, bias=wrong)
     assert cache.length == 5
 
@@ -299,8 +302,8 @@ def test_the_map_of_a_step_is_a_map_like_any_other() -> None:
             weights.dense(), rows.dense()[..., : at + T], rows.dense()[..., : at + T], dtype=x.dtype
         )
         assert weights.positions.tolist() == list(range(at, at + T))
-        found, truth = weights.statistics("entropy", "distance"), rows.statistics("entropy", "distance")
-        assert_judged(found.distance, truth.distance, truth.distance, dtype=x.dtype)
+        actual, truth = weights.statistics("entropy", "distance"), rows.statistics("entropy", "distance")
+        assert_judged(actual.distance, truth.distance, truth.distance, dtype=x.dtype)
 
 
 @pytest.mark.parametrize("kind", ["growing", "fixed", "reserved"])
@@ -309,11 +312,11 @@ def test_maps_of_earlier_steps_hold_while_tokens_are_added(kind: str, steps: int
     mha, x = layer(), tokens()
     cache = cache_of(mha, kind)
     with torch.no_grad():
-        kept = []
+        saved = []
         for i in range(0, 20, steps):
             weights = mha(x[:, i : i + steps], cache=cache)[1]
-            kept.append((weights, weights.dense()))
-        for weights, before in kept:
+            saved.append((weights, weights.dense()))
+        for weights, before in saved:
             assert torch.equal(weights.dense(), before)
 
 
@@ -381,10 +384,10 @@ def test_reordered_sequences_go_on_as_those_they_came_from(
     mha(x[:, :6], cache=cache, lengths=counts)
     cache.reorder(torch.tensor(index))
     after = torch.stack([x[b, counts[b] : counts[b] + 2] for b in index])
-    found, _ = mha(after, cache=cache)
+    actual, _ = mha(after, cache=cache)
     for i, b in enumerate(index):
         truth = mha(x[b : b + 1, : counts[b] + 2])[0][:, -2:]
-        assert_judged(found[i : i + 1], truth, truth, dtype=x.dtype)
+        assert_judged(actual[i : i + 1], truth, truth, dtype=x.dtype)
     assert cache.batch == len(index)
 
 
@@ -395,8 +398,8 @@ def test_a_cropped_cache_goes_on_from_there(kind: str) -> None:
     mha(torch.cat([x[:, :5], x[:, 9:11]], 1), cache=cache)
     cache.crop(5)
     assert cache.length == 5
-    found, truth = mha(x[:, 5:8], cache=cache)[0], mha(x[:, :8])[0][:, 5:]
-    assert_judged(found, truth, truth, dtype=x.dtype)
+    actual, truth = mha(x[:, 5:8], cache=cache)[0], mha(x[:, :8])[0][:, 5:]
+    assert_judged(actual, truth, truth, dtype=x.dtype)
 
 
 def test_cropping_takes_the_same_number_of_tokens_from_each_sequence() -> None:
@@ -405,10 +408,10 @@ def test_cropping_takes_the_same_number_of_tokens_from_each_sequence() -> None:
     mha(x[:, :7], cache=cache, lengths=[7, 2, 4])
     cache.crop(4)
     assert cache.starts is not None and cache.starts.tolist() == [0, 4, 3]
-    found = mha(x[:, 7:8], cache=cache)[0]
-    for b, kept in enumerate((4, 0, 1)):
-        truth = mha(torch.cat([x[b : b + 1, :kept], x[b : b + 1, 7:8]], 1))[0][:, -1:]
-        assert_judged(found[b : b + 1], truth, truth, dtype=x.dtype)
+    actual = mha(x[:, 7:8], cache=cache)[0]
+    for b, saved in enumerate((4, 0, 1)):
+        truth = mha(torch.cat([x[b : b + 1, :saved], x[b : b + 1, 7:8]], 1))[0][:, -1:]
+        assert_judged(actual[b : b + 1], truth, truth, dtype=x.dtype)
 
 
 @pytest.mark.parametrize("kind", ["growing", "fixed", "reserved", "ring"])
@@ -506,11 +509,11 @@ def test_copies_of_a_cache_are_of_its_module_and_one_from_a_file_of_the_first_th
 
 def test_a_cache_does_not_keep_its_module_alive() -> None:
     mha = layer()
-    cache, gone = mha.cache(), weakref.ref(mha)
+    cache, reference = mha.cache(), weakref.ref(mha)
     mha(tokens(), cache=cache)
     del mha
     gc.collect()
-    assert gone() is None and cache.seen == L
+    assert reference() is None and cache.seen == L
 
 
 def test_a_compiled_step_refuses_another_modules_cache(fresh_compiler: None) -> None:
@@ -536,8 +539,8 @@ def test_gradients_flow_through_a_growing_cache() -> None:
     wanted = torch.autograd.grad((mha(x)[0] * pull).sum(), [x, *mha.parameters()])
     cache = mha.cache()
     parts = [mha(x[:, a:b], cache=cache)[0] for a, b in ((0, 7), (7, 8), (8, L))]
-    found = torch.autograd.grad((torch.cat(parts, 1) * pull).sum(), [x, *mha.parameters()])
-    for ours, theirs in zip(found, wanted, strict=True):
+    actual = torch.autograd.grad((torch.cat(parts, 1) * pull).sum(), [x, *mha.parameters()])
+    for ours, theirs in zip(actual, wanted, strict=True):
         assert_judged(ours, theirs, theirs, dtype=x.dtype, size=largest(theirs) + 1, times=3)
 
 
@@ -559,19 +562,20 @@ def test_a_prefix_is_learned_through_later_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"rope": Rope()}, {"qk_norm": "rms", "num_kv_heads": HK}, {"causal": True, "gate": "head"}],
+    "options",
+    [{}, {"rope": Rope()}, {"qk_norm": "rms", "num_kv_heads": HK}, {"causal": True, "gate": "head"}],
     ids=["plain", "rope", "norm", "causal"],
-)  # fmt: skip
-def test_a_memory_is_cross_attention_with_keys_made_before(given: dict[str, Any]) -> None:
-    mha, x = layer(**{"causal": False} | given), tokens()
+)
+def test_a_memory_is_cross_attention_with_keys_made_before(options: dict[str, Any]) -> None:
+    mha, x = layer(**{"causal": False} | options), tokens()
     text, query, lengths = x[:, :13], x[:, 13:18], torch.tensor([13, 5, 8])
     memory = mha.remember(text, mask=Mask.padding(lengths))
     truth, map_ = mha(query, text, text, mask=Mask.padding(lengths))
-    found, weights = mha(query, cache=memory)
-    assert_judged(found, truth, truth, dtype=x.dtype)
+    actual, weights = mha(query, cache=memory)
+    assert_judged(actual, truth, truth, dtype=x.dtype)
     assert torch.equal(weights.real_keys, map_.real_keys)
     same = mha(query, cache=mha.remember(text, text, mask=map_.real_keys[:, None, None]))[0]
-    assert torch.equal(same, found)
+    assert torch.equal(same, actual)
     assert memory.length == 13 and memory.batch == B and repr(memory).startswith("Memory(13 columns, batch 3")
     assert memory.nbytes == B * mha.num_kv_heads * 13 * 2 * D * 8
 
@@ -583,13 +587,13 @@ def test_a_memory_is_cross_attention_with_keys_made_before(given: dict[str, Any]
 
 def test_a_memory_takes_a_mask_and_lengths_of_the_queries() -> None:
     mha, x = layer(causal=False), tokens()
-    text, query, seen = x[:, :13], x[:, 13:18], torch.rand(5, 13) < 0.7
+    text, query, visible = x[:, :13], x[:, 13:18], torch.rand(5, 13) < 0.7
     memory = mha.remember(text)
-    truth = mha(query, text, text, mask=Mask.dense(seen))[0]
-    found, weights = mha(query, cache=memory, mask=Mask.dense(seen), lengths=[5, 2, 0])
+    truth = mha(query, text, text, mask=Mask.dense(visible))[0]
+    actual, weights = mha(query, cache=memory, mask=Mask.dense(visible), lengths=[5, 2, 0])
     for b, count in enumerate((5, 2, 0)):
-        assert not found[b, count:].any()
-        assert_judged(found[b, :count], truth[b, :count], truth[b, :count], dtype=x.dtype)
+        assert not actual[b, count:].any()
+        assert_judged(actual[b, :count], truth[b, :count], truth[b, :count], dtype=x.dtype)
     assert weights.counted_queries().sum((1, 2)).tolist() == [5 * H, 2 * H, 0]
 
 
@@ -714,11 +718,11 @@ def test_a_generation_is_watched_step_by_step() -> None:
     with torch.no_grad():
         truth = mha(x[:, :8])[0]
         with hw.watch(model) as heads:
-            found = [mha(x[:, :5], cache=cache, lengths=[5, 5, 5])[0]]
-            found += [mha(x[:, i : i + 1], cache=cache)[0] for i in range(5, 8)]
+            actual = [mha(x[:, :5], cache=cache, lengths=[5, 5, 5])[0]]
+            actual += [mha(x[:, i : i + 1], cache=cache)[0] for i in range(5, 8)]
         with hw.watch(model) as whole:
             mha(x[:, :8])
-    assert_judged(torch.cat(found, 1), truth, truth, dtype=x.dtype)
+    assert_judged(torch.cat(actual, 1), truth, truth, dtype=x.dtype)
     assert_judged(heads[0].entropy, whole[0].entropy, whole[0].entropy, dtype=x.dtype)
     assert heads[0].kind == "self"
 
@@ -763,9 +767,11 @@ COMPILED: dict[str, dict[str, Any]] = {
 }
 
 
-def compiled_generation(given: dict[str, Any], ring: bool, counts: list[int] | None, backend: Any) -> KVCache:
+def compiled_generation(
+    options: dict[str, Any], ring: bool, counts: list[int] | None, backend: Any
+) -> KVCache:
     """A prefill, ten compiled steps, two tokens without a compiler, one more step: all as at once."""
-    mha, x = layer(**given), tokens()
+    mha, x = layer(**options), tokens()
     cache = mha.cache(B, RING if ring else L, ring)
     step = torch.compile(
         lambda y: mha(y, cache=cache, need_weights=False)[0], fullgraph=True, backend=backend, dynamic=False
@@ -778,9 +784,9 @@ def compiled_generation(given: dict[str, Any], ring: bool, counts: list[int] | N
             output[b, : done[b]] = first[b, : done[b]]
         for size in (*[1] * 10, 2, 1):
             now = torch.stack([x[b, done[b] : done[b] + size] for b in range(B)])
-            found = step(now) if size == 1 else mha(now, cache=cache)[0]
+            actual = step(now) if size == 1 else mha(now, cache=cache)[0]
             for b in range(B):
-                output[b, done[b] : done[b] + size] = found[b]
+                output[b, done[b] : done[b] + size] = actual[b]
             done = [start + size for start in done]
             assert cache.seen == max(done)
         assert_as_whole(mha, output, x)
@@ -830,8 +836,8 @@ def test_one_compiled_step_serves_caches_of_any_size(fresh_compiler: None) -> No
         whole = mha(x[:, :3])[0]
         for size in (5, 7, 11):
             cache = mha.cache(B, size)
-            said = [step(x[:, i : i + 1], cache) for i in range(3)]
-            assert_judged(torch.cat(said, 1), whole, whole, dtype=x.dtype)
+            message = [step(x[:, i : i + 1], cache) for i in range(3)]
+            assert_judged(torch.cat(message, 1), whole, whole, dtype=x.dtype)
 
 
 @pytest.mark.slow

@@ -33,11 +33,11 @@ def test_drawn_calls_answer_as_torchs_class_does(block: int, request: pytest.Fix
     for seed in range(SEED * 10**6 + block * DRAWN, SEED * 10**6 + (block + 1) * DRAWN):
         case = draw_case(random.Random(seed).choice, seed)
         try:
-            found = difference(case, torch.device("cuda"))
+            actual = difference(case, torch.device("cuda"))
         except Exception as raised:
-            found = repr(raised)
-        if found is not None:
-            wrong.append(f"seed {seed}: {found}\n  {case}")
+            actual = repr(raised)
+        if actual is not None:
+            wrong.append(f"seed {seed}: {actual}\n  {case}")
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:20])
     judged(request, "drawn calls of torch's class", DRAWN)
 
@@ -54,14 +54,21 @@ def test_low_precision_is_as_exact_as_torchs() -> None:
         hidden = torch.ones(131, 131, dtype=torch.bool, device="cuda").triu(1)
         for masks in ({}, {"key_padding_mask": padding}, {"attn_mask": hidden}):
             for average in (True, False, None):
-                asked = {"need_weights": average is not None, "average_attn_weights": bool(average), **masks}
+                options = {
+                    "need_weights": average is not None,
+                    "average_attn_weights": bool(average),
+                    **masks,
+                }
                 y = x.double()
-                for truth, plain, found in zip(
-                    exact(y, y, y, **asked), theirs(x, x, x, **asked), ours(x, x, x, **asked), strict=True
+                for truth, plain, actual in zip(
+                    exact(y, y, y, **options),
+                    theirs(x, x, x, **options),
+                    ours(x, x, x, **options),
+                    strict=True,
                 ):
                     if truth is not None:
                         allowed = 2 * error(plain, truth) + 8 * torch.finfo(dtype).eps * largest(truth)
-                        assert error(found, truth) <= allowed, (dtype, list(masks), average)
+                        assert error(actual, truth) <= allowed, (dtype, list(masks), average)
 
 
 @pytest.mark.gpu
@@ -88,11 +95,11 @@ def test_gradients_in_low_precision_are_as_exact_as_torchs() -> None:
                 sees = masks.get("key_padding_mask") is not left  # else torch's are all NaN
                 plain = _gradients(theirs, x, pull, masks, wanted) if sees else None
                 truth = _gradients(exact, x.cpu().double(), pull.cpu().double(), masks, wanted)
-                found = _gradients(ours, x, pull, masks, wanted)
+                actual = _gradients(ours, x, pull, masks, wanted)
                 for name, true in truth.items():
                     near = 0.0 if plain is None else error(plain[name].cpu(), true)
                     allowed = 3 * near + 16 * torch.finfo(dtype).eps * largest(true)
-                    off = error(found[name].cpu(), true)
+                    off = error(actual[name].cpu(), true)
                     assert off <= allowed, (dtype, list(masks), wanted, name, off, allowed)
 
 
@@ -101,9 +108,9 @@ def _gradients(
 ) -> dict[str, Tensor]:
     """Of a call on the device and in the dtype of x."""
     x = x.detach().requires_grad_()
-    there = {name: mask.to(x.device) for name, mask in masks.items()}
+    listed = {name: mask.to(x.device) for name, mask in masks.items()}
     kind = {"need_weights": wanted is not None, "average_attn_weights": "mean" in (wanted or "")}
-    output, weights = module(x, x, x, **there, **kind)
+    output, weights = module(x, x, x, **listed, **kind)
     loss = (output * pull).sum()
     if wanted is not None and wanted.endswith("used"):
         loss = loss + weights.square().sum()
@@ -121,12 +128,12 @@ def test_the_steady_state_never_waits_for_the_gpu() -> None:
     def calls() -> None:
         for weights in (False, True):
             for average in (False, True):
-                asked = {"need_weights": weights, "average_attn_weights": average}
-                attend(x, x, x, **asked)
-                attend(x, x, x, attn_mask=hidden[:33, :33], **asked)
-                attend(x, x, x, key_padding_mask=padding.clone(), **asked)
+                options = {"need_weights": weights, "average_attn_weights": average}
+                attend(x, x, x, **options)
+                attend(x, x, x, attn_mask=hidden[:33, :33], **options)
+                attend(x, x, x, key_padding_mask=padding.clone(), **options)
                 out, _ = attend(
-                    x, x, x, attn_mask=hidden[:33, :33], key_padding_mask=padding.clone(), **asked
+                    x, x, x, attn_mask=hidden[:33, :33], key_padding_mask=padding.clone(), **options
                 )
                 out.sum().backward()
 
@@ -148,8 +155,8 @@ def test_masks_are_never_read_and_never_remembered() -> None:
     for content in (mask.clone(), causal, mask.clone(), causal):
         mask.data.copy_(content)
         fresh = content.clone()
-        found, wanted = (attend(x, x, x, attn_mask=m, need_weights=False)[0] for m in (mask, fresh))
-        assert torch.equal(found, wanted)
+        actual, wanted = (attend(x, x, x, attn_mask=m, need_weights=False)[0] for m in (mask, fresh))
+        assert torch.equal(actual, wanted)
 
 
 def test_a_captured_graph_gives_the_same() -> None:
@@ -166,9 +173,9 @@ def test_a_captured_graph_gives_the_same() -> None:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = attend(x, x, x, attn_mask=hidden, need_weights=False)[0]
+            actual = attend(x, x, x, attn_mask=hidden, need_weights=False)[0]
         graph.replay()
-    assert error(found, wanted) < 1e-5
+    assert error(actual, wanted) < 1e-5
 
 
 def test_adopted_models_say_the_same() -> None:

@@ -59,7 +59,7 @@ TARGETS = (
 )  # fmt: skip
 
 
-def trained(call: Call, ours: bool, target: str, how: str, uses: str) -> Gradients | None:
+def trained(call: Call, ours: bool, target: str, way: str, uses: str) -> Gradients | None:
     """Gradients of a step in which `target` changes after the call; None if torch refuses backward.
 
     Args:
@@ -69,15 +69,15 @@ def trained(call: Call, ours: bool, target: str, how: str, uses: str) -> Gradien
     step = made(call, ours)
     with path(call, ours):
         output, weights = step.answer()
-    if target == "residual" and how == "out of place":
+    if target == "residual" and way == "out of place":
         output = step.query + output
     elif target == "residual":
         output = step.query.add_(output)
-    elif target in ("output", "weights") and how == "out of place":
+    elif target in ("output", "weights") and way == "out of place":
         output, weights = (3 * output, weights) if target == "output" else (output, 3 * weights)
-    elif how != "out of place":
+    elif way != "out of place":
         written = {**step.tensors, "output": output, "weights": weights}[target]
-        if how == "uncounted":
+        if way == "uncounted":
             written = written.data
         with torch.set_grad_enabled(not written.is_leaf):
             written.logical_not_() if written.dtype == torch.bool else written.mul_(3)
@@ -92,12 +92,12 @@ def trained(call: Call, ours: bool, target: str, how: str, uses: str) -> Gradien
         return None
 
 
-def check_write(call: Call, target: str, how: str, uses: str) -> None:
+def check_write(call: Call, target: str, way: str, uses: str) -> None:
     """Where torch's gradients are right, ours are; where torch refuses, ours are right or refused."""
-    theirs, ours = trained(call, False, target, how, uses), trained(call, True, target, how, uses)
+    theirs, ours = trained(call, False, target, way, uses), trained(call, True, target, way, uses)
     if call.batch_first and call.batched and call.strides == "contiguous" and target in ("residual", "value"):
         assert theirs is not None  # torch projects copies
-    if how == "in place" and theirs is not None:  # torch checks versions: what it does not refuse is right
+    if way == "in place" and theirs is not None:  # torch checks versions: what it does not refuse is right
         right: Gradients | None = theirs
     else:
         right = trained(call, False, target, "out of place", uses)
@@ -106,7 +106,7 @@ def check_write(call: Call, target: str, how: str, uses: str) -> None:
         assert ours is not None, "backward raised, and torch's does not"
         assert difference(ours, right, call.tolerance) is None
         assert [x is None for x in ours] == [x is None for x in theirs]
-    elif how == "in place" and ours is not None:
+    elif way == "in place" and ours is not None:
         assert difference(ours, right, call.tolerance) is None
 
 
@@ -281,8 +281,8 @@ def checkpointed(reentrant: bool) -> Callable[..., Gradients]:
         def again(*_: Tensor) -> tuple[Tensor, ...]:
             return tuple(x for x in answer() if x is not None)
 
-        found = checkpoint(again, *learning, use_reentrant=reentrant)
-        loss_of(found[0], found[1] if len(found) > 1 else None).backward()
+        actual = checkpoint(again, *learning, use_reentrant=reentrant)
+        loss_of(actual[0], actual[1] if len(actual) > 1 else None).backward()
         return [x.grad for x in learning]
 
     return run
@@ -344,25 +344,25 @@ def test_backward_runs_as_torchs_does(name: str, seeds: range, device: str) -> N
         pytest.skip("by design: cuBLAS must be told by an environment variable before it starts")
 
     def check(call: Call, _: Choose) -> None:
-        found = []
+        actual = []
         for ours in (False, True):
             step = made(call, ours)
             with path(call, ours):
                 if not any(x is not None and x.requires_grad for x in step.answer()):
                     return
                 try:
-                    found.append(RUNS[name](step.answer, step.learning))
+                    actual.append(RUNS[name](step.answer, step.learning))
                 except RuntimeError as error:  # torch's fused kernels cannot be differentiated twice
                     if ours or "is not implemented" not in str(error):
                         raise
                     return
         assert (
             difference(
-                found[1], found[0], 30 * call.tolerance if name == "double backward" else call.tolerance
+                actual[1], actual[0], 30 * call.tolerance if name == "double backward" else call.tolerance
             )
             is None
         )
-        assert [x is None for x in found[1]] == [x is None for x in found[0]]
+        assert [x is None for x in actual[1]] == [x is None for x in actual[0]]
 
     check_drawn(check, seeds, device)
 
@@ -375,9 +375,9 @@ def heard(call: Call, ours: bool, uses: str) -> dict[str, Any]:
     step, events = made(call, ours), {}
 
     def hear(name: str) -> Callable[..., None]:
-        def hook(*given: Any) -> None:
+        def hook(*arguments: Any) -> None:
             assert name not in events, f"{name} was called twice"
-            events[name] = given
+            events[name] = arguments
 
         return hook
 
@@ -386,7 +386,7 @@ def heard(call: Call, ours: bool, uses: str) -> dict[str, Any]:
         lambda module, args, kwargs: hear("before")(args, kwargs), with_kwargs=True
     )
     module.register_forward_hook(
-        lambda module, args, kwargs, found: hear("after")(args, kwargs, found), with_kwargs=True
+        lambda module, args, kwargs, actual: hear("after")(args, kwargs, actual), with_kwargs=True
     )
     if call.seed % 2:  # these wrap inputs and outputs
         module.register_full_backward_pre_hook(lambda module, grads: hear("backward")(grads))
@@ -404,15 +404,15 @@ def heard(call: Call, ours: bool, uses: str) -> dict[str, Any]:
     loss = loss_of(output, weights, uses)
     if loss.requires_grad:
         loss.backward()
-    kept = {f"grad of {name}": x.grad if x.requires_grad else None for name, x in shown.items()}
-    return events | kept | {"leaves": [x.grad for x in step.leaves]}
+    saved = {f"grad of {name}": x.grad if x.requires_grad else None for name, x in shown.items()}
+    return events | saved | {"leaves": [x.grad for x in step.leaves]}
 
 
-def flat(found: Any) -> list[Any]:
+def flat(actual: Any) -> list[Any]:
     """The tensors in what a hook got, and whatever else it got."""
-    if isinstance(found, dict):
-        return [x for key in sorted(found) for x in (key, *flat(found[key]))]
-    return [y for x in found for y in flat(x)] if isinstance(found, (tuple, list)) else [found]
+    if isinstance(actual, dict):
+        return [x for key in sorted(actual) for x in (key, *flat(actual[key]))]
+    return [y for x in actual for y in flat(x)] if isinstance(actual, (tuple, list)) else [actual]
 
 
 @every_device
@@ -427,11 +427,11 @@ def test_hooks_hear_what_they_hear_of_torchs_class(seeds: range, device: str) ->
         ours, theirs = heard(call, True, uses), heard(call, False, uses)
         assert ours.keys() == theirs.keys()
         for name in theirs:
-            found, wanted = flat(ours[name]), flat(theirs[name])
-            tensors = [[x if isinstance(x, Tensor) else None for x in each] for each in (found, wanted)]
+            actual, wanted = flat(ours[name]), flat(theirs[name])
+            tensors = [[x if isinstance(x, Tensor) else None for x in each] for each in (actual, wanted)]
             numbers = [[None if x is None else x.to(call.dtype) for x in each] for each in tensors]
             assert difference(*numbers, call.tolerance) is None, name
-            assert [None if isinstance(x, Tensor) else x for x in found] == [
+            assert [None if isinstance(x, Tensor) else x for x in actual] == [
                 None if isinstance(x, Tensor) else x for x in wanted
             ]
 
@@ -449,15 +449,15 @@ def test_threads_can_share_a_module(device: str) -> None:
         steps[-1].module = steps[0].module
 
     def work(step: Made) -> list[Tensor]:
-        found: list[Tensor] = []
+        actual: list[Tensor] = []
         for _ in range(5):
             output, weights = step.answer()
             loss = loss_of(output, weights)
-            found += output, *torch.autograd.grad(loss, step.learning, retain_graph=True)
-        return found
+            actual += output, *torch.autograd.grad(loss, step.learning, retain_graph=True)
+        return actual
 
     check_drawn(collect, range(8), device)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(work, steps))
-    for ours, step in zip(found, steps, strict=True):
+        actual = list(pool.map(work, steps))
+    for ours, step in zip(actual, steps, strict=True):
         assert difference(ours, work(step), step.call.tolerance) is None

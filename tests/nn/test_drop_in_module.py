@@ -62,16 +62,16 @@ def is_ours(module: nn.Module) -> bool:
     return isinstance(module, hw.nn.MultiheadAttention)
 
 
-def saved(what: Any, weights_only: bool) -> Any:
+def saved(label: Any, weights_only: bool) -> Any:
     """Through a file and back."""
     file = io.BytesIO()
-    torch.save(what, file)
+    torch.save(label, file)
     file.seek(0)
     return torch.load(file, weights_only=weights_only)
 
 
-def loaded(into: Module, state: dict[str, Any], **how: Any) -> Module:
-    into.load_state_dict(state, **how)
+def loaded(into: Module, state: dict[str, Any], **options: Any) -> Module:
+    into.load_state_dict(state, **options)
     return into
 
 
@@ -258,11 +258,11 @@ def check_chain(call: Call, choose: Choose, first: str) -> None:
     names = (first, choose([*CHANGES]), choose([*CHANGES]))
     for name in names:
         for act in (CHANGES[name], trained):
-            found = []
+            actual = []
             for module in modules:
                 seed_all(call.seed)
-                found.append(attempted(act, module, call))
-            (theirs, raised), (ours, our_raised) = found
+                actual.append(attempted(act, module, call))
+            (theirs, raised), (ours, our_raised) = actual
             assert our_raised == raised, f"{name} of {names}"
             if raised is not None:
                 return

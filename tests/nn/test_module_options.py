@@ -91,12 +91,12 @@ def by_hand(
         s = s - alibi(H).slopes.to(x.dtype)[:, None, None] * (i - j).abs()
     if mha.relative_bias is not None:
         s = s + mha.relative_bias.weight[mha.relative_bias.buckets.of(j - i)].permute(2, 0, 1)
-    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+    visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
     if mha.causal:
-        seen &= j <= i
+        visible &= j <= i
     if mha.window is not None:
-        seen &= i - j < mha.window
-    s = s.masked_fill(~seen, -torch.inf)
+        visible &= i - j < mha.window
+    s = s.masked_fill(~visible, -torch.inf)
     if mha.sinks is not None:
         s = torch.cat((s, mha.sinks[None, :, None, None].expand(*s.shape[:3], 1)), -1)
     p = s.softmax(-1)[..., : x.shape[1]]
@@ -159,8 +159,8 @@ def test_gradients_are_those_by_hand(name: str) -> None:
     pull = torch.randn(B, T, E, dtype=torch.float64)
     ours = torch.autograd.grad((mha(x)[0] * pull).sum(), leaves)
     theirs = torch.autograd.grad((by_hand(mha, x)[0] * pull).sum(), leaves)
-    for found, truth in zip(ours, theirs, strict=True):
-        assert_judged(found, truth, truth, dtype=torch.float64, times=3.0, size=10.0, what=name)
+    for actual, truth in zip(ours, theirs, strict=True):
+        assert_judged(actual, truth, truth, dtype=torch.float64, times=3.0, size=10.0, what=name)
 
 
 def test_a_bias_of_the_call_is_added_to_the_layers_own() -> None:
@@ -317,8 +317,8 @@ def test_half_precision_and_autocast_keep_one_dtype() -> None:
 
 
 def test_the_repr_names_them() -> None:
-    said = made("everything").extra_repr()
-    assert said.endswith(
+    message = made("everything").extra_repr()
+    assert message.endswith(
         "causal, window=7, softcap=3.0, sinks, rope=Rope(dims=6, scaling=Linear(factor=2.0)), "
         "qk_norm=QKNorm(), gate='channel', alibi, relative_bias"
     )
@@ -425,13 +425,17 @@ def test_words_of_other_libraries_in_a_call_are_answered() -> None:
 
 @each_option
 def test_a_pruned_module_computes_what_it_does_without_those_heads(name: str) -> None:
-    mha, x, gone = made(name), inputs(), [(0, head) for head in (0, 1, 4)]  # a group, and one of the last's
+    mha, x, removed = (
+        made(name),
+        inputs(),
+        [(0, head) for head in (0, 1, 4)],
+    )  # a group, and one of the last's
     kept_alike = [(0, 0), (0, 3), (0, 4)]  # one of each group of two
     if mha.qk_norm is not None and mha.qk_norm.whole:
         with pytest.raises(ArgumentError, match="model must have norms head by head to be pruned"):
             hw.prune(mha, kept_alike)
         return
-    for heads in (kept_alike, gone[:2]):
+    for heads in (kept_alike, removed[:2]):
         mha = made(name)
         with hw.ablate(mha, heads):
             expected = mha(x)[0]

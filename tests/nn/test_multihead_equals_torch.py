@@ -49,8 +49,8 @@ class Twins:
         return [x[0]] * 3 if len(x) == 1 else [x[0], x[1], x[1]] if len(x) == 2 else x
 
     def run_ours(self) -> tuple[Tensor, Tensor]:
-        given = self.inputs if len(self.inputs) == 1 else self.three()
-        output, weights = self.ours(*given, mask=self.mask)
+        arguments = self.inputs if len(self.inputs) == 1 else self.three()
+        output, weights = self.ours(*arguments, mask=self.mask)
         assert weights is not None
         return output, weights.dense()
 
@@ -78,14 +78,14 @@ def with_gradients(twins: Twins, module: nn.Module, run: Any) -> dict[str, Tenso
     ]
     loss = (output * pull_output).sum() + (weights * pull_weights).sum()
     grads = torch.autograd.grad(loss, [*twins.inputs, *module.parameters()])
-    found = {"output": output, "weights": weights} | dict(zip(names, grads, strict=True))
-    return {name: value.detach() for name, value in split_packed(found).items()}
+    actual = {"output": output, "weights": weights} | dict(zip(names, grads, strict=True))
+    return {name: value.detach() for name, value in split_packed(actual).items()}
 
 
-def split_packed(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def split_packed(actual: dict[str, Tensor]) -> dict[str, Tensor]:
     """torch's names of gradients as ours."""
     new = {}
-    for name, value in found.items():
+    for name, value in actual.items():
         if name.startswith("d in_proj_"):
             for projection, part in zip("qkv", value.chunk(3), strict=True):
                 new[f"d {projection}_proj.{name.removeprefix('d in_proj_')}"] = part

@@ -116,7 +116,7 @@ def test_a_keyword_nobody_has_gets_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "told"),
+    ("mask", "message"),
     [
         (torch.ones(T, T, dtype=torch.bool), "bool [7, 7]"),
         (torch.ones(B, 1, 1, T), "float32 [2, 1, 1, 7]"),
@@ -125,8 +125,8 @@ def test_a_keyword_nobody_has_gets_the_nearest_name() -> None:
     ],
     ids=["bool", "numbers", "like a key", "Mask"],
 )
-def test_a_mask_in_keys_place_is_answered_with_mask(mask: Any, told: str) -> None:
-    with refused(ArgumentError, "key must come with value", told, "mask="):
+def test_a_mask_in_keys_place_is_answered_with_mask(mask: Any, message: str) -> None:
+    with refused(ArgumentError, "key must come with value", message, "mask="):
         hw.MultiHeadAttention(E, H)(x(), mask)
 
 

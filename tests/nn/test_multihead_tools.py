@@ -60,8 +60,8 @@ def inputs(crosses: bool) -> tuple[Tensor, ...]:
 
 
 def output(mha: nn.Module, query: Tensor, memory: Tensor | None = None) -> Tensor:
-    found: Tensor = mha(query, memory, memory)[0]
-    return found
+    actual: Tensor = mha(query, memory, memory)[0]
+    return actual
 
 
 every_crossing = pytest.mark.parametrize("crosses", [False, True], ids=["self", "cross"])
@@ -87,34 +87,34 @@ def shapes(crosses: bool) -> dict[str, tuple[list[int], list[int]]]:
 @every_crossing
 def test_hooks_see_what_goes_into_every_projection_and_what_comes_out(crosses: bool, gradients: bool) -> None:
     mha = module(E, 6, num_kv_heads=3)
-    seen: dict[str, list[Any]] = {name: [] for name in PROJECTIONS}
+    calls: dict[str, list[Any]] = {name: [] for name in PROJECTIONS}
     for name in PROJECTIONS:
         layer = getattr(mha, name)
-        layer.register_forward_pre_hook(lambda _, args, name=name: seen[name].append(list(args[0].shape)))
-        layer.register_forward_hook(lambda _, args, out, name=name: seen[name].append(list(out.shape)))
+        layer.register_forward_pre_hook(lambda _, args, name=name: calls[name].append(list(args[0].shape)))
+        layer.register_forward_hook(lambda _, args, out, name=name: calls[name].append(list(out.shape)))
     with torch.set_grad_enabled(gradients):
-        found = output(mha, *inputs(crosses))
-    assert {name: tuple(both) for name, both in seen.items()} == shapes(crosses)
-    assert_same([found], [by_hand(mha, *inputs(crosses))])
+        actual = output(mha, *inputs(crosses))
+    assert {name: tuple(both) for name, both in calls.items()} == shapes(crosses)
+    assert_same([actual], [by_hand(mha, *inputs(crosses))])
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["hook", "pre-hook"])
 @every_crossing
 def test_hooks_on_the_way_back_see_the_gradients_of_every_projection(crosses: bool, early: bool) -> None:
     mha = module(E, 6, num_kv_heads=3)
-    seen: dict[str, Any] = {}
+    visible: dict[str, Any] = {}
     for name in PROJECTIONS:
 
         def back(_: Any, *grads: Any, name: str = name) -> None:
-            seen[name] = tuple(list(grad.shape) for (grad,) in grads)
+            visible[name] = tuple(list(grad.shape) for (grad,) in grads)
 
         layer = getattr(mha, name)
         (layer.register_full_backward_pre_hook if early else layer.register_full_backward_hook)(back)
     leaves = [x.requires_grad_() for x in inputs(crosses)]
-    found = torch.autograd.grad(output(mha, *leaves).sin().sum(), [*leaves, *mha.parameters()])
-    assert seen == {name: both[1:] if early else both for name, both in shapes(crosses).items()}
+    actual = torch.autograd.grad(output(mha, *leaves).sin().sum(), [*leaves, *mha.parameters()])
+    assert visible == {name: both[1:] if early else both for name, both in shapes(crosses).items()}
     expected = torch.autograd.grad(by_hand(mha, *leaves).sin().sum(), [*leaves, *mha.parameters()])
-    assert_same(found, expected)
+    assert_same(actual, expected)
 
 
 @with_and_without_gradients
@@ -142,32 +142,32 @@ def test_a_hook_that_changes_an_output_changes_the_result(crosses: bool, name: s
 
 @with_and_without_gradients
 def test_hooks_on_all_modules_there_are_see_every_projection(gradients: bool) -> None:
-    mha, seen = module(), []
+    mha, visible = module(), []
     kinds = (
         nn.modules.module.register_module_forward_hook,
         nn.modules.module.register_module_forward_pre_hook,
     )
     for kind in kinds:
-        handle = kind(lambda layer, *rest: seen.append(layer))
+        handle = kind(lambda layer, *rest: visible.append(layer))
         try:
             with torch.set_grad_enabled(gradients):
                 output(mha, normal(1, B, T, E))
         finally:
             handle.remove()
         expected = {mha.q_proj, mha.k_proj, mha.v_proj, mha.out_proj, mha}
-        assert len(seen) == 5 and set(seen) == expected and packed(mha)
-        seen.clear()
+        assert len(visible) == 5 and set(visible) == expected and packed(mha)
+        visible.clear()
 
 
 def test_hooks_on_weights_see_their_gradients() -> None:
     mha, x = module(), normal(1, B, T, E)
     plain = torch.autograd.grad(output(mha, x).sin().sum(), [mha.q_proj.weight, mha.k_proj.weight])
-    seen: list[Tensor] = []
+    calls: list[Tensor] = []
     mha.q_proj.weight.register_hook(lambda grad: 2 * grad)
-    mha.k_proj.weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad.clone()))
+    mha.k_proj.weight.register_post_accumulate_grad_hook(lambda weight: calls.append(weight.grad.clone()))
     assert packed(mha)
     output(mha, x).sin().sum().backward()
-    assert_same([mha.q_proj.weight.grad, seen[0]], [2 * plain[0], plain[1]])
+    assert_same([mha.q_proj.weight.grad, calls[0]], [2 * plain[0], plain[1]])
 
 
 # Projections that are replaced
@@ -299,11 +299,11 @@ def test_a_replaced_projection_gives_what_the_maths_gives(
     for _ in range(2):
         leaves = [x.requires_grad_() for x in inputs(crosses)]
         learned = [x for x in mha.parameters() if x.requires_grad]
-        found = output(mha, *leaves)
-        grads = torch.autograd.grad(found.square().mean(), [*leaves, *learned], allow_unused=True)
+        actual = output(mha, *leaves)
+        grads = torch.autograd.grad(actual.square().mean(), [*leaves, *learned], allow_unused=True)
         expected = by_hand(mha, *leaves, **{name: effective()})
         same = torch.autograd.grad(expected.square().mean(), [*leaves, *learned], allow_unused=True)
-        assert_same([found, *grads], [expected, *same])
+        assert_same([actual, *grads], [expected, *same])
         with torch.no_grad():
             assert_same([output(mha, *leaves)], [expected])
         for parameter, grad in zip(learned, grads[len(leaves) :], strict=True):
@@ -378,24 +378,24 @@ def test_quantised_projections_are_used(crosses: bool) -> None:
     small = torch.ao.quantization.quantize_dynamic(mha, {nn.Linear}, dtype=torch.qint8)
     layers = {name: getattr(small, name) for name in PROJECTIONS}
     assert all(type(layer) is not nn.Linear for layer in layers.values()) and packed(mha)
-    given = [x.float() for x in inputs(crosses)]
+    arguments = [x.float() for x in inputs(crosses)]
     with torch.no_grad():
-        plain = by_hand(small, *given, **layers)
-        found = output(small, *given)
-        truth = by_hand(copy.deepcopy(mha).double(), *(x.double() for x in given))
-    assert_judged(found, plain, truth, dtype=torch.float32, what="quantised")
-    assert error(found, plain) < error(found, truth) / 2, "it is nearer to what was not quantised"
+        plain = by_hand(small, *arguments, **layers)
+        actual = output(small, *arguments)
+        truth = by_hand(copy.deepcopy(mha).double(), *(x.double() for x in arguments))
+    assert_judged(actual, plain, truth, dtype=torch.float32, what="quantised")
+    assert error(actual, plain) < error(actual, truth) / 2, "it is nearer to what was not quantised"
 
 
 def test_what_is_replaced_is_let_go() -> None:
     """Quantising or sharding a model is done to save the memory of its weights."""
     mha = module()
-    gone = weakref.ref(mha.q_proj.weight)
+    reference = weakref.ref(mha.q_proj.weight)
     for name in PROJECTIONS:
         setattr(mha, name, nn.Linear(E, E, dtype=torch.float64))
     output(mha, normal(1, B, T, E))
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 @pytest.mark.parametrize("tool", ["parametrized", "pruned"])
@@ -457,12 +457,12 @@ def separate(mha: MultiHeadAttention, names: Sequence[str]) -> dict[str, Tensor]
 
 
 def in_one(mha: MultiHeadAttention, names: Sequence[str]) -> dict[str, Tensor]:
-    state, found = mha.state_dict(), {}
+    state, actual = mha.state_dict(), {}
     for end in ("weight", "bias"):
         if f"q_proj.{end}" in state:
-            found[f"{names[0]}.{end}"] = torch.cat([state[f"{name}.{end}"] for name in PROJECTIONS[:3]])
-            found[f"{names[1]}.{end}"] = state[f"out_proj.{end}"].clone()
-    return found
+            actual[f"{names[0]}.{end}"] = torch.cat([state[f"{name}.{end}"] for name in PROJECTIONS[:3]])
+            actual[f"{names[1]}.{end}"] = state[f"out_proj.{end}"].clone()
+    return actual
 
 
 def in_torchs(mha: MultiHeadAttention, _: Any = None) -> dict[str, Tensor]:
@@ -576,11 +576,13 @@ def test_the_state_of_torchs_own_class_loads(widths: dict[str, int], bias: bool)
 )
 def test_what_is_not_understood_is_named_and_not_guessed_at(state: Theirs, named: str) -> None:
     mha = module(E, 6, num_kv_heads=3)
-    given = state(mha)
+    arguments = state(mha)
     with pytest.raises(RuntimeError, match=rf'Unexpected key\(s\) in state_dict: .*"{named}"'):
-        MultiHeadAttention(E, 6, num_kv_heads=3, dtype=torch.float64).load_state_dict(given)
-    told = MultiHeadAttention(E, 6, num_kv_heads=3, dtype=torch.float64).load_state_dict(given, strict=False)
-    assert named in told.unexpected_keys
+        MultiHeadAttention(E, 6, num_kv_heads=3, dtype=torch.float64).load_state_dict(arguments)
+    message = MultiHeadAttention(E, 6, num_kv_heads=3, dtype=torch.float64).load_state_dict(
+        arguments, strict=False
+    )
+    assert named in message.unexpected_keys
 
 
 # Models as they are: either the same numbers, or refused
@@ -660,10 +662,10 @@ def assert_as_said(mha: MultiHeadAttention, layer: nn.Module, call: dict[str, An
     x = normal(1, B, T, E)
     call = {name: value.double() if isinstance(value, Tensor) else value for name, value in call.items()}
     with torch.no_grad():
-        found = layer(x, **call)
+        actual = layer(x, **call)
         truth, plain = mha(x)[0], copy.deepcopy(mha).float()(x.float())[0]
-    said: Tensor = found if isinstance(found, Tensor) else found[0]
-    assert_judged(said, plain, truth, dtype=torch.float32, what="what the model says")
+    message: Tensor = actual if isinstance(actual, Tensor) else actual[0]
+    assert_judged(message, plain, truth, dtype=torch.float32, what="what the model says")
 
 
 def ours_for(options: dict[str, Any], layer: nn.Module) -> tuple[MultiHeadAttention, dict[str, Tensor]]:
@@ -702,12 +704,14 @@ def test_rows_that_may_go_otherwise_are_refused_and_what_is_told_puts_them_right
     mha, state = ours_for(options, layer)
     before = {key: value.clone() for key, value in mha.state_dict().items()}
     for strict in (True, False):
-        with pytest.raises(RuntimeError, match=r"must be known to hold all of q, .*: \[\d+, \d+\]") as told:
+        with pytest.raises(
+            RuntimeError, match=r"must be known to hold all of q, .*: \[\d+, \d+\]"
+        ) as message:
             mha.load_state_dict(state, strict=strict)
     assert all(torch.equal(x, before[key]) for key, x in mha.state_dict().items() if "out_proj" not in key)
     if name in OTHERWISE:
         return
-    advice = re.search(r"torch\.cat\(.*?\]\)(?=;)", str(told.value)).group()  # type: ignore[union-attr]
+    advice = re.search(r"torch\.cat\(.*?\]\)(?=;)", str(message.value)).group()  # type: ignore[union-attr]
     packed_names = [key for key in state if any(one in key for one in ("c_attn", "query_key", "in_proj"))]
     for key in packed_names:
         state[f"in_proj_{key.rpartition('.')[2]}"] = eval(advice, {"torch": torch, "weight": state.pop(key)})
@@ -791,9 +795,9 @@ def test_a_module_to_torchs_says_the_same_and_comes_back_unchanged(options: dict
     ours = module(**options)
     theirs = ours.to_torch(batch_first=False)
     assert theirs.training and not theirs.batch_first
-    found = theirs(*(x.transpose(0, 1) for x in three(ours)), average_attn_weights=False)
+    actual = theirs(*(x.transpose(0, 1) for x in three(ours)), average_attn_weights=False)
     out, weights = ours(*three(ours))
-    assert_same([found[0].transpose(0, 1), found[1]], [out, weights.dense()])
+    assert_same([actual[0].transpose(0, 1), actual[1]], [out, weights.dense()])
     again = MultiHeadAttention.from_torch(theirs)
     state, own = again.state_dict(), ours.state_dict()
     assert list(state) == list(own) and all(torch.equal(state[name], own[name]) for name in own)
@@ -842,7 +846,7 @@ def with_another_out_proj() -> nn.MultiheadAttention:
 
 
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "message"),
     [
         (nn.Linear(3, 5), "module must be a torch.nn.MultiheadAttention: got Linear"),
         (None, "module must be a torch.nn.MultiheadAttention: got NoneType"),
@@ -852,13 +856,13 @@ def with_another_out_proj() -> nn.MultiheadAttention:
     ],
     ids=["another class", "nothing", "add_bias_kv", "add_zero_attn", "out_proj"],
 )
-def test_what_cannot_come_from_torchs_is_refused(module: Any, told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_what_cannot_come_from_torchs_is_refused(module: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         MultiHeadAttention.from_torch(module)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"num_heads": 6, "num_kv_heads": 3}, r"30 and 6 \* 5, num_kv_heads 3, value_dim 5"),
         ({"head_dim": 7}, r"30 and 5 \* 7, num_kv_heads 5, value_dim 7"),
@@ -872,9 +876,9 @@ def test_what_cannot_come_from_torchs_is_refused(module: Any, told: str) -> None
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_torchs_cannot_be_is_refused(options: dict[str, Any], told: str) -> None:
+def test_what_torchs_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     mha = module(**options)
-    with pytest.raises((ShapeError, ArgumentError), match=told):
+    with pytest.raises((ShapeError, ArgumentError), match=message):
         mha.to_torch()
 
 
@@ -889,14 +893,14 @@ def test_a_forward_of_its_own_is_not_merged_into_torchs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replace", "told"),
+    ("replace", "message"),
     [(lora, "Lora"), (sequential, "Sequential"), (parametrized, "ParametrizedLinear"), (subclass, "Negated")],
 )
 @every_projection
-def test_a_replaced_projection_is_not_merged_into_torchs(name: str, replace: Any, told: str) -> None:
+def test_a_replaced_projection_is_not_merged_into_torchs(name: str, replace: Any, message: str) -> None:
     mha = module()
     replace(mha, name)
-    with pytest.raises(ArgumentError, match=f"projections must be nn.Linear: got {told}"):
+    with pytest.raises(ArgumentError, match=f"projections must be nn.Linear: got {message}"):
         mha.to_torch()
 
 

@@ -70,20 +70,20 @@ class Kind(NamedTuple):
 
     def inputs(self, batch: int = B, query_len: int = T, key_len: int = S, width: int = E) -> list[Tensor]:
         """[query] or [query, memory], and the mask [B, 1, 1, S] at the end where there is one."""
-        found = [normal(1, batch, query_len, width)]
+        actual = [normal(1, batch, query_len, width)]
         if self.crosses:
-            found.append(normal(2, batch, key_len, width))
+            actual.append(normal(2, batch, key_len, width))
         if self.pads:
-            found.append(
-                (normal(3, batch, 1, 1, found[-1].shape[1]) > -0.5).index_fill(3, torch.tensor(0), True)
+            actual.append(
+                (normal(3, batch, 1, 1, actual[-1].shape[1]) > -0.5).index_fill(3, torch.tensor(0), True)
             )
-        return found
+        return actual
 
-    def run(self, mha: nn.Module, *inputs: Tensor, **how: Any) -> tuple[Tensor, Any]:
+    def run(self, mha: nn.Module, *inputs: Tensor, **options: Any) -> tuple[Tensor, Any]:
         mask = inputs[-1] if self.pads else None
         memory = inputs[1] if self.crosses else None
-        found: tuple[Tensor, Any] = mha(inputs[0], memory, memory, mask, **how)
-        return found
+        actual: tuple[Tensor, Any] = mha(inputs[0], memory, memory, mask, **options)
+        return actual
 
     def output(self, mha: nn.Module, *inputs: Tensor) -> Tensor:
         return self.run(mha, *inputs)[0]
@@ -156,12 +156,12 @@ def test_one_graph_serves_all_lengths(name: str, counter: Any) -> None:
 def test_weights_come_out_of_a_compiled_module_as_a_map(kind: Kind) -> None:
     mha, inputs = kind.module(), kind.inputs()
     _, expected = kind.run(mha, *inputs)
-    _, found = kind.run(torch.compile(mha, fullgraph=True, backend="aot_eager"), *inputs)
-    assert isinstance(found, hw.AttentionMap) and repr(found) == repr(expected)
-    assert_same([found.dense(), found.lse], [expected.dense(), expected.lse])
+    _, actual = kind.run(torch.compile(mha, fullgraph=True, backend="aot_eager"), *inputs)
+    assert isinstance(actual, hw.AttentionMap) and repr(actual) == repr(expected)
+    assert_same([actual.dense(), actual.lse], [expected.dense(), expected.lse])
     mine, theirs = (
         torch.autograd.grad(w.dense().square().sum(), [mha.q_proj.weight, mha.k_proj.weight])
-        for w in (found, expected)
+        for w in (actual, expected)
     )
     assert_same(mine, theirs)
 
@@ -302,18 +302,18 @@ def test_gradients_of_every_dtype_are_as_exact_as_those_of_the_module_written_ou
     mha = kind.module(dtype=dtype)
     inputs = [x.to(dtype) for x in kind.inputs()]
     pull = normal(8, *inputs[0].shape, dtype=dtype)
-    found = []
+    actual = []
     for way, as_dtype in ((kind.output, dtype), (kind.by_hand, dtype), (kind.by_hand, torch.float64)):
         twin = copy.deepcopy(mha).to(as_dtype)
         leaves = [x.to(as_dtype).requires_grad_() for x in inputs]
-        found.append(
+        actual.append(
             torch.autograd.grad(way(twin, *leaves), [*leaves, *twin.parameters()], pull.to(as_dtype))
         )
     names = ["query", "memory"][: len(inputs)] + [n for n, _ in mha.named_parameters()]
-    for what, mine, plain, truth in zip(names, *found, strict=True):
+    for label, mine, plain, truth in zip(names, *actual, strict=True):
         assert mine.dtype == dtype
-        size = largest(pull) * largest(inputs[-1]) if "k_proj.bias" in what else 0.0  # whose truth is 0
-        assert_judged(mine, plain, truth, dtype=dtype, size=size, times=3, what=what)
+        size = largest(pull) * largest(inputs[-1]) if "k_proj.bias" in label else 0.0  # whose truth is 0
+        assert_judged(mine, plain, truth, dtype=dtype, size=size, times=3, what=label)
 
 
 @every_kind
@@ -321,17 +321,17 @@ def test_autocast_runs_in_bfloat16_and_its_gradients_are_near(kind: Kind) -> Non
     """As near as those of the projections and the attention written out under the same autocast."""
     mha = kind.module(dtype=torch.float32)
     inputs = [x.float() if x.is_floating_point() else x for x in kind.inputs()]
-    found = []
+    actual = []
     for way in (kind.output, kind.by_hand):
         leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out = way(mha, *leaves)
         wanted = [x for x in leaves if x.requires_grad] + list(mha.parameters())
-        found.append([out, *torch.autograd.grad(out.float(), wanted, normal(8, *out.shape).float())])
+        actual.append([out, *torch.autograd.grad(out.float(), wanted, normal(8, *out.shape).float())])
     wide = kind.module()
     truth = kind.results(wide)
     size = max(map(largest, truth[1:]))
-    for i, (mine, plain, exact) in enumerate(zip(*found, truth, strict=True)):
+    for i, (mine, plain, exact) in enumerate(zip(*actual, truth, strict=True)):
         assert mine.dtype == (torch.bfloat16 if i == 0 else torch.float32) and bool(mine.isfinite().all())
         at = size if i else 0.0
         assert_judged(mine, plain, exact, dtype=torch.bfloat16, size=at, times=3 if i else 2, what=str(i))
@@ -367,13 +367,13 @@ def tiny(
     names = [name for name, _ in mha.named_parameters()]
 
     def output(*leaves: Tensor) -> Tensor:
-        given, parameters = leaves[: len(inputs)], leaves[len(inputs) :]
+        arguments, parameters = leaves[: len(inputs)], leaves[len(inputs) :]
         own = all(a is b for a, b in zip(parameters, mha.parameters(), strict=True))
         if own:  # packed
-            return kind.output(mha, *given)
-        memory = given[1] if kind.crosses else None
+            return kind.output(mha, *arguments)
+        memory = arguments[1] if kind.crosses else None
         replaced = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(mha, replaced, (given[0], memory, memory))[0]
+        return torch.func.functional_call(mha, replaced, (arguments[0], memory, memory))[0]
 
     return output, [*inputs, *mha.parameters()], mha
 
@@ -427,9 +427,9 @@ def test_gradients_of_each_sample_come_from_functional_call(name: str) -> None:
     parameters = {name: x.detach() for name, x in mha.named_parameters()}
 
     def loss(parameters: dict[str, Tensor], *sample: Tensor) -> Tensor:
-        given = [x[None] for x in sample]
-        memory = given[1] if kind.crosses else None
-        return torch.func.functional_call(mha, parameters, (given[0], memory, memory))[0].sin().sum()
+        arguments = [x[None] for x in sample]
+        memory = arguments[1] if kind.crosses else None
+        return torch.func.functional_call(mha, parameters, (arguments[0], memory, memory))[0].sin().sum()
 
     in_dims = (None, *(0 for _ in inputs))
     together = torch.func.vmap(torch.func.grad(loss), in_dims=in_dims)(parameters, *inputs)
@@ -449,14 +449,14 @@ def test_checkpointing_changes_no_gradient(kind: Kind, dropout: float) -> None:
     mha = kind.module(dropout=dropout)
 
     def again(mha: nn.Module, *inputs: Tensor) -> Tensor:
-        found: Tensor = checkpoint(lambda *inputs: kind.output(mha, *inputs), *inputs, use_reentrant=False)
-        return found
+        actual: Tensor = checkpoint(lambda *inputs: kind.output(mha, *inputs), *inputs, use_reentrant=False)
+        return actual
 
-    found = []
+    actual = []
     for way in (again, kind.output):
         torch.manual_seed(0)
-        found.append(kind.results(mha, way))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+        actual.append(kind.results(mha, way))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*actual, strict=True))
 
 
 def as_copies() -> Any:
@@ -519,8 +519,8 @@ def saved_whole(mha: MultiHeadAttention) -> MultiHeadAttention:
     file = io.BytesIO()
     torch.save(mha, file)
     file.seek(0)
-    found: MultiHeadAttention = torch.load(file, weights_only=False)
-    return found
+    actual: MultiHeadAttention = torch.load(file, weights_only=False)
+    return actual
 
 
 def saved_state(mha: MultiHeadAttention) -> MultiHeadAttention:
@@ -586,8 +586,8 @@ def test_a_copy_made_between_forward_and_back_disturbs_neither() -> None:
     out = mha(x)[0]
     copy.deepcopy(mha)
     saved_whole(mha)
-    found = torch.autograd.grad(out.sum(), [x, *mha.parameters()])
-    assert_same(found, torch.autograd.grad(mha(x)[0].sum(), [x, *mha.parameters()]))
+    actual = torch.autograd.grad(out.sum(), [x, *mha.parameters()])
+    assert_same(actual, torch.autograd.grad(mha(x)[0].sum(), [x, *mha.parameters()]))
 
 
 WAYS: dict[str, Copy] = {
@@ -599,21 +599,23 @@ WAYS: dict[str, Copy] = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize(("one", "other"), [("q_proj", "k_proj"), ("k_proj", "v_proj"), ("q_proj", "v_proj")])
+@pytest.mark.parametrize(
+    ("subject", "other"), [("q_proj", "k_proj"), ("k_proj", "v_proj"), ("q_proj", "v_proj")]
+)
 @pytest.mark.parametrize("what", ["weight", "bias", "layer"])
 def test_tied_parameters_stay_tied_through_copies_casts_and_loading(
-    what: str, one: str, other: str, way: Copy
+    what: str, subject: str, other: str, way: Copy
 ) -> None:
     """Laying a weight that is there twice into the block twice crashed: it can only lie in one place."""
     mha, x = module(), normal(1, B, T, E)
     if what == "layer":
-        setattr(mha, other, getattr(mha, one))
+        setattr(mha, other, getattr(mha, subject))
     else:
-        setattr(getattr(mha, other), what, getattr(getattr(mha, one), what))
+        setattr(getattr(mha, other), what, getattr(getattr(mha, subject), what))
     new = way(mha)
     new.load_state_dict({name: -value for name, value in new.state_dict().items()})
     attribute = "bias" if what == "bias" else "weight"
-    assert getattr(getattr(new, one), attribute) is getattr(getattr(new, other), attribute)
+    assert getattr(getattr(new, subject), attribute) is getattr(getattr(new, other), attribute)
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             assert_same([new(x)[0]], [by_hand(new, x)])
@@ -794,15 +796,15 @@ def test_data_put_in_the_place_of_a_weights_own_is_used(
 def test_heads_cut_off_in_place_are_gone(gradients: bool) -> None:
     """The last head pruned by slicing `.data`: each weight still begins where it did, and the old block was
     still taken for its rows."""
-    mha, x, kept = module(), normal(1, B, T, E), 24
+    mha, x, saved = module(), normal(1, B, T, E), 24
     expected = MultiHeadAttention(E, 4, head_dim=6, dtype=torch.float64)
-    state = {name: value[:kept] for name, value in mha.state_dict().items()}
-    state |= {"out_proj.weight": mha.out_proj.weight[:, :kept], "out_proj.bias": mha.out_proj.bias}
+    state = {name: value[:saved] for name, value in mha.state_dict().items()}
+    state |= {"out_proj.weight": mha.out_proj.weight[:, :saved], "out_proj.bias": mha.out_proj.bias}
     expected.load_state_dict(state)
     mha.num_heads = mha.num_kv_heads = 4
     for layer in (mha.q_proj, mha.k_proj, mha.v_proj):
-        layer.weight.data, layer.bias.data = layer.weight.data[:kept], layer.bias.data[:kept]
-    mha.out_proj.weight.data = mha.out_proj.weight.data[:, :kept]
+        layer.weight.data, layer.bias.data = layer.weight.data[:saved], layer.bias.data[:saved]
+    mha.out_proj.weight.data = mha.out_proj.weight.data[:, :saved]
     with torch.set_grad_enabled(gradients):
         assert_same([mha(x)[0]], [expected(x)[0]])
 
@@ -839,15 +841,15 @@ def data_parallel() -> list[Any]:
     mha, rank = module(), torch.distributed.get_rank()
     if rank:
         mha.reset_parameters()
-    found = []
+    actual = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for unused in (False, True):
             ddp = nn.parallel.DistributedDataParallel(mha, find_unused_parameters=unused)
             mha.zero_grad()
             loss_of(ddp, *batch_of(rank)).backward()
-            found.append([parameter.grad for parameter in mha.parameters()])
-    return [*found, packed(mha)]
+            actual.append([parameter.grad for parameter in mha.parameters()])
+    return [*actual, packed(mha)]
 
 
 @pytest.mark.slow
@@ -867,14 +869,14 @@ def fully_sharded() -> list[Any]:
 
     mha, rank = module(), torch.distributed.get_rank()
     fully_shard(mha, mesh=init_device_mesh("cpu", (2,)))
-    found = []
+    actual = []
     for _ in range(2):
         mha.zero_grad()
         out, weights = mha(batch_of(rank)[0])
         (out.square().mean() + weights.dense().square().mean()).backward()
         grads: list[Any] = [parameter.grad for parameter in mha.parameters()]
-        found.append([out.detach(), *(grad.full_tensor() for grad in grads)])
-    return found
+        actual.append([out.detach(), *(grad.full_tensor() for grad in grads)])
+    return actual
 
 
 @pytest.mark.slow
@@ -887,6 +889,6 @@ def test_a_module_sharded_over_two_processes_equals_the_whole() -> None:
         outs.append(out.detach())
     grads = [parameter.grad for parameter in mha.parameters()]
     for rank, steps in enumerate(run_ranks(2, fully_sharded)):
-        for out, *found in steps:
+        for out, *actual in steps:
             assert_same([out], [outs[rank]])
-            assert_same(found, grads)
+            assert_same(actual, grads)

@@ -29,19 +29,19 @@ WRITTEN = "modified by an inplace operation"
 def test_a_weight_written_to_before_the_way_back_is_noticed(name: str, frozen: str | None) -> None:
     """The product is of the block, whose version nobody counts: the gradient of x came out wrong, silently,
     where only that was asked for."""
-    mha, given = module(), x().requires_grad_()
+    mha, arguments = module(), x().requires_grad_()
     if frozen is not None:
         mha.get_submodule(frozen).requires_grad_(False)
-    output = mha(given)[0]
+    output = mha(arguments)[0]
     with torch.no_grad():
         mha.get_parameter(f"{name}.weight").mul_(3)
     with pytest.raises(RuntimeError, match=WRITTEN):
-        torch.autograd.grad(output.sum(), given)
+        torch.autograd.grad(output.sum(), arguments)
 
 
 def test_what_no_gradient_needs_may_be_written_to() -> None:
-    mha, given = module(), x()
-    output = mha(given)[0]
+    mha, arguments = module(), x()
+    output = mha(arguments)[0]
     expected = torch.autograd.grad(output.sum(), mha.k_proj.weight, retain_graph=True)[0]
     with torch.no_grad():  # x wants no gradient, and no gradient ever needs a bias
         mha.q_proj.weight.mul_(3)
@@ -52,13 +52,13 @@ def test_what_no_gradient_needs_may_be_written_to() -> None:
 # Copied
 
 
-@pytest.mark.parametrize("what", ["first alone", "first for all"])
-def test_a_bias_that_begins_where_it_did_and_is_another_is_used(what: str) -> None:
+@pytest.mark.parametrize("name", ["first alone", "first for all"])
+def test_a_bias_that_begins_where_it_did_and_is_another_is_used(name: str) -> None:
     """Its address was all that was looked at: the old bias was used, off by 1."""
     mha = module()
     nn.init.normal_(mha.v_proj.bias)
     first = mha.v_proj.bias.data[:1]
-    mha.v_proj.bias.data = first if what == "first alone" else first.expand(E)
+    mha.v_proj.bias.data = first if name == "first alone" else first.expand(E)
     wanted = copy.deepcopy(mha)
     wanted.v_proj.bias = nn.Parameter(first.repeat(E))
     assert error(mha(x())[0], wanted(x())[0]) < 1e-6
@@ -88,17 +88,17 @@ def test_a_shallow_copy_leaves_the_original_where_it_was() -> None:
 # Moved by others
 
 
-@pytest.mark.parametrize("what", ["load", "cast", "nothing"])
-def test_weights_in_somebodys_buffer_stay_there(what: str) -> None:
+@pytest.mark.parametrize("name", ["load", "cast", "nothing"])
+def test_weights_in_somebodys_buffer_stay_there(name: str) -> None:
     """Optimisers that flatten lay all parameters in one buffer and step that."""
     mha, state = module(), module().state_dict()
     parameters = list(mha.parameters())
     flat = torch.cat([parameter.data.flatten() for parameter in parameters])
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.data = part.view_as(parameter)
-    if what == "load":
+    if name == "load":
         mha.load_state_dict(state)
-    elif what == "cast":
+    elif name == "cast":
         mha.double()
     flat.zero_()
     assert not any(parameter.any() for parameter in mha.parameters())
@@ -140,9 +140,9 @@ def test_torch_may_swap_parameters(swapping: None) -> None:
 def test_a_forward_that_everybody_gets_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, plain = [], nn.Linear.forward
 
-    def counted(self: nn.Linear, given: Tensor) -> Tensor:
+    def counted(self: nn.Linear, arguments: Tensor) -> Tensor:
         calls.append(self)
-        return plain(self, given)
+        return plain(self, arguments)
 
     mha = module()
     monkeypatch.setattr(nn.Linear, "forward", counted)
@@ -156,9 +156,11 @@ def test_weights_kept_elsewhere_until_they_are_needed() -> None:
     mha = module()
     expected = mha(x())[0]
     for layer in (getattr(mha, name) for name in PROJECTIONS):
-        kept = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+        saved = {name: parameter.detach() for name, parameter in layer.named_parameters()}
         layer.to("meta")
-        layer.forward = lambda given, kept=kept: nn.functional.linear(given, kept["weight"], kept["bias"])  # type: ignore[method-assign]
+        layer.forward = lambda arguments, saved=saved: nn.functional.linear(
+            arguments, saved["weight"], saved["bias"]
+        )  # type: ignore[method-assign]
     assert error(mha(x())[0], expected) <= 1e-14
 
 
@@ -179,8 +181,8 @@ def test_other_names_beside_own_ones_are_unexpected() -> None:
         state[f"{name}.weight"] = torch.full((E, E), 7.0, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"Unexpected key.*query\.weight"):
         mha.load_state_dict(state)
-    found = mha.load_state_dict(state, strict=False)
-    assert sorted(found.unexpected_keys) == ["key.weight", "query.weight", "value.weight"]
+    actual = mha.load_state_dict(state, strict=False)
+    assert sorted(actual.unexpected_keys) == ["key.weight", "query.weight", "value.weight"]
     assert not (mha.q_proj.weight == 7).any()
 
 
@@ -200,7 +202,7 @@ def test_bert_s_dotted_names_load() -> None:
     theirs = {f"self.{name}": nn.Linear(E, E, dtype=torch.float64) for name in ("query", "key", "value")}
     theirs["output.dense"] = nn.Linear(E, E, dtype=torch.float64)
     state = {
-        f"{name}.{end}": value for name, one in theirs.items() for end, value in one.state_dict().items()
+        f"{name}.{end}": value for name, their in theirs.items() for end, value in their.state_dict().items()
     }
     mha = module()
     mha.load_state_dict(state)

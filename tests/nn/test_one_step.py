@@ -54,14 +54,14 @@ def module(dtype: torch.dtype = torch.float64, **options: Any) -> hw.MultiHeadAt
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How often a module's call was one step."""
-    seen: list[int] = []
+    calls: list[int] = []
 
     def run(*args: Any) -> Any:
-        seen.append(1)
+        calls.append(1)
         return one_step.run(*args)
 
     monkeypatch.setattr(self_attention, "run", run)
-    yield seen
+    yield calls
     monkeypatch.undo()
 
 
@@ -87,19 +87,19 @@ def answers(mha: hw.MultiHeadAttention, x: Tensor, mask: Any, looked: bool) -> d
     named = {"x": leaf, **dict(mha.named_parameters())}
     learning = {name: p for name, p in named.items() if p.requires_grad}
     grads = torch.autograd.grad(loss, [*learning.values()])
-    found = {f"d {name}": grad for name, grad in zip(learning, grads, strict=True)}
+    actual = {f"d {name}": grad for name, grad in zip(learning, grads, strict=True)}
     statistics = weights.statistics("entropy").entropy
-    return {"output": output, "weights": dense, "lse": weights.lse, "entropy": statistics, **found}
+    return {"output": output, "weights": dense, "lse": weights.lse, "entropy": statistics, **actual}
 
 
-def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor], dtype: torch.dtype) -> None:
-    assert found.keys() == wanted.keys()
+def assert_alike(actual: dict[str, Tensor], wanted: dict[str, Tensor], dtype: torch.dtype) -> None:
+    assert actual.keys() == wanted.keys()
     for name, want in wanted.items():
-        assert found[name].dtype == want.dtype and found[name].shape == want.shape, name
-        assert torch.equal(found[name].isinf(), want.isinf()), name
+        assert actual[name].dtype == want.dtype and actual[name].shape == want.shape, name
+        assert torch.equal(actual[name].isinf(), want.isinf()), name
         near = 64 * torch.finfo(dtype).eps
-        finite, expected = (x.detach().masked_fill(x.isinf(), 0).nan_to_num() for x in (found[name], want))
-        assert torch.equal(found[name].isnan(), want.isnan()), name
+        finite, expected = (x.detach().masked_fill(x.isinf(), 0).nan_to_num() for x in (actual[name], want))
+        assert torch.equal(actual[name].isnan(), want.isnan()), name
         assert error(finite, expected) <= near * max(1.0, largest(expected)), name
 
 
@@ -125,10 +125,10 @@ def test_one_step_is_the_ordinary_way(
     mha, x = module(dtype, **options), normal(1, B, T, E, dtype=dtype)
     with ordinary_way(mha):
         wanted = answers(mha, x, mask(), looked)
-    with counted(monkeypatch) as seen:
-        found = answers(mha, x, mask(), looked)
-    assert seen == [1]
-    assert_alike(found, wanted, dtype)
+    with counted(monkeypatch) as visible:
+        actual = answers(mha, x, mask(), looked)
+    assert visible == [1]
+    assert_alike(actual, wanted, dtype)
 
 
 @every_mask
@@ -142,9 +142,9 @@ def test_without_gradients_one_step_is_the_ordinary_way(
             with ordinary_way(mha):
                 output, weights = mha(x, mask=mask())
                 wanted = {"output": output, "weights": weights.dense(), "lse": weights.lse}
-            with counted(monkeypatch) as seen:
+            with counted(monkeypatch) as visible:
                 output, weights = mha(x, mask=mask())
-            assert seen == [1]
+            assert visible == [1]
             assert_alike({"output": output, "weights": weights.dense(), "lse": weights.lse}, wanted, x.dtype)
             with ordinary_way(mha):
                 assert mha(x, mask=mask())[1].mask == weights.mask
@@ -210,11 +210,11 @@ def test_a_module_can_be_differentiated_twice(options: dict[str, Any]) -> None:
         for parameter in mha.q_proj.parameters():
             parameter.requires_grad_(False)
         (first,) = torch.autograd.grad(mha(x, mask=mask)[0].sin().sum(), x, create_graph=True)
-        found = torch.autograd.grad(first.square().sum(), x)[0]
+        actual = torch.autograd.grad(first.square().sum(), x)[0]
         with ordinary_way(mha):
             (first,) = torch.autograd.grad(mha(x, mask=mask)[0].sin().sum(), x, create_graph=True)
             wanted = torch.autograd.grad(first.square().sum(), x)[0]
-        assert error(found, wanted) < 1e-12
+        assert error(actual, wanted) < 1e-12
         mha.requires_grad_(True)
 
 
@@ -224,23 +224,23 @@ def test_large_scores_go_back_as_exactly_as_the_ordinary_way() -> None:
     exact = module()
     exact.load_state_dict(mha.state_dict())
     truth = answers(exact, x.double(), Mask.padding(LENGTHS), looked=False)
-    found = answers(mha, x, Mask.padding(LENGTHS), looked=False)
+    actual = answers(mha, x, Mask.padding(LENGTHS), looked=False)
     with ordinary_way(mha):
         plain = answers(mha, x, Mask.padding(LENGTHS), looked=False)
     assert float(truth["lse"].nan_to_num(0, 0, 0).abs().max()) > 1000
     for name, true in truth.items():
         if name.startswith("d "):
             near = 3 * error(plain[name].double(), true) + 64 * torch.finfo(torch.float32).eps * largest(true)
-            assert error(found[name].double(), true) <= near, name
+            assert error(actual[name].double(), true) <= near, name
 
 
 def test_whoever_could_notice_keeps_a_module_from_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     mha, x = module(torch.float32), normal(1, B, T, E, dtype=torch.float32)
 
     def is_one_step(call: Callable[[], Any] = lambda: mha(x)) -> bool:
-        with counted(monkeypatch) as seen:
+        with counted(monkeypatch) as visible:
             call()
-        return bool(seen)
+        return bool(visible)
 
     assert is_one_step()
     for layer in (mha.q_proj, mha.k_proj, mha.v_proj):
@@ -303,13 +303,13 @@ def test_lengths_in_one_step_are_the_ordinary_way(
 
     with ordinary_way(mha):
         wanted = found()
-    seen: list[int] = []
+    calls: list[int] = []
     run = one_step.run
-    monkeypatch.setattr(self_attention, "run", lambda *args: seen.append(1) or run(*args))
-    for here, there in zip(found(), wanted, strict=True):
-        assert torch.equal(here.isneginf(), there.isneginf())
-        assert error(here.nan_to_num(neginf=0), there.nan_to_num(neginf=0)) < 1e-11
-    assert seen == [1, 1]
+    monkeypatch.setattr(self_attention, "run", lambda *args: calls.append(1) or run(*args))
+    for current, listed in zip(found(), wanted, strict=True):
+        assert torch.equal(current.isneginf(), listed.isneginf())
+        assert error(current.nan_to_num(neginf=0), listed.nan_to_num(neginf=0)) < 1e-11
+    assert calls == [1, 1]
     assert nodes(mha(x, lengths=counts)[0]) <= 5  # one, and packing there and back
 
 
@@ -343,7 +343,7 @@ def classes(dtype: torch.dtype, **options: Any) -> tuple[nn.MultiheadAttention, 
 def test_few_weights_can_be_differentiated_twice(masks: str, average: bool | None) -> None:
     ours = MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64, empty_rows="zero")
     x = normal(1, 2, 3, 6).requires_grad_()
-    given = {
+    options = {
         "none": {},
         "bool padding": {"key_padding_mask": torch.arange(3) >= torch.tensor([[2], [3]])},
         "added": {"attn_mask": normal(2, 3, 3)},
@@ -352,9 +352,9 @@ def test_few_weights_can_be_differentiated_twice(masks: str, average: bool | Non
 
     def call(x: Tensor, *parameters: Tensor) -> Any:
         named = dict(zip(dict(ours.named_parameters()), parameters, strict=True))
-        asked = {**given, "need_weights": average is not None, "average_attn_weights": bool(average)}
-        found = torch.func.functional_call(ours, named, (x, x, x), asked)
-        return found[0] if average is None else found
+        arguments = {**options, "need_weights": average is not None, "average_attn_weights": bool(average)}
+        actual = torch.func.functional_call(ours, named, (x, x, x), arguments)
+        return actual[0] if average is None else actual
 
     inputs = (x, *ours.parameters())
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
@@ -366,21 +366,21 @@ def test_a_first_key_hidden_by_a_number_leaves_whole_rows_nan() -> None:
     theirs, ours = classes(torch.float64, batch_first=True)
     x, padding = normal(1, B, T, E), normal(2, B, T)
     padding[1, :3] = -torch.inf
-    asked = {"attn_mask": torch.ones(T, T, dtype=torch.bool).triu(1), "key_padding_mask": padding}
+    options = {"attn_mask": torch.ones(T, T, dtype=torch.bool).triu(1), "key_padding_mask": padding}
     with torch.no_grad(), as_if_large(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, wanted = (attend.eval()(x, x, x, **asked)[1] for attend in (ours, theirs))
-    assert torch.equal(found.isnan(), wanted.isnan()) and found.isnan().any()
-    assert error(found.nan_to_num(), wanted.nan_to_num()) < 1e-12
+        actual, wanted = (attend.eval()(x, x, x, **options)[1] for attend in (ours, theirs))
+    assert torch.equal(actual.isnan(), wanted.isnan()) and actual.isnan().any()
+    assert error(actual.nan_to_num(), wanted.nan_to_num()) < 1e-12
 
 
 def test_weights_require_no_gradient_where_only_the_last_projection_learns() -> None:
     attend, x = module(torch.float32), normal(1, B, T, E, dtype=torch.float32)
     attend.requires_grad_(False)
     attend.out_proj.requires_grad_(True)
-    output, seen = attend(x)
+    output, visible = attend(x)
     assert output.requires_grad
-    assert not seen.dense().requires_grad and not seen.mean_heads().requires_grad
+    assert not visible.dense().requires_grad and not visible.mean_heads().requires_grad
 
 
 # How many steps
@@ -388,13 +388,13 @@ def test_weights_require_no_gradient_where_only_the_last_projection_learns() -> 
 
 def nodes(output: Tensor) -> int:
     """Of the graph behind it, but for the leaves."""
-    seen, stack = set(), [output.grad_fn]
+    visited, stack = set(), [output.grad_fn]
     while stack:
         node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             stack += [before for before, _ in node.next_functions]
-    return sum("AccumulateGrad" not in node.name() for node in seen)
+    return sum("AccumulateGrad" not in node.name() for node in visited)
 
 
 def by_hand(x: Tensor, qkv: nn.Linear, out: nn.Linear) -> Tensor:
@@ -419,8 +419,8 @@ def test_a_call_of_torchs_class_in_training_is_one_node(average: bool | None, ma
     """Beside weights out_proj stays apart, so that a loss of the weights alone does not need it."""
     _, ours = classes(torch.float32, batch_first=True)
     x = normal(1, B, T, E, dtype=torch.float32)
-    asked = {**masks, "need_weights": average is not None, "average_attn_weights": bool(average)}
-    output = ours(x, x, x, **asked)[0]
+    options = {**masks, "need_weights": average is not None, "average_attn_weights": bool(average)}
+    output = ours(x, x, x, **options)[0]
     adds = "attn_mask" in masks and masks["attn_mask"].dim() == 3
     if average is not None or not adds:  # of a mask that adds numbers, outputs are attention's
         apart = 0 if average is None else nodes(ours.out_proj(x.requires_grad_()))

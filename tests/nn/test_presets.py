@@ -59,16 +59,16 @@ def test_every_preset_is_built_and_counted_as_arithmetic_says(preset: Preset) ->
     assert (mha.causal, mha.window, mha.scale, mha.softcap) == (
         preset.causal, preset.window, preset.scale, preset.softcap,
     )  # fmt: skip
-    found = figures(preset)
-    assert (found.d_model, found.num_heads, found.num_kv_heads, found.head_dim) == (E, H, Hk, D)
+    actual = figures(preset)
+    assert (actual.d_model, actual.num_heads, actual.num_kv_heads, actual.head_dim) == (E, H, Hk, D)
     shared = preset.relative_bias.count * H if preset.relative_bias else 0
-    assert found.parameters == parameters_of(preset)
-    assert found.parameters + shared == sum(weight.numel() for weight in mha.parameters())
-    assert found.all_parameters == preset.layers * found.parameters + shared
+    assert actual.parameters == parameters_of(preset)
+    assert actual.parameters + shared == sum(weight.numel() for weight in mha.parameters())
+    assert actual.all_parameters == preset.layers * actual.parameters + shared
     assert (mha.rope, mha.alibi, mha.qk_norm, mha.gate) == (
         preset.rope, preset.alibi, preset.qk_norm, preset.gate,
     )  # fmt: skip
-    assert found.cache_bytes == (2 * preset.layers * Hk * 2 * D if preset.causal else None)
+    assert actual.cache_bytes == (2 * preset.layers * Hk * 2 * D if preset.causal else None)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_presets_are_kept_under_their_own_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("message", "name"),
     [
         ("gpt2-small", "gpt2-small"),
         ("GPT-2 Small", "gpt2-small"),
@@ -111,9 +111,9 @@ def test_presets_are_kept_under_their_own_names() -> None:
         ("gpt_oss_20b", "gpt-oss-20b"),
     ],
 )
-def test_names_mean_the_same_however_they_are_written(said: str, name: str) -> None:
-    assert find(said) is PRESETS[name]
-    assert matching(said) == [PRESETS[name]]
+def test_names_mean_the_same_however_they_are_written(message: str, name: str) -> None:
+    assert find(message) is PRESETS[name]
+    assert matching(message) == [PRESETS[name]]
 
 
 @every_preset
@@ -172,24 +172,24 @@ def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     from headwise.cli import main
 
     assert main(["presets", *arguments]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
 
 
 def test_the_command_shows_every_preset_in_80_columns(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = say(capsys)
-    assert "…" not in said
-    assert max(map(len, said.splitlines())) <= 80
+    message = say(capsys)
+    assert "…" not in message
+    assert max(map(len, message.splitlines())) <= 80
     assert [
-        line.split()[0] for line in said.splitlines() if "MiB" in line or "KiB" in line or " - " in line
+        line.split()[0] for line in message.splitlines() if "MiB" in line or "KiB" in line or " - " in line
     ] == [*PRESETS]
-    (row,) = [line for line in said.splitlines() if "gpt3" in line]
+    (row,) = [line for line in message.splitlines() if "gpt3" in line]
     assert row.split() == "gpt3 12288 96 96 128 604 M 96 58.0 B 4.5 MiB".split()
-    (row,) = [line for line in said.splitlines() if " bert-base" in line]
+    (row,) = [line for line in message.splitlines() if " bert-base" in line]
     assert row.split() == "bert-base 768 12 12 64 2.36 M 12 28.3 M -".split()
-    assert "hw." not in said
+    assert "hw." not in message
 
 
 def test_the_command_ends_with_how_common_each_number_of_heads_is(capsys) -> None:
@@ -204,23 +204,28 @@ def test_the_command_ends_with_how_common_each_number_of_heads_is(capsys) -> Non
 
 @pytest.mark.parametrize("name", ["llama3-8b", "Llama 3 8B"])
 def test_a_single_preset_comes_with_the_python_that_builds_it(capsys, name: str) -> None:
-    said = say(capsys, name).splitlines()
-    assert said[-3:] == [
+    message = say(capsys, name).splitlines()
+    assert message[-3:] == [
         "Llama 3 8B",
         "32 heads of 128 over 8 key/value heads: [B, T, 4096] -> [B, 32, T, 128] -> [B, T, 4096], causal, "
         "rope=Rope(base=500000.0)",
         'hw.MultiHeadAttention.preset("llama3-8b")',
     ]
-    assert eval(said[-1].replace(")", ', device="meta")'), {"hw": hw}).num_kv_heads == 8
+    assert eval(message[-1].replace(")", ', device="meta")'), {"hw": hw}).num_kv_heads == 8
 
 
 def test_the_command_speaks_json(capsys) -> None:
-    (found,) = json.loads(say(capsys, "gpt-oss", "--json"))
-    assert found["name"] == "gpt-oss-20b"
-    assert (found["num_heads"], found["num_kv_heads"], found["head_dim"], found["sinks"]) == (64, 8, 64, True)
-    assert found["cache_bytes"] == 48 * 1024
-    assert found["rope"]["base"] == 150_000
-    assert (found["rope"]["scaling"]["kind"], found["rope"]["scaling"]["truncate"]) == ("Yarn", False)
+    (actual,) = json.loads(say(capsys, "gpt-oss", "--json"))
+    assert actual["name"] == "gpt-oss-20b"
+    assert (actual["num_heads"], actual["num_kv_heads"], actual["head_dim"], actual["sinks"]) == (
+        64,
+        8,
+        64,
+        True,
+    )
+    assert actual["cache_bytes"] == 48 * 1024
+    assert actual["rope"]["base"] == 150_000
+    assert (actual["rope"]["scaling"]["kind"], actual["rope"]["scaling"]["truncate"]) == ("Yarn", False)
     (qwen,) = json.loads(say(capsys, "qwen3-8b", "--json"))
     assert qwen["qk_norm"] == {"kind": "rms", "eps": 1e-6, "whole": False}
     assert len(json.loads(say(capsys, "--json"))) == len(PRESETS)
@@ -231,12 +236,12 @@ def test_an_unknown_name_is_one_line(capsys) -> None:
     from headwise.cli import main
 
     assert main(["presets", "brt-base"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(
         "headwise: preset must be a known name: got 'brt-base'; did you mean 'bert-base'?"
     )
-    assert said.err.count("\n") == 1
+    assert captured.err.count("\n") == 1
 
 
 # Against the models' own layers

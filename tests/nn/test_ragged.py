@@ -69,9 +69,9 @@ def lengths(draw: Any) -> tuple[int, list[int]]:
     return T, draw(st.lists(st.integers(0, T), min_size=1, max_size=5))
 
 
-def same(found: Tensor, truth: Tensor, what: str = "", times: float = 2.0, size: float = 1.0) -> None:
+def same(actual: Tensor, truth: Tensor, what: str = "", times: float = 2.0, size: float = 1.0) -> None:
     size = max(size, largest(truth)) * 8  # sums of a few dozen terms
-    assert_judged(found, truth, truth, dtype=torch.float64, size=size, times=times, what=what)
+    assert_judged(actual, truth, truth, dtype=torch.float64, size=size, times=times, what=what)
 
 
 # Lengths
@@ -95,12 +95,14 @@ def test_a_ragged_batch_is_the_padded_one(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "SHORT", WAYS[way])
         output, weights = module(noise, lengths=lengths)
-        said = module.head_outputs(noise, lengths=lengths)
+        message = module.head_outputs(noise, lengths=lengths)
         assert module(noise, lengths=lengths, need_weights=False)[1] is None
     expected, theirs = module(x, mask=Mask.padding(counts))
-    assert not output[~real].any() and not said.transpose(1, 2)[~real].any()
+    assert not output[~real].any() and not message.transpose(1, 2)[~real].any()
     same(output[real], expected[real], "output")
-    same(said.transpose(1, 2)[real], module.head_outputs(x, mask=Mask.padding(counts)).transpose(1, 2)[real])
+    same(
+        message.transpose(1, 2)[real], module.head_outputs(x, mask=Mask.padding(counts)).transpose(1, 2)[real]
+    )
     assert weights is not None and weights.shape == theirs.shape
     same(weights.dense().transpose(1, 2)[real], theirs.dense().transpose(1, 2)[real], "weights")
     same(weights.lse.transpose(1, 2)[real], theirs.lse.transpose(1, 2)[real], "lse")
@@ -123,27 +125,27 @@ def test_gradients_are_those_of_the_padded_call(
     real = real_of(counts, 11)
     pull, weigh = torch.randn(5, 11, E).double(), torch.randn(5, H, 11, 11).double() * real[:, None, :, None]
 
-    def gradients(**how: Any) -> tuple[Tensor, ...]:
+    def gradients(**options: Any) -> tuple[Tensor, ...]:
         leaf = x.clone().requires_grad_()
-        output, weights = module(leaf, **how)
+        output, weights = module(leaf, **options)
         entropy = weights.statistics("entropy").entropy[[0, 2, 3, 4]]
         loss = (output * pull)[real].sum() + (weights.dense() * weigh).sum() + entropy.sum()
         return torch.autograd.grad(loss, (leaf, *module.parameters()))
 
     expected = gradients(mask=Mask.padding(counts))
     size = max(map(largest, expected))  # of what cancels in the gradient of a key's bias
-    for found, truth in zip(gradients(lengths=counts), expected, strict=True):
-        same(found, truth, times=3.0, size=size)
+    for actual, truth in zip(gradients(lengths=counts), expected, strict=True):
+        same(actual, truth, times=3.0, size=size)
 
 
 def test_a_mask_of_positions_a_dense_one_and_a_bias_stand_beside_lengths() -> None:
     module, x, counts = made(), drawn(3, 7), [7, 2, 5]
     real, padding = real_of(counts, 7), Mask.padding(counts)
-    seen = torch.rand(3, 1, 7, 7) < 0.6
-    for mask in (Mask.causal(), Mask.dense(seen), seen):
-        found, expected = module(x, mask=mask, lengths=counts), module(x, mask=padding & mask)
-        same(found[0][real], expected[0][real])
-        same(found[1].dense().transpose(1, 2)[real], expected[1].dense().transpose(1, 2)[real])
+    visible = torch.rand(3, 1, 7, 7) < 0.6
+    for mask in (Mask.causal(), Mask.dense(visible), visible):
+        actual, expected = module(x, mask=mask, lengths=counts), module(x, mask=padding & mask)
+        same(actual[0][real], expected[0][real])
+        same(actual[1].dense().transpose(1, 2)[real], expected[1].dense().transpose(1, 2)[real])
     bias = torch.randn(3, H, 7, 7).double()
     same(module(x, bias=bias, lengths=counts)[0][real], module(x, bias=bias, mask=padding)[0][real])
     slopes = hw.scoring.alibi(H)
@@ -169,13 +171,13 @@ def test_dropout_falls_on_the_weights_of_ragged_batches() -> None:
 
 
 def test_only_real_tokens_reach_the_projections() -> None:
-    module, seen = made(), []
+    module, visible = made(), []
     hooks = [
-        layer.register_forward_hook(lambda layer, args, _: seen.append(args[0].shape))
+        layer.register_forward_hook(lambda layer, args, _: visible.append(args[0].shape))
         for layer in (module.q_proj, module.v_proj, module.out_proj)
     ]
     module(drawn(3, 7), lengths=[7, 2, 5])
-    assert seen == [(1, 14, E), (1, 14, E), (1, 14, H * Dv)]
+    assert visible == [(1, 14, E), (1, 14, E), (1, 14, H * Dv)]
     for hook in hooks:
         hook.remove()
 
@@ -264,11 +266,11 @@ def test_packed_documents_are_masked_ones(ids: Tensor, option: str, way: str) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "SHORT", WAYS[way])
         output, weights = module(x, documents=ids)
-        said = module.head_outputs(x, documents=ids)
+        message = module.head_outputs(x, documents=ids)
     at = None if module.rope is None else restarted(ids)
     expected, theirs = module(x, mask=Mask.documents(ids), positions=at)
     same(output, expected)
-    same(said, module.head_outputs(x, mask=Mask.documents(ids), positions=at))
+    same(message, module.head_outputs(x, mask=Mask.documents(ids), positions=at))
     assert weights is not None
     same(weights.dense(), theirs.dense())
     measured, truth = weights.statistics(), theirs.statistics()
@@ -283,14 +285,14 @@ def test_gradients_of_documents_are_those_of_the_masked_call(
     monkeypatch.setattr(ragged, "SHORT", WAYS[way])
     module, ids, pull = made(causal=True), torch.tensor([2, 2, 2, 0, 1, 1, 1]), torch.randn(3, 7, E).double()
 
-    def gradients(**how: Any) -> tuple[Tensor, ...]:
+    def gradients(**options: Any) -> tuple[Tensor, ...]:
         x = drawn(3, 7).requires_grad_()
-        output, weights = module(x, **how)
+        output, weights = module(x, **options)
         loss = (output * pull).sum() + weights.dense().square().sum()
         return torch.autograd.grad(loss, (x, *module.parameters()))
 
-    for found, truth in zip(gradients(documents=ids), gradients(mask=Mask.documents(ids)), strict=True):
-        same(found, truth, times=3.0)
+    for actual, truth in zip(gradients(documents=ids), gradients(mask=Mask.documents(ids)), strict=True):
+        same(actual, truth, times=3.0)
 
 
 @pytest.mark.parametrize("option", ["causal", "band", "sinks", "rope", "alibi"])
@@ -333,25 +335,25 @@ def test_listeners_hear_the_padded_call_and_change_nothing() -> None:
             super().__init__()
             self.mha = made(causal=True)
 
-        def forward(self, x: Tensor, **how: Any) -> Tensor:
-            output: Tensor = self.mha(x, **how)[0]
+        def forward(self, x: Tensor, **options: Any) -> Tensor:
+            output: Tensor = self.mha(x, **options)[0]
             return output
 
     model, x, counts = Layer(), drawn(3, 7), [7, 2, 5]
-    for how, mask in (
+    for options, mask in (
         ({"lengths": counts}, Mask.padding(counts)),
         ({"documents": torch.tensor([0, 0, 0, 4, 4, 4, 4])}, Mask.documents([0, 0, 0, 4, 4, 4, 4])),
     ):
-        plain = model(x, **how)
+        plain = model(x, **options)
         with hw.watch(model) as heads:
-            same(model(x, **how), plain)
+            same(model(x, **options), plain)
         with hw.watch(model) as expected:
             model(x, mask=mask)
         same(heads[0].entropy, expected[0].entropy)
         with hw.ablate(model, {0: [1]}):
-            cut = model(x, **how)
+            cut = model(x, **options)
         assert not torch.equal(cut, plain)
-        if "lengths" in how:
+        if "lengths" in options:
             assert not cut[~real_of(counts, 7)].any()
     with pytest.raises(ShapeError, match="2 for a batch of 3"), hw.watch(model):
         model(x, lengths=[7, 2])
@@ -362,14 +364,14 @@ def test_compiled_calls_are_padded_and_say_the_same() -> None:
     module, x, counts = made(causal=True).eval(), drawn(3, 7), torch.tensor([7, 2, 5])
     torch.compiler.reset()
     run = torch.compile(module, backend="eager", fullgraph=True)
-    for how in ({"lengths": counts}, {"documents": torch.tensor([0, 0, 0, 4, 4, 4, 4])}):
-        same(run(x, need_weights=False, **how)[0], module(x, **how)[0])
+    for options in ({"lengths": counts}, {"documents": torch.tensor([0, 0, 0, 4, 4, 4, 4])}):
+        same(run(x, need_weights=False, **options)[0], module(x, **options)[0])
 
 
 def test_function_transforms_pass_ragged_batches() -> None:
     module, x, counts = made(causal=True), drawn(6, 5).view(3, 2, 5, E), [5, 2]
-    found = torch.vmap(lambda one: module(one, lengths=counts, need_weights=False)[0])(x)
-    same(found, torch.stack([module(one, lengths=counts)[0] for one in x]))
+    actual = torch.vmap(lambda subject: module(subject, lengths=counts, need_weights=False)[0])(x)
+    same(actual, torch.stack([module(subject, lengths=counts)[0] for subject in x]))
 
 
 # On a GPU, as far as a CPU can tell
@@ -407,26 +409,28 @@ def as_torchs(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **named: of(signature.bind(*args, **named).arguments)
 
 
-def forward(given: dict[str, Any]) -> Any:
-    assert given["cum_seq_q"].dtype == torch.int32 and given["dropout_p"] == 0.0
-    counts = given["cum_seq_q"].diff()
-    assert given["max_q"] >= int(counts.max()) and given["cum_seq_q"] is given["cum_seq_k"]
-    assert all(given[name].shape[-1] % 8 == 0 and given[name].stride(-1) == 1 for name in ("query", "value"))
-    band = (given["window_size_left"], given["window_size_right"])
-    assert given["is_causal"] == (band == (-1, 0))
-    q, k, v = given["query"], given["key"], given["value"]
-    out, lse = flash(q, k, v, given["cum_seq_q"], band, given["scale"])
+def forward(options: dict[str, Any]) -> Any:
+    assert options["cum_seq_q"].dtype == torch.int32 and options["dropout_p"] == 0.0
+    counts = options["cum_seq_q"].diff()
+    assert options["max_q"] >= int(counts.max()) and options["cum_seq_q"] is options["cum_seq_k"]
+    assert all(
+        options[name].shape[-1] % 8 == 0 and options[name].stride(-1) == 1 for name in ("query", "value")
+    )
+    band = (options["window_size_left"], options["window_size_right"])
+    assert options["is_causal"] == (band == (-1, 0))
+    q, k, v = options["query"], options["key"], options["value"]
+    out, lse = flash(q, k, v, options["cum_seq_q"], band, options["scale"])
     return out, lse, torch.zeros(2), torch.zeros(0), torch.zeros(0)
 
 
-def backward(given: dict[str, Any]) -> Any:
-    leaves = [given[name].detach().requires_grad_() for name in ("query", "key", "value")]
-    band = (given["window_size_left"], given["window_size_right"])
+def backward(options: dict[str, Any]) -> Any:
+    leaves = [options[name].detach().requires_grad_() for name in ("query", "key", "value")]
+    band = (options["window_size_left"], options["window_size_right"])
     with torch.enable_grad():
-        out, lse = flash(*leaves, given["cum_seq_q"], band, given["scale"])
-    same(given["out"], out)
-    same(given["logsumexp"], lse)
-    return torch.autograd.grad(out, leaves, given["grad_out"])
+        out, lse = flash(*leaves, options["cum_seq_q"], band, options["scale"])
+    same(options["out"], out)
+    same(options["logsumexp"], lse)
+    return torch.autograd.grad(out, leaves, options["grad_out"])
 
 
 @pytest.fixture
@@ -463,11 +467,11 @@ def test_a_module_without_options_goes_straight_to_the_kernel(
     assert not output[~real].any() and as_on_a_gpu == ["_flash_attention_forward"]
     same(weights.dense().transpose(1, 2)[real], theirs.dense().transpose(1, 2)[real])
     same(weights.statistics("received").received, theirs.statistics("received").received)
-    heard: list[Tensor] = []
-    module.q_proj.register_forward_hook(lambda _, given, found: heard.append(found))
+    calls: list[Tensor] = []
+    module.q_proj.register_forward_hook(lambda _, arguments, actual: calls.append(actual))
     with torch.no_grad():
         same(module(x, lengths=counts)[0][real], expected[real])
-    assert len(heard) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -478,15 +482,15 @@ def test_a_module_without_options_learns_straight_from_the_kernel(
     module = MultiHeadAttention(E, H, head_dim=D, num_kv_heads=Hk, causal=causal, dtype=torch.float64)
     real = real_of(counts, 11)
     monkeypatch.setattr(packed_sequences, "takes_rows", lambda x, head_dim: True)
-    found, truth = [], []
-    for answers, arguments in ((found, {"lengths": counts}), (truth, {"mask": Mask.padding(counts)})):
+    actual, truth = [], []
+    for answers, arguments in ((actual, {"lengths": counts}), (truth, {"mask": Mask.padding(counts)})):
         x = drawn(4, 11).requires_grad_()
         output, weights = module(x, **arguments)
         answers += [output[real], weights.dense().transpose(1, 2)[real]]
         loss = output[real].square().sum() + answers[1].square().sum()
         answers += torch.autograd.grad(loss, (x, *module.parameters()))
     size = max(map(largest, truth))
-    for ours, theirs in zip(found, truth, strict=True):
+    for ours, theirs in zip(actual, truth, strict=True):
         same(ours, theirs, times=3.0, size=size)
     assert as_on_a_gpu == ["_flash_attention_forward", "_flash_attention_backward"]
 
@@ -495,21 +499,21 @@ def test_a_module_without_options_learns_straight_from_the_kernel(
 def test_the_kernel_for_packed_sequences_is_given_what_it_takes(option: str, as_on_a_gpu: list[str]) -> None:
     module, counts, ids = made(**OPTIONS[option]), [3, 0, 11, 1], torch.tensor([1] * 4 + [0] * 7)
     real = real_of(counts, 11)
-    for how, mask, kept, at in (
+    for options, mask, saved, at in (
         ({"lengths": counts}, Mask.padding(counts), real, None),
         ({"documents": ids}, Mask.documents(ids), torch.ones_like(real), restarted(ids[None])),
     ):
         at = None if module.rope is None else at
-        found, truth = [], []
-        for answers, arguments in ((found, how), (truth, {"mask": mask, "positions": at})):
+        actual, truth = [], []
+        for answers, arguments in ((actual, options), (truth, {"mask": mask, "positions": at})):
             x = drawn(4, 11).requires_grad_()
             output, weights = module(x, **arguments)
-            answers += [output[kept], weights.dense().transpose(1, 2)[kept]]
-            answers += [weights.lse.transpose(1, 2)[kept], weights.statistics("received").received]
-            loss = output[kept].square().sum() + answers[1].square().sum()
+            answers += [output[saved], weights.dense().transpose(1, 2)[saved]]
+            answers += [weights.lse.transpose(1, 2)[saved], weights.statistics("received").received]
+            loss = output[saved].square().sum() + answers[1].square().sum()
             answers += torch.autograd.grad(loss, (x, *module.parameters()))
         size = max(map(largest, truth))  # of what cancels in the gradient of a key's bias
-        for ours, theirs in zip(found, truth, strict=True):
+        for ours, theirs in zip(actual, truth, strict=True):
             same(ours, theirs, times=3.0, size=size)
     assert as_on_a_gpu == ["_flash_attention_forward", "_flash_attention_backward"] * 2
 
@@ -526,9 +530,9 @@ def test_sequences_of_one_token_do_not_take_the_kernels_short_cut(as_on_a_gpu: l
 def test_second_derivatives_pass_the_kernel_by(as_on_a_gpu: list[str]) -> None:
     module, counts = made(causal=True), [3, 0, 5]
 
-    def twice(**how: Any) -> Tensor:
+    def twice(**options: Any) -> Tensor:
         x = drawn(3, 5).requires_grad_()
-        output = module(x, **how)[0][real_of(counts, 5)]
+        output = module(x, **options)[0][real_of(counts, 5)]
         (grad,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), x)[0]
 
@@ -548,8 +552,8 @@ def test_what_the_kernel_cannot_take_goes_side_by_side(
     monkeypatch.setattr(
         packed_sequences, "why_not", lambda *call: reasons.append(why_not(*call)) or reasons[-1]
     )
-    found = module(drawn(3, 5), lengths=counts)[0]
-    same(found[real_of(counts, 5)], module(drawn(3, 5), mask=Mask.padding(counts))[0][real_of(counts, 5)])
+    actual = module(drawn(3, 5), lengths=counts)[0]
+    same(actual[real_of(counts, 5)], module(drawn(3, 5), mask=Mask.padding(counts))[0][real_of(counts, 5)])
     assert reasons == [reason]
 
 
@@ -557,7 +561,7 @@ def test_what_the_kernel_cannot_take_goes_side_by_side(
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "words"),
+    ("options", "error", "words"),
     [
         ({"lengths": [7, 2]}, ShapeError, "one number per sequence: 2 for a batch of 3"),
         ({"lengths": [7, 8, 1]}, MaskError, "got 8 for 7; cut or pad"),
@@ -576,12 +580,12 @@ def test_what_the_kernel_cannot_take_goes_side_by_side(
         ({"documents": torch.zeros(7)}, MaskError, "must be integers [S] or [B, S]: got float32[7]"),
     ],
 )
-def test_lengths_and_documents_that_do_not_fit(how: Any, error: type[Exception], words: str) -> None:
+def test_lengths_and_documents_that_do_not_fit(options: Any, error: type[Exception], words: str) -> None:
     module, x = made(), drawn(3, 7)
     with pytest.raises(error, match=re.escape(words)):
-        module(x, **how)
+        module(x, **options)
     with pytest.raises(error, match=re.escape(words)):
-        module.head_outputs(x, **how)
+        module.head_outputs(x, **options)
 
 
 def test_lengths_and_documents_are_for_self_attention() -> None:

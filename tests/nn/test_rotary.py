@@ -193,8 +193,10 @@ def test_a_rope_that_cannot_be_is_refused(make: Any, words: str) -> None:
 
 
 def test_a_rope_that_does_not_fit_the_heads_is_refused() -> None:
-    for dims, told in ((3, "3 of 6"), (8, "8 of 6"), (0, "0 of 6")):
-        with pytest.raises(ShapeError, match=f"rope must turn an even number of a head's channels: {told}"):
+    for dims, message in ((3, "3 of 6"), (8, "8 of 6"), (0, "0 of 6")):
+        with pytest.raises(
+            ShapeError, match=f"rope must turn an even number of a head's channels: {message}"
+        ):
             hw.MultiHeadAttention(12, 2, rope=Rope(dims=dims))
     with pytest.raises(ShapeError, match="rope must turn an even number of a head's channels: 7 of 7"):
         hw.MultiHeadAttention(14, 2, rope=Rope())

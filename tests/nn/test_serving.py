@@ -33,17 +33,17 @@ SEVERAL: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether calls were answered by `served`, with the CPU among the devices that are."""
-    seen: list[bool] = []
+    calls: list[bool] = []
     ours = self_attention.served
 
     def served(*args: Any) -> Any:
         made = ours(*args)
-        seen.append(made is not None)
+        calls.append(made is not None)
         return made
 
     monkeypatch.setattr(self_attention, "SERVES", ("cpu", "cuda"))
     monkeypatch.setattr(self_attention, "served", served)
-    return seen
+    return calls
 
 
 def module(dtype: torch.dtype, **options: Any) -> hw.MultiHeadAttention:
@@ -95,10 +95,10 @@ def test_what_is_learned_or_large_is_not_served(
 def test_a_mask_may_be_written_to_after_the_call(answered: list[bool]) -> None:
     mha, x = module(torch.bfloat16), normal(1, B, T, E, dtype=torch.bfloat16)
     for mask in (HOLES.clone()[:, None, None], HOLES.clone(), torch.tensor([13, 7, 1])):
-        given = mask if mask.ndim == 4 else hw.Mask.padding(mask)
+        arguments = mask if mask.ndim == 4 else hw.Mask.padding(mask)
         with torch.no_grad():
-            weights = mha(x, mask=given)[1]
-            before = mha(x, mask=given)[1].dense()
+            weights = mha(x, mask=arguments)[1]
+            before = mha(x, mask=arguments)[1].dense()
             mask.fill_(1)
         assert torch.equal(weights.dense(), before)
     assert answered == [True] * 6
@@ -126,21 +126,21 @@ TOLD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("told", TOLD.values(), ids=TOLD)
+@pytest.mark.parametrize("message", TOLD.values(), ids=TOLD)
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("learns", [True, False])
 def test_torchs_class_is_answered_by_torchs_function(
-    learns: bool, batch_first: bool, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    learns: bool, batch_first: bool, message: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(5)
     theirs = torch.nn.MultiheadAttention(E, H, batch_first=batch_first)
     ours = hw.nn.MultiheadAttention(E, H, batch_first=batch_first)
     ours.load_state_dict(theirs.state_dict())
-    asked: list[bool] = []
+    requests: list[bool] = []
     by_torch = as_torch_module._by_torchs_kernel
 
     def counted(*args: Any) -> Tensor:
-        asked.append(True)
+        requests.append(True)
         return by_torch(*args)
 
     monkeypatch.setattr(as_torch_module, "SERVES", ("cpu", "cuda"))
@@ -152,16 +152,16 @@ def test_torchs_class_is_answered_by_torchs_function(
     for made in (theirs, ours):
         x.grad = None
         with torch.set_grad_enabled(learns):
-            output, weights = made(x, x, x, need_weights=False, **told)
+            output, weights = made(x, x, x, need_weights=False, **message)
         assert weights is None
         if learns:
             output.square().sum().backward()
         answers.append((output.detach(), x.grad, *(p.grad for p in made.parameters())))
-    for found, wanted in zip(answers[1], answers[0], strict=True):
-        torch.testing.assert_close(found, wanted)
+    for actual, wanted in zip(answers[1], answers[0], strict=True):
+        torch.testing.assert_close(actual, wanted)
     # with gradients, what is bare, or causal by its hint, is one step of ours
-    hinted = told.get("is_causal", False) and "key_padding_mask" not in told
-    assert asked == ([] if learns and (not told or hinted) else [True])
+    hinted = message.get("is_causal", False) and "key_padding_mask" not in message
+    assert requests == ([] if learns and (not message or hinted) else [True])
 
 
 # Watched: torch's own function attends, and lse is made of copies when a forward is over
@@ -169,26 +169,26 @@ def test_torchs_class_is_answered_by_torchs_function(
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    seen: list[bool] = []
+    calls: list[bool] = []
 
     def output_alone(*args: Any) -> Any:
         made = attended_alone(*args)
-        seen.append(made is not None)
+        calls.append(made is not None)
         return made
 
     attended_alone = attended._output_alone
     monkeypatch.setattr(attended, "LSE_LATER", ("cpu", "cuda"))
     monkeypatch.setattr(attended, "_output_alone", output_alone)
-    return seen
+    return calls
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", [{}, {"pooled": 5}, {"keep": False}, {"keep": True}], ids=str)
 def test_a_watched_forward_has_the_same_numbers(options: dict[str, Any], alone: list[bool]) -> None:
     model, ids = llama(num_hidden_layers=3).float(), tokens()
-    said = model(ids).logits
+    message = model(ids).logits
     with hw.watch(model, **options) as heads:
-        assert torch.equal(model(ids).logits, said)  # bit for bit: what attends is what always does
+        assert torch.equal(model(ids).logits, message)  # bit for bit: what attends is what always does
     assert alone == [True]  # the first; the others are like it
     with one_by_one(), hw.watch(model, **options) as wanted:
         model(ids)
@@ -203,10 +203,10 @@ def test_steps_of_generation_have_the_same_numbers(alone: list[bool]) -> None:
     model, ids = llama(num_hidden_layers=2).float(), tokens(2, 5)
 
     def run() -> Tensor:
-        said: Tensor = model.generate(
+        message: Tensor = model.generate(
             ids, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0
         )
-        return said
+        return message
 
     heads, wanted = both(run, model)
     assert all(alone)
@@ -217,13 +217,13 @@ def test_steps_of_generation_have_the_same_numbers(alone: list[bool]) -> None:
 def test_a_map_without_lse_is_of_q_and_k_as_they_were(mode: Callable[[], Any], alone: list[bool]) -> None:
     torch.manual_seed(0)
     model, x = Reused(2).eval(), torch.randn(3, 5, 8)
-    seen: list[Tensor] = []
+    calls: list[Tensor] = []
     sdpa = torch.nn.functional.scaled_dot_product_attention
     with mode():
         with pytest.MonkeyPatch.context() as patch:
 
             def looked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                seen.append(torch.softmax(q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5, -1))
+                calls.append(torch.softmax(q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5, -1))
                 return sdpa(q, k, v)
 
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", looked)
@@ -231,7 +231,7 @@ def test_a_map_without_lse_is_of_q_and_k_as_they_were(mode: Callable[[], Any], a
         with hw.watch(model, keep=True) as heads:
             model(x)  # writes to q and k as it goes on, and clears them in the end
     assert alone == [True, True]
-    for layer, wanted in enumerate(seen):
+    for layer, wanted in enumerate(calls):
         torch.testing.assert_close(heads[layer].map.dense(), wanted)
 
 

@@ -104,23 +104,27 @@ def test_what_is_drawn_answers_refuses_and_warns_as_torchs(name: str, device: to
 @settings(max_examples=15)
 def test_hooks_of_state_dicts_are_called_as_torchs_are(drawn: tuple[Case, bool]) -> None:
     case, prefixed = drawn
-    heard: dict[type, list[Any]] = {}
+    calls: dict[type, list[Any]] = {}
     for kind in KINDS:
-        said = heard[kind] = []
+        messages = calls[kind] = []
         module = made(kind, case, case.dtype)
         model = nn.Sequential(module) if prefixed else module
-        module.register_state_dict_pre_hook(lambda *given, said=said: said.append(given[1:]))
+        module.register_state_dict_pre_hook(
+            lambda *arguments, messages=messages: messages.append(arguments[1:])
+        )
         module.register_state_dict_post_hook(
-            lambda _, state, prefix, rest, said=said: said.append(([*state], prefix, rest))
+            lambda _, state, prefix, rest, messages=messages: messages.append(([*state], prefix, rest))
         )
         module.register_load_state_dict_pre_hook(
-            lambda _, state, *rest, said=said: said.append(([*state], *rest))
+            lambda _, state, *rest, messages=messages: messages.append(([*state], *rest))
         )
-        module.register_load_state_dict_post_hook(lambda _, keys, said=said: said.append(tuple(keys)))
+        module.register_load_state_dict_post_hook(
+            lambda _, keys, messages=messages: messages.append(tuple(keys))
+        )
         state = model.state_dict()
         state.pop(next(iter(state)))
         model.load_state_dict({**state, "another": torch.zeros(1)}, strict=False)
-    ours, theirs = heard.values()
+    ours, theirs = calls.values()
     assert str(ours) == str(theirs) and len(ours) == 4
 
 
@@ -141,10 +145,10 @@ def test_modules_are_made_cast_moved_and_loaded_as_torchs(
 ) -> None:
     """Arguments of the constructor, `half` and the like, `to`, a state dict."""
     sizes = (case.embed_dim, case.num_heads, 0.0, case.bias, case.add_bias_kv, False, case.kdim, case.vdim)
-    found, wanted = (outcome_of(partial(kind, *sizes, device=device, dtype=dtype)) for kind in KINDS)
-    assert found.refusal == wanted.refusal and found.warnings == wanted.warnings
+    outcome, wanted = (outcome_of(partial(kind, *sizes, device=device, dtype=dtype)) for kind in KINDS)
+    assert outcome.refusal == wanted.refusal and outcome.warnings == wanted.warnings
     if wanted.refusal is None:
-        assert described(found.results) == described(wanted.results)
+        assert described(outcome.results) == described(wanted.results)
     torch.manual_seed(case.seed)
     ours = hw.nn.MultiheadAttention(*sizes)
     torch.manual_seed(case.seed)
@@ -169,10 +173,10 @@ def test_calls_on_the_meta_device_have_torchs_shapes_and_gradients(case: Case) -
         call = partial(results, module.to(META), case, numbers, case.is_causal)
         with slow_path():
             outcomes.append(outcome_of(call))
-    found, wanted = outcomes
+    actual, wanted = outcomes
     if wanted.is_worded or 0 not in (case.batch, case.L, case.S):
-        assert refusals_differ(found, wanted) is None
-        assert shapes_of(found.results) == shapes_of(wanted.results)
+        assert refusals_differ(actual, wanted) is None
+        assert shapes_of(actual.results) == shapes_of(wanted.results)
 
 
 @given(drawn(draw_call))
@@ -217,21 +221,23 @@ def test_scripted_and_traced_modules_answer_as_torchs(case: Case) -> None:
         return results(torch.jit.script(module), case, numbers, hint)
 
     def traced(module: nn.MultiheadAttention) -> Results:
-        given = (numbers.inputs * 3)[:3] if len(numbers.inputs) != 2 else [*numbers.inputs, numbers.inputs[1]]
+        arguments = (
+            (numbers.inputs * 3)[:3] if len(numbers.inputs) != 2 else [*numbers.inputs, numbers.inputs[1]]
+        )
         options = {"key_padding_mask": numbers.key_padding_mask, "attn_mask": numbers.attn_mask}
         call = Calling(module, {**options, "need_weights": case.need_weights, "is_causal": hint})
-        trace = torch.jit.trace(call, tuple(x + 1 for x in given), check_trace=False)
-        return {"output": trace(*given).detach()}
+        trace = torch.jit.trace(call, tuple(x + 1 for x in arguments), check_trace=False)
+        return {"output": trace(*arguments).detach()}
 
     for way in (scripted, traced):
         with slow_path():
-            found, wanted = (outcome_of(lambda: way(module)) for module in (ours, theirs))  # noqa: B023
-        if found.refusal is not None or wanted.refusal is not None:
-            assert found.refusal is not None and wanted.refusal is not None
-            assert found.refusal[0] is wanted.refusal[0]
+            outcome, wanted = (outcome_of(lambda: way(module)) for module in (ours, theirs))  # noqa: B023
+        if outcome.refusal is not None or wanted.refusal is not None:
+            assert outcome.refusal is not None and wanted.refusal is not None
+            assert outcome.refusal[0] is wanted.refusal[0]
         else:
             exact = wanted.results
-            assert results_differ(found.results, exact, exact, torch.float64, 1.0, case.is_low) is None
+            assert results_differ(outcome.results, exact, exact, torch.float64, 1.0, case.is_low) is None
 
 
 def draw_nested(choose: Choose, seed: int) -> dict[str, Any]:
@@ -272,12 +278,12 @@ def test_nested_tensors_are_taken_and_refused_as_in_torch(case: dict[str, Any]) 
 
     wanted = outcome_of(call)
     hw.adopt(model)
-    found = outcome_of(call)
-    if found.refusal is not None or wanted.refusal is not None:
-        assert refusals_differ(found, wanted) is None
+    outcome = outcome_of(call)
+    if outcome.refusal is not None or wanted.refusal is not None:
+        assert refusals_differ(outcome, wanted) is None
     else:
         exact = wanted.results
-        assert results_differ(found.results, exact, exact, torch.float64, 1.0) is None
+        assert results_differ(outcome.results, exact, exact, torch.float64, 1.0) is None
 
 
 def assert_gradients_are_numerical(case: Case) -> None:
@@ -304,8 +310,10 @@ def assert_gradients_are_numerical(case: Case) -> None:
     learned = [] if mask is None or mask.dtype == torch.bool else [mask]
 
     def call(*leaves: Tensor) -> tuple[Tensor, ...]:
-        given, rest = list(leaves[: len(numbers.inputs)]), leaves[len(numbers.inputs) :]
-        query, key, value = (given * 3)[:3] if len(given) != 2 else (given[0], given[1], given[1])
+        arguments, rest = list(leaves[: len(numbers.inputs)]), leaves[len(numbers.inputs) :]
+        query, key, value = (
+            (arguments * 3)[:3] if len(arguments) != 2 else (arguments[0], arguments[1], arguments[1])
+        )
         options = {
             "attn_mask": rest[-1] if learned else mask,
             "key_padding_mask": padding,
@@ -313,8 +321,8 @@ def assert_gradients_are_numerical(case: Case) -> None:
             "average_attn_weights": case.average_attn_weights,
         }
         parameters = dict(zip(numbers.parameters, rest, strict=False))
-        found = torch.func.functional_call(ours, parameters, (query, key, value), options)
-        return found if case.need_weights else found[:1]
+        actual = torch.func.functional_call(ours, parameters, (query, key, value), options)
+        return actual if case.need_weights else actual[:1]
 
     leaves = [
         x.detach().clone().requires_grad_() for x in (*numbers.inputs, *numbers.parameters.values(), *learned)

@@ -108,26 +108,26 @@ def made(dtype: torch.dtype = torch.float64, **options: Any) -> hw.MultiHeadAtte
     return module.to(dtype)
 
 
-def cast(given: Any, dtype: torch.dtype) -> Any:
+def cast(args: Any, dtype: torch.dtype) -> Any:
     """What a call is given, in another dtype, as new leaves where it was one."""
-    if isinstance(given, dict):
-        known: dict[int, Any] = {}
-        return {name: known.setdefault(id(x), cast(x, dtype)) for name, x in given.items()}
-    if isinstance(given, tuple):
-        return tuple(cast(x, dtype) for x in given)
-    if isinstance(given, hw.scoring.Relative):
-        return hw.scoring.Relative(cast(given.values, dtype))
-    if isinstance(given, Tensor) and given.is_floating_point():
-        return given.detach().to(dtype).requires_grad_(given.requires_grad)
-    return given
+    if isinstance(args, dict):
+        expected: dict[int, Any] = {}
+        return {name: expected.setdefault(id(x), cast(x, dtype)) for name, x in args.items()}
+    if isinstance(args, tuple):
+        return tuple(cast(x, dtype) for x in args)
+    if isinstance(args, hw.scoring.Relative):
+        return hw.scoring.Relative(cast(args.values, dtype))
+    if isinstance(args, Tensor) and args.is_floating_point():
+        return args.detach().to(dtype).requires_grad_(args.requires_grad)
+    return args
 
 
-def leaves(given: Any) -> Iterator[Tensor]:
+def leaves(args: Any) -> Iterator[Tensor]:
     """Those that want gradients."""
-    parts = given.values() if isinstance(given, dict) else given if isinstance(given, tuple) else ()
+    parts = args.values() if isinstance(args, dict) else args if isinstance(args, tuple) else ()
     for part in parts:
         yield from leaves(part)
-    tensor = given.values if isinstance(given, hw.scoring.Relative) else given
+    tensor = args.values if isinstance(args, hw.scoring.Relative) else args
     if isinstance(tensor, Tensor) and tensor.requires_grad:
         yield tensor
 
@@ -142,35 +142,35 @@ def line(ranks: int | None = None) -> Any:
 
 def one_call(module: nn.Module, call: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
     """The output, the map and every gradient of a call."""
-    given = cast(call, dtype)
+    arguments = cast(call, dtype)
     x = _numbers(B, T, E).detach().to(dtype).requires_grad_()
-    output, weights = module(x, **given)
+    output, weights = module(x, **arguments)
     (output * torch.linspace(0.5, 1.5, output.numel(), dtype=dtype).view_as(output)).sum().backward()
-    here = module.local_heads
-    seen = weights.dense() if here is None else here.gather_map(weights).dense()
-    found = {"output": output, "weights": seen, "x": x.grad}
-    for number, leaf in enumerate(dict.fromkeys(leaves(given))):
-        found[f"given {number}"] = leaf.grad
-    return found | {name: whole(p.grad) for name, p in module.named_parameters()}
+    local = module.local_heads
+    visible = weights.dense() if local is None else local.gather_map(weights).dense()
+    actual = {"output": output, "weights": visible, "x": x.grad}
+    for number, leaf in enumerate(dict.fromkeys(leaves(arguments))):
+        actual[f"given {number}"] = leaf.grad
+    return actual | {name: whole(p.grad) for name, p in module.named_parameters()}
 
 
 def modules_are_equal(names: tuple[str, ...], dtype: torch.dtype) -> None:
     mesh = line()
     for name in names:
         options, call = CASES[name]
-        given = call()
-        truth = one_call(made(**options), given, torch.float64)
-        plain = one_call(made(dtype, **options), given, dtype)
+        arguments = call()
+        truth = one_call(made(**options), arguments, torch.float64)
+        plain = one_call(made(dtype, **options), arguments, dtype)
         module = hw.parallel.shard_heads(made(dtype, **options), mesh)
-        found = one_call(module, given, dtype)
-        assert found.keys() == truth.keys()
-        for part, ours in found.items():
+        actual = one_call(module, arguments, dtype)
+        assert actual.keys() == truth.keys()
+        for part, ours in actual.items():
             times = 2.0 if part in ("output", "weights") else 3.0
-            what = f"{name}: {part}"
+            label = f"{name}: {part}"
             # that of a key's bias is 0, and the terms of that sum are as large as those of its weight
             terms = truth.get(part.replace("bias", "weight"), truth[part])
             size = max(1.0, truth[part].abs().max().item(), terms.abs().max().item())
-            assert_judged(ours, plain[part], truth[part], dtype=dtype, times=times, what=what, size=size)
+            assert_judged(ours, plain[part], truth[part], dtype=dtype, times=times, what=label, size=size)
 
 
 # Models
@@ -194,9 +194,9 @@ def close(ours: Any, theirs: Any, what: str = "") -> None:
 
 
 def same_parameters(ours: nn.Module, theirs: nn.Module) -> None:
-    known = dict(theirs.named_parameters())
+    expected = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
-        close(parameter.detach(), known[name].detach(), name)
+        close(parameter.detach(), expected[name].detach(), name)
 
 
 def trained(model: Transformer, ids: Tensor = IDS, clip: float | None = None) -> Any:
@@ -216,43 +216,43 @@ def models_are_equal() -> None:
         {"rope": None, "relative_bias": Buckets(8, 16), "norm_first": False},
         {"rope": None, "positions": "learned", "max_length": 16, "gated": True, "kind": "encoder"},
     ):
-        one, model = model_of(**changes), hw.parallel.shard_heads(model_of(**changes), mesh)
-        close(model(IDS), one(IDS))
-        trained(one, clip=0.01)
+        whole, model = model_of(**changes), hw.parallel.shard_heads(model_of(**changes), mesh)
+        close(model(IDS), whole(IDS))
+        trained(whole, clip=0.01)
         trained(model, clip=0.01)
-        same_parameters(model, one)
+        same_parameters(model, whole)
     source, target = IDS, IDS[:, :5]
     changes = {"kind": "encoder-decoder", "rope": None, "positions": "sinusoidal"}
-    one, model = model_of(**changes), hw.parallel.shard_heads(model_of(**changes), mesh)
+    whole, model = model_of(**changes), hw.parallel.shard_heads(model_of(**changes), mesh)
     lengths = [11, 3, 7, 5]
-    close(model(source, target, lengths=lengths), one(source, target, lengths=lengths))
-    assert torch.equal(model.generate(source, 4, start=1), one.generate(source, 4, start=1))
+    close(model(source, target, lengths=lengths), whole(source, target, lengths=lengths))
+    assert torch.equal(model.generate(source, 4, start=1), whole.generate(source, 4, start=1))
 
 
 def watching_is_equal() -> None:
     mesh = line()
-    one, model = model_of(num_kv_heads=2), hw.parallel.shard_heads(model_of(num_kv_heads=2), mesh)
+    whole, model = model_of(num_kv_heads=2), hw.parallel.shard_heads(model_of(num_kv_heads=2), mesh)
     options: tuple[dict[str, Any], ...] = (
         {"patterns": True}, {"diversity": True}, {"written": True}, {"keep": False, "pooled": 5},
     )  # fmt: skip
     for chosen in options:
-        with hw.watch(one, **chosen) as theirs:
-            one(IDS, lengths=[11, 3, 7, 5])
+        with hw.watch(whole, **chosen) as theirs:
+            whole(IDS, lengths=[11, 3, 7, 5])
         with hw.watch(model, **chosen) as ours:
             model(IDS, lengths=[11, 3, 7, 5])
         same_heads(ours, theirs)
     chosen_heads = [(0, 1), (1, 3), (2, 0)]
     for method in ("zero", "mean", "uniform"):
-        with hw.ablate(one, chosen_heads, method):
-            expected = one(IDS)
+        with hw.ablate(whole, chosen_heads, method):
+            expected = whole(IDS)
         with hw.ablate(model, chosen_heads, method), hw.watch(model) as heads:
             close(model(IDS), expected, method)
         assert len(heads.all()) == 12
-    scores = [hw.importance(each, [IDS], _loss, progress=False) for each in (one, model)]
+    scores = [hw.importance(each, [IDS], _loss, progress=False) for each in (whole, model)]
     for layer in range(3):
         close(scores[1][layer], scores[0][layer], "importance")
-    with hw.collect(one, chosen_heads) as theirs_said, hw.collect(model, chosen_heads) as ours_said:
-        one(IDS), model(IDS)
+    with hw.collect(whole, chosen_heads) as theirs_said, hw.collect(model, chosen_heads) as ours_said:
+        whole(IDS), model(IDS)
     for layer in range(3):
         close(ours_said[layer], theirs_said[layer], "collect")
     with pytest.raises(ArgumentError, match=r"have all heads in one process to be pruned: .* of 4"):
@@ -260,8 +260,8 @@ def watching_is_equal() -> None:
 
 
 def _loss(model: nn.Module, batch: Tensor) -> Tensor:
-    found: Tensor = model(batch).square().mean()
-    return found
+    actual: Tensor = model(batch).square().mean()
+    return actual
 
 
 def same_heads(ours: hw.Heads, theirs: hw.Heads) -> None:
@@ -287,11 +287,11 @@ def long_calls_are_measured_where_they_are() -> None:
     from headwise.listeners import capture
 
     mesh = line()
-    one, model = model_of(num_kv_heads=2), hw.parallel.shard_heads(model_of(num_kv_heads=2), mesh)
+    whole, model = model_of(num_kv_heads=2), hw.parallel.shard_heads(model_of(num_kv_heads=2), mesh)
     chosen: dict[str, Any]
     for chosen in ({}, {"pooled": None, "keep": False}, {"patterns": True, "pooled": 5}):
-        with hw.watch(one, **chosen) as theirs:
-            one(IDS, lengths=[11, 3, 7, 5])
+        with hw.watch(whole, **chosen) as theirs:
+            whole(IDS, lengths=[11, 3, 7, 5])
         short, capture.is_short = capture.is_short, lambda *_: False
         try:
             with hw.watch(model, **chosen) as ours:
@@ -303,9 +303,9 @@ def long_calls_are_measured_where_they_are() -> None:
 
 def generation_is_equal() -> None:
     mesh = line()
-    one, model = model_of(num_kv_heads=2), hw.parallel.shard_heads(model_of(num_kv_heads=2), mesh)
+    whole, model = model_of(num_kv_heads=2), hw.parallel.shard_heads(model_of(num_kv_heads=2), mesh)
     assert torch.equal(
-        model.generate(IDS, 6, lengths=[11, 3, 7, 5]), one.generate(IDS, 6, lengths=[11, 3, 7, 5])
+        model.generate(IDS, 6, lengths=[11, 3, 7, 5]), whole.generate(IDS, 6, lengths=[11, 3, 7, 5])
     )
     torch.manual_seed(dist.get_rank())  # ranks that draw other numbers go on with the same tokens
     drawn = model.generate(IDS, 6, temperature=1.0)
@@ -314,8 +314,8 @@ def generation_is_equal() -> None:
     assert all(torch.equal(each, drawn) for each in everyone)
     with pytest.raises(ArgumentError, match=r"compile must be False .* got True for head"):
         model.generate(IDS, 2, compile=True)
-    here = model.decoder.layers[0].attention.local_heads
-    assert model.cache(4, 16).layers[0]._k.shape == (4, here.kv_count, 16, 6)
+    local = model.decoder.layers[0].attention.local_heads
+    assert model.cache(4, 16).layers[0]._k.shape == (4, local.kv_count, 16, 6)
     with pytest.raises(ArgumentError, match=r"saved: 'decoder\.layers.* lies over several"):
         model.save("nowhere")
 
@@ -324,7 +324,7 @@ def dropout_is_drawn_apart() -> None:
     mesh = line()
     torch.manual_seed(1)
     module = hw.parallel.shard_heads(made(dropout=0.5), mesh)
-    x, here = _numbers(B, T, E).detach(), module.local_heads
+    x, local = _numbers(B, T, E).detach(), module.local_heads
     heads = module.head_outputs(x)
     after = torch.rand(3)
     states: list[Any] = [None] * dist.get_world_size()
@@ -335,7 +335,7 @@ def dropout_is_drawn_apart() -> None:
         for name in ("q_proj", "k_proj", "v_proj"):
             for parameter in getattr(alike, name).parameters():
                 part = parameter.to_local()
-                part.copy_(part[: part.shape[0] // here.count].repeat(here.count, *[1] * (part.ndim - 1)))
+                part.copy_(part[: part.shape[0] // local.count].repeat(local.count, *[1] * (part.ndim - 1)))
                 dist.broadcast(part, 0)
     dist.all_gather_object(states, alike.head_outputs(x)[:, 0])
     assert all(not torch.equal(states[0], each) for each in states[1:])
@@ -349,20 +349,20 @@ def dropout_is_drawn_apart() -> None:
 def dtensors_come_and_go() -> None:
     mesh = line()
     x = _numbers(B, 8, E).detach()
-    one = made()
-    expected = one(x)[0]
+    whole = made()
+    expected = whole(x)[0]
     for coming in (Replicate(), Shard(1)):
         for going in (Replicate(), Shard(1), None):
             module = hw.parallel.shard_heads(made(), mesh, output_layout=going)
-            given = distribute_tensor(x, mesh, [coming]).requires_grad_()
-            output, _ = module(given)
+            arguments = distribute_tensor(x, mesh, [coming]).requires_grad_()
+            output, _ = module(arguments)
             assert isinstance(output, DTensor) is (going is not None)
             assert going is None or output.placements == (going,)
             close(output, expected)
             output.square().sum().backward()
             leaf = x.clone().requires_grad_()
-            one(leaf)[0].square().sum().backward()
-            close(given.grad, leaf.grad)
+            whole(leaf)[0].square().sum().backward()
+            close(arguments.grad, leaf.grad)
     watched = hw.parallel.shard_heads(made(), mesh, output_layout=Shard(1))
     with hw.watch(watched) as heads:
         output, _ = watched(distribute_tensor(x, mesh, [Shard(1)]))
@@ -385,21 +385,21 @@ def torchs_class_is_equal() -> None:
     for kind in (nn.MultiheadAttention, hw.nn.MultiheadAttention):
         for batch_first in (True, False):
             torch.manual_seed(4)
-            one = nn.MultiheadAttention(E, 4, batch_first=batch_first, dtype=torch.float64)
+            whole = nn.MultiheadAttention(E, 4, batch_first=batch_first, dtype=torch.float64)
             other = kind(E, 4, batch_first=batch_first, dtype=torch.float64)
-            other.load_state_dict(one.state_dict())
+            other.load_state_dict(whole.state_dict())
             hw.parallel.shard_heads(other, mesh)
-            given = x if batch_first else x.transpose(0, 1)
+            arguments = x if batch_first else x.transpose(0, 1)
             for call in calls:
-                output, weights = other(given, given, given, **call)
-                theirs, expected = one(given, given, given, **call)
+                output, weights = other(arguments, arguments, arguments, **call)
+                theirs, expected = whole(arguments, arguments, arguments, **call)
                 close(output, theirs, str(call))
                 assert (weights is None) == (expected is None)
                 if expected is not None:
                     close(weights, expected, str(call))
-    close(other(x[0], x[0], x[0])[0], one(x[0], x[0], x[0])[0])
+    close(other(x[0], x[0], x[0])[0], whole(x[0], x[0], x[0])[0])
     with pytest.raises(ArgumentError, match=r"is_causal must come with attn_mask.*got is_causal=True alone"):
-        other(given, given, given, is_causal=True)
+        other(arguments, arguments, arguments, is_causal=True)
     torch.manual_seed(5)
     layer = nn.TransformerEncoderLayer(E, 4, 31, dropout=0.0, batch_first=True, dtype=torch.float64)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -429,17 +429,17 @@ def torchs_class_is_equal() -> None:
 def caches_and_memories_are_equal() -> None:
     mesh, x, text = line(), _numbers(B, T, E).detach(), _numbers(B, S, E)
     options = {"causal": True, "num_kv_heads": 2, "rope": Rope()}
-    one, module = made(**options), hw.parallel.shard_heads(made(**options), mesh)
-    theirs, ours = one.cache(), module.cache()
+    whole, module = made(**options), hw.parallel.shard_heads(made(**options), mesh)
+    theirs, ours = whole.cache(), module.cache()
     for at in range(T):
         mask = _bits(B, 4, 1, at + 1)
         output, weights = module(x[:, at : at + 1], mask=mask, cache=ours)
-        expected, known = one(x[:, at : at + 1], mask=mask, cache=theirs)
+        expected, is_expected = whole(x[:, at : at + 1], mask=mask, cache=theirs)
         close(output, expected)
-        close(module.local_heads.gather_map(weights).dense(), known.dense())
-    one, module = made(num_kv_heads=1), hw.parallel.shard_heads(made(num_kv_heads=1), mesh)
+        close(module.local_heads.gather_map(weights).dense(), is_expected.dense())
+    whole, module = made(num_kv_heads=1), hw.parallel.shard_heads(made(num_kv_heads=1), mesh)
     grads = []
-    for each in (one, module):
+    for each in (whole, module):
         text.grad = None
         memory = each.remember(text, mask=_bits(B, 4, 1, S))
         grads += [each(x, cache=memory)[0]]
@@ -513,8 +513,8 @@ def heads_and_sequence_at_once_are_not_watched() -> None:
     mesh, model = line(), made()
     hw.parallel.shard_sequence(hw.parallel.shard_heads(model, mesh), mesh)
     x = hw.parallel.split(_numbers(B, T, E).detach())
-    said = r"by heads or by sequence to be listened to: .* over 2 ranks"
-    with pytest.raises(ArgumentError, match=said), hw.watch(model):
+    message = r"by heads or by sequence to be listened to: .* over 2 ranks"
+    with pytest.raises(ArgumentError, match=message), hw.watch(model):
         model(x)
 
 
@@ -543,8 +543,8 @@ def two_axes_are_equal() -> None:
     from torch.distributed.fsdp import fully_shard
 
     ranks = dist.get_world_size()
-    one = model_of(num_kv_heads=2)
-    trained(one, clip=0.01)
+    whole = model_of(num_kv_heads=2)
+    trained(whole, clip=0.01)
     grid = dist.init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
     alone = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
     for mesh in (grid, alone):
@@ -556,9 +556,9 @@ def two_axes_are_equal() -> None:
         fully_shard(model, mesh=mesh["dp"])
         own = IDS.chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()]
         trained(model, own, clip=0.01)
-        same_parameters(model, one)
-        with hw.watch(one) as theirs:
-            one(own)
+        same_parameters(model, whole)
+        with hw.watch(whole) as theirs:
+            whole(own)
         with hw.watch(model) as ours:
             model(own)
         same_heads(ours, theirs)
@@ -585,8 +585,8 @@ def loaded(folder: str, shards: bool) -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    one, model = model_of(num_kv_heads=2), model_of(seed=5, num_kv_heads=2)
-    theirs = trained(one)
+    whole, model = model_of(num_kv_heads=2), model_of(seed=5, num_kv_heads=2)
+    theirs = trained(whole)
     if shards:
         hw.parallel.shard_heads(model, line())
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -594,12 +594,12 @@ def loaded(folder: str, shards: bool) -> None:
     state = {"model": of_model, "optimiser": of_optimiser}
     checkpoint.load(state, checkpoint_id=folder)
     set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
-    same_parameters(model, one)
-    for each, steps in ((one, theirs), (model, optimiser)):
+    same_parameters(model, whole)
+    for each, steps in ((whole, theirs), (model, optimiser)):
         each.zero_grad()
         each(IDS).square().mean().backward()
         steps.step()
-    same_parameters(model, one)
+    same_parameters(model, whole)
 
 
 # Hugging Face's own plan
@@ -611,12 +611,12 @@ def huggingface_is_heard(folder: str) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
-    one = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).double().eval()
+    whole = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).double().eval()
     with torch.no_grad():
-        for parameter in one.parameters():
+        for parameter in whole.parameters():
             parameter.mul_(8)  # else all heads attend evenly, and any order would do
     if dist.get_rank() == 0:
-        one.save_pretrained(folder)
+        whole.save_pretrained(folder)
     dist.barrier()
     model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float64).eval()
     with pytest.raises(ArgumentError, match="got LlamaForCausalLM with none; its own tp_plan shards it"):
@@ -624,14 +624,14 @@ def huggingface_is_heard(folder: str) -> None:
     mask = torch.ones_like(IDS)
     mask[1, :5] = 0
     with torch.no_grad():
-        with hw.watch(one, patterns=True) as theirs:
-            expected = one(IDS, attention_mask=mask).logits
+        with hw.watch(whole, patterns=True) as theirs:
+            expected = whole(IDS, attention_mask=mask).logits
         with hw.watch(model, patterns=True) as ours:
             close(model(IDS, attention_mask=mask).logits, expected)
         same_heads(ours, theirs)
         chosen = [(0, 1), (1, 6)]
-        with hw.ablate(one, chosen):
-            expected = one(IDS).logits
+        with hw.ablate(whole, chosen):
+            expected = whole(IDS).logits
         with hw.ablate(model, chosen):
             close(model(IDS).logits, expected)
 
@@ -642,7 +642,7 @@ def huggingface_is_heard(folder: str) -> None:
 def refusals() -> None:
     mesh, ranks = line(), dist.get_world_size()
     sharded = hw.parallel.shard_heads(made(), mesh)
-    for model, error, said in (
+    for model, error, message in (
         (nn.Linear(2, 2), ArgumentError, "to shard: got Linear with none; use"),
         (3, ArgumentError, "model must be a torch.nn.Module: got .*3"),
         (made(num_heads=3, head_dim=5), ShapeError, f"the model itself has 3 for {ranks} ranks; .*1, 3"),
@@ -657,7 +657,7 @@ def refusals() -> None:
         (parallelize_module(made(), mesh, {"q_proj": ColwiseParallel()}), ArgumentError,
          "the model itself.q_proj.weight is a DTensor"),
     ):  # fmt: skip
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             hw.parallel.shard_heads(model, mesh)
     with pytest.raises(ArgumentError, match=r"mesh must be a torch.distributed.DeviceMesh: got .*4"):
         hw.parallel.shard_heads(made(), 4)
@@ -682,7 +682,7 @@ def refusals() -> None:
 def by_hand_is_refused(mesh: Any) -> None:
     """A reshape error once, and with use_local_output=False a process that hung."""
     x = _numbers(B, T, E).detach()
-    for local, error, said in (
+    for local, error, message in (
         (True, ShapeError, "q_proj must give 4 heads of 6: got .* use headwise.parallel.shard_heads"),
         (
             False,
@@ -693,11 +693,11 @@ def by_hand_is_refused(mesh: Any) -> None:
         column = [ColwiseParallel(use_local_output=local) for _ in range(3)]
         plan = dict(zip(("q_proj", "k_proj", "v_proj"), column, strict=True))
         module = parallelize_module(made(), mesh, {**plan, "out_proj": RowwiseParallel()})
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             module(x)
         with pytest.raises(error, match="k_proj must give"):
             module.remember(x)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             module(x, cache=made().remember(x))
     halved = parallelize_module(
         made(), mesh, {name: ColwiseParallel() for name in plan} | {"out_proj": RowwiseParallel()}
@@ -716,8 +716,8 @@ def by_hand_is_refused(mesh: Any) -> None:
 
 
 def _loss_of_first(model: nn.Module, batch: Tensor) -> Tensor:
-    found: Tensor = model(batch)[0].square().mean()
-    return found
+    actual: Tensor = model(batch)[0].square().mean()
+    return actual
 
 
 def _with(qk_norm: str | None = None, **parts: nn.Module) -> nn.Module:

@@ -49,7 +49,7 @@ def played(case: Case, pull: Tensor) -> dict[str, Tensor]:
     rules = rules_and_scoring(q, (B, H, q.shape[2], S), AttentionOptions(case.mask, **case.options))
     queries, keys = Layout(q.shape[2], RANKS), Layout(S, RANKS)
     parts = [[x[:, :, keys.positions(rank)] for x in (k, v)] for rank in range(RANKS)]
-    found = {name: torch.zeros(x.shape) for name, x in {"output": pull, "q": q, "k": k, "v": v}.items()}
+    actual = {name: torch.zeros(x.shape) for name, x in {"output": pull, "q": q, "k": k, "v": v}.items()}
     for rank in range(RANKS):
         at = queries.positions(rank)
         ring: Any = Played(rank, parts)
@@ -62,22 +62,22 @@ def played(case: Case, pull: Tensor) -> dict[str, Tensor]:
             packed = torch.zeros(theirs.numel() + values.numel())
             ring_attention._backward_of_block(shard, rows, owner, theirs, values, packed, room)
             for name, share in zip(("k", "v"), ring_attention._unpacked(packed, theirs, values), strict=True):
-                found[name][:, :, keys.positions(owner)] += share
-        found["output"][:, :, at], found["q"][:, :, at] = output, room["q"]
-    return found
+                actual[name][:, :, keys.positions(owner)] += share
+        actual["output"][:, :, at], actual["q"][:, :, at] = output, room["q"]
+    return actual
 
 
 def cases() -> dict[str, Case]:
     bare = numbers(B, H, Hk, T, T, D)
-    found = {
+    actual = {
         name: Case(bare.q, bare.k, bare.v, mask)
         for name, mask in masks(B, H, T, T, window=11, band=(7, 5), document=9).items()
     }
     for name, more in options(H, T, T).items():
-        found[name] = Case(bare.q, bare.k, bare.v, Mask.causal(), more)
+        actual[name] = Case(bare.q, bare.k, bare.v, Mask.causal(), more)
     more = {"bias": options(H, T, T)["relative"]["bias"], "softcap": 3.0}
-    found["relative, band, soft cap"] = Case(bare.q, bare.k, bare.v, Mask.window(left_right=(7, 5)), more)
-    return found
+    actual["relative, band, soft cap"] = Case(bare.q, bare.k, bare.v, Mask.window(left_right=(7, 5)), more)
+    return actual
 
 
 CHOSEN = ["window", "documents", "dense", "left padding", "alibi", "relative, band, soft cap"]
@@ -97,7 +97,7 @@ def test_rectangles_run_on_kernels_and_come_to_the_whole(name: str, monkeypatch:
     monkeypatch.setattr(backends, "choose", noted)
     low = cases()[name].to(torch.float32)
     pull = normal(11, B, H, T, D)
-    found = played(low, pull.float())
+    actual = played(low, pull.float())
     assert set(used) == {"triton"}
     plain, truth = low.with_gradients(), low.to(torch.float64).with_gradients()
     outputs = []
@@ -105,8 +105,8 @@ def test_rectangles_run_on_kernels_and_come_to_the_whole(name: str, monkeypatch:
         outputs.append(arm.reference()[0])
         outputs[-1].backward(pull.to(outputs[-1]))
     size = sizes(low, pull)
-    assert_judged(found["output"], *outputs, dtype=torch.float32, size=size["output"], what="output")
+    assert_judged(actual["output"], *outputs, dtype=torch.float32, size=size["output"], what="output")
     for leaf in ("q", "k", "v"):
         theirs, true = plain.leaves()[leaf].grad, truth.leaves()[leaf].grad
         assert theirs is not None and true is not None
-        assert_judged(found[leaf], theirs, true, dtype=torch.float32, size=size[leaf], times=3, what=leaf)
+        assert_judged(actual[leaf], theirs, true, dtype=torch.float32, size=size[leaf], times=3, what=leaf)

@@ -33,8 +33,8 @@ B, H, Hk, D, Dv = 2, 6, 3, 8, 5
 
 def right(ranks: int, work: Callable[..., list[str]], *arguments: Any) -> None:
     """Every rank of a group finds nothing wrong."""
-    found = run_ranks(ranks, work, *arguments)
-    assert found == [[]] * ranks
+    actual = run_ranks(ranks, work, *arguments)
+    assert actual == [[]] * ranks
 
 
 # How tokens lie
@@ -49,9 +49,9 @@ def test_every_token_is_on_one_rank_and_zigzag_shares_causal_work(
     held = [layout.positions(rank).tolist() for rank in range(ranks)]
     assert sorted(token for tokens in held for token in tokens) == list(range(length))
     assert [len(tokens) for tokens in held] == [layout.size(rank) for rank in range(ranks)]
-    seen = [sum(token + 1 for token in tokens) for tokens in held]
+    visible = [sum(token + 1 for token in tokens) for tokens in held]
     if order == "zigzag":
-        assert max(seen) - min(seen) <= 2 * length  # of length ** 2 / 2 pairs
+        assert max(visible) - min(visible) <= 2 * length  # of length ** 2 / 2 pairs
 
 
 @pytest.mark.parametrize("name", list(masks(2, 3, 11, 13)))
@@ -67,9 +67,9 @@ def test_a_rectangle_of_a_mask_hides_what_the_mask_hides_there(name: str) -> Non
         part = bound.rectangle(queries, keys)
         at = torch.arange(queries.start, queries.stop) + S - T - keys.start
         t, s = queries.stop - queries.start, keys.stop - keys.start
-        seen = part.tile(at, slice(0, t), slice(0, s), s)
-        there = torch.ones(2, 3, t, s, dtype=torch.bool) if seen is None else seen.expand(2, 3, t, s)
-        assert torch.equal(there, whole[:, :, queries, keys])
+        visible = part.tile(at, slice(0, t), slice(0, s), s)
+        listed = torch.ones(2, 3, t, s, dtype=torch.bool) if visible is None else visible.expand(2, 3, t, s)
+        assert torch.equal(listed, whole[:, :, queries, keys])
         counted = mask.bind(2, 3, T, S).counted(T)
         if counted is not None:
             assert torch.equal(part.counted(t), counted[:, queries])
@@ -82,20 +82,20 @@ def cases(T: int, S: int, some: tuple[int, int] = (1, 0)) -> dict[str, Case]:
     """Every rule of a mask and every way to score; some: one in so many of them, from the so-manieth on."""
     bare = numbers(B, H, Hk, T, S, D)
     bare.v = normal(2, B, Hk, S, Dv)
-    found = {"plain": bare}
+    actual = {"plain": bare}
     for name, mask in masks(B, H, T, S, window=5, band=(4, 3), document=5).items():
-        found[name] = Case(bare.q, bare.k, bare.v, mask)
+        actual[name] = Case(bare.q, bare.k, bare.v, mask)
     for name, more in options(H, T, S).items():
-        found[name] = Case(bare.q, bare.k, bare.v, Mask.causal() if T == S else Mask(), more)
+        actual[name] = Case(bare.q, bare.k, bare.v, Mask.causal() if T == S else Mask(), more)
         if name in ("alibi", "relative"):
-            found[f"{name}, all keys"] = Case(bare.q, bare.k, bare.v, Mask(), more)
+            actual[f"{name}, all keys"] = Case(bare.q, bare.k, bare.v, Mask(), more)
     both = {"bias": Relative(normal(8, H, 5)), "sinks": normal(7, H), "softcap": 3.0}
     rules = masks(B, H, T, S, window=5, document=5)
-    found["window, padding, all"] = Case(bare.q, bare.k, bare.v, rules["window"] & rules["padding"], both)
-    found["rough"] = Case(12 * bare.q, 12 * bare.k, bare.v, Mask.causal() if T == S else Mask())
-    found["rough, sinks"] = Case(9 * bare.q, 9 * bare.k, bare.v, rules["dense"], {"sinks": normal(7, H)})
+    actual["window, padding, all"] = Case(bare.q, bare.k, bare.v, rules["window"] & rules["padding"], both)
+    actual["rough"] = Case(12 * bare.q, 12 * bare.k, bare.v, Mask.causal() if T == S else Mask())
+    actual["rough, sinks"] = Case(9 * bare.q, 9 * bare.k, bare.v, rules["dense"], {"sinks": normal(7, H)})
     each, first = some
-    return {name: found[name] for name in list(found)[first::each]}
+    return {name: actual[name] for name in list(actual)[first::each]}
 
 
 def one_call(case: Case, dtype: torch.dtype, order: str) -> list[str]:
@@ -109,27 +109,27 @@ def one_call(case: Case, dtype: torch.dtype, order: str) -> list[str]:
     output.backward(hw.parallel.split(pull.to(dtype), dim=2, order=order), retain_graph=True)
     once = [x.grad.clone() for x in mine if x.grad is not None]
     for arm in (plain, truth):
-        found = arm.reference()[0]
-        found.backward(pull.to(found))
+        actual = arm.reference()[0]
+        actual.backward(pull.to(actual))
     plain_output, plain_p, plain_lse = (x.detach() for x in plain.reference())
     size, wrong = sizes(low, pull), []
 
-    def check(what: str, found: Tensor, theirs: Tensor, true: Tensor, times: float = 2) -> None:
+    def check(what: str, actual: Tensor, theirs: Tensor, true: Tensor, times: float = 2) -> None:
         try:
-            assert_judged(found, theirs, true, dtype=dtype, size=size[what], times=times, what=what)
+            assert_judged(actual, theirs, true, dtype=dtype, size=size[what], times=times, what=what)
         except AssertionError as problem:
             wrong.append(str(problem))
 
     check("output", hw.parallel.join(output, dim=2, order=order), plain_output, truth.reference()[0])
-    found = dict(zip(("q", "k", "v"), (hw.parallel.join(x, dim=2, order=order) for x in once), strict=True))
+    actual = dict(zip(("q", "k", "v"), (hw.parallel.join(x, dim=2, order=order) for x in once), strict=True))
     for name, leaf in ours.leaves().items():
-        if name not in found:
+        if name not in actual:
             assert leaf.grad is not None
             torch.distributed.all_reduce(leaf.grad)
-            found[name] = leaf.grad
+            actual[name] = leaf.grad
         theirs, true = plain.leaves()[name].grad, truth.leaves()[name].grad
         assert theirs is not None and true is not None
-        check(name, found[name], theirs, true, 3)
+        check(name, actual[name], theirs, true, 3)
     output.backward(hw.parallel.split(pull.to(dtype), dim=2, order=order))  # once more: twice as much
     again = [x.grad for x in mine]
     if any(b is None or not torch.equal(2 * a, b) for a, b in zip(once, again, strict=True)):
@@ -145,7 +145,7 @@ def every_rule(T: int, S: int, dtype: torch.dtype, order: str, some: tuple[int, 
         if dtype == torch.float64 and name.startswith("rough"):
             continue  # the judge's own numbers are as rough there
         try:
-            wrong += [f"{name}: {what}" for what in one_call(case, dtype, order)]
+            wrong += [f"{name}: {label}" for label in one_call(case, dtype, order)]
         except HeadwiseError as problem:
             wrong.append(f"{name}: {type(problem).__name__}: {problem}")
     return wrong
@@ -197,18 +197,18 @@ def empty_rows(some: tuple[int, int]) -> list[str]:
     kinds = [(name, more) for name in rules for more in ({}, {"sinks": 3 * normal(7, H)})]
     for name, more in kinds[first::each]:
         case = Case(bare.q, bare.k, bare.v, rules[name], more)
-        wrong += [f"{name}, {list(more)}: {what}" for what in one_call(case, torch.float32, "zigzag")]
+        wrong += [f"{name}, {list(more)}: {label}" for label in one_call(case, torch.float32, "zigzag")]
     q, k, v = (x[:, :, mine] for x in (bare.q, bare.k, bare.v))
-    told = hw.parallel.attention(q, k, v, causal=True)[0]
-    known = hw.parallel.attention(q, k, v, causal=True, length=T)[0]
-    if not torch.equal(told, known):
+    message = hw.parallel.attention(q, k, v, causal=True)[0]
+    expected = hw.parallel.attention(q, k, v, causal=True, length=T)[0]
+    if not torch.equal(message, expected):
         wrong.append("a length that is known changes something")
     with torch.no_grad():
         quiet = hw.parallel.attention(q.requires_grad_(), k, v, causal=True)[0]
     with torch.inference_mode():
         quieter, weights = hw.parallel.attention(q, k, v, causal=True)
         weights.statistics()
-    if quiet.requires_grad or not torch.equal(quiet, told) or not torch.equal(quieter, told):
+    if quiet.requires_grad or not torch.equal(quiet, message) or not torch.equal(quieter, message):
         wrong.append("no_grad changes something")
     return wrong
 
@@ -223,12 +223,14 @@ def test_what_sees_nothing_is_nothing_over_ranks_too(ranks: int, some: tuple[int
 # Modules and models
 
 
-def apart(what: str, found: Tensor, true: Tensor, bound: float = 1e-12) -> list[str]:
+def apart(what: str, actual: Tensor, true: Tensor, bound: float = 1e-12) -> list[str]:
     """What is wrong with a result over ranks, beside one process's in float64."""
-    if found.shape != true.shape:
-        return [f"{what}: {list(found.shape)}, not {list(true.shape)}"]
-    same = torch.allclose(found.double(), true.double(), rtol=bound, atol=bound, equal_nan=True)
-    return [] if same else [f"{what}: off by {(found.double() - true.double()).abs().nan_to_num().max():.3g}"]
+    if actual.shape != true.shape:
+        return [f"{what}: {list(actual.shape)}, not {list(true.shape)}"]
+    same = torch.allclose(actual.double(), true.double(), rtol=bound, atol=bound, equal_nan=True)
+    return (
+        [] if same else [f"{what}: off by {(actual.double() - true.double()).abs().nan_to_num().max():.3g}"]
+    )
 
 
 MODULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the constructor, of the call
@@ -246,28 +248,28 @@ MODULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the construc
 
 def modules(order: str) -> list[str]:
     wrong: list[str] = []
-    for name, (made, given) in MODULES.items():
+    for name, (made, arguments) in MODULES.items():
         torch.manual_seed(0)
-        one = hw.MultiHeadAttention(24, 6, **made, dtype=torch.float64)
-        many = hw.parallel.shard_sequence(copy.deepcopy(one), order=order)
+        whole = hw.MultiHeadAttention(24, 6, **made, dtype=torch.float64)
+        many = hw.parallel.shard_sequence(copy.deepcopy(whole), order=order)
         x, pull = normal(0, B, 23, 24).requires_grad_(), normal(1, B, 23, 24)
         mine = hw.parallel.split(x.detach(), order=order).requires_grad_()
-        output, weights = one(x, **given)
-        found, map_over_ranks = many(mine, **given)
-        wrong += apart(f"{name}: output", hw.parallel.join(found, order=order), output.detach())
+        output, weights = whole(x, **arguments)
+        actual, map_over_ranks = many(mine, **arguments)
+        wrong += apart(f"{name}: output", hw.parallel.join(actual, order=order), output.detach())
         output.backward(pull)
-        found.backward(hw.parallel.split(pull, order=order))
+        actual.backward(hw.parallel.split(pull, order=order))
         hw.parallel.sum_gradients(many)
         assert mine.grad is not None and x.grad is not None
         wrong += apart(f"{name}: d x", hw.parallel.join(mine.grad, order=order), x.grad)
-        for (place, a), b in zip(many.named_parameters(), one.parameters(), strict=True):
+        for (place, a), b in zip(many.named_parameters(), whole.parameters(), strict=True):
             assert a.grad is not None and b.grad is not None
             wrong += apart(f"{name}: d {place}", a.grad, b.grad, 1e-10)
         mine_too, all_of_it = map_over_ranks.detach().statistics(), weights.detach().statistics()
         for statistic, true in all_of_it.items():
             wrong += apart(f"{name}: {statistic}", mine_too[statistic], true)
-        heads = hw.parallel.join(many.head_outputs(mine, **given), dim=2, order=order)
-        wrong += apart(f"{name}: heads", heads, one.head_outputs(x, **given).detach())
+        heads = hw.parallel.join(many.head_outputs(mine, **arguments), dim=2, order=order)
+        wrong += apart(f"{name}: heads", heads, whole.head_outputs(x, **arguments).detach())
     return wrong
 
 
@@ -297,34 +299,34 @@ def models(names: tuple[str, ...]) -> list[str]:
     wrong: list[str] = []
     T = 29
     for name in names:
-        one = transformer(**MODELS[name])
-        many = hw.parallel.shard_sequence(copy.deepcopy(one))
+        whole = transformer(**MODELS[name])
+        many = hw.parallel.shard_sequence(copy.deepcopy(whole))
         ids = torch.randint(61, (B, T), generator=torch.Generator().manual_seed(3))
         ids[:, T // 2 :] = ids[:, : T - T // 2].clone()  # said twice: there is something to induce
         lengths = torch.tensor([T, T - 6])
-        with hw.watch(one, statistics=STATISTICS) as there:
-            logits = one(ids, lengths=lengths)
-        with hw.watch(many, statistics=STATISTICS) as here:
+        with hw.watch(whole, statistics=STATISTICS) as heads_whole:
+            logits = whole(ids, lengths=lengths)
+        with hw.watch(many, statistics=STATISTICS) as heads_sharded:
             mine = many(hw.parallel.split(ids), lengths=lengths)
         wrong += apart(f"{name}: logits", hw.parallel.join(mine), logits.detach())
         if torch.distributed.get_rank() == 0:  # nobody is asked: what was watched is whole on every rank
-            wrong += [f"{name}, watched: {what}" for what in differences(here, there)]
+            wrong += [f"{name}, watched: {label}" for label in differences(heads_sharded, heads_whole)]
         pull = normal(1, *logits.shape)
         (logits * pull).sum().backward()
         (mine * hw.parallel.split(pull)).sum().backward()
         hw.parallel.sum_gradients(many)
-        for model in (one, many):
+        for model in (whole, many):
             torch.optim.Adam(model.parameters(), lr=0.01).step()
-        for (place, a), b in zip(many.named_parameters(), one.parameters(), strict=True):
+        for (place, a), b in zip(many.named_parameters(), whole.parameters(), strict=True):
             wrong += apart(f"{name}: {place} after a step", a.detach(), b.detach(), 1e-8)
     return wrong
 
 
-def differences(here: hw.Heads, there: hw.Heads) -> list[str]:
+def differences(actual: hw.Heads, expected: hw.Heads) -> list[str]:
     """Where two records of the same run differ."""
     wrong = []
-    for layer in there:
-        ours, theirs = here[layer].calls[0], there[layer].calls[0]
+    for layer in expected:
+        ours, theirs = actual[layer].calls[0], expected[layer].calls[0]
         for record in (ours, theirs):
             record.measure_patterns()
         assert ours.shape == theirs.shape and ours.rows.keys() == theirs.rows.keys()
@@ -337,7 +339,7 @@ def differences(here: hw.Heads, there: hw.Heads) -> list[str]:
             wrong += apart(f"{layer} {name}", a, b) if b is not None else []
         assert ours.map is not None and theirs.map is not None
         wrong += apart(f"{layer} kept", ours.map.dense(), theirs.map.dense().detach())
-    if str(here.table()) != str(there.table()):
+    if str(actual.table()) != str(expected.table()):
         wrong.append("tables differ")
     return wrong
 
@@ -426,10 +428,10 @@ def test_bytes_of_a_rank_fall_with_their_number() -> None:
 def crossed() -> list[str]:
     """An encoder-decoder, both texts over ranks; checkpointing; a group that is one axis of a mesh."""
     wrong: list[str] = []
-    one = transformer(kind="encoder-decoder", positions="sinusoidal")
-    many = hw.parallel.shard_sequence(copy.deepcopy(one))
+    whole = transformer(kind="encoder-decoder", positions="sinusoidal")
+    many = hw.parallel.shard_sequence(copy.deepcopy(whole))
     source, target = (torch.randint(61, (B, n), generator=torch.Generator().manual_seed(n)) for n in (17, 23))
-    logits = one(source, target, lengths=[17, 11], target_lengths=[23, 20])
+    logits = whole(source, target, lengths=[17, 11], target_lengths=[23, 20])
     read = (hw.parallel.split(source), hw.parallel.split(target))
     mine = many(*read, lengths=[17, 11], target_lengths=[23, 20])
     wrong += apart("encoder-decoder", hw.parallel.join(mine), logits.detach())
@@ -481,20 +483,20 @@ def corners() -> list[str]:
     torch.manual_seed(0)
     wrong: list[str] = []
     x, y = normal(1, B, 11, 24), normal(2, B, 6, 24)
-    one = hw.MultiHeadAttention(24, 6, rope=Rope(), dtype=torch.float64)
+    whole = hw.MultiHeadAttention(24, 6, rope=Rope(), dtype=torch.float64)
     for order in ("in order", "zigzag"):
-        many = hw.parallel.shard_sequence(copy.deepcopy(one), order=order)
+        many = hw.parallel.shard_sequence(copy.deepcopy(whole), order=order)
         keys = hw.parallel.split(y, order=order)
-        found = hw.parallel.join(many(hw.parallel.split(x, order=order), keys, keys)[0], order=order)
-        wrong += apart(f"more queries than keys, {order}", found, one(x, y, y)[0].detach())
+        actual = hw.parallel.join(many(hw.parallel.split(x, order=order), keys, keys)[0], order=order)
+        wrong += apart(f"more queries than keys, {order}", actual, whole(x, y, y)[0].detach())
     model = hw.parallel.shard_sequence(WithMore())
     model(hw.parallel.split(x.float())).square().sum().backward()
     hw.parallel.sum_gradients(model)
     if model.unused.weight.grad is not None or model.attention.q_proj.weight.grad is None:
         wrong.append("gradients are made up, or lost")  # None is left alone by weight decay, 0 is not
     rank, mine = torch.distributed.get_rank(), hw.parallel.split(x)
-    said = "must not be negative: got -5" if rank else "arguments must be right on every rank"
-    with pytest.raises(HeadwiseError, match=said):
+    message = "must not be negative: got -5" if rank else "arguments must be right on every rank"
+    with pytest.raises(HeadwiseError, match=message):
         many(mine, positions=torch.arange(mine.shape[1]) - 5 * rank)
     return wrong
 
@@ -516,14 +518,14 @@ def wrapped() -> list[str]:
 
     ranks = torch.distributed.get_world_size()
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (ranks,))
-    one = transformer(rope=Rope())
-    many = hw.parallel.shard_sequence(copy.deepcopy(one), mesh)
+    whole = transformer(rope=Rope())
+    many = hw.parallel.shard_sequence(copy.deepcopy(whole), mesh)
     for layer in many.decoder.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh)
     fully_shard(many, mesh=mesh)
     ids = torch.randint(61, (B, 23), generator=torch.Generator().manual_seed(5))
-    optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (one, many)]
-    one(ids).square().sum().backward()
+    optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (whole, many)]
+    whole(ids).square().sum().backward()
     (many(hw.parallel.split(ids, mesh)).square().sum() * ranks).backward()
     wrong = []
     try:
@@ -534,7 +536,7 @@ def wrapped() -> list[str]:
             wrong.append(str(problem))
     for optimiser in optimisers:
         optimiser.step()
-    for (place, a), b in zip(many.named_parameters(), one.parameters(), strict=True):
+    for (place, a), b in zip(many.named_parameters(), whole.parameters(), strict=True):
         wrong += apart(f"sharded weights: {place}", a.full_tensor().detach(), b.detach(), 1e-9)  # type: ignore[attr-defined]
     return wrong
 
@@ -629,8 +631,8 @@ def refusals() -> list[str]:
     return wrong
 
 
-def _watched(model: Transformer, ids: Tensor, **asked: bool) -> None:
-    with hw.watch(model, **asked):  # type: ignore[arg-type]
+def _watched(model: Transformer, ids: Tensor, **requested: bool) -> None:
+    with hw.watch(model, **requested):  # type: ignore[arg-type]
         model(ids)
 
 
@@ -672,11 +674,11 @@ def tokens_laid_out_otherwise() -> list[str]:
     def said(what: str, words: str | None, call: Callable[[], object]) -> None:
         try:
             call()
-            found = None
+            actual = None
         except ArgumentError as problem:
-            found = str(problem)
-        if (words is None) != (found is None) or (words or "") not in (found or ""):
-            wrong.append(f"{what}: {found}")
+            actual = str(problem)
+        if (words is None) != (actual is None) or (words or "") not in (actual or ""):
+            wrong.append(f"{what}: {actual}")
 
     sequence._orders_used.clear()  # as in a group in which nothing was split yet
     ids = torch.randint(61, (B, 64), generator=torch.Generator().manual_seed(3))

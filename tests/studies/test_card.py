@@ -35,48 +35,48 @@ def a_life(**changes: Any) -> Specialisation:
     scores = torch.full((2, 2, 3), 0.1)
     scores[1, 1, 2] = 0.87
     numbers = torch.tensor([0, 8000])
-    known = {"previous": scores, "induction_stripe": scores / 5}
+    expected = {"previous": scores, "induction_stripe": scores / 5}
     labels = (((None,) * 3,) * 2, ((None,) * 3, (None, None, "previous-token")))
-    given = (numbers, numbers * 32768, numbers / 8000, numbers / 8000, known, labels)
-    return Specialisation(*given, **({"fingerprint": NAME} | changes))
+    arguments = (numbers, numbers * 32768, numbers / 8000, numbers / 8000, expected, labels)
+    return Specialisation(*arguments, **({"fingerprint": NAME} | changes))
 
 
 def some_roles() -> Roles:
     numbers: dict[str, Any] = {"share": 0.91, "low": 0.88, "high": 0.94, "cases": 311, "by_distance": {}}
     rules = {"-2 words": 0.44, "the first noun": 0.31}
-    found = Role("noun > determiner", True, 1, 2, rules=rules, **numbers)
+    actual = Role("noun > determiner", True, 1, 2, rules=rules, **numbers)
     lost = Role("verb > subject", False, 0, 1, rules={"-1 words": 0.9}, **numbers)
-    return Roles({role.name: role for role in (found, lost)}, {}, [0, 1])
+    return Roles({role.name: role for role in (actual, lost)}, {}, [0, 1])
 
 
 def probed(**changes: Any) -> dict[str, Any]:
     prose = {"name": "prose", "sequences": [5], "periods": [103]}
-    told = {"model": "mini", "fingerprint": NAME, "probes": [prose], "kinds": {}, "ablations": []}
-    return told | changes
+    message = {"model": "mini", "fingerprint": NAME, "probes": [prose], "kinds": {}, "ablations": []}
+    return message | changes
 
 
 def made(**changes: Any) -> str:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": MODEL, "life": a_life(), "roles": some_roles(), "training": TRAINING, "probed": probed(),
         "weights": 7_900_000, "sources": [a_source()],
     }  # fmt: skip
-    return card.card(**(given | changes))
+    return card.card(**(options | changes))
 
 
 def test_the_card_says_what_was_read_how_it_was_trained_and_what_heads_do() -> None:
-    told = " ".join(made().split())  # wherever its lines end
-    assert "| Book 1.2.3 | chapters | prose | public domain | 135 | 1.2 |" in told
-    assert "Validation loss 2.345 nats" in told and "16.0 times through the text" in told
-    assert "no synthetic repeats" in told and "7.9 MB, float16" in told
-    assert "| 1.2 | previous-token | 0.87 | 0.17 |" in told and "| 0.0 | – | 0.10 | 0.02 |" in told
-    assert "on the token before at step 8,000." in told
-    assert "1 of 2 relations found" in told
-    assert "| noun > determiner | 1.2 | 0.91 (0.88 to 0.94) | 0.44, -2 words | **found** | 311 |" in told
-    assert "| verb > subject | 0.1 | 0.91 (0.88 to 0.94) | 0.90, -1 words | not found | 311 |" in told
+    message = " ".join(made().split())  # wherever its lines end
+    assert "| Book 1.2.3 | chapters | prose | public domain | 135 | 1.2 |" in message
+    assert "Validation loss 2.345 nats" in message and "16.0 times through the text" in message
+    assert "no synthetic repeats" in message and "7.9 MB, float16" in message
+    assert "| 1.2 | previous-token | 0.87 | 0.17 |" in message and "| 0.0 | – | 0.10 | 0.02 |" in message
+    assert "on the token before at step 8,000." in message
+    assert "1 of 2 relations found" in message
+    assert "| noun > determiner | 1.2 | 0.91 (0.88 to 0.94) | 0.44, -2 words | **found** | 311 |" in message
+    assert "| verb > subject | 0.1 | 0.91 (0.88 to 0.94) | 0.90, -1 words | not found | 311 |" in message
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"life": a_life(fingerprint="17ab")}, "checkpoints must be of this model: .* weights 17ab, these"),
         ({"probed": probed(fingerprint="19cd")}, "probes must be of this model: measured with weights 19cd"),
@@ -84,8 +84,8 @@ def test_the_card_says_what_was_read_how_it_was_trained_and_what_heads_do() -> N
     ],
     ids=["checkpoints", "probes", "sources"],
 )
-def test_results_of_something_else_make_no_card(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_results_of_something_else_make_no_card(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         made(**changes)
 
 
@@ -96,9 +96,9 @@ def test_a_training_is_summed_up_with_the_sizes_of_what_it_read(tmp_path: Path) 
     documents = [(book, "one", "abc"), (book, "two", "de"), (code, "x", "f")]
     history = TRAINING | {"losses": [1.0], "validation": {"0": 8.0, "8000": 2.345}}
     (tmp_path / "history.json").write_text(json.dumps(history))
-    told = card.training_of(tmp_path, documents)
+    message = card.training_of(tmp_path, documents)
     sizes = {book: {"documents": 2, "letters": 5}, code: {"documents": 1, "letters": 1}}
-    assert told == TRAINING | {"sources": sizes}
+    assert message == TRAINING | {"sources": sizes}
     (tmp_path / "history.json").write_text(json.dumps(history | {"validation": {"0": 8.0}}))
     with pytest.raises(ArgumentError, match="must have come to its end: step 8000 was not judged"):
         card.training_of(tmp_path, documents)

@@ -87,13 +87,13 @@ def test_what_a_causal_model_cannot_see_is_not_asked() -> None:
 def test_parts_of_words_are_joined() -> None:
     """A word of two tokens is looked at by both in sum, and looks as they do on average."""
     model, letters = tiny(), Letters()
-    found = word_weights(model, letters, "abc defghi jk")
+    actual = word_weights(model, letters, "abc defghi jk")
     with torch.no_grad(), hw.watch(model) as heads:
         model(torch.tensor([letters("abc defghi jk")["input_ids"]]))
     maps = torch.stack([heads[layer].map.dense()[0] for layer in heads])  # 5 tokens: the first is special
-    assert found.shape == (3, 2, 3, 3)
-    torch.testing.assert_close(found[..., 2, 1], maps[..., 4, 2] + maps[..., 4, 3])
-    torch.testing.assert_close(found[..., 1, 0], (maps[..., 2, 1] + maps[..., 3, 1]) / 2)
+    assert actual.shape == (3, 2, 3, 3)
+    torch.testing.assert_close(actual[..., 2, 1], maps[..., 4, 2] + maps[..., 4, 3])
+    torch.testing.assert_close(actual[..., 1, 0], (maps[..., 2, 1] + maps[..., 3, 1]) / 2)
 
 
 # All of them
@@ -125,7 +125,7 @@ def test_roles_decide_what_holds_in_general(monkeypatch: pytest.MonkeyPatch) -> 
         a_role("noun > earlier related noun", 1, found=True, by_distance={6: (0.3, 20)}),
         a_role("relative pronoun > antecedent", 1, found=False),
     )
-    monkeypatch.setattr(hw, "roles", lambda *given, **options: some_roles())
+    monkeypatch.setattr(hw, "roles", lambda *arguments, **options: some_roles())
     rows = by_claim(of_roles(Subject(tiny(), Letters(), roles)))
     verdicts = {about: row.verdict for about, row in rows.items()}
     assert verdicts["a head joins subject and verb"] == "holds in part"
@@ -145,19 +145,19 @@ def test_roles_decide_what_holds_in_general(monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_claim_gets_a_row_with_a_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in (claim_measures, claimed_structure):
         monkeypatch.setattr(part, "PROSE", claim_measures.PROSE[:79])
-    monkeypatch.setattr(hw, "roles", lambda *given, **options: some_roles())
+    monkeypatch.setattr(hw, "roles", lambda *arguments, **options: some_roles())
     monkeypatch.setattr(claimed_sentence, "DRAWS", 7)
     causal = kind == "decoder"
     roles = some_roles(a_role("verb > subject", 0, found=True), causal=causal)
-    found = claims.claims(tiny(kind), Letters(), "tiny", roles=roles)
-    assert found["heads"] == 6 and found["causal"] is causal
-    assert {row["verdict"] for row in found["claims"]} <= VERDICTS
-    about = [row["about"] for row in found["claims"]]
+    actual = claims.claims(tiny(kind), Letters(), "tiny", roles=roles)
+    assert actual["heads"] == 6 and actual["causal"] is causal
+    assert {row["verdict"] for row in actual["claims"]} <= VERDICTS
+    about = [row["about"] for row in actual["claims"]]
     assert len(set(about)) == len(about) >= 20
-    unasked = sum(row["verdict"] == "cannot be asked" for row in found["claims"])
+    unasked = sum(row["verdict"] == "cannot be asked" for row in actual["claims"])
     assert unasked >= 2 if causal else unasked < 6
-    assert json.loads(json.dumps(found)) == found
-    table = claims.markdown([found, found])
+    assert json.loads(json.dumps(actual)) == actual
+    table = claims.markdown([actual, actual])
     assert table.count("### tiny, 6 heads") == 2 and table.count("\n| in its sentence, ") == 2 * len(CLAIMED)
 
 
@@ -178,12 +178,12 @@ def test_more_heads_are_judged_by_models_that_were_trained(tmp_path: Path) -> No
 def test_random_weights_are_drawn_without_touching_the_process() -> None:
     model = gpt2()
     before = torch.get_rng_state()
-    one, same, other = (drawn_anew(model, seed) for seed in (0, 0, 1))
+    first, same, other = (drawn_anew(model, seed) for seed in (0, 0, 1))
     torch.testing.assert_close(torch.get_rng_state(), before)
     weight = "transformer.h.0.attn.c_attn.weight"
-    assert torch.equal(one.state_dict()[weight], same.state_dict()[weight])
-    assert not torch.equal(one.state_dict()[weight], other.state_dict()[weight])
-    assert one.state_dict()[weight].dtype == torch.float64 and not one.training
+    assert torch.equal(first.state_dict()[weight], same.state_dict()[weight])
+    assert not torch.equal(first.state_dict()[weight], other.state_dict()[weight])
+    assert first.state_dict()[weight].dtype == torch.float64 and not first.training
 
 
 # Effects, as a study
@@ -215,7 +215,7 @@ def test_effects_are_kept_role_by_role_and_gone_on_with(
     assert effects.main(["--model", "tiny", *out, "--roles", str(roles), *also]) == 0
     assert "verb > auxiliary (not found), form after" in capsys.readouterr().out
     assert effects.main(["--table", *out]) == 0
-    told = capsys.readouterr().out
-    assert "### tiny" in told and "| relative pronoun > antecedent | 1.1 | number after who |" in told
+    captured = capsys.readouterr().out
+    assert "### tiny" in captured and "| relative pronoun > antecedent | 1.1 | number after who |" in captured
     with pytest.raises(SystemExit):
         effects.main([])

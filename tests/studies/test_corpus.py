@@ -130,20 +130,22 @@ def test_training_leaves_checkpoints_and_goes_on_where_it_was(
     mini.train(whole, steps=20, batch=3, every=5)
     real = mini.fit
 
-    def killed(model: torch.nn.Module, batches: Any, **given: Any) -> object:
+    def killed(model: torch.nn.Module, batches: Any, **args: Any) -> object:
         def stop(step: mini.TrainingStep) -> None:
             if step.step == 11:
                 raise RuntimeError("killed")
 
-        return real(model, batches, **{**given, "callbacks": [*given["callbacks"], stop]})
+        return real(model, batches, **{**args, "callbacks": [*args["callbacks"], stop]})
 
     monkeypatch.setattr(mini, "fit", killed)
     with pytest.raises(RuntimeError, match="killed"):
         mini.train(halves, steps=20, batch=3, every=5)
     monkeypatch.setattr(mini, "fit", real)
     mini.train(halves, steps=20, batch=3, every=5)
-    told = [json.loads((folder / "history.json").read_text()) for folder in (whole, halves)]
-    assert told[0]["losses"] == told[1]["losses"] and told[0]["validation"] == told[1]["validation"]
+    message = [json.loads((folder / "history.json").read_text()) for folder in (whole, halves)]
+    assert (
+        message[0]["losses"] == message[1]["losses"] and message[0]["validation"] == message[1]["validation"]
+    )
     assert {each.name for each in whole.glob("step_*")} == {
         f"step_{n:06d}.safetensors" for n in mini.checkpoint_steps(20)
     }

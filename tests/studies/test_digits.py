@@ -18,15 +18,15 @@ def test_patches_come_row_by_row_behind_the_first_token() -> None:
         model.patches.bias.zero_()
         model.positions.zero_()
         model.first.zero_()
-    seen: list[torch.Tensor] = []
-    model.layers[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    calls: list[torch.Tensor] = []
+    model.layers[0].register_forward_pre_hook(lambda module, arguments: calls.append(arguments[0]))
     picture = torch.zeros(1, 8, 8)
     picture[0, 2:4, 6:8] = 1  # the second row of patches, the last of it
     with torch.no_grad():
         model(picture)
-    assert seen[0].shape == (1, 17, 8)
-    assert seen[0][0, :, 0].nonzero().flatten().tolist() == [1 + 4 + 3]
-    assert float(seen[0][0, 8, 0]) == 4
+    assert calls[0].shape == (1, 17, 8)
+    assert calls[0][0, :, 0].nonzero().flatten().tolist() == [1 + 4 + 3]
+    assert float(calls[0][0, 8, 0]) == 4
 
 
 @pytest.mark.slow
@@ -34,10 +34,13 @@ def test_an_image_or_a_number_of_steps_that_is_not_there_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install scikit-learn")
-    for given, said in ((["--image", "360"], "360 pictures, from 0: got 360"), (["--steps", "0"], "got 0")):
+    for arguments, message in (
+        (["--image", "360"], "360 pictures, from 0: got 360"),
+        (["--steps", "0"], "got 0"),
+    ):
         with pytest.raises(SystemExit):
-            digits.main(given)
-        assert said in capsys.readouterr().err
+            digits.main(arguments)
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -21,11 +21,11 @@ CUE = re.compile(r"(\d\d):(\d\d):(\d\d\.\d{3}) --> (\d\d):(\d\d):(\d\d\.\d{3})\n
 
 def cues(text: str) -> list[tuple[float, float, str]]:
     """Start, end and words of every caption."""
-    found = []
+    actual = []
     for match in CUE.finditer(text):
         start, end = (60 * (60 * int(match[at]) + int(match[at + 1])) + float(match[at + 2]) for at in (1, 4))
-        found.append((start, end, match[7]))
-    return found
+        actual.append((start, end, match[7]))
+    return actual
 
 
 # The example
@@ -71,10 +71,10 @@ def test_captions_cover_the_film_and_are_those_of_its_files() -> None:
     scenes = film.scenes()
     text = (DOCS / "film.vtt").read_text("utf-8")
     assert text == film.captions(scenes) and text.startswith("WEBVTT\n\n")
-    found = cues(text)
-    assert [words for _, _, words in found] == [scene.caption for scene in scenes]
-    assert found[0][0] == 0 and found[-1][1] == pytest.approx(sum(scene.seconds for scene in scenes))
-    assert all(a[1] == b[0] and a[0] < a[1] for a, b in pairwise(found))
+    actual = cues(text)
+    assert [words for _, _, words in actual] == [scene.caption for scene in scenes]
+    assert actual[0][0] == 0 and actual[-1][1] == pytest.approx(sum(scene.seconds for scene in scenes))
+    assert all(a[1] == b[0] and a[0] < a[1] for a, b in pairwise(actual))
     page = (DOCS / "learn" / "film.md").read_text("utf-8")
     assert film.transcript(scenes) in page and film.with_transcript(page, scenes) == page
     C, L, H = film_training.life().shape
@@ -84,16 +84,16 @@ def test_captions_cover_the_film_and_are_those_of_its_files() -> None:
 
 
 def test_captions_of_training_say_what_was_measured() -> None:
-    life, told = hw.models.specialisation(), film_training.facts()
-    said = " ".join(scene.caption for scene in film.scenes() if scene.part == 1)
-    layer, head = map(int, told["before_head"].split("."))
-    at = life.steps.tolist().index(int(told["before_step"].replace(",", "")))
-    assert f"{float(life.statistics['previous'][at, layer, head]):.2f}" == told["before_score"]
-    assert all(value in said for value in told.values())
+    life, message = hw.models.specialisation(), film_training.facts()
+    expected_message = " ".join(scene.caption for scene in film.scenes() if scene.part == 1)
+    layer, head = map(int, message["before_head"].split("."))
+    at = life.steps.tolist().index(int(message["before_step"].replace(",", "")))
+    assert f"{float(life.statistics['previous'][at, layer, head]):.2f}" == message["before_score"]
+    assert all(value in expected_message for value in message.values())
     labels = [{name or "no label" for row in each for name in row} for each in life.labels]
     assert labels[0] == {"broad"}  # "at first all are broad"
     first = {
-        name: min(at for at, there in enumerate(labels) if name in there) for name in film_training.COLOURS
+        name: min(at for at, listed in enumerate(labels) if name in listed) for name in film_training.COLOURS
     }
     assert first["punctuation"] < first["local"] < first["previous-token"] < first["induction"]
     assert set.union(*labels) <= set(film_training.COLOURS)

@@ -36,25 +36,25 @@ def trained() -> dict[int, dict[str, Any]]:
 
 
 def test_head_counts_share_parameters_first_weights_and_tokens(trained) -> None:
-    one, two = trained[1], trained[2]
-    assert one["parameters"] == two["parameters"]
-    assert one["initial_weights"] == two["initial_weights"]
-    assert (one["head_dim"], two["head_dim"]) == (16, 8)
-    assert (one["rope_pairs"], two["rope_pairs"]) == (8, 4)
+    left, two = trained[1], trained[2]
+    assert left["parameters"] == two["parameters"]
+    assert left["initial_weights"] == two["initial_weights"]
+    assert (left["head_dim"], two["head_dim"]) == (16, 8)
+    assert (left["rope_pairs"], two["rope_pairs"]) == (8, 4)
     read = tokens().train.to(torch.int32)
     first, again, other = (next(mini.windows(read, 5, 23, seed)(0)) for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_everything_is_measured_of_every_model(trained) -> None:
-    for heads, told in trained.items():
-        assert told["problems"] == {}
-        assert told["steps"] == len(told["training_losses"]) == TRIAL.steps
-        assert abs(told["validation_loss"] - math.log(61)) < 0.5
-        assert sum(told["labels"].values()) == len(told["without"]["one"]) == 2 * heads
-        assert 0 < told["previous"]["score"] < 1 and 0 < told["induction"]["score"] < 1
-        assert math.isfinite(told["said_twice"]["second"])
-        json.dumps(told, allow_nan=False)
+    for heads, message in trained.items():
+        assert message["problems"] == {}
+        assert message["steps"] == len(message["training_losses"]) == TRIAL.steps
+        assert abs(message["validation_loss"] - math.log(61)) < 0.5
+        assert sum(message["labels"].values()) == len(message["without"]["one"]) == 2 * heads
+        assert 0 < message["previous"]["score"] < 1 and 0 < message["induction"]["score"] < 1
+        assert math.isfinite(message["said_twice"]["second"])
+        json.dumps(message, allow_nan=False)
     assert trained[1]["after"]["attention"] is None  # nobody to differ from
     assert trained[2]["after"]["attention"] > 0 and trained[2]["before"]["attention"] > 0
 
@@ -65,9 +65,9 @@ def test_a_head_that_says_nothing_costs_nothing() -> None:
         model.decoder.layers[0].attention.out_proj.weight[:, 8:] = 0
         text = torch.randint(0, 61, (3, 24))
         whole = float(next_token_loss(model, text))
-        silent, heard = without(model, text, [[(0, 1)], [(0, 0)]])
+        silent, output = without(model, text, [[(0, 1)], [(0, 0)]])
         assert silent == round(whole, 5)
-        assert heard != silent
+        assert output != silent
         model.embedding.tokens.weight[:] = math.nan
         with pytest.raises(ArithmeticError, match=r"the loss without \[\(1, 0\)\] is nan"):
             without(model, text, [[(1, 0)]])
@@ -79,10 +79,10 @@ def test_a_measurement_that_fails_is_reported_and_costs_no_other(monkeypatch) ->
 
     monkeypatch.setattr(mini, "validation_loss", broken)
     plan = replace(TRIAL, steps=1, warmup=0)
-    told = one_model(plan, 2, 0, tokens(), "cpu")
-    assert told["problems"] == {"validation_loss": "RuntimeError: no loss of 17 windows"}
-    assert "validation_loss" not in told and told["without"]["one"]
-    results = made([told])
+    message = one_model(plan, 2, 0, tokens(), "cpu")
+    assert message["problems"] == {"validation_loss": "RuntimeError: no loss of 17 windows"}
+    assert "validation_loss" not in message and message["without"]["one"]
+    results = made([message])
     assert "2 heads, seed 0, validation_loss: RuntimeError: no loss of 17 windows" in shown.markdown(results)
 
 
@@ -118,8 +118,8 @@ def test_a_model_that_fails_is_told_of_in_its_own_file(tmp_path) -> None:
     torch.save([tokens().train, tokens().validation], tmp_path / "tokens.pt")
     (tmp_path / "plan.json").write_text(json.dumps({"heads": [3], "trial": True}))
     assert head_counts.main(["--one", "3", "0", "--inside", str(tmp_path)]) == 1  # 16 / 3
-    told = json.loads((tmp_path / "heads3_seed0.json").read_text())
-    assert told["failed"].startswith("ShapeError: ") and "3" in told["failed"]
+    message = json.loads((tmp_path / "heads3_seed0.json").read_text())
+    assert message["failed"].startswith("ShapeError: ") and "3" in message["failed"]
 
 
 def test_an_earlier_run_is_taken_over_only_with_the_same_settings() -> None:
@@ -190,23 +190,25 @@ def test_the_table_gives_mean_spread_and_difference() -> None:
     assert header[:3] == ["heads", "validation loss", "beside 8 heads"]
     assert four[:3] == ["4", "3.7500 ± 0.2500", "+0.6250 (+0.3145 to +0.9355)"]
     assert eight[:3] == ["8", "3.1250 ± 0.1250", "–"]
-    told = dict(zip(header, eight, strict=True))
-    assert told["diversity, untrained"] == "0.125 ± 0.000" and told["trained"] == "0.266 ± 0.016"
-    assert told["without one head"] == "0.2500 ± 0.0000" and told["without the worst"] == "0.500 ± 0.000"
-    assert told["without 1/8"] == "–" and told["without 1/4"] == "0.250 ± 0.000"
-    assert told["best induction"] == "1.00 ± 0.00" and told["best previous-token"] == "0.75 ± 0.00"
+    message = dict(zip(header, eight, strict=True))
+    assert message["diversity, untrained"] == "0.125 ± 0.000" and message["trained"] == "0.266 ± 0.016"
+    assert (
+        message["without one head"] == "0.2500 ± 0.0000" and message["without the worst"] == "0.500 ± 0.000"
+    )
+    assert message["without 1/8"] == "–" and message["without 1/4"] == "0.250 ± 0.000"
+    assert message["best induction"] == "1.00 ± 0.00" and message["best previous-token"] == "0.75 ± 0.00"
 
 
 def test_sentences_follow_the_numbers_either_way() -> None:
-    said = "\n".join(shown.sentences(three_seeds()))
-    assert "Validation loss: from 3.1250 ± 0.1250 (8 heads) to 3.7500 ± 0.2500 (4 heads)" in said
-    assert "Beside 8 heads it is clearly higher with 4, not told apart with 16." in said
-    assert "differ in what they look at clearly more at 4, 8 and 16." in said
-    assert "induction at 0.4 or more on random tokens said twice: 3 of 3 with 4 heads" in said
-    assert "1,000,003 parameters" in said and "one in twenty" in said
+    message = "\n".join(shown.sentences(three_seeds()))
+    assert "Validation loss: from 3.1250 ± 0.1250 (8 heads) to 3.7500 ± 0.2500 (4 heads)" in message
+    assert "Beside 8 heads it is clearly higher with 4, not told apart with 16." in message
+    assert "differ in what they look at clearly more at 4, 8 and 16." in message
+    assert "induction at 0.4 or more on random tokens said twice: 3 of 3 with 4 heads" in message
+    assert "1,000,003 parameters" in message and "one in twenty" in message
     better = made(
         [model(h, s, 2.0 + s / 8 - h / 64 - s * h / 1024, after={}) for h in (8, 16) for s in range(3)]
     )
-    said = "\n".join(shown.sentences(better))
-    assert "Beside 8 heads it is clearly lower with 16." in said
-    assert "look at" not in said
+    message = "\n".join(shown.sentences(better))
+    assert "Beside 8 heads it is clearly lower with 16." in message
+    assert "look at" not in message

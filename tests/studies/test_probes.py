@@ -22,15 +22,15 @@ SMALL = {"periods": (11, 19), "piece": 23, "sequences": 2}
 @pytest.fixture(scope="module")
 def found() -> Any:
     model = planted()
-    given = probes.probes_of(model, Letters(), **SMALL)[:1]
-    return probes.measured(model, Letters(), "planted", draws=5, probes=given)
+    arguments = probes.probes_of(model, Letters(), **SMALL)[:1]
+    return probes.measured(model, Letters(), "planted", draws=5, probes=arguments)
 
 
 def test_a_planted_circuit_is_found(found: Any) -> None:
     for kind, place in (("induction", INDUCTION), ("previous-token", PREVIOUS)):
-        told = found["kinds"][kind]
-        assert told["found"] and [(head["layer"], head["head"]) for head in told["heads"]] == [place]
-        assert told["heads"][0]["scores"]["random tokens"] > 0.7  # two queries of the stripe have no copy
+        message = found["kinds"][kind]
+        assert message["found"] and [(head["layer"], head["head"]) for head in message["heads"]] == [place]
+        assert message["heads"][0]["scores"]["random tokens"] > 0.7  # two queries of the stripe have no copy
 
 
 def test_without_the_planted_induction_head_nothing_is_copied(found: Any) -> None:
@@ -55,9 +55,11 @@ def test_random_weights_pass_nothing() -> None:
     before = copy.deepcopy(model.state_dict())
     random, _, code = probes.probes_of(model, Letters(), **SMALL)
     few = probes.Probe(code.name, (code.batches[0][:2],), code.start)
-    told = probes.measured(model, Letters(), "random", draws=1, probes=[random, few])
-    assert [kind for kind, each in told["kinds"].items() if each["found"]] == []
-    assert all(len(each["heads"]) == 1 for each in told["kinds"].values())  # the best, which is switched off
+    message = probes.measured(model, Letters(), "random", draws=1, probes=[random, few])
+    assert [kind for kind, each in message["kinds"].items() if each["found"]] == []
+    assert all(
+        len(each["heads"]) == 1 for each in message["kinds"].values()
+    )  # the best, which is switched off
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
