@@ -45,4 +45,4 @@ def assert_same(actual: Sequence[Tensor | None], expected: Sequence[Tensor | Non
     for i, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         assert (mine is None) == (theirs is None), f"{i}: one of them is None"
         if mine is not None and theirs is not None:
-            assert_judged(mine, theirs, theirs, dtype=torch.float64, size=size, what=str(i))
+            assert_judged(mine, theirs, theirs, dtype=torch.float64, size=size, name=str(i))

@@ -250,7 +250,7 @@ def values(
     def check(what: str, actual: Tensor, plain: Tensor, truth: Tensor, extent: float = one) -> None:
         try:
             assert not bool(torch.isnan(actual).any()), f"{what}: NaN"
-            assert_judged(actual.to(truth.device), plain, truth, dtype=dtype, size=extent, what=what)
+            assert_judged(actual.to(truth.device), plain, truth, dtype=dtype, size=extent, name=what)
         except AssertionError as problem:
             wrong.append(str(problem))
 
@@ -324,7 +324,7 @@ def gradients(
             try:
                 assert_judged(
                     mine.to(true.device), theirs.to(true.device), true, dtype=low.q.dtype, times=3,
-                    size=extent.get(name, flow * low.q.shape[2]), what=f"{look} d {name}",
+                    size=extent.get(name, flow * low.q.shape[2]), name=f"{look} d {name}",
                 )  # fmt: skip
             except AssertionError as problem:
                 wrong.append(str(problem))

@@ -528,14 +528,14 @@ def test_half_precision_works_forward_and_back(options: dict[str, Any], dtype: t
     out = hw.attention(ours.q, ours.k, ours.v, ours.mask, **ours.options)[0]
     pull = normal(8, *out.shape).to(dtype)
     expected, in_dtype = truth.reference()[0], plain.reference()[0]
-    assert_judged(out, in_dtype, expected, dtype=dtype, size=sizes(case)["output"], what="output")
+    assert_judged(out, in_dtype, expected, dtype=dtype, size=sizes(case)["output"], name="output")
     out.backward(pull)
     in_dtype.backward(pull)
     expected.backward(pull.double())
     for name, leaf in truth.leaves().items():
         mine, theirs = ours.leaves()[name].grad, plain.leaves()[name].grad
         assert mine is not None and theirs is not None and leaf.grad is not None and mine.dtype == dtype
-        assert_judged(mine, theirs, leaf.grad, dtype=dtype, size=sizes(case, pull)[name], times=3, what=name)
+        assert_judged(mine, theirs, leaf.grad, dtype=dtype, size=sizes(case, pull)[name], times=3, name=name)
 
 
 # Other modes

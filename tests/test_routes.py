@@ -91,7 +91,7 @@ def test_attention(route: Route) -> None:
         for name, expected in exact.items():
             times = 3.0 if name in case.leaves() else 2.0
             assert_judged(
-                actual[name], beside[name], expected, dtype=FLOAT, size=size[name], times=times, what=name
+                actual[name], beside[name], expected, dtype=FLOAT, size=size[name], times=times, name=name
             )
 
     judge()

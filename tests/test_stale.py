@@ -337,7 +337,7 @@ def test_weights_and_statistics_are_as_exact_as_softmax_at_any_size(
     near = torch.arange(67)
 
     def judge(actual: Tensor, of: Callable[[Tensor], Tensor], what: str) -> None:
-        assert_judged(actual, of(plain), of(truth), dtype=torch.float32, what=what)
+        assert_judged(actual, of(plain), of(truth), dtype=torch.float32, name=what)
 
     judge(visible.dense(), lambda p: p, "dense")
     judge(visible.mean_heads(), lambda p: p.mean(1), "mean")
@@ -398,7 +398,7 @@ def test_gradients_are_as_exact_as_plain_torchs_at_any_size(what: str, shift: fl
         if what == "output" and shift < 1e9:  # the kernel's own way back is as good a peer
             other = gradients(fused, torch.float32)[i]
             peer = max(peer, other, key=lambda g: error(g, truth[i]))
-        assert_judged(actual[i], peer, truth[i], dtype=torch.float32, times=3, size=term, what="qkv"[i])
+        assert_judged(actual[i], peer, truth[i], dtype=torch.float32, times=3, size=term, name="qkv"[i])
 
 
 # NaN

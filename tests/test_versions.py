@@ -189,9 +189,9 @@ def test_compiled_and_placed_objects_have_their_private_names() -> None:
 
 @pytest.mark.slow
 def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
-    removed = "torch._C._functorch.is_batchedtensor"
+    name = "torch._C._functorch.is_batchedtensor"
     done = subprocess.run(
-        [sys.executable, "-c", f"import torch; del {removed}; import headwise"],
+        [sys.executable, "-c", f"import torch; del {name}; import headwise"],
         env={"PYTHONPATH": str(PACKAGE.parent)},
         capture_output=True,
         text=True,
@@ -200,9 +200,9 @@ def test_a_name_that_torch_has_no_more_is_told_at_import() -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     oldest, newest = TESTED["torch"]
-    first = f"torch must have {removed}, for {TORCH[removed]}: {version('torch')} has none; headwise is tested with"
+    line = f"torch must have {name}, for {TORCH[name]}: {version('torch')} has none; headwise is tested with"
     advice = f'install one of these, such as pip install "torch=={newest}.*", or a newer headwise'
-    assert last == f"headwise.errors.VersionUnsupported: {first} torch {oldest} to {newest}: {advice}"
+    assert last == f"headwise.errors.VersionUnsupported: {line} torch {oldest} to {newest}: {advice}"
 
 
 def test_a_name_that_transformers_has_no_more_is_told_when_one_of_its_models_is_watched(

@@ -118,7 +118,7 @@ def judged(layer: Layer) -> None:
     ours32, ours64 = ours(x)[0], ours.double()(x.double())[0]
     allowed = 2 * (error(theirs32, theirs64) + torch.finfo(torch.float32).eps * largest(theirs64))
     assert error(ours64, theirs64) <= allowed, f"{layer}: {error(ours64, theirs64):.3g} > {allowed:.3g}"
-    assert_judged(ours32, theirs32, ours64, dtype=torch.float32, what=repr(layer))
+    assert_judged(ours32, theirs32, ours64, dtype=torch.float32, name=repr(layer))
 
 
 # Their state dicts, where names alone do not say it

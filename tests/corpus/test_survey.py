@@ -1088,7 +1088,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(shared: Shared, t
     kills = 0
     for _ in range(6):
         begun = len(shards.finished()) if shards.folder.exists() else 0
-        process = started_warm(*command(shared, shards.folder), said=tmp_path / "said")
+        process = started_warm(*command(shared, shards.folder), message=tmp_path / "said")
         end = time.monotonic() + 60
         while process.is_alive() and time.monotonic() < end:
             if shards.folder.exists() and len(shards.finished()) > begun:
@@ -1137,7 +1137,7 @@ def test_a_worker_that_is_lost_leaves_its_documents_to_the_others(
     environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     messages = [tmp_path / f"said {rank}" for rank in range(2)]
     both = [
-        started_warm(*command(shared, shards.folder), said=messages[rank], **environment, RANK=str(rank))
+        started_warm(*command(shared, shards.folder), message=messages[rank], **environment, RANK=str(rank))
         for rank in range(2)
     ]
     end = time.monotonic() + 60

@@ -112,7 +112,7 @@ def judge_backends(low: Case, request: pytest.FixtureRequest) -> None:
         for name, true in answers["truth"].items():
             assert_judged(
                 actual[name], answers["plain"][name], true, dtype=low.q.dtype, size=size[name],
-                times=2 if name in ("output", "lse") else 3, what=f"{backend} {name}",
+                times=2 if name in ("output", "lse") else 3, name=f"{backend} {name}",
             )  # fmt: skip
         judged(request, f"kernel {backend}")
 
@@ -139,7 +139,7 @@ def test_one_query_is_as_exact_as_plain_torch(job: str, request: pytest.FixtureR
     for w in (made, hw.AttentionMap(low.q, low.k, mask=low.mask, **low.options)):
         for b, h, i in itertools.product((0, 1), (w.shape[1] - 1, slice(None)), (0, w.shape[2] - 1)):
             at = (b, h, i)
-            assert_judged(w[at], plain[at], truth[at], dtype=low.q.dtype, size=1.0, what=str(at))
+            assert_judged(w[at], plain[at], truth[at], dtype=low.q.dtype, size=1.0, name=str(at))
     judged(request, "queries of a map", 16)
 
 
@@ -234,7 +234,7 @@ def test_the_module_is_as_exact_as_torchs(kind: str, causal: bool, dtype: str) -
         ("output", "weights", "d query"), actual["ours"], actual["plain"], actual["truth"], strict=True
     ):
         times = 3 if name == "d query" else 2
-        assert_judged(mine, plain, truth, dtype=low, size=4.0, times=times, what=name)
+        assert_judged(mine, plain, truth, dtype=low, size=4.0, times=times, name=name)
 
 
 def test_gradients_do_not_depend_on_the_layout_they_come_in() -> None:

@@ -36,10 +36,10 @@ def test_output_and_lse_are_as_exact_as_plain_torch(case: Case, dtype: torch.dty
     plain, _, plain_lse = ours.reference()
     assert out.dtype == dtype and out.shape == truth.shape
     size = sizes(case)
-    assert_judged(out, plain, truth, dtype=dtype, size=size["output"], what="output")
+    assert_judged(out, plain, truth, dtype=dtype, size=size["output"], name="output")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert w.lse.dtype == wide
-    assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], what="lse")
+    assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], name="lse")
 
 
 @given(case=cases(), backend=st.sampled_from(["auto", "tiles"]), dtype=st.sampled_from(DTYPES[:3]))
@@ -59,7 +59,7 @@ def test_gradients_of_every_input_are_as_exact_as_plain_torch(
         assert leaf.grad is not None
         mine, theirs = ours.leaves()[name].grad, plain.leaves()[name].grad
         assert mine is not None and theirs is not None
-        assert_judged(mine, theirs, leaf.grad, dtype=dtype, size=size[name], times=3, what=name)
+        assert_judged(mine, theirs, leaf.grad, dtype=dtype, size=size[name], times=3, name=name)
 
 
 def test_a_bias_that_lies_head_by_head_is_taken_as_it_is() -> None:

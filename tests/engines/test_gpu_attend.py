@@ -238,15 +238,15 @@ def judge(case: Case, dtype: torch.dtype = torch.float32) -> None:
         size["output"] *= largest(lse)
         size["v"] *= largest(lse)
     assert out.dtype == dtype and w.lse.dtype == torch.float32
-    assert_judged(out, plain_out, true_out, dtype=dtype, size=size["output"], what="output")
-    assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], what="lse")
+    assert_judged(out, plain_out, true_out, dtype=dtype, size=size["output"], name="output")
+    assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], name="lse")
     out.backward(pull)
     plain_out.backward(pull)
     true_out.backward(pull.double())
     for name in names:
         mine, theirs, true = (arm.leaves()[name].grad for arm in (ours, plain, truth))
         assert mine is not None and theirs is not None and true is not None, name
-        assert_judged(mine, theirs, true, dtype=dtype, size=size[name], times=3, what=f"d {name}")
+        assert_judged(mine, theirs, true, dtype=dtype, size=size[name], times=3, name=f"d {name}")
 
 
 def prepared_of(case: Case) -> Prepared:
@@ -639,7 +639,7 @@ def check_statistics(case: Case, names: tuple[str, ...] = ON_THE_WAY) -> None:
     for name, actual in zip(names, rows, strict=True):
         plain, truth = (arm[name] for arm in arms)
         assert not bool(torch.isnan(actual).any()), name
-        assert_judged(actual, plain, truth, dtype=torch.float32, size=extents.get(name, 4.0), what=name)
+        assert_judged(actual, plain, truth, dtype=torch.float32, size=extents.get(name, 4.0), name=name)
         assert error(measured[name], actual) <= 1e-5 * max(size, extents.get(name, 1.0)), name
 
 

@@ -225,7 +225,7 @@ def test_a_head_is_the_mean_over_its_counted_queries(kind: str) -> None:
         plain, truth = (arm[name] for arm in arms)
         assert torch.equal(torch.isnan(value), torch.isnan(truth)), name
         close = (x.nan_to_num(0.0, neginf=-torch.inf) for x in (value, plain, truth))
-        assert_judged(*close, dtype=torch.float32, size=extents.get(name, S / 4), what=name)
+        assert_judged(*close, dtype=torch.float32, size=extents.get(name, S / 4), name=name)
 
 
 def test_some_statistics_are_measured_alone() -> None:
@@ -678,11 +678,11 @@ def test_one_query_over_many_keys(keys: int, mask: Mask, options: dict[str, Any]
     assert hw.why(low.q, low.k, low.v, mask, **low.options).backend == "decode"
     out, weights = hw.attention(low.q, low.k, low.v, mask, **low.options, backend="decode")
     (plain, _, plain_lse), (truth, _, lse) = low.reference(), case.reference()
-    assert_judged(out, plain, truth, dtype=torch.float32, size=largest(truth), what="output")
+    assert_judged(out, plain, truth, dtype=torch.float32, size=largest(truth), name="output")
     visible = lse.isfinite()
     assert torch.equal(weights.lse.isfinite(), visible)
     assert_judged(
-        weights.lse[visible], plain_lse[visible], lse[visible], dtype=torch.float32, size=4.0, what="lse"
+        weights.lse[visible], plain_lse[visible], lse[visible], dtype=torch.float32, size=4.0, name="lse"
     )
     entropy = weights.statistics("entropy").entropy  # the map of a step is a map like any other
     assert torch.equal(entropy.isfinite(), visible.any(-1))
@@ -696,7 +696,7 @@ def test_a_sink_beside_large_scores_takes_its_share(keys: int) -> None:
     low = case.to(torch.float32)
     out, _ = hw.attention(low.q, low.k, low.v, **low.options, backend="decode")
     (plain, *_), (truth, *_) = low.reference(), case.reference()
-    assert_judged(out, plain, truth, dtype=torch.float32, size=largest(truth), what="output")
+    assert_judged(out, plain, truth, dtype=torch.float32, size=largest(truth), name="output")
 
 
 STRIDED: dict[str, dict[str, Any]] = {

@@ -68,7 +68,7 @@ def test_a_row_is_as_exact_as_plain_torch(name: str, dtype: torch.dtype, device:
         for b, h, i in looks(w):
             at = w.shape[2] - 1 - i if number == 2 else i
             assert_judged(
-                w[b, h, i].cpu(), plain[b, h, at], truth[b, h, at], dtype=dtype, size=1.0, what=name
+                w[b, h, i].cpu(), plain[b, h, at], truth[b, h, at], dtype=dtype, size=1.0, name=name
             )
 
 

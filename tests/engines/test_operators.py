@@ -384,7 +384,7 @@ def judge_entropy(case: Case, dtype: torch.dtype, name: str, per: str) -> None:
             mine, theirs = ours.leaves()[leaf].grad, plain.leaves()[leaf].grad
             assert mine is not None and theirs is not None and wanted.grad is not None
             extent = size.get(leaf, flow * case.q.shape[2])
-            assert_judged(mine, theirs, wanted.grad, dtype=dtype, size=extent, times=3, what=leaf)
+            assert_judged(mine, theirs, wanted.grad, dtype=dtype, size=extent, times=3, name=leaf)
 
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

@@ -53,9 +53,9 @@ def test_weights_and_their_mean_are_as_exact_as_plain_torch(
     size = sizes(case)
     dense = w.dense()
     assert dense.dtype == dtype == w.dtype and dense.shape == w.shape
-    assert_judged(dense, plain, truth, dtype=dtype, size=1.0, what="weights")
-    assert_judged(w.mean_heads(), plain.mean(1), truth.mean(1), dtype=dtype, size=1.0, what="mean")
-    assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], what="lse")
+    assert_judged(dense, plain, truth, dtype=dtype, size=1.0, name="weights")
+    assert_judged(w.mean_heads(), plain.mean(1), truth.mean(1), dtype=dtype, size=1.0, name="mean")
+    assert_judged(w.lse, plain_lse, lse, dtype=dtype, size=size["lse"], name="lse")
 
 
 @pytest.mark.thinned(keep=["many tiles"])
@@ -113,7 +113,7 @@ def test_gradients_through_weights_are_as_exact_as_plain_torch(
         mine, theirs = ours.leaves()[name].grad, plain.leaves()[name].grad
         assert mine is not None and theirs is not None and leaf.grad is not None
         extent = size.get(name, flow * case.q.shape[2])
-        assert_judged(mine, theirs, leaf.grad, dtype=dtype, size=extent, times=3, what=name)
+        assert_judged(mine, theirs, leaf.grad, dtype=dtype, size=extent, times=3, name=name)
 
 
 def cells_of(length: int, cells: int) -> Tensor:
@@ -286,7 +286,7 @@ def test_statistics_in_lower_precision_stay_within_the_budget(case: Case, dtype:
             expected[visible],
             dtype=dtype,
             size=extent,
-            what=name,
+            name=name,
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from check_wild import expected_in, meet, score, unknown_keys
+from check_wild import expected_in, judge_all, score, unknown_keys
 from headwise.examiner.marking.template import Template
 from headwise.examiner.source.likely_classes import candidates
 
@@ -49,7 +49,7 @@ NOT_YET = {"mla.py", "local_window.py"}
 def test_a_part_of_the_wild_is_as_expected(folder: Path, one_template: Template) -> None:
     """`make check-wild` runs all of it."""
     expected = expected_in(folder)
-    met = meet(folder, expected[:: max(1, len(expected) // PART)], one_template)
+    met = judge_all(folder, expected[:: max(1, len(expected) // PART)], one_template)
     assert [line for line in score(met)[7:] if line.split()[0] not in NOT_YET] == []
 
 

@@ -87,7 +87,7 @@ def test_norms_cells_and_shares_are_those_made_by_hand(name: str, padded: bool) 
         assert torch.equal(call.rows["written_first"], shares["written_first"])
         for label, value in ours.items():
             assert value.dtype == (dtype if dtype != torch.bfloat16 else torch.float32), label
-            assert_judged(value, theirs[label], truth[label], dtype=dtype, what=f"{label} {dtype}")
+            assert_judged(value, theirs[label], truth[label], dtype=dtype, name=f"{label} {dtype}")
 
 
 @pytest.mark.parametrize("most", [3, 10])

@@ -138,7 +138,7 @@ def test_every_layer_is_as_in_the_model_whose_weights_were_loaded(name: str, the
             plain = their_states(copy.deepcopy(model).to(dtype), ids)
             size = max(float(x.abs().max()) for x in truth)
             for at, (a, b, c) in enumerate(zip(actual, plain, truth, strict=True)):
-                assert_judged(a, b, c, dtype=dtype, size=size, what=f"{name} {dtype} state {at}")
+                assert_judged(a, b, c, dtype=dtype, size=size, name=f"{name} {dtype} state {at}")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])

@@ -492,7 +492,7 @@ def assert_as_torchs_slow_path(
     x = X.double() if x is None else x
     with slowly():
         expected = plain(x, **masks) * counts
-    assert_judged(model(x, **masks) * counts, expected, expected, dtype=x.dtype, what=str(list(masks)))
+    assert_judged(model(x, **masks) * counts, expected, expected, dtype=x.dtype, name=str(list(masks)))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -569,7 +569,7 @@ def test_function_transforms_take_the_slow_path() -> None:
         expected = torch.stack([plain(one, src_key_padding_mask=PADDING) for one in x])
     with torch.no_grad():
         actual = torch.vmap(lambda one: model(one, src_key_padding_mask=PADDING))(x)
-    assert_judged(actual * REAL, expected * REAL, expected * REAL, dtype=torch.float64, what="vmap")
+    assert_judged(actual * REAL, expected * REAL, expected * REAL, dtype=torch.float64, name="vmap")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -594,7 +594,7 @@ def test_another_out_proj_counts_where_torchs_own_forward_answers() -> None:
         )
         expected = plain(x, src_key_padding_mask=PADDING) * REAL
         actual = model(nested).to_padded_tensor(0.0)
-        assert_judged(actual, expected, expected, dtype=torch.float64, what="nested")
+        assert_judged(actual, expected, expected, dtype=torch.float64, name="nested")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -623,7 +623,7 @@ def test_what_was_parametrised_after_adoption_is_restored_underneath() -> None:
     assert hw.restore(model) == 5 and hw.restore(model) == 0
     assert isinstance(first, nn.MultiheadAttention) and not isinstance(first, hw.nn.MultiheadAttention)
     assert type(first).__name__ == "ParametrizedMultiheadAttention" and type(second) is nn.MultiheadAttention
-    assert_judged(model(X.double()), halved, halved, dtype=torch.float64, what="parametrised")
+    assert_judged(model(X.double()), halved, halved, dtype=torch.float64, name="parametrised")
     for name in ("in_proj_weight", "in_proj_bias"):
         parametrize.remove_parametrizations(first, name, leave_parametrized=False)
     assert [type(module) for module in model.modules()] == kinds

@@ -140,9 +140,9 @@ def test_output_weights_and_statistics_are_those_by_hand(name: str, dtype: torch
     plain, plain_weights = by_hand(mha, x)
     output, map = mha(x)
     terms = largest(mha.head_outputs(x)) * largest(mha.out_proj.weight)
-    assert_judged(output, plain, truth, dtype=dtype, size=terms, what=name)
+    assert_judged(output, plain, truth, dtype=dtype, size=terms, name=name)
     steep = max(1.0, largest(map.lse))  # a weight is off by as much of itself as its score is off
-    assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=steep, what=name)
+    assert_judged(map.dense(), plain_weights, weights, dtype=dtype, size=steep, name=name)
     if dtype == torch.float64:
         for h in range(H):
             torch.testing.assert_close(map[0, h], weights[0, h])
@@ -160,7 +160,7 @@ def test_gradients_are_those_by_hand(name: str) -> None:
     ours = torch.autograd.grad((mha(x)[0] * pull).sum(), leaves)
     theirs = torch.autograd.grad((by_hand(mha, x)[0] * pull).sum(), leaves)
     for actual, truth in zip(ours, theirs, strict=True):
-        assert_judged(actual, truth, truth, dtype=torch.float64, times=3.0, size=10.0, what=name)
+        assert_judged(actual, truth, truth, dtype=torch.float64, times=3.0, size=10.0, name=name)
 
 
 def test_a_bias_of_the_call_is_added_to_the_layers_own() -> None:

@@ -179,7 +179,7 @@ def test_float32_is_as_near_the_truth_as_torch_is(both: Twins) -> None:
             dtype=torch.float32,
             size=size,
             times=3 if is_gradient else 2,
-            what=name,
+            name=name,
         )
 
 
@@ -210,5 +210,5 @@ def test_the_equation_of_the_paper_gives_what_the_module_gives() -> None:
     output, weights = mha(x, memory, memory)
     plain, truth = by_the_paper(torch.float32), by_the_paper(torch.float64)
     size = max(1.0, largest(x), largest(memory))
-    assert_judged(output, plain[0], truth[0], dtype=torch.float32, size=size, what="output")
-    assert_judged(weights.dense(), plain[1], truth[1], dtype=torch.float32, what="weights")
+    assert_judged(output, plain[0], truth[0], dtype=torch.float32, size=size, name="output")
+    assert_judged(weights.dense(), plain[1], truth[1], dtype=torch.float32, name="weights")

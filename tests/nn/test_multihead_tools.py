@@ -383,7 +383,7 @@ def test_quantised_projections_are_used(crosses: bool) -> None:
         plain = by_hand(small, *arguments, **layers)
         actual = output(small, *arguments)
         truth = by_hand(copy.deepcopy(mha).double(), *(x.double() for x in arguments))
-    assert_judged(actual, plain, truth, dtype=torch.float32, what="quantised")
+    assert_judged(actual, plain, truth, dtype=torch.float32, name="quantised")
     assert error(actual, plain) < error(actual, truth) / 2, "it is nearer to what was not quantised"
 
 
@@ -665,7 +665,7 @@ def assert_as_said(mha: MultiHeadAttention, layer: nn.Module, call: dict[str, An
         actual = layer(x, **call)
         truth, plain = mha(x)[0], copy.deepcopy(mha).float()(x.float())[0]
     message: Tensor = actual if isinstance(actual, Tensor) else actual[0]
-    assert_judged(message, plain, truth, dtype=torch.float32, what="what the model says")
+    assert_judged(message, plain, truth, dtype=torch.float32, name="what the model says")
 
 
 def ours_for(options: dict[str, Any], layer: nn.Module) -> tuple[MultiHeadAttention, dict[str, Tensor]]:

@@ -271,7 +271,7 @@ def test_a_traced_module_takes_other_weights() -> None:
         traced = torch.jit.load(file)
         traced.load_state_dict(Output(second).state_dict())
         truth = by_hand(copy.deepcopy(second).double(), x.double())
-        assert_judged(traced(x), by_hand(second, x), truth, dtype=torch.float32, what="traced")
+        assert_judged(traced(x), by_hand(second, x), truth, dtype=torch.float32, name="traced")
 
 
 # Precision
@@ -290,7 +290,7 @@ def test_every_dtype_is_as_exact_as_the_module_written_out(
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     truth = kind.by_hand(copy.deepcopy(mha).double(), *wide)
     assert out.dtype == dtype and out.requires_grad == gradients
-    assert_judged(out, plain, truth, dtype=dtype, what="output")
+    assert_judged(out, plain, truth, dtype=dtype, name="output")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -313,7 +313,7 @@ def test_gradients_of_every_dtype_are_as_exact_as_those_of_the_module_written_ou
     for label, mine, plain, truth in zip(names, *actual, strict=True):
         assert mine.dtype == dtype
         size = largest(pull) * largest(inputs[-1]) if "k_proj.bias" in label else 0.0  # whose truth is 0
-        assert_judged(mine, plain, truth, dtype=dtype, size=size, times=3, what=label)
+        assert_judged(mine, plain, truth, dtype=dtype, size=size, times=3, name=label)
 
 
 @every_kind
@@ -334,7 +334,7 @@ def test_autocast_runs_in_bfloat16_and_its_gradients_are_near(kind: Kind) -> Non
     for i, (mine, plain, exact) in enumerate(zip(*actual, truth, strict=True)):
         assert mine.dtype == (torch.bfloat16 if i == 0 else torch.float32) and bool(mine.isfinite().all())
         at = size if i else 0.0
-        assert_judged(mine, plain, exact, dtype=torch.bfloat16, size=at, times=3 if i else 2, what=str(i))
+        assert_judged(mine, plain, exact, dtype=torch.bfloat16, size=at, times=3 if i else 2, name=str(i))
 
 
 def test_autocast_without_gradients_is_autocast_too() -> None:
@@ -669,7 +669,7 @@ def test_a_cast_module_is_packed_again(cast: Callable[[nn.Module], nn.Module], n
     dtype = mha.q_proj.weight.dtype
     inputs = [x.to(dtype) for x in kind.inputs()]
     truth = kind.by_hand(copy.deepcopy(mha).double(), *(x.double() for x in inputs))
-    assert_judged(kind.output(mha, *inputs), kind.by_hand(mha, *inputs), truth, dtype=dtype, what=str(dtype))
+    assert_judged(kind.output(mha, *inputs), kind.by_hand(mha, *inputs), truth, dtype=dtype, name=str(dtype))
 
 
 def test_one_projection_cast_alone_is_right_or_refused() -> None:
@@ -677,13 +677,13 @@ def test_one_projection_cast_alone_is_right_or_refused() -> None:
     plain, truth = by_hand(mha, x), by_hand(copy.deepcopy(mha).double(), x.double())
     mha.k_proj.double().float()
     assert not packed(mha)
-    assert_judged(mha(x)[0], plain, truth, dtype=torch.float32, what="there and back")
+    assert_judged(mha(x)[0], plain, truth, dtype=torch.float32, name="there and back")
     mha.k_proj.double()
     with pytest.raises(RuntimeError, match="same dtype"):
         mha(x)
     mha.float()
     assert packed(mha)
-    assert_judged(mha(x)[0], plain, truth, dtype=torch.float32, what="all of it back")
+    assert_judged(mha(x)[0], plain, truth, dtype=torch.float32, name="all of it back")
 
 
 @pytest.mark.parametrize("beginning", [copy.deepcopy, unpacked], ids=["packed", "apart"])

@@ -71,7 +71,7 @@ def lengths(draw: Any) -> tuple[int, list[int]]:
 
 def same(actual: Tensor, truth: Tensor, what: str = "", times: float = 2.0, size: float = 1.0) -> None:
     size = max(size, largest(truth)) * 8  # sums of a few dozen terms
-    assert_judged(actual, truth, truth, dtype=torch.float64, size=size, times=times, what=what)
+    assert_judged(actual, truth, truth, dtype=torch.float64, size=size, times=times, name=what)
 
 
 # Lengths

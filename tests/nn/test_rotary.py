@@ -64,7 +64,7 @@ def test_pairs_are_turned_like_points_in_the_plane(rope: Rope, dtype: torch.dtyp
         for positions in (start, spots, spots.expand(B, T)):
             turned = rope.rotate(x, positions)
             assert turned.dtype == dtype
-            assert_judged(turned, plain, truth, dtype=dtype, size=2.0, what=f"{rope} {positions}")
+            assert_judged(turned, plain, truth, dtype=dtype, size=2.0, name=f"{rope} {positions}")
     assert torch.equal(rope.rotate(x, 0)[..., rope.dims or D :], x[..., rope.dims or D :])
 
 

@@ -170,7 +170,7 @@ def modules_are_equal(names: tuple[str, ...], dtype: torch.dtype) -> None:
             # that of a key's bias is 0, and the terms of that sum are as large as those of its weight
             terms = truth.get(part.replace("bias", "weight"), truth[part])
             size = max(1.0, truth[part].abs().max().item(), terms.abs().max().item())
-            assert_judged(ours, plain[part], truth[part], dtype=dtype, times=times, what=label, size=size)
+            assert_judged(ours, plain[part], truth[part], dtype=dtype, times=times, name=label, size=size)
 
 
 # Models

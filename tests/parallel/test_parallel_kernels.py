@@ -105,8 +105,8 @@ def test_rectangles_run_on_kernels_and_come_to_the_whole(name: str, monkeypatch:
         outputs.append(arm.reference()[0])
         outputs[-1].backward(pull.to(outputs[-1]))
     size = sizes(low, pull)
-    assert_judged(actual["output"], *outputs, dtype=torch.float32, size=size["output"], what="output")
+    assert_judged(actual["output"], *outputs, dtype=torch.float32, size=size["output"], name="output")
     for leaf in ("q", "k", "v"):
         theirs, true = plain.leaves()[leaf].grad, truth.leaves()[leaf].grad
         assert theirs is not None and true is not None
-        assert_judged(actual[leaf], theirs, true, dtype=torch.float32, size=size[leaf], times=3, what=leaf)
+        assert_judged(actual[leaf], theirs, true, dtype=torch.float32, size=size[leaf], times=3, name=leaf)

@@ -116,7 +116,7 @@ def one_call(case: Case, dtype: torch.dtype, order: str) -> list[str]:
 
     def check(what: str, actual: Tensor, theirs: Tensor, true: Tensor, times: float = 2) -> None:
         try:
-            assert_judged(actual, theirs, true, dtype=dtype, size=size[what], times=times, what=what)
+            assert_judged(actual, theirs, true, dtype=dtype, size=size[what], times=times, name=what)
         except AssertionError as problem:
             wrong.append(str(problem))
 
