@@ -1,10 +1,11 @@
-"""What the learner's code runs in, whatever it is called from: float64 where it names no dtype, on the CPU,
-gradients on, no autocast, dice that are put back.
+"""The environment in which a submission's code runs, whatever the caller has set.
 
-The process may be at other work in other threads, so what is set here is set for this thread alone. torch's
-default dtype, `sys.stdout` and the filters of warnings are the process's, and stay as they are.
+New floats are float64 unless the code names a dtype, new tensors are on the CPU, gradients are on, autocast
+is off, and random generators have their state restored afterwards. All of this is set for the current thread
+alone, since others may be at work. torch's default dtype, `sys.stdout` and the warning filters belong to the
+whole process and are not changed.
 
-The learner's exceptions become problems, at the learner's own line.
+Exceptions of the submission become a `Problem` with the last line of the submission that they passed.
 """
 
 from __future__ import annotations
@@ -28,44 +29,54 @@ from torch.overrides import TorchFunctionMode
 from ..evidence import Problem
 from .words import FRAMEWORKS
 
-# Made of nothing, as floats; and of numbers, as floats if those are
-FLOATS = frozenset(
+# Functions that make floats of the default dtype out of nothing
+FLOAT_FACTORIES = frozenset(
     (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye, torch.linspace, torch.logspace)
 )
-OF_NUMBERS = frozenset(
+# Functions that make them out of Python numbers, if those are floats
+NUMBER_FACTORIES = frozenset(
     (
         torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.full, torch.arange,
         torch.range, torch.normal, torch.empty_strided,
     )
 )  # fmt: skip
-ASKED = frozenset("to type type_as float half bfloat16 double view new_tensor new_full".split())
+# Functions whose name or first argument decides the dtype of the result
+DTYPE_FUNCTIONS = frozenset("to type type_as float half bfloat16 double view new_tensor new_full".split())
 
-AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")  # kinds that may have one
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")
 
-
-_now = threading.local()
+_thread = threading.local()
 
 
 @contextlib.contextmanager
 def surroundings() -> Iterator[None]:
-    """Float64 and the CPU by default, gradients on; generators of random numbers are as they were afterwards.
+    """Make float64 and the CPU the default, turn gradients on, and restore random generators afterwards.
 
-    What the code makes along the way is then as exact as what it is given.
+    Tensors that the code makes on its way are then as exact as its inputs.
     """
-    with _dice_kept(), undisturbed(), by_default(torch.float64), _Default():
+    with _restored_generators(), undisturbed(), by_default(torch.float64), _DefaultDtype():
         yield
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """The caller's own `torch.autocast`, `torch.device`, `inference_mode` and `no_grad` have no say in it."""
-    with torch.inference_mode(False), torch.enable_grad(), _no_autocast(), torch.device("cpu"), _one_thread():
+    """Suspend the caller's `torch.autocast`, `torch.device`, `inference_mode` and `no_grad`."""
+    with torch.inference_mode(False), torch.enable_grad(), _no_autocast(), _on_cpu(), _one_thread():
         yield
+
+
+def _on_cpu() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which tensors are made on the CPU.
+
+    `torch.device` as a context intercepts every call of torch: it is left out where the CPU is the default.
+    """
+    is_default = torch.empty(()).device.type == "cpu"
+    return contextlib.nullcontext() if is_default else torch.device("cpu")
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """At the sizes of probes threads bring nothing, and where other work keeps cores busy they cost 3.5x."""
+    """Compute on one CPU thread: small tensors gain nothing from more, and on busy cores they cost 3.5x."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -76,87 +87,95 @@ def _one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Off for every kind of device where it is on, and no copies kept of weights that are about to change."""
-    on = [kind for kind in AUTOCAST if is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
-    cached = torch.is_autocast_cache_enabled()
-    for kind in on:
-        torch.set_autocast_enabled(kind, False)
+    """Turn autocast off on every device, and its cache, since weights are about to change."""
+    enabled = [
+        device
+        for device in AUTOCAST_DEVICES
+        if is_autocast_available(device) and torch.is_autocast_enabled(device)
+    ]
+    caches = torch.is_autocast_cache_enabled()
+    for device in enabled:
+        torch.set_autocast_enabled(device, False)
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        for kind in on:
-            torch.set_autocast_enabled(kind, True)
-        torch.set_autocast_cache_enabled(cached)
+        for device in enabled:
+            torch.set_autocast_enabled(device, True)
+        torch.set_autocast_cache_enabled(caches)
 
 
 @contextlib.contextmanager
 def by_default(dtype: torch.dtype) -> Iterator[None]:
-    """Another default dtype, inside `surroundings`."""
-    before = getattr(_now, "dtype", None)
-    _now.dtype = dtype
+    """Make `dtype` the default dtype of this thread, inside `surroundings`."""
+    before = getattr(_thread, "dtype", None)
+    _thread.dtype = dtype
     try:
         yield
     finally:
-        _now.dtype = before
+        _thread.dtype = before
 
 
-class _Default(TorchFunctionMode):
+class _DefaultDtype(TorchFunctionMode):
     """torch's default dtype, for one thread.
 
-    It has a say where tensors are made of nothing or of Python's numbers, and where whole numbers meet
-    fractions. `torch.Tensor(...)` and `torch.get_default_dtype()` pass it by.
+    It applies where tensors are made of nothing or of Python numbers, and where integers meet fractions.
+    `torch.Tensor(...)` and `torch.get_default_dtype()` are not affected.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, wanted = dict(kwargs or {}), _now.dtype
-        if kwargs.get("dtype") is not None or kwargs.get("out") is not None:
-            return func(*args, **kwargs)
-        if func in FLOATS:
+        # Thousands of calls in one check come through here: what most of them need comes first
+        kwargs, wanted = kwargs or {}, _thread.dtype
+        if func in FLOAT_FACTORIES and kwargs.get("dtype") is None and kwargs.get("out") is None:
             return func(*args, **kwargs | {"dtype": wanted})
-        made = func(*args, **kwargs)
-        if type(made) is not Tensor or made.dtype is wanted or made.dtype is not torch.get_default_dtype():
-            return made
-        if func in OF_NUMBERS:
-            has_own = any(hasattr(one, "dtype") for one in (*args, *kwargs.values()))
-            return made if has_own else func(*args, **kwargs | {"dtype": wanted})
-        given = [one for one in _flat((args, kwargs)) if isinstance(one, Tensor)]
-        if any(one.is_floating_point() or one.is_complex() for one in given) or _asks(func, args):
-            return made
-        return _again(func, args, kwargs, made, wanted)
+        result = func(*args, **kwargs)
+        if type(result) is not Tensor or (dtype := result.dtype) is wanted:
+            return result
+        if dtype is not torch.get_default_dtype():
+            return result
+        if kwargs.get("dtype") is not None or kwargs.get("out") is not None:
+            return result
+        if func in NUMBER_FACTORIES:
+            has_own = any(hasattr(value, "dtype") for value in (*args, *kwargs.values()))
+            return result if has_own else func(*args, **kwargs | {"dtype": wanted})
+        tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if any(x.is_floating_point() or x.is_complex() for x in tensors) or _names_dtype(func, args):
+            return result
+        return _in_dtype(func, args, kwargs, result, wanted)
 
 
-def _asks(func: object, args: tuple[object, ...]) -> bool:
-    """Whether a call says which dtype it wants."""
-    return getattr(func, "__name__", "") in ASKED or any(isinstance(one, torch.dtype) for one in args)
+def _names_dtype(func: object, args: tuple[object, ...]) -> bool:
+    """Return True if a call says which dtype its result has."""
+    return getattr(func, "__name__", "") in DTYPE_FUNCTIONS or any(isinstance(x, torch.dtype) for x in args)
 
 
-def _again(func: Any, args: Any, kwargs: Any, made: Tensor, wanted: torch.dtype) -> Tensor:
-    """The same of whole numbers, with fractions of the wanted dtype."""
+def _in_dtype(func: Any, args: Any, kwargs: Any, result: Tensor, wanted: torch.dtype) -> Tensor:
+    """Return the result of a call on integers, computed again with fractions of the wanted dtype."""
     if func in (torch.where, Tensor.where):
 
-        def cast(one: object) -> object:
-            return torch.tensor(one, dtype=wanted) if isinstance(one, float) else one
+        def cast(value: object) -> object:
+            return torch.tensor(value, dtype=wanted) if isinstance(value, float) else value
     else:
 
-        def cast(one: object) -> object:
-            if isinstance(one, (list, tuple)):
-                return type(one)(cast(each) for each in one) if type(one) in (list, tuple) else one
-            return one.to(wanted) if isinstance(one, Tensor) else one
+        def cast(value: object) -> object:
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(cast, value)) if type(value) in (list, tuple) else value
+            return value.to(wanted) if isinstance(value, Tensor) else value
 
     try:
-        found = func(*(cast(one) for one in args), **{name: cast(one) for name, one in kwargs.items()})
-    except (RuntimeError, TypeError, ValueError, IndexError):  # one that wants whole numbers as they are
-        return made.to(wanted)
-    return found if isinstance(found, Tensor) and found.shape == made.shape else made.to(wanted)
+        exact = func(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
+    except (RuntimeError, TypeError, ValueError, IndexError):  # the function needs integers
+        return result.to(wanted)
+    return exact if isinstance(exact, Tensor) and exact.shape == result.shape else result.to(wanted)
 
 
-def _flat(value: object) -> Iterator[object]:
+def _leaves(value: object) -> Iterator[object]:
+    """Yield what lists, tuples and dicts hold, at any depth."""
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flat(one)
+        for item in value:
+            yield from _leaves(item)
     elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
+        yield from _leaves(list(value.values()))
     else:
         yield value
 
@@ -165,45 +184,42 @@ def _flat(value: object) -> Iterator[object]:
 
 
 def _generators() -> list[torch.Generator]:
-    """torch's own, of the CPU and of each GPU that is in use: one that is not must not come into it."""
-    found = [torch.default_generator]
+    """Return torch's generators of the CPU and of each GPU in use, without initialising any other."""
+    generators = [torch.default_generator]
     for device in (torch.cuda, torch.xpu):
         if device.is_initialized():
-            found += device.default_generators
-    return found
+            generators += device.default_generators
+    return generators
 
 
 def seed(number: int) -> None:
-    """Inside `surroundings`: what the code draws is the same each time, from torch, Python and NumPy."""
+    """Seed the generators of torch, Python and NumPy, inside `surroundings`."""
     random.seed(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number)
-    for one in _generators():  # torch.manual_seed would also seed GPUs that are yet to come into use
-        one.manual_seed(number)
+    for generator in _generators():  # torch.manual_seed would also seed GPUs that are not in use yet
+        generator.manual_seed(number)
 
 
 @contextlib.contextmanager
-def _dice_kept() -> Iterator[None]:
-    """The generators that code may draw from: torch's, Python's, NumPy's where it is loaded."""
-    states = [(one, one.get_state()) for one in _generators()]
+def _restored_generators() -> Iterator[None]:
+    """Restore the state of the generators of torch, Python and, where it is loaded, NumPy."""
+    states = [(generator, generator.get_state()) for generator in _generators()]
     python, numpy = random.getstate(), sys.modules.get("numpy")
     legacy = None if numpy is None else numpy.random.get_state()
     try:
         yield
     finally:
-        for one, state in states:
-            one.set_state(state)
+        for generator, state in states:
+            generator.set_state(state)
         random.setstate(python)
         if numpy is not None and legacy is not None:
             numpy.random.set_state(legacy)
 
 
-# A process that is the examination's own
-
-
 class _Sink(io.TextIOBase):
-    """Takes what is printed and keeps none of it."""
+    """A stream that discards what is written to it."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -211,19 +227,21 @@ class _Sink(io.TextIOBase):
 
 @contextlib.contextmanager
 def silently() -> Iterator[None]:
-    """No prints and no warnings: of the whole process, so only in one that is ours alone."""
+    """Discard prints and warnings of the whole process, so only for a process that runs nothing else."""
     sink = _Sink()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         warnings.simplefilter("ignore")
         yield
 
 
+# Exceptions
+
 CAUGHT = (Exception, SystemExit)
-MOST_SHAPES = 30  # variables of a frame whose shapes are told
+MAX_SHAPES = 30  # variables of a frame whose shapes are reported
 
 
 class Unreadable(Exception):
-    """What came back is not an attention's answer: no tensor, or none of the right shape."""
+    """What the code returned is not an attention's output: no tensor, or none of the right shape."""
 
     def __init__(self, message: str, no_output: bool = False) -> None:
         super().__init__(message)
@@ -231,31 +249,31 @@ class Unreadable(Exception):
 
 
 def files_of(obj: object) -> frozenset[str]:
-    """The file names that tracebacks call the learner's code by."""
+    """Return the file names by which tracebacks name the code of this object."""
     owner = obj if isinstance(obj, type) or not hasattr(obj, "__class__") else type(obj)
     code = getattr(obj, "__code__", None)
     if isinstance(code, types.CodeType):
         return frozenset({code.co_filename})
-    found = set()
-    for one in getattr(owner, "__mro__", ()):
-        if one.__module__.startswith((*FRAMEWORKS, "builtins")) and one is not owner:
+    files = set()
+    for cls in getattr(owner, "__mro__", ()):
+        if cls.__module__.startswith((*FRAMEWORKS, "builtins")) and cls is not owner:
             continue
-        for member in vars(one).values():
+        for member in vars(cls).values():
             function = getattr(member, "__func__", member)
             if isinstance(getattr(function, "__code__", None), types.CodeType):
-                found.add(function.__code__.co_filename)
-    return frozenset(found)
+                files.add(function.__code__.co_filename)
+    return frozenset(files)
 
 
 def problem_of(error: BaseException, stage: str, files: frozenset[str], probe: str | None = None) -> Problem:
-    """The exception, with the last line of the learner's on its way."""
+    """Return the problem that an exception is, with the last line that it passed in these files."""
     line, shapes = None, dict[str, list[int]]()
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename in files:
             line, variables = number, frame.f_locals.items()
             tensors = [(name, x) for name, x in variables if isinstance(x, Tensor) and name.isidentifier()]
-            shapes = {name: list(x.shape) for name, x in tensors[:MOST_SHAPES]}
+            shapes = {name: list(x.shape) for name, x in tensors[:MAX_SHAPES]}
     message = str(error) or type(error).__name__
     kind = "shape" if isinstance(error, Unreadable) else type(error).__name__
-    apart = isinstance(error, Unreadable) and error.no_output
-    return Problem(stage, kind, message, line, probe, shapes=shapes, no_output=apart)
+    no_output = isinstance(error, Unreadable) and error.no_output
+    return Problem(stage, kind, message, line, probe, shapes=shapes, no_output=no_output)
