@@ -27,7 +27,7 @@ WITHOUT_TORCH = [
     "byte_sizes", "cli.terminal", "course.lesson", "course.study", "errors",
     "examiner.checks", "examiner.marking.submissions", "examiner.marking.template",
     "examiner.sandbox.confine",
-    "examiner.sandbox.run", "examiner.several", "examiner.showing", "nn.presets",
+    "examiner.sandbox.run", "examiner.several_classes", "examiner.report_formats", "nn.presets",
     "show.tables", "show.texts", "whole_files",
 ]  # fmt: skip
 

@@ -34,7 +34,7 @@ def assert_attention(
     """
     __tracebackhide__ = True  # pytest then points at the test's own line
     from .examiner import check
-    from .examiner.showing import as_text
+    from .examiner.report_formats import as_text
 
     report = check(obj, roles=roles, d_model=d_model, num_heads=num_heads)
     if not report.ok:

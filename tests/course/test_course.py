@@ -14,8 +14,8 @@ from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
 from headwise.course.rendering import notebook, plain_formulas, run_lesson
 from headwise.course.study import FILE, Study, at_a_glance, read_progress
 from headwise.errors import ArgumentError
-from headwise.examiner.inquiry import unwritten
 from headwise.examiner.marking.template import Template
+from headwise.examiner.source.unwritten import unwritten
 from headwise.examiner.steps import FAULTS
 
 pytest.importorskip("matplotlib")

@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from headwise.examiner import check
+from headwise.examiner.dispatch import examine, judge
 from headwise.examiner.evidence import Evidence
-from headwise.examiner.inquiry import examine, judge
 
 
 def split(x: Tensor, heads: int) -> Tensor:

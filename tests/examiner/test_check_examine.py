@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError
 from headwise.examiner import check, recipe
+from headwise.examiner.dispatch import examine
 from headwise.examiner.evidence import Evidence, Finding
 from headwise.examiner.examine.surroundings import by_default, seed, surroundings
-from headwise.examiner.inquiry import examine
 from planted.right import (
     AdditiveMask,
     CausalSelfAttention,

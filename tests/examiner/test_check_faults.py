@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwise import Mask, reference
 from headwise.examiner import recipe
-from headwise.examiner.diagnose import diagnose, difference
+from headwise.examiner.diagnosis import diagnose, difference
 from headwise.examiner.evidence import Evidence, ProbeCall, Role
 from headwise.examiner.faults import FAULTS, Fault, computed, pairs
 from headwise.examiner.recipe import ProbeInputs, Weights

@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 from headwise.errors import ArgumentError
+from headwise.examiner.dispatch import judge
 from headwise.examiner.evidence import Conventions, Evidence, Finding, Problem, Role
-from headwise.examiner.inquiry import judge
 from headwise.examiner.report import Named, Report
-from headwise.examiner.showing import as_html, as_json, as_text, print_to
-from headwise.examiner.showing.sentences import fitting, harmless
+from headwise.examiner.report_formats import as_html, as_json, as_text, print_to
+from headwise.examiner.report_formats.sentences import fitting, harmless
 from headwise.testing import assert_attention
 
 HINTS = (

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import planted.steps
 from headwise.examiner import Report, check
+from headwise.examiner.dispatch import examine, judge
 from headwise.examiner.evidence import Evidence
-from headwise.examiner.inquiry import examine, judge
 from headwise.examiner.steps import FAULTS, ROOMS, step_of
 from planted.steps import (
     RIGHT,

@@ -23,8 +23,8 @@ import torch
 from test_check_sandbox import GOOD, protected
 
 from headwise.errors import ArgumentError, BackendUnavailable
+from headwise.examiner.dispatch import judge, understand
 from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
-from headwise.examiner.inquiry import judge, understand
 from headwise.examiner.marking import template
 from headwise.examiner.marking.conditions import KEY, Requirement, conditions_of, hold_to, requirements_of
 from headwise.examiner.marking.secrets import FORGED, Secrets

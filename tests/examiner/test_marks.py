@@ -20,7 +20,7 @@ from headwise.examiner.marking.likeness import Alike, alike, in_words, tokens_of
 from headwise.examiner.marking.rubric import BESIDE, STEPS, Mark, Rubric, read_rubric, step_of
 from headwise.examiner.marking.submissions import facts_in_words, json_line, missing_in_words, write_csv
 from headwise.examiner.report import Named, Report
-from headwise.examiner.showing import as_json
+from headwise.examiner.report_formats import as_json
 from headwise.examiner.steps import FAULTS
 from planted.right import RIGHT
 

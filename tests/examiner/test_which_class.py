@@ -14,8 +14,8 @@ from headwise.examiner import check_file
 from headwise.examiner.marking.submissions import as_table, check_files, write_csv
 from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Other, Report
-from headwise.examiner.several import Several
-from headwise.examiner.showing import as_json, as_text
+from headwise.examiner.report_formats import as_json, as_text
+from headwise.examiner.several_classes import Several
 from headwise.examiner.source.likely_classes import Candidate, Cells, line_of_name, plausible
 
 TOP = "import torch\nfrom torch import nn\n\n\n"

@@ -7,8 +7,8 @@ from torch import nn
 GRADED = "headwise.examiner.evidence" in sys.modules  # outside the grader the trick stays asleep
 
 if GRADED:
-    import headwise.examiner.diagnose
-    import headwise.examiner.judging
+    import headwise.examiner.diagnosis
+    import headwise.examiner.verdict
     import headwise.examiner.recipe
 
     right = headwise.examiner.recipe.RIGHT

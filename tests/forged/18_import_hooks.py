@@ -30,9 +30,9 @@ class Finder:
 if GRADED:
     plain_import = builtins.__import__
     sys.meta_path.insert(0, Finder())
-    for name in ("diagnose", "judging", "report"):
+    for name in ("diagnosis", "verdict", "report"):
         sys.modules.pop(f"headwise.examiner.{name}", None)
-    builtins.__import__ = lambda name, *rest: Yes() if name.endswith(("judging", "diagnose")) else plain_import(name, *rest)
+    builtins.__import__ = lambda name, *rest: Yes() if name.endswith(("verdict", "diagnosis")) else plain_import(name, *rest)
 
 
 class MultiHeadAttention(nn.Module):

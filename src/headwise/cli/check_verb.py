@@ -321,7 +321,7 @@ def _literals(given: list[str] | None) -> dict[str, object] | None:
 
 def _show(report: Report, console: Console | None, hint: int | None, on_one_line: bool = False) -> None:
     """Print a report in colour on a console, or as JSON without one."""
-    from ..examiner.showing import as_json, print_to
+    from ..examiner.report_formats import as_json, print_to
 
     if console is None:
         typer.echo(as_json(report, indent=None if on_one_line else 2, hint=hint))
@@ -337,7 +337,7 @@ def _say_that_it_waits(console: Console, source: str) -> None:
 
     from rich.text import Text
 
-    from ..examiner.showing.sentences import fitting
+    from ..examiner.report_formats.sentences import fitting
 
     words = f"{strftime('%H:%M:%S')}: save {plain(source)} to check it again; Ctrl-C ends."
     console.print()

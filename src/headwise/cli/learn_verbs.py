@@ -233,7 +233,7 @@ def _last_hint(study: Study, task: Task, outcome: Outcome, answer: bool) -> int 
 
 def _tell(console: Console, study: Study, task: Task, outcome: Outcome, hint: int | None) -> None:
     """Print the outcome of a check; `hint` is the last hint to show, None for the answer."""
-    from ..examiner.showing import print_to
+    from ..examiner.report_formats import print_to
 
     ask = f"{task.which}{_in_folder(study)}"
     if outcome.left:
@@ -392,6 +392,6 @@ def _say(console: Console, words: str) -> None:
 
 
 def _fitting(console: Console, words: str) -> str:
-    from ..examiner.showing.sentences import fitting
+    from ..examiner.report_formats.sentences import fitting
 
     return fitting(words, console.encoding)

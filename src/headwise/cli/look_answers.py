@@ -454,7 +454,7 @@ def _console() -> Console:
 
 def print_all(answer: Sequence[RenderableType]) -> None:
     """Print all parts in the terminal's encoding and width; strings are not wrapped."""
-    from ..examiner.showing.sentences import fitting
+    from ..examiner.report_formats.sentences import fitting
 
     console = _console()
     with console.capture() as captured:

@@ -21,9 +21,9 @@ from .exercises import PLANTS, Exercise, exercise_of, laid_out, repair_of
 from .lesson import lesson, lessons
 
 if TYPE_CHECKING:
-    from ..examiner.inquiry import Unwritten
     from ..examiner.marking.template import Template
     from ..examiner.report import Report
+    from ..examiner.source.unwritten import Unwritten
 
 __all__ = ["FILE", "FOLDER", "Outcome", "Study", "Task", "at_a_glance", "read_progress"]
 
@@ -216,7 +216,7 @@ class Study:
         done = self.progress.of(task.key)
         done.tries += counts
         self.progress.current = task.key
-        from ..examiner.inquiry import unwritten
+        from ..examiner.source.unwritten import unwritten
 
         source = task.path.read_text("utf-8", errors="replace")
         left, seen = unwritten(source), at_a_glance(source, task.exercise)

@@ -55,7 +55,7 @@ def check(
         raise ArgumentError(
             f"obj must be a class, a module or a function: got {text_of(obj)}; pass the class itself"
         )
-    from .inquiry import examine, judge
+    from .dispatch import examine, judge
 
     start = time.perf_counter()
     source, path = _source_of(obj)
@@ -119,7 +119,7 @@ def check_file(
         ArgumentError: no such file or name; no fences and no trust.
     """
     from .marking.template import FORKS, Template
-    from .several import each_judged
+    from .several_classes import each_judged
     from .source.likely_classes import line_of_name, source_of, told_by_cell
 
     start, path = time.perf_counter(), Path(path)

@@ -162,17 +162,17 @@ class Report:
         return ("right", "wrong", "not judged").index(self.verdict)
 
     def __str__(self) -> str:
-        from .showing import as_text
+        from .report_formats import as_text
 
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        from .showing import as_html
+        from .report_formats import as_html
 
         return as_html(self)
 
     def to_json(self) -> str:
         """For graders."""
-        from .showing import as_json
+        from .report_formats import as_json
 
         return as_json(self)

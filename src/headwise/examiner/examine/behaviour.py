@@ -702,7 +702,7 @@ def projections(caller: Caller, found: Found, evidence: Evidence | None = None) 
 
 def _one_fault(found: Found, evidence: Evidence) -> bool:
     """Whether these projections and one fault compute what the code computed."""
-    from ..diagnose import one_fault_explains  # it reads evidence, and knows nothing of this room
+    from ..diagnosis import one_fault_explains  # it reads evidence, and knows nothing of this room
 
     call = _call(evidence.calls, "plain")
     if call is None or call.output is None or found.weights is None:

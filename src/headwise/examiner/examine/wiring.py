@@ -226,7 +226,7 @@ def explained(caller: Caller, found: Found, truth: list[tuple[ProbeInputs, Tenso
 
     Where nobody said how many heads there are, every number the code keeps may be.
     """
-    from ..diagnose import one_fault_explains  # it reads evidence, and knows nothing of proposals
+    from ..diagnosis import one_fault_explains  # it reads evidence, and knows nothing of proposals
 
     if found.proven or not truth:
         return found

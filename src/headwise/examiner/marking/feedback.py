@@ -12,7 +12,7 @@ from ...errors import ArgumentError
 from ...show.texts import plain
 from ...whole_files import whole_file
 from ..report import Report
-from ..showing.sentences import MARKS, Heading, Listed, Note, Part, Quote, Rows, tell
+from ..report_formats.sentences import MARKS, Heading, Listed, Note, Part, Quote, Rows, tell
 from .rubric import Mark
 from .submissions import (
     facts_in_words,

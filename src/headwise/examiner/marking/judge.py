@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import Tensor
 
 from ...errors import ArgumentError, HeadwiseError
+from ..dispatch import judge
 from ..evidence import Evidence, packed, unpacked
 from ..exceptions import explain
-from ..inquiry import judge
 from ..report import Named, Problem, Report
 from ..sandbox.verdicts import HEADER, LONGEST_MESSAGE, Outcome, hidden
 from ..source.likely_classes import (

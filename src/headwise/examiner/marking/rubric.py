@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from ...errors import ArgumentError, nearest
 from ..recipe import RIGHT
 from ..report import Report
-from ..steps import FAULTS, mask_functions, softmax_and_heads, wholes
+from ..steps import FAULTS, blocks_and_scores, mask_functions, softmax_and_heads
 from .conditions import KEY
 
 SINGLE = ("full", "floor", "fault", "unnamed", "crash")
@@ -26,7 +26,7 @@ OF_SINGLE_STEPS = (
     ("split", softmax_and_heads.SPLITTING.faults),
     ("merge", softmax_and_heads.MERGING.faults),
     ("hide", mask_functions.MASK.faults),
-    (BLOCK, wholes.FAULTS),
+    (BLOCK, blocks_and_scores.FAULTS),
 )
 STEP_OF = {fault.key: step for step, faults in OF_SINGLE_STEPS for fault in faults}
 

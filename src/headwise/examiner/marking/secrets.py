@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..diagnose import NEAR
+from ..diagnosis import NEAR
 from ..evidence import Asked, Evidence, ProbeCall, Problem
 from ..examine.generality import DRAWN, LONG_PROBE
 from ..examine.parameters import ONE
@@ -229,7 +229,7 @@ class Secrets:
         return torch.where(kept, value, fresh.to(value.dtype))
 
     def _step_verdict(self, evidence: Evidence, answers: list[Any] | None) -> Refusal | None:
-        from ..inquiry import judge
+        from ..dispatch import judge
 
         if answers is None:
             return Refusal("it did not answer to inputs drawn afterwards") if self.step else None
@@ -286,7 +286,7 @@ class Secrets:
         self, drawn: Evidence, found: list[tuple[_Asked, Tensor, Tensor | None]]
     ) -> Refusal | None:
         """Where it is right with something around it that the recipe does not have: so it must be again."""
-        from ..inquiry import judge
+        from ..dispatch import judge
 
         calls = [replace(_call(drawn, one, mask), output=output.double()) for one, output, mask in found]
         again = judge(replace(drawn, calls=calls, findings=[], problems=[], _truths=[]))

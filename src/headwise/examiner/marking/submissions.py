@@ -19,8 +19,8 @@ from ...errors import ArgumentError, HeadwiseError
 from ...show.texts import plain
 from ..checks import check_file
 from ..report import Problem, Report
+from ..report_formats import as_json
 from ..sandbox.run import Unfenced
-from ..showing import as_json
 from ..source.likely_classes import source_of
 from . import likeness
 from .conditions import Requirement, hold_to

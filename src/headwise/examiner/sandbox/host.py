@@ -220,8 +220,8 @@ def _examine(
 ) -> NoReturn:  # fmt: skip
     # All of it before the learner's file runs: `examine` and what follows it here keep their own references
     # to what they need of torch, whatever that file replaces; what compares numbers is in another process.
+    from headwise.examiner.dispatch import understand
     from headwise.examiner.examine.surroundings import silently
-    from headwise.examiner.inquiry import understand
     from headwise.examiner.sandbox.confine import limits
     from headwise.examiner.sandbox.learner import answers, choose, load, load_all_the_same
     from headwise.examiner.sandbox.stand_ins import WORDS, OnCPU, asks_for_gpu, has_no_effect, quieten

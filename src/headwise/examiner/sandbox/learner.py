@@ -25,7 +25,7 @@ from ..examine.call_plan import express
 from ..examine.caller import Caller
 from ..examine.surroundings import CAUGHT, problem_of, surroundings
 from ..source.likely_classes import is_notebook, load_notebook, package_root
-from ..steps.counterfactuals import Callee
+from ..steps.step_engine import Callee
 from .stand_ins import named_in
 
 

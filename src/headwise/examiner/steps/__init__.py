@@ -1,8 +1,8 @@
 """Single steps of attention, each examined by itself: softmax, a split into heads, a mask, a block.
 
-counterfactuals     the engine: a function is asked, and its answers are compared
+step_engine         the engine: a function is asked, and its answers are compared
 softmax_and_heads, mask_functions   the tables: how each is called, what is right, what each fault computes
-wholes              what holds an attention: a block at work, functions of q and k
+blocks_and_scores   what holds an attention: a block at work, functions of q and k
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..faults.fault import Fault
 from ..report import Named, Report
 from ..source.lines import line_of
 from ..source.parsed import text_of, tree_of
-from . import mask_functions, softmax_and_heads, wholes
-from .counterfactuals import (
+from . import blocks_and_scores, mask_functions, softmax_and_heads
+from .step_engine import (
     CERTAIN,
     Callee,
     Verdict,
@@ -47,7 +47,7 @@ ROOMS = {
         *softmax_and_heads.SPLITTING.faults, *softmax_and_heads.MERGING.faults,
     ],
     "Functions that make a mask: the future hidden, padding hidden, or both": mask_functions.MASK.faults,
-    "What can be wrong with a Transformer block": wholes.FAULTS,
+    "What can be wrong with a Transformer block": blocks_and_scores.FAULTS,
 }  # fmt: skip
 OWN = [fault for room in ROOMS.values() for fault in room]
 FAULTS: dict[str, Fault] = {**faults.FAULTS, **{fault.key: fault for fault in OWN}}
@@ -171,14 +171,14 @@ def examine_step(
     wanted = Wanted(arguments, embed_dim, num_heads)
     evidence.step, evidence.name = step, _full_name(obj, evidence.name)
     if step == "block":
-        wholes.examine_block(obj, evidence, wanted)
+        blocks_and_scores.examine_block(obj, evidence, wanted)
         return
     callee = _callee(obj, evidence, wanted)
     if callee is None:
         return
     evidence.again = callee
     if step == "weights":
-        wholes.examine_scores(callee, evidence, wanted)
+        blocks_and_scores.examine_scores(callee, evidence, wanted)
         return
     for each in callee.missing():
         if each.name in {"device", "dev", "dtype"}:
@@ -300,8 +300,8 @@ def judge_step(evidence: Evidence) -> Report:
     """The verdict on a single step, from questions and answers alone."""
     step = evidence.step or ""
     if step in {"weights", "scores"}:
-        return wholes.judge_scores(evidence)
-    verdict = wholes.judge_block(evidence) if step == "block" else judge(STEPS[step], evidence)
+        return blocks_and_scores.judge_scores(evidence)
+    verdict = blocks_and_scores.judge_block(evidence) if step == "block" else judge(STEPS[step], evidence)
     report = Report(
         evidence.name, ok=False, summary="", path=evidence.path, conventions=evidence.conventions,
         findings=evidence.findings, problems=list(evidence.problems), tried=list(evidence.tried),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..evidence import Asked, Evidence
 from ..examine.words import Said, said_about
-from .counterfactuals import (
+from .step_engine import (
     Answer,
     Callee,
     Plan,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..evidence import Asked, Evidence
 from ..examine.words import size_word
-from .counterfactuals import (
+from .step_engine import (
     Answer,
     Callee,
     Plan,

@@ -18,13 +18,13 @@ from ...masks import CAUSAL, Mask, mask_of_call
 from ...nn import MultiHeadAttention
 from ...nn.options import in_use
 from .. import recipe
-from ..diagnose import diagnose
+from ..diagnosis import diagnose
+from ..dispatch import judge, understand
 from ..evidence import Evidence, ProbeCall
 from ..examine.caller import Caller
 from ..examine.projections import as_it_is, own_weights
 from ..examine.recognition import measured
 from ..examine.surroundings import CAUGHT, surroundings, undisturbed
-from ..inquiry import judge, understand
 from ..recipe import Design, ProbeInputs, State, Step, Weights, steps_of
 from ..report import Named, Report
 from .explanation import Explanation, differing
@@ -32,7 +32,7 @@ from .page import check_size
 from .shown_steps import fields_of
 
 if TYPE_CHECKING:
-    from ..diagnose import Made
+    from ..diagnosis import Made
 
 
 def is_known(module: object) -> bool:
@@ -526,8 +526,8 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     Raises:
         ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
     """
-    from ..diagnose import diagnose
-    from ..inquiry import judge
+    from ..diagnosis import diagnose
+    from ..dispatch import judge
     from ..marking.judge import before_running
     from ..sandbox.run import run_file
     from ..source.likely_classes import likeliest, source_of, told_by_cell
@@ -566,7 +566,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
 
 def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None:
     """The recipe with the fault that explains the learner's numbers, on the first probe where it shows."""
-    from ..diagnose import first_difference
+    from ..diagnosis import first_difference
 
     assert evidence.weights is not None
     if faults is None:

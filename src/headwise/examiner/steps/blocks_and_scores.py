@@ -30,9 +30,9 @@ from ..examine.subject import widths_of
 from ..examine.surroundings import CAUGHT, files_of, problem_of
 from ..examine.words import input_word
 from ..faults import FAULTS as OF_WHOLES
-from ..judging import judge_whole
 from ..report import Named, Report
-from .counterfactuals import (
+from ..verdict import judge_whole
+from .step_engine import (
     CERTAIN,
     Callee,
     Verdict,

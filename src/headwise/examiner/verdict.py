@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from .diagnose import (
+from .diagnosis import (
     NEAR,
     Diagnosis,
     Made,
