@@ -1,28 +1,30 @@
 """Multi-head attention.
 
-idea: project, split, attend, merge, project: five lines that equal torch's module to the last digits
+idea: project, split, attend, merge, project: five steps that give the same numbers as torch's module
 minutes: 10
 level: junior
 repairs: no output projection; scale by d_model; split by view
 """
 
 # %% [markdown]
-# Every part is there: scores (lesson 1), shares (2), one head (3), cutting and joining (4). What is missing
-# is four matrices, and then the whole stands:
+# Lessons 1 to 4 have built scores, weights, one head, split and merge. Four learned matrices complete
+# multi-head attention:
 #
 # $$\text{MultiHead}(Q, K, V) = \text{Concat}(\text{head}_1, \dots, \text{head}_H)\, W^O$$
 #
 # $$\text{head}_i = \text{softmax}\left(\frac{Q W^Q_i \, (K W^K_i)^\top}{\sqrt{d_k}}\right) V W^V_i$$
 #
-# Why matrices? Without them, head 0 could only ever look at channels 0 to $d_k - 1$ of what comes in. With
-# them, each channel of each head is a learned mix of *all* channels. And there are three, since what a token
-# asks for ($W^Q$), what it is found by ($W^K$) and what it hands over ($W^V$) are three different things. A
-# matrix for each head is the same as one wide matrix that is cut afterwards: $W^Q = [W^Q_1 \dots W^Q_H]$.
+# Why matrices? Without them, head 0 could use only channels 0 to $d_k - 1$ of the input. With them, each
+# channel of each head is a learned combination of *all* channels. There are three for the input, since a
+# token has three roles: what it searches for ($W^Q$), what it is found by ($W^K$) and what it passes on
+# ($W^V$). One matrix for each head is the same as one wide matrix whose output is split:
+# $W^Q = [W^Q_1 \dots W^Q_H]$.
 #
-# ## Against torch
-# How do we know that ours is right? We take `torch.nn.MultiheadAttention`, copy its weights, and compare
-# numbers, in float64, where rounding is far below any mistake. Two small traps: torch's biases begin at 0,
-# which would hide a forgotten bias, so we fill them; and `batch_first=True` is needed for inputs `[B, T, E]`.
+# ## Compare with torch
+# To check our code, we copy the weights of `torch.nn.MultiheadAttention` and compare the outputs, in float64,
+# where rounding errors are far smaller than any mistake. Two details: torch initialises its biases to 0,
+# which would hide a forgotten bias, so we fill them with random numbers; and inputs `[B, T, E]` need
+# `batch_first=True`.
 
 # %%
 import torch
@@ -30,22 +32,22 @@ import torch
 torch.manual_seed(0)
 B, T, S, E, H = 2, 5, 7, 12, 3  # sequences, queries, keys, width, heads: all different
 D = E // H  # 4: width of a head
-judge = torch.nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
-torch.nn.init.normal_(judge.in_proj_bias)
-torch.nn.init.normal_(judge.out_proj.bias)
+reference = torch.nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+torch.nn.init.normal_(reference.in_proj_bias)
+torch.nn.init.normal_(reference.out_proj.bias)
 
 query = torch.randn(B, T, E, dtype=torch.float64)
 key, value = torch.randn(2, B, S, E, dtype=torch.float64)  # [B, S, E] each
 with torch.no_grad():
-    expected, expected_weights = judge(query, key, value, average_attn_weights=False)
-    W_q, W_k, W_v = judge.in_proj_weight.chunk(3)  # [E, E] each
-    b_q, b_k, b_v = judge.in_proj_bias.chunk(3)  # [E] each
-    W_o, b_o = judge.out_proj.weight, judge.out_proj.bias
+    expected, expected_weights = reference(query, key, value, average_attn_weights=False)
+    W_q, W_k, W_v = reference.in_proj_weight.chunk(3)  # [E, E] each
+    b_q, b_k, b_v = reference.in_proj_bias.chunk(3)  # [E] each
+    W_o, b_o = reference.out_proj.weight, reference.out_proj.bias
 expected.shape, expected_weights.shape
 
 # %% [markdown]
-# The five steps. A linear layer of torch multiplies by its weight transposed, hence `.T`; and `@` multiplies
-# matrices in the last two axes, for every sequence and every head in the axes before.
+# The five steps follow. torch stores the weight of a linear layer transposed, hence `.T`. `@` multiplies
+# matrices in the last two axes, for every sequence and every head.
 
 # %%
 with torch.no_grad():
@@ -57,7 +59,7 @@ with torch.no_grad():
     q = q.view(B, T, H, D).transpose(1, 2)  # [B, H, T, D]
     k = k.view(B, S, H, D).transpose(1, 2)  # [B, H, S, D]
     v = v.view(B, S, H, D).transpose(1, 2)  # [B, H, S, D]
-    # 3. attend, every head for itself
+    # 3. attend, in each head separately
     weights = (q @ k.transpose(-2, -1) / D**0.5).softmax(dim=-1)  # [B, H, T, S]
     o = weights @ v  # [B, H, T, D]
     # 4. merge
@@ -70,9 +72,9 @@ assert torch.allclose(weights, expected_weights, rtol=0, atol=1e-12)
 print(f"output differs from torch's by at most {(output - expected).abs().max():.0e}")
 
 # %% [markdown]
-# The scale is the root of $d_k$, the width of *one head*: that is how long the vectors are that are
-# multiplied. And the weights are $[B, H, T, S]$: a table for each head. Here are those of the first sequence,
-# of random matrices still; what trained heads look at is a later lesson.
+# The scale is $\sqrt{d_k}$, where $d_k$ is the width of *one head*, since that is the width of the vectors in
+# each dot product. The weights are $[B, H, T, S]$: a table for each head. The plot shows those of the first
+# sequence. The matrices are random; lesson 13 shows what trained heads do.
 
 # %%
 import headwise as hw
@@ -82,77 +84,76 @@ hw.AttentionMap.from_weights(weights).plot(
 )
 
 # %% [markdown]
-# Called as most course pages call it, torch's module returns something else: `weights` of shape `[B, T, S]`,
-# the **mean over heads**. It cannot be told from them which head looked where; ask for
-# `average_attn_weights=False`.
+# By default, torch's module returns different weights: `[B, T, S]`, the **mean over heads**. They do not show
+# what each head attends to. `average_attn_weights=False` returns the weights of each head.
 
 # %%
 with torch.no_grad():
-    _, mean = judge(query, key, value)
+    _, mean = reference(query, key, value)
 assert mean.shape == (B, T, S) and torch.allclose(mean, weights.mean(dim=1))
 
 # %% [markdown]
 # ## What the last matrix does
-# After the merge every head has its own channels: in `merged`, channels 0 to 3 know head 0 and nothing else.
-# $W^O$ mixes them. Cut it into $H$ pieces of $D$ rows, and concatenating and multiplying turns out to be a
-# plain sum:
+# After the merge, every head has its own channels: in `merged`, channels 0 to 3 depend on head 0 alone. $W^O$
+# mixes them. If $W^O$ is cut into $H$ pieces of $D$ rows, concatenating and multiplying is a sum over heads:
 #
 # $$\text{Concat}(\text{head}_1, \dots, \text{head}_H)\, W^O = \sum_{i=1}^{H} \text{head}_i\, W^O_i$$
 #
-# Each head writes into all $E$ channels, and what they write is added up. To see it, switch heads off, one at
-# a time, and measure how far each output channel moves.
+# Each head adds its contribution to all $E$ output channels. To show it, we set one head after the other to
+# zero and measure how much each channel changes.
 
 # %%
 pieces = W_o.detach().T.view(H, D, E)  # [H, D, E]: W_o_i, one for each head
-written = o @ pieces  # [B, H, T, E]: what each head writes
-assert torch.allclose(written.sum(dim=1) + b_o.detach(), output, rtol=0, atol=1e-12)
+contributions = o @ pieces  # [B, H, T, E]: of each head
+assert torch.allclose(contributions.sum(dim=1) + b_o.detach(), output, rtol=0, atol=1e-12)
 
 before, after = torch.zeros(H, E), torch.zeros(H, E)
 for h in range(H):
-    off = o.clone()
-    off[:, h] = 0
-    off = off.transpose(1, 2).reshape(B, T, E)  # [B, T, E]
-    before[h] = (off - merged).abs().mean((0, 1))
-    after[h] = (off @ W_o.T + b_o - output).detach().abs().mean((0, 1))
+    ablated = o.clone()
+    ablated[:, h] = 0
+    ablated = ablated.transpose(1, 2).reshape(B, T, E)  # [B, T, E]
+    before[h] = (ablated - merged).abs().mean((0, 1))
+    after[h] = (ablated @ W_o.T + b_o - output).detach().abs().mean((0, 1))
 
 # %%
 from matplotlib import pyplot as plt
 
 figure, axes = plt.subplots(2, 1, figsize=(7.2, 4.4))
-for ax, moved, title in (
-    (axes[0], before, "Before W_o: a head reaches its own channels"),
-    (axes[1], after, "After W_o: every head reaches every channel"),
+for ax, change, title in (
+    (axes[0], before, "Before W_o: a head changes its own channels"),
+    (axes[1], after, "After W_o: every head changes every channel"),
 ):
-    picture = ax.imshow(moved, cmap="Purples", vmin=0, aspect="auto")
+    image = ax.imshow(change, cmap="Purples", vmin=0, aspect="auto")
     ax.set(title=title, yticks=range(H), xticks=range(E), xlabel="output channel")
     ax.set_yticklabels([f"head {h} off" for h in range(H)])
-    figure.colorbar(picture, ax=ax, label="mean change")
+    figure.colorbar(image, ax=ax, label="mean change")
 assert (before > 0).sum() == E and (after > 0).all()
 figure.tight_layout()
 
 # %% [markdown]
 # ## A mask
-# A mask says which query may see which key: `True` = may attend. Where it says no, the score becomes
-# $-\infty$ before the softmax, and the share exactly 0 (lesson 2). Torch's module means the opposite by
-# `True`, so it gets `~may`.
+# A mask says which query may attend to which key: `True` = may attend. Where it is False, the score becomes
+# $-\infty$ before the softmax, and the weight exactly 0 (lesson 2). In torch's module `True` means the
+# opposite, so we pass `~mask`.
 
 # %%
-may = torch.rand(T, S) > 0.4  # [T, S]: for every sequence and head
-may[:, 0] = True  # every query sees something
+mask = torch.rand(T, S) > 0.4  # [T, S]: the same for every sequence and head
+mask[:, 0] = True  # every query may attend to at least one key
 with torch.no_grad():
-    scores = (q @ k.transpose(-2, -1) / D**0.5).masked_fill(~may, float("-inf"))  # [B, H, T, S]
+    scores = (q @ k.transpose(-2, -1) / D**0.5).masked_fill(~mask, float("-inf"))  # [B, H, T, S]
     masked = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(B, T, E) @ W_o.T + b_o  # [B, T, E]
-    assert torch.allclose(masked, judge(query, key, value, attn_mask=~may)[0], rtol=0, atol=1e-12)
-    assert not torch.allclose(masked, judge(query, key, value, attn_mask=may)[0])  # no error, other numbers
+    assert torch.allclose(masked, reference(query, key, value, attn_mask=~mask)[0], rtol=0, atol=1e-12)
+    assert not torch.allclose(masked, reference(query, key, value, attn_mask=mask)[0])  # no error
 
 # %% [markdown]
-# Now as a module: a class that derives from `nn.Module`, makes its layers in `__init__` and computes in `forward`. A
-# projection with weights and bias is `nn.Linear(d_model, d_model)`; kept as an attribute (`self.W_q = ..`) it is
-# found by optimisers, and called as a function: `self.W_q(query)`. `headwise check` compares yours with torch's, its weights copied, and names the mistake if
-# there is one.
+# The exercise asks for the same as an `nn.Module`: the layers are made in `__init__`, `forward` computes. A
+# projection with weight and bias is `nn.Linear(d_model, d_model)`. Assigned to an attribute
+# (`self.W_q = ..`), it is registered as part of the module, and `self.W_q(query)` applies it.
+# `headwise check` compares your module with torch's, with the same weights, and names the mistake if there is
+# one.
 
 # %% exercise: MultiHeadAttention
-"""Multi-head attention, whole."""
+"""Multi-head attention."""
 
 import torch
 from torch import Tensor, nn
@@ -183,7 +184,7 @@ class MultiHeadAttention(nn.Module):
 
 
 # %% solution
-"""Multi-head attention, whole."""
+"""Multi-head attention."""
 
 import torch
 from torch import Tensor, nn
@@ -229,7 +230,7 @@ class MultiHeadAttention(nn.Module):
 
 
 # %% [markdown]
-# The class with torch's weights in it gives torch's numbers, with a mask and without:
+# With torch's weights copied into it, the class gives torch's numbers, with and without a mask:
 
 # %%
 ours = MultiHeadAttention(E, H).double()
@@ -239,26 +240,22 @@ with torch.no_grad():
         getattr(ours, name).weight.copy_(weight)
         getattr(ours, name).bias.copy_(bias)
     assert torch.allclose(ours(query, key, value)[0], expected, rtol=0, atol=1e-12)
-    assert torch.allclose(ours(query, key, value, may)[0], masked, rtol=0, atol=1e-12)
+    assert torch.allclose(ours(query, key, value, mask)[0], masked, rtol=0, atol=1e-12)
 
 for heads in (1, 8, 16):
     module = MultiHeadAttention(512, heads)
-    print(
-        f"{heads:2} heads of width {module.d_k:3}: {sum(p.numel() for p in module.parameters()):,} parameters"
-    )
-    assert sum(p.numel() for p in module.parameters()) == 4 * (512 * 512 + 512)
+    parameters = sum(p.numel() for p in module.parameters())
+    print(f"{heads:2} heads of width {module.d_k:3}: {parameters:,} parameters")
+    assert parameters == 4 * (512 * 512 + 512)
 
 # %% question: How many parameters has multi-head attention of width 512 with 8 heads, and how many with 16?
-# The same number, 1,050,624: four matrices of 512 · 512 and four biases of 512. Twice the heads are heads
-# half as wide. So "more heads, richer representations" is half the story: there are more tables of shares,
-# each made from fewer channels. In our own measurement ("Why many heads?" on the page "What heads do,
-# measured": small Transformers of width 256, alike but for the head count), 16 and 32 heads a layer ended
-# with a clearly higher loss than 8; 1, 2 and 4 could not be told apart from 8.
+# The same number, 1,050,624: four matrices of 512 · 512 and four biases of 512. With twice as many heads,
+# each is half as wide. So "more heads, richer representations" is only half true: there are more tables of
+# weights, each computed from fewer channels. In our own measurement ("Why many heads?" on the page "What
+# heads do, measured": small Transformers of width 256 that differ only in the number of heads), 16 and 32
+# heads per layer ended with a clearly higher loss than 8; 1, 2 and 4 could not be told apart from 8.
 
 # %% question: Concatenation already joins the heads. What would be lost without W_o?
-# Heads would stay in their own channels: output channels 0 to 3 would know head 0 alone, as the upper picture
-# shows, and a head could not choose where to write. With $W^O$ every head writes into all channels, two heads
-# can write into the same one, and their contributions are added.
-
-# %% [markdown]
-# Next: why all heads are computed at once, and what a loop over heads costs.
+# Each head would stay in its own channels: output channels 0 to 3 would depend on head 0 alone, as the upper
+# plot shows. With $W^O$ every head can write into every channel, and the contributions of all heads to a
+# channel are added.

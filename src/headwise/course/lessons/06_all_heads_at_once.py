@@ -1,15 +1,15 @@
 """All heads at once.
 
-idea: a loop over heads and one wide product give the same numbers; the loop asks for them in small pieces
+idea: a loop over heads and one wide product give the same numbers; the loop needs many small products
 minutes: 8
 level: data scientist
 repairs: heads in a list; attention across heads
 """
 
 # %% [markdown]
-# The formula of lesson 5 speaks of $\text{head}_1, \dots, \text{head}_H$, one after the other. Read
-# literally, it is a loop: a small module for each head, their outputs concatenated. Many first
-# implementations look like this one.
+# The formula of lesson 5 names the heads one after the other, $\text{head}_1, \dots, \text{head}_H$. Read
+# literally, it is a loop: one small module for each head, their outputs concatenated. Many first
+# implementations look like this:
 
 # %%
 import torch
@@ -29,7 +29,7 @@ class Head(nn.Module):
 
 
 class LoopOverHeads(nn.Module):
-    """[B, T, E] -> [B, T, E]: head by head."""
+    """[B, T, E] -> [B, T, E], one head after the other."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -40,14 +40,13 @@ class LoopOverHeads(nn.Module):
         return self.out(torch.cat([head(x) for head in self.heads], dim=-1))
 
 
-forgotten = nn.Module()
-forgotten.heads = [Head(8, 4)]  # a plain list instead of nn.ModuleList:
-assert not list(forgotten.parameters())  # torch does not see its parameters, and would not train them
+module = nn.Module()
+module.heads = [Head(8, 4)]  # a plain list instead of nn.ModuleList:
+assert not list(module.parameters())  # its parameters are not registered and would not be trained
 
 # %% [markdown]
-# It is right. To get rid of the loop, put the heads' matrices on top of each other: `[D, E]`, $H$ times, is
-# `[E, E]`. One product with it makes the channels of all heads, side by side, and lesson 4's split hands them
-# out.
+# It is right. To replace the loop, stack the heads' matrices: $H$ matrices `[D, E]` make one `[E, E]`. One
+# product with it computes the channels of all heads side by side, and lesson 4's split separates them.
 
 
 # %%
@@ -57,7 +56,7 @@ def wide_matrices(loop: LoopOverHeads) -> list[Tensor]:
 
 
 def at_once(x: Tensor, matrices: list[Tensor], W_o: Tensor, H: int) -> Tensor:
-    """Lesson 5 in short: [B, T, E] -> [B, T, E]."""
+    """Lesson 5 in three lines: [B, T, E] -> [B, T, E]."""
     q, k, v = (nn.functional.linear(x, W).unflatten(-1, (H, -1)).transpose(1, 2) for W in matrices)
     o = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(dim=-1) @ v  # [B, H, T, D]
     return nn.functional.linear(o.transpose(1, 2).flatten(2), W_o)  # [B, T, E]
@@ -71,16 +70,16 @@ for H in (1, 2, 3, 8, 32):
 print("the same numbers, for 1, 2, 3, 8 and 32 heads")
 
 # %% [markdown]
-# ## What is different: counted
-# Not the work. Let torch tell us each matrix product while it runs: how many there are, and how many
-# multiplications of numbers they take together.
+# ## What is different: the number of products
+# We let torch report each matrix product while it runs, and count the products and the multiplications of
+# numbers in them.
 
 # %%
 from torch.overrides import TorchFunctionMode
 
 
 class Products(TorchFunctionMode):
-    """Counts matrix products, and the multiplications in them."""
+    """Counts matrix products and the multiplications in them."""
 
     calls = multiplications = 0
 
@@ -88,7 +87,7 @@ class Products(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if func.__name__ in ("linear", "matmul"):
             self.calls += 1
-            self.multiplications += out.numel() * args[0].shape[-1]  # each number is a dot product this long
+            self.multiplications += out.numel() * args[0].shape[-1]  # each number is one dot product
         return out
 
 
@@ -99,24 +98,25 @@ print("heads   products: loop, at once   multiplications: loop, at once")
 for H in counts:
     loop = LoopOverHeads(128, H)
     matrices = wide_matrices(loop)
-    with Products() as one:
+    with Products() as looped:
         loop(x)
-    with Products() as other:
+    with Products() as wide:
         at_once(x, matrices, loop.out.weight, H)
-    calls.append((one.calls, other.calls))
-    print(f"{H:5} {one.calls:15} {other.calls:9} {one.multiplications:21,} {other.multiplications:9,}")
-    assert one.multiplications == other.multiplications  # the same work ..
-    assert one.calls == 5 * H + 1 and other.calls == 6  # .. in more, smaller pieces
+    calls.append((looped.calls, wide.calls))
+    print(f"{H:5} {looped.calls:15} {wide.calls:9} {looped.multiplications:21,} {wide.multiplications:9,}")
+    assert looped.multiplications == wide.multiplications  # the same work ..
+    assert looped.calls == 5 * H + 1 and wide.calls == 6  # .. in more, smaller products
 
 # %% [markdown]
-# Neither way nor head count changes the number of multiplications: twice the heads are half as wide. But the
-# loop asks for them in $5H + 1$ products, the other way always in 6. Each product has a price that does not
-# depend on its size: Python has to call it, torch has to check shapes, find memory and choose a kernel. Small
-# products pay mostly that.
+# The number of multiplications does not depend on the way of computing, nor on the number of heads: twice as
+# many heads are half as wide. But the loop needs $5H + 1$ products, computing all heads at once always 6.
+# Each product has a fixed cost: Python calls it, torch checks shapes, allocates memory and chooses a kernel.
+# For small products this is most of the cost.
 #
-# ## And timed
-# Time of the loop divided by time of all at once: medians of alternating runs on one thread, for three
-# lengths. These are measurements, of the machine that ran this page; yours will show others.
+# ## What is different: the time
+# The next cell divides the time of the loop by the time of computing all heads at once, for three sequence
+# lengths: medians of alternating runs on one thread of the machine that ran this page. Another machine gives
+# other numbers.
 
 # %%
 import os
@@ -125,14 +125,14 @@ import time
 
 from matplotlib import pyplot as plt
 
-clock = time.perf_counter if os.name == "nt" else time.process_time  # other programs' time does not count
+clock = time.perf_counter if os.name == "nt" else time.process_time  # excludes other programs
 threads = torch.get_num_threads()
 torch.set_num_threads(1)
 
 
-def seconds(run, *given) -> float:
+def seconds(run, *args) -> float:
     start = clock()
-    run(*given)
+    run(*args)
     return clock() - start
 
 
@@ -146,22 +146,22 @@ with torch.no_grad():
             pairs = [
                 (seconds(loop, x), seconds(at_once, x, matrices, loop.out.weight, H)) for _ in range(repeats)
             ]
-            one, other = (statistics.median(column) for column in zip(*pairs, strict=True))
-            ratios.setdefault(T, []).append(one / other)
+            looped, wide = (statistics.median(times) for times in zip(*pairs, strict=True))
+            ratios.setdefault(T, []).append(looped / wide)
 torch.set_num_threads(threads)
-for T, found in ratios.items():
-    print(f"T = {T:3}:", "  ".join(f"{H} heads {ratio:.2f}" for H, ratio in zip(counts, found, strict=True)))
+for T, row in ratios.items():
+    print(f"T = {T:3}:", "  ".join(f"{H} heads {ratio:.2f}" for H, ratio in zip(counts, row, strict=True)))
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6))
-axes[0].plot(counts, [one for one, _ in calls], "o-", color="#e95561", label="loop over heads")
-axes[0].plot(counts, [other for _, other in calls], "s-", color="#6b1d81", label="all at once")
+axes[0].plot(counts, [looped for looped, _ in calls], "o-", color="#e95561", label="loop over heads")
+axes[0].plot(counts, [wide for _, wide in calls], "s-", color="#6b1d81", label="all at once")
 axes[0].set(title="Matrix products in one forward pass", ylabel="products")
 axes[0].legend(frameon=False)
-for (T, found), colour, mark in zip(ratios.items(), ("#6b1d81", "#c2549a", "#fd9467"), "osD", strict=True):
-    axes[1].plot(counts, found, marker=mark, color=colour, label=f"{T} tokens")
+for (T, row), colour, marker in zip(ratios.items(), ("#6b1d81", "#c2549a", "#fd9467"), "osD", strict=True):
+    axes[1].plot(counts, row, marker=marker, color=colour, label=f"{T} tokens")
 axes[1].axhline(1, color="#5b6270", lw=1, ls="dashed")
-axes[1].set(title="Time: the loop, as a multiple of all at once", ylabel="times as long", ylim=(0, None))
+axes[1].set(title="Time of the loop / time of all at once", ylabel="ratio", ylim=(0, None))
 axes[1].legend(frameon=False)
 for ax in axes:
     ax.set_xscale("log", base=2)
@@ -170,24 +170,23 @@ for ax in axes:
 figure.tight_layout()
 
 # %% [markdown]
-# With one head there is nothing to gain. With many heads and few tokens each product of the loop is tiny, and
-# the price of asking dominates. The longer the sequence, the more there is to compute in each product, and
-# the less it matters how often one asks.
+# With one head there is nothing to gain. With many heads and few tokens, each product of the loop is tiny,
+# and its fixed cost dominates. With longer sequences there is more to compute in each product, and the fixed
+# cost matters less.
 #
-# At 512 tokens look twice: the line may well fall below 1, which means that the loop is *faster*. All heads
-# at once write all their scores before the softmax reads them: 16 heads of 512 · 512 numbers are 16 MiB, and
-# blocks of that size are often fetched from the system anew in each pass. The loop uses one head's 1 MiB
-# again and again. "At once" saves calls, and spends memory.
+# At 512 tokens the ratio may fall below 1, which means that the loop is *faster*. Computing all heads at once
+# writes all scores before the softmax reads them: 16 heads of 512 · 512 numbers are 16 MiB, and the operating
+# system often provides a block of that size anew in each pass. The loop uses the same 1 MiB again for every
+# head. "At once" saves calls and needs more memory.
 #
-# Course pages often say that heads run "in parallel", all at the same time. Here one thread did all the work,
-# and no two heads ran at the same time: what is won on such a machine is the number of calls. Parallel
-# hardware can do more with one large call than with many small ones, and a loop denies it the chance, since
-# it hands out the next head only when the one before has been called.
+# Courses often say that heads run "in parallel". Here one thread did all the work and no two heads ran at the
+# same time; on such a machine, only calls are saved. Parallel hardware can do more with one large call than
+# with many small ones. A loop prevents that, since it starts the next head only after calling the one before.
 #
 # ## An axis for the heads
-# There is a third way to write it, without cutting and joining. Keep an axis for the heads in the matrices
-# themselves, $W^Q$ as `[H, E, D]`, and let one product run over it. And the last matrix, as `[H, D, E]`,
-# makes the sum over heads of lesson 5: head and channel are summed over in one go.
+# A third way needs no split and merge. Store the matrices with an axis for the heads, $W^Q$ as `[H, E, D]`,
+# and compute one product with it. With the last matrix as `[H, D, E]`, one product sums over heads and
+# channels, as in the sum of lesson 5.
 
 # %%
 loop = LoopOverHeads(128, 8)
@@ -198,7 +197,7 @@ split = nn.functional.linear(x, wide_matrices(loop)[0]).unflatten(-1, (8, 16)).t
 assert torch.allclose(q, split, atol=1e-5)
 
 # %% exercise: AllHeads
-"""From a loop over heads to none."""
+"""Multi-head attention without a loop over heads."""
 
 import torch
 from torch import Tensor, nn
@@ -217,7 +216,7 @@ class Head(nn.Module):
 
 
 class LoopOverHeads(nn.Module):
-    """[B, T, E] -> [B, T, E]: head by head. It is right, and stays as it is."""
+    """[B, T, E] -> [B, T, E], one head after the other. This class is right; do not change it."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -229,7 +228,7 @@ class LoopOverHeads(nn.Module):
 
 
 class AllHeads(nn.Module):
-    """The same with an axis for the heads in each parameter, and no loop."""
+    """The same without a loop: each parameter has an axis for the heads."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -241,18 +240,18 @@ class AllHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, E] -> [B, T, E]."""
-        raise NotImplementedError  # q, k and v of all heads; their shares; the sum over heads
+        raise NotImplementedError  # q, k and v of all heads; their weights; the sum over heads
 
 
 # %% solution
-"""From a loop over heads to none."""
+"""Multi-head attention without a loop over heads."""
 
 import torch
 from torch import Tensor, nn
 
 
 class AllHeads(nn.Module):
-    """The same with an axis for the heads in each parameter, and no loop."""
+    """The same without a loop: each parameter has an axis for the heads."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -272,23 +271,20 @@ class AllHeads(nn.Module):
         return torch.einsum("bhtd,hde->bte", heads, self.w_o)  # [B, T, E]
 
 
-# %% question: Both ways multiply as much. Why is the loop slower with many heads and few tokens?
-# Every product has a fixed price besides its multiplications: the call from Python, checks, memory, the
-# choice of a kernel. The loop pays it $5H + 1$ times, all heads at once 6 times. With few tokens a product of
-# one head is so small that this price is most of its time; with many tokens it is not.
+# %% question: Both ways need the same number of multiplications. Why is the loop slower with many heads and few tokens?
+# Every product has a fixed cost besides its multiplications: the call from Python, checks, memory, the choice
+# of a kernel. The loop pays it $5H + 1$ times, computing all heads at once 6 times. With few tokens the
+# product of one head is so small that the fixed cost is most of its time; with many tokens it is not.
 
 # %%
 H, T = 32, 4096
-once, one = H * T * T * 4, T * T * 4  # bytes of float32 scores
-assert 16 * 512 * 512 * 4 == 16 * 2**20  # the longest line of the picture
-print(f"scores of all heads: {once / 2**30:.0f} GiB; of one head: {one / 2**20:.0f} MiB")
-assert (once, one) == (2 * 2**30, 64 * 2**20)
+all_heads, one_head = H * T * T * 4, T * T * 4  # bytes of float32 scores
+assert 16 * 512 * 512 * 4 == 16 * 2**20  # 16 heads, 512 tokens: the end of the third line of the plot
+print(f"scores of all heads: {all_heads / 2**30:.0f} GiB; of one head: {one_head / 2**20:.0f} MiB")
+assert (all_heads, one_head) == (2 * 2**30, 64 * 2**20)
 
-# %% question: With 32 heads and 4,096 tokens, is there anything that a loop over heads is better at?
-# Memory, where scores are stored. All at once makes the scores of all heads: 2 GiB in float32 for one
-# sequence. The loop holds those of one head at a time, 64 MiB, as long as no gradient asks to keep them.
-# Fused kernels, and headwise's map of weights, go further: all heads in one call, worked through tile by
-# tile, and the whole table of scores is never stored.
-
-# %% [markdown]
-# Next: who may attend to whom, and how masks go wrong.
+# %% question: With 32 heads and 4,096 tokens, does a loop over heads have any advantage?
+# It needs less memory, if scores are stored. Computing all heads at once stores the scores of all heads: 2
+# GiB in float32 for one sequence. The loop stores those of one head at a time, 64 MiB, unless they are kept
+# for gradients. Fused kernels, and headwise's map of weights, need even less: they compute all heads in one
+# call, tile by tile, and never store the whole table of scores.

@@ -1,20 +1,21 @@
 """The Transformer block.
 
-idea: attention lets words talk, a feed-forward lets each think, and both only add to what is there
+idea: attention exchanges information between positions, a feed-forward network processes each alone, and both add to a residual stream
 minutes: 9
 level: data scientist
 repairs: no residual around attention; residual from the wrong place; norm missing in the block; feed-forward without activation
 """
 
 # %% [markdown]
-# Attention is one half of a Transformer. The other half is a **feed-forward** network: two linear layers with a
-# bend between them, four times as wide inside. Around each half go two small things: a **residual**, which adds the
-# input to the output, and a **norm**, which brings each vector to the same size. Together they are a block, and a
-# model is a stack of blocks:
+# Attention is one half of a Transformer block. The other half is a **feed-forward** network: two linear
+# layers with a nonlinear function between them, four times as wide inside. Two more parts go around each
+# half: a **residual** connection adds the input to the output, and a **norm** rescales each vector to the
+# same size. A model is a stack of such blocks:
 #
 # $$x \leftarrow x + \text{Attention}(\text{Norm}(x)), \qquad x \leftarrow x + \text{FeedForward}(\text{Norm}(x))$$
 #
-# Attention is the only place where positions exchange something. The feed-forward works on each position by itself:
+# Only attention exchanges information between positions. The feed-forward network processes each position
+# separately:
 
 # %%
 import torch
@@ -29,44 +30,44 @@ feed_forward = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d)
 
 x = torch.randn(1, 6, d, dtype=torch.float64)  # [B, T, E]
 changed = x.clone()
-changed[0, 3] += 1.0  # one word becomes another
+changed[0, 3] += 1.0  # one word is replaced
 for name, part in {"attention": lambda x: attention(x)[0], "feed-forward": feed_forward}.items():
-    moved = (part(changed) - part(x)).abs().amax(-1)[0] > 1e-12  # [T]: which positions noticed
-    print(f"{name:13} positions that notice: {moved.nonzero().flatten().tolist()}")
-assert moved.tolist() == [False, False, False, True, False, False]  # of the feed-forward
+    affected = (part(changed) - part(x)).abs().amax(-1)[0] > 1e-12  # [T]
+    print(f"{name:13} positions whose output changes: {affected.nonzero().flatten().tolist()}")
+assert affected.tolist() == [False, False, False, True, False, False]  # of the feed-forward network
 
 # %% [markdown]
 # ## Where the parameters are
-# Attention has four matrices of $d \times d$: $W_Q, W_K, W_V, W_O$. The feed-forward has two of $d \times 4d$. So
-# of the $12 d^2$ numbers in a block two thirds are in the feed-forward, and the heads, which give the architecture
-# its name, cost nothing: how many there are changes no count.
+# Attention has four matrices of $d \times d$: $W_Q, W_K, W_V, W_O$. The feed-forward network has two of
+# $d \times 4d$. So two thirds of the $12 d^2$ numbers in the matrices of a block are in the feed-forward
+# network. The number of heads changes no count.
 
 # %%
 width = 512
 counts = {}
 for heads in (1, 8, 64):
-    mha = hw.MultiHeadAttention(width, heads, device="meta")  # shapes without numbers are enough to count
+    mha = hw.MultiHeadAttention(width, heads, device="meta")  # shapes only, no numbers
     counts[heads] = sum(p.numel() for p in mha.parameters())
 ff = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-of_ff = sum(p.numel() for p in ff.parameters())
-of_norms = 2 * sum(p.numel() for p in nn.LayerNorm(width).parameters())
+ff_count = sum(p.numel() for p in ff.parameters())
+norm_count = 2 * sum(p.numel() for p in nn.LayerNorm(width).parameters())
 assert set(counts.values()) == {4 * width**2 + 4 * width}  # matrices and biases, for any number of heads
-assert of_ff == 8 * width**2 + 5 * width and of_norms == 4 * width
-whole = counts[8] + of_ff + of_norms
-for name, count in {"attention": counts[8], "feed-forward": of_ff, "norms": of_norms}.items():
-    print(f"{name:13} {count:>9,}  {count / whole:6.1%}")
+assert ff_count == 8 * width**2 + 5 * width and norm_count == 4 * width
+total = counts[8] + ff_count + norm_count
+for name, count in {"attention": counts[8], "feed-forward": ff_count, "norms": norm_count}.items():
+    print(f"{name:13} {count:>9,}  {count / total:6.1%}")
 
 # %% [markdown]
 # ## What the residual does
-# With residuals, a stack never replaces what it has: each part writes its contribution on top of it. What comes out
-# is the input plus the sum of all that was written. The vector that is passed on and written to is called the
-# *residual stream*.
+# With residuals, no part of a stack replaces its input: each adds its output to it. The output of the stack
+# is its input plus the sum of all contributions. The vector that they are added to is called the *residual
+# stream*.
 
 # %%
 
 
 class Parts(nn.Module):
-    """Attention, feed-forward and two norms, to be put together in different ways."""
+    """Attention, feed-forward network and two norms, to be combined in different ways."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -78,33 +79,32 @@ class Parts(nn.Module):
         return self.mha(x)[0]
 
 
-def pre_norm(b, x):
-    x = x + b.attend(b.norm1(x))
-    return x + b.ff(b.norm2(x))
+def pre_norm(parts, x):
+    x = x + parts.attend(parts.norm1(x))
+    return x + parts.ff(parts.norm2(x))
 
 
 blocks = [Parts(d).double() for _ in range(3)]
-stream, written = x, []
-for b in blocks:
-    written.append(b.attend(b.norm1(stream)))
-    written.append(b.ff(b.norm2(stream + written[-1])))
-    stream = pre_norm(b, stream)
-assert torch.allclose(stream, x + sum(written))
-print("input + everything that was written = output, for", len(written), "parts")
+stream, contributions = x, []
+for block in blocks:
+    contributions.append(block.attend(block.norm1(stream)))
+    contributions.append(block.ff(block.norm2(stream + contributions[-1])))
+    stream = pre_norm(block, stream)
+assert torch.allclose(stream, x + sum(contributions))
+print("output = input + the contributions of", len(contributions), "parts")
 
 # %% [markdown]
-# A sum has a convenient derivative: the input reaches the output by a path on which nothing is multiplied, and so
-# does the gradient on its way back. Without the residual it must pass through every matrix, and each makes it
-# smaller.
+# In a sum, the gradient reaches the input along a path without any multiplication. Without the residual it
+# must pass through every matrix, and each makes it smaller.
 #
-# Let us measure it, with fresh weights, for stacks of different depth: how much of a gradient at the output arrives
-# at the input? And a second thing: how alike have the words of a text become? (The mean cosine between the vectors
-# of two positions; 1.0 means they all point the same way.)
+# We measure two things for stacks of different depth with newly initialised weights. First, how much of a
+# gradient at the output arrives at the input? Second, how similar have the vectors of the words become? (The
+# mean cosine between the vectors of two positions; at 1.0 they all point in the same direction.)
 
 # %%
 import matplotlib.pyplot as plt
 
-ways = {
+designs = {
     "neither residual nor norm": lambda b, x: b.ff(b.attend(x)),
     "norm alone": lambda b, x: b.ff(b.norm2(b.attend(b.norm1(x)))),
     "post-norm: norm(x + part(x))": lambda b, x: b.norm2((y := b.norm1(x + b.attend(x))) + b.ff(y)),
@@ -114,61 +114,61 @@ depths = [1, 2, 4, 8, 16, 24]
 torch.manual_seed(0)
 blocks = [Parts(d).double() for _ in range(max(depths))]
 text = torch.randn(2, 12, d, dtype=torch.float64)  # [B, T, E]
-back = torch.randn_like(text)  # a gradient at the output
-arrived, alike = {}, {}
-for name, way in ways.items():
+grad_output = torch.randn_like(text)  # a gradient at the output
+arrived, similarity = {}, {}
+for name, design in designs.items():
     y = start = text.clone().requires_grad_()
-    for depth, b in enumerate(blocks, 1):
-        y = way(b, y)
+    for depth, block in enumerate(blocks, 1):
+        y = design(block, y)
         if depth not in depths:
             continue
-        last = nn.functional.layer_norm(y, [d]) if way is pre_norm else y  # pre-norm ends with one more norm
-        (gradient,) = torch.autograd.grad(last, start, back, retain_graph=True)
-        arrived[name, depth] = float(gradient.norm() / back.norm())
+        output = nn.functional.layer_norm(y, [d]) if design is pre_norm else y  # pre-norm: one more norm
+        (gradient,) = torch.autograd.grad(output, start, grad_output, retain_graph=True)
+        arrived[name, depth] = float(gradient.norm() / grad_output.norm())
         unit = nn.functional.normalize(y.detach(), dim=-1)
         cosine = unit @ unit.transpose(-2, -1)  # [B, T, T]
-        alike[name, depth] = float((cosine.sum((-2, -1)) - 12).mean() / (12 * 11))
+        similarity[name, depth] = float((cosine.sum((-2, -1)) - 12).mean() / (12 * 11))
 
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
-for (name, _), colour in zip(ways.items(), ["#b2182b", "#ef8a62", "#67a9cf", "#2166ac"], strict=True):
+for (name, _), colour in zip(designs.items(), ["#b2182b", "#ef8a62", "#67a9cf", "#2166ac"], strict=True):
     axes[0].plot(depths, [arrived[name, n] for n in depths], "o-", color=colour, label=name)
-    axes[1].plot(depths, [alike[name, n] for n in depths], "o-", color=colour)
+    axes[1].plot(depths, [similarity[name, n] for n in depths], "o-", color=colour)
 axes[0].set_yscale("log")
-axes[0].set_title("share of a gradient that arrives at the input", fontsize=11)
-axes[1].set_title("how alike the words have become (mean cosine)", fontsize=11)
+axes[0].set_title("gradient at the input / gradient at the output", fontsize=11)
+axes[1].set_title("similarity of the words (mean cosine)", fontsize=11)
 for ax in axes:
     ax.set_xlabel("blocks")
     ax.set_xticks(depths)
 axes[0].legend(fontsize=8, loc="lower left")
 
 # %%
-for name in ways:
-    print(f"{name:30} gradient {arrived[name, 24]:8.1e}   alike {alike[name, 24]:.2f}")
+for name in designs:
+    print(f"{name:30} gradient {arrived[name, 24]:8.1e}   similarity {similarity[name, 24]:.2f}")
 assert arrived["neither residual nor norm", 24] < 1e-20
-assert all(0.05 < arrived[name, 24] < 3 for name in list(ways)[1:])
-post, pre = (alike[name, 24] for name in list(ways)[2:])
-assert alike["norm alone", 24] > 0.99 > post > pre
+assert all(0.05 < arrived[name, 24] < 3 for name in list(designs)[1:])
+post, pre = (similarity[name, 24] for name in list(designs)[2:])
+assert similarity["norm alone", 24] > 0.99 > post > pre
 
 # %% [markdown]
-# - **Neither**: the gradient is gone. The first block would learn nothing.
-# - **Norm alone** keeps the gradient from vanishing. So the residual is not there for the gradient only, as one
-#   often reads. But look at the right: all words are the same word now. Attention mixes, and mixing again and again
-#   ends in one average.
-# - **With residuals** the gradient arrives whole, and the words stay apart far longer, since each keeps what it
-#   had.
+# - **Neither**: the gradient has vanished. The first block would learn nothing.
+# - **Norm alone** keeps the gradient from vanishing, so the residual is not there for the gradient only, as
+#   is often said. But in the right plot all words have become the same: attention computes means, and
+#   repeated means end in one mean.
+# - **With residuals** the gradient arrives, and the words stay different for far longer, since each keeps its
+#   own vector.
 #
 # ## Norm before or after?
-# The first Transformer had the norm *after* the sum (post-norm): it also cuts through the stream, in every block.
-# Most later models have it *before* the part (pre-norm): the stream stays a plain sum, and one more norm stands at
-# the very end. At the start of training, with weights as torch draws them and at this size, both bring the gradient
-# back equally well, as the left picture shows. That pre-norm is easier to train deep is a finding about training,
-# which this cell does not measure; that post-norm blurs words more can be seen here.
+# The first Transformer had the norm *after* the sum (post-norm), so that it changes the stream itself in
+# every block. Most later models have it *before* the part (pre-norm): the stream remains a plain sum, with
+# one more norm at the very end. At the start of training, with torch's initial weights and at this size, the
+# gradient arrives equally well in both (left plot). Pre-norm is known to be easier to train at great depth,
+# which this cell does not measure. It does show that words become more similar with post-norm.
 #
-# A mistake between the two is `x = norm(x)` followed by `x = x + part(x)`: it looks like pre-norm, but what is
-# added is the *normed* input. The plain path is cut, and nobody sees it from shapes.
+# A common mistake is `x = norm(x)` followed by `x = x + part(x)`. It looks like pre-norm, but adds the
+# *normed* input, so the path without multiplications is lost. Shapes do not show it.
 
 # %% exercise: Block
-"""A Transformer block with its norms before the parts."""
+"""A Transformer block with pre-norm."""
 
 import torch
 from torch import Tensor, nn
@@ -182,8 +182,8 @@ class Block(nn.Module):
         self.widen, self.narrow = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """[B, T, E] -> [B, T, E], each position by itself."""
-        raise NotImplementedError  # wide, bent, and back
+        """[B, T, E] -> [B, T, E], each position separately."""
+        raise NotImplementedError  # widen, nonlinear function, narrow
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, E] -> [B, T, E], pre-norm."""
@@ -191,7 +191,7 @@ class Block(nn.Module):
 
 
 # %% solution
-"""A Transformer block with its norms before the parts."""
+"""A Transformer block with pre-norm."""
 
 import torch
 from torch import Tensor, nn
@@ -205,7 +205,7 @@ class Block(nn.Module):
         self.widen, self.narrow = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """[B, T, E] -> [B, T, E], each position by itself."""
+        """[B, T, E] -> [B, T, E], each position separately."""
         return self.narrow(nn.functional.gelu(self.widen(x)))  # [B, T, 4 E] inside
 
     def forward(self, x: Tensor) -> Tensor:
@@ -220,18 +220,14 @@ with torch.device("meta"):
     blocks = {heads: Block(768, heads) for heads in (12, 6)}
 for heads, block in blocks.items():
     matrices = {name: p.numel() for name, p in block.named_parameters() if p.ndim == 2}
-    of_attention = sum(count for name, count in matrices.items() if name.startswith("attention"))
-    print(f"{heads:2} heads: {sum(matrices.values()):,} in matrices, {of_attention:,} of them in attention")
+    in_attention = sum(count for name, count in matrices.items() if name.startswith("attention"))
+    print(f"{heads:2} heads: {sum(matrices.values()):,} in matrices, {in_attention:,} of them in attention")
 
 # %% question: A block has d_model = 768 and 12 heads. How many numbers are in its matrices, and how many with 6 heads?
-# $12 \cdot 768^2 = 7{,}077{,}888$, of which attention has a third: 2,359,296. With 6 heads exactly as many: heads
-# divide the width among themselves, they do not add to it.
+# $12 \cdot 768^2 = 7{,}077{,}888$, of which attention has a third: 2,359,296. With 6 heads there are exactly
+# as many: heads divide the width, they do not add to it.
 
-# %% question: Somebody stacks attention layers without residuals and sees that all words get nearly the same vector. Why?
-# Softmax weights are positive and sum to 1, so each output is an average of values, and averages lie closer
-# together than what they are averages of. Layer after layer they move together. A residual adds each word's own
-# vector again, so that it cannot be averaged away.
-
-# %% [markdown]
-# **Next:** on paper all this is exact; lesson 10 looks at what remains of it in 16 bits, and in training with
-# dropout.
+# %% question: Somebody stacks attention layers without residuals, and all words get nearly the same vector. Why?
+# Softmax weights are not negative and sum to 1, so each output is a mean of values, and means lie closer
+# together than the values themselves. With every layer they get closer. A residual adds each word's own
+# vector again, so that the words stay different.
