@@ -37,55 +37,57 @@ def by_names(
     subject: Subject, prints: dict[str, Fingerprint], given_roles: dict[str, str] | None = None
 ) -> Iterator[Assignment]:
     """All variants that names leave open, the likeliest first."""
-    kept, H = ParameterLayout(subject, prints), subject.sizes.H
+    parameters, H = ParameterLayout(subject, prints), subject.sizes.H
     roles: dict[str, list[str]] = {}
-    for name in kept.weights:
+    for name in parameters.weights:
         word = (given_roles or {}).get(name) if given_roles is not None else path_role(name)
         if word:
             roles.setdefault(word, []).append(name)
     bias_roles: dict[str, list[str]] = {}
-    for name in kept.biases:
+    for name in parameters.biases:
         word = path_role(name)
         if word:
             bias_roles.setdefault(word, []).append(name)
     roles = {word: names for word, names in roles.items() if len(names) == 1 or alike(names)}
     if not {"q", "k", "v", "qkv", "kv", "qk"} & set(roles):
         return
-    taken = {name for names in roles.values() for name in names}
-    how = "given" if given_roles is not None else "names"
-    for outs in _outputs(kept, roles, taken):
-        for pieces, biases, order, layout in _inputs(kept, roles, bias_roles, prints, H):
-            for axes in product(*(kept.output_axes(name) for name in outs[:1])):
+    assigned = {name for names in roles.values() for name in names}
+    evidence = "given" if given_roles is not None else "names"
+    for outs in _outputs(parameters, roles, assigned):
+        for pieces, biases, order, layout in _inputs(parameters, roles, bias_roles, prints, H):
+            for axes in product(*(parameters.output_axes(name) for name in outs[:1])):
                 guess = Assignment(
-                    how, dict(pieces), dict(biases), order, {"q", "k", "v"} <= set(roles), layout
+                    evidence, dict(pieces), dict(biases), order, {"q", "k", "v"} <= set(roles), layout
                 )
                 guess.spelled = any(spells(name) for name in roles.get("qkv", []))
                 if outs:
-                    guess.weights["o"] = [kept.out_piece(name, axes[0]) for name in outs]
-                    found = [kept.bias_of(name) for name in outs if kept.bias_of(name)] or bias_roles.get(
-                        "o", []
-                    )
-                    if found:
-                        guess.biases["o"] = [kept.bias_piece(name) for name in found if name][:1]
+                    guess.weights["o"] = [parameters.out_piece(name, axes[0]) for name in outs]
+                    bias_names = [
+                        parameters.bias_of(name) for name in outs if parameters.bias_of(name)
+                    ] or bias_roles.get("o", [])
+                    if bias_names:
+                        guess.biases["o"] = [parameters.bias_piece(name) for name in bias_names if name][:1]
                 yield guess
 
 
 def given(subject: Subject, prints: dict[str, Fingerprint], roles: dict[str, str]) -> Iterator[Assignment]:
     """As the caller of check says: "q" -> a parameter's path, with or without ".weight"."""
-    found = {}
+    path_roles = {}
     for role, name in roles.items():
         for path in subject.parameters:
             if path in (name, f"{name}.weight") or re.fullmatch(rf"{re.escape(name)}\.\d+(\.weight)?", path):
-                found[path] = role
-    yield from by_names(subject, prints, found)
+                path_roles[path] = role
+    yield from by_names(subject, prints, path_roles)
 
 
-def _outputs(kept: ParameterLayout, roles: dict[str, list[str]], taken: set[str]) -> Iterator[list[str]]:
+def _outputs(
+    parameters: ParameterLayout, roles: dict[str, list[str]], assigned: set[str]
+) -> Iterator[list[str]]:
     """Which weights may be the output projection."""
     if "o" in roles:
         yield roles["o"][:1] if len(roles["o"]) == 1 else roles["o"]
         return
-    left = [name for name in kept.weights if name not in taken]
+    left = [name for name in parameters.weights if name not in assigned]
     for name in reversed(left):
         yield [name]
     if len(left) != 1:
@@ -97,7 +99,7 @@ Cut = tuple[Pieces, Pieces, str, str]  # weights, biases, order, layout
 
 
 def _inputs(
-    kept: ParameterLayout,
+    parameters: ParameterLayout,
     roles: dict[str, list[str]],
     bias_roles: dict[str, list[str]],
     prints: dict[str, Fingerprint],
@@ -108,20 +110,20 @@ def _inputs(
     single = [word for word in "qkv" if word in roles and word not in (fused or "")]
     choices: list[list[Cut]] = []
     if fused:
-        choices.append(list(_fused(kept, fused, roles[fused][0], bias_roles, prints, H)))
+        choices.append(list(_fused(parameters, fused, roles[fused][0], bias_roles, prints, H)))
     if single:
-        choices.append(list(_singles(kept, single, roles, bias_roles)))
+        choices.append(list(_singles(parameters, single, roles, bias_roles)))
     for chosen in product(*choices):
         weights: Pieces = {}
         biases: Pieces = {}
-        for one in chosen:
-            weights.update(one[0])
-            biases.update(one[1])
+        for cut in chosen:
+            weights.update(cut[0])
+            biases.update(cut[1])
         yield weights, biases, chosen[0][2], chosen[0][3]
 
 
 def _fused(
-    kept: ParameterLayout,
+    parameters: ParameterLayout,
     word: str,
     name: str,
     bias_roles: dict[str, list[str]],
@@ -129,39 +131,45 @@ def _fused(
     H: int,
 ) -> Iterator[Cut]:
     """One weight that holds several, cut in every way it may be."""
-    beside = kept.bias_of(name) or next(iter(bias_roles.get(word, [])), None)
-    for axis in kept.input_axes(name):
-        n = kept.weights[name].numel() // kept.weights[name].shape[axis]
+    beside = parameters.bias_of(name) or next(iter(bias_roles.get(word, [])), None)
+    for axis in parameters.input_axes(name):
+        n = parameters.weights[name].numel() // parameters.weights[name].shape[axis]
         for layout, rows, order in _cuts(n, word, H, prints.get(name)):
-            weights = {role: [kept.piece(name, axis, i, where_of(i))] for role, i in rows.items()}
-            if beside is not None and kept.biases[beside].numel() == n:
-                biases = {role: [kept.bias_piece(beside, i, where_of(i))] for role, i in rows.items()}
+            weights = {role: [parameters.piece(name, axis, i, where_of(i))] for role, i in rows.items()}
+            if beside is not None and parameters.biases[beside].numel() == n:
+                biases = {role: [parameters.bias_piece(beside, i, where_of(i))] for role, i in rows.items()}
             else:
                 own = {role: bias_roles[role] for role in rows if role in bias_roles}
-                biases = {role: [kept.bias_piece(one) for one in names] for role, names in own.items()}
+                biases = {
+                    role: [parameters.bias_piece(bias_name) for bias_name in names]
+                    for role, names in own.items()
+                }
             yield weights, biases, order, layout
 
 
 def _singles(
-    kept: ParameterLayout, words: list[str], roles: dict[str, list[str]], bias_roles: dict[str, list[str]]
+    parameters: ParameterLayout,
+    words: list[str],
+    roles: dict[str, list[str]],
+    bias_roles: dict[str, list[str]],
 ) -> Iterator[Cut]:
     """Each with a weight, or one a head, of its own; orientations that cannot be told are alike for all."""
-    every = [kept.input_axes(roles[word][0]) for word in words]
-    together = len({len(one) for one in every}) == 1
+    every = [parameters.input_axes(roles[word][0]) for word in words]
+    together = len({len(axes) for axes in every}) == 1
     for axes in zip(*every, strict=True) if together else product(*every):
         weights: Pieces = {}
         biases: Pieces = {}
         for word, axis in zip(words, axes, strict=True):
-            weights[word] = [kept.piece(name, axis) for name in roles[word]]
-            beside = [bias for bias in map(kept.bias_of, roles[word]) if bias]
+            weights[word] = [parameters.piece(name, axis) for name in roles[word]]
+            beside = [bias for bias in map(parameters.bias_of, roles[word]) if bias]
             names = beside or bias_roles.get(word, [])
             if names:
-                biases[word] = [kept.bias_piece(name) for name in names]
+                biases[word] = [parameters.bias_piece(name) for name in names]
         yield weights, biases, "", ""
 
 
 def _cuts(
-    n: int, names: str, H: int, seen: Fingerprint | None
+    n: int, names: str, H: int, fingerprint: Fingerprint | None
 ) -> Iterator[tuple[str, dict[str, Tensor], str]]:
     """(what it is called, rows of each role, order) for a weight that holds several projections."""
     rows = torch.arange(n)
@@ -171,19 +179,29 @@ def _cuts(
         if H > 1 and n % (parts * H) == 0:
             split = rows.reshape(H, parts, -1)
             yield "head by head", {name: split[:, i].flatten() for i, name in enumerate(names)}, names
-    order = "" if seen is None or n % parts or len(seen.rows) != n else _order_of_parts(seen.rows, parts)
+    order = (
+        ""
+        if fingerprint is None or n % parts or len(fingerprint.rows) != n
+        else _order_of_parts(fingerprint.rows, parts)
+    )
     if order and sorted(order) == sorted(names):
         yield "as gradients say", dict(zip(order, rows.chunk(parts), strict=True)), order
-    elif seen is not None and len(seen.rows) == n and all(one in names and one for one in seen.rows):
-        letters = seen.rows
-        found = {name: torch.tensor([i for i, one in enumerate(letters) if one == name]) for name in names}
-        if all(len(one) for one in found.values()):
+    elif (
+        fingerprint is not None
+        and len(fingerprint.rows) == n
+        and all(role in names and role for role in fingerprint.rows)
+    ):
+        letters = fingerprint.rows
+        role_rows = {
+            name: torch.tensor([i for i, role in enumerate(letters) if role == name]) for name in names
+        }
+        if all(len(indices) for indices in role_rows.values()):
             order = "".join(dict.fromkeys(letters))
-            yield "as gradients say", found, order
-            run = next((i for i, one in enumerate(letters) if one != letters[0]), n)
-            D = len(found[names[0]]) // H
-            if run == H and run != D and all(len(one) == H * D for one in found.values()):
-                turned = {name: one.reshape(D, H).T.flatten() for name, one in found.items()}
+            yield "as gradients say", role_rows, order
+            run = next((i for i, role in enumerate(letters) if role != letters[0]), n)
+            D = len(role_rows[names[0]]) // H
+            if run == H and run != D and all(len(indices) == H * D for indices in role_rows.values()):
+                turned = {name: indices.reshape(D, H).T.flatten() for name, indices in role_rows.items()}
                 yield "channel by channel", turned, order
 
 
@@ -193,61 +211,63 @@ def _order_of_parts(letters: list[str], parts: int) -> str:
     Without an output projection, the rows that make the first channels of the output have none.
     """
     size = len(letters) // parts
-    seen = [set(letters[i * size : (i + 1) * size]) for i in range(parts)]
-    if not all("" in each and len(each) == 2 for each in seen):
+    part_letters = [set(letters[i * size : (i + 1) * size]) for i in range(parts)]
+    if not all("" in each and len(each) == 2 for each in part_letters):
         return ""
-    return "".join(letter for each in seen for letter in each if letter)
+    return "".join(letter for each in part_letters for letter in each if letter)
 
 
 def by_gradients(subject: Subject, prints: dict[str, Fingerprint], caller: Caller) -> Iterator[Assignment]:
     """What each row of each parameter does; names are not looked at."""
-    kept = ParameterLayout(subject, prints)
+    parameters = ParameterLayout(subject, prints)
     guess = Assignment("gradients")
     outs = []
-    for name in kept.weights:
-        seen = prints.get(name)
-        if seen is None or not seen.used:
+    for name in parameters.weights:
+        fingerprint = prints.get(name)
+        if fingerprint is None or not fingerprint.used:
             continue
-        if seen.in_axis is None:
+        if fingerprint.in_axis is None:
             outs.append(name)
             continue
-        bias = kept.bias_of(name)
+        bias = parameters.bias_of(name)
         for role in "qkv":
             rows = torch.tensor(
-                [i for i, letters in enumerate(seen.rows) if role in letters], dtype=torch.long
+                [i for i, letters in enumerate(fingerprint.rows) if role in letters], dtype=torch.long
             )
             if not len(rows):
                 continue
-            whole = len(rows) == len(seen.rows)
+            whole = len(rows) == len(fingerprint.rows)
             where = "" if whole else where_of(rows)
-            guess.weights.setdefault(role, []).append(kept.piece(name, seen.in_axis, rows, where))
-            if bias is not None and kept.biases[bias].numel() == len(seen.rows):
-                guess.biases.setdefault(role, []).append(kept.bias_piece(bias, rows, where))
+            guess.weights.setdefault(role, []).append(
+                parameters.piece(name, fingerprint.in_axis, rows, where)
+            )
+            if bias is not None and parameters.biases[bias].numel() == len(fingerprint.rows):
+                guess.biases.setdefault(role, []).append(parameters.bias_piece(bias, rows, where))
     if not any(guess.weights.get(role) for role in "qkv"):
         return
-    _loose_biases(kept, guess, caller)
-    if _channel_by_channel(kept, prints, subject.sizes.H):
+    _loose_biases(parameters, guess, caller)
+    if _channel_by_channel(parameters, prints, subject.sizes.H):
         others = [_turned(guess, subject.sizes.H)]
     else:
         others = [_shared(guess)]
-    guesses = [guess, *(one for one in others if one is not None)]
+    guesses = [guess, *(variant for variant in others if variant is not None)]
     certain = [name for name in outs if prints[name].out_axis is not None]
-    for name in [*reversed(certain), *(one for one in reversed(outs) if one not in certain)]:
-        for axis in kept.output_axes(name):
-            for one in guesses:
-                other = replace(one, weights=dict(one.weights), biases=dict(one.biases))
-                other.weights["o"] = [kept.out_piece(name, axis)]
-                bias = kept.bias_of(name)
+    for name in [*reversed(certain), *(name for name in reversed(outs) if name not in certain)]:
+        for axis in parameters.output_axes(name):
+            for variant in guesses:
+                other = replace(variant, weights=dict(variant.weights), biases=dict(variant.biases))
+                other.weights["o"] = [parameters.out_piece(name, axis)]
+                bias = parameters.bias_of(name)
                 if bias is not None:
-                    other.biases["o"] = [kept.bias_piece(bias)]
+                    other.biases["o"] = [parameters.bias_piece(bias)]
                 yield other
     if not outs:
         yield from guesses
 
 
-def _channel_by_channel(kept: ParameterLayout, prints: dict[str, Fingerprint], H: int) -> bool:
+def _channel_by_channel(parameters: ParameterLayout, prints: dict[str, Fingerprint], H: int) -> bool:
     """Whether the rows of a fused weight change their role every H rows."""
-    for name in kept.weights:
+    for name in parameters.weights:
         rows = prints[name].rows if name in prints else []
         run = next((i for i, letters in enumerate(rows) if letters != rows[0]), 0)
         if run == H and len(rows) != 3 * H:
@@ -286,37 +306,37 @@ def _turned(guess: Assignment, H: int) -> Assignment | None:
     return Assignment("gradients", made, biases, family="channel by channel")
 
 
-def _loose_biases(kept: ParameterLayout, guess: Assignment, caller: Caller) -> None:
+def _loose_biases(parameters: ParameterLayout, guess: Assignment, caller: Caller) -> None:
     """Biases that stand alone: b_o gets the cotangent's sum, b_k nothing, b_q nothing for equal keys."""
-    beside = {kept.bias_of(name) for name in kept.weights}
-    loose = [name for name in kept.biases if name not in beside]
+    beside = {parameters.bias_of(name) for name in parameters.weights}
+    loose = [name for name in parameters.biases if name not in beside]
     if not loose:
         return
-    length = kept.subject.sizes.long
+    length = parameters.subject.sizes.long
     query, key, value = inputs_for(caller, length, length, seed=15)
     flat = key[:, :1].expand_as(key).contiguous()
     try:
         free = caller.call(query, key, value).output
         cotangent = torch.randn(free.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-        leaves = [kept.biases[name] for name in loose]
-        found = torch.autograd.grad((free * cotangent).sum(), leaves, allow_unused=True)
+        leaves = [parameters.biases[name] for name in loose]
+        gradients = torch.autograd.grad((free * cotangent).sum(), leaves, allow_unused=True)
         same = flat if caller.plan.self_only else query
         still = caller.call(same, flat, flat).output
         equal = torch.autograd.grad((still * cotangent).sum(), leaves, allow_unused=True)
     except CAUGHT:
         return
     total = cotangent.sum((0, 1))
-    for name, one, other in zip(loose, found, equal, strict=True):
-        if one is None or other is None:
+    for name, gradient, still_gradient in zip(loose, gradients, equal, strict=True):
+        if gradient is None or still_gradient is None:
             continue
-        if one.shape == total.shape and bool((one - total).abs().max() < 1e-9):
-            guess.biases.setdefault("o", []).append(kept.bias_piece(name))
-        elif bool(one.abs().max() < 1e-10):
-            guess.biases.setdefault("k", []).append(kept.bias_piece(name))
-        elif bool(other.abs().max() < 1e-10):
-            guess.biases.setdefault("q", []).append(kept.bias_piece(name))
+        if gradient.shape == total.shape and bool((gradient - total).abs().max() < 1e-9):
+            guess.biases.setdefault("o", []).append(parameters.bias_piece(name))
+        elif bool(gradient.abs().max() < 1e-10):
+            guess.biases.setdefault("k", []).append(parameters.bias_piece(name))
+        elif bool(still_gradient.abs().max() < 1e-10):
+            guess.biases.setdefault("q", []).append(parameters.bias_piece(name))
         else:
-            guess.biases.setdefault("v", []).append(kept.bias_piece(name))
+            guess.biases.setdefault("v", []).append(parameters.bias_piece(name))
 
 
 def by_calls(caller: Caller) -> Iterator[Assignment]:
@@ -340,14 +360,14 @@ def by_calls(caller: Caller) -> Iterator[Assignment]:
     finally:
         for hook in hooks:
             hook.remove()
-    kept = ParameterLayout(subject, {})
+    parameters = ParameterLayout(subject, {})
     order = list(dict.fromkeys(name for name, _ in ran))
     if len(order) < 3:
         return
     fed: dict[str, str] = {}
     for name, x in ran:
-        for role, one in zip("qkv", inputs, strict=True):
-            if x.shape == one.shape and torch.equal(x, one):
+        for role, tensor in zip("qkv", inputs, strict=True):
+            if x.shape == tensor.shape and torch.equal(x, tensor):
                 fed.setdefault(name, role)
     three = [name for name in order if not caller.plan.self_only and fed.get(name)]
     roles = {fed[name]: name for name in three}
@@ -357,12 +377,12 @@ def by_calls(caller: Caller) -> Iterator[Assignment]:
     chosen = {**roles, **({"o": order[-1]} if order[-1] not in roles.values() else {})}
     for role, name in chosen.items():
         path = f"{name}.weight"
-        if path not in kept.weights:
+        if path not in parameters.weights:
             return
-        guess.weights[role] = [kept.out_piece(path, 0) if role == "o" else kept.piece(path, 1)]
-        bias = kept.bias_of(path)
+        guess.weights[role] = [parameters.out_piece(path, 0) if role == "o" else parameters.piece(path, 1)]
+        bias = parameters.bias_of(path)
         if bias is not None:
-            guess.biases[role] = [kept.bias_piece(bias)]
+            guess.biases[role] = [parameters.bias_piece(bias)]
     yield guess
 
 
@@ -401,9 +421,9 @@ def error_of(
     steps: of the designs inside.
     """
     worst = 0.0
-    for given_, output in truth:
+    for inputs, output in truth:
         try:
-            expected = run(given_, weights, H, steps).output
+            expected = run(inputs, weights, H, steps).output
         except (RuntimeError, ValueError, IndexError, TypeError):
             return float("inf")
         if expected.shape != output.shape:
@@ -458,43 +478,43 @@ def find_roles(
             break
     if not tried:
         return Found(None, {}, H, False, prints=prints)
-    best = min(tried, key=lambda one: one[3])
+    best = min(tried, key=lambda attempt: attempt[3])
     if best[3] > NEARLY:
         for guess, weights, words, _ in tried:
             for other in _head_counts(weights, H, subject.heads_given):
                 if error_of(weights, other, truth, steps) <= proven:
-                    found = _found(guess, weights, words, other, True, prints, E)
-                    found.hard_coded = H if subject.heads_given else 0
-                    return found
+                    projections = _found(guess, weights, words, other, True, prints, E)
+                    projections.hard_coded = H if subject.heads_given else 0
+                    return projections
     rewired = ""
     if best[3] > NEARLY:
         best = _likeliest(tried)
-    elif not best[0].certain and any(one[0].certain for one in tried):
+    elif not best[0].certain and any(attempt[0].certain for attempt in tried):
         rewired = _wiring(best[0])
-        best = next(one for one in tried if one[0].certain)
+        best = next(attempt for attempt in tried if attempt[0].certain)
     elif best[0].family == "shared" and tried[0][0].how == "names" and tried[0][0].complete:
         rewired = "one part of the weight makes more than one of q, k and v"
         best = tried[0]
     elif best[0].spelled and best[0].order not in ("", "qkv"):
         rewired = f"the fused weight is used in the order {', '.join(best[0].order)}"
-        best = next(one for one in tried if one[0].family == "one after another")
+        best = next(attempt for attempt in tried if attempt[0].family == "one after another")
     choices = []
     if best[3] > NEARLY:
-        likely = [one for one in tried if one[0].complete]
-        choices = [_found(*one[:3], H, False, prints, E) for one in [best, *likely]]
+        likely = [attempt for attempt in tried if attempt[0].complete]
+        choices = [_found(*attempt[:3], H, False, prints, E) for attempt in [best, *likely]]
     guessed = not best[0].complete or best[0].family == "shared"
     if best[3] > NEARLY and guessed and best[0].how not in {"names", "given"}:
         return Found(None, {}, H, False, prints=prints, choices=choices)
-    found = _found(best[0], best[1], best[2], H, best[3] <= NEARLY, prints, E)
-    found.rewired = rewired
-    found.tried = [] if found.proven else [one[1] for one in tried]
-    found.choices = choices
-    return found
+    projections = _found(best[0], best[1], best[2], H, best[3] <= NEARLY, prints, E)
+    projections.rewired = rewired
+    projections.tried = [] if projections.proven else [attempt[1] for attempt in tried]
+    projections.choices = choices
+    return projections
 
 
-def _head_counts(weights: Weights, H: int, given_: bool) -> list[int]:
+def _head_counts(weights: Weights, H: int, heads_given: bool) -> list[int]:
     """Other numbers of heads these weights can be cut into; 1 only where nothing was said about heads."""
-    most = range(2 if given_ else 1, len(weights.q) + 1)
+    most = range(2 if heads_given else 1, len(weights.q) + 1)
     return [h for h in most if h != H and len(weights.q) % h == 0 and len(weights.v) % h == 0]
 
 
@@ -504,17 +524,21 @@ def _likeliest(
     """Where nothing is proven: names before gradients; of a fused weight, the layout the gradients show."""
     first = tried[0]
     if first[0].how in {"names", "given"} and first[0].family:
-        layouts = [one for one in tried if one[0].how == first[0].how and one[0].family == "as gradients say"]
+        layouts = [
+            attempt
+            for attempt in tried
+            if attempt[0].how == first[0].how and attempt[0].family == "as gradients say"
+        ]
         if layouts:
             shown = layouts[0]
-            for one in tried:
+            for attempt in tried:
                 if (
-                    one[0].how == first[0].how
-                    and torch.equal(one[1].q, shown[1].q)
-                    and torch.equal(one[1].v, shown[1].v)
+                    attempt[0].how == first[0].how
+                    and torch.equal(attempt[1].q, shown[1].q)
+                    and torch.equal(attempt[1].v, shown[1].v)
                 ):
-                    return one
-    complete = [one for one in tried if one[0].complete]
+                    return attempt
+    complete = [attempt for attempt in tried if attempt[0].complete]
     return complete[0] if complete else first
 
 
@@ -535,14 +559,16 @@ def _found(
 ) -> Found:
     roles = {name: role_of(pieces, guess.how) for name, pieces in guess.weights.items()}
     roles |= {f"{name}_bias": role_of(pieces, guess.how) for name, pieces in guess.biases.items()}
-    found = Found(weights, roles, H, proven, list(words), prints, guess, is_small(guess, E, H))
+    projections = Found(weights, roles, H, proven, list(words), prints, guess, is_small(guess, E, H))
     if guess.order and guess.order != "qkv"[-len(guess.order) :]:
-        found.words.append(f"the fused weight holds {', '.join(guess.order)} in this order")
+        projections.words.append(f"the fused weight holds {', '.join(guess.order)} in this order")
     if guess.family == "head by head":
-        found.words.append("the fused weight holds q, k and v head by head")
+        projections.words.append("the fused weight holds q, k and v head by head")
     if guess.family == "channel by channel":
-        found.words.append("heads are interleaved channel by channel, consistently: equal after reordering")
-    return found
+        projections.words.append(
+            "heads are interleaved channel by channel, consistently: equal after reordering"
+        )
+    return projections
 
 
 def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]) -> Found:
@@ -550,19 +576,19 @@ def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]
     E, H = caller.subject.sizes.E, caller.subject.sizes.H
     eye, zeros = torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64)
     weights = Weights(eye, eye, eye, eye, zeros, zeros, zeros, zeros)
-    found = Found(weights, {}, H, error_of(weights, H, truth) <= NEARLY)
-    found.words.append("it has no weights of its own: every projection is taken as the identity")
-    return found
+    projections = Found(weights, {}, H, error_of(weights, H, truth) <= NEARLY)
+    projections.words.append("it has no weights of its own: every projection is taken as the identity")
+    return projections
 
 
 def own_weights(weights: Weights, caller: Caller, module: nn.Module) -> Weights:
     """The projections in float64 as the module has them, where `weights` are those of the examined copy."""
     own: Mapping[str, Tensor] = dict(module.named_parameters()) | dict(module.named_buffers())
-    known = {name: value for name, value in caller.subject.parameters.items() if name in own}
-    if not known:
+    examined = {name: value for name, value in caller.subject.parameters.items() if name in own}
+    if not examined:
         return weights
-    drawn = torch.cat([value.detach().double().flatten() for value in known.values()])
-    real = torch.cat([own[name].detach().double().flatten().cpu() for name in known])
+    drawn = torch.cat([value.detach().double().flatten() for value in examined.values()])
+    real = torch.cat([own[name].detach().double().flatten().cpu() for name in examined])
     order = drawn.argsort()
     drawn, real = drawn[order], real[order]
 
@@ -578,5 +604,5 @@ def as_it_is(caller: Caller, module: nn.Module) -> Caller:
     body = copy.deepcopy(module).cpu().double().eval()
     cast_loose(body, torch.float64)
     own = dict(body.named_parameters()) | dict(body.named_buffers())
-    known = {name: own.get(name, value) for name, value in caller.subject.parameters.items()}
-    return replace(caller, subject=replace(caller.subject, body=body, parameters=known))
+    parameters = {name: own.get(name, value) for name, value in caller.subject.parameters.items()}
+    return replace(caller, subject=replace(caller.subject, body=body, parameters=parameters))

@@ -38,7 +38,7 @@ FAR = 1e3  # a score this much below the others is hidden
 def recognise(
     caller: Caller,
     causal: Tensor | None,
-    found: Found,
+    projections: Found,
     roles: dict[str, str] | None,
     texts: Sequence[str] | None = None,
 ) -> tuple[Found, list[Design]]:
@@ -54,12 +54,12 @@ def recognise(
     try:
         ran = watch(caller, inputs)
     except CAUGHT:
-        return found, []
+        return projections, []
     latent = find_latent(caller, ran, inputs)
     if isinstance(latent, str):
-        return replace(found, weights=None, unjudged=latent), []
-    before = [one for one in ran.norms if any(same(one.given, x) for x in inputs)]
-    after = [one for one in ran.norms if one not in before and same(one.made, ran.output)][-1:]
+        return replace(projections, weights=None, unjudged=latent), []
+    before = [norm for norm in ran.norms if any(same(norm.given, x) for x in inputs)]
+    after = [norm for norm in ran.norms if norm not in before and same(norm.made, ran.output)][-1:]
     mask = None if causal is None else causal.expand(len(inputs[0]), L, L)
     if latent is not None:
         return _behind(caller, *latent, ran, ProbeInputs(*inputs, mask))
@@ -67,7 +67,7 @@ def recognise(
         try:
             bare = caller.call(*inputs).output.detach().double()
         except CAUGHT:
-            return found, []
+            return projections, []
 
         def look_again(designs: Sequence[Design] = ()) -> Found:
             """The projections, with these designs inside, from what is left of the output."""
@@ -77,7 +77,7 @@ def recognise(
             inner = look_again()
             silent = _silenced(caller, inner, inputs)
         except CAUGHT:
-            return found, []
+            return projections, []
         added = silent is not None and same(silent, inputs[0])
         if added:
             bare = bare - inputs[0]
@@ -107,15 +107,15 @@ def recognise(
                     break
     shell = _around(before, after, added, inputs)
     _far_keys_favoured(caller, inner, inside)
-    designs = [*(one for one in shell if one.key == "norm before"), *inside]
-    designs += [one for one in shell if one.key != "norm before"]
+    designs = [*(design for design in shell if design.key == "norm before"), *inside]
+    designs += [design for design in shell if design.key != "norm before"]
     if queries is not None:
         designs.append(Design("residual", QUERIES_ADDED, {"normed": 0.0, "projected": 1.0}))
     if not designs or inner.weights is None:
-        return found, []
-    for one in designs:
-        if one.key == "residual" and before and queries is None:
-            _tell_residual(one, designs, _silenced(caller, inner, inputs), inputs[0])
+        return projections, []
+    for design in designs:
+        if design.key == "residual" and before and queries is None:
+            _tell_residual(design, designs, _silenced(caller, inner, inputs), inputs[0])
     off = error_of(
         inner.weights, inner.num_heads, [(ProbeInputs(*inputs, mask), ran.output)], steps_of(designs)
     )
@@ -123,14 +123,14 @@ def recognise(
 
 
 def _behind(
-    caller: Caller, found: Found, latent: Design, ran: Ran, given: ProbeInputs
+    caller: Caller, projections: Found, latent: Design, ran: Ran, probe: ProbeInputs
 ) -> tuple[Found, list[Design]]:
     """Designs behind the narrow matrices of latent attention."""
-    inputs = given[:3]
-    designs = [latent, *_inside(caller, found, inputs, given.mask is not None, [latent])]
-    assert found.weights is not None
-    off = error_of(found.weights, found.num_heads, [(given, ran.output)], steps_of(designs))
-    return replace(found, proven=off <= NEARLY), designs
+    inputs = probe[:3]
+    designs = [latent, *_inside(caller, projections, inputs, probe.mask is not None, [latent])]
+    assert projections.weights is not None
+    off = error_of(projections.weights, projections.num_heads, [(probe, ran.output)], steps_of(designs))
+    return replace(projections, proven=off <= NEARLY), designs
 
 
 def _queries_added(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
@@ -156,16 +156,16 @@ def _silenced(caller: Caller, inner: Found, inputs: Three, role: str = "o") -> T
     if not names:
         return None
     parameters = [caller.subject.parameters[name] for name in names]
-    kept = [one.detach().clone() for one in parameters]
+    values = [tensor.detach().clone() for tensor in parameters]
     try:
         with torch.no_grad():
-            for one in parameters:
-                one.zero_()
+            for tensor in parameters:
+                tensor.zero_()
             return caller.call(*inputs).output.detach().double().clone()
     finally:
         with torch.no_grad():
-            for one, was in zip(parameters, kept, strict=True):
-                one.copy_(was)
+            for tensor, value in zip(parameters, values, strict=True):
+                tensor.copy_(value)
 
 
 def measured(
@@ -180,22 +180,22 @@ def measured(
     L = caller.subject.sizes.long
     with torch.no_grad():
         inputs = inputs_for(caller, L, L, seed=30)
-        given = ProbeInputs(*inputs, None if causal is None else causal.expand(len(inputs[0]), L, L))
-        truth = [(given, caller.call(*inputs).output.detach().double())]
-    found, designs = recognise(caller, causal, find_roles(caller, truth, None), None)
-    if not designs or found.weights is None:
+        probe = ProbeInputs(*inputs, None if causal is None else causal.expand(len(inputs[0]), L, L))
+        truth = [(probe, caller.call(*inputs).output.detach().double())]
+    projections, designs = recognise(caller, causal, find_roles(caller, truth, None), None)
+    if not designs or projections.weights is None:
         return None
-    placed = [one for one in designs if one.key == "position bias" or "seen" in one.tensors]
+    placed = [design for design in designs if design.key == "position bias" or "seen" in design.tensors]
     if placed:
         inputs = inputs_for(caller, T, S, seed=33)
         scores = caught(caller, inputs)[1]
-        state = _state(weights, H, inputs, [one for one in designs if one not in placed])
+        state = _state(weights, H, inputs, [design for design in designs if design not in placed])
         fitted = None if scores is None else fit(scores, state.q @ state.k.mT)
         if fitted is None:
             return None
-        for one in placed:
-            key, value = ("seen", fitted.seen) if "seen" in one.tensors else (f"{T} x {S}", fitted.bias)
-            one.tensors[key] = value
+        for design in placed:
+            key, value = ("seen", fitted.seen) if "seen" in design.tensors else (f"{T} x {S}", fitted.bias)
+            design.tensors[key] = value
     return designs
 
 
@@ -204,44 +204,49 @@ def _around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -
     made: list[Design] = []
     if before:
         slots = {
-            name: float(any(same(one.given, x) for one in before))
+            name: float(any(same(norm.given, x) for norm in before))
             for name, x in zip(("query", "key", "value"), inputs, strict=True)
         }
-        for one in before[:1]:
+        for norm in before[:1]:
             which = (
                 "the input"
                 if all(slots.values())
                 else "the " + " and the ".join(k for k, v in slots.items() if v)
             )
-            words = f"a {one.word} of {which} inside"
-            made.append(Design("norm before", words, {**one.numbers(), **slots}, one.tensors()))
-        for one in before[1:]:  # a norm of its own for keys and values
+            words = f"a {norm.word} of {which} inside"
+            made.append(Design("norm before", words, {**norm.numbers(), **slots}, norm.tensors()))
+        for norm in before[1:]:  # a norm of its own for keys and values
             own = {
-                name: float(same(one.given, x) and not same(before[0].given, x))
+                name: float(same(norm.given, x) and not same(before[0].given, x))
                 for name, x in zip(("query", "key", "value"), inputs, strict=True)
             }
             if any(own.values()):
                 for name, on in own.items():
                     made[0].numbers[name] = 0.0 if on else made[0].numbers[name]
                 which = "the " + " and the ".join(name for name, on in own.items() if on)
-                words = f"a {one.word} of {which} inside"
-                made.append(Design("norm before", words, {**one.numbers(), **own}, one.tensors()))
+                words = f"a {norm.word} of {which} inside"
+                made.append(Design("norm before", words, {**norm.numbers(), **own}, norm.tensors()))
     if added and (before or after):
         made.append(Design("residual", "a residual connection inside: the input is added", {"normed": 0.0}))
     if after and (before or added):
-        one = after[0]
-        made.append(Design("norm after", f"a {one.word} of the output inside", one.numbers(), one.tensors()))
+        norm = after[0]
+        made.append(
+            Design("norm after", f"a {norm.word} of the output inside", norm.numbers(), norm.tensors())
+        )
     return made
 
 
-def _tell_residual(one: Design, designs: list[Design], silent: Tensor | None, query: Tensor) -> None:
+def _tell_residual(residual: Design, designs: list[Design], silent: Tensor | None, query: Tensor) -> None:
     """Whether the input is added as it is or behind the norm: what comes out without attention tells."""
     first = next(each for each in designs if each.key == "norm before")
     behind = normed(query, first) if first.numbers["query"] else query
     for each in designs:
         behind = normed(behind, each) if each.key == "norm after" else behind
     if silent is not None and same(silent, behind) and not same(query, behind):
-        one.numbers["normed"], one.words = 1.0, "a residual connection inside: the normed input is added"
+        residual.numbers["normed"], residual.words = (
+            1.0,
+            "a residual connection inside: the normed input is added",
+        )
 
 
 @dataclass(eq=False)
@@ -259,14 +264,14 @@ def fit(scores: Tensor, products: Tensor) -> Fit | None:
         return None
     top = scores.nan_to_num(-torch.inf).amax(-1, keepdim=True)
     hidden = ~scores.isfinite() | (scores < top - FAR)
-    seen = ~hidden[0, 0]
-    if not torch.equal(hidden, hidden[:1, :1].expand_as(hidden)) or not bool(seen.any(-1).all()):
+    visible = ~hidden[0, 0]
+    if not torch.equal(hidden, hidden[:1, :1].expand_as(hidden)) or not bool(visible.any(-1).all()):
         return None
-    count = seen.sum(-1, keepdim=True)
+    count = visible.sum(-1, keepdim=True)
 
     def centred(x: Tensor) -> Tensor:
-        x = torch.where(seen, x, 0.0)
-        return torch.where(seen, x - x.sum(-1, keepdim=True) / count, 0.0)
+        x = torch.where(visible, x, 0.0)
+        return torch.where(visible, x - x.sum(-1, keepdim=True) / count, 0.0)
 
     c, s = centred(scores), centred(products)
     dc, ds = c - c.mean(0), s - s.mean(0)
@@ -276,11 +281,11 @@ def fit(scores: Tensor, products: Tensor) -> Fit | None:
         return None
     bias = (c - scale[:, None, None] * s).mean(0)
     if float(bias.abs().max()) <= NEARLY * float(c.abs().max()):
-        return Fit(scale, torch.zeros_like(bias), seen)
-    whole = torch.where(seen, scores - scale[:, None, None] * products, 0.0)
+        return Fit(scale, torch.zeros_like(bias), visible)
+    whole = torch.where(visible, scores - scale[:, None, None] * products, 0.0)
     if float((whole - whole[:1]).abs().max()) <= NEARLY * float(c.abs().max()):  # nothing was taken off rows
         bias = whole.mean(0)
-    return Fit(scale, bias, seen)
+    return Fit(scale, bias, visible)
 
 
 def _state(weights: Weights, H: int, inputs: Three, steps: Sequence[Design] = ()) -> State:
@@ -288,7 +293,7 @@ def _state(weights: Weights, H: int, inputs: Three, steps: Sequence[Design] = ()
 
 
 def _inside(
-    caller: Caller, inner: Found, inputs: Three, causal: bool, known: Sequence[Design] = ()
+    caller: Caller, inner: Found, inputs: Three, causal: bool, outer: Sequence[Design] = ()
 ) -> list[Design]:
     """Designs between the projections and the softmax; `known`: what comes before the projections."""
     try:
@@ -299,37 +304,39 @@ def _inside(
         return []
     H = inner.num_heads
     unique: list[Weights] = []
-    for one in [inner.weights, *inner.tried]:
-        if one is not None and not any(torch.equal(one.q, w.q) and torch.equal(one.k, w.k) for w in unique):
-            unique.append(one)
+    for candidate in [inner.weights, *inner.tried]:
+        if candidate is not None and not any(
+            torch.equal(candidate.q, w.q) and torch.equal(candidate.k, w.k) for w in unique
+        ):
+            unique.append(candidate)
     for weights in unique[:8]:
         try:
-            state = _state(weights, H, inputs, known)
+            state = _state(weights, H, inputs, outer)
         except (RuntimeError, ValueError, IndexError):
             continue
         q, k = state.q, state.k
         norm = _query_key_norm(ran, state)
         if norm is not None:
-            state = _state(weights, H, inputs, [*known, norm])
+            state = _state(weights, H, inputs, [*outer, norm])
             q, k = state.q, state.k
         first = [norm] if norm is not None else []
-        found = fit(scores, q @ k.mT)
-        if found is not None:
-            return first + _placed(caller, weights, H, found, causal, [*known, *first])
+        fitted = fit(scores, q @ k.mT)
+        if fitted is not None:
+            return first + _placed(caller, weights, H, fitted, causal, [*outer, *first])
         rope = _rope(scores, q, k)
         if rope is not None:
-            found = fit(scores, turned(q, rope) @ turned(k, rope).mT)
-            if found is not None:
+            fitted = fit(scores, turned(q, rope) @ turned(k, rope).mT)
+            if fitted is not None:
                 first = [*first, rope]
-                return first + _placed(caller, weights, H, found, causal, [*known, *first])
-        found = fit(scores, normalize(q, dim=-1) @ normalize(k, dim=-1).mT)
-        if found is not None:
+                return first + _placed(caller, weights, H, fitted, causal, [*outer, *first])
+        fitted = fit(scores, normalize(q, dim=-1) @ normalize(k, dim=-1).mT)
+        if fitted is not None:
             unit = Design("unit", "queries and keys of length 1 inside: cosine attention")
-            scale = Design("own scale", "a scale of its own", {}, {"scale": found.scale})
+            scale = Design("own scale", "a scale of its own", {}, {"scale": fitted.scale})
             return [
                 unit,
                 scale,
-                *_placed(caller, weights, H, replace(found, scale=found.scale * 0), causal, [*known, unit]),
+                *_placed(caller, weights, H, replace(fitted, scale=fitted.scale * 0), causal, [*outer, unit]),
             ]
     return []
 
@@ -364,11 +371,11 @@ def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
     for n in (n for n in parts if n % 2 == 0):
         for first in dict.fromkeys((0, D - n)):
             for neighbours in (0.0, 1.0):
-                here, there = q[..., 1:, :], k[..., :-1, :]
+                later, earlier = q[..., 1:, :], k[..., :-1, :]
                 turn = slice(first, first + n)
-                a, b = pairs(here[..., turn], bool(neighbours))
-                c, d = pairs(there[..., turn], bool(neighbours))
-                rest = (here * there).sum(-1) - (here[..., turn] * there[..., turn]).sum(-1) - own
+                a, b = pairs(later[..., turn], bool(neighbours))
+                c, d = pairs(earlier[..., turn], bool(neighbours))
+                rest = (later * earlier).sum(-1) - (later[..., turn] * earlier[..., turn]).sum(-1) - own
                 columns = torch.cat([a * c + b * d, a * d - b * c, rest[..., None]], -1).flatten(0, -2)[look]
                 if len(columns) < columns.shape[-1]:
                     continue
@@ -394,13 +401,15 @@ def _with_values_turned(
     inner: Found, inside: list[Design], look_again: Callable[[Sequence[Design]], Found]
 ) -> tuple[Found, list[Design]]:
     """The same, with a rotation that turns the values as well, where that explains the output."""
-    turning = [replace(one, numbers={**one.numbers, "v": 1.0}) for one in inside if one.key == "rope"]
+    turning = [
+        replace(design, numbers={**design.numbers, "v": 1.0}) for design in inside if design.key == "rope"
+    ]
     if not turning:
         return inner, inside
     turning[0].fault, turning[0].words = "rotation of values", f"{turning[0].words}, of the values as well"
-    designs = [turning[0] if one.key == "rope" else one for one in inside]
-    found = look_again(designs)
-    return (found, designs) if found.proven else (inner, inside)
+    designs = [turning[0] if design.key == "rope" else design for design in inside]
+    again = look_again(designs)
+    return (again, designs) if again.proven else (inner, inside)
 
 
 def _talking_heads(caller: Caller, inner: Found, inputs: Three) -> list[Design]:
@@ -418,17 +427,19 @@ def _talking_heads(caller: Caller, inner: Found, inputs: Three) -> list[Design]:
     products = state.q @ state.k.mT
     if fit(scores, products) is None:
         before = [
-            one for one in mixers if _evenly(fit(scores, torch.einsum("gh,bhts->bgts", one[0], products)))
+            mixer
+            for mixer in mixers
+            if _evenly(fit(scores, torch.einsum("gh,bhts->bgts", mixer[0], products)))
         ]
         if not before:
             return []
         _keep_mixer(made, "before", before[0])
     p = scores.softmax(-1)
-    factors = [one.double() for one in ran.factors if one.shape == p.shape]
+    factors = [factor.double() for factor in ran.factors if factor.shape == p.shape]
     for mixer in mixers:
         after = Design("talking heads", "")
         _keep_mixer(after, "after", mixer)
-        if any(same(one, recipe.mixed(p, after, "after")) for one in factors):
+        if any(same(factor, recipe.mixed(p, after, "after")) for factor in factors):
             made.tensors |= after.tensors
             break
     which = [words for key, words in (("before", "scores"), ("after", "weights")) if key in made.tensors]
@@ -441,21 +452,21 @@ Mixer = tuple[Tensor, Tensor | None]  # [H, H] and a bias [H]
 
 def _mixers(caller: Caller, H: int) -> list[Mixer]:
     """Matrices of its own that could mix heads, each as it is and turned, without and with its bias."""
-    own = {name: one.detach().double() for name, one in caller.subject.parameters.items()}
-    found: list[Mixer] = []
+    own = {name: tensor.detach().double() for name, tensor in caller.subject.parameters.items()}
+    mixers: list[Mixer] = []
     for name, weight in own.items():
         if H < 2 or weight.numel() != H * H or weight.squeeze().shape != (H, H):
             continue
         bias = own.get(re.sub(r"weight$", "bias", name)) if name.endswith("weight") else None
         for matrix in (weight.squeeze(), weight.squeeze().T):
-            found += [(matrix, bias.flatten())] if bias is not None and bias.numel() == H else []
-            found.append((matrix, None))
-    return found
+            mixers += [(matrix, bias.flatten())] if bias is not None and bias.numel() == H else []
+            mixers.append((matrix, None))
+    return mixers
 
 
-def _evenly(found: Fit | None) -> bool:
+def _evenly(fitted: Fit | None) -> bool:
     """Whether scores are these products, by one scale for all heads."""
-    return found is not None and torch.allclose(found.scale, found.scale[:1], rtol=1e-4)
+    return fitted is not None and torch.allclose(fitted.scale, fitted.scale[:1], rtol=1e-4)
 
 
 def _keep_mixer(made: Design, where: str, mixer: Mixer) -> None:
@@ -470,11 +481,11 @@ def _gates(caller: Caller, inner: Found, inputs: Three, ran: Ran) -> Iterator[De
     own, H = caller.subject.parameters, inner.num_heads
     assert inner.weights is not None
     width = len(inner.weights.v)
-    for path, given, _ in ran.linear:
+    for path, fed, _ in ran.linear:
         weight, bias = own.get(f"{path}.weight"), own.get(f"{path}.bias")
         if weight is None or weight.ndim != 2 or len(weight) not in (width, H) or f"{path}.weight" in used:
             continue
-        if given.numel() != inputs[0].numel() or not same(given.reshape(inputs[0].shape), inputs[0]):
+        if fed.numel() != inputs[0].numel() or not same(fed.reshape(inputs[0].shape), inputs[0]):
             continue
         tensors = {"gate": weight.detach().double().clone()}
         if bias is not None:
@@ -528,7 +539,7 @@ def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence
     return []
 
 
-def turned_over_another_axis(caller: Caller, found: Found) -> Design | None:
+def turned_over_another_axis(caller: Caller, projections: Found) -> Design | None:
     """A rotation of queries that goes by the head or the sample, so that no score feels it.
 
     found: projections that are proven without any design.
@@ -539,9 +550,9 @@ def turned_over_another_axis(caller: Caller, found: Found) -> Design | None:
         ran = watch(caller, inputs)
     except CAUGHT:
         return None
-    if found.weights is None or found.num_heads < 2:
+    if projections.weights is None or projections.num_heads < 2:
         return None
-    q = _state(found.weights, found.num_heads, inputs).q  # [B, H, T, D]
+    q = _state(projections.weights, projections.num_heads, inputs).q  # [B, H, T, D]
     B, H, T, D = q.shape
     for factor in ran.factors:
         for x in (factor, factor.transpose(1, 2)):
@@ -553,7 +564,7 @@ def turned_over_another_axis(caller: Caller, found: Found) -> Design | None:
                     ("head", (x[:, 0], q[:, 0]), (x[:, 1:], q[:, 1:])),
                     ("sample", (x[0], q[0]), (x[1:], q[1:])),
                 ):
-                    lengths = [one.double().norm(dim=-1) for one in others]
+                    lengths = [turned_part.double().norm(dim=-1) for turned_part in others]
                     if (
                         same(still[0], still[1] * scale)
                         and same(lengths[0], lengths[1] * scale)
@@ -575,7 +586,7 @@ WRONGLY: tuple[tuple[str, str, dict[str, float]], ...] = (
 
 
 def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> str:
-    how = "neighbours" if neighbours else "halves"
+    pairing = "neighbours" if neighbours else "halves"
     part = "" if n == D else f", {n} of {D} channels of each head, from channel {first} on"
     base = ""
     if n > 2 and float(theta[0].abs()) > 0.99:
@@ -583,22 +594,22 @@ def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> 
         usual = torch.arange(n // 2, dtype=torch.float64) * -2 / n
         if torch.allclose(theta.abs(), number**usual, rtol=1e-3):
             base = f", base {float(f'{number:.4g}'):g}"
-    return f"a rotation by position inside (RoPE, pairs of {how}{base}{part})"
+    return f"a rotation by position inside (RoPE, pairs of {pairing}{base}{part})"
 
 
 def _placed(
-    caller: Caller, weights: Weights, H: int, found: Fit, causal: bool, first: list[Design]
+    caller: Caller, weights: Weights, H: int, fitted: Fit, causal: bool, first: list[Design]
 ) -> list[Design]:
     """The bias, and the window, if they are any; T5's own scale beside its bias."""
     made: list[Design] = []
-    if not causal and not bool(found.seen.all()):
-        window = _window(found.seen)
+    if not causal and not bool(fitted.seen.all()):
+        window = _window(fitted.seen)
         if window is not None:
             made.append(window)
-    elif causal and not bool(found.seen.tril().any()):
+    elif causal and not bool(fitted.seen.tril().any()):
         return []
-    bias = found.bias
-    if not bool(bias.any()) or _two_levels(bias, found.seen):
+    bias = fitted.bias
+    if not bool(bias.any()) or _two_levels(bias, fitted.seen):
         return made
     L = bias.shape[-1]
     tensors = {f"{L} x {L}": bias}
@@ -611,12 +622,12 @@ def _placed(
             other = None if scores is None else fit(scores, state.q @ state.k.mT)
             if other is not None:
                 tensors[f"{short} x {L}"] = other.bias
-    table, words = _by_distance(bias, found.seen)
+    table, words = _by_distance(bias, fitted.seen)
     if table is not None:
         tensors["by distance"] = table
     numbers = {"far": 1.0} if FAVOURED in words else {}
     made.append(Design("position bias", words, numbers, tensors))
-    if torch.allclose(found.scale, torch.ones_like(found.scale), atol=1e-4):
+    if torch.allclose(fitted.scale, torch.ones_like(fitted.scale), atol=1e-4):
         words = "no scale beside the bias by position, as T5 has it"
         made.append(Design("own scale", words, {}, {"scale": torch.ones(H, dtype=torch.float64)}))
     return made
@@ -629,26 +640,26 @@ def by_distance(caller: Caller, weights: Weights, H: int, inputs: Three) -> str:
         state = _state(weights, H, inputs)
     except CAUGHT:
         return ""
-    found = None if scores is None else fit(scores, state.q @ state.k.mT)
+    fitted = None if scores is None else fit(scores, state.q @ state.k.mT)
     right = torch.full((H,), state.q.shape[-1] ** -0.5, dtype=torch.float64)
-    if found is None or not torch.allclose(found.scale.double(), right, rtol=1e-4):
+    if fitted is None or not torch.allclose(fitted.scale.double(), right, rtol=1e-4):
         return ""
-    L = len(found.seen)
+    L = len(fitted.seen)
     away = torch.arange(L) - torch.arange(L)[:, None]
-    if not torch.equal(found.seen, (away >= away[found.seen].min()) & (away <= away[found.seen].max())):
+    if not torch.equal(fitted.seen, (away >= away[fitted.seen].min()) & (away <= away[fitted.seen].max())):
         return ""
-    if bool(found.bias.any()):
-        table, words = _by_distance(found.bias, found.seen)
+    if bool(fitted.bias.any()):
+        table, words = _by_distance(fitted.bias, fitted.seen)
         return words if table is not None else ""
-    window = _window(found.seen)
+    window = _window(fitted.seen)
     return "" if window is None else window.words
 
 
-def _two_levels(bias: Tensor, seen: Tensor) -> bool:
+def _two_levels(bias: Tensor, visible: Tensor) -> bool:
     """One number where a triangle of 0 and 1, or of 0 and -5, was added: a causal mask gone wrong."""
-    if not bool(seen.all()) or not torch.allclose(bias, bias[:1].expand_as(bias), atol=1e-6):
+    if not bool(visible.all()) or not torch.allclose(bias, bias[:1].expand_as(bias), atol=1e-6):
         return False
-    lower = torch.ones_like(seen).tril()
+    lower = torch.ones_like(visible).tril()
     steps = bias[0].diff(dim=-1)  # along a row, level but for one step
     jump = steps.abs() > 1e-6 * float(bias.abs().max())
     at = lower[:, :-1] & ~lower[:, 1:]
@@ -659,25 +670,25 @@ def _far_keys_favoured(caller: Caller, inner: Found, inside: list[Design]) -> No
     """ALiBi with the wrong sign, where no parameter beside the projections could have learned it."""
     guess = inner.guess
     pieces = [] if guess is None else [*guess.weights.values(), *guess.biases.values()]
-    known = {piece.name for every in pieces for piece in every}
+    projected = {piece.name for every in pieces for piece in every}
     learned = {name for name, x in caller.subject.parameters.items() if x.requires_grad}
-    if learned - known - caller.subject.norms - caller.subject.frozen:
+    if learned - projected - caller.subject.norms - caller.subject.frozen:
         return
-    for one in inside:
-        if one.key == "position bias" and one.numbers.get("far"):
-            one.fault = "far keys favoured"
+    for design in inside:
+        if design.key == "position bias" and design.numbers.get("far"):
+            design.fault = "far keys favoured"
 
 
-def _by_distance(bias: Tensor, seen: Tensor) -> tuple[Tensor | None, str]:
+def _by_distance(bias: Tensor, visible: Tensor) -> tuple[Tensor | None, str]:
     """(the bias by s - t, [H, 2L - 1], or None where it is not one; what it is in words)."""
     L = bias.shape[-1]
     steps = bias.diff(dim=-1)  # [H, L, L - 1]: what a row adds to it says nothing
-    known = seen[:, :-1] & seen[:, 1:]
+    both_visible = visible[:, :-1] & visible[:, 1:]
     size = float(bias.abs().max())
     table = torch.zeros(len(bias), 2 * L - 1, dtype=bias.dtype)
     rows = []
     for away in range(-(L - 1), L - 1):
-        line, look = steps.diagonal(away, -2, -1), known.diagonal(away)
+        line, look = steps.diagonal(away, -2, -1), both_visible.diagonal(away)
         if not bool(look.any()):
             rows.append(torch.zeros(len(bias), dtype=bias.dtype))
             continue
@@ -696,25 +707,27 @@ def _by_distance(bias: Tensor, seen: Tensor) -> tuple[Tensor | None, str]:
         or float(future.abs().max()) <= NEARLY * size
     )
     if level and mirrored and float(past.abs().max()) > NEARLY * size:
-        numbers = ", ".join(f"{float(one):.3g}" for one in past[:4, 0])
+        numbers = ", ".join(f"{float(slope):.3g}" for slope in past[:4, 0])
         more = ", ..." if len(past) > 4 else ""
         far = FAVOURED if float(past.mean()) < 0 else ""
         return table, f"a bias linear in the distance inside (ALiBi, slopes {numbers}{more}{far})"
     return table, "a bias by distance (s - t) inside"
 
 
-def _window(seen: Tensor) -> Design | None:
+def _window(visible: Tensor) -> Design | None:
     """What a query sees by position, where that is a band or holds itself."""
-    L = len(seen)
+    L = len(visible)
     away = torch.arange(L) - torch.arange(L)[:, None]
-    low, high = int(away[seen].min()), int(away[seen].max())
-    if torch.equal(seen, (away >= low) & (away <= high)):
+    low, high = int(away[visible].min()), int(away[visible].max())
+    if torch.equal(visible, (away >= low) & (away <= high)):
         if low > 0 or high < 0 or (low == 1 - L and high in (-1, 0, 1)):
             return None  # a causal mask, or one gone wrong
         return _band(EVERY if low == 1 - L else low, -EVERY if high == L - 1 else high)
-    if not bool(seen.diagonal().all()):
+    if not bool(visible.diagonal().all()):
         return None
-    return Design("window", "a fixed pattern inside: which keys a query sees by position", {}, {"seen": seen})
+    return Design(
+        "window", "a fixed pattern inside: which keys a query sees by position", {}, {"seen": visible}
+    )
 
 
 def _band(low: int, high: int) -> Design:
@@ -738,10 +751,12 @@ def long_window(caller: Caller) -> Design | None:
         return None
     length = 2 * sizes[0] + 3
     x = inputs_for(caller, length, length, seed=32, B=1)
-    moved = [one.clone() for one in x[:1]] if caller.plan.self_only else [one.clone() for one in x]
+    moved = (
+        [tensor.clone() for tensor in x[:1]] if caller.plan.self_only else [tensor.clone() for tensor in x]
+    )
     middle = length // 2
-    for one in moved if caller.plan.self_only else moved[1:]:
-        one[:, middle] += 1.0
+    for tensor in moved if caller.plan.self_only else moved[1:]:
+        tensor[:, middle] += 1.0
     try:
         with torch.no_grad():
             base = caller.call(*x).output
@@ -749,9 +764,12 @@ def long_window(caller: Caller) -> Design | None:
             change = (caller.call(query, key, value).output - base).abs().amax((0, 2))
     except CAUGHT:
         return None
-    seen = (change > 1e-9 * float(base.abs().max())).nonzero().flatten()
-    before, after = middle - int(seen.min()), int(seen.max()) - middle  # queries that see the key
+    moved_queries = (change > 1e-9 * float(base.abs().max())).nonzero().flatten()
+    before, after = (
+        middle - int(moved_queries.min()),
+        int(moved_queries.max()) - middle,
+    )  # queries that see the key
     if before >= middle and after >= length - middle - 1:
         return None
     low, high = (-after if after < length - middle - 1 else EVERY), (before if before < middle else -EVERY)
-    return _band(low, high) if len(seen) == before + after + 1 else None
+    return _band(low, high) if len(moved_queries) == before + after + 1 else None

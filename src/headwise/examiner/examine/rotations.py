@@ -65,8 +65,8 @@ def rotation_word(name: str) -> str | None:
         return "turns"
     if is_rotation(name):
         return "rotation"
-    found = _ONE.fullmatch(word)
-    return None if found is None else found[1]
+    match = _ONE.fullmatch(word)
+    return None if match is None else match[1]
 
 
 def is_rotation(name: str) -> bool:
@@ -149,23 +149,21 @@ class Rotation(nn.Module):
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.cos, self.sin))
 
-    def apply(self, *given: Any, **named: Any) -> Any:
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
         """As of a module, where it is given a function."""
-        first = given[0] if given else None
-        return super().apply(first) if callable(first) else self.forward(*given, **named)
+        first = args[0] if args else None
+        return super().apply(first) if callable(first) else self.forward(*args, **kwargs)
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same tensors, turned; the tables where no heads are given, or the code unpacks them."""
-        every = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
-        heads = [
-            one for one in every if one.ndim >= 3 and one.is_floating_point() and one.shape[-1] == self.D
-        ]
+        every = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        heads = [x for x in every if x.ndim >= 3 and x.is_floating_point() and x.shape[-1] == self.D]
         if self.tables or not heads:
-            numbers = [one for one in (*given, *named.values()) if isinstance(one, int)]
+            numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
             length = self._positions(heads[0])[1] if heads else numbers[0] if numbers else LONGEST
             cos, sin = (wave[:length] for wave in self._waves())
             return (cos[None], sin[None]) if heads else (cos, sin)
-        turned = tuple(self._turn(one) for one in heads)
+        turned = tuple(self._turn(x) for x in heads)
         return turned if len(turned) > 1 else turned[0]
 
     def _waves(self) -> tuple[Tensor, Tensor]:

@@ -78,10 +78,10 @@ class _Calm(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name in {"dropout", "dropout_", "alpha_dropout", "feature_dropout"}:
-            given = args[0] if args else kwargs["input"]
+            undropped = args[0] if args else kwargs["input"]
             if (noted := getattr(_now, "dropped", None)) is not None:
-                noted.append(given.detach().clone())
-            return given
+                noted.append(undropped.detach().clone())
+            return undropped
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
             args = args[:4]
@@ -90,7 +90,7 @@ class _Calm(TorchFunctionMode):
         if name == "float" and isinstance(args[0], Tensor):
             return args[0].double()
         if name in {"to", "type", "softmax"}:
-            args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+            args = tuple(torch.float64 if value is torch.float32 else value for value in args)
         if kwargs.get("dtype") is torch.float32:
             kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
@@ -144,21 +144,21 @@ class Subject:
 
     def weights(self) -> dict[str, object]:
         """A function's weights by argument, those of one dict or list in one."""
-        found: dict[str, Any] = {}
+        weights: dict[str, Any] = {}
         for path, tensor in self.parameters.items():
             name, _, key = path.partition(".")
             kind = self.holders.get(name)
             if kind is None:
-                found[name] = tensor
+                weights[name] = tensor
             elif kind == "list":
-                found.setdefault(name, []).append(tensor)
+                weights.setdefault(name, []).append(tensor)
             else:
-                found.setdefault(name, {} if kind == "dict" else types.SimpleNamespace())
+                weights.setdefault(name, {} if kind == "dict" else types.SimpleNamespace())
                 if kind == "dict":
-                    found[name][key] = tensor
+                    weights[name][key] = tensor
                 else:
-                    setattr(found[name], key, tensor)
-        return found
+                    setattr(weights[name], key, tensor)
+        return weights
 
     @property
     def exact(self) -> bool:
@@ -212,8 +212,8 @@ def of_numpy(body: object) -> bool:
     if file is None:
         file = vars(sys.modules.get(type(body).__module__, types.SimpleNamespace()))
     names = [
-        one.__name__ if isinstance(one, types.ModuleType) else getattr(one, "__module__", None) or ""
-        for one in list(file.values())
+        member.__name__ if isinstance(member, types.ModuleType) else getattr(member, "__module__", None) or ""
+        for member in list(file.values())
     ]
     rooms = {name.partition(".")[0] for name in names}
     return "numpy" in rooms and "torch" not in rooms and not isinstance(body, nn.Module)
@@ -224,11 +224,11 @@ def _kept(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, objec
     if isinstance(value, (nn.Module, Tensor)) or is_array(value):
         yield path, value
     elif isinstance(value, (list, tuple)) and depth < 3:
-        for i, one in enumerate(value):
-            yield from _kept(one, f"{path}.{i}", depth + 1)
+        for i, item in enumerate(value):
+            yield from _kept(item, f"{path}.{i}", depth + 1)
     elif isinstance(value, dict) and depth < 3:
-        for key, one in value.items():
-            yield from _kept(one, f"{path}.{key}", depth + 1)
+        for key, item in value.items():
+            yield from _kept(item, f"{path}.{key}", depth + 1)
 
 
 def hidden(body: Any) -> Iterator[tuple[str, Any]]:
@@ -258,30 +258,30 @@ def _is_weight(path: str, tensor: Tensor, in_module: bool) -> bool:
 
 
 def _belongs(
-    body: object, kept: frozenset[str] | None = None
+    body: object, first_paths: frozenset[str] | None = None
 ) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor]], list[str]]:
     """All modules by path, all learnt tensors by path, and the paths of those that are not registered."""
     in_module = isinstance(body, nn.Module)
     modules = dict(body.named_modules()) if isinstance(body, nn.Module) else {}
     tensors: list[tuple[str, Tensor]] = list(body.named_parameters()) if isinstance(body, nn.Module) else []
-    known = {id(one) for _, one in tensors} | {id(one) for one in modules.values()}
-    buffers = {id(one) for one in body.buffers()} if isinstance(body, nn.Module) else set()
+    ids = {id(thing) for _, thing in tensors} | {id(thing) for thing in modules.values()}
+    buffers = {id(buffer) for buffer in body.buffers()} if isinstance(body, nn.Module) else set()
     loose = []
     for path, thing in list(hidden(body)):
-        if id(thing) in known or id(thing) in buffers or (kept is not None and path not in kept):
+        if id(thing) in ids or id(thing) in buffers or (first_paths is not None and path not in first_paths):
             continue
         if isinstance(thing, nn.Module):
-            for name, one in thing.named_modules():
-                modules[f"{path}.{name}" if name else path] = one
+            for name, module in thing.named_modules():
+                modules[f"{path}.{name}" if name else path] = module
             for name, tensor in thing.named_parameters():
-                if id(tensor) not in known:
-                    known.add(id(tensor))
+                if id(tensor) not in ids:
+                    ids.add(id(tensor))
                     tensors.append((f"{path}.{name}", tensor))
                     loose.append(f"{path}.{name}")
             continue
         plain = _shared(thing)
         if plain.is_leaf and _is_weight(path, plain, in_module):
-            known.add(id(thing))
+            ids.add(id(thing))
             tensors.append((path, plain))
             loose.append(path)
     return modules, tensors, loose
@@ -316,7 +316,7 @@ def _only_clears(body: nn.Module, name: str) -> bool:
         before, after = dict(body.named_parameters()), dict(copied.named_parameters())
     except Exception:  # one that cannot be copied, or does not want to be called now
         return False
-    return before.keys() == after.keys() and all(torch.equal(before[one], after[one]) for one in before)
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -333,7 +333,7 @@ def settle(subject: Subject) -> None:
     modules, _, _ = _belongs(body, subject.kept)
     for module in modules.values():
         in_precision(module, subject.dtype).eval()
-    subject.numpy = subject.numpy or any(is_array(one) for _, one in hidden(body))
+    subject.numpy = subject.numpy or any(is_array(thing) for _, thing in hidden(body))
     cast_loose(body, subject.dtype)
     modules, tensors, loose = _belongs(body, subject.kept)
     subject.unregistered = loose
@@ -363,9 +363,9 @@ def settle(subject: Subject) -> None:
 def _loose(body: object) -> list[tuple[str, Any]]:
     """Plain float tensors and arrays kept as attributes or in lists, which `Module.to` passes by."""
     return [
-        (path, one)
-        for path, one in hidden(body)
-        if is_array(one) or (isinstance(one, Tensor) and one.is_floating_point())
+        (path, thing)
+        for path, thing in hidden(body)
+        if is_array(thing) or (isinstance(thing, Tensor) and thing.is_floating_point())
     ]
 
 
@@ -377,11 +377,11 @@ def has_loose(body: object) -> bool:
 def apart(body: object) -> dict[str, torch.dtype]:
     """The dtypes of loose tensors that are not of the dtype of its weights: no cast of ours may hide them."""
     weights = body.parameters() if isinstance(body, nn.Module) else ()
-    main = next((one.dtype for one in weights if one.is_floating_point()), None)
+    main = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
     return {
-        path: one.dtype
-        for path, one in _loose(body)
-        if main is not None and isinstance(one, Tensor) and one.dtype != main
+        path: thing.dtype
+        for path, thing in _loose(body)
+        if main is not None and isinstance(thing, Tensor) and thing.dtype != main
     }
 
 
@@ -426,7 +426,7 @@ def _put(body: object, path: str, made: object) -> None:
 
 def globals_of(cls: type) -> dict[str, int]:
     """Sizes that the methods of a class read out of its file: what they mean -> the number."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for owner in cls.__mro__:
         module = sys.modules.get(owner.__module__)
         if module is None or owner.__module__.startswith((*FRAMEWORKS, "builtins")):
@@ -436,8 +436,8 @@ def globals_of(cls: type) -> dict[str, int]:
             for name in code.co_names if isinstance(code, types.CodeType) else ():
                 value, word = vars(module).get(name), size_word(name)
                 if isinstance(value, int) and not isinstance(value, bool) and word and value > 0:
-                    found.setdefault(word, value)
-    return found
+                    sizes.setdefault(word, value)
+    return sizes
 
 
 def fields_of(config: object) -> list[tuple[str, object]]:
@@ -467,9 +467,9 @@ def head_count(body: object) -> int | None:
     for name, value in attributes_of(body):
         if size_word(name) == "heads" and value > 0:
             return value
-    said = globals_of(type(body)).get("heads")
-    if said:
-        return said
+    heads = globals_of(type(body)).get("heads")
+    if heads:
+        return heads
     for path, thing in [*(body.named_modules() if isinstance(body, nn.Module) else ()), *hidden(body)]:
         if isinstance(thing, nn.ModuleList) and "head" in path.lower() and len(thing):
             return len(thing)
@@ -487,18 +487,18 @@ def head_count(body: object) -> int | None:
 
 def batch_of(body: object) -> int | None:
     """The size of a batch that it keeps, or reads out of its file."""
-    kept = [value for name, value in attributes_of(body) if size_word(name) == "batch"]
-    return kept[0] if kept else globals_of(type(body)).get("batch")
+    batches = [value for name, value in attributes_of(body) if size_word(name) == "batch"]
+    return batches[0] if batches else globals_of(type(body)).get("batch")
 
 
 def widths_of(body: object) -> list[int]:
     """Widths its input may have, the likeliest first."""
-    found = [value for name, value in attributes_of(body) if size_word(name) == "width"]
-    found += [value for word, value in globals_of(type(body)).items() if word == "width"]
+    widths = [value for name, value in attributes_of(body) if size_word(name) == "width"]
+    widths += [value for word, value in globals_of(type(body)).items() if word == "width"]
     modules = body.modules() if isinstance(body, nn.Module) else ()
-    for one in modules:
-        found += [one.in_features] if isinstance(one, nn.Linear) else []
-        found += [one.in_channels] if isinstance(one, CONVOLUTIONS) else []
+    for module in modules:
+        widths += [module.in_features] if isinstance(module, nn.Linear) else []
+        widths += [module.in_channels] if isinstance(module, CONVOLUTIONS) else []
     tensors = [tensor for _, tensor in _belongs(body)[1] if tensor.ndim >= 2]
-    found += [n for tensor in tensors for n in reversed(tensor.shape)]
-    return [n for n in dict.fromkeys(found) if 1 < n <= 8192]
+    widths += [n for tensor in tensors for n in reversed(tensor.shape)]
+    return [n for n in dict.fromkeys(widths) if 1 < n <= 8192]

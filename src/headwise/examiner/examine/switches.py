@@ -50,7 +50,7 @@ def _conditions(obj: Any) -> dict[str, list[object]]:
         trees += [] if tree is None else [tree]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     made = _made_of_triangles(nodes)
-    found: dict[str, list[object]] = {}
+    switches: dict[str, list[object]] = {}
     for node in nodes:
         if isinstance(node, ast.If):
             parts: list[ast.AST] = [*node.body, *node.orelse]
@@ -59,20 +59,20 @@ def _conditions(obj: Any) -> dict[str, list[object]]:
         elif isinstance(node, ast.Call):
             for keyword in node.keywords:
                 if keyword.arg == ASKED_BY_TORCH:
-                    _read(keyword.value, found)
+                    _read(keyword.value, switches)
             continue
         else:
             continue
         if any(_speaks_of(part, made) for part in parts):
-            _read(node.test, found)
+            _read(node.test, switches)
     for target, value in _copies(nodes):
-        if target in found:
-            _read(value, found)
-    return {name: values for name, values in found.items() if name not in NO_SWITCH}
+        if target in switches:
+            _read(value, switches)
+    return {name: values for name, values in switches.items() if name not in NO_SWITCH}
 
 
 def _speaks_of(node: ast.AST, names: set[str]) -> bool:
-    return any(_name(one) in names for one in ast.walk(node))
+    return any(_name(child) in names for child in ast.walk(node))
 
 
 def _name(node: ast.AST) -> str:
@@ -107,38 +107,38 @@ def _copies(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
                     yield _name(target), node.value
 
 
-def _read(test: ast.expr, found: dict[str, list[object]]) -> None:
+def _read(test: ast.expr, switches: dict[str, list[object]]) -> None:
     """Add the names of a condition; those of sizes that are compared by more and less are none."""
     if isinstance(test, ast.Name):
-        found.setdefault(test.id, [])
+        switches.setdefault(test.id, [])
     elif isinstance(test, ast.Attribute):
-        found.setdefault(test.attr, [])
+        switches.setdefault(test.attr, [])
     elif isinstance(test, ast.Subscript) and isinstance(test.slice, ast.Constant):
-        found.setdefault(str(test.slice.value), [])
+        switches.setdefault(str(test.slice.value), [])
     elif isinstance(test, ast.BoolOp):
-        for one in test.values:
-            _read(one, found)
+        for operand in test.values:
+            _read(operand, switches)
     elif isinstance(test, ast.UnaryOp):
-        _read(test.operand, found)
+        _read(test.operand, switches)
     elif isinstance(test, ast.Call):  # bool(x), getattr(config, "x", False), config.get("x")
-        for one in test.args:
-            if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                found.setdefault(one.value, [])
+        for argument in test.args:
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                switches.setdefault(argument.value, [])
             elif _name(test.func) == "bool":
-                _read(one, found)
+                _read(argument, switches)
     elif isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.NotEq, ast.In)):
-        constants = [one.value for one in ast.walk(test) if isinstance(one, ast.Constant)]
+        constants = [child.value for child in ast.walk(test) if isinstance(child, ast.Constant)]
         names: dict[str, list[object]] = {}
         _read(test.left, names)
         for name in names:
-            found.setdefault(name, []).extend(constants)
+            switches.setdefault(name, []).extend(constants)
 
 
 def thrown(now: object, compared: list[object]) -> list[bool | str]:
     """Other values for a switch that is this now."""
     if isinstance(now, bool):
         return [not now]
-    others = [one for one in compared if one != now and isinstance(one, (str, bool))]
+    others = [value for value in compared if value != now and isinstance(value, (str, bool))]
     if not others and (now is None or now == 0):
         return [True]
     return others
@@ -148,12 +148,16 @@ def kept_switches(body: object) -> list[tuple[object, str, object, list[object]]
     """(what keeps it, its name, what it is, what it is compared with), of an instance and its config."""
     names = conditions_of(body)
     owners = list(body.modules()) if isinstance(body, nn.Module) else [body]
-    found = []
+    switches = []
     for owner in owners:
         for name, value in list(getattr(owner, "__dict__", {}).items()):
             inside = fields_of(value) if not isinstance(value, (nn.Module, dict, tuple)) else []
-            found += [(value, field, now) for field, now in inside] + [(owner, name, value)]
-    return [(*one, names[one[1]]) for one in found if one[1] in names and isinstance(one[2], (bool, str))]
+            switches += [(value, field, now) for field, now in inside] + [(owner, name, value)]
+    return [
+        (*switch, names[switch[1]])
+        for switch in switches
+        if switch[1] in names and isinstance(switch[2], (bool, str))
+    ]
 
 
 def may_throw(name: str) -> bool:

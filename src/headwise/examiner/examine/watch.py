@@ -52,8 +52,8 @@ class Norm:
         return made | {f"{prefix}groups": float(self.groups)} if self.groups else made
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
-        kept = {f"{prefix}gain": self.gain, f"{prefix}bias": self.bias}
-        return {name: one for name, one in kept.items() if one is not None}
+        tensors = {f"{prefix}gain": self.gain, f"{prefix}bias": self.bias}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 @dataclass(eq=False)
@@ -117,19 +117,19 @@ def watch(caller: Caller, inputs: Three) -> Ran:
         def noted(module: nn.Module, args: tuple[Any, ...], made: Any) -> None:
             if len(args) == 0 or not torch.is_tensor(args[0]) or not torch.is_tensor(made):
                 return
-            given = args[0].detach().clone()
-            if isinstance(module, nn.GroupNorm) and given.ndim > 2:
-                ran.norms.append(_of_groups(module, given, made.detach().clone()))
+            x = args[0].detach().clone()
+            if isinstance(module, nn.GroupNorm) and x.ndim > 2:
+                ran.norms.append(_of_groups(module, x, made.detach().clone()))
             elif isinstance(module, nn.Linear):
-                ran.linear.append((path, given, made.detach().clone()))
-            elif given.shape == made.shape:
-                ran.norms.append(Norm(given, made.detach().clone(), module))
+                ran.linear.append((path, x, made.detach().clone()))
+            elif x.shape == made.shape:
+                ran.norms.append(Norm(x, made.detach().clone(), module))
 
         return noted
 
     if isinstance(body, nn.Module):
         for path, module in body.named_modules():
-            inner = any(isinstance(one, nn.Linear) for one in module.modules())
+            inner = any(isinstance(child, nn.Linear) for child in module.modules())
             if module is not body and (isinstance(module, nn.Linear) or not inner):
                 hooks.append(module.register_forward_hook(note(path)))
     try:
@@ -139,21 +139,21 @@ def watch(caller: Caller, inputs: Three) -> Ran:
     finally:
         for hook in hooks:
             hook.remove()
-    modules = [one for one in ran.norms if one.module is not None]
+    modules = [norm for norm in ran.norms if norm.module is not None]
     ran.norms = [
-        one
-        for one in ran.norms
-        if one.module is not None or not any(same(one.given, other.given) for other in modules)
+        norm
+        for norm in ran.norms
+        if norm.module is not None or not any(same(norm.given, other.given) for other in modules)
     ]
-    ran.norms = [one for one in ran.norms if one.groups or _measured(one)]
+    ran.norms = [norm for norm in ran.norms if norm.groups or _measured(norm)]
     return ran
 
 
-def _of_groups(module: nn.GroupNorm, given: Tensor, made: Tensor) -> Norm:
+def _of_groups(module: nn.GroupNorm, x: Tensor, y: Tensor) -> Norm:
     """A norm of groups of channels, whose input has its channels first; seen as [B, T, E]."""
-    given, made = (x.flatten(2).transpose(1, 2) for x in (given, made))
+    x, y = x.flatten(2).transpose(1, 2), y.flatten(2).transpose(1, 2)
     gain, bias = (None if x is None else x.detach().double() for x in (module.weight, module.bias))
-    return Norm(given, made, module, eps=module.eps, groups=module.num_groups, gain=gain, bias=bias)
+    return Norm(x, y, module, eps=module.eps, groups=module.num_groups, gain=gain, bias=bias)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -163,15 +163,15 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9)
 
 
-def _measured(one: Norm) -> bool:
+def _measured(norm: Norm) -> bool:
     """Whether it is a norm of the last axis; its eps, gains and biases are found from what it did."""
-    x, y = one.given.double(), one.made.double()
+    x, y = norm.given.double(), norm.made.double()
     n = x.shape[-1]
     if n < 2 or x.numel() // n < 4 or same(x, y):
         return False
-    kept = vars(one.module).values() if one.module is not None else ()
-    given = [v for v in kept if isinstance(v, float) and 0 < v < 1e-2]
-    eps = dict.fromkeys([*given, 1e-5, 1e-6, 1e-8, 1e-12, 2**-52, 2**-23])
+    attributes = vars(norm.module).values() if norm.module is not None else ()
+    own_eps = [v for v in attributes if isinstance(v, float) and 0 < v < 1e-2]
+    eps = dict.fromkeys([*own_eps, 1e-5, 1e-6, 1e-8, 1e-12, 2**-52, 2**-23])
     best = NEARLY
     for rms in (0.0, 1.0):
         for each in eps:
@@ -184,8 +184,8 @@ def _measured(one: Norm) -> bool:
             bias = other - gain * mean
             off = float((gain * z + bias - w).abs().max() / w.abs().max().clamp_min(1e-30))
             if off < 0.5 * best:
-                best, one.rms, one.eps, one.gain = off, rms, each, gain
-                one.bias = None if rms else bias
+                best, norm.rms, norm.eps, norm.gain = off, rms, each, gain
+                norm.bias = None if rms else bias
     return best < NEARLY
 
 
@@ -193,13 +193,13 @@ def _measured(one: Norm) -> bool:
 def passed_by(norms: Sequence[Norm]) -> Iterator[None]:
     """As if these norms were not there."""
     hooks = [
-        one.module.register_forward_hook(lambda module, args, made: args[0])
-        for one in norms
-        if one.module is not None
+        norm.module.register_forward_hook(lambda module, args, made: args[0])
+        for norm in norms
+        if norm.module is not None
     ]
-    known = [one.given for one in norms if one.module is None]
+    functional = [norm.given for norm in norms if norm.module is None]
     try:
-        with _Without() if known else contextlib.nullcontext():
+        with _Without() if functional else contextlib.nullcontext():
             yield
     finally:
         for hook in hooks:
@@ -217,22 +217,26 @@ def caught(caller: Caller, inputs: Three) -> tuple[Ran, Tensor | None]:
     """What a call did, and its scores [B, H, T, S] if they are among that."""
     ran = watch(caller, inputs)
     B, T, S, H = len(inputs[0]), inputs[0].shape[1], inputs[1].shape[1], caller.subject.sizes.H
-    seen = [one.double() for one in ran.scores if tuple(one.shape[-2:]) == (T, S) or one.shape[-1] == S]
-    for one in reversed(seen):
-        if tuple(one.shape) == (B, H, T, S):
-            return ran, one
-        if tuple(one.shape) == (B, T, H, S):
-            return ran, one.transpose(1, 2)
-        if tuple(one.shape) == (B * H, T, S):
-            return ran, one.unflatten(0, (B, H))
-        if tuple(one.shape) == (H, B, T, S):
-            return ran, one.transpose(0, 1)
-        if one.ndim == 5 and one.shape[0] == B and one.numel() == B * H * T * S:  # groups of heads
-            return ran, one.reshape(B, H, T, S)
-    if len(seen) == H and all(tuple(one.shape) == (B, T, S) for one in seen):
-        return ran, torch.stack(seen, 1)
-    if len(seen) == B and all(one.numel() == H * T * S for one in seen):
-        return ran, torch.stack([one.reshape(H, T, S) for one in seen])
+    candidates = [
+        scores.double()
+        for scores in ran.scores
+        if tuple(scores.shape[-2:]) == (T, S) or scores.shape[-1] == S
+    ]
+    for scores in reversed(candidates):
+        if tuple(scores.shape) == (B, H, T, S):
+            return ran, scores
+        if tuple(scores.shape) == (B, T, H, S):
+            return ran, scores.transpose(1, 2)
+        if tuple(scores.shape) == (B * H, T, S):
+            return ran, scores.unflatten(0, (B, H))
+        if tuple(scores.shape) == (H, B, T, S):
+            return ran, scores.transpose(0, 1)
+        if scores.ndim == 5 and scores.shape[0] == B and scores.numel() == B * H * T * S:  # groups of heads
+            return ran, scores.reshape(B, H, T, S)
+    if len(candidates) == H and all(tuple(scores.shape) == (B, T, S) for scores in candidates):
+        return ran, torch.stack(candidates, 1)
+    if len(candidates) == B and all(scores.numel() == H * T * S for scores in candidates):
+        return ran, torch.stack([scores.reshape(H, T, S) for scores in candidates])
     return ran, None
 
 
@@ -252,30 +256,30 @@ class _Chain:
 
 
 def _chains(ran: Ran, inputs: Three) -> list[_Chain]:
-    first = [one for one in ran.linear if any(same(one[1], x) for x in inputs)]
-    found = []
-    for up, given, _ in ran.linear:
+    first = [layer for layer in ran.linear if any(same(layer[1], x) for x in inputs)]
+    chains = []
+    for up, up_input, _ in ran.linear:
         for down, _, made in first:
-            n, norm = given.shape[-1], None
-            if up == down or given.ndim != made.ndim or n > made.shape[-1]:
+            n, norm = up_input.shape[-1], None
+            if up == down or up_input.ndim != made.ndim or n > made.shape[-1]:
                 continue
-            for one in ran.norms:
-                if same(one.made, given):
-                    norm = one
-            fed = given if norm is None else norm.given
+            for candidate in ran.norms:
+                if same(candidate.made, up_input):
+                    norm = candidate
+            fed = up_input if norm is None else norm.given
             if any(same(fed, made[..., i : i + n]) for i in {0, made.shape[-1] - n}):
-                found.append(_Chain(up, down, norm, n == made.shape[-1]))
+                chains.append(_Chain(up, down, norm, n == made.shape[-1]))
                 break
-    return found
+    return chains
 
 
 def _gradients(caller: Caller, paths: set[str], inputs: Three) -> dict[str, Tensor]:
     """Of the last position's output, by what each layer made; [B, T, rows]."""
-    kept: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def note(path: str) -> Any:
         def noted(module: nn.Module, args: Any, made: Tensor) -> None:
-            kept[path] = made
+            outputs[path] = made
 
         return noted
 
@@ -289,8 +293,12 @@ def _gradients(caller: Caller, paths: set[str], inputs: Three) -> dict[str, Tens
     dice = torch.Generator().manual_seed(7)
     cotangent = torch.zeros_like(output)
     cotangent[:, -1] = torch.randn(output[:, -1].shape, generator=dice, dtype=torch.float64)
-    made = torch.autograd.grad((output * cotangent).sum(), list(kept.values()), allow_unused=True)
-    return {path: one for path, one in zip(kept, made, strict=True) if one is not None and one.ndim == 3}
+    made = torch.autograd.grad((output * cotangent).sum(), list(outputs.values()), allow_unused=True)
+    return {
+        path: gradient
+        for path, gradient in zip(outputs, made, strict=True)
+        if gradient is not None and gradient.ndim == 3
+    }
 
 
 def _letters(caller: Caller, paths: set[str]) -> dict[str, list[str]]:
@@ -300,15 +308,15 @@ def _letters(caller: Caller, paths: set[str]) -> dict[str, list[str]]:
     flat = free[1][:, :1].expand_as(free[1]).contiguous()
     level = (flat if caller.plan.self_only else free[0], flat, flat)
     moving, still = _gradients(caller, paths, free), _gradients(caller, paths, level)
-    found: dict[str, list[str]] = {}
-    for path, one in moving.items():
-        size = float(one.abs().max())
-        other = still.get(path, torch.zeros_like(one)).abs().amax((0, 1)) > 1e-11 * size
-        early = one[:, :-1].abs().amax((0, 1)) > 1e-11 * size
-        any_ = one.abs().amax((0, 1)) > 1e-11 * size
-        rows = zip(any_.tolist(), early.tolist(), other.tolist(), strict=True)
-        found[path] = ["" if not a else "q" if not e else "v" if v else "k" for a, e, v in rows]
-    return found
+    letters: dict[str, list[str]] = {}
+    for path, gradient in moving.items():
+        size = float(gradient.abs().max())
+        other = still.get(path, torch.zeros_like(gradient)).abs().amax((0, 1)) > 1e-11 * size
+        early = gradient[:, :-1].abs().amax((0, 1)) > 1e-11 * size
+        used = gradient.abs().amax((0, 1)) > 1e-11 * size
+        rows = zip(used.tolist(), early.tolist(), other.tolist(), strict=True)
+        letters[path] = ["" if not a else "q" if not e else "v" if v else "k" for a, e, v in rows]
+    return letters
 
 
 def find_latent(caller: Caller, ran: Ran, inputs: Three) -> tuple[Found, Design] | str | None:
@@ -319,27 +327,27 @@ def find_latent(caller: Caller, ran: Ran, inputs: Three) -> tuple[Found, Design]
     chains = _chains(ran, inputs)
     if not chains:
         return None
-    if any(not one.whole for one in chains):
+    if any(not chain.whole for chain in chains):
         return DECOUPLED
-    downs, ups = {one.down for one in chains}, {one.up: one for one in chains}
+    downs, ups = {chain.down for chain in chains}, {chain.up: chain for chain in chains}
     order = list(dict.fromkeys(path for path, _, _ in ran.linear))
     last = order[-1]
-    asked = [path for path in order if path not in downs and path != last]
+    open_paths = [path for path in order if path not in downs and path != last]
     try:
-        letters = _letters(caller, set(asked))
+        letters = _letters(caller, set(open_paths))
     except CAUGHT:
         return None
     modules: dict[str, Any] = dict(body.named_modules())
-    said = {one for every in letters.values() for one in every}
-    if not set("qkv") <= said:  # positions or heads are mixed up: names are left
-        named = {path: path_role(path) or "" for path in asked}
+    letters_found = {letter for every in letters.values() for letter in every}
+    if not set("qkv") <= letters_found:  # positions or heads are mixed up: names are left
+        named = {path: path_role(path) or "" for path in open_paths}
         letters = {path: [word] * len(modules[path].weight) for path, word in named.items() if len(word) == 1}
     guess = Assignment("calls", narrow=True)
     design = Design("latent", "", {}, {})
-    for path in asked:
+    for path in open_paths:
         weight, bias = modules[path].weight.detach(), modules[path].bias
         for role, slot in SLOTS.items():
-            rows = torch.tensor([i for i, one in enumerate(letters.get(path, [])) if one == role])
+            rows = torch.tensor([i for i, letter in enumerate(letters.get(path, [])) if letter == role])
             if not len(rows):
                 continue
             whole = "" if len(rows) == len(weight) else f"[{int(rows[0])}:] and so on"
@@ -363,21 +371,21 @@ def find_latent(caller: Caller, ran: Ran, inputs: Three) -> tuple[Found, Design]
     }
     which = {"q": "queries", "k": "keys", "v": "values"}
     names = " and ".join(which[name] for name in narrow)
-    widths = " and ".join(dict.fromkeys(str(len(one)) for one in narrow.values()))
-    norm = next((one.norm.word for one in chains if one.norm is not None), "")
+    widths = " and ".join(dict.fromkeys(str(len(matrix)) for matrix in narrow.values()))
+    norm = next((chain.norm.word for chain in chains if chain.norm is not None), "")
     design.words = (
         f"{names} through {widths} channels inside (latent attention{f', {norm} between' if norm else ''})"
     )
     first = {name: pieces[0] for name, pieces in guess.weights.items()}
-    roles = {name: Role(one.name + one.where, "calls", path=one.name) for name, one in first.items()}
+    roles = {name: Role(piece.name + piece.where, "calls", path=piece.name) for name, piece in first.items()}
     return Found(made[0], roles, H, False, list(made[1]), guess=guess), design
 
 
 def _say(design: Design, norm: str) -> None:
     down = {slot: design.tensors.get(f"{slot} down") for slot in SLOTS.values()}
     plural = {"query": "queries", "key": "keys", "value": "values"}
-    names = " and ".join(plural[slot] for slot, one in down.items() if one is not None)
-    widths = " and ".join(dict.fromkeys(str(len(one)) for one in down.values() if one is not None))
+    names = " and ".join(plural[slot] for slot, matrix in down.items() if matrix is not None)
+    widths = " and ".join(dict.fromkeys(str(len(matrix)) for matrix in down.values() if matrix is not None))
     between = f", {norm} between" if norm else ""
     design.words = f"{names} through {widths} channels inside (latent attention{between})"
 

@@ -26,11 +26,13 @@ def torch_inside(body: object) -> Design | None:
     """One nn.MultiheadAttention inside, and no weights beside it but those of norms."""
     if not isinstance(body, nn.Module) or isinstance(body, nn.MultiheadAttention):
         return None
-    inside = [(path, one) for path, one in body.named_modules() if isinstance(one, nn.MultiheadAttention)]
+    inside = [
+        (path, module) for path, module in body.named_modules() if isinstance(module, nn.MultiheadAttention)
+    ]
     if len(inside) != 1:
         return None
-    own = {id(one) for one in inside[0][1].parameters()}
-    beside = [one for one in body.parameters() if id(one) not in own and one.ndim > 1]
+    own = {id(parameter) for parameter in inside[0][1].parameters()}
+    beside = [parameter for parameter in body.parameters() if id(parameter) not in own and parameter.ndim > 1]
     if beside:
         return None
     return Design("torch inside", f"a wrapper: nn.MultiheadAttention ({inside[0][0]}) does the work")
@@ -50,21 +52,25 @@ def projected_elsewhere(name: str, source: str | None) -> Design | None:
             tree = ast.parse(source or "")
     except SyntaxError:
         return None
-    classes = {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}
-    made = {one: _made_in(node) for one, node in classes.items()}
-    outs = [one for one in classes if "output" in one.lower() and "Linear" in made[one].values()]
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    made = {class_name: _made_in(node) for class_name, node in classes.items()}
+    outs = [
+        class_name
+        for class_name in classes
+        if "output" in class_name.lower() and "Linear" in made[class_name].values()
+    ]
     for owner, parts in made.items():
-        holds = {attribute for attribute, what in parts.items() if what == name}
+        holds = {attribute for attribute, class_name in parts.items() if class_name == name}
         if owner == name or not holds:
             continue
-        for attribute, what in parts.items():
-            if what in outs or (what == "Linear" and path_role(attribute) == "o"):
-                place = what if what in outs else f"{owner}.{attribute}"
+        for attribute, class_name in parts.items():
+            if class_name in outs or (class_name == "Linear" and path_role(attribute) == "o"):
+                place = class_name if class_name in outs else f"{owner}.{attribute}"
                 return _split(place)
     if re.search(r"selfattention", name.lower()) and outs:
         return _split(outs[0])
-    said = ELSEWHERE.search(ast.get_docstring(classes[name]) or "") if name in classes else None
-    return _split(said[1] or "the code around it") if said else None
+    match = ELSEWHERE.search(ast.get_docstring(classes[name]) or "") if name in classes else None
+    return _split(match[1] or "the code around it") if match else None
 
 
 def _split(place: str) -> Design:
@@ -74,15 +80,15 @@ def _split(place: str) -> Design:
 
 def _made_in(node: ast.ClassDef) -> dict[str, str]:
     """self.attribute -> the class it is made of."""
-    found: dict[str, str] = {}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call):
-            called = one.value.func
-            what = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            for target in one.targets:
+    classes: dict[str, str] = {}
+    for child in ast.walk(node):
+        if isinstance(child, ast.Assign) and isinstance(child.value, ast.Call):
+            called = child.value.func
+            class_name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            for target in child.targets:
                 if isinstance(target, ast.Attribute):
-                    found[target.attr] = what
-    return found
+                    classes[target.attr] = class_name
+    return classes
 
 
 MOST = 6  # matrices to choose from; with more, chance would have its say and time would pass
@@ -103,7 +109,7 @@ class _Matrix:
 
 def _matrices(subject: Subject) -> list[_Matrix]:
     """Every [E, E] among the parameters, by itself or as a part of a fused one."""
-    E, found = subject.sizes.E, []
+    E, matrices = subject.sizes.E, []
     for name, tensor in subject.parameters.items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
             continue
@@ -117,12 +123,12 @@ def _matrices(subject: Subject) -> list[_Matrix]:
         bias = beside.detach().double() if beside is not None and fits else rows.new_zeros(len(rows))
         parts = len(rows) // E
         for i, (weight, own) in enumerate(zip(rows.chunk(parts), bias.chunk(parts), strict=True)):
-            said = name if parts == 1 else f"{name}[{i * E}:{(i + 1) * E}]"
+            label = name if parts == 1 else f"{name}[{i * E}:{(i + 1) * E}]"
             start = None if parts == 1 else i * E
-            found.append(_Matrix(weight, own, (said,), path=name, start=start))
+            matrices.append(_Matrix(weight, own, (label,), path=name, start=start))
             if turned and parts == 1:
-                found.append(_Matrix(weight.T, own, (said,), path=name))
-    return found
+                matrices.append(_Matrix(weight.T, own, (label,), path=name))
+    return matrices
 
 
 def _heads(x: Tensor, H: int) -> Tensor:
@@ -130,14 +136,14 @@ def _heads(x: Tensor, H: int) -> Tensor:
 
 
 def rewire(
-    caller: Caller, found: Found, truth: list[tuple[ProbeInputs, Tensor]]
+    caller: Caller, projections: Found, truth: list[tuple[ProbeInputs, Tensor]]
 ) -> tuple[Found, list[Finding]]:
     """The projections as they are used, where some are missing, shared or applied in a row; and what is
     wrong with that. As it came where that explains nothing."""
-    own = [one for one in _matrices(caller.subject) if one.weight.shape[0] == one.weight.shape[1]]
-    E, H = caller.subject.sizes.E, found.num_heads
-    if not truth or found.proven or not 0 < len(own) <= MOST or E % H:
-        return found, []
+    own = [matrix for matrix in _matrices(caller.subject) if matrix.weight.shape[0] == matrix.weight.shape[1]]
+    E, H = caller.subject.sizes.E, projections.num_heads
+    if not truth or projections.proven or not 0 < len(own) <= MOST or E % H:
+        return projections, []
     none = _Matrix(torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64))
     single = [*own, none]
     double = [
@@ -146,35 +152,35 @@ def rewire(
         for b in own
         if a.names != b.names
     ]
-    given, output = truth[0]
+    probe, output = truth[0]
     for scale in ((E // H) ** -0.5, E**-0.5, 1.0, H / E):
         for last in (single, double):
-            chosen = _chosen(given, output, H, scale, single, last)
+            chosen = _chosen(probe, output, H, scale, single, last)
             if chosen is not None:
-                return _told(found, chosen, scale == (E // H) ** -0.5)
-    return found, []
+                return _told(projections, chosen, scale == (E // H) ** -0.5)
+    return projections, []
 
 
 def _chosen(
-    given: ProbeInputs, output: Tensor, H: int, scale: float, single: list[_Matrix], last: list[_Matrix]
+    probe: ProbeInputs, output: Tensor, H: int, scale: float, single: list[_Matrix], last: list[_Matrix]
 ) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix] | None:
     """q, k, v and o that compute the output of the first sample, the fewest missing."""
     if not last:
         return None
-    weight, bias = (torch.stack([getattr(one, name) for one in single]) for name in ("weight", "bias"))
+    weight, bias = (torch.stack([getattr(matrix, name) for matrix in single]) for name in ("weight", "bias"))
     q, k, v = (
-        _heads(x[0] @ weight.mT + bias[:, None], H) for x in (given.query, given.key, given.value)
+        _heads(x[0] @ weight.mT + bias[:, None], H) for x in (probe.query, probe.key, probe.value)
     )  # [I, H, T, D], [J, H, S, D], [K, H, S, D]
     scores = torch.einsum("ihtd,jhsd->ijhts", q, k) * scale
-    if given.mask is not None:
-        scores = scores.masked_fill(~given.mask[0], -torch.inf)
+    if probe.mask is not None:
+        scores = scores.masked_fill(~probe.mask[0], -torch.inf)
     heads = torch.einsum("ijhts,khsd->ijkthd", scores.softmax(-1), v).flatten(-2)  # [I, J, K, T, E]
     size = float(output[0].abs().max().clamp_min(1e-30))
     best: tuple[int, _Matrix, _Matrix, _Matrix, _Matrix] | None = None
-    for one in last:
-        off = (heads @ one.weight.T + one.bias - output[0]).abs().amax((-2, -1)) / size  # [I, J, K]
+    for matrix in last:
+        off = (heads @ matrix.weight.T + matrix.bias - output[0]).abs().amax((-2, -1)) / size  # [I, J, K]
         for i, j, m in (off <= NEARLY).nonzero().tolist():
-            four = single[i], single[j], single[m], one
+            four = single[i], single[j], single[m], matrix
             missing = sum(not part.names for part in four)
             if best is None or missing < best[0]:
                 best = missing, *four
@@ -182,71 +188,75 @@ def _chosen(
 
 
 def _told(
-    found: Found, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool
+    projections: Found, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool
 ) -> tuple[Found, list[Finding]]:
     """What is missing, shared or doubled; nothing where q, k, v and o are four of their own."""
     q, k, v, o = chosen
     three = dict(zip("qkv", (q, k, v), strict=True))
-    missing = [name for name, one in three.items() if not one.names]
-    named = found.guess is not None and found.guess.complete and found.guess.how in {"names", "given"}
-    said = []
+    missing = [name for name, matrix in three.items() if not matrix.names]
+    named = (
+        projections.guess is not None
+        and projections.guess.complete
+        and projections.guess.how in {"names", "given"}
+    )
+    findings = []
     if missing:
         fault = "no projections" if len(missing) == 3 else "no q and k projection"
         fault = "no v projection" if missing == ["v"] else fault
         words = " and ".join(WORDS[name] for name in missing)
-        said.append(
+        findings.append(
             Finding("projections", "wrong", f"{words} are not projected: there is no matrix for them", fault)
         )
-    held = [one.names for one in three.values() if one.names]
+    held = [matrix.names for matrix in three.values() if matrix.names]
     if len(set(held)) < len(held):
         detail = f"{max(held, key=held.count)[0]} makes more than one of q, k and v"
-        said.append(Finding("projections", "wrong", detail, "shared projection"))
+        findings.append(Finding("projections", "wrong", detail, "shared projection"))
     if len(o.names) == 2:
         detail = f"{o.names[0]} and then {o.names[1]}: two matrices in a row"
-        said.append(Finding("output projection", "wrong", detail, "second output projection"))
-    if not said or (named and len(o.names) != 2):  # a matrix that is there and not used: the numbers tell
-        return found, []
+        findings.append(Finding("output projection", "wrong", detail, "second output projection"))
+    if not findings or (named and len(o.names) != 2):  # a matrix that is there and not used: the numbers tell
+        return projections, []
     if not o.names:
         detail = "there is no output projection: the heads' outputs are returned side by side"
-        said.append(Finding("output projection", "wrong", detail, "no output projection"))
+        findings.append(Finding("output projection", "wrong", detail, "no output projection"))
     weights = Weights(q.weight, k.weight, v.weight, o.weight, q.bias, k.bias, v.bias, o.bias)
     every = {**three, "o": o}
     roles = {
-        name: Role(" and ".join(one.names), "gradients", path=one.path, start=one.start)
-        for name, one in every.items()
-        if one.names
+        name: Role(" and ".join(matrix.names), "gradients", path=matrix.path, start=matrix.start)
+        for name, matrix in every.items()
+        if matrix.names
     }
     return replace(
-        found, weights=weights, roles=roles, proven=proven, guess=None, tried=[], unjudged=""
-    ), said
+        projections, weights=weights, roles=roles, proven=proven, guess=None, tried=[], unjudged=""
+    ), findings
 
 
-def explained(caller: Caller, found: Found, truth: list[tuple[ProbeInputs, Tensor]]) -> Found:
+def explained(caller: Caller, projections: Found, truth: list[tuple[ProbeInputs, Tensor]]) -> Found:
     """The proposal under which one fault computes what the code computed; as it came if there is none.
 
     Where nobody said how many heads there are, every number the code keeps may be.
     """
     from ..diagnosis import one_fault_explains  # it reads evidence, and knows nothing of proposals
 
-    if found.proven or not truth:
-        return found
+    if projections.proven or not truth:
+        return projections
     E, subject = caller.subject.sizes.E, caller.subject
-    kept = (
+    head_counts = (
         [] if subject.heads_given else [n for _, n in attributes_of(subject.body) if 1 < n < E and E % n == 0]
     )
     choices: list[Found] = []
-    for one in found.choices:
-        if not any(_same(one, other) for other in choices):
-            choices.append(one)
-    for heads in dict.fromkeys([found.num_heads, *kept]):
+    for choice in projections.choices:
+        if not any(_same(choice, other) for other in choices):
+            choices.append(choice)
+    for heads in dict.fromkeys([projections.num_heads, *head_counts]):
         for other in choices:
             if other.weights is not None and one_fault_explains(other.weights, heads, *truth[0]):
-                return replace(other, prints=found.prints, num_heads=heads, choices=[])
-    return found
+                return replace(other, prints=projections.prints, num_heads=heads, choices=[])
+    return projections
 
 
-def _same(one: Found, other: Found) -> bool:
-    if one.weights is None or other.weights is None:
-        return one.weights is other.weights
-    pairs = zip(one.weights, other.weights, strict=True)
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+def _same(a: Found, b: Found) -> bool:
+    if a.weights is None or b.weights is None:
+        return a.weights is b.weights
+    pairs = zip(a.weights, b.weights, strict=True)
+    return all(x.shape == y.shape and torch.equal(x, y) for x, y in pairs)

@@ -94,8 +94,8 @@ _SPELLED_OUT = (  # dimension_of_key is key_dim, how_many_heads is num_heads
 
 def _shortened(word: str) -> str:
     for pattern, short in _SPELLED_OUT:
-        if (found := pattern.fullmatch(word)) is not None:
-            return found.expand(short)
+        if (match := pattern.fullmatch(word)) is not None:
+            return match.expand(short)
     return word
 
 
@@ -253,7 +253,9 @@ def texts_of(obj: object, source: str | None) -> list[str]:
     else:
         cls = obj if isinstance(obj, type) else type(obj)
         owners = [
-            one for one in cls.__mro__ if not one.__module__.startswith(FRAMEWORKS) and one is not object
+            owner
+            for owner in cls.__mro__
+            if not owner.__module__.startswith(FRAMEWORKS) and owner is not object
         ]
         if not owners:
             return []
@@ -286,30 +288,30 @@ def _words(text: str) -> str:
     lines += re.findall(r"#(.*)", text)
     if '"""' not in text and "def " not in text:
         lines = text.splitlines()
-    kept = []
+    about_masks = []
     for i, line in enumerate(lines):
         if re.search(r"mask|padding|hide", line.lower()):
-            kept.append(line)
+            about_masks.append(line)
             if i + 1 < len(lines) and not re.match(r"\s*\w+\s*(?:\([^)]*\))?:", lines[i + 1]):
-                kept.append(lines[i + 1])
-    return " ".join(kept).lower()
+                about_masks.append(lines[i + 1])
+    return " ".join(about_masks).lower()
 
 
 def _polarity_in_words(low: str) -> bool | None:
-    found = set()
+    polarities = set()
     for values, flips in ((r"true|1|1s|ones?|non-?zeros?", False), (r"false|0|0s|zeros?", True)):
         if re.search(rf"(?<![\w.\-])(?:{values})(?![\w.]){_BETWEEN}{_HIDDEN}", low):
-            found.add(flips)
+            polarities.add(flips)
         elif re.search(rf"(?<![\w.\-])(?:{values})(?![\w.]){_BETWEEN}{_SHOWN}\b", low) or re.search(
             rf"(?<![\w.\-])(?:{values})\s+(?:or\s+\w+\s+)?(?:means?|where)\b[^.;]*?\b{_SHOWN}\b", low
         ):
-            found.add(not flips)
-    return found.pop() if len(found) == 1 else None
+            polarities.add(not flips)
+    return polarities.pop() if len(polarities) == 1 else None
 
 
 def _polarity_in_code(text: str, argument: str) -> bool | None:
     low = re.sub(r"#.*", "", text.lower())
-    found = set()
+    polarities = set()
     name = rf"(?:self\.)?(?:{re.escape(argument.lower())}|\w*mask\w*)"
     after = r"(?:\[[^\]]*\]|\.\w+\([^()]*\))*"
     attends = (
@@ -328,10 +330,10 @@ def _polarity_in_code(text: str, argument: str) -> bool | None:
         rf"{name}\s*\*\s*\(?-\s*(?:1e|float|torch|np|math)",
     )
     if any(re.search(pattern, low) for pattern in attends):
-        found.add(True)
+        polarities.add(True)
     if any(re.search(pattern, low) for pattern in hides):
-        found.add(False)
-    return found.pop() if len(found) == 1 else None
+        polarities.add(False)
+    return polarities.pop() if len(polarities) == 1 else None
 
 
 _ADDED = r"added to|additive|adds? to the scores|-inf\b|negative infinity|negative number"
@@ -352,10 +354,10 @@ _SHAPES = (
 
 def _shape_in_words(low: str) -> str:
     """The first shape given for a mask."""
-    found = [
+    matches = [
         (m.start(), shape) for shape, axes in _SHAPES for m in re.finditer(rf"mask[^.\n]{{0,60}}?{axes}", low)
     ]
-    return min(found)[1] if found else ""
+    return min(matches)[1] if matches else ""
 
 
 def said_about(texts: list[str], argument: str) -> Said:
