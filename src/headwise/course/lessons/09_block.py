@@ -1,6 +1,6 @@
 """The Transformer block.
 
-idea: attention exchanges information between positions, a feed-forward network processes each alone, and both add to a residual stream
+idea: attention mixes positions, a feed-forward network processes each alone, and both add to their input
 minutes: 9
 level: data scientist
 repairs: no residual around attention; residual from the wrong place; norm missing in the block; feed-forward without activation

@@ -1,19 +1,19 @@
-"""Five spellings.
+"""Five implementations.
 
-idea: loops, einsum, a fused projection, torch's kernel and headwise are one function, and float64 proves it
+idea: loops, einsum, a fused projection, torch's kernel and headwise compute one function; float64 shows it
 minutes: 8
 level: data scientist
 repairs: fused order k q v; fused qkv cut by view; weight not transposed; weights transposed before v
 """
 
 # %% [markdown]
-# The same multi-head attention looks different in every code base. Whoever reads papers' code must see through the
-# spelling. Here are five, all with one set of weights: `wq`, `wk`, `wv`, `wo`, each `[E, E]`, as `nn.Linear` keeps
-# them (`[out, in]`: the product is `x @ w.T`).
+# Multi-head attention looks different in every code base. This lesson writes it in five ways, all with the
+# same weights: `wq`, `wk`, `wv`, `wo`, each `[E, E]`, stored as in `nn.Linear` (`[out, in]`: the product is
+# `x @ w.T`).
 #
 # ## 1. Loops over everything
-# No tensors, only numbers: for each sequence, head, query and key. Nobody would run it, but nothing is hidden in
-# it. It shows what a head is: a range of channels.
+# The first uses no tensors, only numbers: for each sequence, head, query and key. It is far too slow to use,
+# but every step is visible. A head is a range of channels.
 
 # %%
 import math
@@ -33,12 +33,12 @@ x = torch.randn(B, T, E, dtype=torch.float64)
 
 
 def product(rows, w):
-    """rows @ w.T, of lists."""
-    return [[sum(a * b for a, b in zip(row, line, strict=True)) for line in w] for row in rows]
+    """Return rows @ w.T, for lists."""
+    return [[sum(a * b for a, b in zip(row, column, strict=True)) for column in w] for row in rows]
 
 
 def loops(x, wq, wk, wv, wo):
-    """[B, T, E] -> [B, T, E], number by number."""
+    """[B, T, E] -> [B, T, E], one number at a time."""
     outputs = []
     for rows in x.tolist():
         q, k, v = (product(rows, w.tolist()) for w in (wq, wk, wv))  # each a list of T rows of E numbers
@@ -47,9 +47,9 @@ def loops(x, wq, wk, wv, wo):
             channels = range(h * D, (h + 1) * D)
             for t in range(T):
                 scores = [sum(q[t][c] * k[s][c] for c in channels) / math.sqrt(D) for s in range(T)]
-                shares = [math.exp(score - max(scores)) for score in scores]
+                powers = [math.exp(score - max(scores)) for score in scores]
                 for c in channels:
-                    heads[t][c] = sum(e * v[s][c] for s, e in enumerate(shares)) / sum(shares)
+                    heads[t][c] = sum(p * v[s][c] for s, p in enumerate(powers)) / sum(powers)
         outputs.append(product(heads, wo.tolist()))
     return torch.tensor(outputs, dtype=x.dtype)
 
@@ -59,10 +59,10 @@ print(list(truth.shape))
 
 # %% [markdown]
 # ## 2. One fused projection
-# Three products with the same `x` are one product with a matrix three times as tall. Many models keep it so, under
-# names like `qkv`, `c_attn` or `in_proj`. Then q, k and v must be cut apart again, and the cut is part of the
-# weights' meaning: `[3, H, D]` (all q, then all k, then all v) or `[H, 3, D]` (head by head). Both have the same
-# shape.
+# Three products with the same `x` equal one product with a matrix three times as tall. Many models store
+# their weights so, under names like `qkv`, `c_attn` or `in_proj`. Then q, k and v must be split again, and
+# the order of the split depends on how the weights are stored: `[3, H, D]` (all q, then all k, then all v) or
+# `[H, 3, D]` (head by head). Both have the same number of rows.
 
 # %%
 
@@ -78,20 +78,21 @@ def fused(x, wq, wk, wv, wo):
 
 qkv = x @ torch.cat(weights[:3]).T  # [B, T, 3 E]
 right = qkv.view(B, T, 3, H, D)[:, :, 0]  # queries, [B, T, H, D]
-other = qkv.view(B, T, H, 3, D)[:, :, :, 0]  # the other cut: the same shape, other numbers
-assert right.shape == other.shape and not torch.allclose(right, other)
-turned = torch.cat(weights[:3]).view(3, H, D, E).transpose(0, 1).flatten(0, 2)  # the rows, put head by head
-assert torch.allclose(right, (x @ turned.T).view(B, T, H, 3, D)[:, :, :, 0])  # now the other cut is right
+wrong = qkv.view(B, T, H, 3, D)[:, :, :, 0]  # the other order: same shape, different numbers
+assert right.shape == wrong.shape and not torch.allclose(right, wrong)
+by_head = torch.cat(weights[:3]).view(3, H, D, E).transpose(0, 1).flatten(0, 2)  # rows stored head by head
+assert torch.allclose(right, (x @ by_head.T).view(B, T, H, 3, D)[:, :, :, 0])  # now the other order is right
 assert torch.allclose(fused(x, *weights), truth)
 
 # %% [markdown]
 # ## 3. torch's kernel
-# `F.scaled_dot_product_attention` does scale, softmax and mix in one step. Where it can, it never writes down all
-# weights at once, which is why it needs little memory for long texts, and why it cannot give you the weights.
+# `F.scaled_dot_product_attention` computes scale, softmax and weighted mean in one step. Where possible, it
+# never stores all weights at once. That is why it needs little memory for long texts, and why it cannot
+# return the weights.
 #
 # ## 4. headwise
-# Uses the same kernels and keeps one more number for each query, from which any weight can be computed when it is
-# looked at.
+# headwise uses the same kernels and stores one more number for each query, from which any weight can be
+# computed when it is needed.
 
 # %%
 
@@ -104,12 +105,12 @@ def kernel(x, wq, wk, wv, wo):
 
 assert torch.allclose(kernel(x, *weights), truth)
 assert torch.allclose(ours(x)[0], truth)
-print("weights of one query, computed now:", [round(w, 2) for w in ours(x)[1][0, 0, 5].tolist()])
+print("weights of one query, computed on request:", [round(w, 2) for w in ours(x)[1][0, 0, 5].tolist()])
 
 # %% [markdown]
-# ## 5. einsum: yours to write
-# `torch.einsum` takes a formula of letters. Each letter is an axis; a letter that is missing on the right is summed
-# over. That is the whole rule:
+# ## 5. einsum, the exercise
+# `torch.einsum` takes a formula of letters. Each letter is an axis; a letter that is missing on the right is
+# summed over:
 #
 # | formula | meaning |
 # |---|---|
@@ -117,8 +118,8 @@ print("weights of one query, computed now:", [round(w, 2) for w in ours(x)[1][0,
 # | `bte,ed->btd` | a linear layer on every position |
 # | `bhtd->bthd` | a transpose |
 #
-# With it there is no split and no merge: give each head its own slice of the weights, `W_Q` of shape `[H, E, D]`,
-# and the head is just one more letter. Here for the scores of all heads:
+# With it, no split and no merge are needed: each head gets its own slice of the weights, `W_Q` of shape
+# `[H, E, D]`, and the head is one more letter. The scores of all heads, for example:
 
 # %%
 wq, wk, wv, wo = weights
@@ -128,7 +129,7 @@ scores = torch.einsum("bhtd,bhsd->bhts", q, k)  # [B, H, T, S]: d is summed over
 assert torch.allclose((scores / D**0.5).softmax(-1), ours(x)[1].dense())
 
 # %% exercise: EinsumAttention
-"""Multi-head attention in einsum: every head has its own slice of the weights."""
+"""Multi-head attention with einsum: every head has its own slice of the weights."""
 
 import torch
 from torch import Tensor, nn
@@ -145,11 +146,11 @@ class EinsumAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, E] -> [B, T, E], self-attention without view, reshape or transpose."""
-        raise NotImplementedError  # q, k, v; weights; what the heads say, summed by W_O over heads and channels
+        raise NotImplementedError  # q, k, v; weights; heads; W_O sums over heads and channels
 
 
 # %% solution
-"""Multi-head attention in einsum: every head has its own slice of the weights."""
+"""Multi-head attention with einsum: every head has its own slice of the weights."""
 
 import torch
 from torch import Tensor, nn
@@ -175,25 +176,25 @@ class EinsumAttention(nn.Module):
 
 
 # %% [markdown]
-# ## The proof
-# One set of weights, one input, float64, every pair compared: outputs, and gradients where there are any. Rounding
-# in float64 is about $10^{-16}$; a wrong spelling differs in the first digits.
+# ## Comparison in float64
+# We compare every pair, with the same weights and the same input in float64: outputs, and gradients for all
+# but the loops. Rounding in float64 is about $10^{-16}$; a wrong implementation differs in the first digits.
 
 # %%
 
 
 def in_einsum(wq, wk, wv, wo):
-    """An EinsumAttention that holds these weights."""
+    """Return an EinsumAttention with these weights."""
     module = EinsumAttention(len(wq), H).to(wq.dtype)
     with torch.no_grad():
-        for mine, w in zip((module.W_Q, module.W_K, module.W_V), (wq, wk, wv), strict=True):
-            mine.copy_(w.view(H, -1, w.shape[1]).transpose(1, 2))  # [E, E] -> [H, D, E] -> [H, E, D]
+        for parameter, w in zip((module.W_Q, module.W_K, module.W_V), (wq, wk, wv), strict=True):
+            parameter.copy_(w.view(H, -1, w.shape[1]).transpose(1, 2))  # [E, E] -> [H, D, E] -> [H, E, D]
         module.W_O.copy_(wo.T.unflatten(0, (H, -1)))  # [E, E] -> [H, D, E]
     return module
 
 
-def spellings(mha):
-    """The five by name, each a function of x, with the weights of `mha`."""
+def implementations(mha):
+    """Return the five implementations by name, as functions of x, with the weights of `mha`."""
     w = [m.weight.detach() for m in (mha.q_proj, mha.k_proj, mha.v_proj, mha.out_proj)]
     return {
         "loops": lambda x: loops(x, *w),
@@ -204,21 +205,25 @@ def spellings(mha):
     }
 
 
-five = spellings(ours)
-outputs = {name: way(x).detach() for name, way in five.items()}
-print(f"{'largest difference':15}", *(f"{name:>15}" for name in five))
-for name, one in outputs.items():
-    print(f"{name:18}", *(f"{float((one - another).abs().max()):15.0e}" for another in outputs.values()))
-assert all(torch.allclose(one, truth, rtol=0, atol=1e-14) for one in outputs.values())
+functions = implementations(ours)
+outputs = {name: function(x).detach() for name, function in functions.items()}
+print(f"{'largest difference':15}", *(f"{name:>15}" for name in functions))
+for name, a in outputs.items():
+    print(f"{name:18}", *(f"{float((a - b).abs().max()):15.0e}" for b in outputs.values()))
+assert all(torch.allclose(output, truth, rtol=0, atol=1e-14) for output in outputs.values())
 
 start = x.clone().requires_grad_()
-slopes = [torch.autograd.grad(five[name](start).square().sum(), start)[0] for name in list(five)[1:]]
-assert all(torch.allclose(slope, slopes[0], rtol=0, atol=1e-13) for slope in slopes)
+gradients = [
+    torch.autograd.grad(function(start).square().sum(), start)[0]
+    for name, function in functions.items()
+    if name != "loops"
+]
+assert all(torch.allclose(gradient, gradients[0], rtol=0, atol=1e-13) for gradient in gradients)
 
 # %% [markdown]
-# ## The clock
-# Equal numbers, different times. Each bar is a ratio: the median of several runs, divided by that of torch's kernel
-# in the same size, on the machine that ran this page. The loops are timed in the small size only.
+# ## Time
+# The numbers are equal, the times are not. Each bar is a ratio: the median of several runs, divided by that
+# of torch's kernel at the same size, on the machine that ran this page. The loops run at the small size only.
 
 # %%
 import time
@@ -227,73 +232,69 @@ from statistics import median
 import matplotlib.pyplot as plt
 
 
-def seconds(way, x, repeats):
-    way(x)  # once before, not counted
-    taken = []
+def seconds(function, x, repeats):
+    function(x)  # warm up
+    times = []
     for _ in range(repeats):
-        began = time.perf_counter()
-        way(x)
-        taken.append(time.perf_counter() - began)
-    return median(taken)
+        start = time.perf_counter()
+        function(x)
+        times.append(time.perf_counter() - start)
+    return median(times)
 
 
 ratios = {}
 with torch.no_grad():
     for width, length in ((32, 12), (128, 256)):
-        ways = spellings(hw.MultiHeadAttention(d_model=width, num_heads=H, bias=False))
+        timed = implementations(hw.MultiHeadAttention(d_model=width, num_heads=H, bias=False))
         z = torch.randn(2, length, width)  # float32
-        taken = {
-            name: seconds(way, z, 3 if name == "loops" else 15)
-            for name, way in ways.items()
+        times = {
+            name: seconds(function, z, 3 if name == "loops" else 15)
+            for name, function in timed.items()
             if name != "loops" or width == 32
         }
         ratios[f"{length} words, width {width}"] = {
-            name: t / taken["torch's kernel"] for name, t in taken.items()
+            name: t / times["torch's kernel"] for name, t in times.items()
         }
 
 figure, ax = plt.subplots(figsize=(7, 3.4), layout="constrained")
-for place, (size, found) in enumerate(ratios.items()):
-    rows = [list(five).index(name) + 0.38 * place for name in found]
-    lengths = [
-        ratio - 1 for ratio in found.values()
-    ]  # bars begin at 1: to the right slower, to the left faster
-    ax.barh(rows, lengths, left=1, height=0.36, color=["#67a9cf", "#2166ac"][place], label=size)
-    for row, ratio in zip(rows, found.values(), strict=True):
-        told = f"{ratio:.0f}" if ratio > 10 else f"{ratio:.1f}"
-        ax.text(max(ratio, 1) * 1.06, row, told, va="center", fontsize=8)
+for i, (size, by_name) in enumerate(ratios.items()):
+    rows = [list(functions).index(name) + 0.38 * i for name in by_name]
+    lengths = [ratio - 1 for ratio in by_name.values()]  # bars start at 1: slower to the right
+    ax.barh(rows, lengths, left=1, height=0.36, color=["#67a9cf", "#2166ac"][i], label=size)
+    for row, ratio in zip(rows, by_name.values(), strict=True):
+        text = f"{ratio:.0f}" if ratio > 10 else f"{ratio:.1f}"
+        ax.text(max(ratio, 1) * 1.06, row, text, va="center", fontsize=8)
 ax.set_xscale("log")
 ax.set_xlim(0.4, 3 * max(ratios["12 words, width 32"].values()))
 ax.set_xticks([0.5, 1, 2, 5, 10, 100], ["0.5", "1", "2", "5", "10", "100"])
-ax.set_yticks([row + 0.19 for row in range(5)], list(five))
+ax.set_yticks([row + 0.19 for row in range(5)], list(functions))
 ax.invert_yaxis()
 ax.axvline(1, color="0.4", linewidth=1)
-ax.set_xlabel("time, as a multiple of torch's kernel")
-ax.set_title("One function, five spellings: how long they take", fontsize=11)
+ax.set_xlabel("time / time of torch's kernel")
+ax.set_title("Time of five implementations of the same function", fontsize=11)
 ax.legend(fontsize=8, loc="center right")
 small = ratios["12 words, width 32"]
 assert small["loops"] > 5 * max(ratio for name, ratio in small.items() if name != "loops")
 
 # %% [markdown]
-# One thing holds on every machine: the loops come last, by far. The order of the others depends on sizes and
-# machine, so measure yours before you rewrite code for speed, and prove it equal after.
+# On every machine the loops are the slowest, by far. The order of the others depends on the sizes and the
+# machine: measure before you rewrite code for speed, and compare in float64 afterwards.
 
 # %%
 q2, k5 = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 5, 8)  # T = 2 new words, S = 5 words in all
-v5 = torch.eye(5)[None, None]  # with such values the output is the weights
+v5 = torch.eye(5)[None, None]  # with these values the output equals the weights
 by_torch = F.scaled_dot_product_attention(q2, k5, v5, is_causal=True)
 by_headwise, _ = hw.attention(q2, k5, v5, causal=True)
 for name, out in {"torch": by_torch, "headwise": by_headwise}.items():
-    print(f"{name:9} keys seen by the two queries: {(out[0, 0] > 0).sum(-1).tolist()}")
+    print(f"{name:9} keys visible to the two queries: {(out[0, 0] > 0).sum(-1).tolist()}")
 
-# %% question: Two new words look at five, both calls say "causal". Why does torch's kernel let the last word see 2 keys and headwise 5?
-# Causal means "no later key", and with T = 2 and S = 5 it must be said which query stands beside which key. torch's
-# `is_causal` puts the *first* query beside the first key, headwise the *last* beside the last, as generation needs
-# it: the new words come at the end. With T = S both are the same, so a test with equal lengths never sees it.
+# %% question: Two new words attend to five, and both calls are causal. Why can the last word attend to 2 keys in torch's kernel and to 5 in headwise?
+# Causal means "no later key". With T = 2 and S = 5, one must also say which query is at the position of which
+# key. torch's `is_causal` aligns the *first* query with the first key, headwise the *last* query with the
+# last key, as generation needs it, where new words come at the end. With T = S both are the same, so a test
+# with equal lengths does not show the difference.
 
 # %% question: In float32 the five outputs differ in the last digits. Which one is right?
-# None exactly: they add the same numbers in different orders, and each order rounds differently. That is why the
-# proof is done in float64, where the differences shrink with the rounding, to about $10^{-16}$. A mistake does not
-# shrink: it is as large in float64 as in float32.
-
-# %% [markdown]
-# **Next:** whatever the spelling, there were always several heads; lesson 12 asks why not one wide one.
+# None exactly: they add the same numbers in different orders, and each order rounds differently. That is why
+# we compare in float64, where such differences shrink to about $10^{-16}$. A mistake does not shrink: it is
+# as large in float64 as in float32.

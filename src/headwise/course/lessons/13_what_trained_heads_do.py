@@ -1,16 +1,16 @@
 """What trained heads do.
 
-idea: a few heads earn a name by what is measured of them, and one that looks at the first token may rest
+idea: measured scores give a few heads a name; a head that attends to the first token may be doing nothing
 minutes: 10
 level: data scientist
 repairs: causal shows the next; causal flipped; causal only in training
 """
 
 # %% [markdown]
-# Nobody tells a head what to do. What did the 32 heads of mini, 4 layers of 8, make of that? Here mini reads
-# a text that it never saw. A label is given for a measured score above a stated threshold
-# (`headwise.heads.LABELS`), for example *previous-token*: half of the weight and more lies on the token just
-# before.
+# No head is told what to do. What do the 32 heads of mini (4 layers of 8) do after training? The next cell
+# runs mini on a text that is not in its training data. headwise gives a head a label if a measured score is
+# above a threshold (`headwise.heads.LABELS`). *previous-token*, for example, means that at least half of the
+# weight is on the token just before.
 
 # %%
 from collections import Counter
@@ -34,104 +34,109 @@ assert labels["mixed"] > 16 and labels["self"] == labels["previous-token"] == 2 
 heads.plot()
 
 # %% [markdown]
-# Some look evenly at everything, two at the token itself, one at punctuation, some near by, two at the token
-# before (1.5 and 2.1: layer and head, both counted from 0). Most are *mixed*: they do a little of several
-# things, and no name would be honest. Nothing here says "syntax" or "meaning".
+# Some heads attend almost evenly to all tokens, two to the token itself, one to punctuation, some to nearby
+# tokens, and two to the token before (1.5 and 2.1: layer and head, both counted from 0). Most are *mixed*:
+# they do a little of several things, so no name would be right. No label says "syntax" or "meaning".
 #
 # ## Heads that copy
-# Give mini random tokens, and then the same tokens again. The first time nothing can be guessed. The second
-# time all there is to do is to copy, and whoever copies must look at *what followed when this token was said
-# before*: a stripe.
+# We give mini random tokens, and then the same tokens again. The first copy cannot be predicted. The second
+# can only be predicted by copying. A head that copies must attend to *the token that followed the earlier
+# occurrence of the current token*. In the plot of its weights, these form a stripe.
 
 # %%
 torch.manual_seed(1)
-P = 32  # tokens that are said twice
-said = 300 + torch.randperm(2772)[: 3 * P].view(3, P)  # [B=3, P]: no token twice
-twice = torch.cat([said, said], dim=1)  # [B=3, T=64]
-with torch.no_grad(), hw.watch(model) as copying:
-    model(twice)
-for head in copying.find("induction"):
+P = 32  # length of the part that is repeated
+tokens = 300 + torch.randperm(2772)[: 3 * P].view(3, P)  # [B=3, P]: no token occurs twice
+repeated = torch.cat([tokens, tokens], dim=1)  # [B=3, T=64]
+with torch.no_grad(), hw.watch(model) as repeated_heads:
+    model(repeated)
+for head in repeated_heads.find("induction"):
     print(f"{head.layer}.{head.head} induction: {head.score:.2f} of its weight on the stripe")
-before = [(head.layer, head.head) for head in copying.find("previous-token")]
-print("previous-token heads:", before)
-assert [(head.layer, head.head) for head in copying.find("induction")] == [(3, 0), (3, 6)]
-assert set(before) == {(1, 5), (2, 1)}
+previous = [(head.layer, head.head) for head in repeated_heads.find("previous-token")]
+print("previous-token heads:", previous)
+assert [(head.layer, head.head) for head in repeated_heads.find("induction")] == [(3, 0), (3, 6)]
+assert set(previous) == {(1, 5), (2, 1)}
 
 # %%
 from matplotlib import pyplot
 
 future = torch.ones(2 * P, 2 * P).triu(1).bool()
 figure, panels = pyplot.subplots(1, 2, figsize=(9, 4.3), layout="constrained")
-shown = {"2.1 looks at the token before": (2, 1), "3.0 looks at what followed last time": (3, 0)}
-for axes, (title, (layer, head)) in zip(panels, shown.items(), strict=True):
-    weights = copying[layer].map.dense()[0, head].masked_fill(future, float("nan"))  # [T, T]
+titles = {"2.1 attends to the token before": (2, 1), "3.0 attends to the token that followed": (3, 0)}
+for axes, (title, (layer, head)) in zip(panels, titles.items(), strict=True):
+    weights = repeated_heads[layer].map.dense()[0, head].masked_fill(future, float("nan"))  # [T, T]
     axes.set_facecolor("#e8ebf0")
     axes.imshow(weights**0.5, cmap="PuRd", vmin=0, vmax=1)
     axes.axhline(P - 0.5, color="grey", linewidth=0.8, linestyle=":")
     axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("key (is looked at); darker: more weight")
-panels[0].set_ylabel("query (looks); below the line: said again")
+    axes.set_xlabel("key; darker: more weight")
+panels[0].set_ylabel("query; below the line: second copy")
 
 # %% [markdown]
-# Is this what the heads are *for*? Switch them off and see what is lost where something is said again. Beside
-# them two heads of the same layers that are of no such kind.
+# Do the predictions depend on these heads? We switch them off and measure the loss on the second copy. For
+# comparison, we switch off two other heads of the same layers.
 
 
 # %%
 def losses(off=()):
+    """Return the mean loss on the first and on the second copy."""
     with torch.no_grad(), hw.ablate(model, off):
-        logits = model(twice)  # [B, T, vocabulary]
-    each = torch.nn.functional.cross_entropy(logits[:, :-1].mT, twice[:, 1:], reduction="none")  # [B, T - 1]
-    return float(each[:, : P - 1].mean()), float(each[:, P:].mean())
+        logits = model(repeated)  # [B, T, vocabulary]
+    loss = torch.nn.functional.cross_entropy(
+        logits[:, :-1].mT, repeated[:, 1:], reduction="none"
+    )  # [B, T - 1]
+    return float(loss[:, : P - 1].mean()), float(loss[:, P:].mean())
 
 
 def stripe(off=()):
-    with torch.no_grad(), hw.ablate(model, off), hw.watch(model) as seen:
-        model(twice)
-    return float(hw.heads.induction_stripe(seen[3].map, P)[:, 0].mean())
+    """Return how much weight head 3.0 has on the stripe."""
+    with torch.no_grad(), hw.ablate(model, off), hw.watch(model) as watched:
+        model(repeated)
+    return float(hw.heads.induction_stripe(watched[3].map, P)[:, 0].mean())
 
 
-kinds = {
+groups = {
     "none": [],
     "induction 3.0, 3.6": [(3, 0), (3, 6)],
     "two others 3.1, 3.3": [(3, 1), (3, 3)],
-    "previous-token 1.5, 2.1": before,
+    "previous-token 1.5, 2.1": previous,
     "two others 1.6, 2.7": [(1, 6), (2, 7)],
 }
-lost = {name: losses(off) for name, off in kinds.items()}
-for name, (first, again) in lost.items():
-    print(f"off: {name:24} loss {first:5.2f} the first time, {again:5.2f} again")
-whole, without = stripe(), stripe(before)
-print(f"the stripe of 3.0: {whole:.2f}, without the previous-token heads {without:.2f}")
-assert lost["induction 3.0, 3.6"][1] > lost["none"][1] + 3 > lost["two others 3.1, 3.3"][1] + 2
-assert lost["previous-token 1.5, 2.1"][1] > lost["none"][1] + 3 > lost["two others 1.6, 2.7"][1] + 2
-assert without < 0.3 * whole
+results = {name: losses(off) for name, off in groups.items()}
+for name, (first, second) in results.items():
+    print(f"off: {name:24} loss {first:5.2f} on the first copy, {second:5.2f} on the second")
+intact, without = stripe(), stripe(previous)
+print(f"weight of 3.0 on the stripe: {intact:.2f}; without the previous-token heads: {without:.2f}")
+assert results["induction 3.0, 3.6"][1] > results["none"][1] + 3 > results["two others 3.1, 3.3"][1] + 2
+assert results["previous-token 1.5, 2.1"][1] > results["none"][1] + 3 > results["two others 1.6, 2.7"][1] + 2
+assert without < 0.3 * intact
 
 # %% [markdown]
-# Without the two induction heads copying is all but gone; without two others it is not. And without the
-# *previous-token* heads the induction heads no longer find their place. The source repository has longer
-# probes (`python -m studies.probes`): there the loss rises from 8.08 to 12.67 without the previous-token
-# heads; with two others of their layers off it is 8.13 on average, and none of 20 draws is as bad. The two
-# kinds work together, over layers:
+# Without the two induction heads mini hardly copies any more; without two other heads it does. Without the
+# *previous-token* heads, the induction heads no longer find the right token. The source repository measures
+# this on longer sequences (`python -m studies.probes`): there the loss on the second copy rises from 8.08 to
+# 12.67 without the previous-token heads. With two other heads of their layers off, the mean is 8.13 over 20
+# draws, and no draw is as bad. Both kinds work together, across layers:
 #
-# 1. a previous-token head writes into each token which token stood before it;
-# 2. a later head asks: *before whom did I stand last time?* Its query is the token, its keys are those notes.
+# 1. A previous-token head writes into each token which token came before it.
+# 2. A head of a later layer searches for that: its query is the current token, its keys contain the token
+#    before each position. So it attends to the token that followed the last occurrence of the current token.
 #
-# A head of layer 3 can only ask this because a head of layer 1 or 2 has answered. It is the best known
-# circuit of language models, and here it is, in four million parameters.
+# The head in layer 3 needs the result of a head in layer 1 or 2. This is the best known circuit of language
+# models, here in a model of four million parameters.
 #
-# ## How it came about
-# Twenty checkpoints of mini's training were kept and measured:
+# ## How the heads developed
+# headwise contains measurements of twenty checkpoints of mini's training:
 
 # %%
 life = hw.models.specialisation()
-for name, least in (("previous", 0.5), ("induction_stripe", 0.4)):
-    when = life.when(name, least)
-    print(f"{name} of {least} and more: first at step {when.step:,}, head {when.layer}.{when.head}")
+for name, threshold in (("previous", 0.5), ("induction_stripe", 0.4)):
+    event = life.when(name, threshold)
+    print(f"{name} >= {threshold}: first at step {event.step:,}, head {event.layer}.{event.head}")
 assert life.when("previous", 0.5).step < life.when("induction_stripe", 0.4).step
 
 figure, axes = pyplot.subplots(figsize=(7.5, 3.4), layout="constrained")
-for layer, head in before:
+for layer, head in previous:
     axes.plot(life.steps, life.scores("previous")[:, layer, head], color="#1c2c9b")
 for head in (0, 6):
     axes.plot(life.steps, life.scores("induction_stripe")[:, 3, head], color="#11863f")
@@ -140,34 +145,34 @@ axes.annotate("induction: 3.0, 3.6", (1900, 0.25), color="#11863f")
 axes.set_xscale("symlog", linthresh=50)
 axes.set_xlim(0, 8000)
 axes.set_xticks([0, 50, 250, 1000, 8000], ["0", "50", "250", "1,000", "8,000"])
-axes.set_xlabel("steps of training")
-axes.set_ylabel("weight where their kind looks")
-axes.set_title("First the heads that look next door, then those that copy", loc="left", fontsize=11)
+axes.set_xlabel("training steps")
+axes.set_ylabel("score of the head")
+axes.set_title("Previous-token heads develop before induction heads", loc="left", fontsize=11)
 axes.spines[["top", "right"]].set_visible(False)
 
 assert len(life.steps) == 20
-at_first, at_last = (Counter(label for layer in life.labels[n] for label in layer) for n in (0, -1))
-assert at_first["broad"] == 32 and at_last[None] > 16  # None: no label was earned
+first_labels, last_labels = (Counter(label for layer in life.labels[n] for label in layer) for n in (0, -1))
+assert first_labels["broad"] == 32 and last_labels[None] > 16  # None: no label
 
 # %% [markdown]
-# Heads that look next door come first; heads that copy come after, since they need the others. (`life.plot()`
-# draws every head, and how many have which label: all begin *broad*, and most never get another name.)
+# Previous-token heads develop first. Induction heads follow, since they need them. (`life.plot()` draws every
+# head, and how many heads have which label: all begin as *broad*, and most never get another name.)
 #
-# ## Heads that rest
-# In the prose above 3.0 has another label: *sink*. Most of its weight lies on the first token, which tells
-# nothing about most words. The same head copies, as we have just seen. Where does it look if there is nothing
-# to copy? The picture of 3.0 tells already: above the line, a dark first column.
+# ## Heads that do nothing
+# In the prose above, head 3.0 has a different label: *sink*. Most of its weight is on the first token, which
+# says nothing about most words. The same head copies repeated tokens. What does it attend to when there is
+# nothing to copy? The plot of 3.0 shows it: above the line, the first column is dark.
 
 # %%
-first = copying[3].map.dense()[:, 0, :, 0]  # [B, T]: what head 3.0 gives to the first key
-resting, busy = float(first[:, 1:P].mean()), float(first[:, P:].mean())
-print(f"3.0 on the first token: {resting:.2f} while there is nothing to copy, {busy:.2f} where there is")
+first_key = repeated_heads[3].map.dense()[:, 0, :, 0]  # [B, T]: weight of head 3.0 on the first key
+first_copy, second_copy = float(first_key[:, 1:P].mean()), float(first_key[:, P:].mean())
+print(
+    f"weight of 3.0 on the first token: {first_copy:.2f} in the first copy, {second_copy:.2f} in the second"
+)
 
 prose = next(head for head in heads.all() if (head.layer, head.head) == (3, 0))
 weight, written = prose.values["first"], prose.values["written_first"]
-print(
-    f"in the prose: {weight:.2f} of its weight lies there, {written:.2f} of what it writes comes from there"
-)
+print(f"in the prose: {weight:.2f} of its weight, {written:.2f} of its output are from the first token")
 
 
 def prose_loss(off=()):
@@ -176,25 +181,25 @@ def prose_loss(off=()):
     return float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
 
 
-idle, copies = prose_loss([(3, 0)]) - prose_loss(), losses([(3, 0)])[1] - lost["none"][1]
-print(f"3.0 off: the loss rises by {idle:.2f} in the prose, by {copies:.2f} where something is said again")
-assert prose.label.name == "sink" and resting > 3 * busy
-assert written < 0.5 * weight < 0.5 and copies > 20 * idle
+rise_prose, rise_copy = prose_loss([(3, 0)]) - prose_loss(), losses([(3, 0)])[1] - results["none"][1]
+print(f"3.0 off: the loss rises by {rise_prose:.2f} in the prose, by {rise_copy:.2f} on the second copy")
+assert prose.label.name == "sink" and first_copy > 3 * second_copy
+assert written < 0.5 * weight < 0.5 and rise_copy > 20 * rise_prose
 
 # %% [markdown]
-# A row of weights sums to 1, whether there is something to look for or not: softmax cannot say "nothing". So
-# a head that finds nothing needs a place to look at that does no harm. The first token is such a place,
-# everybody can see it, and here its value is small: much weight, little written, next to nothing lost without
-# it. **This sink is a head at rest**, and a head that rests in one text may be the one that all hangs on in
-# the next.
+# A row of weights always sums to 1: softmax cannot express "nothing". So a head that finds nothing needs a
+# key that does no harm. The first token is such a key: it is visible to every query, and here its value is
+# small. It gets much weight, contributes little to the output, and switching the head off costs almost
+# nothing. **Such a sink is a head with nothing to do in this text.** In another text, the predictions may
+# depend on the same head.
 #
-# In larger models it is common. On a text like this one 61 of the 270 heads of SmolLM2-135M are sinks, more
-# than have all other labels together. MiniLM-L6, which reads both ways, has special tokens, [CLS] and [SEP]:
-# 3 of its 72 heads rest most of their weight there (`python -m studies.claims`). But weight alone does not
-# tell who rests: what a head writes and what is lost without it do.
+# Sinks are common in larger models. On a text like this one 61 of the 270 heads of SmolLM2-135M are sinks,
+# more than all other labels together. MiniLM-L6, which is not causal, has special tokens, [CLS] and [SEP]: 3
+# of its 72 heads put most of their weight there (`python -m studies.claims`). But the weights alone do not
+# show that a head does nothing. Its contribution to the output does, and the loss without it.
 
 # %% exercise: CausalSelfAttention
-"""Self-attention as in mini: no token sees a later one."""
+"""Self-attention as in mini: no token attends to a later one."""
 
 import torch
 from torch import Tensor, nn
@@ -218,12 +223,12 @@ class CausalSelfAttention(nn.Module):
         return x.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each position mixes itself and what came before."""
-        raise NotImplementedError  # scores, hide the future, softmax, mix, join, project
+        """Each position attends to itself and to earlier positions."""
+        raise NotImplementedError  # scores, hide the future, softmax, values, merge, project
 
 
 # %% solution
-"""Self-attention as in mini: no token sees a later one."""
+"""Self-attention as in mini: no token attends to a later one."""
 
 import torch
 from torch import Tensor, nn
@@ -247,27 +252,23 @@ class CausalSelfAttention(nn.Module):
         return x.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each position mixes itself and what came before."""
+        """Each position attends to itself and to earlier positions."""
         B, T, d_model = x.shape
         q, k, v = self.split(self.W_q(x)), self.split(self.W_k(x)), self.split(self.W_v(x))
         scores = q @ k.transpose(-2, -1) / self.d_k**0.5  # [B, H, T, T]
-        past = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()  # [T, T]: row t sees 0 to t
+        past = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()  # [T, T]: row t attends to 0 .. t
         weights = scores.masked_fill(~past, float("-inf")).softmax(dim=-1)  # [B, H, T, T]
-        joined = (weights @ v).transpose(1, 2).reshape(B, T, d_model)  # [B, T, d_model]
-        return self.W_o(joined)
+        merged = (weights @ v).transpose(1, 2).reshape(B, T, d_model)  # [B, T, d_model]
+        return self.W_o(merged)
 
 
 # %% question: Why can a model with a single layer have no induction head?
-# The head must find a token by *what stood before it*, and the keys of the first layer are made of the token
-# itself and its place alone. Some head must first have written into each token who stood before it; only a
-# later layer can read that. So it takes two layers, and a previous-token head in the earlier one.
+# An induction head must find a token by *the token before it*. In the first layer, the keys contain only each
+# token itself and its position. Another head must first write into each token which token came before it, and
+# only a later layer can read that. So it takes two layers, with a previous-token head in the earlier one.
 
 # %% question: A head puts two thirds of its weight on the first token. Is it useless, and how would you find out?
-# Not from the weights. Ask what it writes (in mini's 3.0 the first token has most of the weight, and less
-# than half of what is written), and above all switch it off on *several kinds* of text: 3.0 is hardly missed
-# in prose and is the one that counts as soon as something is said twice. And look whether its label changes
-# from text to text.
-
-# %% [markdown]
-# The next lesson takes the sentences that course pages say about heads, one by one, and holds each against
-# numbers.
+# The weights alone cannot say. Measure its contribution to the output (in mini's 3.0, the first token has
+# most of the weight but gives less than half of the output). Above all, switch the head off on *several
+# kinds* of text: without 3.0 the loss hardly rises in prose, but rises strongly where tokens are repeated.
+# And check whether its label changes from text to text.

@@ -1,6 +1,6 @@
 """Claims tested.
 
-idea: a claim about a head is worth what is left of it beside the simplest rule, other sentences and a switch
+idea: test a claim about a head against a simple rule, on other sentences, and by switching the head off
 minutes: 10
 level: product manager
 repairs: weights transposed before v; softmax over heads; dropout in eval
@@ -8,16 +8,15 @@ repairs: weights transposed before v; softmax over heads; dropout in eval
 
 # %% [markdown]
 # *Head 1 does syntax. The subject attends to its verb. 8 heads are common. If one fails, others compensate.*
-# Course pages say such things, kindly meant, and nobody measures them. Here they are measured. Three
-# questions sort most claims:
+# Courses say such things without measuring them. This lesson measures them. Three questions decide most
+# claims:
 #
-# 1. Does the head do better than **the simplest rule** that needs no model, such as "the nearest noun
-#    before"?
-# 2. Does it do so in **other sentences** than the one it was found in?
-# 3. Is something lost when it is **switched off**? (Lessons 12 and 13.)
+# 1. Is the head better than **the simplest rule** that needs no model, such as "the nearest noun before"?
+# 2. Is it so in **other sentences** than those in which it was found?
+# 3. Does the loss rise when it is **switched off**? (Lessons 12 and 13.)
 #
 # ## "Head 1 is syntax"
-# Shuffle the heads of mini, in every layer, each with its part of all four projections:
+# We shuffle the heads of mini in every layer, each with its part of all four projections:
 
 # %%
 import copy
@@ -34,50 +33,51 @@ torch.manual_seed(0)
 shuffled = copy.deepcopy(model)
 for layer in shuffled.modules():
     if isinstance(layer, hw.MultiHeadAttention):
-        rows = (
-            torch.arange(256).view(8, 32)[torch.randperm(8)].flatten()
-        )  # 8 heads of 32 channels, in a new order
-        for part in (layer.q_proj, layer.k_proj, layer.v_proj):
-            part.weight.data = part.weight.data[rows]
+        rows = torch.arange(256).view(8, 32)[torch.randperm(8)].flatten()  # 8 heads of 32 channels, shuffled
+        for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+            projection.weight.data = projection.weight.data[rows]
         layer.out_proj.weight.data = layer.out_proj.weight.data[:, rows]
 with torch.no_grad():
-    apart = (model(ids) - shuffled(ids)).abs().max()
-print(f"largest difference in what mini says: {apart:.0e}")
-assert apart < 1e-3
+    difference = (model(ids) - shuffled(ids)).abs().max()
+print(f"largest difference of the logits: {difference:.0e}")
+assert difference < 1e-3
 
 # %% [markdown]
-# The same model. "Head 1" is a place in memory: the number says nothing, and is another one in the next
-# training. One can ask whether *some* head does syntax.
+# The shuffled model computes the same. The number of a head says nothing; in another training run it would be
+# different. One can only ask whether *some* head does syntax.
 #
 # ## "The subject attends to its verb"
-# The page draws an arrow between *cat* and *ran* in this very sentence. mini reads forwards only, so ask from
-# *ran*. Is there a head that looks at *cat* more than at any other word before it?
+# A course page draws an arrow between *cat* and *ran* in this sentence. mini is causal, so we ask from *ran*:
+# is there a head that attends to *cat* more than to any other earlier word?
 
 # %%
 words = sentence.split()
 spans = tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
-of_word = torch.tensor([len(sentence[:end].split()) - 1 if end > start else -1 for start, end in spans])
-member = (of_word == torch.arange(len(words))[:, None]).float()  # [words, T]: which tokens make up a word
+word_of_token = torch.tensor([len(sentence[:end].split()) - 1 if end > start else -1 for start, end in spans])
+member = (word_of_token == torch.arange(len(words))[:, None]).float()  # [words, T]: the tokens of each word
 ran = words.index("ran")
 
 with torch.no_grad(), hw.watch(model) as heads:
     model(ids)
 weights = torch.stack([heads[layer].map.dense()[0] for layer in range(4)])  # [L, H, T, T]
-looks = (member[ran] / member[ran].sum()) @ weights @ member[:ran].T  # [L, H, words before]: from "ran"
-looks = looks.flatten(0, 1) / looks.flatten(0, 1).sum(-1, keepdim=True)  # [32, words before]: shares of 1
-favourite = looks.argmax(dim=-1)  # [32]: the word each head looks at most
-strongest = {word: int(looks[:, place].argmax()) for place, word in enumerate(words[:ran])}
-for place, (word, head) in enumerate(strongest.items()):
-    count = int((favourite == place).sum())
+word_weights = (
+    (member[ran] / member[ran].sum()) @ weights @ member[:ran].T
+)  # [L, H, words before]: from "ran"
+word_weights = word_weights.flatten(0, 1)  # [32, words before]
+word_weights = word_weights / word_weights.sum(-1, keepdim=True)  # [32, words before]: each row sums to 1
+top_word = word_weights.argmax(dim=-1)  # [32]: the word to which each head attends most
+top_head = {word: int(word_weights[:, i].argmax()) for i, word in enumerate(words[:ran])}
+for i, (word, head) in enumerate(top_head.items()):
+    count = int((top_word == i).sum())
     print(
-        f"{word:10} favourite of {count:2}; most of all of {head // 8}.{head % 8}: {looks[head, place]:.2f}"
+        f"{word:10} first for {count:2} heads; most for {head // 8}.{head % 8}: {word_weights[head, i]:.2f}"
     )
-assert set(favourite.tolist()) == set(range(ran)) and strongest["cat"] == 1 * 8 + 7
+assert set(top_word.tolist()) == set(range(ran)) and top_head["cat"] == 1 * 8 + 7
 
 # %% [markdown]
-# There is such a head, 1.7 (layer 1, head 7, both counted from 0). But *every* word before has its head. Of
-# 32 heads some looks at whatever you like to claim, and one sentence cannot tell a finding from a choice. So
-# take many sentences, whose grammar is known, choose the head on one half of them and judge it on the other:
+# There is such a head, 1.7 (layer 1, head 7, both counted from 0). But *every* earlier word has such a head.
+# Among 32 heads there is one for any claim, and one sentence cannot separate a finding from a selection. So
+# we take many sentences with known grammar, choose the head on one half of them, and measure it on the other:
 
 # %%
 roles = hw.roles(model, tokenizer, progress=False)
@@ -88,14 +88,14 @@ print(f'"{best.rule}", which needs no model: {best.rules[best.rule]:.2f}')
 assert not best.found and roles.scores["verb > subject"][1, 7] < 0.1
 
 # %% [markdown]
-# That is the first question, and it is a hard one. Six relations in three models: a mark is the best head,
-# the grey bar the best rule that needs no model. The shares of MiniLM-L6 and SmolLM2-135M are those of
-# `python -m studies.pages` in the source repository; mini's are measured here.
+# The head is worse than the simplest rule. The plot shows six relations in three models. A marker is the best
+# head, the grey bar the best rule that needs no model. The numbers of MiniLM-L6 and SmolLM2-135M are from
+# `python -m studies.pages` in the source repository; those of mini are computed here.
 
 # %%
 from matplotlib import pyplot
 
-elsewhere = {  # relation: MiniLM-L6, SmolLM2-135M
+other_models = {  # relation: MiniLM-L6, SmolLM2-135M
     "verb > subject": (0.48, 0.77),
     "noun > adjective": (0.55, 0.82),
     "relative pronoun > antecedent": (0.65, 0.91),
@@ -104,45 +104,42 @@ elsewhere = {  # relation: MiniLM-L6, SmolLM2-135M
     "noun > earlier related noun": (0.94, 0.83),
 }
 figure, axes = pyplot.subplots(figsize=(8.5, 3.8), layout="constrained")
-rules = [max(roles[name].rules.values()) for name in elsewhere]
-axes.barh(range(6), rules, color="#d9dce2", label="the best rule without a model")
+rules = [max(roles[name].rules.values()) for name in other_models]
+axes.barh(range(6), rules, color="#d9dce2", label="best rule without a model")
 columns = {
-    "mini": ([roles[name].share for name in elsewhere], "#b06a00", "s"),
-    "MiniLM-L6": ([shares[0] for shares in elsewhere.values()], "#1c2c9b", "o"),
-    "SmolLM2-135M": ([shares[1] for shares in elsewhere.values()], "#a6306f", "D"),
+    "mini": ([roles[name].share for name in other_models], "#b06a00", "s"),
+    "MiniLM-L6": ([numbers[0] for numbers in other_models.values()], "#1c2c9b", "o"),
+    "SmolLM2-135M": ([numbers[1] for numbers in other_models.values()], "#a6306f", "D"),
 }
-for title, (shares, colour, marker) in columns.items():
-    axes.plot(shares, range(6), marker, color=colour, label=title)
-axes.set_yticks(range(6), list(elsewhere))
+for title, (accuracies, colour, marker) in columns.items():
+    axes.plot(accuracies, range(6), marker, color=colour, label=title)
+axes.set_yticks(range(6), list(other_models))
 axes.invert_yaxis()
 axes.set_xlim(0, 1.02)
-axes.set_xlabel("share of cases in which the best head looks at the right word")
-axes.set_title("A finding is a mark 0.15 and more to the right of its bar", loc="left", fontsize=11)
+axes.set_xlabel("fraction of cases in which the best head attends to the right word")
+axes.set_title("Found: the marker is 0.15 or more to the right of the bar", loc="left", fontsize=11)
 axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
-# Pronouns, relative clauses, related nouns: larger models have heads for them. Subject and verb, the example
-# on every page: not found, in any of the three. mini, the smallest, has no head for any of them. It has other
-# talents.
+# The larger models have heads for pronouns, relative clauses and related nouns. For subject and verb, the
+# usual example, none of the three has one. mini, the smallest, has no head for any of the six.
 #
 # ## "At least one head can focus on distant tokens"
-# mini cannot follow a pronoun, but it can copy: 150 random tokens, said twice. How much weight do its heads
-# put exactly 149 tokens back, at what followed last time?
+# mini has no head for pronouns, but it can copy. We repeat 150 random tokens once. How much weight do its
+# heads put exactly 149 tokens back, on the token that followed last time?
 
 # %%
-said = 300 + torch.randperm(2772)[None, :150]  # [B=1, P=150]
-with torch.no_grad(), hw.watch(model, patterns=False, statistics=()) as far:
-    model(torch.cat([said, said], dim=1))
-stripe = hw.heads.induction_stripe(far[3].map, 150)[0]  # [H=8], layer 3
-print(
-    f"head 3.{int(stripe.argmax())}: {stripe.max():.2f}; looking evenly it would be less than {1 / 150:.3f}"
-)
+tokens = 300 + torch.randperm(2772)[None, :150]  # [B=1, P=150]
+with torch.no_grad(), hw.watch(model, patterns=False, statistics=()) as repeated_heads:
+    model(torch.cat([tokens, tokens], dim=1))
+stripe = hw.heads.induction_stripe(repeated_heads[3].map, 150)[0]  # [H=8], layer 3
+print(f"head 3.{int(stripe.argmax())}: {stripe.max():.2f}; uniform attention: less than {1 / 150:.3f}")
 assert int(stripe.argmax()) == 0 and stripe.max() > 0.3
 
 # %% [markdown]
 # ## "8 heads is common"
-# Counted in the models whose sizes headwise knows:
+# We count in the models whose sizes headwise knows:
 
 # %%
 from collections import Counter
@@ -154,11 +151,11 @@ print(f"of {len(PRESETS)}:", ", ".join(f"{number} have {heads}" for heads, numbe
 assert counts[8] == 4 and counts[32] == 8 and len(PRESETS) == 36
 
 # %% [markdown]
-# 8 is what the paper of 2017 had.
+# 8 is the number in the paper of 2017.
 #
-# ## All of them
-# What is not measured above is from `python -m studies.claims`: the head's number, and beside it the simplest
-# rule or the same model with random weights.
+# ## All claims
+# What is not measured above is from `python -m studies.claims`. Each number has beside it the simplest rule,
+# or the same model with random weights.
 #
 # | the page says | measured | in | verdict |
 # |---|---|---|---|
@@ -169,36 +166,36 @@ assert counts[8] == 4 and counts[32] == 8 and len(PRESETS) == 36
 # | | verb > subject 0.77; the nearest noun before: 0.79 | SmolLM2-135M | **not found** |
 # | | verb > subject 0.36; the nearest noun before: 0.79 | mini | **not found** |
 # | adjective and noun | 0.73; two words on: 0.43 | MiniLM-L6 | **holds in part**: from adjective to noun |
-# | pronoun and whom it means | 0.97; the first noun: 0.50 | MiniLM-L6 | **holds** |
+# | pronoun and its antecedent | 0.97; the first noun: 0.50 | MiniLM-L6 | **holds** |
 # | adjacent words | head 2.1 puts 0.92 on the token before; random weights: 0.03 | mini | **holds** |
 # | at least one head can focus on distant tokens | pronouns 5 words away and more: 0.98 of 60 cases | MiniLM-L6 | **holds** |
-# | each head learns a different pattern | two heads of a layer differ by 0.342 nats; random weights: 0.029 | mini | **holds in part**: there are twins |
-# | | heads with a label that says where they look: 10 of 32 | mini | most have no name |
+# | each head learns a different pattern | two heads of a layer differ by 0.342 nats; random weights: 0.029 | mini | **holds in part**: some pairs do the same |
+# | | heads with a label that says what the head attends to: 10 of 32 | mini | most have no name |
 # | | 7 of 270 | SmolLM2-135M | |
 # | a single head learns one kind of relation | 5 of 14 heads with a role have two or more | MiniLM-L6 | **wrong** |
-# | if one head fails, others compensate | 3 together +0.17, added up +0.19; the worst alone +0.57 | mini | **wrong**, but for twins (lesson 12) |
-# | | 27 together +0.24, added up +0.21 | SmolLM2-135M | **holds in part** |
+# | if one head fails, others compensate | 3 together +0.17, sum of single costs +0.19; the largest single cost +0.57 | mini | **wrong**, except for heads that do the same (lesson 12) |
+# | | 27 together +0.24, sum of single costs +0.21 | SmolLM2-135M | **holds in part** |
 # | more heads = richer | loss with 1 to 32 heads: 2.795, 2.775, 2.752, 2.771, 2.839, 2.944 | six models of one size | **up to 4**, not beyond (lesson 12) |
 # | 8 heads is common | 4 of 36; 32 heads: 8 of 36 | presets | **holds in part** |
 # | each head has d_model / h channels | 30 of 36 | presets | **holds in part** |
-# | all heads compute simultaneously | one off: the others of its layer change by 0, those of later layers do | mini | **within a layer** |
+# | all heads compute simultaneously | one off: the others of its layer change by 0, those of later layers do change | mini | **within a layer** |
 #
-# None of this makes heads less useful. Attention works, many heads work, and some can be named. It is only
-# that the names have to be earned, and most heads have not earned one. A verdict is about one model and one
-# way to ask: "not found" is not "cannot be".
+# Attention works, several heads are useful, and some heads can be named. But a name needs a measurement, and
+# most heads have none. A verdict is about one model and one way of measuring: "not found" does not mean
+# "impossible".
 #
-# To test a claim about a module of your own you need its weights, head by head, and a switch for every head.
-# That is the exercise.
+# To test a claim about your own module, you need the weights of each head, and a way to switch each head off.
+# The exercise adds both.
 
 # %% exercise: OpenAttention
-"""Attention whose heads can be seen and switched off."""
+"""Attention that returns the weights of each head and can switch heads off."""
 
 import torch
 from torch import Tensor, nn
 
 
 class OpenAttention(nn.Module):
-    """Multi-head attention that gives back the weights of every head."""
+    """Multi-head attention that returns the weights of every head."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -214,20 +211,20 @@ class OpenAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """query [B, T, d_model], key and value [B, S, d_model] -> output [B, T, d_model] and weights.
 
-        weights: [B, H, T, S]. mask: bool [B, 1, T, S], True where a key may be seen. off: heads that say 0.
+        weights: [B, H, T, S]. mask: bool [B, 1, T, S], True = may attend. off: heads whose output is set to 0.
         """
-        raise NotImplementedError  # as ever, and on the way: which heads are off?
+        raise NotImplementedError  # as in lesson 5, with the heads in `off` set to 0
 
 
 # %% solution
-"""Attention whose heads can be seen and switched off."""
+"""Attention that returns the weights of each head and can switch heads off."""
 
 import torch
 from torch import Tensor, nn
 
 
 class OpenAttention(nn.Module):
-    """Multi-head attention that gives back the weights of every head."""
+    """Multi-head attention that returns the weights of every head."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -248,7 +245,7 @@ class OpenAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """query [B, T, d_model], key and value [B, S, d_model] -> output [B, T, d_model] and weights.
 
-        weights: [B, H, T, S]. mask: bool [B, 1, T, S], True where a key may be seen. off: heads that say 0.
+        weights: [B, H, T, S]. mask: bool [B, 1, T, S], True = may attend. off: heads whose output is set to 0.
         """
         q, k, v = self.split(self.W_q(query)), self.split(self.W_k(key)), self.split(self.W_v(value))
         scores = q @ k.transpose(-2, -1) / self.d_k**0.5  # [B, H, T, S]
@@ -258,27 +255,25 @@ class OpenAttention(nn.Module):
         on = torch.ones(self.num_heads, 1, 1, dtype=v.dtype, device=v.device)  # [H, 1, 1]
         on[list(off)] = 0
         heads = on * (weights @ v)  # [B, H, T, d_k]
-        joined = heads.transpose(1, 2).flatten(2)  # [B, T, d_model]
-        return self.W_o(joined), weights
+        merged = heads.transpose(1, 2).flatten(2)  # [B, T, d_model]
+        return self.W_o(merged), weights
 
 
 # %%
 mha, x = OpenAttention(d_model=32, num_heads=4), torch.randn(2, 7, 32)
 with torch.no_grad():
-    output, seen = mha(x, x, x)
-    nobody, _ = mha(x, x, x, off=(0, 1, 2, 3))
-print(tuple(output.shape), tuple(seen.shape), "all off: the bias of W_o is left")
-assert torch.allclose(nobody, mha.W_o.bias.expand_as(nobody))
+    output, weights = mha(x, x, x)
+    all_off, _ = mha(x, x, x, off=(0, 1, 2, 3))
+print(tuple(output.shape), tuple(weights.shape), "all heads off: the output is the bias of W_o")
+assert torch.allclose(all_off, mha.W_o.bias.expand_as(all_off))
 
-# %% question: A slide shows a head that looks from "ran" to "cat" and says it has found the subject. What do you ask?
-# How many heads were there to choose from: among 32, every word before "ran" had its head. Does it do so in
-# sentences it was not chosen on: mini's 1.7 does not. Is it better than "the nearest noun before": no head of
-# three models was. And what is lost without it: what a head looks at is not yet what the model needs it for.
+# %% question: A slide shows a head that attends from "ran" to "cat" and says that it has found the subject. What do you ask?
+# How many heads were there to choose from? Among 32 heads, every word before "ran" had one. Does it attend to
+# the subject in sentences on which it was not chosen? mini's 1.7 does not. Is it better than "the nearest
+# noun before"? No head of the three models was. And does the loss rise without it? That a head attends to a
+# word does not mean that the model uses it.
 
-# %% question: MiniLM's best head finds the verb of a subject in 0.72 of all cases, and the noun of a relative pronoun in 0.65. Why is only the second called found?
-# A share is worth what it is beside the best rule that needs no model. The nearest verb after a subject is
-# its verb in 0.81 of these sentences: a head with 0.72 does worse than counting. For relative pronouns the
-# best rule, the word just before, has 0.33: a head with 0.65 knows something that the rule does not.
-
-# %% [markdown]
-# The next lesson turns to the heads of today's models, which share their keys and values.
+# %% question: MiniLM's best head finds the verb of a subject in 0.72 of all cases, and the noun of a relative pronoun in 0.65. Why does only the second count as found?
+# A head must be better than the best rule that needs no model. The nearest verb after a subject is its verb
+# in 0.81 of these sentences, so a head with 0.72 is worse than the rule. For relative pronouns the best rule,
+# the word just before, is right in 0.33: a head with 0.65 is clearly better.
