@@ -15,7 +15,7 @@ from headwise.examiner.evidence import Finding, Problem
 from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Named, Report
 from headwise.examiner.sandbox.learner import load, load_all_the_same
-from headwise.examiner.source.likely_classes import Cells, broken_cell, source_of, told_by_cell
+from headwise.examiner.source.likely_classes import Cells, broken_cell, number_by_cell, source_of
 
 ATTENTION = """class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, num_heads):
@@ -75,9 +75,9 @@ def test_magics_and_the_shell_are_blank_and_numbers_hold(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", r"week.ipynb is no JSON \(Expecting"),
-        ("[" * 100_000, r"is no JSON \("),
-        ("[1]", "week.ipynb is JSON of list; save it again"),
+        ("{", r"week.ipynb is not valid JSON \(Expecting"),
+        ("[" * 100_000, r"is not valid JSON \("),
+        ("[1]", "week.ipynb holds a JSON list instead of an object; save it again"),
         ('{"cells": 7}', "week.ipynb has no cells"),
         ('{"cells": [{"cell_type": "markdown", "source": "x"}]}', "week.ipynb has no cell with code"),
     ],
@@ -132,15 +132,15 @@ def test_a_name_that_nothing_defines_counts_where_the_attention_is(tmp_path: Pat
     assert f"{path.name}, cell 3, line 9" in str(report)
 
 
-def test_everything_a_report_says_of_lines_is_told_by_cell() -> None:
+def test_everything_a_report_says_of_lines_is_number_by_cell() -> None:
     named = Named("k", "t", "", "", ("", "", ""), "", "as in line 5", "line 4: so", 6, "text of line 4")
     report = Report("f", ok=False, summary="Line 5 is wrong", path="line 4.ipynb", faults=[named])
     report.problems = [Problem("call", "E", "said on line 5", 4)]
     report.findings = [Finding("f", "wrong", "in line 4", None, 5)]
     report.explained = ["See line 6."]
-    told_by_cell(report, Cells())
+    number_by_cell(report, Cells())
     assert report.summary == "Line 5 is wrong" and named.cell is None
-    told_by_cell(report, Cells((1, 4)))
+    number_by_cell(report, Cells((1, 4)))
     assert report.summary == "Cell 2, line 2 is wrong" and report.explained == ["See cell 2, line 3."]
     assert (named.cell, named.line, named.repair) == (2, 3, "as in cell 2, line 2")
     assert named.text == "text of line 4" and report.path == "line 4.ipynb"
@@ -149,7 +149,7 @@ def test_everything_a_report_says_of_lines_is_told_by_cell() -> None:
 
 
 @pytest.mark.slow
-def test_a_notebook_is_checked_and_its_fault_told_by_cell(tmp_path: Path, one_template: Template) -> None:
+def test_a_notebook_is_checked_and_its_fault_number_by_cell(tmp_path: Path, one_template: Template) -> None:
     cells = (
         "%pip install torch\n" + IMPORTS,
         "SCALE = lambda d: d ** 0.5",

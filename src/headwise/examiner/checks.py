@@ -120,7 +120,7 @@ def check_file(
     """
     from .marking.template import FORKS, Template
     from .several_classes import each_judged
-    from .source.likely_classes import line_of_name, source_of, told_by_cell
+    from .source.likely_classes import line_of_name, number_by_cell, source_of
 
     start, path = time.perf_counter(), Path(path)
     source, cells = source_of(path)
@@ -139,7 +139,7 @@ def check_file(
         report = _judged(path, name, source, cells, options, arguments, limits)
         _try_repairs(report, path, source, cells, options, arguments, limits)
     report.line = line_of_name(source, report.name)
-    told_by_cell(report, cells)
+    number_by_cell(report, cells)
     report.on_command_line = True
     report.seconds = time.perf_counter() - start
     return report

@@ -35,7 +35,7 @@ from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
 from .source.names import settings_under_main
 from .source.parsed import Place, methods_of, text_of, tree_of
-from .source.repairs import in_their_names
+from .source.repairs import in_learners_names
 
 OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
 THEIRS = {
@@ -223,7 +223,7 @@ def judge_whole(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Repor
     report.conventions = replace(evidence.conventions, words=_words(report, evidence))
     for named in (*report.faults, *report.remarks):
         if evidence.source is not None:
-            named.repair = in_their_names(named.repair, evidence, named.line, FAULTS.get(named.key))
+            named.repair = in_learners_names(named.repair, evidence, named.line, FAULTS.get(named.key))
     return report
 
 

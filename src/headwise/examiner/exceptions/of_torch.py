@@ -45,7 +45,7 @@ def counted(number: int, word: str) -> str:
 
 
 def _view(match: Match, place: Place) -> Said:
-    if place.says(r"transpose|permute|\.m?T\b|swapaxes"):
+    if place.matches(r"transpose|permute|\.m?T\b|swapaxes"):
         because = "transpose moves no numbers in memory, it only reads them in another order"
     else:
         because = (
@@ -100,14 +100,14 @@ def _invalid_shape(match: Match, place: Place) -> Said:
 
 def _must_match(match: Match, place: Place) -> Said:
     a, b, axis = match.groups()
-    if place.says("mask"):
+    if place.matches("mask"):
         return Said(
             f"the mask does not line up with the scores: axis {axis} is {a} on one side and {b} on the other "
             "(axes are lined up from the last one)",
             "give the mask the axes of the scores, [B, H, T, S]: mask[:, None, None, :] for a padding mask "
             "[B, S], mask[:, None] for [B, T, S]",
         )
-    if place.says("matmul|@|bmm") and place.says(r"transpose\(\s*[0-3]\s*,\s*[0-3]\s*\)"):
+    if place.matches("matmul|@|bmm") and place.matches(r"transpose\(\s*[0-3]\s*,\s*[0-3]\s*\)"):
         return Said(
             f"in a product all axes but the last two must agree, and axis {axis} is {a} in one and {b} "
             "in the other. The transpose on this line swaps other axes than the last two",
@@ -165,9 +165,9 @@ def _is_elementwise(node: ast.AST) -> bool:
 
 def _batch_product(match: Match, place: Place) -> Said:
     expected, got = match[1], match[2]
-    if not place.says(r"(?i)\b(k|key|keys)\b") and (said := _product_of_names(place)) is not None:
+    if not place.matches(r"(?i)\b(k|key|keys)\b") and (said := _product_of_names(place)) is not None:
         return said
-    if place.says(r"transpose|\.m?T\b|permute|swapaxes") or not place.says(r"(?i)\b(k|key|keys)\b"):
+    if place.matches(r"transpose|\.m?T\b|permute|swapaxes") or not place.matches(r"(?i)\b(k|key|keys)\b"):
         why, do = "the axes that are multiplied have different sizes", "print both shapes before this line"
     else:
         why = "the second tensor is multiplied as it is; for scores its last two axes must trade places"

@@ -530,7 +530,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     from ..dispatch import judge
     from ..marking.judge import before_running
     from ..sandbox.run import run_file
-    from ..source.likely_classes import likeliest, source_of, told_by_cell
+    from ..source.likely_classes import likeliest, number_by_cell, source_of
 
     source, cells = source_of(path)
     report = before_running(path, name, source, cells)
@@ -560,7 +560,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     diagnosis = diagnose(evidence)
     theirs = _theirs(evidence, diagnosis.faults)  # before the judgement, for which some are a design
     report = judge(evidence, diagnosis)
-    told_by_cell(report, cells)
+    number_by_cell(report, cells)
     return explain_evidence(evidence, theirs, report=report)
 
 

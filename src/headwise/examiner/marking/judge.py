@@ -26,7 +26,6 @@ from ..exceptions import explain
 from ..report import Named, Problem, Report
 from ..sandbox.verdicts import HEADER, LONGEST_MESSAGE, Outcome, hidden
 from ..source.likely_classes import (
-    GIVEN,
     SENTENCE,
     Cells,
     broken_cell,
@@ -249,11 +248,10 @@ def before_running(path: Path, name: str | None, source: str, cells: Cells) -> R
 
 
 def _matters(missing: Undefined, name: str | None, source: str) -> bool:
-    """In a notebook, what other cells lack is no matter of the attention; and some names are always there."""
+    """Return True if an undefined name of a notebook is within the definition that is to be checked."""
     wanted = (name or "").partition(".")[0]
-    found = [one for one in candidates(source) if not wanted or one.name == wanted][:1]
-    inside = any(one.first_line <= missing.line <= one.last_line for one in found)
-    return inside and missing.name not in GIVEN
+    checked = [each for each in candidates(source) if not wanted or each.name == wanted][:1]
+    return any(each.first_line <= missing.line <= each.last_line for each in checked)
 
 
 def serve(talk: int) -> NoReturn:

@@ -1,7 +1,7 @@
-"""The learner's own statement, mended: the smallest change to the line that has the fault.
+"""Repair a learner's own statement with the smallest change to the line that has the fault.
 
-A table from faults to what is changed in a statement. Where the statement lacks what is to be changed, the
-edit says nothing, and the repair of the library is told in the learner's names instead.
+A table of edits by fault. If a statement does not have what its edit changes, nothing is edited, and the
+fault's repair is written in the learner's names instead (repairs.py).
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import ast
 import copy
 from collections.abc import Callable
 
-from .parsed import expression
+from .parsed import expression, nodes
 
 Edit = Callable[[ast.stmt, dict[str, str]], ast.stmt | None]
-TURNS = ("transpose", "permute", "swapaxes", "swapdims")
+TRANSPOSES = ("transpose", "permute", "swapaxes", "swapdims")
 JOINS = ("reshape", "view", "flatten")
 LIBRARIES = {"torch", "F", "nn", "np", "nn.functional", "torch.nn.functional", "functional"}
 MINUS_INFINITY = 'float("-inf")'
 
 
-def mended(key: str, statement: ast.stmt, names: dict[str, str]) -> str | None:
-    """The statement without the fault, as text; None where there is no such edit, or nothing to change.
+def edited(key: str, statement: ast.stmt, names: dict[str, str]) -> str | None:
+    """Return the statement without the fault, as text; None if there is no edit or nothing to change.
 
     Args:
         key: of the fault.
-        statement: the learner's, one that has no body.
-        names: what the learner calls things: "query", "key", "value", "num_heads", "W_q", "W_o".
+        statement: of the learner.
+        names: the learner's names for "query", "key", "value", "num_heads", "W_q", "W_o".
     """
     edit = EDITS.get(key)
     if edit is None or hasattr(statement, "body"):
@@ -37,7 +37,7 @@ def mended(key: str, statement: ast.stmt, names: dict[str, str]) -> str | None:
 
 
 def plain(node: ast.AST) -> str:
-    """As Python prints it, without the brackets it puts around several values."""
+    """Return the code of a node, without the parentheses that `ast.unparse` puts around tuples."""
     if isinstance(node, ast.Module):
         return "\n".join(map(plain, node.body))
     text = ast.unparse(ast.fix_missing_locations(node))
@@ -48,24 +48,26 @@ def plain(node: ast.AST) -> str:
 
 
 class _Calls(ast.NodeTransformer):
-    """Calls of these names become what `change` makes of them; the others stay."""
+    """Replace the calls of functions with these names by the result of `change`."""
 
     def __init__(self, names: tuple[str, ...], change: Callable[[ast.Call], ast.expr]) -> None:
         self.names, self.change = names, change
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        return self.change(node) if any(one in called(node).lower() for one in self.names) else node
+        return self.change(node) if any(name in called(node).lower() for name in self.names) else node
 
 
 def called(node: ast.Call) -> str:
-    """The last name of what is called: "softmax" of F.softmax, torch.softmax and x.softmax."""
+    """Return the last part of the name that is called: "softmax" for F.softmax and x.softmax."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _on_calls(*names: str) -> Callable[[Callable[[ast.Call], ast.expr]], Edit]:
+    """Make an edit of a statement from a change of the calls with these names."""
+
     def edit(change: Callable[[ast.Call], ast.expr]) -> Edit:
-        def apply(statement: ast.stmt, given: dict[str, str]) -> ast.stmt | None:
+        def apply(statement: ast.stmt, learners_names: dict[str, str]) -> ast.stmt | None:
             return _Calls(names, change).visit(statement)
 
         return apply
@@ -78,7 +80,7 @@ def _is_library(node: ast.expr) -> bool:
 
 
 def _receiver(node: ast.Call) -> ast.expr | None:
-    """What the call works on: x of x.softmax(..) and of F.softmax(x, ..)."""
+    """Return the tensor that a call works on: x for x.softmax(..) and F.softmax(x, ..)."""
     if isinstance(node.func, ast.Attribute) and not _is_library(node.func.value):
         named = ast.unparse(node.func.value)
         if named != "self" and not named.startswith("self."):
@@ -87,7 +89,7 @@ def _receiver(node: ast.Call) -> ast.expr | None:
 
 
 def _after_receiver(node: ast.Call) -> int:
-    """Where the arguments behind it begin."""
+    """Return the index of the first argument after the tensor that a call works on."""
     return int(_receiver(node) is (node.args[0] if node.args else None))
 
 
@@ -145,7 +147,7 @@ def _other_way_round(node: ast.Call) -> ast.expr:
 def _from_the_diagonal(node: ast.Call) -> ast.expr:
     place = _after_receiver(node)
     node.args = node.args[:place]
-    node.keywords = [one for one in node.keywords if one.arg != "diagonal"]
+    node.keywords = [keyword for keyword in node.keywords if keyword.arg != "diagonal"]
     if "triu" in called(node):
         node.keywords.append(ast.keyword("diagonal", ast.Constant(1)))
     return node
@@ -159,7 +161,7 @@ def _the_other_triangle(node: ast.Call) -> ast.expr:
     for keyword in node.keywords:
         if keyword.arg == "diagonal":
             keyword.value = _negative(keyword.value)
-    node.args = [_negative(one) if i == place else one for i, one in enumerate(node.args)]
+    node.args = [_negative(argument) if i == place else argument for i, argument in enumerate(node.args)]
     return node
 
 
@@ -172,21 +174,21 @@ def _negative(node: ast.expr) -> ast.expr:
 @_on_calls("dropout")
 def _while_training(node: ast.Call) -> ast.expr:
     if called(node) == "dropout" and isinstance(node.func, ast.Attribute) and _is_library(node.func.value):
-        node.keywords = [one for one in node.keywords if one.arg != "training"]
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg != "training"]
         node.args = node.args[:2]
         node.keywords.append(ast.keyword("training", expression("self.training")))
     return node
 
 
-def _kept_result(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-    """`scores.masked_fill(..)` alone changes nothing: its result is given the name."""
+def _assigned_result(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    """Assign the result of `scores.masked_fill(..)`, which changes nothing on a line of its own."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     of = _receiver(call) if isinstance(call, ast.Call) and called(call) == "masked_fill" else None
     return ast.Assign([of], call) if isinstance(of, ast.Name) and call is not None else None
 
 
 def _projected(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-    """What is returned goes through the output projection first."""
+    """Apply the output projection to what is returned."""
     if not isinstance(statement, ast.Return) or statement.value is None:
         return None
     several = statement.value.elts if isinstance(statement.value, ast.Tuple) else None
@@ -199,26 +201,26 @@ def _projected(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
     return statement
 
 
-def _as_told(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-    """The number of heads by its name, where tensors are taken apart."""
+def _named_heads(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
+    """Replace a number by the name for the number of heads in calls that reshape."""
     heads = names.get("num_heads")
     if heads is None:
         return None
 
     class Named(ast.NodeTransformer):
         def visit_Constant(self, node: ast.Constant) -> ast.expr:
-            fixed = isinstance(node.value, int) and node.value > 1  # True is 1
+            fixed = isinstance(node.value, int) and node.value > 1  # True counts as 1
             return expression(str(heads)) if fixed else node
 
     def change(node: ast.Call) -> ast.expr:
-        node.args = [Named().visit(one) for one in node.args]
+        node.args = [Named().visit(argument) for argument in node.args]
         return node
 
     return _Calls(JOINS, change).visit(statement)
 
 
 def _registered(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-    """A list of layers that the module knows of."""
+    """Replace a list of layers by a ModuleList, which registers them."""
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, (ast.List, ast.ListComp)):
         return None
     statement.value = expression(f"nn.ModuleList({ast.unparse(statement.value)})")
@@ -226,7 +228,7 @@ def _registered(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
 
 
 class _Products(ast.NodeTransformer):
-    """Products with what `change` makes of them."""
+    """Replace the operands of matrix products by the result of `change`."""
 
     def __init__(self, change: Callable[[ast.expr, ast.expr], tuple[ast.expr, ast.expr]]) -> None:
         self.change = change
@@ -253,7 +255,7 @@ def _on_products(change: Callable[[ast.expr, ast.expr], tuple[ast.expr, ast.expr
 
 @_on_products
 def _weights_as_they_are(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
-    if isinstance(left, ast.Call) and called(left) in TURNS and isinstance(left.func, ast.Attribute):
+    if isinstance(left, ast.Call) and called(left) in TRANSPOSES and isinstance(left.func, ast.Attribute):
         return left.func.value, right
     return (left.value if isinstance(left, ast.Attribute) and left.attr in ("T", "mT") else left), right
 
@@ -271,7 +273,7 @@ def _weight_turned(left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]
 
 
 def _merged(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-    """The heads go beside the channels before they are joined."""
+    """Transpose the heads next to the channels before they are merged."""
 
     def change(node: ast.Call) -> ast.expr:
         if called(node) not in JOINS or not isinstance(node.func, ast.Attribute):
@@ -279,24 +281,26 @@ def _merged(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
         of = node.func.value
         while (
             isinstance(of, ast.Call)
-            and called(of) in (*TURNS, "contiguous")
+            and called(of) in (*TRANSPOSES, "contiguous")
             and isinstance(of.func, ast.Attribute)
         ):
             of = of.func.value
         if not isinstance(of, (ast.Name, ast.BinOp)):
-            return node  # an equation says how its axes lie
+            return node  # the order of its axes is not clear
         turned = expression(f"({ast.unparse(of)}).transpose(1, 2)")
         return ast.Call(ast.Attribute(turned, "reshape", ast.Load()), node.args, node.keywords)
 
-    joins = [one for one in ast.walk(statement) if isinstance(one, ast.Call) and called(one) in JOINS]
+    joins = [call for call in nodes(statement, ast.Call) if called(call) in JOINS]
     if len(joins) != 1 or called(joins[0]) == "flatten":
         return None
     return _Calls(JOINS, change).visit(statement)
 
 
-def _from_input(ours: str, wrong: str) -> Edit:
+def _from_input(correct: str, wrong: str) -> Edit:
+    """Replace one input by another."""
+
     def edit(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-        right, other = names.get(ours), names.get(wrong)
+        right, other = names.get(correct), names.get(wrong)
         if right is None or other is None or not isinstance(statement, ast.Assign):
             return None
         if not isinstance(statement.targets[0], ast.Name):
@@ -309,11 +313,11 @@ def _from_input(ours: str, wrong: str) -> Edit:
     return edit
 
 
-def _through(ours: str, wrong: str) -> Edit:
-    """The layer that is theirs in place of another."""
+def _through(correct: str, wrong: str) -> Edit:
+    """Replace one projection by another."""
 
     def edit(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-        right, other = names.get(ours), names.get(wrong)
+        right, other = names.get(correct), names.get(wrong)
         if right is None or other is None or not isinstance(statement, ast.Assign):
             return None
         value = ast.unparse(statement.value)
@@ -325,19 +329,19 @@ def _through(ours: str, wrong: str) -> Edit:
 
 @_on_calls("linear")
 def _with_bias(node: ast.Call) -> ast.expr:
-    node.keywords = [one for one in node.keywords if one.arg != "bias"]
+    node.keywords = [keyword for keyword in node.keywords if keyword.arg != "bias"]
     return node
 
 
 def _without_residual(statement: ast.stmt, names: dict[str, str]) -> ast.stmt | None:
-    given = {*names.values(), "residual", "identity", "shortcut"}
+    inputs = {*names.values(), "residual", "identity", "shortcut"}
 
     class Alone(ast.NodeTransformer):
         def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
             self.generic_visit(node)
             if isinstance(node.op, ast.Add):
-                for one, other in ((node.left, node.right), (node.right, node.left)):
-                    if isinstance(one, ast.Name) and one.id in given:
+                for term, other in ((node.left, node.right), (node.right, node.left)):
+                    if isinstance(term, ast.Name) and term.id in inputs:
                         return other
             return node
 
@@ -376,9 +380,9 @@ EDITS: dict[str, Edit] = {
     "no v bias": _with_bias,
     "weights transposed before v": _weights_as_they_are,
     "causal flipped": _the_other_triangle,
-    "mask ignored": _kept_result,
+    "mask ignored": _assigned_result,
     "no output projection": _projected,
-    "hard-coded heads": _as_told,
+    "hard-coded heads": _named_heads,
     "heads in a list": _registered,
     "no softmax": _softmax_first,
     "divide by sum": _softmax_first,

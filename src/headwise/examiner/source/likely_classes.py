@@ -1,4 +1,7 @@
-"""Which class or function of a file is the multi-head attention to check: the one place that decides it."""
+"""Find the class or function of a file that is to be checked; read notebooks as one Python source.
+
+All parts of the examiner use this module to decide which definition is multi-head attention.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,26 @@ from .parsed import (
     Definition,
     Function,
     bound_in,
+    definition_start,
     dotted,
+    imported_names,
     is_main,
+    loaded_names,
     methods_of,
+    nodes,
     readable,
+    stored_names,
     tree_of,
     unwarned,
 )
 
-ENOUGH = 3.0  # two products and a softmax by themselves
-# What the code does weighs more than what it is called: names are in any language, or "Mixer".
+ENOUGH = 3.0  # the score of two products and a softmax with nothing else
+# What the code does weighs more than its name: names may be in any language, or "Mixer".
 NAMED = (
     (r"multi_?head(ed)?|mha(?![a-z])|mhsa|multi_?query|grouped_?query|\bgqa|\bmqa", 2.5),
     (r"attention|attn", 2.0),
 )
-# what holds attention, or looks at it, or is a part of it
+# what contains attention, shows it, or is a part of it
 OTHERWISE = (
     (r"block|layer(?!ed)|encoder|decoder|transformer|model|gpt|bert|net(work)?$|vit$", 2.5),
     (r"feed_?forward|mlp|embed|posi?tion|norm$|dataset|config|trainer|tokeniz", 4.0),
@@ -45,10 +53,10 @@ OTHERWISE = (
 STEP = re.compile(
     r"^softmax|_softmax$|(split|merge|combine|join|concat)\w*_heads|(causal|padding|look_?ahead|subsequent|attention)\w*_mask"
 )
-# An exercise shows what is wrong, or slow, beside what is asked for.
+# Exercises often show a wrong or slow version beside the one that is to be checked.
 SHOWN = re.compile(r"(?i)buggy|broken|wrong|bad|naive|slow|original|without|no_?scale|unscaled|reference")
-MOST_JUDGED = 6  # of one file
-PART, LARGER = 3.0, 5.0  # what a part of the whole loses, and what has a whole inside
+MOST_JUDGED = 6  # classes of one file
+PART, LARGER = 3.0, 5.0  # points lost by a part of attention, and by what contains a whole one
 
 PRODUCTS = {"matmul", "bmm", "einsum", "baddbmm", "mm", "tensordot", "dot"}
 SOFTMAX = {"softmax", "Softmax", "softmax_", "log_softmax", "exp", "exp_", "exp2"}
@@ -75,48 +83,52 @@ BESIDE = {"Embedding", "CrossEntropyLoss", "ReLU", "GELU", "SiLU", "relu", "gelu
 
 
 class Candidate(NamedTuple):
-    """A class or function that may be meant."""
+    """A class or function that may be the one to check."""
 
     name: str
     kind: str  # "class" or "function"
-    first_line: int  # its decorators counted
+    first_line: int  # decorators included
     last_line: int
     score: float
 
 
 def candidates(source: str) -> list[Candidate]:
-    """What looks like multi-head attention, best first; of equals the later one, usually the last attempt.
+    """Return what looks like multi-head attention, best first; of equals the later, usually the last attempt.
 
-    Judged by what it does, itself and through what it uses of the file: a softmax between two products,
-    projections, heads; then by its name. What is a part of another (a softmax, one head) and what has
-    another inside (an encoder layer) comes after that other. Empty where nothing comes near.
+    The score counts what the code does, including the definitions of the file that it uses: a softmax between
+    two products, projections, heads; then its name. A part of another candidate (a softmax, one head) and
+    what contains another candidate (an encoder layer) come after that candidate. The list is empty if nothing
+    in the file looks like attention.
     """
     definitions, works = _read(source)
-    found = []
-    for name, node in definitions.items():
-        score = works.score(name)
-        if score >= ENOUGH:
-            found.append(_candidate(node, score))
-    return sorted(found or _steps(definitions), key=lambda one: (-one.score, -one.first_line))
+    scores = {name: works.score(name) for name in definitions}
+    matches = [_candidate(definitions[name], score) for name, score in scores.items() if score >= ENOUGH]
+    return sorted(
+        matches or _steps(definitions), key=lambda candidate: (-candidate.score, -candidate.first_line)
+    )
 
 
 def plausible(source: str) -> tuple[list[Candidate], list[Candidate]]:
-    """Those that are judged where no name is given, the best first; and the candidates beside them.
+    """Return the candidates that are judged if no name is passed, best first, and the remaining candidates.
 
-    Several are judged where each is a whole of its own: a class with projections, heads and a softmax, which
-    no other takes for a part or derives from, and which has no other inside.
+    Several are judged if each is complete: a class with projections, heads and a softmax that no other
+    candidate uses or derives from, and that contains no other candidate.
     """
-    found = candidates(source)
+    matches = candidates(source)
     _, works = _read(source)
-    judged = found[:1]
-    if found and found[0].kind == "class":
-        judged += [one for one in found[1:] if works.is_whole(one.name) and not SHOWN.search(one.name)]
+    judged = matches[:1]
+    if matches and matches[0].kind == "class":
+        judged += [
+            candidate
+            for candidate in matches[1:]
+            if works.is_whole(candidate.name) and not SHOWN.search(candidate.name)
+        ]
     judged = judged[:MOST_JUDGED]
-    return judged, [one for one in found if one not in judged]
+    return judged, [candidate for candidate in matches if candidate not in judged]
 
 
 def line_of_name(source: str, name: str) -> int | None:
-    """The line on which the class or function of this name begins, or a method: "MyAttention.split"."""
+    """Return the line on which the class, function or method ("MyAttention.split") of this name begins."""
     tree = tree_of(source)
     body: list[ast.stmt] = [] if tree is None else tree.body
     line = None
@@ -129,29 +141,23 @@ def line_of_name(source: str, name: str) -> int | None:
 
 
 def _read(source: str) -> tuple[dict[str, Definition], _File]:
-    """The definitions of a file by name, and what each does; none where it does not parse."""
+    """Return the definitions of a file by name, and what each does; empty if the file does not parse."""
     tree = tree_of(source)
     if tree is None:
         return {}, _File({})
-    definitions = {node.name: node for node in _definitions(tree.body)}  # of one name the last: it is bound
-    aliases = {
-        one.asname: one.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for one in node.names
-        if one.asname
-    }
+    definitions = {node.name: node for node in _definitions(tree.body)}  # of equal names the last is bound
+    imported = [alias for node in nodes(tree, ast.ImportFrom) for alias in node.names]
+    aliases = {alias.asname: alias.name for alias in imported if alias.asname}
     return definitions, _File({name: _work_of(node, aliases) for name, node in definitions.items()})
 
 
 def _candidate(node: Definition, score: float) -> Candidate:
     kind = "class" if isinstance(node, ast.ClassDef) else "function"
-    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-    return Candidate(node.name, kind, first, node.end_lineno or node.lineno, score)
+    return Candidate(node.name, kind, definition_start(node), node.end_lineno or node.lineno, score)
 
 
 def _steps(definitions: dict[str, Definition]) -> list[Candidate]:
-    """Single steps of attention, for a file that has nothing more."""
+    """Return single steps of attention, for a file that has no complete attention."""
     return [
         _candidate(node, 1.0)
         for name, node in definitions.items()
@@ -160,22 +166,22 @@ def _steps(definitions: dict[str, Definition]) -> list[Candidate]:
 
 
 def likeliest(path: Path, source: str) -> str:
-    """The name of the best.
+    """Return the name of the best candidate.
 
     Raises:
-        ArgumentError: nothing comes near.
+        ArgumentError: the file has no candidate.
     """
-    found = candidates(source)
-    if not found:
+    matches = candidates(source)
+    if not matches:
         raise ArgumentError(
-            f"file must define attention to check: nothing in {path} looks like it; "
+            f"file must define attention to check: nothing in {path} looks like attention; "
             "name the class or function, FILE:NAME"
         )
-    return found[0].name
+    return matches[0].name
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
-    """What a module binds when it is imported: also under `if` and `try`, but not what only a script runs."""
+    """Yield what a module defines when imported: also under `if` and `try`, but not under `__main__`."""
     for node in body:
         if isinstance(node, DEFINITIONS):
             yield node
@@ -183,7 +189,12 @@ def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
             yield from _definitions([] if is_main(node) else node.body)
             yield from _definitions(node.orelse)
         elif isinstance(node, ast.Try):
-            for part in (node.body, *(one.body for one in node.handlers), node.orelse, node.finalbody):
+            for part in (
+                node.body,
+                *(handler.body for handler in node.handlers),
+                node.orelse,
+                node.finalbody,
+            ):
                 yield from _definitions(part)
         elif isinstance(node, ast.With):
             yield from _definitions(node.body)
@@ -191,24 +202,24 @@ def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What one definition does by itself."""
+    """What the code of one class or function does, without the definitions it uses."""
 
     by_name: float
     is_class: bool
     runs: bool  # can be called with tensors: a class with forward, a function with arguments
-    uses: frozenset[str]  # names of elsewhere in it
+    uses: frozenset[str]  # names that it reads and does not bind
     bases: frozenset[str]
-    many: frozenset[str]  # those in lists and loops: made several times
+    many: frozenset[str]  # names in lists and loops: what they name is made several times
     softmax: bool
     products: int
-    torch_attention: bool  # torch's function, or its class
+    torch_attention: bool  # calls torch's attention function or class
     projections: bool
     heads: bool
     joins: bool
-    beside: bool  # holds what attention has no use for
+    beside: bool  # contains what attention does not need, such as an embedding
 
     def through(self, part: _Work) -> _Work:
-        """With what a part does for it."""
+        """Return this work with that of a definition it uses added."""
         return replace(
             self,
             softmax=self.softmax or part.softmax,
@@ -228,47 +239,42 @@ class _Work:
 
 
 def _work_of(node: Definition, aliases: dict[str, str]) -> _Work:
-    nodes = list(ast.walk(node))
-    loaded = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    assigned = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    bound = assigned | {one.arg for one in nodes if isinstance(one, ast.arg)}
-    attributes = {one.attr for one in nodes if isinstance(one, ast.Attribute)}
-    calls = [
-        (dotted(one.func) or getattr(one.func, "attr", "")).rpartition(".")[2]
-        for one in nodes
-        if isinstance(one, ast.Call)
-    ]
-    calls = [aliases.get(one, one) for one in calls]
-    called, words = set(calls), loaded | bound | attributes
+    loaded, assigned = loaded_names(node), stored_names(node)
+    bound = assigned | {parameter.arg for parameter in nodes(node, ast.arg)}
+    attributes = list(nodes(node, ast.Attribute))
+    functions = [dotted(call.func) or getattr(call.func, "attr", "") for call in nodes(node, ast.Call)]
+    calls = [aliases.get(name, name) for name in (path.rpartition(".")[2] for path in functions)]
+    called, words = set(calls), loaded | bound | {attribute.attr for attribute in attributes}
     is_class = isinstance(node, ast.ClassDef)
-    # What a class computes and calls `weights` is a softmax, not a projection's weight. A function whose
-    # parameters are given may have no other name that tells of projections.
-    kept = {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
-    computed = {word for word in assigned | kept if is_class and ANY_WEIGHT.fullmatch(word)}
-    products = sum(one in PRODUCTS for one in calls)
-    products += sum(isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult) for one in nodes)
-    repeated = [one for one in nodes if isinstance(one, SEVERAL)]
+    # What a class computes and calls `weights` is the result of a softmax, not the weight of a projection. In
+    # a function that takes its projections as arguments the name may be the only sign of them.
+    stored = {attribute.attr for attribute in attributes if isinstance(attribute.ctx, ast.Store)}
+    computed = {word for word in assigned | stored if is_class and ANY_WEIGHT.fullmatch(word)}
+    products = sum(name in PRODUCTS for name in calls)
+    products += sum(isinstance(operation.op, ast.MatMult) for operation in nodes(node, ast.BinOp))
     return _Work(
         by_name=_by_name(node.name),
         is_class=is_class,
         runs=_runs(node),
         uses=frozenset(loaded - bound),
-        bases=frozenset(dotted(one) for one in node.bases) if isinstance(node, ast.ClassDef) else frozenset(),
-        many=frozenset(one.id for part in repeated for one in ast.walk(part) if isinstance(one, ast.Name)),
+        bases=frozenset(dotted(base) for base in node.bases)
+        if isinstance(node, ast.ClassDef)
+        else frozenset(),
+        many=frozenset(name.id for part in nodes(node, SEVERAL) for name in nodes(part, ast.Name)),
         softmax=bool(called & SOFTMAX),
         products=products,
         torch_attention=bool(called & TORCH),
         projections=bool(called & LAYERS or "MultiheadAttention" in called)
-        or any(WEIGHT.fullmatch(one) for one in words - computed)
+        or any(WEIGHT.fullmatch(word) for word in words - computed)
         or (is_class and bool(called & DRAWN)),
-        heads=any(HEADS.fullmatch(one) for one in words) or bool(called & CUTS and called & TURNS),
+        heads=any(HEADS.fullmatch(word) for word in words) or bool(called & CUTS and called & TURNS),
         joins=bool(called & JOINS),
         beside=bool(called & BESIDE),
     )
 
 
 def _underscored(name: str) -> str:
-    """multi_head of MultiHead."""
+    """Return the name in lower case with underscores: "multi_head" for "MultiHead"."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
@@ -280,31 +286,31 @@ def _by_name(name: str) -> float:
 
 def _runs(node: Definition) -> bool:
     if not isinstance(node, ast.ClassDef):
-        given = (*node.args.posonlyargs, *node.args.args)
-        return bool(given) and given[0].arg != "self"  # with it: a method that somebody puts into a class
+        parameters = (*node.args.posonlyargs, *node.args.args)
+        return bool(parameters) and parameters[0].arg != "self"  # with self it is assigned to a class later
     inherits = any(dotted(base).rpartition(".")[2] not in ("Module", "object", "") for base in node.bases)
     return bool(methods_of(node).keys() & {"forward", "__call__", "call"}) or inherits
 
 
 class _File:
-    """The definitions of a file, and who is a part of whom."""
+    """The definitions of a file, and which of them are parts of others."""
 
     def __init__(self, own: dict[str, _Work]) -> None:
         self.own = own
         self.reach = {name: self._reach(name) for name in own}
 
     def _reach(self, name: str) -> _Work:
-        """With what every definition does that it uses, and that those use: each counted once."""
-        work, seen, left = self.own[name], {name}, [name]
+        """Return the work of a definition and of all that it uses, directly or not, each counted once."""
+        work, visited, left = self.own[name], {name}, [name]
         while left:
-            for part in sorted(self.own[left.pop()].uses & self.own.keys() - seen):
-                seen.add(part)
+            for part in sorted(self.own[left.pop()].uses & self.own.keys() - visited):
+                visited.add(part)
                 left.append(part)
                 work = work.through(self.own[part])
         return work
 
     def score(self, name: str) -> float:
-        """How much it looks like the one that is meant; 0: not at all."""
+        """Return how much a definition looks like multi-head attention; 0 for not at all."""
         own, reach = self.own[name], self.reach[name]
         if not own.runs or not (reach.attends or own.by_name >= 2.0):
             return 0.0
@@ -318,7 +324,7 @@ class _File:
         return round(score, 2)
 
     def is_whole(self, name: str) -> bool:
-        """Whether it is multi-head attention by itself, and neither a part of another nor its base."""
+        """Return True if it is complete multi-head attention, and neither a part nor a base of another."""
         own, reach = self.own[name], self.reach[name]
         if not (own.is_class and own.runs and reach.whole and reach.heads) or own.by_name < 0.0 or own.beside:
             return False
@@ -332,18 +338,18 @@ class _File:
         return True
 
     def _uses(self, name: str, part: str) -> bool:
-        """As a part: what a class inherits from is no part of it."""
+        """Return True if `name` uses `part`, other than as its base class."""
         return self.own[name].runs and part in self.own[name].uses - self.own[name].bases
 
     def _stands_alone(self, part: str, name: str) -> bool:
-        """Whether what `name` uses is the whole attention already, and not a piece of the one `name` is."""
+        """Return True if `part`, which `name` uses, is complete attention, and no piece of it."""
         piece, whole = self.own[part], self.own[name]
         if not (piece.runs and self.reach[part].whole):
             return self.reach[part].attends and not self.reach[name].whole
         if not self.reach[name].whole or whole.by_name < 0.0 or whole.beside:
             return True
         if whole.is_class and whole.projections and not piece.is_class:
-            return False  # the weights are the class's, the formula is written as a function
+            return False  # the class has the weights and the function the formula
         several = part in whole.many and whole.joins
         return not (several and (not self.reach[part].heads or whole.by_name > piece.by_name))
 
@@ -357,11 +363,11 @@ SENTENCE = "headwise check judges PyTorch code; this file uses {}"
 
 
 def other_framework(source: str, name: str | None = None) -> str | None:
-    """The framework that what would be judged is written for; None where it is PyTorch, NumPy or none.
+    """Return the framework, other than PyTorch and NumPy, that the code to judge is written for; else None.
 
     Args:
-        source: the file.
-        name: what is to be judged; None: the likeliest, or all of it where nothing looks like it.
+        source: of the file.
+        name: of what is to be judged; None for the best candidate, or the whole file if there is none.
     """
     tree = tree_of(source)
     if tree is None:
@@ -369,66 +375,53 @@ def other_framework(source: str, name: str | None = None) -> str | None:
     bound: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            each = [((one.asname or one.name).partition(".")[0], one.name) for one in node.names]
+            each = [((alias.asname or alias.name).partition(".")[0], alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            each = [(one.asname or one.name, node.module or "") for one in node.names]
+            each = [(alias.asname or alias.name, node.module or "") for alias in node.names]
         else:
             continue
         bound.update((local, package.partition(".")[0]) for local, package in each)
     if "torch" in bound.values() or not set(OTHERS) & set(bound.values()):
         return None
-    found = [one.name for one in candidates(source)[:1]] if name is None else [name.partition(".")[0]]
-    meant: list[ast.AST] = [node for node in tree.body if getattr(node, "name", None) in found]
-    used = {one.id for top in meant or [tree] for one in ast.walk(top) if isinstance(one, ast.Name)}
-    packages = [bound[one] for one in sorted(used & bound.keys()) if bound[one] in OTHERS]
+    names = (
+        [candidate.name for candidate in candidates(source)[:1]] if name is None else [name.partition(".")[0]]
+    )
+    meant: list[ast.AST] = [node for node in tree.body if getattr(node, "name", None) in names]
+    used = {name.id for top in meant or [tree] for name in nodes(top, ast.Name)}
+    packages = [bound[local] for local in sorted(used & bound.keys()) if bound[local] in OTHERS]
     return OTHERS[packages[0]] if packages else None
 
 
-GIVEN = ("display", "get_ipython", "In", "Out")  # what a notebook has without defining it
-RUNS_PYTHON = {
-    "time",
-    "timeit",
-    "capture",
-    "prun",
-}  # cell magics around Python; others are another language's
+RUNS_PYTHON = {"time", "timeit", "capture", "prun"}  # magics of cells in Python; others mark other languages
 MAGIC = re.compile(r"(\s*)([%!?].*|.*\?\s*)$")
 ASSIGNED = re.compile(r"(\s*[\w, ]+=\s*)[%!].*$")
 LINE = re.compile(r"\b([Ll])ine (\d+)\b")
-PREPARES = {
-    "sys",
-    "os",
-    "torch",
-    "np",
-    "numpy",
-    "random",
-    "warnings",
-    "setattr",
-}  # a call of theirs may matter
+PREPARES = {"sys", "os", "torch", "np", "numpy", "random", "warnings", "setattr"}  # calls with side effects
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Where each code cell starts in the source they were joined to; none for a file of Python."""
+    """The first line of each code cell in the joined source of a notebook; empty for a Python file."""
 
     first_lines: tuple[int, ...] = ()
 
     def place(self, line: int) -> tuple[int, int]:
-        """The cell, counted from 1 among those with code, and the line in it."""
+        """Return the number of the code cell that holds a line, from 1, and the line within it."""
         cell = max((at for at, first in enumerate(self.first_lines) if first <= line), default=0)
         return cell + 1, line - self.first_lines[cell] + 1
 
     def words(self, line: int) -> str:
-        """ "cell 3, line 5"; without cells "line 5"."""
+        """Return "cell 3, line 5", or "line 5" if the source is no notebook."""
         return "cell {}, line {}".format(*self.place(line)) if self.first_lines else f"line {line}"
 
 
 def package_root(path: Path, source: str) -> Path | None:
-    """The folder the outermost package lies in, if the file imports relative to its package."""
+    """Return the folder that contains the outermost package, if the file uses relative imports; else None."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
-    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+    if not any(node.level for node in nodes(tree, ast.ImportFrom)):
         return None
     folder = path.parent
     while (folder / "__init__.py").is_file() and folder != folder.parent:
@@ -437,17 +430,17 @@ def package_root(path: Path, source: str) -> Path | None:
 
 
 def is_notebook(path: Path) -> bool:
-    """By its name."""
+    """Return True if the file is named as a notebook."""
     return path.suffix.lower() == ".ipynb"
 
 
 def source_of(path: Path) -> tuple[str, Cells]:
-    """The text of a file of Python, or the code of a notebook, with where its cells are.
+    """Return the text of a Python file or the code of a notebook, and where its cells begin.
 
-    Magics, lines for the shell and cells of other languages are blank lines in it.
+    Magics, shell commands and cells in other languages are replaced by blank lines.
 
     Raises:
-        ArgumentError: it cannot be read, is not in UTF-8, or is no notebook.
+        ArgumentError: the file cannot be read, is not UTF-8, or is not a notebook.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -465,67 +458,64 @@ def source_of(path: Path) -> tuple[str, Cells]:
 
 
 def _code_cells(text: str, path: Path) -> list[str]:
-    def refused(why: str) -> ArgumentError:
-        return ArgumentError(f"file must be a notebook: {path} {why}; save it again in Jupyter")
+    def refused(reason: str) -> ArgumentError:
+        return ArgumentError(f"file must be a notebook: {path} {reason}; save it again in Jupyter")
 
     try:
         book = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise refused(f"is no JSON ({error})") from None
+        raise refused(f"is not valid JSON ({error})") from None
     if not isinstance(book, dict):
-        raise refused(f"is JSON of {type(book).__name__}")
+        raise refused(f"holds a JSON {type(book).__name__} instead of an object")
     sheets = book["worksheets"] if isinstance(book.get("worksheets"), list) else [book]  # nbformat 3, and 4
     listed = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
     cells = [cell for each in listed if isinstance(each, list) for cell in each if isinstance(cell, dict)]
     if not any(isinstance(each, list) for each in listed):
         raise refused("has no cells")
-    found = [cell.get("source", cell.get("input", "")) for cell in cells if cell.get("cell_type") == "code"]
-    if not found:
+    sources = [cell.get("source", cell.get("input", "")) for cell in cells if cell.get("cell_type") == "code"]
+    if not sources:
         raise refused("has no cell with code")
-    return ["".join(map(str, each)) if isinstance(each, list) else str(each) for each in found]
+    return ["".join(map(str, each)) if isinstance(each, list) else str(each) for each in sources]
 
 
 def _as_python(cell: str) -> list[str]:
-    """Its lines, with what is for the notebook itself taken out."""
+    """Return the lines of a cell, with magics and shell commands replaced by blank lines."""
     lines = cell.splitlines()
-    if readable(cell) == cell:  # a line of a long string may start with %, too
+    if readable(cell) == cell:  # a line within a long string may start with %
         return lines
     start = next((at for at, line in enumerate(lines) if line.strip()), 0)
     if lines and lines[start].lstrip().startswith("%%"):
         if re.split(r"\W+", lines[start].lstrip("% "))[0] not in RUNS_PYTHON:
             return [""] * len(lines)
         return [""] * (start + 1) + _as_python("\n".join(lines[start + 1 :]))
-    kept = list[str]()
+    code = list[str]()
     for line in lines:
-        goes_on = kept and (kept[-1].endswith("\\") or _open_brackets(kept) > 0)  # then % is a remainder
-        kept.append(line if goes_on else _without_magic(line))
-    return kept
+        goes_on = code and (code[-1].endswith("\\") or _open_brackets(code) > 0)  # then % is an operator
+        code.append(line if goes_on else _without_magic(line))
+    return code
 
 
 def _open_brackets(lines: list[str]) -> int:
-    return sum((one in "([{") - (one in ")]}") for line in lines for one in line)
+    return sum((character in "([{") - (character in ")]}") for line in lines for character in line)
 
 
 def _without_magic(line: str) -> str:
-    if found := ASSIGNED.match(line):
-        return f"{found[1]}None"
-    found = MAGIC.match(line)
-    if found is None or (found[2].endswith("?") and "#" in line):
+    if magic := ASSIGNED.match(line):
+        return f"{magic[1]}None"
+    magic = MAGIC.match(line)
+    if magic is None or (magic[2].endswith("?") and "#" in line):
         return line
-    return f"{found[1]}pass" if found[1] else ""  # a block needs a statement
-
-
-# Running
+    return f"{magic[1]}pass" if magic[1] else ""  # a block needs a statement
 
 
 def load_notebook(path: Path, source: str) -> ModuleType:
-    """The notebook's definitions as a module.
+    """Return the notebook's definitions as a module.
 
-    Only what they need is run: no plots, no training. What raises beside them is passed over, as it is in a
-    notebook with a cell that failed; what then is missing in the attention itself is told there.
+    Only the statements that they need are run: no plots, no training. A statement that raises is skipped, as
+    after a failed cell; if the attention needs it, the check of the attention reports that.
 
     Raises:
-        BaseException: what the first failing statement raised, where no class and no function came of it all.
+        BaseException: what the first failing statement raised, if no class and no function was defined.
     """
     sys.path.insert(0, str(path.parent))
     name = f"checked_{path.stem}"
@@ -534,7 +524,7 @@ def load_notebook(path: Path, source: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module.__file__ = str(path)
     sys.modules[name] = module
-    # `inspect` asks for lines by the file's name, where there are none that Python could read
+    # `inspect` looks lines up by the file's name, and the notebook file holds none that Python could read
     linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
     names = vars(module)
     names.update({"display": _nothing, "get_ipython": _nothing, "In": [], "Out": {}})
@@ -545,10 +535,10 @@ def load_notebook(path: Path, source: str) -> ModuleType:
         try:
             exec(compile(ast.Module([statement], []), str(path), "exec"), names)
         except ImportError as error:
-            raise error from None  # stand-ins are tried for what is not installed
+            raise error from None  # the caller tries stand-ins for packages that are not installed
         except Exception as error:
             failed = failed or error
-    own = [one for one in names.values() if getattr(one, "__module__", None) == name]
+    own = [definition for definition in names.values() if getattr(definition, "__module__", None) == name]
     if failed is not None and not own:
         raise failed
     return module
@@ -559,100 +549,85 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _needed(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The definitions, and whatever gives a value to a name that they use, or that such a value uses."""
+    """Return the definitions, and the statements that assign the names they use, directly or not."""
     wanted = {name for node in body if isinstance(node, DEFINITIONS) for name in (node.name, *_read_in(node))}
-    taken: set[int] = set()
+    selected: set[int] = set()
     while True:
         more = {
             at
             for at, node in enumerate(body)
-            if at not in taken and (_binds(node) & wanted or isinstance(node, DEFINITIONS) or _prepares(node))
+            if at not in selected
+            and (_binds(node) & wanted or isinstance(node, DEFINITIONS) or _prepares(node))
         }
         if not more:
-            return [node for at, node in enumerate(body) if at in taken]
-        taken |= more
+            return [node for at, node in enumerate(body) if at in selected]
+        selected |= more
         wanted |= {name for at in more for name in _read_in(body[at])}
 
 
 def _read_in(node: ast.AST, bound: frozenset[str] = frozenset()) -> set[str]:
-    """Names it takes from elsewhere; a function's own variables are not among them."""
+    """Return the names that a node reads and does not bind itself."""
     if isinstance(node, Function):
         bound |= bound_in(node)
-    found = {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else set[str]()
-    return (found - bound).union(*(_read_in(one, bound) for one in ast.iter_child_nodes(node)))
+    names = {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else set[str]()
+    return (names - bound).union(*(_read_in(child, bound) for child in ast.iter_child_nodes(node)))
 
 
 def _binds(node: ast.stmt) -> set[str]:
-    """Names it gives a value to, or changes: `Attention.forward = f`, `sizes["d"] = 8`."""
+    """Return the names a statement assigns or changes: `Attention.forward = f`, `sizes["d"] = 8`."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return {(one.asname or one.name).partition(".")[0] for one in node.names} | {
-            one for one in ("*",) if any(each.name == "*" for each in node.names)
-        }
-    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return found | {name for one in ast.walk(node) if (name := _changed(one))}
+        return imported_names(node)
+    changed = [
+        part for part in nodes(node, (ast.Attribute, ast.Subscript)) if isinstance(part.ctx, ast.Store)
+    ]
+    return stored_names(node) | {name for part in changed if (name := _first_name(part))}
 
 
-def _changed(node: ast.AST) -> str:
-    if not (isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store)):
-        return ""
-    inner: ast.AST = node
-    while isinstance(inner, (ast.Attribute, ast.Subscript)):
-        inner = inner.value
-    return inner.id if isinstance(inner, ast.Name) else ""
+def _first_name(node: ast.expr) -> str:
+    """Return "sizes" for `sizes["d"].a`, and "" where the expression does not begin with a name."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _prepares(node: ast.stmt) -> bool:
-    """Changes what all code runs in: seeds, the default dtype, where to import from; and `import *`."""
+    """Return True for what affects all code (seeds, the default dtype, the import path), and `import *`."""
     if isinstance(node, ast.ImportFrom):
-        return any(each.name == "*" for each in node.names)
-    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
-        return False
-    inner: ast.AST = node.value.func
-    while isinstance(inner, (ast.Attribute, ast.Subscript)):
-        inner = inner.value
-    return isinstance(inner, ast.Name) and inner.id in PREPARES
+        return any(alias.name == "*" for alias in node.names)
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and _first_name(call.func) in PREPARES
 
 
-# Telling
-
-
-def told_by_cell(report: Any, cells: Cells) -> None:
-    """Each line that a report speaks of becomes a cell and a line in it; without cells nothing changes."""
-    if cells.first_lines:
-        _tell(report, cells)
-
-
-def _tell(thing: Any, cells: Cells) -> None:
-    for one in fields(thing):
-        value = getattr(thing, one.name)
-        if isinstance(value, str) and one.name not in (
-            "path",
-            "text",
-            "message",
-        ):  # those are the learner's words
-            setattr(thing, one.name, _by_cell(value, cells))
+def number_by_cell(report: Any, cells: Cells) -> None:
+    """Replace each line number in a report by the cell and the line within it; does nothing without cells."""
+    if not cells.first_lines:
+        return
+    for field in fields(report):
+        value = getattr(report, field.name)
+        if isinstance(value, str) and field.name not in ("path", "text", "message"):  # the learner's own text
+            setattr(report, field.name, _by_cell(value, cells))
         elif isinstance(value, list):
-            setattr(thing, one.name, [_by_cell(each, cells) for each in value])
-            for each in value:
-                if is_dataclass(each):
-                    _tell(each, cells)
-    if getattr(thing, "line", None) is not None and hasattr(thing, "cell"):
-        thing.cell, thing.line = cells.place(thing.line)
+            setattr(report, field.name, [_by_cell(element, cells) for element in value])
+            for element in value:
+                if is_dataclass(element):
+                    number_by_cell(element, cells)
+    if getattr(report, "line", None) is not None and hasattr(report, "cell"):
+        report.cell, report.line = cells.place(report.line)
 
 
 def _by_cell(value: Any, cells: Cells) -> Any:
     if not isinstance(value, str):
         return value
 
-    def placed(found: re.Match[str]) -> str:
-        words = cells.words(int(found[2]))
-        return words.capitalize() if found[1] == "L" else words
+    def placed(match: re.Match[str]) -> str:
+        words = cells.words(int(match[2]))
+        return words.capitalize() if match[1] == "L" else words
 
     return LINE.sub(placed, value)
 
 
 def broken_cell(source: str, cells: Cells) -> SyntaxError | None:
-    """The first syntax error, looked for cell by cell: a bracket left open is no matter of the next one."""
+    """Return the first syntax error, parsing cell by cell: an open bracket ends with its cell."""
     lines = source.splitlines()
     ends = (*cells.first_lines[1:], len(lines) + 1)
     for first, end in zip(cells.first_lines, ends, strict=False):

@@ -1,8 +1,8 @@
-"""The line of the learner's source where a fault sits.
+"""Find the line of the learner's source that has a fault.
 
-A fault brings regular expressions for the line it usually is. They are tried on code alone: no comments, no
-docstrings, statements over several lines joined into one, and only the code that runs. A line is named when
-there is no doubt; otherwise none is.
+A fault has regular expressions for the line that usually has it. They are tried on code only: without
+comments and docstrings, with statements of several lines joined, and without code that never runs. A line
+is named only if it is certain.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from .parsed import (
     DEFINITIONS,
     FUNCTIONS,
     Definition,
+    Function,
+    definition_start,
     dotted,
     extent_of,
     methods_of,
+    nodes,
     readable,
     text_of,
     tree_of,
 )
 
-LONGEST = 110  # characters of a statement that are quoted whole
-# strings that are code: the equations of einsum and einops, "-inf"
-TELLING = re.compile(r"[-+]?inf(inity)?|nan|[^'\"]*->[^'\"]*|ij|xy", re.IGNORECASE)
+LONGEST = 110  # a statement of at most so many characters is quoted whole
+# strings that matter to what is computed: the equations of einsum and einops, "-inf"
+CODE_STRING = re.compile(r"[-+]?inf(inity)?|nan|[^'\"]*->[^'\"]*|ij|xy", re.IGNORECASE)
 # the three projections are written as three lines that mean the same
 QKV = re.compile(
     r"(?i)_*(w|fc|to|linear|proj|lin|b)?_*(q|k|v|query|key|value|querie|val)s?_*(w|fc|proj|linear|lin|layer)?_*"
@@ -49,16 +52,16 @@ SKIPPED = {
 
 @dataclass(frozen=True, eq=False)
 class CodeLine:
-    """One statement, or the head of one, on a single line."""
+    """A statement, or the head of a compound one, written as a single line."""
 
-    text: str  # spaces as written
-    starts: tuple[tuple[int, int], ...]  # offset in `text` -> line of the source, in order
+    text: str  # spaces as the learner wrote them
+    starts: tuple[tuple[int, int], ...]  # (offset in `text`, line of the source), in order
     tokens: tuple[str, ...]
     statement: ast.stmt | None
 
     @cached_property
     def tidy(self) -> str:
-        """The same with spaces as Python's own printer puts them."""
+        """The text as `ast.unparse` writes it."""
         return self.text if self.statement is None else _head(self.statement)
 
     @property
@@ -66,47 +69,54 @@ class CodeLine:
         return self.starts[0][1]
 
     def line_at(self, offset: int) -> int:
-        """The line of the source that holds this character."""
+        """Return the line of the source that contains this character."""
         return [line for start, line in self.starts if start <= offset][-1]
 
 
 def line_of(
     fault: Fault, source: str, first_line: int | None = None, last_line: int | None = None
 ) -> tuple[int, str] | None:
-    """The line, counted from 1, and what it says; None where no line, or more than one, could be meant.
+    """Return the line with the fault, counted from 1, and its text; None if none or several are possible.
 
     Args:
-        fault: its `lines` are tried in order; the first that matches anything decides, and those after it
-            only choose among its matches.
-        first_line, last_line: of the class or function that was checked; None: the whole file. Functions and
-            classes of the file that it uses count, too.
+        fault: its `lines` are tried in order; the first that matches decides, and later patterns only choose
+            among its matches.
+        source: of the file.
+        first_line, last_line: of the class or function that was checked, None for the whole file. Functions
+            and classes of the file that it uses are searched too.
     """
     tree = tree_of(source)
     if tree is None:
         return None
     scope = _scope(tree, first_line, last_line)
-    lines = [one for one in code_lines(source) if _in(one, scope.counts) and not _in(one, scope.never_runs)]
+    lines = [
+        line for line in code_lines(source) if _in(line, scope.counts) and not _in(line, scope.never_runs)
+    ]
     letter = _letter(fault)
     if letter is not None:
         return _of_letter(letter, fault, lines, scope, source)
-    lines = [one for one in lines if not isinstance(one.statement, DEFINITIONS)]  # a signature is right
+    lines = [
+        line for line in lines if not isinstance(line.statement, DEFINITIONS)
+    ]  # a signature has no fault
     if fault.key.startswith("causal"):
-        lines = [one for one in lines if DIAGONAL.search(one.text)]
+        lines = [line for line in lines if DIAGONAL.search(line.text)]
     matches: list[CodeLine] | None = None
     for pattern in fault.lines:
-        found = [one for one in (lines if matches is None else matches) if _match(pattern, one) is not None]
-        if not found:
+        matching = [
+            line for line in (lines if matches is None else matches) if _match(pattern, line) is not None
+        ]
+        if not matching:
             continue
         for likelier in (scope.counts, scope.own, scope.running, scope.forward):
-            found = [one for one in found if _in(one, likelier)] or found
-            if _mean_the_same(found) and (chosen := _which(fault.key, found)) is not None:
+            matching = [line for line in matching if _in(line, likelier)] or matching
+            if _mean_the_same(matching) and (chosen := _which(fault.key, matching)) is not None:
                 return _answer(pattern, chosen, source)
-        matches = found
+        matches = matching
     return None
 
 
 def _letter(fault: Fault) -> str | None:
-    """Which of q, k and v a fault of the projections is about, where it is about one, or first about one."""
+    """Return which of q, k and v a fault of the projections concerns, or concerns first; None if neither."""
     if fault.step not in ("project", "inputs"):  # of the recipe
         return None
     words = [word for word in re.findall(r"[a-z]+", fault.key) if QKV.fullmatch(word)]
@@ -116,28 +126,28 @@ def _letter(fault: Fault) -> str | None:
 def _of_letter(
     letter: str, fault: Fault, lines: list[CodeLine], scope: _Scope, source: str
 ) -> tuple[int, str] | None:
-    """The line that makes these queries, keys or values; where a bias is missing, that of the layer."""
+    """Return the line that computes the queries, keys or values; for a missing bias, that of the layer."""
     building = "bias" in fault.key and "used" not in fault.key
-    found = []
-    for one in lines:
-        target = one.statement.targets[0] if isinstance(one.statement, ast.Assign) else None
+    matching = []
+    for line in lines:
+        target = line.statement.targets[0] if isinstance(line.statement, ast.Assign) else None
         names = [target] if not isinstance(target, ast.Tuple) else target.elts
         letters = [QKV.fullmatch(dotted(name).removeprefix("self.")) for name in names if name is not None]
         if any(each is not None and each[2][0].lower() == letter for each in letters):
-            found.append(one)
+            matching.append(line)
     if building:
-        found = [one for one in found if not _in(one, scope.running) and "bias" in one.text]
+        matching = [line for line in matching if not _in(line, scope.running) and "bias" in line.text]
     else:
-        found = [one for one in found if _in(one, scope.running)]
-        given = r"\b(k|keys?|v|values?)\b" if letter == "v" else r"\b(q|query|queries|k|keys?|v|values?|x)\b"
-        found = [one for one in found if re.search(given, one.text.partition("=")[2])] or found
-    return (found[0].line, text_of(source, found[0].line)) if found else None
+        matching = [line for line in matching if _in(line, scope.running)]
+        inputs = r"\b(k|keys?|v|values?)\b" if letter == "v" else r"\b(q|query|queries|k|keys?|v|values?|x)\b"
+        matching = [line for line in matching if re.search(inputs, line.text.partition("=")[2])] or matching
+    return (matching[0].line, text_of(source, matching[0].line)) if matching else None
 
 
 def _match(pattern: str, line: CodeLine) -> int | None:
-    """Where in the line the pattern begins."""
-    if found := re.search(pattern, line.text):
-        return found.start()
+    """Return the offset in the line at which the pattern matches, or None."""
+    if match := re.search(pattern, line.text):
+        return match.start()
     return 0 if re.search(pattern, line.tidy) else None
 
 
@@ -149,16 +159,16 @@ def _answer(pattern: str, line: CodeLine, source: str) -> tuple[int, str]:
 
 
 def _which(key: str, lines: list[CodeLine]) -> CodeLine | None:
-    """Of lines that mean the same, the one for the projection that the fault is about, else the first."""
+    """Return, of equivalent lines, the one for the projection that the fault is about, else the first."""
     named = {word[0] for word in re.findall(r"[a-z]+", key) if QKV.fullmatch(word)}
     if len(lines) == 1 or len(named) != 1:
         return lines[0]
-    letters = ((QKV.fullmatch(one.tokens[0]), one) for one in lines)
-    return next((one for match, one in letters if match is not None and match[2][0].lower() in named), None)
+    letters = ((QKV.fullmatch(line.tokens[0]), line) for line in lines)
+    return next((line for match, line in letters if match is not None and match[2][0].lower() in named), None)
 
 
 def _mean_the_same(lines: list[CodeLine]) -> bool:
-    """Whether they differ at most in which of queries, keys and values they are about."""
+    """Return True if the lines differ at most in which of queries, keys and values they name."""
     first = lines[0].tokens
     return all(
         len(other.tokens) == len(first)
@@ -171,23 +181,23 @@ def _mean_the_same(lines: list[CodeLine]) -> bool:
 
 
 def own_code(source: str, first_line: int | None) -> str:
-    """The statements of the class or function that begins there, a line each; None: of the whole file."""
+    """Return the statements, a line each, of the definition on `first_line`, or of the file if None."""
     tree = tree_of(source)
     node = None if tree is None or first_line is None else definition_at(tree, first_line)
     extent = (1, 10**9) if node is None else extent_of(node)
-    return "\n".join(one.text for one in code_lines(source) if _in(one, [extent]))
+    return "\n".join(line.text for line in code_lines(source) if _in(line, [extent]))
 
 
 Extents = Sequence[tuple[int, int]]  # first and last lines
 
 
 class _Scope(NamedTuple):
-    """The lines that count, and those of them that are likelier, each kind within the one before."""
+    """The lines that are searched, and increasingly likely subsets of them."""
 
     counts: Extents
-    never_runs: Extents = ()  # methods of a parent that the class has its own of
+    never_runs: Extents = ()  # methods of a parent class that the class overrides
     own: Extents = ()  # the class or function itself
-    running: Extents = ()  # what is called, not what builds
+    running: Extents = ()  # all functions but __init__
     forward: Extents = ()
 
 
@@ -199,51 +209,54 @@ def _scope(tree: ast.Module, first_line: int | None, last_line: int | None) -> _
     checked = tree if first_line is None else definition_at(tree, first_line)
     if checked is None:
         return _Scope([(first_line or 1, last_line or 10**9)])
-    functions = [node for node in ast.walk(checked) if isinstance(node, FUNCTIONS)]
+    functions = list(nodes(checked, FUNCTIONS))
     running = [extent_of(node) for node in functions if node.name != "__init__"]
     forward = [extent_of(node) for node in functions if node.name in ("forward", "__call__")]
     if isinstance(checked, ast.Module):
         return _Scope([(1, 10**9)], [], [], running, forward)
     used = used_by(tree, checked)
     return _Scope(
-        [extent_of(one) for one in used], _overridden(checked, used), [extent_of(checked)], running, forward
+        [extent_of(definition) for definition in used],
+        _overridden(checked, used),
+        [extent_of(checked)],
+        running,
+        forward,
     )
 
 
 def _overridden(checked: Definition, used: list[Definition]) -> Extents:
-    """Methods of the parents among `used` that `checked` replaces and does not call."""
+    """Return the extents of methods of parent classes that `checked` overrides and does not call."""
     if not isinstance(checked, ast.ClassDef):
         return []
     replaced: set[str] = set()
-    found: list[tuple[int, int]] = []
-    by_name = {one.name: one for one in used if isinstance(one, ast.ClassDef)}
+    extents: list[tuple[int, int]] = []
+    by_name = {owner.name: owner for owner in used if isinstance(owner, ast.ClassDef)}
     line: list[ast.ClassDef] = [checked]
     for owner in line:  # grows: the parents, then theirs
         methods = methods_of(owner).values()
-        found += [extent_of(one) for one in methods if one.name in replaced]
-        replaced |= {one.name for one in methods if f"super().{one.name}(" not in ast.unparse(one)}
+        extents += [extent_of(method) for method in methods if method.name in replaced]
+        replaced |= {
+            method.name for method in methods if f"super().{method.name}(" not in ast.unparse(method)
+        }
         parents = [by_name.get(dotted(base)) for base in owner.bases]
-        line += [one for one in parents if one is not None and one not in line]
-    return found
+        line += [parent for parent in parents if parent is not None and parent not in line]
+    return extents
 
 
 def definition_at(tree: ast.Module, line: int) -> Definition | None:
-    """The class or function whose head, decorators counted, is on this line."""
-    for node in ast.walk(tree):
-        if isinstance(node, DEFINITIONS):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if first <= line <= node.lineno:
-                return node
-    return None
+    """Return the class or function whose decorators or head include this line."""
+    return next(
+        (node for node in nodes(tree, DEFINITIONS) if definition_start(node) <= line <= node.lineno), None
+    )
 
 
 def used_by(tree: ast.Module, checked: Definition) -> list[Definition]:
-    """It, and the functions and classes of the file that it mentions, or that those mention."""
+    """Return a definition and the functions and classes of the file that it uses, directly or not."""
     by_name = {node.name: node for node in tree.body if isinstance(node, DEFINITIONS)}
     used, waiting = [checked], [checked]
     while waiting:
-        for node in ast.walk(waiting.pop()):
-            other = by_name.get(node.id) if isinstance(node, ast.Name) else None
+        for name in nodes(waiting.pop(), ast.Name):
+            other = by_name.get(name.id)
             if other is not None and other not in used:
                 used.append(other)
                 waiting.append(other)
@@ -252,16 +265,15 @@ def used_by(tree: ast.Module, checked: Definition) -> list[Definition]:
 
 @lru_cache(maxsize=4)
 def code_lines(source: str) -> list[CodeLine]:
-    """The statements of a source, in order; strings that are not code are empty."""
+    """Return the statements of a source in order, a line each; strings that are not code become empty."""
     text, tree = readable(source), tree_of(source)
     if text is None or tree is None:
         return []
     statements: dict[int, ast.stmt] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt):
-            statements.setdefault(node.lineno, node)
-    found = (_code_line(tokens, statements) for tokens in _logical_lines(text))
-    return [line for line in found if line is not None]
+    for node in nodes(tree, ast.stmt):
+        statements.setdefault(node.lineno, node)
+    lines = (_code_line(tokens, statements) for tokens in _logical_lines(text))
+    return [line for line in lines if line is not None]
 
 
 def _logical_lines(text: str) -> Iterator[list[tokenize.TokenInfo]]:
@@ -276,7 +288,7 @@ def _logical_lines(text: str) -> Iterator[list[tokenize.TokenInfo]]:
 
 
 def _code_line(tokens: list[tokenize.TokenInfo], statements: dict[int, ast.stmt]) -> CodeLine | None:
-    if all(one.type == tokenize.STRING for one in tokens):
+    if all(token.type == tokenize.STRING for token in tokens):
         return None  # a docstring
     text, starts, words = "", [(0, tokens[0].start[0])], []
     before: tokenize.TokenInfo | None = None
@@ -296,16 +308,16 @@ def _code_line(tokens: list[tokenize.TokenInfo], statements: dict[int, ast.stmt]
 
 
 def _plain(string: str) -> str:
-    """A string literal with nothing in it, unless what is in it says what is computed."""
+    """Return a string literal emptied, unless its text matters to what is computed."""
     inside = string.lstrip("rRbBuUfF").strip("'\"")
-    return string if TELLING.fullmatch(inside) else '""'
+    return string if CODE_STRING.fullmatch(inside) else '""'
 
 
 class _Emptied(ast.NodeTransformer):
-    """Strings that are not code become empty."""
+    """Empty the strings that are not code."""
 
     def visit_Constant(self, constant: ast.Constant) -> ast.Constant:
-        if isinstance(constant.value, str) and not TELLING.fullmatch(constant.value):
+        if isinstance(constant.value, str) and not CODE_STRING.fullmatch(constant.value):
             return ast.copy_location(ast.Constant(""), constant)
         return constant
 
@@ -314,10 +326,10 @@ class _Emptied(ast.NodeTransformer):
 
 
 def _head(node: ast.stmt) -> str:
-    """The statement as Python prints it, without the body it may have."""
+    """Return the statement as `ast.unparse` writes it, without its body."""
     if isinstance(node, DEFINITIONS):
         return ""
-    copy = ast.parse(ast.unparse(node)).body[0]  # the transformer writes to what it is given
+    copy = ast.parse(ast.unparse(node)).body[0]  # the transformer changes the tree
     return ast.unparse(_Emptied().visit(copy)).partition("\n")[0]
 
 
@@ -325,50 +337,49 @@ SCORES = re.compile(
     r"scores?|logits?|qk\b|sims?\b|similarit|energy|dots?\b|raw|presoftmax|affinit", re.IGNORECASE
 )
 WEIGHTS = re.compile(r"weights?|attn|attention|att\b|atts\b|probs?|alphas?|maps?\b", re.IGNORECASE)
-TOLD = re.compile(r"(attention|attn)[ _]?(weights?|probabilit\w*|probs?|maps?)", re.IGNORECASE)
-ASKED = re.compile(r"(need|return|output|with|get)_?(attn_|attention_)?(weights|probs|attn|attentions?)$")
+DOCUMENTED = re.compile(r"(attention|attn)[ _]?(weights?|probabilit\w*|probs?|maps?)", re.IGNORECASE)
+REQUESTED = re.compile(r"(need|return|output|with|get)_?(attn_|attention_)?(weights|probs|attn|attentions?)$")
 
 
 def says_weights(source: str, first_line: int | None) -> bool:
-    """Whether what is returned beside the output is called weights: by its name, by the argument that asks
-    for it or by what is written about it. What is called scores is not."""
-    for door in _doors(source, first_line):
-        if any(SCORES.search(name) is None and WEIGHTS.search(name) for name in _returned(door)):
+    """Return True if the code calls what it returns beside the output weights, and not scores.
+
+    The name of the returned value, the argument that requests it and the docstring count.
+    """
+    for function in _entry_points(source, first_line):
+        if any(SCORES.search(name) is None and WEIGHTS.search(name) for name in _returned(function)):
             return True
-        every = (*door.args.args, *door.args.kwonlyargs)
-        if any(ASKED.match(one.arg) for one in every) or TOLD.search(ast.get_docstring(door) or ""):
+        parameters = (*function.args.args, *function.args.kwonlyargs)
+        requested = any(REQUESTED.match(parameter.arg) for parameter in parameters)
+        if requested or DOCUMENTED.search(ast.get_docstring(function) or ""):
             return True
     return False
 
 
-def _doors(source: str, first_line: int | None) -> Iterator[ast.FunctionDef]:
-    """The function itself, or the class's forward, its own or that of a parent in the same file."""
+def _entry_points(source: str, first_line: int | None) -> list[Function]:
+    """Return the function itself, or the forward of the class or of its nearest parent."""
     tree = tree_of(source)
     node = None if tree is None or first_line is None else definition_at(tree, first_line)
-    seen: set[str] = set()
-    while tree is not None and isinstance(node, ast.ClassDef) and node.name not in seen:
-        seen.add(node.name)
-        own = [one for one in node.body if isinstance(one, ast.FunctionDef)]
-        forward = [one for one in own if one.name in ("forward", "__call__")]
+    visited: set[str] = set()
+    while tree is not None and isinstance(node, ast.ClassDef) and node.name not in visited:
+        visited.add(node.name)
+        methods = [method for method in node.body if isinstance(method, FUNCTIONS)]
+        forward = [method for method in methods if method.name in ("forward", "__call__")]
         if forward:
-            yield from forward
-            return
-        parents = {one.id for one in node.bases if isinstance(one, ast.Name)}
-        classes = (one for one in tree.body if isinstance(one, ast.ClassDef))
-        node = next((one for one in classes if one.name in parents), None)
-    if isinstance(node, ast.FunctionDef):
-        yield node
+            return forward
+        parents = {base.id for base in node.bases if isinstance(base, ast.Name)}
+        classes = (statement for statement in tree.body if isinstance(statement, ast.ClassDef))
+        node = next((owner for owner in classes if owner.name in parents), None)
+    return [node] if isinstance(node, FUNCTIONS) else []
 
 
-def _returned(door: ast.FunctionDef) -> Iterator[str]:
-    """The names of what is returned beside the first: attn of `attn`, of `self.attn`, of `{"attn": ..}`."""
-    for one in ast.walk(door):
-        if not isinstance(one, ast.Return) or one.value is None:
-            continue
-        if isinstance(one.value, ast.Tuple):
-            yield from (name for part in one.value.elts[1:] if (name := _name(part)))
-        elif isinstance(one.value, ast.Dict):
-            yield from (str(key.value) for key in one.value.keys[1:] if isinstance(key, ast.Constant))
+def _returned(function: Function) -> Iterator[str]:
+    """Yield the names of the values returned after the first: "attn" for `attn` and `{"attn": ..}`."""
+    for node in nodes(function, ast.Return):
+        if isinstance(node.value, ast.Tuple):
+            yield from (name for part in node.value.elts[1:] if (name := _name(part)))
+        elif isinstance(node.value, ast.Dict):
+            yield from (str(key.value) for key in node.value.keys[1:] if isinstance(key, ast.Constant))
 
 
 def _name(part: ast.expr) -> str:

@@ -1,8 +1,8 @@
-"""Names that nothing binds where they are used, and names that only `if __name__ == "__main__":` binds.
+"""Find names that are undefined where they are used, and names bound only under `__main__`.
 
-Certain to be unbound, whatever the branches do: without a loop around both, a program only moves down the
-page, and what is bound further down is not bound yet. Sizes that classes read are often set under
-`__main__`; whoever runs the file has them, who imports it has not.
+A name is reported only if it is certainly undefined, whichever branches run: unless a loop surrounds both, a
+binding further down the file comes too late. Sizes that classes read are often set under `__main__`: they
+exist if the file is run as a script, and not if it is imported.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from .parsed import (
     Definition,
     Function,
     dotted,
+    imported_names,
     inner_nodes,
     is_main,
+    loaded_names,
+    nodes,
     parameters_of,
     readable,
+    stored_names,
     suggestion_for,
     text_of,
     tree_of,
@@ -34,31 +38,28 @@ from .parsed import (
 )
 
 CAUGHT = {"NameError", "UnboundLocalError", "Exception", "BaseException"}
-# an `if` on one of these may keep its body from ever running here
-HERE = {"version_info", "platform", "hexversion", "PY2", "PY3", "TYPE_CHECKING", "MYPY"}
+# the body of an `if` on one of these may never run on this system
+SYSTEM = {"version_info", "platform", "hexversion", "PY2", "PY3", "TYPE_CHECKING", "MYPY"}
 
 
 def catches_names(node: ast.Try | ast.TryStar) -> bool:
-    """Whether a missing name in the body is expected."""
+    """Return True if the `try` handles a NameError of its body."""
     for handler in node.handlers:
-        if handler.type is None or any(
-            isinstance(n, ast.Name) and n.id in CAUGHT for n in ast.walk(handler.type)
-        ):
+        if handler.type is None or any(name.id in CAUGHT for name in nodes(handler.type, ast.Name)):
             return True
     return False
 
 
 def may_not_run(test: ast.expr) -> bool:
-    """Whether a condition asks for the Python or the machine, or is never true."""
+    """Return True if a condition is constant or depends on the Python version or the system."""
     if isinstance(test, ast.Constant):
         return True
-    named = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    named |= {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
-    return bool(named & HERE) or "os.name" in ast.unparse(test)
+    names = {name.id for name in nodes(test, ast.Name)} | {node.attr for node in nodes(test, ast.Attribute)}
+    return bool(names & SYSTEM) or "os.name" in ast.unparse(test)
 
 
 class Event(NamedTuple):
-    """One use or binding of a name, as it would happen."""
+    """A use or a binding of a name; events are listed in the order of execution."""
 
     name: str
     binds: bool
@@ -66,20 +67,18 @@ class Event(NamedTuple):
     loops: frozenset[int]
 
 
-def used_too_early(tree: ast.Module, given: Collection[str]) -> Iterator[tuple[str, int, int]]:
-    """Name, line of the use, line of the first binding after it; for the module and each function.
+def used_too_early(tree: ast.Module, predefined: Collection[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, line of the use, line of the first binding after it), for the module and each function.
 
     Args:
-        given: names that a module has without binding them.
+        tree: of the file.
+        predefined: names that exist in a module without being bound.
     """
-    shared = {
-        name for node in ast.walk(tree) if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
-    }
-    yield from _too_early(tree.body, shared | set(given))
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS):
-            own = {one.arg for one in parameters_of(node)}
-            yield from _too_early(_reachable(node.body), shared | own)
+    shared = {name for node in nodes(tree, (ast.Global, ast.Nonlocal)) for name in node.names}
+    yield from _too_early(tree.body, shared | set(predefined))
+    for function in nodes(tree, FUNCTIONS):
+        own = {parameter.arg for parameter in parameters_of(function)}
+        yield from _too_early(_reachable(function.body), shared | own)
 
 
 def _too_early(body: list[ast.stmt], leave_out: set[str]) -> Iterator[tuple[str, int, int]]:
@@ -98,12 +97,12 @@ def _too_early(body: list[ast.stmt], leave_out: set[str]) -> Iterator[tuple[str,
 
 
 class _Events(ast.NodeVisitor):
-    """The uses and bindings of one scope in the order in which they are evaluated."""
+    """Collect the uses and bindings of one scope in the order in which they are evaluated."""
 
     def __init__(self, body: list[ast.stmt]) -> None:
         self.events: list[Event] = []
         self.loops: frozenset[int] = frozenset()
-        self.silent = 0  # inside what may not run, or may fail: bindings count, uses do not
+        self.silent = 0  # above 0 in code that may not run or may fail: its bindings count, its uses do not
         self.each(body)
 
     def each(self, nodes: Sequence[ast.AST]) -> None:
@@ -176,7 +175,7 @@ class _Events(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: Function) -> None:
         self.each([*node.decorator_list, *node.args.defaults])
-        self.each([one for one in node.args.kw_defaults if one is not None])
+        self.each([default for default in node.args.kw_defaults if default is not None])
         self.bind(node.name, node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -188,17 +187,18 @@ class _Events(ast.NodeVisitor):
         self.bind(node.name, node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.each([*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)])
+        self.each(
+            [*node.args.defaults, *(default for default in node.args.kw_defaults if default is not None)]
+        )
 
     def comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         self.visit(node.generators[0].iter)
-        for inner in ast.walk(node):  # := inside binds outside
-            if isinstance(inner, ast.NamedExpr):
-                self.visit(inner.target)
+        for assignment in nodes(node, ast.NamedExpr):  # := binds outside the comprehension
+            self.visit(assignment.target)
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        for one in node.names:
-            self.bind(one.asname or one.name.partition(".")[0], node)
+        for name in imported_names(node):
+            self.bind(name, node)
 
     def visit_MatchAs(self, node: ast.MatchAs) -> None:
         self.generic_visit(node)
@@ -211,7 +211,7 @@ class _Events(ast.NodeVisitor):
         self.generic_visit(node)
         self.bind(node.rest, node)
 
-    # ast's own spelling of the names
+    # the names that ast.NodeVisitor requires
     visit_AsyncFor = visit_For  # noqa: N815
     visit_TryStar = visit_Try  # noqa: N815
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
@@ -219,29 +219,30 @@ class _Events(ast.NodeVisitor):
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension  # noqa: N815
 
 
-# in every module without being assigned; the last line is what notebooks, profilers and gettext add
-GIVEN = frozenset(dir(builtins)) | frozenset(
+# names that every module has; those of the last line come from notebooks, profilers and gettext
+PREDEFINED = frozenset(dir(builtins)) | frozenset(
     """__name__ __file__ __doc__ __spec__ __package__ __loader__ __builtins__ __annotations__ __path__
     __dict__ __cached__ __debug__ __module__ __qualname__ __class__ __firstlineno__ __classdict__
     __conditional_annotations__ WindowsError exit quit copyright credits license help
     _ __ ___ get_ipython display In Out reveal_type reveal_locals profile""".split()
 )
-MEANT = re.compile(r"#.*(noqa: .*F821|name-defined|undefined-variable)")  # whoever wrote it knows
-# ways to another module's names, or to one's own
+# a comment that silences the same warning of a linter
+INTENDED = re.compile(r"#.*(noqa: .*F821|name-defined|undefined-variable)")
+# ways to change the names of a module without assigning them
 UNSEEN = {"f_globals", "__globals__", "modules", "_convert_"}
 UNSEEN_NAMES = {"globals", "exec", "execfile", "__builtins__", "builtins"}
 COMPREHENSIONS = {
     ast.ListComp: "listcomp", ast.SetComp: "setcomp", ast.DictComp: "dictcomp", ast.GeneratorExp: "genexpr",
 }  # fmt: skip
-# From Python 3.12 on the tables show a comprehension as part of the scope around it, its own names and all;
-# a generator still has a table.
+# From Python 3.12 on the symbol table of a comprehension is merged with that of the scope around it; a
+# generator expression still has its own.
 INLINED = sys.version_info >= (3, 12)
 BEFORE_FOR = re.compile(rb"(?:[\s)\\]|#[^\r\n]*)*")  # between the value of a comprehension and its `for`
-Key = tuple[str, int]  # a scope: its name and the line it starts on
+Key = tuple[str, int]  # identifies a scope: its name and the line on which it starts
 
 
 class Undefined(NamedTuple):
-    """A name that will raise NameError when its line runs."""
+    """A name that raises NameError when its line runs."""
 
     name: str
     line: int
@@ -250,53 +251,49 @@ class Undefined(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The whole of it, in one or two sentences."""
+        """The message for the learner."""
         imports = self.suggestion.startswith(("import ", "from "))
-        do = f"add at the top: {self.suggestion}" if imports else self.suggestion
-        end = "" if do.endswith("?") else "."
-        return f"`{self.name}` is used on line {self.line} but not defined there: `{self.text}`; {do}{end}"
+        advice = f"add at the top: {self.suggestion}" if imports else self.suggestion
+        end = "" if advice.endswith("?") else "."
+        return (
+            f"`{self.name}` is used on line {self.line} but not defined there: `{self.text}`; {advice}{end}"
+        )
 
 
-def undefined_names(source: str, known: Collection[str] = ()) -> list[Undefined]:
-    """Names that nothing binds where they are used, first use of each, in order of lines.
+def undefined_names(source: str) -> list[Undefined]:
+    """Return the names of a file that are undefined where they are used: the first use of each, by line.
 
-    Args:
-        source: Python, a whole file or one class or function.
-        known: names bound outside `source`, e.g. the globals of a live class.
-
-    Returns:
-        Nothing where the source does not parse or binds names behind our back.
+    The list is empty if the source does not parse, or may bind names in ways that the tree does not show.
     """
     tree, text = tree_of(source), readable(source)
     if tree is None or text is None or _binds_unseen(tree):
         return []
-    given = GIVEN | set(known)
     try:
         with unwarned():
             tabled = _with_generators(text, tree) if INLINED else text
-            unbound = _unbound(symtable.symtable(tabled, "<source>", "exec"), given)
-        uses = list(_Uses(tree, unbound).found)
-        early = list(used_too_early(tree, given))
+            unbound = _unbound(symtable.symtable(tabled, "<source>", "exec"))
+        uses = _Uses(tree, unbound).uses
+        early = list(used_too_early(tree, PREDEFINED))
     except (SyntaxError, RecursionError):
         return []
     first: dict[str, tuple[int, str]] = {}
     lines = source.splitlines()
     for name, node, inside in uses:
-        if MEANT.search(lines[node.lineno - 1]):
+        if INTENDED.search(lines[node.lineno - 1]):
             continue
         if name not in first or node.lineno < first[name][0]:
             first[name] = node.lineno, suggestion_for(name, tree, inside, bound=_module_names(tree))
     for name, line, bound_on in early:
         if name not in first:
             first[name] = line, f"it is assigned only later, on line {bound_on}: move that above"
-    found = [Undefined(name, line, text_of(source, line), do) for name, (line, do) in first.items()]
-    return sorted(found, key=lambda one: (one.line, one.name))
+    undefined = [Undefined(name, line, text_of(source, line), do) for name, (line, do) in first.items()]
+    return sorted(undefined, key=lambda name: (name.line, name.name))
 
 
 def _binds_unseen(tree: ast.Module) -> bool:
-    """Whether names may come from where no table shows them."""
+    """Return True if names may be bound in ways that the tree does not show, such as `import *`."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and any(one.name == "*" for one in node.names):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             return True
         if isinstance(node, ast.Name) and node.id in UNSEEN_NAMES:
             return True
@@ -308,15 +305,15 @@ def _binds_unseen(tree: ast.Module) -> bool:
 
 
 def _with_generators(text: str, tree: ast.Module) -> str:
-    """The text, line by line, with generators for comprehensions: `(x for x in y)` for `[x for x in y]`.
+    """Return the text with each comprehension written as a generator: `(x for x in y)` for `[x for x in y]`.
 
-    Names are looked up alike in the two, those around a class included.
+    Both look names up in the same way, and lines stay where they are.
     """
     written = text.encode()  # the tree counts bytes
     starts = [0]
     for line in written.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    edits: list[tuple[int, int, bytes]] = []  # from, to, what stands there instead
+    edits: list[tuple[int, int, bytes]] = []  # start, end, replacement
     for node in ast.walk(tree):
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp):
             assert node.end_lineno is not None and node.end_col_offset is not None
@@ -348,21 +345,21 @@ def _binds(symbol: symtable.Symbol) -> bool:
     return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace() or symbol.is_parameter()
 
 
-def _unbound(top: symtable.SymbolTable, given: Collection[str]) -> dict[Key, set[str]]:
-    """For each scope the names it looks up in the module and nobody puts there."""
+def _unbound(top: symtable.SymbolTable) -> dict[Key, set[str]]:
+    """Return for each scope the global names that it reads and nothing binds."""
     tables = list(_tables(top))
-    bound = set(given)
+    bound = set(PREDEFINED)
     for table in tables:
         for symbol in table.get_symbols():
             if _binds(symbol) and (table is top or symbol.is_declared_global()):
                 bound.add(symbol.get_name())
     unbound: dict[Key, set[str]] = {}
-    elsewhere: dict[Key, set[str]] = {}  # two lambdas on one line are one scope to us
+    elsewhere: dict[Key, set[str]] = {}  # two lambdas on one line share a key
     for table in tables:
         key = _key(table.get_name(), 0 if table is top else table.get_lineno())
         for symbol in table.get_symbols():
             name = symbol.get_name()
-            # is_global errs in a function that is called "top", as the module's table is
+            # is_global is wrong in a function that is called "top", like the module's table
             own = table is not top and _binds(symbol) and not symbol.is_declared_global()
             if own or not symbol.is_global():
                 elsewhere.setdefault(key, set()).add(name)
@@ -376,17 +373,17 @@ def _key(name: str, line: int) -> Key:
 
 
 class _Uses(ast.NodeVisitor):
-    """Where names are read, each in the scope that reads it."""
+    """Collect the uses of unbound names, each with the definitions around it."""
 
     def __init__(self, tree: ast.Module, unbound: dict[Key, set[str]]) -> None:
         self.unbound = unbound
         self.scope: list[Key] = [("top", 0)]
         self.inside: list[Definition] = []
-        self.found: list[tuple[str, ast.Name, tuple[Definition, ...]]] = []
+        self.uses: list[tuple[str, ast.Name, tuple[Definition, ...]]] = []
         lazy = any(
             isinstance(node, ast.ImportFrom)
             and node.module == "__future__"
-            and any(one.name == "annotations" for one in node.names)
+            and any(alias.name == "annotations" for alias in node.names)
             for node in tree.body
         )
         self.eager_annotations = not lazy and sys.version_info < (3, 14)
@@ -403,15 +400,25 @@ class _Uses(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and node.id in self.unbound.get(self.scope[-1], ()):
-            self.found.append((node.id, node, tuple(self.inside)))
+            self.uses.append((node.id, node, tuple(self.inside)))
 
     def visit_FunctionDef(self, node: Function) -> None:
         spec = node.args
         self.each(
-            [*node.decorator_list, *spec.defaults, *(one for one in spec.kw_defaults if one is not None)]
+            [
+                *node.decorator_list,
+                *spec.defaults,
+                *(default for default in spec.kw_defaults if default is not None),
+            ]
         )
         if self.eager_annotations:
-            self.each([one.annotation for one in parameters_of(node) if one.annotation is not None])
+            self.each(
+                [
+                    parameter.annotation
+                    for parameter in parameters_of(node)
+                    if parameter.annotation is not None
+                ]
+            )
             self.each([node.returns] if node.returns is not None else [])
         self.inside.append(node)
         self.enter(node.name, node.lineno, [*_reachable(node.body)])
@@ -426,12 +433,14 @@ class _Uses(ast.NodeVisitor):
         self.inside.pop()
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.each([*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)])
+        self.each(
+            [*node.args.defaults, *(default for default in node.args.kw_defaults if default is not None)]
+        )
         self.enter("lambda", node.lineno, [node.body])
 
     def comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         first, *others = node.generators
-        self.visit(first.iter)  # the one part that the scope outside evaluates
+        self.visit(first.iter)  # evaluated in the scope outside
         results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         kind = ast.GeneratorExp if INLINED else type(node)
         self.enter(COMPREHENSIONS[kind], node.lineno, [first.target, *first.ifs, *others, *results])
@@ -455,32 +464,32 @@ class _Uses(ast.NodeVisitor):
 
 
 def _reachable(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements up to the first `raise` or `return`: what follows is never run."""
+    """Return the statements up to the first `raise` or `return`; those after it never run."""
     ends = [i for i, node in enumerate(body) if isinstance(node, (ast.Raise, ast.Return))]
     return body[: ends[0] + 1] if ends else body
 
 
 def _module_names(tree: ast.Module) -> set[str]:
-    """What the module's own lines bind."""
+    """Return the names that the module binds outside its functions and classes."""
     names = {node.name for node in tree.body if isinstance(node, DEFINITIONS)}
     for node in inner_nodes(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+            names |= imported_names(node)
     return names
 
 
 # What a file does only when it is run as a script
 
 HARMLESS = frozenset("int float bool str min max len range round dict list tuple set".split())
-TENSORS = frozenset("torch np numpy nn F".split())  # what is made with these is data, or a module
-INNER = frozenset("weights scores attn attention out output qkv".split())  # what forward computes itself
-NOTE = "set under __main__, and set so before it was built: {names}"
+TENSORS = frozenset("torch np numpy nn F".split())  # what is made with these is data or a module
+INNER = frozenset("weights scores attn attention out output qkv".split())  # computed by forward
+NOTE = "assigned only under __main__; assigned in the same way before the code was built: {names}"
 
 
 def names_under_main(source: str) -> set[str]:
-    """Names that are bound only there."""
+    """Return the names that are bound only under `if __name__ == "__main__":`."""
     tree = tree_of(source)
     if tree is None:
         return set()
@@ -490,40 +499,32 @@ def names_under_main(source: str) -> set[str]:
 
 
 def settings_under_main(source: str) -> set[str]:
-    """Of those, names that are settings: no tensors, and no inputs or steps of attention."""
+    """Return the names bound only under `__main__` that are no tensors, inputs or steps of attention."""
     tree = tree_of(source)
     if tree is None:
         return set()
-    found: set[str] = set()
+    settings: set[str] = set()
     for body in _bodies(tree):
         for node in body:
             if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
                 continue
-            made_of = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
-            if not made_of & TENSORS:
-                found |= _bound_by(node)
+            if not {name.id for name in nodes(node.value, ast.Name)} & TENSORS:
+                settings |= _bound_by(node)
     return {
-        name for name in found & names_under_main(source) if input_word(name) is None and name not in INNER
+        name for name in settings & names_under_main(source) if input_word(name) is None and name not in INNER
     }
 
 
 def set_as_under_main(module: ModuleType, source: str) -> list[str]:
-    """Run the plain assignments there to names that functions and classes read; the names that were set.
+    """Run the plain assignments under `__main__` to names that definitions read; return these names.
 
-    An assignment is plain where it computes with names, numbers and texts alone, and calls nothing that could
-    do anything else.
+    An assignment is plain if it uses names, numbers and strings and calls at most harmless builtins.
     """
     tree = tree_of(source)
     wanted = names_under_main(source)
     if tree is None or not wanted:
         return []
-    read = {
-        node.id
-        for top in tree.body
-        if isinstance(top, DEFINITIONS)
-        for node in ast.walk(top)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
+    read = set[str]().union(*(loaded_names(top) for top in tree.body if isinstance(top, DEFINITIONS)))
     if not wanted & read:
         return []
     done: list[str] = []
@@ -534,7 +535,7 @@ def set_as_under_main(module: ModuleType, source: str) -> list[str]:
                 continue
             try:
                 exec(compile(ast.Module([node], []), "<main>", "exec"), vars(module))
-            except Exception:  # it wants what was not set: whoever reads it says so
+            except Exception:  # it needs a name that was not set; the code that reads it reports that
                 continue
             done += sorted(names & read)
     return done
@@ -545,24 +546,19 @@ def _bodies(tree: ast.Module) -> list[list[ast.stmt]]:
 
 
 def _bound_by(node: ast.stmt) -> set[str]:
-    """Names that a statement binds, those of functions inside left out."""
+    """Return the names that a statement binds; for a definition, its own name only."""
     if isinstance(node, DEFINITIONS):
         return {node.name}
-    found = {
-        (one.asname or one.name).partition(".")[0]
-        for part in ast.walk(node)
-        if isinstance(part, (ast.Import, ast.ImportFrom))
-        for one in part.names
-    }
-    return found | {
-        one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    }
+    imported = (imported_names(part) for part in nodes(node, (ast.Import, ast.ImportFrom)))
+    return stored_names(node).union(*imported)
 
 
 def _is_plain(node: ast.stmt) -> bool:
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
-        named = all(isinstance(one, (ast.Name, ast.Tuple)) for one in targets) and node.value is not None
-        return named and all(isinstance(one, ast.Name) and one.id in HARMLESS for one in calls)
-    return False
+    """Return True for an assignment that calls at most harmless builtins."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    functions = [call.func for call in nodes(node, ast.Call)]
+    return all(isinstance(target, (ast.Name, ast.Tuple)) for target in targets) and all(
+        isinstance(function, ast.Name) and function.id in HARMLESS for function in functions
+    )

@@ -1,4 +1,4 @@
-"""A learner's source as a syntax tree, read and never run."""
+"""The syntax tree of a learner's source. The source is parsed here and never run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import TypeVar, overload
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+A = TypeVar("A", bound=ast.AST)
+B = TypeVar("B", bound=ast.AST)
+C = TypeVar("C", bound=ast.AST)
 
 
 _parsing = threading.Lock()
@@ -24,10 +28,10 @@ _parsing = threading.Lock()
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """No warnings while a source is parsed: "\\d" in a learner's string is their business.
+    """Silence warnings while a learner's source is parsed, such as the one for "\\d" in a string.
 
-    One at a time: the filters are the process's, and Python puts them back right only if one comes after the
-    other; and Python 3.11 counts the depth of trees for all threads together, and raises where two meet.
+    A lock lets one thread parse at a time: warning filters belong to the whole process and are restored
+    correctly only in order, and Python 3.11 counts the depth of trees for all threads together.
     """
     with _parsing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -36,7 +40,7 @@ def unwarned() -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def readable(source: str) -> str | None:
-    """The source as Python takes it, an indented class moved to the left; None if it does not parse."""
+    """Return the source so that it parses, unindented if it is a pasted method; None if it cannot."""
     for text in (source, textwrap.dedent(source)):
         try:
             with unwarned():
@@ -49,7 +53,7 @@ def readable(source: str) -> str | None:
 
 @lru_cache(maxsize=8)
 def tree_of(source: str) -> ast.Module | None:
-    """The tree, or None where the source is no Python. Lines are those of `source`."""
+    """Return the syntax tree of `source`, or None if it is not valid Python."""
     text = readable(source)
     if text is None:
         return None
@@ -58,13 +62,13 @@ def tree_of(source: str) -> ast.Module | None:
 
 
 def text_of(source: str, line: int | None) -> str:
-    """One line, stripped; "" where there is none."""
+    """Return line `line` of the source without leading and trailing spaces; "" if there is no such line."""
     lines = source.splitlines()
     return lines[line - 1].strip() if line is not None and 0 < line <= len(lines) else ""
 
 
 def dotted(node: ast.AST) -> str:
-    """`torch.nn.Linear` as "torch.nn.Linear"; "" for anything that is not names and dots."""
+    """Return "torch.nn.Linear" for `torch.nn.Linear`, and "" for anything but names joined by dots."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -73,8 +77,41 @@ def dotted(node: ast.AST) -> str:
     return ""
 
 
+@overload
+def nodes(tree: ast.AST, kind: type[A]) -> Iterator[A]: ...
+@overload
+def nodes(tree: ast.AST, kind: tuple[type[A], type[B]]) -> Iterator[A | B]: ...
+@overload
+def nodes(tree: ast.AST, kind: tuple[type[A], type[B], type[C]]) -> Iterator[A | B | C]: ...
+@overload
+def nodes(tree: ast.AST, kind: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]: ...
+def nodes(tree: ast.AST, kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+    """Yield the nodes of a tree that are of the given kind, in the order of `ast.walk`."""
+    return (node for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def loaded_names(tree: ast.AST) -> set[str]:
+    """Return the names whose values a tree reads."""
+    return {name.id for name in nodes(tree, ast.Name) if isinstance(name.ctx, ast.Load)}
+
+
+def stored_names(tree: ast.AST) -> set[str]:
+    """Return the names that a tree assigns."""
+    return {name.id for name in nodes(tree, ast.Name) if isinstance(name.ctx, ast.Store)}
+
+
+def imported_names(statement: ast.Import | ast.ImportFrom) -> set[str]:
+    """Return the names that an import binds: "np" for `import numpy as np`, "torch" for `import torch.nn`."""
+    return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+
+
+def definition_start(node: Definition) -> int:
+    """Return the line on which a class or function begins, its decorators included."""
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
 def inner_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function or class without those of functions and classes inside it."""
+    """Yield the nodes of a function or class, without the contents of nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, DEFINITIONS):
@@ -82,51 +119,50 @@ def inner_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def expression(text: str) -> ast.expr:
-    """Python that has a value, as a tree."""
+    """Parse a Python expression."""
     return ast.parse(text, mode="eval").body
 
 
 def methods_of(owner: ast.ClassDef) -> dict[str, Function]:
-    """The functions of a class by name; of one name the last, which is the one that is bound."""
-    return {one.name: one for one in owner.body if isinstance(one, FUNCTIONS)}
+    """Return the methods of a class by name; of several with one name the last, which is the one bound."""
+    return {method.name: method for method in owner.body if isinstance(method, FUNCTIONS)}
 
 
 def parameters_of(function: Function) -> list[ast.arg]:
-    """Every parameter, * and ** last."""
+    """Return every parameter of a function, with `*args` and `**kwargs` last."""
     spec = function.args
-    last = [one for one in (spec.vararg, spec.kwarg) if one is not None]
+    last = [parameter for parameter in (spec.vararg, spec.kwarg) if parameter is not None]
     return [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *last]
 
 
 def extent_of(node: ast.stmt) -> tuple[int, int]:
-    """First and last line."""
+    """Return the first and last line of a statement."""
     return node.lineno, node.end_lineno or node.lineno
 
 
 def is_main(node: ast.AST) -> bool:
-    """Whether it is `if __name__ == "__main__":`."""
-    return isinstance(node, ast.If) and any(
-        isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)
-    )
+    """Return True if the node is `if __name__ == "__main__":`."""
+    return isinstance(node, ast.If) and "__name__" in loaded_names(node.test)
 
 
 def bound_in(function: Function) -> set[str]:
-    """Parameters and whatever is assigned in the function itself."""
-    names = {one.arg for one in parameters_of(function)} | {
-        node.id
-        for node in inner_nodes(function)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    return names | {node.name for node in inner_nodes(function) if isinstance(node, DEFINITIONS)}
+    """Return the names of the parameters and of everything that is assigned in the function itself."""
+    names = {parameter.arg for parameter in parameters_of(function)}
+    for node in inner_nodes(function):
+        if isinstance(node, DEFINITIONS):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a source, and the statement, function and class around it."""
+    """A line of a source, with the statement, function and class around it."""
 
     source: str | None
     line: int | None
-    shapes: Mapping[str, list[int]] = field(default_factory=dict)  # of the tensors there, by variable
+    shapes: Mapping[str, list[int]] = field(default_factory=dict)  # of the local tensors, by variable
 
     @cached_property
     def tree(self) -> ast.Module | None:
@@ -134,13 +170,17 @@ class Place:
 
     @cached_property
     def statement(self) -> ast.stmt | None:
-        """The smallest statement that holds the line."""
-        around = [one for one in self._around() if isinstance(one, ast.stmt)]
-        return min(around, key=lambda one: (one.end_lineno or one.lineno) - one.lineno, default=None)
+        """The smallest statement that contains the line."""
+        around = [node for node in self._around() if isinstance(node, ast.stmt)]
+        return min(
+            around,
+            key=lambda statement: (statement.end_lineno or statement.lineno) - statement.lineno,
+            default=None,
+        )
 
     @cached_property
     def text(self) -> str:
-        """The learner's line; the whole statement where it goes over a few lines."""
+        """The learner's line; the whole statement if it spans several lines and is short."""
         if self.source is None:
             return ""
         line, node = text_of(self.source, self.line), self.statement
@@ -148,21 +188,21 @@ class Place:
         if node is None or compound or node.end_lineno == node.lineno:
             return line
         lines = self.source.splitlines()[node.lineno - 1 : node.end_lineno]
-        whole = " ".join(one.partition(" #")[0].strip() for one in lines)
+        whole = " ".join(line.partition(" #")[0].strip() for line in lines)
         whole = re.sub(r"(?<=[(\[{]) | (?=[)\]}.])|,(?= ?[)\]}])", "", whole)
         return whole if len(whole) <= 110 else line
 
     @cached_property
     def function(self) -> Function | None:
-        """The innermost function that holds the line."""
-        around = [one for one in self._around() if isinstance(one, FUNCTIONS)]
-        return max(around, key=lambda one: one.lineno, default=None)
+        """The innermost function that contains the line."""
+        around = [node for node in self._around() if isinstance(node, FUNCTIONS)]
+        return max(around, key=lambda function: function.lineno, default=None)
 
     @cached_property
     def owner(self) -> ast.ClassDef | None:
-        """The innermost class that holds the line."""
-        around = [one for one in self._around() if isinstance(one, ast.ClassDef)]
-        return max(around, key=lambda one: one.lineno, default=None)
+        """The innermost class that contains the line."""
+        around = [node for node in self._around() if isinstance(node, ast.ClassDef)]
+        return max(around, key=lambda owner: owner.lineno, default=None)
 
     def _around(self) -> list[ast.AST]:
         line = self.line
@@ -175,50 +215,46 @@ class Place:
         ]
 
     def definition(self, name: str) -> Definition | None:
-        """A class or function of the file by its name."""
-        for node in ast.walk(self.tree) if self.tree is not None else ():
-            if isinstance(node, DEFINITIONS) and node.name == name:
-                return node
-        return None
+        """Return the class or function of the file that has this name."""
+        if self.tree is None:
+            return None
+        return next((node for node in nodes(self.tree, DEFINITIONS) if node.name == name), None)
 
     @property
     def locals(self) -> set[str]:
         return set() if self.function is None else bound_in(self.function)
 
     def layers(self) -> list[str]:
-        """The parts of self that the statement calls: "W_q" of `self.W_q(x)`."""
+        """Return the attributes of self that the statement calls: "W_q" for `self.W_q(x)`."""
         if self.statement is None:
             return []
-        calls = [dotted(node.func) for node in ast.walk(self.statement) if isinstance(node, ast.Call)]
+        calls = [dotted(call.func) for call in nodes(self.statement, ast.Call)]
         return list(dict.fromkeys(call[5:] for call in calls if re.fullmatch(r"self\.\w+", call)))
 
     def where_set(self, attribute: str) -> str:
-        """Where `self.attribute` is first assigned: " (line 12: `self.W_q = nn.Linear(d, d)`)", or ""."""
-        for node in ast.walk(self.owner) if self.owner is not None else ():
-            stores = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if stores and dotted(node) == f"self.{attribute}":
-                line: int = node.lineno  # type: ignore[attr-defined]
-                return f" (line {line}: `{text_of(self.source or '', line)}`)"
+        """Return where `self.attribute` is assigned: " (line 12: `self.W_q = nn.Linear(d, d)`)", or ""."""
+        for node in nodes(self.owner, ast.Attribute) if self.owner is not None else ():
+            if isinstance(node.ctx, ast.Store) and dotted(node) == f"self.{attribute}":
+                return f" (line {node.lineno}: `{text_of(self.source or '', node.lineno)}`)"
         return ""
 
     def shapes_named(self) -> dict[str, list[int]]:
-        """The shapes of the tensors that the statement names, in its order."""
-        nodes = ast.walk(self.statement) if self.statement is not None else ()
-        names = [node.id for node in nodes if isinstance(node, ast.Name)]
+        """Return the shapes of the tensors that the statement names, in its order."""
+        names = [name.id for name in nodes(self.statement, ast.Name)] if self.statement is not None else []
         return {name: self.shapes[name] for name in names if name in self.shapes}
 
     def assigned(self, name: str) -> ast.expr | None:
-        """What the variable was last assigned before the line, in the same function."""
+        """Return the last value that the function assigns to the variable before the line."""
         value = None
-        for node in ast.walk(self.function) if self.function is not None else ():
-            if not isinstance(node, ast.Assign) or node.lineno >= (self.line or 0):
+        for node in nodes(self.function, ast.Assign) if self.function is not None else ():
+            if node.lineno >= (self.line or 0):
                 continue
             if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
                 value = node.value if value is None or node.lineno > value.lineno else value
         return value
 
-    def says(self, pattern: str) -> bool:
-        """Whether the learner's line has this in it."""
+    def matches(self, pattern: str) -> bool:
+        """Return True if the regular expression is found in the learner's line."""
         return re.search(pattern, self.text) is not None
 
 
@@ -282,21 +318,12 @@ LENGTH = re.compile(
 WIDTH = re.compile(
     r"(?i)(d|dim)_?(model|embed|in|input|out)|(embed(ding)?|model|emb|hidden|input)_?(dim|size)|[ced]|dim"
 )
-NOT_TENSORS = {
-    "self",
-    "cls",
-    "mask",
-    "attn_mask",
-    "attention_mask",
-    "key_padding_mask",
-    "is_causal",
-    "causal",
-    "dropout",
-}
+NOT_TENSORS = set("self cls mask attn_mask attention_mask key_padding_mask is_causal causal dropout".split())
+REGISTERS = {"register_buffer", "register_parameter", "add_module", "register_module"}
 
 
 def import_for(name: str) -> str | None:
-    """The line that brings a well-known name."""
+    """Return the import statement for a well-known name, or None."""
     if name in IMPORTS:
         return IMPORTS[name]
     if name in STANDARD:
@@ -307,7 +334,7 @@ def import_for(name: str) -> str | None:
 
 
 def nearest(name: str, others: Collection[str], cutoff: float = 0.75) -> str | None:
-    """The name that was probably meant: the same but for capitals and underscores, else the most alike."""
+    """Return the name that was probably meant: equal but for case and underscores, else the most similar."""
     plain = name.lower().replace("_", "")
     alike = sorted(other for other in others if other.lower().replace("_", "") == plain and other != name)
     if alike:
@@ -324,19 +351,22 @@ def nearest(name: str, others: Collection[str], cutoff: float = 0.75) -> str | N
 def suggestion_for(
     name: str, tree: ast.Module, inside: tuple[Definition, ...], bound: Collection[str]
 ) -> str:
-    """What to do about `name`, read inside these classes and functions (outermost first).
+    """Return what to do about the undefined `name`: an import, an assignment, or the name probably meant.
 
     Args:
+        inside: the classes and functions around its use, outermost first.
         bound: names that the module binds.
     """
-    functions = [one for one in inside if not isinstance(one, ast.ClassDef)]
-    owner = next((one for one in reversed(inside) if isinstance(one, ast.ClassDef)), None)
+    functions = [definition for definition in inside if not isinstance(definition, ast.ClassDef)]
+    owner = next(
+        (definition for definition in reversed(inside) if isinstance(definition, ast.ClassDef)), None
+    )
     function = functions[-1] if functions else None
-    locals_ = set().union(*(bound_in(one) for one in functions)) if functions else set()
+    locals_ = set().union(*(bound_in(function) for function in functions)) if functions else set()
     if name == "self" and function is not None:
         return f"make it the first parameter: def {function.name}(self, ...)"
-    if owner is not None and function is not None and (said := _of_class(name, owner, function)):
-        return said
+    if owner is not None and function is not None and (suggestion := _of_class(name, owner, function)):
+        return suggestion
     if (line := import_for(name)) is not None:
         return line
     if name in OLD:
@@ -346,69 +376,67 @@ def suggestion_for(
     if function is not None and (size := _size(name, function)):
         elsewhere = _assigned_elsewhere(name, tree, function)
         return f"assign it first, e.g. {size}" + (
-            f" (the one in {elsewhere} is not seen here)" if elsewhere else ""
+            f" ({name} of {elsewhere} cannot be used in another function)" if elsewhere else ""
         )
     if close := nearest(name, bound):
         return f"did you mean {close}?"
     if elsewhere := _assigned_elsewhere(name, tree, function):
-        return f"the one in {elsewhere} is not seen here: assign it here, or pass it as an argument"
+        return f"{elsewhere} has a local variable of that name: assign it here too, or pass it as an argument"
     return "assign or import it before this line"
 
 
 def _of_class(name: str, owner: ast.ClassDef, function: Function) -> str | None:
-    """Where the class has that name, only not under it."""
+    """Return a suggestion if the class has the name as an attribute or an argument of __init__."""
     methods = methods_of(owner)
     me = function.args.args[0].arg if function.args.args else "self"
-    kept = attributes_of(owner)
-    if name in kept or name in methods or name in _class_level(owner):
+    attributes = attributes_of(owner)
+    if name in attributes or name in methods or name in _class_level(owner):
         return f"did you mean {me}.{name}?"
     start = methods.get("__init__")
     if start is not None and start is not function and name in bound_in(start):
-        word = "an argument" if name in {one.arg for one in parameters_of(start)} else "a local name"
+        word = (
+            "an argument" if name in {parameter.arg for parameter in parameters_of(start)} else "a local name"
+        )
         return (
-            f"it is {word} of __init__ alone: keep it there, self.{name} = {name}, and use {me}.{name} here"
+            f"it is {word} of __init__ only: store it there, self.{name} = {name}, and use {me}.{name} here"
         )
     return None
 
 
 def attributes_of(owner: ast.ClassDef) -> set[str]:
-    """Names assigned as self.name anywhere in the class, and buffers or parameters registered by name."""
-    names = set()
-    for node in ast.walk(owner):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Store)
-            and dotted(node.value) == "self"
-        ):
-            names.add(node.attr)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            first = node.args[0]
-            registers = node.func.attr in (
-                "register_buffer",
-                "register_parameter",
-                "add_module",
-                "register_module",
-            )
-            if registers and isinstance(first, ast.Constant) and isinstance(first.value, str):
+    """Return the names assigned as self.name in the class, and buffers or parameters registered by name."""
+    names = {node.attr for node in self_attributes(owner)}
+    for call in nodes(owner, ast.Call):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in REGISTERS and call.args:
+            first = call.args[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 names.add(first.value)
     return names
 
 
+def self_attributes(owner: ast.AST) -> Iterator[ast.Attribute]:
+    """Yield each `self.name` that is assigned in a class."""
+    for node in nodes(owner, ast.Attribute):
+        if isinstance(node.ctx, ast.Store) and dotted(node.value) == "self":
+            yield node
+
+
 def _class_level(owner: ast.ClassDef) -> set[str]:
-    targets = [one.targets for one in owner.body if isinstance(one, ast.Assign)]
-    return {target.id for group in targets for target in group if isinstance(target, ast.Name)}
+    """Return the names of variables that are assigned in the body of the class."""
+    targets = [target for line in owner.body if isinstance(line, ast.Assign) for target in line.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def _size(name: str, function: Function) -> str | None:
-    """An assignment that takes a size from the function's first tensor."""
+    """Return an assignment that takes a size from the function's first tensor: "B = query.size(0)"."""
     spec = function.args
-    tensors = [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
-    tensors = [one for one in tensors if one not in NOT_TENSORS]
+    tensors = [parameter.arg for parameter in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+    tensors = [tensor for tensor in tensors if tensor not in NOT_TENSORS]
     if not tensors or tensors[0] == name or function.name == "__init__":
         return None
     source = tensors[0]
     if name.lower().startswith(("k", "src", "source", "s")) and len(tensors) > 1 and LENGTH.fullmatch(name):
-        source = next((one for one in tensors if one.lower().startswith("k")), source)
+        source = next((tensor for tensor in tensors if tensor.lower().startswith("k")), source)
     for pattern, axis in ((BATCH, 0), (LENGTH, 1), (WIDTH, -1)):
         if pattern.fullmatch(name):
             return f"{name} = {source}.size({axis})"
@@ -416,8 +444,8 @@ def _size(name: str, function: Function) -> str | None:
 
 
 def _assigned_elsewhere(name: str, tree: ast.Module, function: Function | None) -> str | None:
-    """The first other function that has the name for itself."""
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS) and node is not function and name in bound_in(node):
+    """Return the name of the first other function that has a local variable of this name."""
+    for node in nodes(tree, FUNCTIONS):
+        if node is not function and name in bound_in(node):
             return node.name
     return None

@@ -1,7 +1,8 @@
-"""A repair in the learner's own names.
+"""Write a repair with the learner's own names.
 
-A fault's repair is written in names of ours: scores, weights, q, self.d_k, self.W_q. The learner's tree says
-what they call each of them; what has no name there is said by an expression, `q.size(-1)`, or in words.
+The repair of a fault uses the names of the recipe: scores, weights, q, self.d_k, self.W_q. The learner's
+source tells what each is called there; what has no name is written as an expression, such as `q.size(-1)`,
+or explained in a comment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from ..evidence import Evidence
 from ..faults.fault import Fault
-from .edits import called, mended, plain
+from .edits import called, edited, plain
 from .lines import used_by
 from .parsed import (
     DEFINITIONS,
@@ -27,12 +28,15 @@ from .parsed import (
     extent_of,
     inner_nodes,
     methods_of,
+    nodes,
+    self_attributes,
     tree_of,
 )
 
 PRODUCTS = {"matmul", "bmm", "mm", "einsum", "dot"}
-TURNS = {"transpose", "permute", "swapaxes", "swapdims", "contiguous", "t", "movedim"}
+TRANSPOSES = {"transpose", "permute", "swapaxes", "swapdims", "contiguous", "t", "movedim"}
 LIBRARIES = {"torch", "F", "nn", "np", "numpy", "functional", "torch.nn.functional", "nn.functional", "math"}
+CASTS = {"bool", "to", "logical_not", "eq", "float"}
 IN_WORDS = {
     "d_k": "the channels of one head",
     "num_heads": "how many heads there are",
@@ -43,35 +47,37 @@ IN_WORDS = {
     "B": "the batch",
     "T": "the length of the queries",
     "p": "the probability of dropout",
-    **{f"W_{one}": "a layer of its own" for one in "qkvo"},
+    **{f"W_{letter}": "a layer of its own" for letter in "qkvo"},
 }
 SIZES = {"d_k": "head dim", "num_heads": "heads", "d_model": "width"}
 
 
-def in_their_names(repair: str, evidence: Evidence, line: int | None, fault: Fault | None = None) -> str:
-    """The repair as the learner would write it.
+def in_learners_names(repair: str, evidence: Evidence, line: int | None, fault: Fault | None = None) -> str:
+    """Return the repair as the learner would write it.
 
     Args:
-        repair: lines of Python in our names; what is no Python stays as it is.
-        line: where the fault sits, from 1: names are those of the function around it.
-        fault: whose repair it is; where the line itself can be mended, that is the repair.
+        repair: lines of Python with the names of the recipe; other text is returned unchanged.
+        evidence: of the learner's code.
+        line: of the fault, counted from 1; names are those of the function around it.
+        fault: that is repaired; if the learner's own line can be edited, the edited line is returned.
     """
     step = "" if fault is None else fault.step
     tree = tree_of(evidence.source or "")
     if tree is None:
         return repair
-    names = _Names(tree, evidence, line, any(one in repair for one in ("scores", "weights", "q @")))
-    if names.home is None:
+    names = _Names(tree, evidence, line, any(word in repair for word in ("scores", "weights", "q @")))
+    if names.function is None:
         return repair
     own = names.statement(line)
-    new = None if fault is None or own is None else mended(fault.key, own, names.as_text())
+    new = None if fault is None or own is None else edited(fault.key, own, names.as_text())
     if new is not None:
         return _with_self(new, names)
-    if step == "scale" and (said := names.kept_scale(line)):
-        return said
-    fused = [role.parameter for one, role in evidence.roles.items() if one in "qkv" and "[" in role.parameter]
+    if step == "scale" and (scale_line := names.stored_scale(line)):
+        return scale_line
+    projections = [evidence.roles[letter].parameter for letter in "qkv" if letter in evidence.roles]
+    fused = [parameter for parameter in projections if "[" in parameter]
     if fused and "self.W_q(" in repair:
-        return f"# {fused[0].partition('[')[0]} holds q, k and v: take each from its own third"
+        return f"# {fused[0].partition('[')[0]} computes q, k and v together: take each from its own third"
     lines = []
     for text in repair.splitlines():
         code, mark, comment = text.partition("  # ")
@@ -79,256 +85,229 @@ def in_their_names(repair: str, evidence: Evidence, line: int | None, fault: Fau
             node = ast.parse(code.strip())
         except SyntaxError:
             return repair
-        theirs = _Theirs(names, step)
-        new = plain(theirs.visit(node))
+        translation = _LearnersNames(names, step)
+        new = plain(translation.visit(node))
         words = [comment] if mark else []
-        words += [f"{one}: {IN_WORDS[one]}" for one in dict.fromkeys(theirs.unknown) if one in IN_WORDS]
+        words += [
+            f"{name}: {IN_WORDS[name]}" for name in dict.fromkeys(translation.unknown) if name in IN_WORDS
+        ]
         lines.append(new + (f"  # {'; '.join(words)}" if words else ""))
     return "\n".join(lines)
 
 
 def repaired(source: str, line: int | None, repair: str) -> str | None:
-    """The source with the statement on the line replaced by a repair; None where that is no Python."""
+    """Return the source with the statement on the line replaced by a repair; None if that is not Python."""
     statement = Place(source, line).statement
     if statement is None or hasattr(statement, "body"):
         return None
     lines = source.splitlines()
     indent = lines[statement.lineno - 1][: statement.col_offset]
-    lines[statement.lineno - 1 : statement.end_lineno] = [indent + each for each in repair.splitlines()]
+    lines[statement.lineno - 1 : statement.end_lineno] = [indent + line for line in repair.splitlines()]
     text = "\n".join(lines) + "\n"
     return text if tree_of(text) is not None and text != source else None
 
 
 def _with_self(text: str, names: _Names) -> str:
-    """What `self` is where there is none: an argument that is still to be added."""
+    """Return the repair with an argument `training` for `self.training` if the function has no self."""
     if names.me is not None or "self.training" not in text:
         return text
     return text.replace("self.training", "training") + "  # training: an argument, False in eval"
 
 
 class _Product(NamedTuple):
-    """Two tensors multiplied: q with k, or weights with v."""
+    """A product of two tensors: of q and k, or of weights and v."""
 
     node: ast.expr
     left: ast.expr
     right: ast.expr
-    turned: bool  # whether the second was transposed, or an equation says how
+    transposed: bool  # the right one is transposed, or the product is an einsum
 
 
 class _Names:
-    """What the learner calls things, in the function where the fault sits."""
+    """The learner's names for the tensors, layers and sizes of the recipe, in the function with the fault."""
 
     def __init__(self, tree: ast.Module, evidence: Evidence, line: int | None, about_scores: bool) -> None:
         self.tree, self.evidence = tree, evidence
         self.checked = _definition(tree, evidence)
-        self.home = self._home(line, about_scores)
-        self.found: dict[str, ast.expr] = {}
-        self.hides: ast.expr | None = None  # the mask as it meets the scores
+        self.function = self._function_of(line, about_scores)
+        self.expressions: dict[str, ast.expr] = {}
+        self.mask: ast.expr | None = None  # the mask in the shape of the scores
         self.product: ast.expr | None = None
-        self.maths = any(
-            isinstance(one, ast.Import) and any(each.name == "math" for each in one.names)
-            for one in tree.body
-        )
-        if self.home is None:
+        imports = [statement for statement in tree.body if isinstance(statement, ast.Import)]
+        self.imports_math = any(alias.name == "math" for statement in imports for alias in statement.names)
+        if self.function is None:
             return
-        arguments = self.home.args.args
+        arguments = self.function.args.args
         self.me = arguments[0].arg if arguments and arguments[0].arg in ("self", "cls") else None
-        self.bound = bound_in(self.home)
+        self.bound = bound_in(self.function)
         self._read_products()
         self._read_inputs()
         self._read_sizes()
 
-    def _home(self, line: int | None, about_scores: bool) -> Function | None:
-        """The function around the line; else the one with the softmax, where that is what it is about."""
-        functions = [one for one in ast.walk(self.tree) if isinstance(one, FUNCTIONS)]
-        around = [
-            one for one in functions if line is not None and one.lineno <= line <= (one.end_lineno or 0)
-        ]
+    def _function_of(self, line: int | None, about_scores: bool) -> Function | None:
+        """Return the function around the line; else that with the softmax if the repair is about scores."""
+        functions = list(nodes(self.tree, FUNCTIONS))
+        around = [each for each in functions if extent_of(each)[0] <= (line or 0) <= extent_of(each)[1]]
         if around:
-            return max(around, key=lambda one: one.lineno)
+            return max(around, key=lambda function: function.lineno)
         if about_scores and self.checked is not None:
-            extents = [extent_of(one) for one in used_by(self.tree, self.checked)]
-            for one in functions:
-                within = any(first <= one.lineno <= last for first, last in extents)
-                if within and any(_softmaxed(each) is not None for each in inner_nodes(one)):
-                    return one
+            extents = [extent_of(definition) for definition in used_by(self.tree, self.checked)]
+            for function in functions:
+                within = any(first <= function.lineno <= last for first, last in extents)
+                if within and any(_softmaxed(each) is not None for each in inner_nodes(function)):
+                    return function
         return self.forward()
 
     def statement(self, line: int | None) -> ast.stmt | None:
-        """The one on this line of the function."""
-        assert self.home is not None
-        on = [
-            one
-            for one in inner_nodes(self.home)
-            if isinstance(one, ast.stmt) and line is not None and one.lineno <= line <= (one.end_lineno or 0)
-        ]
-        return min(on, key=lambda one: (one.end_lineno or one.lineno) - one.lineno, default=None)
+        """Return the statement on this line of the function."""
+        assert self.function is not None
+        statements = [node for node in inner_nodes(self.function) if isinstance(node, ast.stmt)]
+        extents = {node: extent_of(node) for node in statements}
+        around = [node for node in statements if extents[node][0] <= (line or 0) <= extents[node][1]]
+        return min(around, key=lambda node: extents[node][1] - extents[node][0], default=None)
 
     def forward(self) -> Function | None:
-        """What is called."""
+        """Return the function that is called: forward or __call__ of a class, or the function itself."""
         if not isinstance(self.checked, ast.ClassDef):
             return self.checked
-        owners = [one for one in used_by(self.tree, self.checked) if isinstance(one, ast.ClassDef)]
-        methods = [methods_of(one) for one in owners]
-        return next(
-            (each[name] for each in methods for name in ("forward", "__call__") if name in each), None
-        )
+        used = used_by(self.tree, self.checked)
+        for methods in (methods_of(owner) for owner in used if isinstance(owner, ast.ClassDef)):
+            for name in ("forward", "__call__"):
+                if name in methods:
+                    return methods[name]
+        return None
 
     def as_text(self) -> dict[str, str]:
-        """What they call each, and the projections."""
-        texts = {ours: ast.unparse(theirs) for ours, theirs in self.found.items()}
+        """Return the learner's names as text, with those of the projections."""
+        texts = {name: ast.unparse(node) for name, node in self.expressions.items()}
         for letter in "qkvo":
             role = self.evidence.roles.get(letter)
             if role is not None and re.fullmatch(r"[\w.]+\.weight", role.parameter):
                 texts[f"W_{letter}"] = f"{self.me or 'self'}.{role.parameter.removesuffix('.weight')}"
         return texts
 
-    # Tensors on the way
-
     def _read_products(self) -> None:
-        assert self.home is not None
-        products = sorted(_products(self.home), key=lambda one: (one.node.lineno, one.node.col_offset))
-        soft = next((one for one in inner_nodes(self.home) if _softmaxed(one) is not None), None)
+        assert self.function is not None
+        products = sorted(
+            _products(self.function), key=lambda product: (product.node.lineno, product.node.col_offset)
+        )
+        soft = next((node for node in inner_nodes(self.function) if _softmaxed(node) is not None), None)
         weights: ast.expr | None = None
         if soft is not None:
-            self._name("scores", _base(_softmaxed(soft)))
-            weights = _target_of(self.home, soft)
+            self._name("scores", _without_reshapes(_softmaxed(soft)))
+            weights = _target_of(self.function, soft)
             self._name("weights", weights)
-        first = next((one for one in products if one.turned), None)
+        first = next((product for product in products if product.transposed), None)
         if first is not None:
-            self.product = None if any(_scales(one) for one in (first.left, first.right)) else first.node
-            self._name("q", _unturned(first.left))
-            self._name("k", _unturned(first.right))
+            self.product = None if _scales(first.left) or _scales(first.right) else first.node
+            self._name("q", _untransposed(first.left))
+            self._name("k", _untransposed(first.right))
             if soft is None:
-                self._name("scores", _target_of(self.home, first.node))
-        for one in products:
-            if one is first or weights is None:
+                self._name("scores", _target_of(self.function, first.node))
+        for product in products:
+            if product is first or weights is None:
                 continue
             text = ast.unparse(weights)
-            if text in {ast.unparse(each) for each in ast.walk(one.left) if isinstance(each, ast.expr)}:
-                self._name("v", one.right)
-                self._name("out", _target_of(self.home, one.node))
+            if text in {ast.unparse(each) for each in ast.walk(product.left) if isinstance(each, ast.expr)}:
+                self._name("v", product.right)
+                self._name("out", _target_of(self.function, product.node))
                 break
         mask = self.evidence.conventions.mask_argument
         if mask is None or mask not in self.bound:
-            mask = next((one for one in sorted(self.bound) if "mask" in one.lower()), None)
+            mask = next((name for name in sorted(self.bound) if "mask" in name.lower()), None)
         if mask is not None:
-            self.found["mask"] = _read(mask)
+            self.expressions["mask"] = _read(mask)
             axes = {"[B, T, S]": "[:, None]", "[B, S]": "[:, None, None, :]"}
             shape = axes.get(self.evidence.conventions.mask_shape or "", "")
             plain = self.evidence.kind == "class" and mask == self.evidence.conventions.mask_argument
-            own = (
-                expression(f"{mask}{shape}") if plain and f"{mask} = " not in ast.unparse(self.home) else None
-            )
-            self.hides = _shaped(self.home, mask) or own
+            plain = plain and f"{mask} = " not in ast.unparse(self.function)
+            own = expression(f"{mask}{shape}") if plain else None
+            self.mask = _shaped(self.function, mask) or own
 
-    def _name(self, ours: str, theirs: ast.expr | None) -> None:
-        if theirs is not None and ours not in self.found:
-            self.found[ours] = theirs
-
-    # What goes in
+    def _name(self, name: str, node: ast.expr | None) -> None:
+        if node is not None and name not in self.expressions:
+            self.expressions[name] = node
 
     def _read_inputs(self) -> None:
         forward = self.forward()
         if forward is None:
             return
-        names = [one.arg for one in forward.args.args if one.arg not in ("self", "cls")]
-        slots = [one for one in self.evidence.conventions.arguments if one != "mask"]
-        for slot, name in zip(slots, [one for one in names if "mask" not in one.lower()], strict=False):
+        names = [argument.arg for argument in forward.args.args if argument.arg not in ("self", "cls")]
+        slots = [slot for slot in self.evidence.conventions.arguments if slot != "mask"]
+        for slot, argument in zip(
+            slots, [name for name in names if "mask" not in name.lower()], strict=False
+        ):
             both = {"x": ("query", "key", "value", "x"), "memory": ("key", "value"), "query": ("query", "x")}
-            for ours in both.get(slot, (slot,)):
-                if slot != "x" or ours not in self.found:
-                    self.found[ours] = _read(name)
+            for name in both.get(slot, (slot,)):
+                if slot != "x" or name not in self.expressions:
+                    self.expressions[name] = _read(argument)
 
-    def layer(self, letter: str, given: ast.expr) -> ast.expr | None:
-        """What makes q, k or v, or the output, of this; None where it is not one layer."""
+    def layer(self, letter: str, value: ast.expr) -> ast.expr | None:
+        """Return the call that projects `value` to q, k, v or the output; None if no single layer does."""
         role = self.evidence.roles.get(letter)
         if role is None or " and " in role.parameter or "[" in role.parameter:
             return None
-        if any(self.evidence.roles[one].parameter == role.parameter for one in "qkvo"[: "qkvo".index(letter)]
-               if one in self.evidence.roles):  # fmt: skip
-            return None  # it is to have a layer of its own
+        earlier = [self.evidence.roles.get(each) for each in "qkvo"[: "qkvo".index(letter)]]
+        if any(each is not None and each.parameter == role.parameter for each in earlier):
+            return None  # the repair is a separate layer
         path = re.sub(r"\.(\d+)", r"[\1]", role.parameter)  # as Python writes it
         me = self.me or "self"
         if path.endswith(".weight"):
-            return ast.Call(expression(f"{me}.{path.removesuffix('.weight')}"), [given], [])
+            return ast.Call(expression(f"{me}.{path.removesuffix('.weight')}"), [value], [])
         if role.transposed:
-            return ast.BinOp(given, ast.MatMult(), expression(f"{me}.{path}"))
-        return expression(f"F.linear({ast.unparse(given)}, {me}.{path})")
-
-    # Sizes
+            return ast.BinOp(value, ast.MatMult(), expression(f"{me}.{path}"))
+        return expression(f"F.linear({ast.unparse(value)}, {me}.{path})")
 
     def _read_sizes(self) -> None:
         from ..examine.words import size_word
 
-        assert self.home is not None
+        assert self.function is not None
         owners = used_by(self.tree, self.checked) if isinstance(self.checked, ast.ClassDef) else []
-        kept = {
-            one.attr: one
-            for owner in owners
-            for one in ast.walk(owner)
-            if isinstance(one, ast.Attribute)
-            and isinstance(one.ctx, ast.Store)
-            and dotted(one.value) == "self"
-        }
-        for ours, meaning in SIZES.items():
-            of_self = [name for name in kept if size_word(name) == meaning] if self.me else []
+        attributes = [node.attr for owner in owners for node in self_attributes(owner)]
+        for size, meaning in SIZES.items():
+            of_self = [name for name in attributes if size_word(name) == meaning] if self.me else []
             local = [name for name in sorted(self.bound) if size_word(name) == meaning and len(name) > 1]
             if of_self:
-                self.found[ours] = expression(f"{self.me}.{of_self[0]}")
+                self.expressions[size] = expression(f"{self.me}.{of_self[0]}")
             elif local:
-                self.found[ours] = _read(local[0])
-        for node in inner_nodes(self.home):
+                self.expressions[size] = _read(local[0])
+        for node in inner_nodes(self.function):
             if isinstance(node, ast.Assign) and (of := _sized(node.value)) is not None:
                 self._read_shape(node.targets[0], *of)
-        x = self.found.get("query") or self.found.get("q")
-        if x is not None and self.home is self.forward() and self.evidence.conventions.batch_first:
+        x = self.expressions.get("query") or self.expressions.get("q")
+        if x is not None and self.function is self.forward() and self.evidence.conventions.batch_first:
             self._name("B", expression(f"{ast.unparse(x)}.size(0)"))
             self._name("T", expression(f"{ast.unparse(x)}.size(1)"))
-        if self.home.name == "__init__" and {"d_model", "num_heads"} <= set(self.found):
-            width, heads = (ast.unparse(self.found[one]) for one in ("d_model", "num_heads"))
+        if self.function.name == "__init__" and {"d_model", "num_heads"} <= set(self.expressions):
+            width, heads = (ast.unparse(self.expressions[size]) for size in ("d_model", "num_heads"))
             self._name("d_k", expression(f"{width} // {heads}"))
-        if "q" in self.found:
-            self._name("d_k", expression(f"{_braced(self.found['q'])}.size(-1)"))
+        if "q" in self.expressions:
+            self._name("d_k", expression(f"{_braced(self.expressions['q'])}.size(-1)"))
 
     def _read_shape(self, target: ast.expr, of: str, axis: int | None) -> None:
         order = ("B", "T") if self.evidence.conventions.batch_first else ("T", "B")
-        inputs = {ast.unparse(self.found[one]) for one in ("query", "x") if one in self.found}
-        if inputs and of not in inputs and self.home is self.forward():
+        inputs = {ast.unparse(self.expressions[size]) for size in ("query", "x") if size in self.expressions}
+        if inputs and of not in inputs and self.function is self.forward():
             return
         if axis in (0, 1) and isinstance(target, ast.Name):
             self._name(order[axis], _read(target.id))
         if axis is None and isinstance(target, ast.Tuple):
-            for ours, one in zip(order, target.elts, strict=False):
-                if isinstance(one, ast.Name) and one.id != "_":
-                    self._name(ours, _read(one.id))
+            for name, element in zip(order, target.elts, strict=False):
+                if isinstance(element, ast.Name) and element.id != "_":
+                    self._name(name, _read(element.id))
 
-    def kept_scale(self, line: int | None) -> str | None:
-        """Where the fault's line only keeps the scale for later: that line, mended."""
-        assert self.home is not None
-        for node in inner_nodes(self.home):
+    def stored_scale(self, line: int | None) -> str | None:
+        """Return the repaired line if the line with the fault only stores the scale, else None."""
+        assert self.function is not None
+        for node in inner_nodes(self.function):
             if not isinstance(node, ast.Assign) or node.lineno != line or len(node.targets) != 1:
                 continue
-            target = ast.unparse(node.targets[0])
-            head = self.found.get("d_k")
-            if (
-                list(_products(node))
-                or head is None
-                or not isinstance(node.targets[0], (ast.Name, ast.Attribute))
-            ):
+            target, head = dotted(node.targets[0]), self.expressions.get("d_k")
+            if not target or head is None or any(_products(node)):
                 return None
-            if not dotted(node.targets[0]):
-                return None
-            around: list[ast.AST] = [self.tree]
-            if self.checked is not None:
-                around = list(used_by(self.tree, self.checked))
-            used = [
-                one
-                for each in around
-                for one in ast.walk(each)
-                if isinstance(one, ast.BinOp) and ast.unparse(one.right) == target
-            ]
-            signs = {type(one.op) for one in used}
+            used = [self.tree] if self.checked is None else used_by(self.tree, self.checked)
+            operations = [operation for part in used for operation in nodes(part, ast.BinOp)]
+            signs = {type(each.op) for each in operations if ast.unparse(each.right) == target}
             if signs not in ({ast.Mult}, {ast.Div}):
                 return None
             power = "0.5" if signs == {ast.Div} else "-0.5"
@@ -336,31 +315,28 @@ class _Names:
         return None
 
 
-class _Theirs(ast.NodeTransformer):
-    """Our names become theirs."""
+class _LearnersNames(ast.NodeTransformer):
+    """Replace the names of the recipe by the learner's."""
 
     def __init__(self, names: _Names, step: str) -> None:
         self.names, self.step, self.unknown = names, step, list[str]()
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        theirs = self.names.found.get(node.id)
-        if theirs is None or (isinstance(node.ctx, ast.Store) and not isinstance(theirs, ast.Name)):
-            if (
-                node.id in IN_WORDS
-                and node.id not in self.names.bound
-                and not isinstance(node.ctx, ast.Store)
-            ):
-                self.unknown.append(node.id)
-            return node
-        return _stored(theirs, node.ctx)
+        replacement = self.names.expressions.get(node.id)
+        stored = isinstance(node.ctx, ast.Store)
+        if replacement is not None and (isinstance(replacement, ast.Name) or not stored):
+            return _stored(replacement, node.ctx)
+        if node.id in IN_WORDS and node.id not in self.names.bound and not stored:
+            self.unknown.append(node.id)
+        return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         if dotted(node) == f"self.{node.attr}" and node.attr in (*SIZES, "p"):
-            theirs = self.names.found.get(node.attr)
-            if theirs is None:
+            replacement = self.names.expressions.get(node.attr)
+            if replacement is None:
                 self.unknown.append(node.attr)
                 return _read(node.attr)
-            return theirs
+            return replacement
         self.generic_visit(node)
         return node
 
@@ -374,13 +350,13 @@ class _Theirs(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         name = dotted(node.func)
         if name.startswith("self.W_") and len(node.args) == 1:
-            given = self.visit(node.args[0])
-            layer = self.names.layer(name[-1], given)
+            argument = self.visit(node.args[0])
+            layer = self.names.layer(name[-1], argument)
             if layer is None:
                 self.unknown.append(f"W_{name[-1]}")
-            return layer or ast.Call(node.func, [given], [])
+            return layer or ast.Call(node.func, [argument], [])
         self.generic_visit(node)
-        if name == "math.sqrt" and not self.names.maths:
+        if name == "math.sqrt" and not self.names.imports_math:
             return ast.BinOp(node.args[0], ast.Pow(), ast.Constant(0.5))
         reshapes = isinstance(node.func, ast.Attribute) and node.func.attr in ("reshape", "view")
         if reshapes and node.args and "d_model" in self.unknown:
@@ -389,25 +365,23 @@ class _Theirs(ast.NodeTransformer):
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        mask = (
-            self.names.hides
-            if isinstance(node.left, ast.Name) and self.names.hides
-            else self.visit(node.left)
-        )
+        shaped = isinstance(node.left, ast.Name) and self.names.mask
+        mask = shaped or self.visit(node.left)
         hides = ast.unparse(node).endswith("== 0") and "mask" in ast.unparse(node.left)
-        told = self.names.evidence.conventions
-        if not hides or told.mask_true_attends is None:
+        conventions = self.names.evidence.conventions
+        if not hides or conventions.mask_true_attends is None:
             return ast.Compare(mask, node.ops, node.comparators)
-        if told.mask_kind == "bool":
-            return ast.UnaryOp(ast.Invert(), mask) if told.mask_true_attends else mask
-        return ast.Compare(mask, [ast.Eq()], [ast.Constant(0 if told.mask_true_attends else 1)])
+        if conventions.mask_kind == "bool":
+            return ast.UnaryOp(ast.Invert(), mask) if conventions.mask_true_attends else mask
+        return ast.Compare(mask, [ast.Eq()], [ast.Constant(0 if conventions.mask_true_attends else 1)])
 
 
 def _definition(tree: ast.Module, evidence: Evidence) -> Definition | None:
-    every = [one for one in ast.walk(tree) if isinstance(one, DEFINITIONS) and one.name == evidence.name]
+    """Return the definition that was checked: the first of its name from its line on, else the first."""
+    named = [node for node in nodes(tree, DEFINITIONS) if node.name == evidence.name]
     first = evidence.first_line
-    near = [one for one in every if first is not None and one.lineno >= first]
-    return next(iter(near or every), None)
+    near = [node for node in named if first is not None and node.lineno >= first]
+    return next(iter(near or named), None)
 
 
 def _read(name: str) -> ast.expr:
@@ -426,57 +400,55 @@ def _braced(node: ast.expr) -> str:
 
 
 def _products(node: ast.AST) -> Iterator[_Product]:
-    for one in inner_nodes(node):
-        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult):
-            if ast.unparse(_unturned(one.right)).startswith("self."):
+    """Yield the products of two tensors in a function or statement; projections are left out."""
+    for part in inner_nodes(node):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult):
+            if ast.unparse(_untransposed(part.right)).startswith("self."):
                 continue  # a projection
-            yield _Product(one, one.left, one.right, _is_turned(one.right))
-        elif isinstance(one, ast.Call) and (name := called(one)) in PRODUCTS:
-            given = [
-                each
-                for each in one.args
-                if not (isinstance(each, ast.Constant) and isinstance(each.value, str))
-            ]
-            if isinstance(one.func, ast.Attribute) and ast.unparse(one.func.value) not in LIBRARIES | {
-                "einops"
-            }:
-                given = [one.func.value, *given]
-            if len(given) == 2 and not any(ast.unparse(each).startswith("self.") for each in given):
-                yield _Product(one, given[0], given[1], name == "einsum" or _is_turned(given[1]))
+            yield _Product(part, part.left, part.right, _is_transposed(part.right))
+        elif isinstance(part, ast.Call) and called(part) in PRODUCTS:
+            operands = [argument for argument in part.args if not isinstance(argument, ast.Constant)]
+            function = part.func
+            if isinstance(function, ast.Attribute) and ast.unparse(function.value) not in (
+                *LIBRARIES,
+                "einops",
+            ):
+                operands = [function.value, *operands]
+            if len(operands) == 2 and not any(ast.unparse(each).startswith("self.") for each in operands):
+                transposed = called(part) == "einsum" or _is_transposed(operands[1])
+                yield _Product(part, operands[0], operands[1], transposed)
 
 
-def _is_turned(node: ast.expr) -> bool:
+def _is_transposed(node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr in ("T", "mT", "mH", "H")
-    return isinstance(node, ast.Call) and (called(node) in TURNS or _is_turned(node.func))
+    return isinstance(node, ast.Call) and (called(node) in TRANSPOSES or _is_transposed(node.func))
 
 
-def _base(node: ast.expr | None) -> ast.expr | None:
-    """The tensor itself, whatever is done to its shape."""
+def _without_reshapes(node: ast.expr | None) -> ast.expr | None:
+    """Return the tensor without the calls that only change its shape."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if called(node) not in TURNS | {"view", "reshape", "flatten", "unflatten", "squeeze", "float"}:
+        if called(node) not in TRANSPOSES | {"view", "reshape", "flatten", "unflatten", "squeeze", "float"}:
             break
         node = node.func.value
     return node
 
 
-def _unturned(node: ast.expr) -> ast.expr:
+def _untransposed(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Attribute) and node.attr in ("T", "mT"):
-        return _unturned(node.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TURNS:
-        return _unturned(node.func.value)
+        return _untransposed(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TRANSPOSES:
+        return _untransposed(node.func.value)
     return node
 
 
 def _scales(node: ast.expr) -> bool:
-    """Whether it is multiplied or divided by something on the way into a product."""
-    return any(
-        isinstance(one, ast.BinOp) and isinstance(one.op, (ast.Mult, ast.Div)) for one in ast.walk(node)
-    )
+    """Return True if the expression multiplies or divides."""
+    return any(isinstance(operation.op, (ast.Mult, ast.Div)) for operation in nodes(node, ast.BinOp))
 
 
 def _softmaxed(node: ast.AST) -> ast.expr | None:
-    """What a softmax is taken of."""
+    """Return the argument of a call of softmax; None for any other node."""
     if not isinstance(node, ast.Call) or "softmax" not in ast.unparse(node.func).rpartition(".")[2].lower():
         return None
     if isinstance(node.func, ast.Attribute):
@@ -487,53 +459,45 @@ def _softmaxed(node: ast.AST) -> ast.expr | None:
 
 
 def _shaped(function: Function, mask: str) -> ast.expr | None:
-    """The mask in the shape in which it meets the scores: mask.unsqueeze(1) of `mask.unsqueeze(1) == 0`."""
-    for one in inner_nodes(function):
-        if isinstance(one, ast.Call) and called(one).startswith("masked_fill") and one.args:
-            met = [one.args[0]]
-        elif isinstance(one, ast.BinOp):
-            met = [one.left, one.right]
+    """Return the mask in the shape of the scores: mask.unsqueeze(1) for `mask.unsqueeze(1) == 0`."""
+    for node in inner_nodes(function):
+        if isinstance(node, ast.Call) and called(node).startswith("masked_fill") and node.args:
+            operands = [node.args[0]]
+        elif isinstance(node, ast.BinOp):
+            operands = [node.left, node.right]
         else:
             continue
-        for given in met:
-            while isinstance(given, (ast.Compare, ast.UnaryOp)):
-                given = given.left if isinstance(given, ast.Compare) else given.operand
-            while isinstance(given, ast.Call) and called(given) in (
-                "bool",
-                "to",
-                "logical_not",
-                "eq",
-                "float",
-            ):
-                given = given.func.value if isinstance(given.func, ast.Attribute) else given.args[0]
-            text = ast.unparse(given)
+        for operand in operands:
+            while isinstance(operand, (ast.Compare, ast.UnaryOp)):
+                operand = operand.left if isinstance(operand, ast.Compare) else operand.operand
+            while isinstance(operand, ast.Call) and called(operand) in CASTS:
+                operand = operand.func.value if isinstance(operand.func, ast.Attribute) else operand.args[0]
+            text = ast.unparse(operand)
             if re.fullmatch(rf"{mask}(\.unsqueeze\(-?\d\)|\[[:, \w]*None[:, \w]*\])+", text):
-                return given
+                return operand
     return None
 
 
 def _target_of(function: Function, node: ast.AST) -> ast.expr | None:
-    """The name that is given to what this is part of."""
-    for one in inner_nodes(function):
-        target = one.targets[0] if isinstance(one, ast.Assign) else None
-        if isinstance(target, (ast.Name, ast.Attribute)) and any(each is node for each in ast.walk(one)):
+    """Return the name to which the expression around a node is assigned."""
+    for statement in inner_nodes(function):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if isinstance(target, (ast.Name, ast.Attribute)) and any(
+            each is node for each in ast.walk(statement)
+        ):
             return _stored(target, ast.Load())
     return None
 
 
 def _sized(value: ast.expr) -> tuple[str, int | None] | None:
-    """(of what, which axis) for x.size(0), x.shape[0], x.shape and x.size(); any slice counts as all."""
-    text = ast.unparse(value)
-    if (
-        isinstance(value, ast.Subscript)
-        and isinstance(value.value, ast.Attribute)
-        and value.value.attr == "shape"
-    ):
-        axis = value.slice.value if isinstance(value.slice, ast.Constant) else None
-        return ast.unparse(value.value.value), axis if isinstance(axis, int) else None
-    if isinstance(value, ast.Attribute) and value.attr == "shape":
-        return text.removesuffix(".shape"), None
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "size":
-        axis = value.args[0].value if value.args and isinstance(value.args[0], ast.Constant) else None
-        return ast.unparse(value.func.value), axis if isinstance(axis, int) else None
-    return None
+    """Return (tensor, axis) for x.size(0), x.shape[0], x.shape and x.size(); the axis of a slice is None."""
+    index: ast.expr | None = None
+    tensor, attribute = value, "shape"
+    if isinstance(value, ast.Subscript):
+        tensor, index = value.value, value.slice
+    elif isinstance(value, ast.Call):
+        tensor, index, attribute = value.func, value.args[0] if value.args else None, "size"
+    if not isinstance(tensor, ast.Attribute) or tensor.attr != attribute:
+        return None
+    axis = index.value if isinstance(index, ast.Constant) else None
+    return ast.unparse(tensor.value), axis if isinstance(axis, int) else None
