@@ -318,7 +318,7 @@ def _inputs_kept(caller: Caller) -> Iterator[Finding]:
     mask = some_mask(caller)
     if mask is None:
         return
-    name, arguments = "mask left unmodified", {way.argument for way in caller.ways}
+    name, arguments = "mask left unmodified", {way.argument for way in caller.conventions}
     masks = sorted(arguments & _written_to(caller, mask))
     if masks:
         detail = f"{masks[0]} is changed in place: the next call gets another"
@@ -648,7 +648,7 @@ def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
     names = "|".join(re.escape(name) for name, slot in caller.plan.slots if slot in ("key", "value"))
     read = re.search(rf"\b({names})\s*\.\s*(shape|size)\b|\blen\(({names})\)", text)
     says = CROSS.search(evidence.source or text) is not None  # by whoever uses it in the same file, too
-    if caller.plan.memory_only or caller.ways or read is not None or says:
+    if caller.plan.memory_only or caller.conventions or read is not None or says:
         return []
     evidence.calls.remove(call)
     words = f"more keys than queries raise {call.problem.kind}: it says nothing of two lengths"

@@ -1,11 +1,11 @@
-"""Calling the learner's code with batch-first tensors, reading what it returned, who reacts to what."""
+"""Call the learner's code with batch-first tensors, and measure which outputs a changed input changes."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,21 +18,23 @@ from .rotations import ADDED, SLOTS, table
 from .subject import Subject, signature_of
 from .surroundings import Unreadable
 
+QKV = tuple[Tensor, Tensor, Tensor]  # query [B, T, E], key and value [B, S, E]
+
 
 class CallOutput(NamedTuple):
-    """What a call gave, batch first."""
+    """Output and weights of one call, batch first."""
 
     output: Tensor  # [B, T, E]
     weights: Tensor | None  # [B, H, T, S]
 
 
 def shape_text(tensor: Tensor) -> str:
-    """[3, 7, 24]."""
+    """Return the shape of a tensor as text: [3, 7, 24]."""
     return str(list(tensor.shape))
 
 
-def _tensors(raw: object, depth: int = 0) -> Iterator[Tensor]:
-    """Every tensor in it, in order."""
+def _tensors_in(raw: object, depth: int = 0) -> Iterator[Tensor]:
+    """Yield every tensor or NumPy array inside a returned value, in order, three levels deep."""
     if isinstance(raw, Tensor):
         yield raw
     elif type(raw).__module__ == "numpy" and hasattr(raw, "__array__"):
@@ -41,57 +43,61 @@ def _tensors(raw: object, depth: int = 0) -> Iterator[Tensor]:
         if isinstance(raw, Mapping):
             raw = list(raw.values())
         elif dataclasses.is_dataclass(raw) and not isinstance(raw, type):
-            raw = [getattr(raw, one.name) for one in dataclasses.fields(raw)]
+            raw = [getattr(raw, item.name) for item in dataclasses.fields(raw)]
         elif isinstance(raw, (types.SimpleNamespace, argparse.Namespace)):
             raw = list(vars(raw).values())
         if isinstance(raw, (list, tuple)):
-            for one in raw:
-                yield from _tensors(one, depth + 1)
+            for item in raw:
+                yield from _tensors_in(item, depth + 1)
 
 
 def read(raw: object, layout: str, B: int, T: int, S: int, H: int, heads_major: bool = False) -> CallOutput:
-    """The output and the weights, batch first; `heads_major`: of [H * B, T, S] heads come first.
+    """Read output and weights from a returned value, and turn both batch first.
+
+    Args:
+        heads_major: weights of [H * B, T, S] have the heads first.
 
     Raises:
         Unreadable: no tensor in it is [B, T, something] in this layout.
     """
-    found = list(_tensors(raw))
-    if not found:
+    tensors = list(_tensors_in(raw))
+    if not tensors:
         if raw is None:
             raise Unreadable("it returned None; end forward with `return` and the output", no_output=True)
         raise Unreadable(f"it returned {type(raw).__name__} and no tensor; return the output")
-    for i, tensor in enumerate(found):
+    for i, tensor in enumerate(tensors):
         output = _output(tensor, layout, B, T, H)
-        if output is not None and not _is_weights(tensor, T, S, found):
-            others = _joined(found[:i] + found[i + 1 :], T, S, H)
-            read_so = (_weights(one, layout, B, T, S, H, heads_major) for one in others)
-            return CallOutput(output, next((one for one in read_so if one is not None), None))
+        if output is not None and not _looks_like_weights(tensor, T, S, tensors):
+            others = _stack_heads(tensors[:i] + tensors[i + 1 :], T, S, H)
+            candidates = (_weights(x, layout, B, T, S, H, heads_major) for x in others)
+            return CallOutput(output, next((weights for weights in candidates if weights is not None), None))
     wanted = {
         "sequence first": f"[{T}, {B}, width]",
         "one sequence": f"[{T}, width]",
         "channels first": f"[{B}, width, {T}]",
     }
-    shapes = ", ".join(map(shape_text, found[:3]))
+    shapes = ", ".join(map(shape_text, tensors[:3]))
     raise Unreadable(
         f"it returned a tensor {shapes}; the output must be {wanted.get(layout, f'[{B}, {T}, width]')}",
-        no_output=found[0].ndim == 4,
+        no_output=tensors[0].ndim == 4,
     )
 
 
-def _joined(found: list[Tensor], T: int, S: int, H: int) -> list[Tensor]:
-    """Weights that come one head a tensor, [B, T, S], as one."""
-    maps = [one for one in found if one.ndim in (2, 3) and tuple(one.shape[-2:]) == (T, S)]
-    if H > 1 and len(maps) == H and len({one.shape for one in maps}) == 1:
+def _stack_heads(tensors: list[Tensor], T: int, S: int, H: int) -> list[Tensor]:
+    """Stack weights that come as one tensor a head, [B, T, S]; other lists come back as they are."""
+    maps = [x for x in tensors if x.ndim in (2, 3) and tuple(x.shape[-2:]) == (T, S)]
+    if H > 1 and len(maps) == H and len({x.shape for x in maps}) == 1:
         return [torch.stack(maps, -3)]
-    return found
+    return tensors
 
 
-def _is_weights(tensor: Tensor, T: int, S: int, found: list[Tensor]) -> bool:
-    """A [B, T, S] before the output in a tuple is the weights."""
-    return len(found) > 1 and tensor.ndim >= 3 and tuple(tensor.shape[-2:]) == (T, S)
+def _looks_like_weights(tensor: Tensor, T: int, S: int, tensors: list[Tensor]) -> bool:
+    """Return True for a [.., T, S] beside other tensors: the weights, and not the output."""
+    return len(tensors) > 1 and tensor.ndim >= 3 and tuple(tensor.shape[-2:]) == (T, S)
 
 
 def _output(tensor: Tensor, layout: str, B: int, T: int, H: int) -> Tensor | None:
+    """Return a tensor batch first, [B, T, E], if its shape is that of an output in this layout, else None."""
     shape = tuple(tensor.shape)
     if layout == "one sequence":
         return tensor[None] if len(shape) == 2 and shape[0] == T else None
@@ -115,6 +121,7 @@ def _output(tensor: Tensor, layout: str, B: int, T: int, H: int) -> Tensor | Non
 
 
 def _weights(tensor: Tensor, layout: str, B: int, T: int, S: int, H: int, heads_major: bool) -> Tensor | None:
+    """Return a tensor as weights, [B, H, T, S], if its shape is one that weights come in, else None."""
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
         return None
@@ -140,12 +147,12 @@ def _weights(tensor: Tensor, layout: str, B: int, T: int, S: int, H: int, heads_
 
 @dataclass(eq=False)
 class Caller:
-    """Calls the code by a plan, batch first in and out."""
+    """The learner's code with a plan to call it: batch first in and out, whatever its own layout."""
 
     subject: Subject
     plan: CallPlan
-    ways: tuple[MaskConvention, ...] = ()
-    asks: tuple[tuple[str, object], ...] = ()  # what makes it return its weights
+    conventions: tuple[MaskConvention, ...] = ()
+    weights_switch: tuple[tuple[str, object], ...] = ()  # the argument that makes it return its weights
     heads_major: bool = False  # the weights come as [H * B, T, S]
 
     def call(
@@ -155,92 +162,102 @@ class Caller:
         value: Tensor,
         mask: Tensor | None = None,
         *,
-        ways: tuple[MaskConvention, ...] | None = None,
+        conventions: tuple[MaskConvention, ...] | None = None,
         seed: int = 0,
-        asks: bool = False,
+        with_weights: bool = False,
     ) -> CallOutput:
-        """One call.
+        """Call the code once; inputs and results are batch first.
 
         Args:
             query: [B, T, E].
             key, value: [B, S, E].
             mask: bool [B, T, S], True = may attend.
+            conventions: how the mask is passed; those of this caller where None.
+            with_weights: Also pass `weights_switch`.
 
         Raises:
-            Unreadable: what came back is no attention's output, or the mask cannot be said.
+            Unreadable: the result is no output of attention, or no argument can express the mask.
             Exception: whatever the learner's code raises.
         """
-        ways = self.ways if ways is None else ways
+        conventions = self.conventions if conventions is None else conventions
         if self.plan.layout == "one sequence":
-            answers = []
+            results = []
             for b in range(len(query)):
-                one = slice(b, b + 1)
-                shown = None if mask is None else mask[one]
-                answers.append(self._once(query[one], key[one], value[one], shown, ways, seed, asks))
-            weights = [one.weights for one in answers if one.weights is not None]
-            joined = torch.cat(weights) if len(weights) == len(answers) else None
-            return CallOutput(torch.cat([one.output for one in answers]), joined)
-        return self._once(query, key, value, mask, ways, seed, asks)
+                sample = slice(b, b + 1)
+                shown = None if mask is None else mask[sample]
+                parts = (x[sample] for x in (query, key, value))
+                results.append(self._call_batch(*parts, shown, conventions, seed, with_weights))
+            weights = [result.weights for result in results if result.weights is not None]
+            stacked = torch.cat(weights) if len(weights) == len(results) else None
+            return CallOutput(torch.cat([result.output for result in results]), stacked)
+        return self._call_batch(query, key, value, mask, conventions, seed, with_weights)
 
-    def _once(
+    def output(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        conventions: tuple[MaskConvention, ...] | None = None,
+    ) -> Tensor:
+        """Call the code once and return its output, detached and in float64: [B, T, E]."""
+        return self.call(query, key, value, mask, conventions=conventions).output.detach().double()
+
+    def _call_batch(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        ways: tuple[MaskConvention, ...],
+        conventions: tuple[MaskConvention, ...],
         seed: int,
-        asks: bool,
+        with_weights: bool,
     ) -> CallOutput:
+        """Call the code on inputs in its layout: all samples at once, or a single one."""
         B, T, S, H = len(query), query.shape[1], key.shape[1], self.subject.sizes.H
-        given = {"query": query, "x": query, "key": key, "memory": key, "value": value}
+        tensors = {"query": query, "x": query, "key": key, "memory": key, "value": value}
         named: dict[str, object] = {}
+        dtype = self.subject.dtype if query.dtype is torch.float64 else query.dtype
         counts = {"batch": B, "query_len": T, "key_len": S, "height": T, "one": 1, "grid": (T, 1)}
         for name, slot in self.plan.slots:
             if slot in SLOTS:
-                dtype = self.subject.dtype if query.dtype is torch.float64 else query.dtype
-                sizes = self.subject.sizes
-                heads = (H, max(1, H // 2), 1)
-                turning = table(slot, self.plan.table, self.plan.still, query, sizes.D, heads, dtype)
-                if self.plan.table == ADDED and isinstance(turning, Tensor):
-                    turning = self._laid_out(turning)
-                named[name] = turning
-                continue
-            named[name] = counts[slot] if slot not in given else self._laid_out(given[slot])
+                D, heads = self.subject.sizes.D, (H, max(1, H // 2), 1)
+                rotation = table(slot, self.plan.table, self.plan.still, query, D, heads, dtype)
+                is_added = self.plan.table == ADDED and isinstance(rotation, Tensor)
+                named[name] = self._in_layout(rotation) if is_added else rotation
+            else:
+                named[name] = counts[slot] if slot not in tensors else self._in_layout(tensors[slot])
         named.update(self.plan.constants)
         named.update(self.subject.weights() if self.subject.is_function else {})
-        named.update(self.asks if asks else ())
+        named.update(self.weights_switch if with_weights else ())
         named.update(dict.fromkeys(self.plan.needs_mask))
-        needs = set(self.plan.needs_mask) & {way.argument for way in ways}
+        needs = set(self.plan.needs_mask) & {convention.argument for convention in conventions}
         if mask is None and needs:
             mask = torch.ones(B, T, S, dtype=torch.bool)
         if mask is not None:
-            said = express(ways, mask, H)
-            if said is None:
+            arguments = express(conventions, mask, H)
+            if arguments is None:
                 raise Unreadable("it has no argument that could say this mask")
-            half = self.subject.dtype if query.dtype is torch.float64 else query.dtype
-            named.update(
-                {
-                    k: v.to(half) if torch.is_tensor(v) and v.is_floating_point() else v
-                    for k, v in said.items()
-                }
-            )
+            for name, value in arguments.items():
+                is_float = isinstance(value, Tensor) and value.is_floating_point()
+                named[name] = value.to(dtype) if is_float else value
         if self.plan.as_numpy:
-            named = {name: _as_arrays(value) for name, value in named.items()}
+            named = {name: _to_numpy(value) for name, value in named.items()}
         args = list(named.values()) if self.plan.positional else []
-        for name in self._nameless:
+        for name in self._positional_only:
             if name in named and not self.plan.positional:
                 args.append(named.pop(name))
         raw = self.subject.invoke(args, {} if self.plan.positional else named, seed)
         return read(raw, self.plan.layout, B, T, S, H, self.heads_major)
 
     @cached_property
-    def _nameless(self) -> list[str]:
+    def _positional_only(self) -> list[str]:
         """Parameters that can only be passed by position."""
-        every = signature_of(self.subject.body).parameters.values()
-        return [one.name for one in every if one.kind is one.POSITIONAL_ONLY]
+        parameters = signature_of(self.subject.body).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
 
-    def _laid_out(self, x: Tensor) -> Tensor:
+    def _in_layout(self, x: Tensor) -> Tensor:
+        """Return batch-first inputs, [B, T, E], in the layout of the code."""
         layout, H = self.plan.layout, self.subject.sizes.H
         if x.dtype is torch.float64:
             x = x.to(self.subject.dtype)
@@ -262,25 +279,28 @@ class Caller:
         return x
 
 
-def _as_arrays(value: object) -> object:
-    """Tensors as NumPy's arrays, also those of a dict or list of weights."""
+def _to_numpy(value: object) -> object:
+    """Return tensors as NumPy arrays, also inside a dict or a list."""
     if isinstance(value, Tensor):
         return value.detach().numpy()
     if isinstance(value, dict):
-        return {key: _as_arrays(one) for key, one in value.items()}
-    return [_as_arrays(one) for one in value] if isinstance(value, list) else value
+        return {key: _to_numpy(item) for key, item in value.items()}
+    return [_to_numpy(item) for item in value] if isinstance(value, list) else value
 
 
 def inputs_for(
-    caller: Caller, T: int, S: int, seed: int = 1, B: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """query [B, T, E], key and value [B, S, E], as different as the code allows."""
-    sizes, plan = caller.subject.sizes, caller.plan
-    dice = torch.Generator().manual_seed(seed)
-    B = B or sizes.B
+    caller: Caller, T: int | None = None, S: int | None = None, seed: int = 1, B: int | None = None
+) -> QKV:
+    """Draw query [B, T, E], key and value [B, S, E]; one tensor stands for two where the code takes one.
 
-    def normal(length: int) -> Tensor:
-        drawn = torch.randn(B, length, sizes.E, generator=dice, dtype=torch.float64)
+    T and S are the longest length of the examination where they are not passed.
+    """
+    sizes, plan = caller.subject.sizes, caller.plan
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(length: int | None) -> Tensor:
+        shape = (B or sizes.B, length or sizes.long, sizes.E)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         return drawn.to(caller.subject.dtype).double()  # numbers that float32 has, where it gets them
 
     query = normal(T)
@@ -290,40 +310,56 @@ def inputs_for(
     return query, key, key if plan.memory_only else normal(S)
 
 
-def reactions(
-    caller: Caller,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None = None,
-    ways: tuple[MaskConvention, ...] | None = None,
-    of: str = "both",
-) -> Tensor:
-    """How much the output of query t changes when key s does, float [B, T, S]; NaN where it is NaN.
+def map_inputs(inputs: QKV, function: Callable[[Tensor], Tensor]) -> QKV:
+    """Apply a function to query, key and value; arguments that are one tensor stay one tensor."""
+    results: dict[int, Tensor] = {}
+    for x in inputs:
+        if id(x) not in results:
+            results[id(x)] = function(x)
+    query, key, value = (results[id(x)] for x in inputs)
+    return query, key, value
 
-    of: "key", "value" or "both". Where one input is queries and keys at once, the diagonal says nothing.
+
+def shift_second_sample(x: Tensor) -> Tensor:
+    """Return a copy with 1 added to every number of sample 1."""
+    shifted = x.clone()
+    shifted[1] += 1.0
+    return shifted
+
+
+def reaction_columns(
+    caller: Caller,
+    inputs: QKV,
+    mask: Tensor | None = None,
+    conventions: tuple[MaskConvention, ...] | None = None,
+    of: str = "both",
+) -> Iterator[Tensor]:
+    """Yield for each key how much the outputs change when that key does, float [B, T], one call for each.
+
+    A change is a share of the largest output, and NaN where the output is. Where one input is queries and
+    keys at once, the output of the changed position itself says nothing.
+
+    Args:
+        of: What is changed: "key", "value" or "both".
     """
     query, key, value = inputs
-    B, T, S = len(query), query.shape[1], key.shape[1]
-    base = caller.call(*inputs, mask, ways=ways).output.detach().double()
-    found = torch.zeros(B, T, S, dtype=torch.float64)
-    dice = torch.Generator().manual_seed(77)
-    push = torch.randn(key.shape, generator=dice, dtype=torch.float64).to(caller.subject.dtype).double()
-    for s in range(S):
+    base = caller.output(*inputs, mask, conventions)
+    largest = base.nan_to_num(0).abs().max().clamp_min(1e-30)
+    generator = torch.Generator().manual_seed(77)
+    noise = torch.randn(key.shape, generator=generator, dtype=torch.float64)
+    noise = noise.to(caller.subject.dtype).double()
+    for s in range(key.shape[1]):
         step = torch.zeros_like(key)
-        step[:, s] = push[:, s]
-        pushed = moved(query, key, value, step, caller, of)
-        output = caller.call(*pushed, mask, ways=ways).output.detach().double()
-        found[:, :, s] = (output - base).abs().amax(-1)
-    return found / base.nan_to_num(0).abs().max().clamp_min(1e-30)
+        step[:, s] = noise[:, s]
+        if caller.plan.self_only:
+            changed = (query + step,) * 3
+        elif caller.plan.memory_only:
+            changed = (query, key + step, key + step)
+        else:
+            changed = (query, key + step if of != "value" else key, value + step if of != "key" else value)
+        yield (caller.output(*changed, mask, conventions) - base).abs().amax(-1) / largest
 
 
-def moved(
-    query: Tensor, key: Tensor, value: Tensor, step: Tensor, caller: Caller, of: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The inputs, with this step taken by keys, values or both."""
-    if caller.plan.self_only:
-        x = query + step
-        return x, x, x
-    if caller.plan.memory_only:
-        memory = key + step
-        return query, memory, memory
-    return query, key + step if of != "value" else key, value + step if of != "key" else value
+def reactions(caller: Caller, inputs: QKV, of: str = "both") -> Tensor:
+    """Return how much the output of query t changes when key s does, float [B, T, S]."""
+    return torch.stack(list(reaction_columns(caller, inputs, of=of)), -1)

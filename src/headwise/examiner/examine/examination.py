@@ -25,7 +25,7 @@ from .call_plan import MaskConvention
 from .caller import Caller, inputs_for
 from .construction import GUESS, BuildResult, Construction, about_dtype, as_given, by_class, others
 from .constructor import parameters_of
-from .conventions import Doubt, find_layout, find_ways, is_causal, sight
+from .conventions import Doubt, find_conventions, find_layout, is_causal, visible_keys
 from .generality import other_sizes
 from .parameters import origin_of
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
@@ -67,7 +67,7 @@ def asks_for_weights(caller: Caller) -> tuple[tuple[str, object], ...]:
     with torch.no_grad():
         try:
             plain = caller.call(*inputs)
-            with_weights = replace(caller, asks=asks).call(*inputs, asks=True)
+            with_weights = replace(caller, weights_switch=asks).call(*inputs, with_weights=True)
         except CAUGHT:
             return ()
     near = caller.subject.nothing
@@ -78,13 +78,13 @@ def asks_for_weights(caller: Caller) -> tuple[tuple[str, object], ...]:
 def conventions(caller: Caller, causal: bool, returns_weights: bool, said: list[str]) -> Conventions:
     plan = caller.plan
     made = Conventions(
-        arguments=(*(slot for _, slot in plan.slots), *("mask" for _ in caller.ways)),
+        arguments=(*(slot for _, slot in plan.slots), *("mask" for _ in caller.conventions)),
         self_only=plan.self_only,
         batch_first=plan.layout != "sequence first",
         always_causal=causal,
         returns_weights=returns_weights,
     )
-    main: MaskConvention | None = caller.ways[0] if caller.ways else None
+    main: MaskConvention | None = caller.conventions[0] if caller.conventions else None
     if main is not None:
         made.mask_argument, made.mask_kind, made.mask_shape = main.argument, main.kind, main.shape or None
         made.mask_true_attends = main.true_attends if main.kind in {"bool", "0 and 1"} else None
@@ -112,7 +112,7 @@ def _words(caller: Caller, causal: bool) -> list[str]:
     if turning:
         told = ZEROS if plan.table == ADDED else STILL if plan.still else TOLD
         words.append(told.format(names=turning, shape=plan.table))
-    for way in caller.ways:
+    for way in caller.conventions:
         if way.kind == "switch":
             words.append(f"{way.argument}={way.on!r} hides the future")
         elif way.kind == "lengths":
@@ -360,7 +360,7 @@ def _otherwise_in_single(caller: Caller, recipe: Construction | None, asked: _Re
     built = asked.build(manners=("single",), ways=same)
     if built.caller is None:
         return False
-    single = replace(built.caller, plan=caller.plan, ways=caller.ways)
+    single = replace(built.caller, plan=caller.plan, conventions=caller.conventions)
     with contextlib.suppress(Exception):  # what its constructor drew is drawn otherwise in float32
         drawn = dict(caller.subject.body.named_parameters())  # its buffers are its own: a mask is one
         single.subject.body.load_state_dict(drawn, strict=False)
@@ -440,18 +440,20 @@ def _look(evidence: Evidence, built: BuildResult, asked: _Request) -> Caller:
         )
         said.append((STILL_OBJECT if still else OBJECT).format(names=", ".join(rotations)))
     closed = not caller.plan.masks and not caller.plan.switches and not _switched_off(caller.subject.body)
-    seen = sight(caller)
+    seen = visible_keys(caller)
     open_ = seen is None or bool(seen.all())  # else it has a pattern, and that is no triangle
     causal = is_causal(caller, seen)
     on = None if causal or not open_ else _switched_on(caller, recipe)
     backwards = any(BACKWARDS.search(name) for name in conditions_of(caller.subject.body))
     off = on is not None or backwards  # as it was built
     causal = causal or (closed and open_ and not off and meant_causal(texts, evidence.name))
-    caller.ways, more = (
-        find_ways(caller, causal, texts, seen) if caller.plan.masks or caller.plan.switches else ((), [])
+    caller.conventions, more = (
+        find_conventions(caller, causal, texts, seen)
+        if caller.plan.masks or caller.plan.switches
+        else ((), [])
     )
     said += more
-    caller.asks = asks_for_weights(caller)
+    caller.weights_switch = asks_for_weights(caller)
     caller.heads_major = _heads_major(caller)
     found = find_roles(caller, _truth(caller, causal), roles)
     if not found.proven:
@@ -523,7 +525,10 @@ def _heads_major(caller: Caller) -> bool:
         moved[2] = moved[1]
     with torch.no_grad():
         try:
-            first, second = (caller.call(*each, asks=bool(caller.asks)).weights for each in (inputs, moved))
+            first, second = (
+                caller.call(*each, with_weights=bool(caller.weights_switch)).weights
+                for each in (inputs, moved)
+            )
         except CAUGHT:
             return False
     if first is None or second is None or first.shape != (B, H, length, length):
@@ -567,7 +572,7 @@ def _switched_on(caller: Caller, recipe: Construction | None) -> Any:
         except CAUGHT:
             continue
         called = body if causal and called is None else called
-        seen = sight(replace(caller, subject=replace(caller.subject, body=body)))
+        seen = visible_keys(replace(caller, subject=replace(caller.subject, body=body)))
         if seen is not None and not bool(seen.all()):
             return body
     return called
@@ -605,7 +610,7 @@ def _asked_causal(caller: Caller, body: Any) -> list[ProbeCall]:
         plan = replace(plan, slots=tuple(alone))
     other = replace(caller, plan=plan, subject=replace(caller.subject, body=body))
     call = probe(other, True)[0]
-    return [replace(call, probe=SWITCHED if caller.ways else "causal")]
+    return [replace(call, probe=SWITCHED if caller.conventions else "causal")]
 
 
 def _without_loud(evidence: Evidence, caller: Caller) -> list[Finding]:
@@ -665,7 +670,9 @@ def _right_below(evidence: Evidence, caller: Caller, loud: ProbeCall) -> bool:
     assert evidence.weights is not None
     try:
         with torch.no_grad():
-            output = caller.call(query, key, value, mask if caller.ways else None).output.detach().double()
+            output = (
+                caller.call(query, key, value, mask if caller.conventions else None).output.detach().double()
+            )
     except CAUGHT:
         return False
     truth = [(ProbeInputs(query, key, value, mask), output)]

@@ -19,7 +19,7 @@ from ..recipe import ProbeInputs, Weights, run
 from .call_plan import express
 from .caller import Caller, inputs_for
 from .construction import Construction
-from .conventions import any_way, padding_mask
+from .conventions import likely_conventions, padding_mask
 from .probes import causal_mask, plain, share_off, some_mask
 from .recognition import by_distance
 from .subject import Sizes, in_precision
@@ -98,7 +98,11 @@ def _masks(caller: Caller) -> list[Tensor]:
         padding_mask(B, MANY, MANY),
         padding_mask(B, MANY, MANY, same=True),
     )
-    said = [one for one in choices if caller.ways and express(caller.ways, one, caller.subject.sizes.H)]
+    said = [
+        one
+        for one in choices
+        if caller.conventions and express(caller.conventions, one, caller.subject.sizes.H)
+    ]
     return said[:1]
 
 
@@ -164,10 +168,10 @@ def _answer(caller: Caller, length: int, mask: Tensor | None) -> Tensor:
 def _masked_twin(caller: Caller) -> tuple[Caller, Tensor] | None:
     """A mask that can be said, bool [B, T, S]; in the first way that runs, where none was understood."""
     mask = some_mask(caller)
-    if mask is not None or caller.ways:
+    if mask is not None or caller.conventions:
         return None if mask is None else (caller, mask)
-    for way in [way for argument in caller.plan.masks for way in any_way(argument)]:
-        told = replace(caller, ways=(way,))
+    for way in [way for argument in caller.plan.masks for way in likely_conventions(argument)]:
+        told = replace(caller, conventions=(way,))
         mask, one = some_mask(told), twin(told)
         try:
             if mask is not None and one is not None:

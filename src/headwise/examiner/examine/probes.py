@@ -65,7 +65,7 @@ def _asked(caller: Caller, causal: bool) -> Iterator[tuple[str, Three, Tensor | 
         yield LONGER, inputs_for(caller, sizes.short, L, seed=101), None
     whole = causal_mask(B, L, L)
     padding = padding_mask(B, L, L)
-    if caller.ways:
+    if caller.conventions:
         masked = inputs_for(caller, L, L, seed=102)
         yield "causal", masked, whole
         yield "padding", masked, padding
@@ -82,8 +82,8 @@ def _asked(caller: Caller, causal: bool) -> Iterator[tuple[str, Three, Tensor | 
     loud = _loud(caller)
     if not caller.subject.exact:
         pass  # in float32 such scores are noise
-    elif caller.ways or causal:
-        yield LOUD_PROBE, loud, _few(B, L, causal) if caller.ways else None
+    elif caller.conventions or causal:
+        yield LOUD_PROBE, loud, _few(B, L, causal) if caller.conventions else None
     else:
         yield LOUD_ALONE, loud, None
     short = inputs_for(caller, sizes.short, sizes.short, seed=105)
@@ -131,7 +131,7 @@ def _sayable(caller: Caller, name: str, mask: Tensor, causal: bool) -> Tensor | 
         choices += [causal_mask(B, T, S), padding_mask(B, T, S)]
     for one in choices:
         for sample in one.split(1) if caller.plan.layout == "one sequence" else [one]:
-            if express(caller.ways, sample, H) is None:
+            if express(caller.conventions, sample, H) is None:
                 break
         else:
             return one
@@ -145,7 +145,9 @@ def _leaves_some(caller: Caller, mask: Tensor, always: Tensor) -> Tensor | None:
     for b in range(B):
         one[b, :, (1 + 2 * b) % S] = False
     for other in (mask, one, one[:1].expand_as(one).contiguous()):
-        if bool((other & always).any(-1).all()) and express(caller.ways, other, caller.subject.sizes.H):
+        if bool((other & always).any(-1).all()) and express(
+            caller.conventions, other, caller.subject.sizes.H
+        ):
             return other
     return None
 
@@ -168,7 +170,7 @@ def probe(caller: Caller, causal: bool, always: Tensor | None = None) -> list[Pr
         call = ProbeCall(name, ProbeInputs(query, key, value, truth, mask if causal else None))
         try:
             with torch.no_grad():
-                answer = caller.call(*inputs, mask, asks=bool(caller.asks))
+                answer = caller.call(*inputs, mask, with_weights=bool(caller.weights_switch))
             call.output = answer.output.detach().double().clone()
             call.weights = None if answer.weights is None else answer.weights.detach().double().clone()
         except CAUGHT as error:
@@ -206,7 +208,7 @@ def some_mask(caller: Caller) -> Tensor | None:
     if caller.plan.layout == "one sequence":
         return None
     for mask in (padding_mask(B, L, L), causal_mask(B, L, L), padding_mask(B, L, L, same=True)):
-        if caller.ways and express(caller.ways, mask, caller.subject.sizes.H) is not None:
+        if caller.conventions and express(caller.conventions, mask, caller.subject.sizes.H) is not None:
             return mask
     return None
 
@@ -234,7 +236,7 @@ def cached(caller: Caller, evidence: Evidence, right: bool) -> Iterator[Finding]
     named = [one for one in every if CACHE.search(one.name.lower())]
     flags = [one.name for one in named if FLAG.match(one.name.lower()) or isinstance(one.default, bool)]
     held = [one for one in named if one.name not in flags and not PLACE.search(one.name.lower())]
-    taken = {way.argument for way in caller.ways} | {name for name, _ in caller.plan.slots}
+    taken = {way.argument for way in caller.conventions} | {name for name, _ in caller.plan.slots}
     held = [one for one in held if one.name not in taken]
     if not held:
         return

@@ -208,7 +208,7 @@ def _sayable(caller: Caller, masks: list[Tensor]) -> int | None:
     """Which of the masks its arguments can say, the first of them."""
     for i, mask in enumerate(masks):
         samples = mask.split(1) if caller.plan.layout == "one sequence" else (mask,)
-        if all(express(caller.ways, one, caller.subject.sizes.H) is not None for one in samples):
+        if all(express(caller.conventions, one, caller.subject.sizes.H) is not None for one in samples):
             return i
     return None
 
