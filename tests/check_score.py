@@ -90,15 +90,15 @@ def _said(report: Report) -> str:
 
 def _score(name: str, verdicts: Iterable[Verdict]) -> bool:
     actual = list(verdicts)
-    good = sum(one.ok for one in actual)
-    slowest = max(actual, key=lambda one: one.seconds)
+    good = sum(verdict.ok for verdict in actual)
+    slowest = max(actual, key=lambda verdict: verdict.seconds)
     sys.stdout.write(
         f"{name}: {good} of {len(actual)} ({100 * good / len(actual):.1f}%), "
         f"slowest {slowest.seconds:.1f} s ({slowest.what})\n"
     )
-    for one in actual:
-        if not one.ok:
-            sys.stdout.write(f"  {one.what} -> {one.said}\n")
+    for verdict in actual:
+        if not verdict.ok:
+            sys.stdout.write(f"  {verdict.what} -> {verdict.said}\n")
     sys.stdout.flush()
     return good == len(actual)
 
@@ -109,7 +109,7 @@ def main() -> int:
     parser.add_argument("--style", help="only this style of planted module")
     style = parser.parse_args().style
     torch.set_num_threads(1)
-    singles = [one for one in planted.PLANTED if style in (None, one.style)]
+    singles = [mutant for mutant in planted.PLANTED if style in (None, mutant.style)]
     scores = [_score("single faults named as themselves", map(judge_single, singles))]
     if style is None:
         scores.append(_score("faults beside the equations", map(judge_unstyled, unstyled.UNSTYLED)))

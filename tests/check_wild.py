@@ -105,13 +105,13 @@ def expected_in(folder: Path) -> list[Expected]:
 def judge_all(folder: Path, expected: Iterable[Expected], template: Template) -> list[Judged]:
     """Check every file, as `headwise check` does; a process with torch in it serves them all."""
     judged = []
-    for one in expected:
+    for row in expected:
         start = time.perf_counter()
         try:
-            report: Report | ArgumentError = check_file(folder / one.file, template=template)
+            report: Report | ArgumentError = check_file(folder / row.file, template=template)
         except ArgumentError as refused:
             report = refused
-        judged.append(verdict_on(one, report, time.perf_counter() - start))
+        judged.append(verdict_on(row, report, time.perf_counter() - start))
     return judged
 
 
@@ -165,7 +165,7 @@ def score(judged: Sequence[Judged]) -> list[str]:
 
 def unknown_keys(expected: Iterable[Expected]) -> list[str]:
     """Faults of the table that the catalogue does not have."""
-    return sorted(set[str]().union(*(each for one in expected for each in one.faults)) - {*FAULTS, RAISES})
+    return sorted(set[str]().union(*(each for row in expected for each in row.faults)) - {*FAULTS, RAISES})
 
 
 def main() -> int:

@@ -197,7 +197,7 @@ def masks(B: int, H: int, T: int, S: int, random: torch.Generator) -> Any:
     """Any mask, alone or joined."""
     from hypothesis import strategies as st
 
-    def one(kind: str) -> Mask:
+    def mask_of_kind(kind: str) -> Mask:
         def integers(high: int, *shape: int) -> Tensor:
             return torch.randint(high, shape, generator=random)
 
@@ -222,7 +222,7 @@ def masks(B: int, H: int, T: int, S: int, random: torch.Generator) -> Any:
     def join(chosen: list[str]) -> Mask:
         mask = Mask()
         for kind in chosen:
-            mask = mask & one(kind)
+            mask = mask & mask_of_kind(kind)
         return mask
 
     return st.lists(st.sampled_from(kinds), max_size=2, unique=True).map(join)

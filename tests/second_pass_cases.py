@@ -241,16 +241,16 @@ def values(
     truth_case = low.to(torch.float64)
     _, truth_p, truth_lse = truth_case.reference()
     plain_p, plain_lse = (x.to(low.q.device) for x in plain)
-    size, one = sizes(low), 1.0 if fused else max(1.0, largest(truth_lse))
+    size, lse_size = sizes(low), 1.0 if fused else max(1.0, largest(truth_lse))
     T, S = truth_p.shape[2:]
     pictures = tuple(pictures)
     truths = expected(truth_case, truth_p, truth_lse, scores_of(truth_p, truth_lse), pictures)
     plains = expected(low, plain_p, plain_lse, scores_of(plain_p, plain_lse), pictures)
 
-    def check(what: str, actual: Tensor, plain: Tensor, truth: Tensor, extent: float = one) -> None:
+    def check(name: str, actual: Tensor, plain: Tensor, truth: Tensor, extent: float = lse_size) -> None:
         try:
-            assert not bool(torch.isnan(actual).any()), f"{what}: NaN"
-            assert_judged(actual.to(truth.device), plain, truth, dtype=dtype, size=extent, name=what)
+            assert not bool(torch.isnan(actual).any()), f"{name}: NaN"
+            assert_judged(actual.to(truth.device), plain, truth, dtype=dtype, size=extent, name=name)
         except AssertionError as problem:
             wrong.append(str(problem))
 
@@ -267,11 +267,11 @@ def values(
         selected, where = looks[part]
         check(part, w.select(**selected).dense(), plain_p[where], truth_p[where])
     measured = w.statistics(per="query", pooled=TOGETHER)
-    extents = {"max_logit": size["lse"], "distance": S * one}
+    extents = {"max_logit": size["lse"], "distance": S * lse_size}
     together = picture_name((min(TOGETHER[0], T), min(TOGETHER[1], S)))
     for key, truth in truths.items():
         if key in measured:
-            check(key, measured[key], plains[key], truth, extents.get(key, one))
+            check(key, measured[key], plains[key], truth, extents.get(key, lse_size))
         elif key == together:
             check(f"{key}, with the rest", measured.pooled, plains[key], truth)
     for cells in dict.fromkeys((min(r, T), min(c, S)) for r, c in pictures):

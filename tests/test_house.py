@@ -405,7 +405,7 @@ def _as_here(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nmarkers =\n    slow: takes longer\n    thinned: by name")
 
 
-WORDS = [f"{one} {other}" for one in "causal padded windowed sparse".split() for other in "abcdefgh"]
+WORDS = [f"{word} {other}" for word in "causal padded windowed sparse".split() for other in "abcdefgh"]
 
 
 @pytest.mark.usefixtures("_as_here")

@@ -175,7 +175,7 @@ def test_joined_to_a_mask_rows_of_padding_are_refused_whatever_the_batch() -> No
 
 
 @st.composite
-def meant(draw: st.DrawFn) -> Tensor:
+def drawn_mask(draw: st.DrawFn) -> Tensor:
     """A [T, S] mask that people write: bands, prefixes, blocks, documents, and what is left of them."""
     T, S = draw(lengths_of), draw(lengths_of)
     kind = draw(st.sampled_from(["band", "prefix", "blocks", "documents", "real", "reverse", "all"]))
@@ -207,7 +207,7 @@ def meant(draw: st.DrawFn) -> Tensor:
 
 
 @settings(max_examples=300, deadline=None)
-@given(meant())
+@given(drawn_mask())
 def test_masks_that_people_mean_are_never_refused(mask: Tensor) -> None:
     T, S = mask.shape
     for given_as in (mask, mask.long(), mask[None], mask[None, None], mask.expand(T, 1, T, S)):

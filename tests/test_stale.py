@@ -57,16 +57,16 @@ def causal(length: int = L) -> Tensor:
 # How a tensor is written to without anybody counting.
 
 
-def through_data(into: Tensor, what: Tensor) -> None:
-    into.data.copy_(what)
+def through_data(into: Tensor, x: Tensor) -> None:
+    into.data.copy_(x)
 
 
-def through_numpy(into: Tensor, what: Tensor) -> None:
-    into.numpy()[...] = what.numpy()
+def through_numpy(into: Tensor, x: Tensor) -> None:
+    into.numpy()[...] = x.numpy()
 
 
-def through_dlpack(into: Tensor, what: Tensor) -> None:
-    np.from_dlpack(into.view(torch.uint8))[...] = what.to(into.dtype).view(torch.uint8).numpy()
+def through_dlpack(into: Tensor, x: Tensor) -> None:
+    np.from_dlpack(into.view(torch.uint8))[...] = x.to(into.dtype).view(torch.uint8).numpy()
 
 
 WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -336,8 +336,8 @@ def test_weights_and_statistics_are_as_exact_as_softmax_at_any_size(
     _, visible = hw.attention(q, k, v, causal=causal, bias=bias if shift else None)
     near = torch.arange(67)
 
-    def judge(actual: Tensor, of: Callable[[Tensor], Tensor], what: str) -> None:
-        assert_judged(actual, of(plain), of(truth), dtype=torch.float32, name=what)
+    def judge(actual: Tensor, of: Callable[[Tensor], Tensor], name: str) -> None:
+        assert_judged(actual, of(plain), of(truth), dtype=torch.float32, name=name)
 
     judge(visible.dense(), lambda p: p, "dense")
     judge(visible.mean_heads(), lambda p: p.mean(1), "mean")
@@ -355,33 +355,33 @@ def test_weights_and_statistics_are_as_exact_as_softmax_at_any_size(
 
 @pytest.mark.parametrize("size", [1.0, 100.0])
 @pytest.mark.parametrize("shift", [0.0, 300.0, 1e9], ids=["", "shifted", "far"])
-@pytest.mark.parametrize("what", ["output", "weights", "mean", "entropy"])
-def test_gradients_are_as_exact_as_plain_torchs_at_any_size(what: str, shift: float, size: float) -> None:
+@pytest.mark.parametrize("name", ["output", "weights", "mean", "entropy"])
+def test_gradients_are_as_exact_as_plain_torchs_at_any_size(name: str, shift: float, size: float) -> None:
     """With lse rounded to 1e9 every weight of a row was 1, and its gradient as many times too large."""
     bias = torch.zeros(67, 67)
     bias[7] = shift
     shapes = {"output": (1, 2, 67, 16), "weights": (1, 2, 67, 67), "mean": (1, 67, 67), "entropy": (1, 2, 67)}
-    pull = normal(9, *shapes[what])
+    pull = normal(9, *shapes[name])
 
     def plainly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         log_p = (q @ k.transpose(-2, -1) * 0.25 + bias.to(q.dtype)).log_softmax(-1)
         p = log_p.exp()
-        if what == "output":
+        if name == "output":
             return p @ v
-        return {"weights": p, "mean": p.mean(1), "entropy": -(p * log_p).sum(-1)}[what]
+        return {"weights": p, "mean": p.mean(1), "entropy": -(p * log_p).sum(-1)}[name]
 
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k, v, bias)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out, visible = hw.attention(q, k, v, bias=bias)
-        if what == "output":
+        if name == "output":
             return out
         return {
             "weights": visible.dense,
             "mean": visible.mean_heads,
             "entropy": lambda: visible.statistics("entropy", per="query").entropy,
-        }[what]()
+        }[name]()
 
     def gradients(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
         leaves = [x.to(dtype).requires_grad_() for x in large_case(torch.float32, size)]
@@ -389,13 +389,13 @@ def test_gradients_are_as_exact_as_plain_torchs_at_any_size(what: str, shift: fl
         return list(torch.autograd.grad(result, leaves, pull.to(dtype), materialize_grads=True))
 
     q, k, v = large_case(torch.float32, size)
-    flow = largest(pull) * (largest(v) * 4 if what == "output" else 67**0.5) * 0.25
+    flow = largest(pull) * (largest(v) * 4 if name == "output" else 67**0.5) * 0.25
     terms = (flow * largest(k), flow * largest(q), largest(pull))
     actual, truth = gradients(ours, torch.float32), gradients(plainly, torch.float64)
     plain = gradients(plainly, torch.float32)
     for i, term in enumerate(terms):
         peer = plain[i]
-        if what == "output" and shift < 1e9:  # the kernel's own way back is as good a peer
+        if name == "output" and shift < 1e9:  # the kernel's own way back is as good a peer
             other = gradients(fused, torch.float32)[i]
             peer = max(peer, other, key=lambda g: error(g, truth[i]))
         assert_judged(actual[i], peer, truth[i], dtype=torch.float32, times=3, size=term, name="qkv"[i])

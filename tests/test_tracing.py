@@ -151,8 +151,8 @@ def test_a_trace_keeps_gradients_and_a_band_that_the_example_did_not_reach() -> 
     actual = [p.grad.clone() for p in mha.parameters() if p.grad is not None]
     mha.zero_grad()
     mha(x)[0].square().sum().backward()
-    for one, parameter in zip(actual, mha.parameters(), strict=True):
-        torch.testing.assert_close(one, parameter.grad)
+    for gradient, parameter in zip(actual, mha.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
 
 
 def test_a_cache_is_refused_while_a_call_is_traced() -> None:
@@ -235,8 +235,8 @@ def test_torch_fx_keeps_our_modules_whole(name: str) -> None:
         node.type = None  # this file's annotations are strings, which torch.fx does not pickle
     graph.recompile()
     x, real = normal(B, T, E), masked(B, 1, T)[:, 0, 0]
-    for one in (graph, pickle.loads(pickle.dumps(graph))):
-        torch.testing.assert_close(one(x, real), model(x, real))
+    for traced in (graph, pickle.loads(pickle.dumps(graph))):
+        torch.testing.assert_close(traced(x, real), model(x, real))
     graph(x, real).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 

@@ -119,7 +119,8 @@ def unlisted(sources: dict[str, str]) -> list[str]:
                 theirs_alone = name.startswith(("torch.", "transformers."))
                 wrong = theirs_alone and (is_private(name) or name.startswith(UNDOCUMENTED))
                 wrong = wrong and not any(
-                    f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in LISTED
+                    f"{name}.".startswith(f"{pattern}.") or pattern.startswith(f"{name}.")
+                    for pattern in LISTED
                 )
             if wrong:
                 actual.append(f"{file}:{line}: {name}")

@@ -565,9 +565,9 @@ def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
     assert grid.speed([cuda]) == f"{looked}\n"
     assert grid.speed([cpu, cuda]).endswith(f"{gained} {looked}\n")
     assert grid.speed([stored("cuda", **{grid.STATISTICS: look | {"status": "failed"}})]) == grid.NOTHING
-    one, *others = usual
+    first_case, *others = usual
     assert grid.speed([stored("cpu", **{name: usual[name] for name in others})]) == grid.NOTHING
-    assert grid.speed([stored("cpu", **usual | {one: case(one, run="two")})]) == grid.NOTHING
+    assert grid.speed([stored("cpu", **usual | {first_case: case(first_case, run="two")})]) == grid.NOTHING
 
 
 def test_a_grid_tells_speeds_failures_and_gaps() -> None:

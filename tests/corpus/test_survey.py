@@ -130,12 +130,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("line", "said"), BAD.items(), ids=[str(at) for at in range(len(BAD))])
-def test_a_line_that_is_no_document_is_one_with_an_error(line: bytes, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "message"), BAD.items(), ids=[str(at) for at in range(len(BAD))])
+def test_a_line_that_is_no_document_is_one_with_an_error(line: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "before"}\n' + line + b'\n{"text": "behind"}\n')
     first, bad, last = Texts(Plan.of(tmp_path / "a.jsonl")).block(0)
     assert (first.text, bad.text, last.text) == ("before", None, "behind")
-    assert bad.name == "a.jsonl:2" and bad.error == said
+    assert bad.name == "a.jsonl:2" and bad.error == message
 
 
 def test_a_document_that_is_too_long_is_never_held_whole(
@@ -166,7 +166,7 @@ def test_names_in_any_letters_are_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda place: place / "none", "corpus must be a file or folder: there is no '.*none'; check"),
         (lambda place: place, "corpus must hold a document: 0 in '.*', of 0 files; known are .txt"),
@@ -182,8 +182,8 @@ def test_names_in_any_letters_are_documents(tmp_path: Path) -> None:
     ],
     ids=["nothing", "empty", "kind", "no parquet", "column"],
 )
-def test_what_is_no_corpus_is_refused(make: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_what_is_no_corpus_is_refused(make: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=message):
         Plan.of(make(tmp_path))
 
 
@@ -412,14 +412,14 @@ def test_a_block_with_failures_never_takes_the_place_of_one_without(tmp_path: Pa
     for rows_of, failure in ((good, None), (bad, documents.RETRY)):
         row = {"document": "a", "position": 0, "tokens": 3, "found": 3, "failure": failure}
         rows_of.documents.append(row)
-    there = Shards(tmp_path)
-    there.write(0, bad)
-    assert there.to_retry() == there.finished() == {0}
-    there.write(0, good)
-    there.write(0, bad)
-    assert not there.to_retry() and there.finished() == {0} and len(files(tmp_path)) == 2
-    there.place(shards.DOCUMENTS, 0, retry=True).touch()  # killed before it was taken away
-    there.sweep()
+    store = Shards(tmp_path)
+    store.write(0, bad)
+    assert store.to_retry() == store.finished() == {0}
+    store.write(0, good)
+    store.write(0, bad)
+    assert not store.to_retry() and store.finished() == {0} and len(files(tmp_path)) == 2
+    store.place(shards.DOCUMENTS, 0, retry=True).touch()  # killed before it was taken away
+    store.sweep()
     assert len(files(tmp_path)) == 2
 
 
@@ -850,12 +850,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("options", "said"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
 def test_what_is_asked_for_in_the_wrong_way_is_said(
-    options: dict[str, Any], said: str, small: Pretrained, tmp_path: Path
+    options: dict[str, Any], message: str, small: Pretrained, tmp_path: Path
 ) -> None:
     lines(tmp_path / "a.jsonl", ["a"])
-    with pytest.raises(ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=message):
         run(small, tmp_path / "a.jsonl", tmp_path / "out", **options)
 
 
@@ -973,26 +973,28 @@ class Finished:
 
 
 def test_whoever_is_free_takes_the_next_block_and_those_of_who_is_lost() -> None:
-    store, there = Counter(), Finished()
-    there.there = {3}
-    first, two = (shards.blocks(11, there, shards.Group(store, rank, 2), patience=0.01) for rank in range(2))
+    store, finished = Counter(), Finished()
+    finished.there = {3}
+    first, two = (
+        shards.blocks(11, finished, shards.Group(store, rank, 2), patience=0.01) for rank in range(2)
+    )
     handled = [next(first), next(two)]
-    there.there.add(handled[0])
+    finished.there.add(handled[0])
     handled.append(next(first))
     assert handled == [0, 1, 2]
-    there.there.add(2)
-    rest = [number for number in first if not there.there.add(number)]  # the other is never heard of again
+    finished.there.add(2)
+    rest = [number for number in first if not finished.there.add(number)]  # the other is never heard of again
     assert rest == [4, 5, 6, 7, 8, 9, 10, 1]
-    there.there.remove(7)
-    assert list(shards.blocks(11, there, None)) == [7]
+    finished.there.remove(7)
+    assert list(shards.blocks(11, finished, None)) == [7]
 
 
 def test_where_the_store_is_lost_each_goes_on_by_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    there = Finished()
+    finished = Finished()
     done = []
-    for number in shards.blocks(7, there, shards.Group(Counter(lost_after=2), 1, 2), patience=60):
+    for number in shards.blocks(7, finished, shards.Group(Counter(lost_after=2), 1, 2), patience=60):
         done.append(number)
-        there.there.add(number)
+        finished.there.add(number)
     assert sorted(done) == list(range(7)) and done[:2] == [0, 1]
     message = "survey: rank 1 goes on without the store, which is lost: connection reset\n"
     assert capsys.readouterr().err == message
@@ -1032,18 +1034,18 @@ def test_the_fingerprint_is_of_weights_config_and_tokens(small: Pretrained) -> N
 
 
 @pytest.mark.parametrize(
-    ("package", "said"),
+    ("package", "message"),
     [
         ("pyarrow", r'a survey needs pyarrow; .* "headwise\[survey'),
         ("ray", r"engine='ray' needs ray; install with: pip"),
     ],
 )
 def test_a_package_that_is_missing_is_named(
-    package: str, said: str, small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, message: str, small: Pretrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = lines(tmp_path / "a.jsonl", ["a"])
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(PackageMissing, match=said):
+    with pytest.raises(PackageMissing, match=message):
         run(small, corpus, tmp_path / "out", engine="ray")
 
 

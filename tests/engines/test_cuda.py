@@ -247,12 +247,12 @@ def test_gradients_do_not_depend_on_the_layout_they_come_in() -> None:
         "tokens first": pull.transpose(1, 2).contiguous().transpose(1, 2),
         "one for all": pull[:, :, :1, :1].expand_as(pull),
     }
-    packed = [one.detach() for one in x.permute(2, 0, 3, 1, 4).unbind(0)]
-    for q, k, v in (packed, [one.contiguous() for one in packed]):
+    packed = [part.detach() for part in x.permute(2, 0, 3, 1, 4).unbind(0)]
+    for q, k, v in (packed, [part.contiguous() for part in packed]):
         for name, grad in layouts.items():
             actual, expected = [], []
             for backend, saved in (("cudnn", actual), ("tiles", expected)):
-                leaves = [one.detach().requires_grad_() for one in (q, k, v)]
+                leaves = [part.detach().requires_grad_() for part in (q, k, v)]
                 out, _ = hw.attention(*leaves, causal=True, backend=backend)
                 saved += torch.autograd.grad(out, leaves, grad)
             for mine, theirs in zip(actual, expected, strict=True):

@@ -143,18 +143,18 @@ def test_the_same_bits_come_out_every_time() -> None:
 def test_a_measurement_by_plan_gives_the_same_bits(job: str, request: pytest.FixtureRequest) -> None:
     from headwise.engines.plans import PLANS
 
-    def found(lse: Tensor | None) -> dict[str, Tensor]:
+    def measured_with(lse: Tensor | None) -> dict[str, Tensor]:
         weights = make(map_of(low).parts()[0], lse)
         return {**weights.statistics(*ROW_STATISTICS), "lse": weights.lse}
 
     low, _ = low_case(job)
-    expected = found(None)["lse"]
+    expected = measured_with(None)["lse"]
     room = torch.empty(expected.numel() + 1, device="cuda")
     beside = room[1:].view(expected.shape).copy_(expected)  # not where vectors begin
     for lse in (None, expected, beside):
-        first = found(lse)  # nothing is planned yet
+        first = measured_with(lse)  # nothing is planned yet
         for _ in range(3):
-            for name, value in found(lse).items():
+            for name, value in measured_with(lse).items():
                 assert torch.equal(value.nan_to_num(7.0), first[name].nan_to_num(7.0)), name
     if job == "causal, D64-bfloat16":
         assert PLANS.made_by("lse") and PLANS.made_by("measure")

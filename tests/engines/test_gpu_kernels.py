@@ -212,10 +212,10 @@ def test_a_head_is_the_mean_over_its_counted_queries(kind: str) -> None:
     mask = small_masks(B, H, T, S)[kind]
     case = replace(numbers(B, H, 1, T, S, 8), mask=mask, options={"sinks": normal(7, H)}).to(torch.float32)
     arms = []
-    for one in (case, case.to(torch.float64)):
-        _, p, lse = one.reference()
-        by_query = expected(one, p, lse, scores_of(p, lse), [(3, 1)])
-        arms.append(head_means(one, by_query, lse) | {"received": by_query["received"]})
+    for variant in (case, case.to(torch.float64)):
+        _, p, lse = variant.reference()
+        by_query = expected(variant, p, lse, scores_of(p, lse), [(3, 1)])
+        arms.append(head_means(variant, by_query, lse) | {"received": by_query["received"]})
         arms[-1]["pooled"] = by_query["pooled 3 1"]
     w = map_of(case)
     actual = w.statistics(pooled=(3, 1))

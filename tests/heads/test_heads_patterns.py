@@ -402,8 +402,10 @@ def test_token_mass_is_the_mean_weight_of_chosen_tokens(case: Self) -> None:
     assert_close(heads.token_mass(case.map, case.tokens == 2), case, truth)
     assert heads.token_mass(case.map, case.tokens == 9).isnan().all()  # a text without any
     if bool(case.real.all()):
-        one = SPOTS % 3 == 0
-        assert torch.equal(heads.token_mass(case.map, one), heads.token_mass(case.map, one.expand(B, L)))
+        chosen = SPOTS % 3 == 0
+        assert torch.equal(
+            heads.token_mass(case.map, chosen), heads.token_mass(case.map, chosen.expand(B, L))
+        )
 
 
 @pytest.mark.parametrize("key", [0, 1, 4])

@@ -66,7 +66,12 @@ def plain_distance(a: Tensor, b: Tensor, pairs: Sequence[tuple[int, int]]) -> li
         p, q = p / p.sum(), q / q.sum()
         m = (p + q) / 2
         rows.append(
-            sum(float(x * (x / z).log()) / 2 for one in (p, q) for x, z in zip(one, m, strict=True) if x > 0)
+            sum(
+                float(x * (x / z).log()) / 2
+                for distribution in (p, q)
+                for x, z in zip(distribution, m, strict=True)
+                if x > 0
+            )
         )
     return rows
 

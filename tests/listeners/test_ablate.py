@@ -473,7 +473,7 @@ def test_heads_that_were_ranked_can_be_ablated() -> None:
     with torch.no_grad():
         with ablate(model, ranked):
             actual = model(x)
-        with ablate(model, [(one.layer, one.head) for one in ranked]):
+        with ablate(model, [(entry.layer, entry.head) for entry in ranked]):
             assert torch.equal(model(x), actual)
         with ablate(model, [SimpleNamespace(layer=0, head=2, path="layers.1")]):
             actual = model(x)

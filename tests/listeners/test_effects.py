@@ -102,10 +102,10 @@ def test_padding_on_either_side_changes_nothing(side: str) -> None:
     actual = hw.effects(model, inputs, progress=False)
     alone = [hw.effects(model, {"input_ids": text}, progress=False) for text in (whole[:1], short)]
     for layer in range(2):
-        each = torch.stack([one[layer] for one in alone], 1)
+        each = torch.stack([result[layer] for result in alone], 1)
         assert error(actual.by_sequence[layer], each) < EXACT
         assert error(actual[layer], each.mean(1)) < EXACT
-    assert [words[0][0] for words in actual.before] == [one.before[0][0][0] for one in alone]
+    assert [words[0][0] for words in actual.before] == [result.before[0][0][0] for result in alone]
     with torch.no_grad():
         before = model(short).logits[0, -1]
         after = without(model, "model.layers.1.self_attn.o_proj.weight", 8, 4)(short).logits[0, -1]

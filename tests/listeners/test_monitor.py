@@ -737,9 +737,9 @@ def test_in_a_trainer_measured_steps_reach_the_logs(checkpointing: bool, tmp_pat
     with trainer(tmp_path, callback, **more) as trained:
         trained.train()
     assert [step for step, _ in callback.monitor.history] == [0, 2, 4]
-    logged = [one["step"] for one in trained.state.log_history if "heads/entropy/min" in one]
+    logged = [entry["step"] for entry in trained.state.log_history if "heads/entropy/min" in entry]
     assert logged == [1, 3, 5]  # Trainer counts a step when it is done
-    last = [one for one in trained.state.log_history if one["step"] == 5 and "loss" in one][-1]
+    last = [entry for entry in trained.state.log_history if entry["step"] == 5 and "loss" in entry][-1]
     assert last["heads/dead"] == callback.monitor.summary["dead"]
     assert len(callback.monitor.latest) == 2 * H * 4 + 2 + 6
     assert traces(trained.model.transformer.h) == [] and trained.model.config._attn_implementation == "sdpa"

@@ -189,10 +189,10 @@ def test_sentences_of_no_group_are_draws_of_their_own_and_one_group_tells_nothin
 ) -> None:
     apart = [replace(s, group=None) for s in drawn]
     each = [replace(s, group=number) for number, s in enumerate(drawn)]
-    one = [replace(s, group=5) for s in drawn]
+    single_group = [replace(s, group=5) for s in drawn]
     assert judge(apart, looking(right, apart), [0]) == judge(each, looking(right, each), [0])
     assert judge(apart, looking(right, apart), [0])[OBJECT].found
-    role = judge(one, looking(right, one), [0])[OBJECT]
+    role = judge(single_group, looking(right, single_group), [0])[OBJECT]
     assert not role.found and role.verdict == "not found: may be chance" and role.low < 0.3
 
 
@@ -358,7 +358,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def roles_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "headwise" / "roles"
 
@@ -381,20 +381,20 @@ class Counted:
 KEPT = {"keep": True}
 
 
-def test_what_was_measured_is_kept_and_proved_before_it_is_believed(kept: Path) -> None:
+def test_what_was_measured_is_kept_and_proved_before_it_is_believed(roles_folder: Path) -> None:
     model = a_model()
     counted = Counted(model)
     roles = measured(model, **KEPT)
-    assert counted.since() >= 47 and len(list(kept.iterdir())) == 1
+    assert counted.since() >= 47 and len(list(roles_folder.iterdir())) == 1
     assert measured(model, **KEPT) == roles and counted.since() == 7  # one for causality, six for the proof
     assert measured(model, **KEPT | {"sentences": few()[:-1]}) != roles and counted.since() >= 47
     with torch.no_grad():
         next(model.parameters())[5] += 0.1
     measured(model, **KEPT)
-    assert counted.since() >= 47 and len(list(kept.iterdir())) == 3
+    assert counted.since() >= 47 and len(list(roles_folder.iterdir())) == 3
 
 
-def test_a_changed_model_is_not_answered_from_what_was_kept(kept: Path) -> None:
+def test_a_changed_model_is_not_answered_from_what_was_kept(roles_folder: Path) -> None:
     """Ablated or hooked, its weights are what they were: only a run tells."""
     model = a_model()
     plain, counted = measured(model, **KEPT), Counted(model)
@@ -410,11 +410,11 @@ def test_a_changed_model_is_not_answered_from_what_was_kept(kept: Path) -> None:
     assert measured(model, **KEPT) == plain
 
 
-def test_nothing_is_read_or_written_without_keep(kept: Path) -> None:
+def test_nothing_is_read_or_written_without_keep(roles_folder: Path) -> None:
     measured(a_model())
-    assert not kept.exists()
+    assert not roles_folder.exists()
     roles = measured(a_model(), **KEPT)
-    (file,) = kept.iterdir()
+    (file,) = roles_folder.iterdir()
     message = json.loads(file.read_text())
     message["roles"] = message["roles"].replace("Transformer", "Impostor")
     file.write_text(json.dumps(message))
@@ -422,16 +422,16 @@ def test_nothing_is_read_or_written_without_keep(kept: Path) -> None:
     assert measured(a_model()) == roles
 
 
-def test_a_damaged_file_is_measured_anew_and_a_full_disk_is_told_of(kept: Path) -> None:
+def test_a_damaged_file_is_measured_anew_and_a_full_disk_is_told_of(roles_folder: Path) -> None:
     roles = measured(a_model(), **KEPT)
-    (file,) = kept.iterdir()
+    (file,) = roles_folder.iterdir()
     message = json.loads(file.read_text())
     for text in ("[]", "[" * 100_000, json.dumps(message | {"proof": 7})):
         file.write_text(text)
         assert measured(a_model(), **KEPT) == roles and len(file.read_text()) > 100
     file.unlink()
-    kept.rmdir()
-    kept.write_text("in the way")
+    roles_folder.rmdir()
+    roles_folder.write_text("in the way")
     with pytest.warns(UserWarning, match="roles were measured but not kept"):
         assert measured(a_model(), **KEPT) == roles
 

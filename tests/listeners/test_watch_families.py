@@ -215,7 +215,7 @@ def test_the_weights_heard_are_the_eager_ones(family: Family) -> None:
     models = {dtype: family.build(dtype) for dtype in (DOUBLE, SINGLE)}
     for side in family.sides:
         truth, plain = (eager_weights(family, side, dtype, model) for dtype, model in eager.items())
-        exact, actual = (heard(family, side, dtype, model) for dtype, model in models.items())
+        exact, actual = (watched_call(family, side, dtype, model) for dtype, model in models.items())
         assert set(exact) == set(actual) == set(truth)
         padding = {path: check_padding(family, side, exact[path]) for path in truth}
         rounding = torch.finfo(SINGLE).eps + max(
@@ -250,7 +250,7 @@ def only(weights: Tensor, queries: Tensor | None) -> Tensor:
     return weights.movedim(1, -1) if queries is None else weights.movedim(1, -1)[queries]
 
 
-def heard(
+def watched_call(
     family: Family, side: str, dtype: torch.dtype, model: nn.Module, fallback: str | None = None
 ) -> dict[str, LayerCall]:
     listener = Heard()
@@ -295,7 +295,7 @@ def test_listening_changes_nothing(family: Family) -> None:
 def test_weights_a_model_makes_itself_are_read_with_fallback_eager(family: Family) -> None:
     model, eager = family.build(family.finest), family.build(family.finest, "eager")
     for side in family.sides:
-        calls = heard(family, side, family.finest, model, "eager")
+        calls = watched_call(family, side, family.finest, model, "eager")
         truth = eager_weights(family, side, family.finest, eager)
         assert set(calls) == set(truth)
         for path, call in calls.items():

@@ -339,9 +339,12 @@ def test_queries_broadcast_over_the_batch_are_heard() -> None:
         _, (call,) = listen(Sequences(which), q[:, 0], k[:, 0], v[:, 0])
         q, k = (q[:1], k) if which == 0 else (q, k[:1])
         assert error(call.weights.dense(), (q @ k.mT * 8**-0.5).softmax(-1)) < EXACT
-    one, x = Fused(heads=1, num_kv_heads=H), numbers(B, T, E)  # and one head of queries for several of keys
-    _, (call,) = listen(one, x)
-    q, k, _ = one.qkv(x)
+    module, x = (
+        Fused(heads=1, num_kv_heads=H),
+        numbers(B, T, E),
+    )  # and one head of queries for several of keys
+    _, (call,) = listen(module, x)
+    q, k, _ = module.qkv(x)
     assert error(call.weights.dense(), (q @ k.mT * 8**-0.5).softmax(-1)) < EXACT
 
 

@@ -469,7 +469,7 @@ IN_TORCH: dict[str, tuple[Change, Change]] = {  # torch never calls out_proj: (o
 }  # fmt: skip
 
 
-def asked() -> Iterator[tuple[dict[str, Any], Tensor]]:
+def function_transforms() -> Iterator[tuple[dict[str, Any], Tensor]]:
     """(masks, which outputs count)"""
     yield {}, torch.ones(N, L, 1, dtype=torch.bool)
     yield {"src_key_padding_mask": PADDING}, REAL
@@ -515,7 +515,7 @@ def test_whatever_was_changed_counts_in_evaluation_as_in_training(name: str) -> 
         if not first:
             hw.adopt(model)
         with as_if_large(first), torch.no_grad():
-            for masks, counts in asked():
+            for masks, counts in function_transforms():
                 assert_as_torchs_slow_path(model, plain, masks, counts)
                 named = {"src_mask" if key == "mask" else key: mask for key, mask in masks.items()}
                 assert_as_torchs_slow_path(model.layers[1], plain.layers[1], named, counts)
@@ -566,9 +566,9 @@ def test_function_transforms_take_the_slow_path() -> None:
     hw.adopt(model.eval())
     x = torch.stack([X.double(), -X.double()])
     with torch.no_grad(), slowly():
-        expected = torch.stack([plain(one, src_key_padding_mask=PADDING) for one in x])
+        expected = torch.stack([plain(row, src_key_padding_mask=PADDING) for row in x])
     with torch.no_grad():
-        actual = torch.vmap(lambda one: model(one, src_key_padding_mask=PADDING))(x)
+        actual = torch.vmap(lambda row: model(row, src_key_padding_mask=PADDING))(x)
     assert_judged(actual * REAL, expected * REAL, expected * REAL, dtype=torch.float64, name="vmap")
 
 
@@ -679,12 +679,12 @@ def test_what_is_sharded_is_restored_underneath_and_left_before(
         assert report.left[""] == "it is sharded, a FSDPTransformerEncoder; adopt first, shard then"
         assert list(report.changed) == ["layers.0.self_attn", "layers.1.self_attn"]
         with torch.no_grad():
-            for masks, counts in asked():
+            for masks, counts in function_transforms():
                 assert_as_torchs_slow_path(model, sharded, masks, counts)
             assert hw.restore(model) == 5
             assert not any(type(module).__module__.startswith("headwise") for module in model.modules())
             assert all(isinstance(module, FSDPModule) for module in (model, *model.layers))
-            for masks, counts in asked():
+            for masks, counts in function_transforms():
                 assert_as_torchs_slow_path(model, sharded, masks, counts)
     finally:
         torch.distributed.destroy_process_group()

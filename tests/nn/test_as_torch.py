@@ -231,13 +231,13 @@ def test_bad_dropout_is_taken_as_torch_takes_it(dropout: float, need_weights: bo
     arguments = inputs(ours)
     assert_same(ours.eval()(*arguments), slow(theirs.eval(), *arguments))
 
-    def said(module: nn.Module) -> Any:
+    def error_of(module: nn.Module) -> Any:
         try:
             return None, slow(module.train(), *arguments, need_weights=need_weights)
         except (ValueError, RuntimeError) as error:
             return type(error), str(error)
 
-    actual, wanted = said(ours), said(theirs)
+    actual, wanted = error_of(ours), error_of(theirs)
     if wanted[0] is None:
         assert actual[0] is None
         assert_same(actual[1], wanted[1])

@@ -478,8 +478,8 @@ def turned(mha: MultiHeadAttention, _: Any = None) -> dict[str, Tensor]:
 
 Theirs = Callable[[MultiHeadAttention], dict[str, Tensor]]
 FOREIGN: dict[str, Theirs] = {
-    **{who: lambda mha, names=names: separate(mha, names) for who, names in SEPARATE.items()},
-    **{who: lambda mha, names=names: in_one(mha, names) for who, names in PACKED.items()},
+    **{origin: lambda mha, names=names: separate(mha, names) for origin, names in SEPARATE.items()},
+    **{origin: lambda mha, names=names: in_one(mha, names) for origin, names in PACKED.items()},
     "torch": in_torchs,
     "GPT-2": turned,
 }
@@ -712,7 +712,9 @@ def test_rows_that_may_go_otherwise_are_refused_and_what_is_told_puts_them_right
     if name in OTHERWISE:
         return
     advice = re.search(r"torch\.cat\(.*?\]\)(?=;)", str(message.value)).group()  # type: ignore[union-attr]
-    packed_names = [key for key in state if any(one in key for one in ("c_attn", "query_key", "in_proj"))]
+    packed_names = [
+        key for key in state if any(fused_name in key for fused_name in ("c_attn", "query_key", "in_proj"))
+    ]
     for key in packed_names:
         state[f"in_proj_{key.rpartition('.')[2]}"] = eval(advice, {"torch": torch, "weight": state.pop(key)})
     state = {key.replace("c_proj", "out_proj"): value for key, value in state.items()}

@@ -602,19 +602,19 @@ WAYS: dict[str, Copy] = {
 @pytest.mark.parametrize(
     ("subject", "other"), [("q_proj", "k_proj"), ("k_proj", "v_proj"), ("q_proj", "v_proj")]
 )
-@pytest.mark.parametrize("what", ["weight", "bias", "layer"])
+@pytest.mark.parametrize("label", ["weight", "bias", "layer"])
 def test_tied_parameters_stay_tied_through_copies_casts_and_loading(
-    what: str, subject: str, other: str, way: Copy
+    label: str, subject: str, other: str, way: Copy
 ) -> None:
     """Laying a weight that is there twice into the block twice crashed: it can only lie in one place."""
     mha, x = module(), normal(1, B, T, E)
-    if what == "layer":
+    if label == "layer":
         setattr(mha, other, getattr(mha, subject))
     else:
-        setattr(getattr(mha, other), what, getattr(getattr(mha, subject), what))
+        setattr(getattr(mha, other), label, getattr(getattr(mha, subject), label))
     new = way(mha)
     new.load_state_dict({name: -value for name, value in new.state_dict().items()})
-    attribute = "bias" if what == "bias" else "weight"
+    attribute = "bias" if label == "bias" else "weight"
     assert getattr(getattr(new, subject), attribute) is getattr(getattr(new, other), attribute)
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):

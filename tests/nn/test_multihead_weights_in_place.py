@@ -248,7 +248,7 @@ def test_gradients_through_weights_beside_a_sink_that_takes_nearly_all(sink: flo
     sinks = torch.full((3,), sink, dtype=torch.float64)
 
     def gradients(dtype: torch.dtype, plain: bool) -> tuple[Tensor, ...]:
-        leaves = [one.to(dtype).requires_grad_() for one in (q, k, sinks)]
+        leaves = [leaf.to(dtype).requires_grad_() for leaf in (q, k, sinks)]
         if plain:
             scores = leaves[0] @ leaves[1].mT / 4
             column = leaves[2][:, None, None].expand(2, 3, 11, 1)

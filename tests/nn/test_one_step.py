@@ -287,7 +287,7 @@ def test_lengths_in_one_step_are_the_ordinary_way(
     x.data[torch.arange(T) >= torch.tensor(counts)[:, None]] = torch.nan  # what stands at padding is not read
     leaves = (x, *mha.parameters())
 
-    def found() -> list[Tensor]:
+    def outputs_by_lengths() -> list[Tensor]:
         output, weights = mha(x, lengths=counts)
         loss = output.sin().sum() + weights.dense().square().sum()
         first = torch.autograd.grad(loss, leaves, create_graph=True)
@@ -302,11 +302,11 @@ def test_lengths_in_one_step_are_the_ordinary_way(
         ]
 
     with ordinary_way(mha):
-        wanted = found()
+        wanted = outputs_by_lengths()
     calls: list[int] = []
     run = one_step.run
     monkeypatch.setattr(self_attention, "run", lambda *args: calls.append(1) or run(*args))
-    for current, listed in zip(found(), wanted, strict=True):
+    for current, listed in zip(outputs_by_lengths(), wanted, strict=True):
         assert torch.equal(current.isneginf(), listed.isneginf())
         assert error(current.nan_to_num(neginf=0), listed.nan_to_num(neginf=0)) < 1e-11
     assert calls == [1, 1]

@@ -69,9 +69,9 @@ def lengths(draw: Any) -> tuple[int, list[int]]:
     return T, draw(st.lists(st.integers(0, T), min_size=1, max_size=5))
 
 
-def same(actual: Tensor, truth: Tensor, what: str = "", times: float = 2.0, size: float = 1.0) -> None:
+def same(actual: Tensor, truth: Tensor, name: str = "", times: float = 2.0, size: float = 1.0) -> None:
     size = max(size, largest(truth)) * 8  # sums of a few dozen terms
-    assert_judged(actual, truth, truth, dtype=torch.float64, size=size, times=times, name=what)
+    assert_judged(actual, truth, truth, dtype=torch.float64, size=size, times=times, name=name)
 
 
 # Lengths

@@ -122,7 +122,7 @@ def test_scalings_are_those_of_transformers(theirs: dict[str, Any], scaling: Sca
 # Tables
 
 
-def kept(rope: Rope) -> list[int]:
+def cached_tables(rope: Rope) -> list[int]:
     return [cos.shape[0] for cos, _ in rope._cached.values()]
 
 
@@ -165,8 +165,8 @@ def test_threads_share_a_rope() -> None:
     expected = [Rope().rotate(x, torch.tensor([start])) for start in starts]
     with ThreadPoolExecutor(4) as pool:
         turned = list(pool.map(lambda start: rope.rotate(x, start), starts))
-    for ours, one in zip(turned, expected, strict=True):
-        torch.testing.assert_close(ours, one)
+    for ours, wanted in zip(turned, expected, strict=True):
+        torch.testing.assert_close(ours, wanted)
 
 
 # What is refused

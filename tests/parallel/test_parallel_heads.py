@@ -189,8 +189,8 @@ def model_of(seed: int = 3, **changes: Any) -> Transformer:
 IDS = torch.arange(44).view(4, 11) * 7 % 61
 
 
-def close(ours: Any, theirs: Any, what: str = "") -> None:
-    torch.testing.assert_close(whole(ours), theirs, rtol=1e-9, atol=1e-11, msg=lambda m: f"{what}: {m}")
+def close(ours: Any, theirs: Any, name: str = "") -> None:
+    torch.testing.assert_close(whole(ours), theirs, rtol=1e-9, atol=1e-11, msg=lambda m: f"{name}: {m}")
 
 
 def same_parameters(ours: nn.Module, theirs: nn.Module) -> None:
@@ -461,12 +461,12 @@ def other_tools_meet_it() -> None:
         each(x, need_weights=False)[0].square().mean().backward()
     for ours, theirs in zip(module.parameters(), one_module.parameters(), strict=True):
         close(ours.grad, theirs.grad, "compiled")
-    one = model_of(num_kv_heads=2)
+    unsharded = model_of(num_kv_heads=2)
     with torch.device("meta"):
         empty = Transformer(config(num_kv_heads=2), dtype=torch.float64)
     hw.parallel.shard_heads(empty, mesh).to_empty(device="cpu")
-    set_model_state_dict(empty, one.state_dict(), options=StateDictOptions(full_state_dict=True))
-    close(copy.deepcopy(empty)(ids), one(ids))
+    set_model_state_dict(empty, unsharded.state_dict(), options=StateDictOptions(full_state_dict=True))
+    close(copy.deepcopy(empty)(ids), unsharded(ids))
     options: dict[str, Any] = {"qk_norm": "rms", "num_kv_heads": 1, "dropout": 0.5}
     grads = []
     torch.manual_seed(2)
@@ -483,8 +483,10 @@ def other_tools_meet_it() -> None:
     hw.parallel.shard_heads(module, mesh)
     with torch.autocast("cpu", torch.bfloat16):
         assert module(x.float())[0].dtype == one_module(x.float())[0].dtype == torch.bfloat16
-    one, model = model_of(), hw.parallel.shard_heads(model_of(), mesh)
-    lost = [hw.models.fit(each, [ids], _loss, steps=3, clip=0.01, progress=False) for each in (one, model)]
+    unsharded, model = model_of(), hw.parallel.shard_heads(model_of(), mesh)
+    lost = [
+        hw.models.fit(each, [ids], _loss, steps=3, clip=0.01, progress=False) for each in (unsharded, model)
+    ]
     assert lost[0].losses == pytest.approx(lost[1].losses, rel=1e-9)
 
 

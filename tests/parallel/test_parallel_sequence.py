@@ -114,9 +114,9 @@ def one_call(case: Case, dtype: torch.dtype, order: str) -> list[str]:
     plain_output, plain_p, plain_lse = (x.detach() for x in plain.reference())
     size, wrong = sizes(low, pull), []
 
-    def check(what: str, actual: Tensor, theirs: Tensor, true: Tensor, times: float = 2) -> None:
+    def check(label: str, actual: Tensor, theirs: Tensor, true: Tensor, times: float = 2) -> None:
         try:
-            assert_judged(actual, theirs, true, dtype=dtype, size=size[what], times=times, name=what)
+            assert_judged(actual, theirs, true, dtype=dtype, size=size[label], times=times, name=label)
         except AssertionError as problem:
             wrong.append(str(problem))
 
@@ -223,13 +223,13 @@ def test_what_sees_nothing_is_nothing_over_ranks_too(ranks: int, some: tuple[int
 # Modules and models
 
 
-def apart(what: str, actual: Tensor, true: Tensor, bound: float = 1e-12) -> list[str]:
+def apart(name: str, actual: Tensor, true: Tensor, bound: float = 1e-12) -> list[str]:
     """What is wrong with a result over ranks, beside one process's in float64."""
     if actual.shape != true.shape:
-        return [f"{what}: {list(actual.shape)}, not {list(true.shape)}"]
+        return [f"{name}: {list(actual.shape)}, not {list(true.shape)}"]
     same = torch.allclose(actual.double(), true.double(), rtol=bound, atol=bound, equal_nan=True)
     return (
-        [] if same else [f"{what}: off by {(actual.double() - true.double()).abs().nan_to_num().max():.3g}"]
+        [] if same else [f"{name}: off by {(actual.double() - true.double()).abs().nan_to_num().max():.3g}"]
     )
 
 
@@ -671,14 +671,14 @@ def tokens_laid_out_otherwise() -> list[str]:
     rank, wrong = torch.distributed.get_rank(), []
     split = hw.parallel.split
 
-    def said(what: str, words: str | None, call: Callable[[], object]) -> None:
+    def said(name: str, words: str | None, call: Callable[[], object]) -> None:
         try:
             call()
             actual = None
         except ArgumentError as problem:
             actual = str(problem)
         if (words is None) != (actual is None) or (words or "") not in (actual or ""):
-            wrong.append(f"{what}: {actual}")
+            wrong.append(f"{name}: {actual}")
 
     sequence._orders_used.clear()  # as in a group in which nothing was split yet
     ids = torch.randint(61, (B, 64), generator=torch.Generator().manual_seed(3))

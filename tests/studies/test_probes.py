@@ -20,21 +20,21 @@ SMALL = {"periods": (11, 19), "piece": 23, "sequences": 2}
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
+def planted_scores() -> Any:
     model = planted()
     arguments = probes.probes_of(model, Letters(), **SMALL)[:1]
     return probes.measured(model, Letters(), "planted", draws=5, probes=arguments)
 
 
-def test_a_planted_circuit_is_found(found: Any) -> None:
+def test_a_planted_circuit_is_found(planted_scores: Any) -> None:
     for kind, place in (("induction", INDUCTION), ("previous-token", PREVIOUS)):
-        message = found["kinds"][kind]
+        message = planted_scores["kinds"][kind]
         assert message["found"] and [(head["layer"], head["head"]) for head in message["heads"]] == [place]
         assert message["heads"][0]["scores"]["random tokens"] > 0.7  # two queries of the stripe have no copy
 
 
-def test_without_the_planted_induction_head_nothing_is_copied(found: Any) -> None:
-    rows = [row for row in found["ablations"] if row["kind"] == "induction"]
+def test_without_the_planted_induction_head_nothing_is_copied(planted_scores: Any) -> None:
+    rows = [row for row in planted_scores["ablations"] if row["kind"] == "induction"]
     assert [row["method"] for row in rows] == ["zero", "mean"]
     for row in rows:
         assert row["without"] > row["loss"] + 0.3
@@ -42,8 +42,8 @@ def test_without_the_planted_induction_head_nothing_is_copied(found: Any) -> Non
         assert row["others"]["as_much"] == 0 and row["others"]["high"] < row["without"]
 
 
-def test_without_the_planted_previous_token_head_the_induction_head_is_lost(found: Any) -> None:
-    for row in found["ablations"]:
+def test_without_the_planted_previous_token_head_the_induction_head_is_lost(planted_scores: Any) -> None:
+    for row in planted_scores["ablations"]:
         if row["kind"] == "previous-token":
             assert row["stripe"]["whole"] > 0.7 and row["stripe"]["without"] < 0.4
             assert row["stripe"]["others"]["low"] > 0.7 and row["stripe"]["others"]["as_much"] == 0
