@@ -1,28 +1,27 @@
 """Today's heads.
 
-idea: grouped keys, turned positions, windows and a cache change what a head keeps, not what a head is
+idea: grouped keys, rotary positions, windows and a cache change what a head stores, not what it computes
 minutes: 10
 level: data scientist
 repairs: groups repeated in wrong order; causal mask not shifted by the cache
 """
 
 # %% [markdown]
-# The layer of 2017 is still the layer of today: project, split, attend, join, project. What changed is around
-# it, because models now write long texts, one token at a time, and must remember all that came before.
+# The layer of 2017 is still in use: project, split, attend, merge, project. What changed is around it,
+# because models now write long texts, one token at a time, and need all earlier tokens for each new one.
 #
 # | change | what it changes | what it saves |
 # |---|---|---|
-# | grouped heads | several heads of queries share one head of keys and values | parameters, and memory per token |
-# | RoPE | queries and keys are turned by their positions | a table of positions, and its end |
-# | sliding window | a query sees itself and the few tokens before it | pairs, and memory beyond the window |
-# | KV cache | keys and values of earlier tokens are kept | nearly all of the work of each step |
+# | grouped heads | several query heads share one head of keys and values | parameters, and memory per token |
+# | RoPE | queries and keys are rotated by their positions | a table of positions, which limits the length |
+# | sliding window | a query attends to itself and the few tokens before it | pairs, and memory beyond the window |
+# | KV cache | keys and values of earlier tokens are stored | nearly all of the work of each step |
 #
-# Each is one argument of `hw.MultiHeadAttention`. Below, each is switched on, and what it saves is counted.
+# Each is one argument of `hw.MultiHeadAttention`. This lesson switches each on and counts what it saves.
 #
 # ## Grouped and multi-query heads
-#
-# With $H$ heads of queries and $H_k$ heads of keys and values, $H / H_k$ heads ask their own questions about
-# the same keys. $H_k = H$ is the paper's layer, $H_k = 1$ is called multi-query, everything between
+# With $H$ heads of queries and $H_k$ heads of keys and values, $H / H_k$ query heads use the same keys and
+# values. $H_k = H$ is the layer of 2017, $H_k = 1$ is called multi-query, everything in between
 # grouped-query.
 
 # %%
@@ -41,51 +40,50 @@ for num_kv_heads in (8, 2, 1):
     parameters = sum(p.numel() for p in mha.parameters())
     per_token = cache.nbytes // length  # keys and values, float32
     assert per_token == 2 * num_kv_heads * mha.head_dim * 4
-    print(f"KV heads {num_kv_heads}: {parameters:9,} parameters, {per_token:5,} bytes kept per token")
+    print(f"KV heads {num_kv_heads}: {parameters:9,} parameters, {per_token:5,} bytes stored per token")
 
 # %% [markdown]
-# The cache shrinks with $H_k$. Parameters shrink less: $W_Q$ and $W_O$ stay as they are. And the $T \times T$
-# weights do not shrink at all: there is still one map per head of queries.
+# The cache shrinks with $H_k$. The parameters shrink less, since $W_Q$ and $W_O$ stay the same. The
+# $T \times T$ weights do not shrink: there is still one map for each query head.
 #
-# Is it the same computation? Yes: as if every head of keys were copied for each head of its group. Neighbours
-# share: heads 0, 1, 2, 3 use the first head of keys, heads 4, 5, 6, 7 the second.
+# The result is the same as with a copy of the keys and values for each query head of a group. Neighbouring
+# heads share: heads 0, 1, 2, 3 use the first head of keys, heads 4, 5, 6, 7 the second.
 
 # %%
 q = torch.randn(1, 8, 5, 64)  # [B, H, T, D]
 k, v = torch.randn(2, 1, 2, 5, 64)  # [B, Hk, S, D] each
 grouped, weights = hw.attention(q, k, v)
 copied, _ = hw.attention(q, k.repeat_interleave(4, dim=1), v.repeat_interleave(4, dim=1))  # [B, H, T, D]
-wrong, _ = hw.attention(q, k.repeat(1, 4, 1, 1), v.repeat(1, 4, 1, 1))  # 0, 1, 0, 1, ..: other groups
+wrong, _ = hw.attention(q, k.repeat(1, 4, 1, 1), v.repeat(1, 4, 1, 1))  # 0, 1, 0, 1, ..: wrong groups
 assert torch.allclose(grouped, copied, atol=1e-6)
 assert not torch.allclose(grouped, wrong, atol=1e-2)
-print("one map per head of queries:", tuple(weights.shape))
+print("one map per query head:", tuple(weights.shape))
 
 # %% [markdown]
 # ## RoPE: positions inside the dot product
-#
-# Attention by itself does not know the order of words: shuffle the tokens, and the outputs are shuffled,
-# nothing more. RoPE turns each pair of channels of a query by an angle that grows with its position, and each
-# key likewise. Turned by the same angle, a product does not change, so what remains in $q_i \cdot k_j$ is the
-# distance $i - j$. It has no parameters, and no table that ends at a longest text.
+# Attention itself does not depend on the order of the tokens: if they are shuffled, the outputs are shuffled
+# in the same way. RoPE rotates each pair of channels of a query by an angle that grows with its position, and
+# each key likewise. Rotating both by the same angle does not change their dot product, so $q_i \cdot k_j$
+# depends on the positions only through the distance $i - j$. RoPE has no parameters and no table of a fixed
+# length.
 
 # %%
 plain = hw.MultiHeadAttention(64, 4).eval()
-turned = hw.MultiHeadAttention(64, 4, rope=hw.nn.Rope(base=10_000.0)).eval()
+rotary = hw.MultiHeadAttention(64, 4, rope=hw.nn.Rope(base=10_000.0)).eval()
 tokens, order = torch.randn(1, 12, 64), torch.randperm(12)
 with torch.no_grad():
-    assert torch.allclose(plain(tokens[:, order])[0], plain(tokens)[0][:, order], atol=1e-5)  # blind to order
-    assert not torch.allclose(turned(tokens[:, order])[0], turned(tokens)[0][:, order], atol=1e-2)
+    assert torch.allclose(plain(tokens[:, order])[0], plain(tokens)[0][:, order], atol=1e-5)  # ignores order
+    assert not torch.allclose(rotary(tokens[:, order])[0], rotary(tokens)[0][:, order], atol=1e-2)
 
-    here, far_on = turned(tokens)[0], turned(tokens, positions=torch.arange(12) + 1000)[0]
-    assert torch.allclose(here, far_on, atol=1e-5)  # distances are the same, and so is the output
-print("parameters with and without:", *(sum(p.numel() for p in m.parameters()) for m in (turned, plain)))
+    output, shifted = rotary(tokens)[0], rotary(tokens, positions=torch.arange(12) + 1000)[0]
+    assert torch.allclose(output, shifted, atol=1e-5)  # the same distances, the same output
+print("parameters with and without RoPE:", *(sum(p.numel() for p in m.parameters()) for m in (rotary, plain)))
 
 # %% [markdown]
 # ## A sliding window
-#
-# `window=4` lets a query see itself and the three tokens before it. To see all three changes at once, take
-# the dullest text there is: the same token sixteen times, with a query equal to its key. Only its place can
-# tell one from another.
+# `window=4` lets a query attend to itself and the three tokens before it. To show all three changes at once,
+# the next cell uses the same token sixteen times, with queries equal to keys. The tokens differ in their
+# positions only.
 
 # %%
 import matplotlib.pyplot as plt
@@ -99,26 +97,26 @@ maps = {
     "causal, RoPE, window of 4": hw.attention(q, k, same, causal=True, window=4)[1],
 }
 figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.5), sharey=True, layout="constrained")
-for ax, (name, one) in zip(axes, maps.items(), strict=True):
-    seen = one[0, 0].where(one[0, 0] > 0, torch.nan)  # what is hidden stays white
-    image = ax.imshow(seen, cmap="magma", vmin=0, vmax=0.5)
+for ax, (name, weights) in zip(axes, maps.items(), strict=True):
+    table = weights[0, 0].where(weights[0, 0] > 0, torch.nan)  # hidden: white
+    image = ax.imshow(table, cmap="magma", vmin=0, vmax=0.5)
     ax.set(title=name, xlabel="key")
 axes[0].set_ylabel("query")
 figure.colorbar(image, ax=axes, label="weight (white: hidden)", extend="max", shrink=0.85)
-figure.suptitle("One token, said sixteen times: what each change does to its weights")
-band = torch.stack(
-    [maps["causal, RoPE, window of 4"][0, 0][i, i - 3 : i + 1] for i in range(3, 16)]
-)  # [13, 4]
-assert torch.allclose(band, band[:1].expand_as(band), atol=1e-6)  # by distance alone: every row is the same
+figure.suptitle("The same token sixteen times: its weights with each change")
+windowed = maps["causal, RoPE, window of 4"][0, 0]
+band = torch.stack([windowed[i, i - 3 : i + 1] for i in range(3, 16)])  # [13, 4]
+assert torch.allclose(band, band[:1].expand_as(band), atol=1e-6)  # every row is the same
 
 # %% [markdown]
-# Without positions every earlier token has the same share: 1 of 1, then halves, thirds, quarters. With RoPE
-# near tokens get more, and how much more depends on the distance alone. (A trained head can turn this into
-# "look three back": the preference for the near comes from query and key being equal here.) With the window
-# what lies further back is cut off, and every full row is the row above, moved by one.
+# Without positions all visible tokens have the same weight: 1, then halves, thirds, quarters. With RoPE
+# nearer tokens get more, depending on the distance alone. (They get more because queries and keys are equal
+# here. A trained head can also learn to attend to the token three back.) With the window, tokens further back
+# are hidden, and every full row is the row above, shifted by one.
 #
-# A window does not mean that a model forgets: what a token saw, the next layer sees in that token. Three
-# layers of window 4 reach 3 times 3 tokens back. Gradients tell exactly which inputs an output hangs on:
+# With a window, a model can still use tokens further back: each layer reads what the layer before has written
+# into the tokens. Three layers with a window of 4 reach 3 times 3 tokens back. Gradients show exactly on
+# which inputs an output depends:
 
 # %%
 layers = [hw.MultiHeadAttention(64, 4, causal=True, window=4) for _ in range(3)]
@@ -133,45 +131,45 @@ assert sum(reached) == 3 * (4 - 1) + 1
 
 # %% [markdown]
 # ## The KV cache: step by step equals all at once
-#
-# To write a text, a model runs once per token. In a causal layer an earlier token never sees a later one, so
-# its key and value never change: compute them once and keep them. A new token then brings one row of queries,
-# keys and values, and looks back at all that is kept.
+# To write a text, a model runs once per token. In a causal layer, an earlier token never attends to a later
+# one, so its key and value never change. They can be computed once and stored. Each new token then needs one
+# row of queries, keys and values, and attends to all stored keys.
 
 # %%
 mha = hw.MultiHeadAttention(64, 8, num_kv_heads=2, causal=True, rope=hw.nn.Rope(), window=6).eval()
 x = torch.randn(2, 20, 64)
 projected = []
-mha.k_proj.register_forward_hook(lambda module, given, made: projected.append(made.shape[1]))  # tokens a call
+mha.k_proj.register_forward_hook(lambda module, args, out: projected.append(out.shape[1]))  # tokens per call
 
 with torch.no_grad():
-    again = [mha(x[:, : i + 1])[0][:, -1:] for i in range(20)]  # no cache: the whole text, every time
+    repeated = [mha(x[:, : i + 1])[0][:, -1:] for i in range(20)]  # no cache: the whole text every time
     without = sum(projected)
     projected.clear()
     cache = mha.cache()
     steps = [mha(token, cache=cache)[0] for token in x.split(1, dim=1)]  # 20 times [B, 1, E]
     with_cache = sum(projected)
-    whole = mha(x)[0]
+    expected = mha(x)[0]
 
-assert torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-5)  # the same numbers, token by token
-assert torch.allclose(torch.cat(again, dim=1), whole, atol=1e-5)
+assert torch.allclose(torch.cat(steps, dim=1), expected, atol=1e-5)  # the same numbers, token by token
+assert torch.allclose(torch.cat(repeated, dim=1), expected, atol=1e-5)
 print(f"tokens projected for a text of 20: {without} without a cache, {with_cache} with it; {cache}")
 
 # %% [markdown]
-# Work is saved, memory is spent: the cache grows by one column per token, in every layer. Where there is a
-# window, only the last columns can be seen, so a ring of that many is enough, for a text of any length:
+# The cache saves work and needs memory: in every layer it grows by one column per token. With a window, only
+# the last columns are visible. A ring buffer of that many columns is enough for a text of any length:
 
 # %%
 with torch.no_grad():
     ring = mha.cache(ring=True)
     steps = [mha(token, cache=ring)[0] for token in x.split(1, dim=1)]
-assert torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-5)
+assert torch.allclose(torch.cat(steps, dim=1), expected, atol=1e-5)
 print(ring, f"{ring.nbytes:,} bytes")
 
 # %% [markdown]
-# Course pages stop at 2017: as many heads of keys as of queries, and one call for the whole text. That is
-# right for BERT and for learning. For a model that writes, what has to be kept per token decides how long a
-# text and how many users fit. For a real one, Llama 3 8B with a text of 131,072 tokens:
+# Courses often stop at the layer of 2017, with as many heads of keys as of queries, and one call for the
+# whole text. That is right for BERT and for training. For a model that writes, the memory per token limits
+# the length of a text and the number of users. The next cell computes it for Llama 3 8B and a text of 131,072
+# tokens:
 
 # %%
 from headwise.nn.presets import find
@@ -182,18 +180,18 @@ for kv_heads in (llama.num_heads, llama.num_kv_heads, 1):
     per_token = 2 * llama.layers * kv_heads * head_dim * bytes_each  # keys and values, in all layers
     size = per_token * text_length
     print(
-        f"KV heads {kv_heads:2}: {per_token / 2**10:3.0f} KiB a token, {size / 2**30:2.0f} GiB for this text"
+        f"KV heads {kv_heads:2}: {per_token / 2**10:3.0f} KiB per token, {size / 2**30:2.0f} GiB for the text"
     )
 
 # %% exercise: GroupedQueryAttention
-"""Grouped-query attention: heads of queries share heads of keys and values."""
+"""Grouped-query attention: several query heads share a head of keys and values."""
 
 import torch
 from torch import Tensor, nn
 
 
 class GroupedQueryAttention(nn.Module):
-    """num_heads heads of queries over num_kv_heads heads of keys and values."""
+    """num_heads query heads with num_kv_heads heads of keys and values."""
 
     def __init__(self, d_model: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -204,19 +202,19 @@ class GroupedQueryAttention(nn.Module):
         raise NotImplementedError  # q_proj, k_proj, v_proj, out_proj: which of them are narrower?
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, d_model] -> [B, T, d_model]: every token sees every token."""
-        raise NotImplementedError  # project, split, give each head of queries its keys and values, attend, join
+        """x [B, T, d_model] -> [B, T, d_model]: every token attends to every token."""
+        raise NotImplementedError  # project, split, repeat keys and values, attend, merge
 
 
 # %% solution
-"""Grouped-query attention: heads of queries share heads of keys and values."""
+"""Grouped-query attention: several query heads share a head of keys and values."""
 
 import torch
 from torch import Tensor, nn
 
 
 class GroupedQueryAttention(nn.Module):
-    """num_heads heads of queries over num_kv_heads heads of keys and values."""
+    """num_heads query heads with num_kv_heads heads of keys and values."""
 
     def __init__(self, d_model: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -230,20 +228,20 @@ class GroupedQueryAttention(nn.Module):
         self.out_proj = nn.Linear(num_heads * self.head_dim, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, d_model] -> [B, T, d_model]: every token sees every token."""
+        """x [B, T, d_model] -> [B, T, d_model]: every token attends to every token."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)  # [B, H, T, D]
         k = self.k_proj(x).view(B, T, self.num_kv_heads, self.head_dim).transpose(1, 2)  # [B, Hk, T, D]
         v = self.v_proj(x).view(B, T, self.num_kv_heads, self.head_dim).transpose(1, 2)  # [B, Hk, T, D]
-        shared_by = self.num_heads // self.num_kv_heads
-        k, v = k.repeat_interleave(shared_by, dim=1), v.repeat_interleave(shared_by, dim=1)  # [B, H, T, D]
+        group_size = self.num_heads // self.num_kv_heads
+        k, v = k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)  # [B, H, T, D]
         weights = (q @ k.transpose(-2, -1) / self.head_dim**0.5).softmax(dim=-1)  # [B, H, T, T]
         heads = weights @ v  # [B, H, T, D]
         return self.out_proj(heads.transpose(1, 2).reshape(B, T, -1))  # [B, T, E]
 
 
 # %% [markdown]
-# It takes headwise's weights as they are, since the names are the same:
+# The state dict of headwise's module fits, since the names are the same:
 
 # %%
 ours = hw.MultiHeadAttention(64, 8, num_kv_heads=2).eval()
@@ -252,17 +250,12 @@ yours.load_state_dict(ours.state_dict())
 with torch.no_grad():
     assert torch.allclose(yours(x), ours(x)[0], atol=1e-5)
 
-# %% question: Llama 3 8B keeps 8 heads of keys and values where it has 32 heads. What does that save at 131,072 tokens?
-# Three quarters of the cache: 16 GiB instead of 64 GiB for one text in bfloat16, as the cell above computes:
-# 2 (keys and values) times 32 layers times 8 heads times 128 channels times 2 bytes is 128 KiB a token. It
+# %% question: Llama 3 8B has 32 query heads and 8 heads of keys and values. What does that save at 131,072 tokens?
+# Three quarters of the cache: 16 GiB instead of 64 GiB for one text in bfloat16, as the cell above computes.
+# 2 (keys and values) times 32 layers times 8 heads times 128 channels times 2 bytes is 128 KiB per token. It
 # does not save the work of attention: 32 heads still compute 32 rows of weights per token.
 
-# %% question: A key was turned by RoPE when it came and has been in the cache since. Why need it not be turned again as the text grows?
-# It was turned by its own position, which does not change. Each new query is turned by its own position, and
-# the product of the two depends on the difference alone: the distance comes out right for every later query.
-# That is also why scalings of RoPE whose angles change with the length of the text do not go well with a
-# cache.
-
-# %% [markdown]
-# The next lesson reads the tables of real models with these words: how many heads, how many of them with keys
-# of their own, and how wide.
+# %% question: RoPE rotates a key once, before it enters the cache. Why need it not be rotated again as the text grows?
+# It was rotated by its own position, which does not change. Each new query is rotated by its own position,
+# and the dot product of the two depends on the difference alone, so the distance is right for every later
+# query. That is also why scalings of RoPE whose angles change with the length of the text do not fit a cache.
