@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.examiner import check
+from headwise.examiner.source.promises import promises_output_projection
 
 
 class AddedInWords(nn.Module):
@@ -563,3 +564,43 @@ class OddAndMasked(AddedInWords):
 def test_no_fault_of_masks_is_told_where_the_rest_is_unexplained() -> None:
     report = check(OddAndMasked)
     assert report.verdict == "wrong" and not any("mask" in one.key for one in report.faults)
+
+
+class ArraysByName:
+    """Weights come in a dict that whoever builds it fills."""
+
+    def __init__(self, d_model: int, num_heads: int, params: Any) -> None:
+        self.num_heads, self.params = num_heads, params
+
+    def __call__(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            (x @ self.params[name]).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for name in ("W_q", "W_k", "W_v")
+        )
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ self.params["W_o"]
+
+
+def test_a_key_that_is_missing_from_a_dict_of_ours_accuses_nobody() -> None:
+    """A crash at such a key was called the code's own."""
+    assert check(ArraysByName).verdict == "not judged"
+
+
+def test_a_missing_output_projection_is_a_fault_only_where_one_is_promised() -> None:
+    """Names, comments and docstrings of the class are read, and not those of its neighbours."""
+    body = "    def forward(self, x):\n        return x\n"
+    promised = [
+        "class A:\n    def __init__(self):\n        self.out_proj = nn.Identity()\n",
+        "class A:\n    # concatenate the heads and project them\n" + body,
+        'class A:\n    """After Vaswani et al."""\n' + body,
+        "class A(Base):\n" + body + "class Base:\n    def __init__(self):\n        self.W_o = None\n",
+    ]
+    silent = [
+        'class A:\n    """Attention without an output projection."""\n' + body,
+        "class A:\n    # q, k and v are linear projections of the input\n" + body,
+        "class A:\n"
+        + body
+        + "class FeedForward:\n    def __init__(self):\n        self.out = nn.Linear(1, 2)\n",
+    ]
+    assert [promises_output_projection(source, 1) for source in promised] == [True] * 4
+    assert [promises_output_projection(source, 1) for source in silent] == [False] * 3

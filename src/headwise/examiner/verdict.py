@@ -35,9 +35,11 @@ from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
 from .source.names import settings_under_main
 from .source.parsed import Place, methods_of, text_of, tree_of
+from .source.promises import promises_output_projection
 from .source.repairs import in_learners_names
 
-OURS = {"guess", "roles", "shape"}  # arguments we made up; what we could not find, or not read
+# arguments we made up; what we could not find, or not read; a field of a configuration we made up
+OURS = {"guess", "roles", "shape", "NoField"}
 THEIRS = {
     "timeout",
     "exit",
@@ -168,6 +170,8 @@ def _needed(evidence: Evidence) -> list[str]:
 
 
 TORCHS = "torch.nn.MultiheadAttention"
+NOTHING_MIXES = "no output projection"  # a fault where the source promises one, else a remark
+CONCATENATED = "there is no output projection: the heads are concatenated and returned"
 INSIDE = "torch inside"  # the key of the design that is torch's own class
 # what code says that does something beside attention on purpose, and that no number of ours speaks of
 MORE = re.compile(
@@ -384,6 +388,12 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
             report.not_judged.append(f"{finding.name}: {finding.detail}; the output does not depend on it")
         elif (fault.follows or fault.remark) and (report.faults or report.problems):
             finding.verdict = "consequence"
+        elif fault.key == NOTHING_MIXES and not promises_output_projection(
+            evidence.source or "", evidence.first_line
+        ):
+            remark = _named(fault, finding.detail, evidence, finding.line)
+            report.remarks.append(replace(remark, title=CONCATENATED))
+            finding.verdict = "remark"
         elif {fault.key, *fault.said_by} & {one.key for one in (*report.faults, *report.remarks)}:
             finding.verdict = "remark" if fault.remark else "consequence"  # told already
         else:
@@ -476,6 +486,8 @@ def _praise(report: Report, evidence: Evidence) -> str:
         return f"torch's own class does the work in {report.name}; what you wrote around it is right, {how}"
     if report.designs:
         return f"{report.name} is right within its design, {how}"
+    if any(one.key == NOTHING_MIXES for one in report.remarks):
+        return f"{report.name} computes multi-head attention without an output projection, {how}"
     return f"{report.name} computes what {TORCHS} computes, {how}"
 
 

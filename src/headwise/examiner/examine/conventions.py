@@ -205,6 +205,7 @@ _TIME = r"(?:seq\w*|t|l|len\w*|length\w*|time\w*|\w+_len\w*|tgt_len|src_len|n_?s
 
 
 _AXES = r"\s*(?:,|\bx\b|\*)\s*"
+_OF_WEIGHTS = re.compile(r"mask|score|weights|logits|energy")  # [B, T, S], in whatever layout the inputs are
 
 
 def layout_words(text: str) -> str | None:
@@ -214,6 +215,13 @@ def layout_words(text: str) -> str | None:
     sizes written elsewhere are those of tensors inside.
     """
     low = text.lower()
+    inputs = "\n".join(line for line in low.splitlines() if not _OF_WEIGHTS.search(line))
+    said = _axes_of(inputs)
+    return said if said is not None else _axes_of(low)
+
+
+def _axes_of(low: str) -> str | None:
+    """Return the order of the axes in this text, in small letters."""
     prose = "\n".join([*re.findall(r"\"{3}.*?\"{3}|'{3}.*?'{3}", low, re.S), *re.findall(r"#.*", low)])
     shapes = "\n".join(re.findall(r"^.*=\s*\w+\.(?:size\(\)|shape)\s*(?:#.*)?$", low, re.M))
     for part in (prose, shapes, low):
