@@ -39,7 +39,7 @@ from .source.promises import promises_output_projection
 from .source.repairs import in_learners_names
 
 # arguments we made up; what we could not find, or not read; a field of a configuration we made up
-OURS = {"guess", "roles", "shape", "NoField"}
+OURS = {"guess", "roles", "shape", "MissingField"}
 THEIRS = {
     "timeout",
     "exit",
