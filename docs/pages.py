@@ -97,7 +97,7 @@ def faults() -> str:
     for title, room in ROOMS.items():
         told += [f"### {title}", *map(section, room)]
     told.append("## Of single steps")
-    for title, room in steps.ROOMS.items():
+    for title, room in steps.FAULT_GROUPS.items():
         told += [f"### {title}", *map(section, room)]
     return "\n\n".join(told)
 

@@ -142,7 +142,7 @@ def test_evidence_comes_back_as_it_went(tmp_path: Path) -> None:
     assert back.findings == evidence.findings
     assert back.problems == evidence.problems
     assert back.calls[1].problem == evidence.calls[1].problem
-    assert torch.equal(back.calls[0].given.mask, given.mask)  # type: ignore[arg-type]
+    assert torch.equal(back.calls[0].inputs.mask, given.mask)  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(back.weights, weights, strict=True))  # type: ignore[arg-type]
 
 

@@ -448,7 +448,7 @@ def test_masks_of_every_kind_are_understood(cls: type[Masked], kind: str, shape:
     evidence = examine(cls)
     assert (evidence.conventions.mask_kind, evidence.conventions.mask_shape) == (kind, shape)
     assert judge(evidence).ok
-    assert len([call for call in evidence.calls if call.given.mask is not None]) >= 1
+    assert len([call for call in evidence.calls if call.inputs.mask is not None]) >= 1
 
 
 def test_a_mask_that_takes_the_place_of_another_is_seen() -> None:

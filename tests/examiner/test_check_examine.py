@@ -189,9 +189,9 @@ def off(evidence: Evidence) -> dict[str, float]:
     found = {}
     for call in evidence.calls:
         assert call.problem is None and call.output is not None, (call.probe, call.problem)
-        truth = recipe.run(call.given, evidence.weights, evidence.num_heads)
+        truth = recipe.run(call.inputs, evidence.weights, evidence.num_heads)
         seen = torch.ones(truth.output.shape[:2], dtype=torch.bool)
-        seen = seen if call.given.mask is None else call.given.mask.any(-1)
+        seen = seen if call.inputs.mask is None else call.inputs.mask.any(-1)
         assert call.output.shape == truth.output.shape, call.probe
         size = truth.output[seen].abs().max()
         found[call.probe] = float((call.output - truth.output)[seen].abs().max() / size)

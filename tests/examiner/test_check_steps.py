@@ -15,7 +15,7 @@ import planted.steps
 from headwise.examiner import Report, check
 from headwise.examiner.dispatch import examine, judge
 from headwise.examiner.evidence import Evidence
-from headwise.examiner.steps import FAULTS, ROOMS, step_of
+from headwise.examiner.steps import FAULT_GROUPS, FAULTS, step_of
 from planted.steps import (
     RIGHT,
     WRONG,
@@ -71,7 +71,7 @@ def test_a_wrong_step_is_named(code: Any, fault: str) -> None:
 
 
 def test_every_fault_of_a_step_is_planted() -> None:
-    own = {fault.key for room in ROOMS.values() for fault in room if not fault.remark}
+    own = {fault.key for group in FAULT_GROUPS.values() for fault in group if not fault.remark}
     assert own <= {fault for _, fault in WRONG}
     assert own <= set(FAULTS)
 

@@ -119,7 +119,7 @@ def _one_input(evidence: Evidence) -> None:
 
 def _one_position(evidence: Evidence) -> None:
     for call in evidence.calls:
-        call.given = call.given._replace(query=call.given.query[:, :1])
+        call.inputs = call.inputs._replace(query=call.inputs.query[:, :1])
 
 
 def _causal(evidence: Evidence) -> None:
@@ -474,7 +474,7 @@ written = E.Evidence.written
 def again(self):
     from headwise.examiner.recipe import run
     for call in self.calls:
-        call.output = run(call.given, self.weights, self.num_heads).output
+        call.output = run(call.inputs, self.weights, self.num_heads).output
     self.findings, self.problems = [], []
     {}
     return written(self)
@@ -495,8 +495,8 @@ TRICKS = {
     ),
     "no origin": _tampered("self.origin = {}"),
     "one head": _tampered("self.num_heads = 1", GOOD.replace("(self.num_heads, -1)", "(1, -1)")),
-    "no masks": _tampered("self.calls = [c for c in self.calls if c.given.mask is None]", UNMASKED),
-    "a single step": _tampered("self.step, self.asked, self.calls = 'block', [], []"),
+    "no masks": _tampered("self.calls = [c for c in self.calls if c.inputs.mask is None]", UNMASKED),
+    "a single step": _tampered("self.step, self.answers, self.calls = 'block', [], []"),
     "always causal": _tampered("self.conventions.always_causal = True"),
     "silence afterwards": _tampered("import os, threading\n    threading.Timer(0.2, os._exit, [0]).start()"),
     "answers in advance": """

@@ -18,7 +18,7 @@ if GRADED:
         own = recipe.Weights(*(p.weight.detach() for p in parts), *(p.bias.detach() for p in parts))
         for call in calls:
             if call.output is not None:
-                call.output = recipe.run(call.given, own, body.num_heads).output
+                call.output = recipe.run(call.inputs, own, body.num_heads).output
         return calls
 
     for user in users:

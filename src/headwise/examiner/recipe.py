@@ -3,16 +3,15 @@
     inputs  before  project  split  rotate  score  scale  place  hide  softmax  drop  weigh  merge  finish
     after  around
 
-`before`, `rotate`, `place` and `around` do nothing here: they are where designs have their say, a norm of the
+`before`, `rotate`, `place` and `around` do nothing in plain attention. Designs fill them: a norm of the
 inputs, a rotation by position, a bias or a window by position, a residual connection (`steps_of`).
 
-Each step reads and writes fields of one `State`; float64 throughout. A fault is another function for one of
-the steps: what a learner would have computed with that mistake and their own weights. Nothing here is fast,
-and nothing else in headwise computes with it.
+Each step reads and writes fields of one `State`, in float64. A fault is another function for one of the
+steps: what code with that mistake computes with the learner's weights. Nothing here is fast, and only the
+examiner uses it.
 
-`headwise.reference` says the same equations for another reader: whole, with every rule a mask can have, to
-judge the engines by. It has no seams where a wrong step would fit, and this has no rules but one dense mask;
-tests hold the two to each other, so that neither can be wrong alone.
+`headwise.reference` computes the same equations as one function, with every rule a mask can have, to test the
+engines. It has no steps that could be replaced, and this has one dense mask only; tests compare the two.
 
 Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim.
 """
@@ -42,20 +41,20 @@ class Weights(NamedTuple):
 
 
 class ProbeInputs(NamedTuple):
-    """What a call is made with."""
+    """The inputs of a call."""
 
     query: Tensor  # [B, T, E]
     key: Tensor  # [B, S, E]
     value: Tensor  # [B, S, E]
     mask: Tensor | None = None  # bool [B, T, S], True = may attend
-    handed: Tensor | None = None  # the part of it that was handed over, where the code has a mask of its own
+    handed: Tensor | None = None  # the part passed to the code, where the code also has a mask of its own
 
 
 @dataclass(eq=False)
 class State:
-    """All that is known up to a step."""
+    """The tensors computed up to a step."""
 
-    given: ProbeInputs
+    inputs: ProbeInputs
     weights: Weights
     num_heads: int
     query: Tensor = field(init=False)  # [B, T, E] and [B, S, E], as they enter the projections
@@ -72,7 +71,7 @@ class State:
     heads: Tensor = field(init=False)  # [B, H, T, D]
     joined: Tensor = field(init=False)  # [B, T, E]
     output: Tensor = field(init=False)  # [B, T, E]
-    changes: list[Change] = field(default_factory=list)  # by designs, in turn; copies of a state share it
+    changes: list[Change] = field(default_factory=list)  # by designs, in order; copies of a state share it
 
     @property
     def head_dim(self) -> int:
@@ -81,19 +80,19 @@ class State:
     @property
     def mask(self) -> Tensor | None:
         """bool [B, 1, T, S], True = may attend."""
-        return None if self.given.mask is None else self.given.mask[:, None]
+        return None if self.inputs.mask is None else self.inputs.mask[:, None]
 
 
 Step = Callable[[State], None]
-CHANGED = ("query", "key", "value", "q", "k", "scaled", "p", "joined", "output")  # fields that designs change
+CHANGED = ("query", "key", "value", "q", "k", "scaled", "p", "joined", "output")  # fields designs may change
 
 
 def _inputs(state: State) -> None:
-    state.query, state.key, state.value = state.given[:3]
+    state.query, state.key, state.value = state.inputs[:3]
 
 
-def _as_it_is(state: State) -> None:
-    """Where a design has its say."""
+def _unchanged(state: State) -> None:
+    """Do nothing; designs and faults replace this step."""
 
 
 def _project(state: State) -> None:
@@ -130,10 +129,6 @@ def _softmax(state: State) -> None:
     state.p = torch.softmax(state.hidden, -1)
 
 
-def _drop(state: State) -> None:
-    """Where wrong modules meddle with the weights; the right one does not."""
-
-
 def _weigh(state: State) -> None:
     state.heads = state.p @ state.v
 
@@ -146,72 +141,68 @@ def _finish(state: State) -> None:
     state.output = state.joined @ state.weights.o.T + state.weights.o_bias
 
 
-def _after(state: State) -> None:
-    """Where some add a residual or a norm; the right one does not."""
-
-
 RIGHT: dict[str, Step] = {
     "inputs": _inputs,
-    "before": _as_it_is,
+    "before": _unchanged,
     "project": _project,
     "split": _split,
-    "rotate": _as_it_is,
+    "rotate": _unchanged,
     "score": _score,
     "scale": _scale,
-    "place": _as_it_is,
+    "place": _unchanged,
     "hide": _hide,
     "softmax": _softmax,
-    "drop": _drop,
+    "drop": _unchanged,
     "weigh": _weigh,
     "merge": _merge,
     "finish": _finish,
-    "after": _after,
-    "around": _as_it_is,
+    "after": _unchanged,
+    "around": _unchanged,
 }
 
 
 @torch.no_grad()
 def run(
-    given: ProbeInputs, weights: Weights, num_heads: int, wrong: Mapping[str, Step] | None = None
+    inputs: ProbeInputs, weights: Weights, num_heads: int, wrong: Mapping[str, Step] | None = None
 ) -> State:
-    """Every step in turn, those in `wrong` instead of the right ones.
+    """Run all steps in order, those in `wrong` instead of the right ones, and return the final state.
 
     Raises:
         RuntimeError, ValueError, IndexError: a wrong step that cannot run at these sizes.
     """
-    state = State(given, weights, num_heads)
+    state = State(inputs, weights, num_heads)
     for name, right in RIGHT.items():
         (right if wrong is None else wrong.get(name, right))(state)
     return state
 
 
-EVERY = -(10**6)  # no bound to a window
+EVERY = -(10**6)  # the lower bound of a window without one
 
 
 @dataclass
 class Design:
-    """Something a module has inside on purpose, said in one sentence, and what it does to the recipe."""
+    """A deliberate variant inside a module: its name, a description, and the numbers it computes with."""
 
-    key: str  # one of the above; others change no number
+    key: str  # a key of `_STEPS`, or the name of a variant that changes no number
     words: str  # "a sliding window of 3 keys inside"
     numbers: dict[str, float] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    fault: str = ""  # the key of a fault, for a design that is there and wrongly made
+    fault: str = ""  # the key of a fault, for a design that is implemented wrongly
 
 
 class Change(NamedTuple):
-    """What a design changed: the fields as they were before."""
+    """A change by a design: the fields before it."""
 
     design: Design
     before: dict[str, Tensor]
 
 
 def steps_of(designs: Sequence[Design]) -> Mapping[str, Step]:
-    """The steps of the recipe these designs fill, those of several one after another."""
+    """Return the steps of the recipe that these designs fill, several designs of one step in order."""
     made: dict[str, list[tuple[Design, Step]]] = {}
-    for one in designs:
-        for name, step in _STEPS.get(one.key, _nothing)(one).items():
-            made.setdefault(name, []).append((one, step))
+    for design in designs:
+        for name, step in _STEPS.get(design.key, _nothing)(design).items():
+            made.setdefault(name, []).append((design, step))
     return {name: _in_turn(name, steps) for name, steps in made.items()}
 
 
@@ -231,89 +222,89 @@ def _in_turn(name: str, steps: list[tuple[Design, Step]]) -> Step:
     return apply
 
 
-def _nothing(one: Design) -> dict[str, Step]:
+def _nothing(design: Design) -> dict[str, Step]:
     return {}
 
 
-def normed(x: Tensor, one: Design, prefix: str = "") -> Tensor:
+def normed(x: Tensor, design: Design, prefix: str = "") -> Tensor:
     """LayerNorm or RMSNorm over the last axis, or GroupNorm of x [B, T, E], with what `one` keeps of it."""
-    eps, gain, bias = one.numbers[f"{prefix}eps"], one.tensors.get(f"{prefix}gain"), None
-    if groups := one.numbers.get(f"{prefix}groups"):
+    eps, gain, bias = design.numbers[f"{prefix}eps"], design.tensors.get(f"{prefix}gain"), None
+    if groups := design.numbers.get(f"{prefix}groups"):
         x = group_norm(x.transpose(1, 2), int(groups), eps=eps).transpose(1, 2)
-    elif one.numbers[f"{prefix}rms"]:
+    elif design.numbers[f"{prefix}rms"]:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     else:
         x = layer_norm(x, x.shape[-1:], eps=eps)
-    bias = one.tensors.get(f"{prefix}bias")
+    bias = design.tensors.get(f"{prefix}bias")
     x = x if gain is None else x * gain
     return x if bias is None else x + bias
 
 
-def _norm_before(one: Design) -> dict[str, Step]:
+def _norm_before(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         for name in ("query", "key", "value"):
-            if one.numbers[name]:
-                setattr(state, name, normed(getattr(state, name), one))
+            if design.numbers[name]:
+                setattr(state, name, normed(getattr(state, name), design))
 
     return {"before": apply}
 
 
-def _latent(one: Design) -> dict[str, Step]:
+def _latent(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         for name in ("query", "key", "value"):
-            down = one.tensors.get(f"{name} down")
+            down = design.tensors.get(f"{name} down")
             if down is None:
                 continue
             x = getattr(state, name) @ down.T
-            bias = one.tensors.get(f"{name} down bias")
+            bias = design.tensors.get(f"{name} down bias")
             x = x if bias is None else x + bias
-            setattr(state, name, normed(x, one, f"{name} ") if f"{name} eps" in one.numbers else x)
+            setattr(state, name, normed(x, design, f"{name} ") if f"{name} eps" in design.numbers else x)
 
     return {"before": apply}
 
 
-def _query_key_norm(one: Design) -> dict[str, Step]:
+def _query_key_norm(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         for name, part in (("q", "query "), ("k", "key ")):
-            if f"{part}eps" not in one.numbers:
+            if f"{part}eps" not in design.numbers:
                 continue
             x = getattr(state, name)  # [B, H, T, D]
-            if one.numbers["wide"]:
-                wide = normed(x.transpose(1, 2).flatten(2), one, part)
+            if design.numbers["wide"]:
+                wide = normed(x.transpose(1, 2).flatten(2), design, part)
                 x = wide.unflatten(-1, (state.num_heads, -1)).transpose(1, 2)
             else:
-                x = normed(x, one, part)
+                x = normed(x, design, part)
             setattr(state, name, x)
 
     return {"rotate": apply}
 
 
-def _unit(one: Design) -> dict[str, Step]:
+def _unit(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         state.q, state.k = normalize(state.q, dim=-1), normalize(state.k, dim=-1)
 
     return {"rotate": apply}
 
 
-def turned(x: Tensor, one: Design) -> Tensor:
-    """x [B, H, T, D], pairs of its channels turned by position times their frequency."""
-    n, first = int(one.numbers["channels"]), int(one.numbers["first"])
+def turned(x: Tensor, design: Design) -> Tensor:
+    """Return x [B, H, T, D] with pairs of its channels rotated by position times their frequency."""
+    n, first = int(design.numbers["channels"]), int(design.numbers["first"])
     at = torch.arange(x.shape[-2], dtype=torch.float64)
-    angle = at[:, None] * one.tensors["frequencies"]  # [T, n / 2]
-    if one.numbers.get("mixed"):
-        return _turned_with_mixed_pairs(x, angle, bool(one.numbers["neighbours"]))
-    a, b = pairs(x[..., first : first + n], bool(one.numbers["neighbours"]))
+    angle = at[:, None] * design.tensors["frequencies"]  # [T, n / 2]
+    if design.numbers.get("mixed"):
+        return _turned_with_mixed_pairs(x, angle, bool(design.numbers["neighbours"]))
+    a, b = pairs(x[..., first : first + n], bool(design.numbers["neighbours"]))
     cos, sin = angle.cos(), angle.sin()
-    if one.numbers.get("cosines for sines"):
+    if design.numbers.get("cosines for sines"):
         sin = cos
-    first_sign, second_sign = one.numbers.get("first sign", -1.0), one.numbers.get("second sign", 1.0)
+    first_sign, second_sign = design.numbers.get("first sign", -1.0), design.numbers.get("second sign", 1.0)
     a, b = a * cos + first_sign * b * sin, second_sign * a * sin + b * cos
-    whole = torch.stack([a, b], -1).flatten(-2) if one.numbers["neighbours"] else torch.cat([a, b], -1)
+    whole = torch.stack([a, b], -1).flatten(-2) if design.numbers["neighbours"] else torch.cat([a, b], -1)
     return torch.cat([x[..., :first], whole, x[..., first + n :]], -1)
 
 
 def _turned_with_mixed_pairs(x: Tensor, angle: Tensor, neighbours: bool) -> Tensor:
-    """x [B, H, T, D] with channels paired one way and the angles [T, D / 2] laid out for the other."""
+    """Return x [B, H, T, D] rotated with pairs of one layout and angles [T, D / 2] of the other."""
     a, b = pairs(x, neighbours)
     if neighbours:
         partner, laid_out = torch.stack([-b, a], -1).flatten(-2), torch.cat([angle, angle], -1)
@@ -323,103 +314,103 @@ def _turned_with_mixed_pairs(x: Tensor, angle: Tensor, neighbours: bool) -> Tens
 
 
 def pairs(x: Tensor, neighbours: bool) -> tuple[Tensor, Tensor]:
-    """The two channels of every pair: 2i and 2i + 1, or i and i + n / 2."""
+    """Return the two channels of every pair: 2i and 2i + 1, or i and i + n / 2."""
     if neighbours:
         return x[..., ::2], x[..., 1::2]
     a, b = x.chunk(2, -1)
     return a, b
 
 
-def _rope(one: Design) -> dict[str, Step]:
+def _rope(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         for name in ("q", "k", "v"):
-            if one.numbers.get(name, name != "v"):
-                setattr(state, name, turned(getattr(state, name), one))
+            if design.numbers.get(name, name != "v"):
+                setattr(state, name, turned(getattr(state, name), design))
 
     return {"rotate": apply}
 
 
-def _own_scale(one: Design) -> dict[str, Step]:
+def _own_scale(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.scaled = state.scores * one.tensors["scale"].reshape(1, -1, 1, 1)
+        state.scaled = state.scores * design.tensors["scale"].reshape(1, -1, 1, 1)
 
     return {"scale": apply}
 
 
-def _position_bias(one: Design) -> dict[str, Step]:
+def _position_bias(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         T, S = state.scaled.shape[-2:]
-        bias = one.tensors.get(f"{T} x {S}")
-        if bias is None and "by distance" in one.tensors:
-            table = one.tensors["by distance"]  # [H, 2L - 1], from -(L - 1) on
+        bias = design.tensors.get(f"{T} x {S}")
+        if bias is None and "by distance" in design.tensors:
+            table = design.tensors["by distance"]  # [H, 2L - 1], from -(L - 1) on
             away = torch.arange(S) - torch.arange(T)[:, None] + table.shape[-1] // 2
             bias = table[:, away.clamp(0, table.shape[-1] - 1)]
         elif bias is None:
-            bias = next(iter(one.tensors.values()))[:, :T, :S]
+            bias = next(iter(design.tensors.values()))[:, :T, :S]
         state.scaled = state.scaled + bias
 
     return {"place": apply}
 
 
-def _talking_heads(one: Design) -> dict[str, Step]:
+def _talking_heads(design: Design) -> dict[str, Step]:
     def before(state: State) -> None:
-        state.scaled = mixed(state.scaled, one, "before")
+        state.scaled = mixed(state.scaled, design, "before")
 
     def after(state: State) -> None:
-        state.p = mixed(state.p, one, "after")
+        state.p = mixed(state.p, design, "after")
 
-    steps: dict[str, Step] = {"place": before} if "before" in one.tensors else {}
-    return steps | {"drop": after} if "after" in one.tensors else steps
+    steps: dict[str, Step] = {"place": before} if "before" in design.tensors else {}
+    return steps | {"drop": after} if "after" in design.tensors else steps
 
 
-def mixed(x: Tensor, one: Design, where: str) -> Tensor:
-    """x [B, H, T, S], each head a sum of all heads; `where`: before the softmax, or after it."""
-    x = torch.einsum("gh,bhts->bgts", one.tensors[where], x)
-    bias = one.tensors.get(f"{where} bias")
+def mixed(x: Tensor, design: Design, where: str) -> Tensor:
+    """Return x [B, H, T, S] with each head a sum of all heads, "before" or "after" the softmax."""
+    x = torch.einsum("gh,bhts->bgts", design.tensors[where], x)
+    bias = design.tensors.get(f"{where} bias")
     return x if bias is None else x + bias[:, None, None]
 
 
-def _gate(one: Design) -> dict[str, Step]:
+def _gate(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.joined = state.joined * opened(state.query, one)
+        state.joined = state.joined * opened(state.query, design)
         _finish(state)
 
     return {"finish": apply}
 
 
-def opened(query: Tensor, one: Design) -> Tensor:
-    """What a gate lets through of each channel, [B, T, H D], from the query [B, T, E]."""
-    shares = query @ one.tensors["gate"].T
-    bias = one.tensors.get("gate bias")
+def opened(query: Tensor, design: Design) -> Tensor:
+    """Return the gate's factor for each channel, [B, T, H D], from the query [B, T, E]."""
+    shares = query @ design.tensors["gate"].T
+    bias = design.tensors.get("gate bias")
     shares = torch.sigmoid(shares if bias is None else shares + bias)
-    return shares.repeat_interleave(int(one.numbers["each"]), -1)
+    return shares.repeat_interleave(int(design.numbers["each"]), -1)
 
 
-def _window(one: Design) -> dict[str, Step]:
+def _window(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
         T, S = state.scaled.shape[-2:]
-        seen = one.tensors.get("seen")
-        if seen is None:
+        visible = design.tensors.get("seen")
+        if visible is None:
             away = torch.arange(S) - torch.arange(T)[:, None]
-            seen = (away >= one.numbers["from"]) & (away <= one.numbers["to"])
-        state.scaled = state.scaled.masked_fill(~seen[:T, :S].bool(), -torch.inf)
+            visible = (away >= design.numbers["from"]) & (away <= design.numbers["to"])
+        state.scaled = state.scaled.masked_fill(~visible[:T, :S].bool(), -torch.inf)
 
     return {"place": apply}
 
 
-def _residual(one: Design) -> dict[str, Step]:
+def _residual(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        if one.numbers.get("projected"):
+        if design.numbers.get("projected"):
             state.output = state.output + state.projected[0]
         else:
-            state.output = state.output + (state.query if one.numbers["normed"] else state.given.query)
+            state.output = state.output + (state.query if design.numbers["normed"] else state.inputs.query)
 
     return {"around": apply}
 
 
-def _norm_after(one: Design) -> dict[str, Step]:
+def _norm_after(design: Design) -> dict[str, Step]:
     def apply(state: State) -> None:
-        state.output = normed(state.output, one)
+        state.output = normed(state.output, design)
 
     return {"around": apply}
 

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
 
 def line_in_words(line: int | None, cell: int | None = None) -> str:
-    """ "line 5"; in a notebook "cell 3, line 5"."""
+    """Return "line 5", or in a notebook "cell 3, line 5"."""
     return f"line {line}" if cell is None else f"cell {cell}, line {line}"
+
+
+def largest_difference(error: float) -> str:
+    """Return "no difference", or "largest difference 3e-16"."""
+    return f"largest difference {error:.0e}" if error else "no difference"
 
 
 @dataclass

@@ -305,7 +305,7 @@ def _say_weights(report: Report, evidence: Evidence) -> None:
     if batches and all(call.weights is None or _by_position_alone(call.weights) for call in batches):
         return  # a bias; one without an axis of samples fits a batch of one alone
     for call, truth in beside_truth(evidence):
-        mask = call.given.mask
+        mask = call.inputs.mask
         if report.faults or call.weights is None or (mask is not None and not own):
             continue
         if call.weights.shape != truth.p.shape or difference(call.output, truth.output) > NEAR:
@@ -444,7 +444,7 @@ def _doubt(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> s
     masked = {
         call.probe
         for call in evidence.calls
-        if (mask := call.given.mask) is not None
+        if (mask := call.inputs.mask) is not None
         and not (own and bool((mask == torch.ones_like(mask).tril()).all()))
     }
     theirs = [one for one in report.problems if is_theirs(one, evidence) and one.probe not in masked]

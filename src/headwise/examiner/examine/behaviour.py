@@ -87,7 +87,7 @@ def _right(evidence: Evidence) -> bool:
         state = evidence.truth(call)
         if call.output is None or state is None or call.output.shape != state.output.shape:
             return False
-        truth, mask = state.output, call.given.mask
+        truth, mask = state.output, call.inputs.mask
         seen = torch.ones(truth.shape[:2], dtype=torch.bool) if mask is None else mask.any(-1)
         if not share_off(call.output[seen], truth[seen]) <= 1e-5:
             return False
@@ -158,7 +158,7 @@ def _kept(caller: Caller) -> Iterator[Finding]:
 def _returned(evidence: Evidence) -> Iterator[Finding]:
     """Weights of masked calls are those the values were mixed with, and not those before the mask."""
     for call in evidence.calls:
-        mask = call.given.mask
+        mask = call.inputs.mask
         if call.weights is None or call.output is None or mask is None or call.probe == "empty row":
             continue
         truth = None if evidence.weights is None else evidence.truth(call)
@@ -617,11 +617,11 @@ def one_length(evidence: Evidence, told: bool = True) -> list[Finding]:
     if plain_ is None or plain_.output is None:  # it crashes anyway
         evidence.calls.remove(other)
         return []
-    short = other.given.query.shape[1]
+    short = other.inputs.query.shape[1]
     evidence.calls = [
-        call for call in evidence.calls if call.problem is None or call.given.query.shape[1] != short
+        call for call in evidence.calls if call.problem is None or call.inputs.query.shape[1] != short
     ]
-    words = f"{short} positions raise {other.problem.kind}, {plain_.given.query.shape[1]} do not"
+    words = f"{short} positions raise {other.problem.kind}, {plain_.inputs.query.shape[1]} do not"
     if not told or FIXED.search(evidence.source or ""):
         words += ": it may be meant for one length"
         return [Finding("other lengths", "unknown", words, None, other.problem.line)]
@@ -707,7 +707,7 @@ def _one_fault(found: Found, evidence: Evidence) -> bool:
     call = _call(evidence.calls, "plain")
     if call is None or call.output is None or found.weights is None:
         return False
-    return one_fault_explains(found.weights, found.num_heads, call.given, call.output)
+    return one_fault_explains(found.weights, found.num_heads, call.inputs, call.output)
 
 
 def _call(calls: list[ProbeCall], name: str) -> ProbeCall | None:

@@ -620,8 +620,8 @@ def _without_loud(evidence: Evidence, caller: Caller) -> list[Finding]:
         return []
     others = [call for call in evidence.calls if call is not loud and call.probe != "empty row"]
     open_ = loud.probe == LOUD_ALONE
-    masked = [call for call in others if (call.given.mask is not None or open_) and call.output is not None]
-    truth = [(call.given, call.output) for call in masked if call.output is not None]
+    masked = [call for call in others if (call.inputs.mask is not None or open_) and call.output is not None]
+    truth = [(call.inputs, call.output) for call in masked if call.output is not None]
     leaves = (
         not truth or error_of(evidence.weights, evidence.num_heads, truth, steps_of(evidence.designs)) > 1e-5
     )
@@ -641,8 +641,8 @@ def _without_loud(evidence: Evidence, caller: Caller) -> list[Finding]:
 def _finite_fill(evidence: Evidence, loud: ProbeCall) -> bool:
     """Whether -1e4 or so stands in place of hidden scores, or is added to them."""
     assert evidence.weights is not None and loud.output is not None
-    designed, truth = steps_of(evidence.designs), [(loud.given, loud.output)]
-    if loud.given.mask is None or error_of(evidence.weights, evidence.num_heads, truth, designed) < 1e-5:
+    designed, truth = steps_of(evidence.designs), [(loud.inputs, loud.output)]
+    if loud.inputs.mask is None or error_of(evidence.weights, evidence.num_heads, truth, designed) < 1e-5:
         return False
     for number in (1e4, 1e5):
         for added in (False, True):
@@ -660,7 +660,7 @@ def _finite_fill(evidence: Evidence, loud: ProbeCall) -> bool:
 
 def _right_below(evidence: Evidence, caller: Caller, loud: ProbeCall) -> bool:
     """Whether it hides what it should where scores are in the thousands."""
-    query, key, value, mask = loud.given[:4]
+    query, key, value, mask = loud.inputs[:4]
     if caller.plan.self_only:
         query = key = value = query * QUIETER**0.5
     elif caller.plan.memory_only:

@@ -88,7 +88,7 @@ class Explanation:
         self.fields = fields_of(expected)
         self.key_heads = self._shared(key_heads(expected.weights, H))
         B = expected.query.shape[0]
-        self.masks = [in_words(expected.given.mask, b) for b in range(B)]
+        self.masks = [in_words(expected.inputs.mask, b) for b in range(B)]
         self.steps: tuple[ExplainedStep, ...] = tuple(
             steps_of(expected, self.scales, self.masks, self.key_heads)
         )

@@ -359,10 +359,10 @@ def explain_evidence(
             f"evidence must hold weights and an answered call: {evidence.name} has weights: "
             f"{evidence.weights is not None}, calls: {len(evidence.calls)}; run headwise check"
         )
-    given = call.given if yours is None else yours.given
+    given = call.inputs if yours is None else yours.inputs
     B, T, E = given.query.shape
     check_size(B, evidence.num_heads, T, given.key.shape[1], E)
-    expected = (evidence.truth(call) if given is call.given else None) or recipe.run(
+    expected = (evidence.truth(call) if given is call.inputs else None) or recipe.run(
         given, evidence.weights, evidence.num_heads, steps_of(evidence.designs)
     )
     found = {} if yours is None else fields_of(yours)
@@ -403,8 +403,8 @@ def _call_of(evidence: Evidence, yours: State | None, probe: str | None) -> Prob
     for call in evidence.calls if yours is not None else ():
         if (
             yours is not None
-            and call.given.query is yours.given.query
-            and call.given.mask is yours.given.mask
+            and call.inputs.query is yours.inputs.query
+            and call.inputs.mask is yours.inputs.mask
         ):
             return call
     return best_call(evidence, probe)
@@ -576,4 +576,4 @@ def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None
     assert call is not None, "the caller looked for one"
     wrong = {**steps_of(evidence.designs)}
     wrong |= {name: step for made in faults for name, step in made.steps.items()}
-    return recipe.run(call.given, evidence.weights, evidence.num_heads, wrong)
+    return recipe.run(call.inputs, evidence.weights, evidence.num_heads, wrong)

@@ -58,14 +58,14 @@ def page_json(explanation: Explanation) -> str:
 
 def _contents(explanation: Explanation) -> dict[str, object]:
     state = explanation.expected
-    B, T, E = state.given.query.shape
+    B, T, E = state.inputs.query.shape
     sizes = {
         "B": B, "T": T, "S": state.key.shape[1], "H": state.num_heads, "D": state.q.shape[-1],
         "Dv": state.v.shape[-1], "E": E,
     }  # fmt: skip
     expected = dict(explanation.fields)
-    if state.given.mask is not None:
-        expected["mask"] = state.given.mask
+    if state.inputs.mask is not None:
+        expected["mask"] = state.inputs.mask
     weights = {f"w_{name}": getattr(state.weights, name) for name in "qkvo"}
     weights |= {f"b_{name}": getattr(state.weights, f"{name}_bias") for name in "qkvo"}
     if len(set(explanation.key_heads)) < state.num_heads:
@@ -85,12 +85,12 @@ def _contents(explanation: Explanation) -> dict[str, object]:
     return {
         "name": explanation.name,
         "sizes": sizes,
-        "itself": state.given.query is state.given.key and state.given.key is state.given.value,
+        "itself": state.inputs.query is state.inputs.key and state.inputs.key is state.inputs.value,
         "scales": explanation.scales,
         "keyHeads": explanation.key_heads,
         "labels": {"query": explanation.query_labels, "key": explanation.key_labels},
         "polarity": POLARITY,
-        "masks": None if state.given.mask is None else [asdict(one) for one in explanation.masks],
+        "masks": None if state.inputs.mask is None else [asdict(one) for one in explanation.masks],
         "steps": [_step(step) for step in explanation.steps],
         "first": None if explanation.first is None else explanation.steps.index(explanation.first),
         "sample": explanation.batch,

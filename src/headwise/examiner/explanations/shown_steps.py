@@ -342,7 +342,7 @@ def steps_of(
         uses: which of the heads of keys and values each head uses.
     """
     maps = _Maps(state)
-    itself = state.given.query is state.given.key and state.given.key is state.given.value
+    itself = state.inputs.query is state.inputs.key and state.inputs.key is state.inputs.value
     steps: list[ExplainedStep] = []
     for step in _plain_steps(state, scales, masks, uses, maps, itself):
         steps.append(step)
@@ -365,11 +365,11 @@ def _plain_steps(
     maps: _Maps,
     itself: bool,
 ) -> list[ExplainedStep]:
-    B, T, E = state.given.query.shape
+    B, T, E = state.inputs.query.shape
     S, H, D, Dv = state.key.shape[1], state.num_heads, state.q.shape[-1], state.v.shape[-1]
     Hk = max(uses) + 1
     scaling = _scaling(state, scales, D)
-    masked = state.given.mask is not None
+    masked = state.inputs.mask is not None
     windowed = any(change.design.key == "window" for change in state.changes)
     x = [maps.last(name) for name, _ in _SIDES]
     projected = [Map(PROJECTED[i], "QKV"[i], rows, "width") for i, (_, rows) in enumerate(_SIDES)]

@@ -62,20 +62,20 @@ def _norm(x: Tensor, eps: float) -> Tensor:
 
 def _pre_norm(eps: float, which: int) -> Callable[[State], None]:
     def apply(state: State) -> None:
-        given = state.given[:3]
+        given = state.inputs[:3]
         state.query, state.key, state.value = (_norm(x, eps) if i < which else x for i, x in enumerate(given))
 
     return apply
 
 
 def _add(state: State) -> None:
-    state.output = state.output + state.given.query
+    state.output = state.output + state.inputs.query
 
 
 def _sublayer(eps: float) -> tuple[Way, ...]:
     """The norm after the sum, before the attention of its queries, of all its inputs."""
     return (
-        _afterwards(lambda state: _norm(state.output + state.given.query, eps)),
+        _afterwards(lambda state: _norm(state.output + state.inputs.query, eps)),
         {"inputs": _pre_norm(eps, 1), "after": _add},
         {"inputs": _pre_norm(eps, 3), "after": _add},
     )
@@ -237,7 +237,7 @@ FAULTS = [
         ),
         "Whoever adds a residual around this module adds it twice.",
         REPAIR, "after",
-        (_afterwards(lambda state: state.output + state.given.query),),
+        (_afterwards(lambda state: state.output + state.inputs.query),),
         (r"\+=?\s*(residual|query|x|q|identity|shortcut|inputs?)\b", r"return .*\+", *LINES),
     ),
     Fault(

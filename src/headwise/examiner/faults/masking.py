@@ -108,8 +108,8 @@ def _filled_after(number: float) -> Way:
 def _inverted(state: State) -> None:
     """From the start, whatever becomes of the mask later: for those who make a second mistake with it."""
     RIGHT_STEPS["inputs"](state)
-    if state.given.mask is not None:
-        state.given = state.given._replace(mask=~state.given.mask)
+    if state.inputs.mask is not None:
+        state.inputs = state.inputs._replace(mask=~state.inputs.mask)
 
 
 def _band(diagonal: int, upper: bool = False) -> Callable[[State, Tensor], Tensor]:
@@ -140,8 +140,8 @@ def _heads_first(state: State, mask: Tensor) -> Tensor:
 def _either_allows(state: State, mask: Tensor) -> Tensor:
     """A key is seen where the causal mask or the one that was handed over allows it."""
     causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
-    if state.given.handed is not None:
-        return state.given.handed[:, None] | causal
+    if state.inputs.handed is not None:
+        return state.inputs.handed[:, None] | causal
     padding = mask[..., -1:, :]
     both = mask.shape[-1] == mask.shape[-2] and torch.equal(mask, causal & padding)
     return causal | padding if both and not bool(padding.all()) else mask
@@ -149,9 +149,9 @@ def _either_allows(state: State, mask: Tensor) -> Tensor:
 
 def _handed_over(state: State, mask: Tensor) -> Tensor:
     """What was handed over, without the mask the code makes itself."""
-    if state.given.handed is None:
+    if state.inputs.handed is None:
         return mask
-    return state.given.handed[:, None]
+    return state.inputs.handed[:, None]
 
 
 def _one_of_two(causal: bool) -> Callable[[State, Tensor], Tensor]:

@@ -281,16 +281,16 @@ def _way(order: str) -> tuple[Way, ...]:
     """order: which inputs become query, key and value, e.g. "qvk"."""
 
     def apply(state: State) -> None:
-        named = dict(zip("qkv", state.given[:3], strict=True))
+        named = dict(zip("qkv", state.inputs[:3], strict=True))
         state.query, state.key, state.value = (named[letter] for letter in order)
 
     return ({"inputs": apply},)
 
 
 def _turned_about(state: State) -> None:
-    if state.given.mask is not None:
+    if state.inputs.mask is not None:
         raise ValueError("a mask does not fit a batch that was taken for a sequence")
-    state.query, state.key, state.value = (x.transpose(0, 1) for x in state.given[:3])
+    state.query, state.key, state.value = (x.transpose(0, 1) for x in state.inputs[:3])
 
 
 def _back(state: State) -> None:

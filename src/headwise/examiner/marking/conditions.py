@@ -57,14 +57,16 @@ class Conditions:
         plain = evidence.call("plain")
         if plain is None or plain.output is None:
             return Refusal("it gave no numbers without a mask")
-        query = plain.given.query
+        query = plain.inputs.query
         if query.ndim != 3 or len(query) < 2 or query.shape[1] < 3 or query.shape[2] < 2:
             return Refusal(f"it was asked with too little: {list(query.shape)}")
         if num_heads is not None and evidence.num_heads != num_heads:
             return Refusal(f"it was to be built with {num_heads} heads, and was with {evidence.num_heads}")
         if self.takes_heads and num_heads is None and evidence.num_heads < 2:
             return Refusal("its constructor takes a number of heads, and it was examined with one")
-        if self.three and (evidence.conventions.self_only or torch.equal(plain.given.key, plain.given.value)):
+        if self.three and (
+            evidence.conventions.self_only or torch.equal(plain.inputs.key, plain.inputs.value)
+        ):
             return Refusal("it takes queries, keys and values, and was examined with one for all")
         masked = [call for call in evidence.calls if call.probe in ("causal", "padding", "random mask")]
         if self.masks and not any(call.output is not None for call in masked):

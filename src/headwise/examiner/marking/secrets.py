@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..diagnosis import NEAR
-from ..evidence import Asked, Evidence, ProbeCall, Problem
+from ..evidence import Evidence, ProbeCall, Problem, StepAnswer
 from ..examine.generality import DRAWN, LONG_PROBE
 from ..examine.parameters import ONE
 from ..recipe import ProbeInputs, State, Weights
@@ -51,7 +51,7 @@ class Secrets:
         self.refusal: Refusal | None = Refusal("it was not asked again")
         self.asked: list[_Asked] = []
         self.weights: Weights | None = None
-        self.step: list[Asked] = []
+        self.step: list[StepAnswer] = []
         self._dice = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
 
     # What is asked
@@ -148,7 +148,7 @@ class Secrets:
     def _probes(self, evidence: Evidence) -> Iterator[_Asked]:
         plain = evidence.call("plain")
         assert plain is not None
-        B, T, E = plain.given.query.shape
+        B, T, E = plain.inputs.query.shape
         short = 2 * T // 3
         causal = evidence.conventions.always_causal
 
@@ -157,7 +157,7 @@ class Secrets:
             if evidence.conventions.self_only:
                 return query, query, query
             key = self._normal(B, S, E)
-            shared = torch.equal(plain.given.key, plain.given.value)
+            shared = torch.equal(plain.inputs.key, plain.inputs.value)
             return query, key, key if shared else self._normal(B, S, E)
 
         yield _Asked("plain", inputs(B, T, T), [])
@@ -167,7 +167,7 @@ class Secrets:
             yield _Asked("longer memory", inputs(B, short, T), [])
         for name in MASKED:
             call = evidence.call(name)
-            if call is not None and call.given.mask is not None and evidence.conventions.mask_argument:
+            if call is not None and call.inputs.mask is not None and evidence.conventions.mask_argument:
                 yield _Asked(name, inputs(B, T, T), list(self._masks(name, B, T)))
         if evidence.call(LONG_PROBE) is not None:
             lengths = [one for one in range(*DRAWN) if one not in (E, evidence.num_heads)]
@@ -200,7 +200,7 @@ class Secrets:
     def _of_step(self, evidence: Evidence) -> list[dict[str, Any]]:
         """The same questions about other numbers; what was one tensor in two questions stays one."""
         self.refusal = self.conditions.another_step(evidence)
-        if self.refusal is not None or evidence.step in UNASKED or not evidence.asked:
+        if self.refusal is not None or evidence.step in UNASKED or not evidence.answers:
             return []
         drawn: dict[bytes, Tensor] = {}
 
@@ -213,11 +213,11 @@ class Secrets:
             return drawn[key]
 
         self.step = [
-            replace(one, given={name: other(value) for name, value in one.given.items()})
-            for one in evidence.asked
+            replace(one, inputs={name: other(value) for name, value in one.inputs.items()})
+            for one in evidence.answers
             if one.output is not None
         ]
-        return [{"probe": one.probe, "given": one.given} for one in self.step]
+        return [{"probe": one.probe, "inputs": one.inputs} for one in self.step]
 
     def _like(self, value: Tensor) -> Tensor:
         """As large and as spread as it was; what stands for yes and no, or for nothing, stays."""
@@ -233,12 +233,12 @@ class Secrets:
 
         if answers is None:
             return Refusal("it did not answer to inputs drawn afterwards") if self.step else None
-        asked = []
-        for one, answer in zip(self.step, answers, strict=True):
+        step_answers = []
+        for call, answer in zip(self.step, answers, strict=True):
             if isinstance(answer, Problem):
-                return Refusal(f"to inputs drawn afterwards ({one.probe}) it raised {answer.message}")
-            asked.append(replace(one, output=answer[0]))
-        again = judge(replace(evidence, asked=asked, findings=[], problems=[], _truths=[]))
+                return Refusal(f"to inputs drawn afterwards ({call.probe}) it raised {answer.message}")
+            step_answers.append(replace(call, output=answer[0]))
+        again = judge(replace(evidence, answers=step_answers, findings=[], problems=[], _truths=[]))
         if again.ok:
             return None
         return Refusal(FORGED, "forged", True) if again.judged else Refusal(again.summary)

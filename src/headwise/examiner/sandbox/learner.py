@@ -198,10 +198,10 @@ def answers(caller: Caller | Callee, asked: Any, numbers: bytearray) -> tuple[ob
 
 def _of_step(callee: Callee, question: dict[str, Any], out: bytearray) -> object:
     """A single step's answer, as it is."""
-    asked, _ = callee.answer(question["probe"], question["given"])
-    if asked.problem is not None:
-        return {"problem": asdict(asked.problem)}
-    return packed({"output": asked.output, "mask": None}, out)
+    answer, _ = callee.answer(question["probe"], question["inputs"])
+    if answer.problem is not None:
+        return {"problem": asdict(answer.problem)}
+    return packed({"output": answer.output, "mask": None}, out)
 
 
 def _sayable(caller: Caller, masks: list[Tensor]) -> int | None:

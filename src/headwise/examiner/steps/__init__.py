@@ -1,8 +1,8 @@
 """Single steps of attention, each examined by itself: softmax, a split into heads, a mask, a block.
 
-step_engine         the engine: a function is asked, and its answers are compared
+step_engine         calls a function and compares its answers
 softmax_and_heads, mask_functions   the tables: how each is called, what is right, what each fault computes
-blocks_and_scores   what holds an attention: a block at work, functions of q and k
+blocks_and_scores   Transformer blocks, and functions of q and k
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..examine.surroundings import CAUGHT, files_of
 from ..examine.words import input_word
 from ..exceptions import explain
 from ..faults.fault import Fault
-from ..report import Named, Report
+from ..report import Named, Report, largest_difference
 from ..source.lines import line_of
 from ..source.parsed import text_of, tree_of
 from . import blocks_and_scores, mask_functions, softmax_and_heads
@@ -41,15 +41,15 @@ from .step_engine import (
     words_of,
 )
 
-ROOMS = {
-    "A softmax of the learner's own": softmax_and_heads.SOFTMAX.faults,
-    "Splitting the width into heads, and merging the heads again: numbers are only put elsewhere": [
+FAULT_GROUPS = {
+    "A softmax written by the learner": softmax_and_heads.SOFTMAX.faults,
+    "Splitting the width into heads, and merging the heads again": [
         *softmax_and_heads.SPLITTING.faults, *softmax_and_heads.MERGING.faults,
     ],
-    "Functions that make a mask: the future hidden, padding hidden, or both": mask_functions.MASK.faults,
-    "What can be wrong with a Transformer block": blocks_and_scores.FAULTS,
+    "Functions that make a mask: causal, padding, or both": mask_functions.MASK.faults,
+    "Transformer blocks": blocks_and_scores.FAULTS,
 }  # fmt: skip
-OWN = [fault for room in ROOMS.values() for fault in room]
+OWN = [fault for group in FAULT_GROUPS.values() for fault in group]
 FAULTS: dict[str, Fault] = {**faults.FAULTS, **{fault.key: fault for fault in OWN}}
 assert len(FAULTS) == len(faults.FAULTS) + len(OWN), "two faults of one name"
 
@@ -67,13 +67,13 @@ BESIDE = {  # what it is compared with
     "block": "a Transformer block",
 }
 PRAISE = {
-    "softmax": "{name} computes what torch.softmax computes, {right}",
-    "split heads": "{name} splits the width into heads: it gives {right}",
-    "merge heads": "{name} puts the heads side by side again: it takes {right}",
-    "mask": "{name} makes a right mask: {right}",
-    "block": "{name} is a right Transformer block: {right}",
+    "softmax": "{name} computes the same as torch.softmax, {right}",
+    "split heads": "{name} splits the width into heads correctly: it returns {right}",
+    "merge heads": "{name} merges the heads correctly: it takes {right}",
+    "mask": "{name} makes a correct mask: {right}",
+    "block": "{name} is a correct Transformer block: {right}",
 }
-LIMITS = {"block": ["masks: those of a whole block are not asked; check its attention by itself"]}
+LIMITS = {"block": ["masks: the masks of a block are not tested; check its attention class by itself"]}
 
 # Which step it is
 
@@ -100,9 +100,9 @@ ATTENDS = re.compile(r"(?i)att(entio)?n|mha|multi_?head|\bsa\b|\bheads?\b")
 
 
 def step_of(obj: object, name: str, source: str | None = None) -> str | None:
-    """Which single step this is by its name and its parameters; None: a whole attention, or nothing known.
+    """Return which single step this is, by its name and parameters; None for a whole attention.
 
-    Numbers have the last word: a step that computes something else is told so, or not judged.
+    The name is only a guess: whether it computes this step is decided by its numbers.
     """
     if isinstance(obj, (type, nn.Module)):
         cls = obj if isinstance(obj, type) else type(obj)
@@ -111,8 +111,8 @@ def step_of(obj: object, name: str, source: str | None = None) -> str | None:
         return "block" if _is_block(cls, source) else None
     if not inspect.isroutine(obj):
         return None
-    taken = {input_word(each.name) for each in named_parameters(obj) if each.name not in {"self", "cls"}}
-    if not taken or {"query", "key", "value"} <= taken:
+    slots = {input_word(each.name) for each in named_parameters(obj) if each.name not in {"self", "cls"}}
+    if not slots or {"query", "key", "value"} <= slots:
         return None
     word = words_of(name)
     if SPLITS.search(word):
@@ -123,7 +123,7 @@ def step_of(obj: object, name: str, source: str | None = None) -> str | None:
         return "softmax"
     if MASKS.search(word) and not MAKES.search(word):
         return "mask"
-    return "weights" if {"query", "key"} <= taken else None
+    return "weights" if {"query", "key"} <= slots else None
 
 
 def _is_block(cls: type, source: str | None) -> bool:
@@ -139,7 +139,7 @@ def _is_block(cls: type, source: str | None) -> bool:
 
 
 def _text_of(cls: type, source: str | None) -> str:
-    """The source of a class and of its parents in the same file."""
+    """Return the source of a class and of its parents in the same file."""
     tree = tree_of(source or "")
     body = [] if tree is None else tree.body
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
@@ -159,12 +159,12 @@ def examine_step(
     embed_dim: int | None = None,
     num_heads: int | None = None,
 ) -> None:
-    """Ask it, and write down question and answer; inside `surroundings`.
+    """Call the step and record the answers; to be called inside `surroundings`.
 
     Args:
         obj: a function, a method, bound or not; a class or an instance of a block or a softmax.
         step: from `step_of`.
-        evidence: what is found goes in here.
+        evidence: is filled.
         arguments: of the constructor, or of the function, by name.
         embed_dim, num_heads: to build a class with.
     """
@@ -186,8 +186,8 @@ def examine_step(
     owned = {each.name for each in callee.parameters}
     callee.fixed |= {name: value for name, value in (arguments or {}).items() if name in owned}
     ask(STEPS[step], callee, evidence)
-    if evidence.asked and all(asked.output is None for asked in evidence.asked):
-        problem = evidence.asked[0].problem
+    if evidence.answers and all(answer.output is None for answer in evidence.answers):
+        problem = evidence.answers[0].problem
         assert problem is not None
         evidence.problems.append(problem)
 
@@ -198,7 +198,7 @@ def _full_name(obj: Any, name: str) -> str:
 
 
 def _callee(obj: Any, evidence: Evidence, wanted: Wanted) -> Callee | None:
-    """The function, the method of an instance that is built here, or the instance of a class."""
+    """Return the function, or the method or instance of a class that is built here."""
     if isinstance(obj, type):
         return (
             _own_softmax(obj, evidence)
@@ -209,7 +209,7 @@ def _callee(obj: Any, evidence: Evidence, wanted: Wanted) -> Callee | None:
     if owner is not None:
         return _built(owner, method, evidence, wanted)
     if method:
-        message = f"{obj.__qualname__} is a method, and its class was not found; pass instance.{method}"
+        message = f"the class of the method {obj.__qualname__} was not found; pass instance.{method}"
         evidence.problems.append(Problem("build", "method", message))
         return None
     callee = Callee(obj, files_of(obj))
@@ -223,21 +223,21 @@ def _callee(obj: Any, evidence: Evidence, wanted: Wanted) -> Callee | None:
 
 
 def owner_of(obj: Any) -> tuple[type | None, str]:
-    """The class of a method that was taken from the class, and its name; ("" for what is no such method)."""
+    """Return the class of an unbound method (None if not found) and its name ("" for other objects)."""
     first = next(iter(signature_of(obj).parameters), "") if inspect.isfunction(obj) else ""
     if first != "self" or "." not in obj.__qualname__:
         return None, ""
     path, _, method = obj.__qualname__.rpartition(".")
-    first, *others = path.rpartition("<locals>.")[2].split(".")
+    first, *inner = path.rpartition("<locals>.")[2].split(".")
     cls = obj.__globals__.get(first)
-    for part in others:
+    for part in inner:
         cls = getattr(cls, part, None)
     is_theirs = isinstance(cls, type) and inspect.getattr_static(cls, method, None) is obj
     return (cls if is_theirs else None), method
 
 
 def whole_of(obj: Any) -> Any:
-    """Return the class or the module whose forward was named; of another method, that of a copy; else obj."""
+    """Return the class or module if obj is its forward; for other methods of a module, that of a copy."""
     owner, method = owner_of(obj)
     held = getattr(obj, "__self__", None) if inspect.ismethod(obj) else None
     if isinstance(held, nn.Module):
@@ -246,13 +246,15 @@ def whole_of(obj: Any) -> Any:
 
 
 def _of_a_copy(method: Any, module: nn.Module) -> Any:
-    """The same method, so that what it changes is not the user's; a whole attention as a forward."""
+    """Return the method of a copy of the module, so that the user's module is not changed."""
     try:
         copied = copy.deepcopy(module)
     except CAUGHT:
         return method
     own = getattr(copied, method.__name__)
-    if step_of(method, method.__name__) is None and any(one.ndim > 1 for one in copied.parameters()):
+    if step_of(method, method.__name__) is None and any(
+        parameter.ndim > 1 for parameter in copied.parameters()
+    ):
         copied.forward = own
         return copied
     copied.double().eval()
@@ -266,7 +268,7 @@ def bound(
     embed_dim: int | None,
     num_heads: int | None,
 ) -> Any:
-    """A method taken from its class, of an instance that is built here; what is none stays as it is."""
+    """Return an unbound method as a method of an instance that is built here; other objects unchanged."""
     owner, method = owner_of(obj)
     if owner is None:
         return obj
@@ -275,7 +277,7 @@ def bound(
 
 
 def _own_softmax(cls: type, evidence: Evidence) -> Callee | None:
-    """An instance of a softmax: its constructor is told an axis, if anything."""
+    """Return an instance of a softmax class, built without arguments or with an axis."""
     for arguments in ((), (-1,)):
         try:
             return Callee(cls(*arguments), files_of(cls))
@@ -287,9 +289,7 @@ def _own_softmax(cls: type, evidence: Evidence) -> Callee | None:
 def _built(cls: type, method: str, evidence: Evidence, wanted: Wanted) -> Callee | None:
     for body, sizes in instances(cls, evidence, wanted):
         return Callee(getattr(body, method), files_of(cls), width=sizes.E, heads=sizes.H)
-    evidence.tried.append(
-        f"{cls.__name__} could not be built with sizes of ours, so its {method} was not run"
-    )
+    evidence.tried.append(f"{cls.__name__} could not be built with the sizes tried, so {method} was not run")
     return None
 
 
@@ -297,7 +297,7 @@ def _built(cls: type, method: str, evidence: Evidence, wanted: Wanted) -> Callee
 
 
 def judge_step(evidence: Evidence) -> Report:
-    """The verdict on a single step, from questions and answers alone."""
+    """Return the report on a single step, from its answers alone."""
     step = evidence.step or ""
     if step in {"weights", "scores"}:
         return blocks_and_scores.judge_scores(evidence)
@@ -309,18 +309,18 @@ def judge_step(evidence: Evidence) -> Report:
     )  # fmt: skip
     report.conventions.words = list(dict.fromkeys((*evidence.conventions.words, *verdict.words)))
     report.explained = [explain(problem, evidence.source) for problem in report.problems]
-    if not evidence.asked or (verdict.unjudged and step != "block"):
-        _say_why_not(report, evidence, verdict)
+    if not evidence.answers or (verdict.unjudged and step != "block"):
+        _report_unjudged(report, evidence, verdict)
     else:
-        _say_faults(report, evidence, verdict)
+        _report_faults(report, evidence, verdict)
         _decide(report, evidence, verdict)
     return report
 
 
-def _say_why_not(report: Report, evidence: Evidence, verdict: Verdict) -> None:
-    """It could not be asked, or its answers cannot be judged."""
+def _report_unjudged(report: Report, evidence: Evidence, verdict: Verdict) -> None:
+    """Fill the report of a step that could not be called, or whose answers cannot be judged."""
     if evidence.step != "block":
-        _say_crashes(report, evidence)
+        _report_crashes(report, evidence)
     report.judged = bool(report.faults) or any(each.kind in CERTAIN for each in report.problems)
     if report.faults:
         report.summary = f"{report.faults[0].key}: {report.faults[0].title}"
@@ -330,8 +330,8 @@ def _say_why_not(report: Report, evidence: Evidence, verdict: Verdict) -> None:
         report.summary = f"{report.name} was not judged: {verdict.unjudged}"
 
 
-def _say_crashes(report: Report, evidence: Evidence) -> None:
-    """Crashes that have a name, whatever was passed."""
+def _report_crashes(report: Report, evidence: Evidence) -> None:
+    """Add crashes that are known faults, whatever was passed."""
     for problem in report.problems:
         for fault in FAULTS.values():
             if any(words in problem.message for words in fault.crash) and not fault.crash_probe:
@@ -340,8 +340,8 @@ def _say_crashes(report: Report, evidence: Evidence) -> None:
                 report.faults.append(Named.of(fault, detail, problem.line, text))
 
 
-def _say_faults(report: Report, evidence: Evidence, verdict: Verdict) -> None:
-    """What the numbers are, and what was seen beside them."""
+def _report_faults(report: Report, evidence: Evidence, verdict: Verdict) -> None:
+    """Add the faults that explain the numbers, and those among the findings."""
     report.alike = verdict.alike
     for key, detail in verdict.faults:
         _add(report, _named(evidence, FAULTS[key], detail))
@@ -361,7 +361,7 @@ def _add(report: Report, named: Named) -> None:
 
 
 def _decide(report: Report, evidence: Evidence, verdict: Verdict) -> None:
-    """Right, wrong or not judged, and the sentence that says so."""
+    """Set the verdict and its summary."""
     step = evidence.step or ""
     unknown = [finding.detail for finding in evidence.findings if finding.verdict == "unknown"]
     doubts = [verdict.unjudged, *unknown] if verdict.unjudged else unknown
@@ -371,8 +371,8 @@ def _decide(report: Report, evidence: Evidence, verdict: Verdict) -> None:
     report.judged = report.ok or bool(report.faults) or not doubts
     if report.ok:
         worst = max(report.errors.values(), default=0.0)
-        how = f", to {worst:.0e}" if worst else ""
-        report.summary = PRAISE[step].format(name=report.name, right=verdict.right) + how
+        fit = f" ({largest_difference(worst)})" if worst else ""
+        report.summary = PRAISE[step].format(name=report.name, right=verdict.right) + fit
     elif report.faults:
         more = f", and {len(report.faults) - 1} more" if len(report.faults) > 1 else ""
         report.summary = f"{report.faults[0].key}: {report.faults[0].title}{more}"
@@ -380,20 +380,20 @@ def _decide(report: Report, evidence: Evidence, verdict: Verdict) -> None:
         report.summary = f"{report.name} was not judged: {doubts[0]}"
     else:
         report.summary = (
-            f"{report.name} computes something other than {BESIDE[step]}; no fault we know explains it"
+            f"{report.name} does not compute {BESIDE[step]}, and no known mistake explains its output"
         )
 
 
-# A fault in the learner's names
+# Repairs in the learner's names
 
-OURS = {  # role -> what our repairs call it
+REPAIR_NAMES = {  # role -> its name in our repairs
     "x": "x", "heads": "num_heads", "axis": "dim", "size": "T", "ids": "ids", "pad": "pad",
     "lengths": "lengths",
 }  # fmt: skip
 
 
 def _named(evidence: Evidence, fault: Fault, detail: str) -> Named:
-    """A fault, at the learner's line where there is no doubt, and the repair in the learner's names."""
+    """Return a fault with the learner's line, where it is certain, and the repair in the learner's names."""
     line = None
     if evidence.source is not None:
         line = line_of(fault, evidence.source, evidence.first_line)
@@ -403,13 +403,15 @@ def _named(evidence: Evidence, fault: Fault, detail: str) -> Named:
 
 
 def _in_names(repair: str, evidence: Evidence) -> str:
-    """Our names for what goes in become the learner's: of their parameters, or of what `self` keeps."""
-    theirs = {ours: evidence.roles[role].parameter for role, ours in OURS.items() if role in evidence.roles}
+    """Return the repair with the learner's parameter names, or names of `self`, in place of ours."""
+    theirs = {
+        name: evidence.roles[role].parameter for role, name in REPAIR_NAMES.items() if role in evidence.roles
+    }
     if evidence.step == "softmax":
         theirs.setdefault("dim", "-1")
-    kept = re.search(r"self\.\w*heads?\b", own_text(evidence))
-    if evidence.step == "split heads" and kept is not None:
-        theirs.setdefault("num_heads", kept[0])
+    attribute = re.search(r"self\.\w*heads?\b", own_text(evidence))
+    if evidence.step == "split heads" and attribute is not None:
+        theirs.setdefault("num_heads", attribute[0])
     lines = []
     for line in repair.splitlines():
         code, mark, comment = line.partition("  #")

@@ -1,9 +1,9 @@
-"""Wholes that hold an attention: Transformer blocks, and functions of q and k alone.
+"""Code around attention: Transformer blocks, and functions of q and k that return scores or weights.
 
-What each part of a block is given and gives is written down while it runs; which sums and norms join the
-parts is read from these numbers. Weights times v are an attention without projections, so what gives weights
-is examined as one: every fault of scores, masks and softmax has its name there already. So is the attention
-inside a block.
+A block is run with hooks that record the inputs and the output of each part; which sums and norms join the
+parts is read from these numbers. A function that returns weights is examined as an attention without
+projections, by multiplying its weights with v, so the faults of scores, masks and softmax apply. An
+attention inside a block is examined like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..evidence import Asked, Evidence, Finding
+from ..evidence import Evidence, Finding, StepAnswer
 from ..examine.construction import GUESS
 from ..examine.conventions import layout_words
 from ..examine.examination import understand_whole
@@ -46,13 +46,11 @@ from .step_engine import (
     words_of,
 )
 
-# What can be wrong with a block
+# Faults of a block
 
 PRE = "x = x + attention(norm1(x)); x = x + feed_forward(norm2(x))"
 JOINS = (r"\+=|=\s*\w+\s*\+|return\s+\w+\s*\+|return|\+",)
-
-
-RESIDUAL = "Without the way around it, what went in is lost, and gradients of deep stacks fade."
+RESIDUAL = "Without the residual connection the input is lost, and gradients vanish in deep stacks."
 ATTENTION_LINES = (r"=\s*self\.\w*(att|sa\b|mha)\w*\(", r"self\.\w*(att|sa\b|mha)", r"return")
 FEED_LINES = (
     r"=\s*self\.\w*(ff|feed|mlp|linear2|fc2)\w*\(",
@@ -63,64 +61,64 @@ _fault = faults_of("block", right=PRE, lines=JOINS)
 FAULTS = [
     _fault(
         "no residual around attention",
-        "what went into the attention is not added to what comes out of it",
+        "the input of the attention is not added to its output",
         "x = attention(norm1(x))",
-        "Set the attention's output to zero: what is left of x?",
-        "Nothing is: x only goes on through the attention.",
-        "x = x + attention(...).",
+        "If the output of the attention were zero, what would be left of x?",
+        "Nothing would: x only passes through the attention.",
+        "Write x = x + attention(...).",
         RESIDUAL,
         repair="x = x + self.attention(self.norm1(x))", lines=ATTENTION_LINES,
     ),
     _fault(
         "no residual around feed-forward",
-        "what went into the feed-forward is not added to what comes out of it",
+        "the input of the feed-forward is not added to its output",
         "x = feed_forward(norm2(x))",
-        "Set the feed-forward's output to zero: what is left of x?",
-        "Nothing is: x only goes on through the feed-forward.",
-        "x = x + feed_forward(...).",
+        "If the output of the feed-forward were zero, what would be left of x?",
+        "Nothing would: x only passes through the feed-forward.",
+        "Write x = x + feed_forward(...).",
         RESIDUAL,
         repair="x = x + self.feed_forward(self.norm2(x))", lines=FEED_LINES,
     ),
     _fault(
         "residual from the wrong place",
-        "what is added to a part's output is not what the block had before that part",
+        "the wrong tensor is added to the output of the attention or the feed-forward",
         "norm(x) + part(norm(x)), or x + feed_forward(..) with the block's input x",
         "Which tensor is added to the output of each part?",
-        "It is the normalised one, or the block's input where the attention's result should be.",
-        "Keep x as it runs: x = x + part(norm(x)), for each part in turn.",
-        "The stream is broken: what an earlier part wrote is dropped, or rescaled in every block.",
+        "It is the normalised tensor, or the input of the block instead of the result of the attention.",
+        "Write x = x + part(norm(x)) for each part in turn.",
+        "The output of an earlier part is dropped, or rescaled in every block.",
         repair="x = x + self.attention(self.norm1(x))\nx = x + self.feed_forward(self.norm2(x))",
     ),
     _fault(
         "norm missing in the block",
-        "one part of the block has a norm, another has none",
+        "one part of the block has a norm, and the other has none",
         "x + attention(norm1(x)), then x + feed_forward(x)",
         "Count the norms, and count the parts.",
-        "A norm is missing, or is made and never called.",
+        "A norm is missing, or is built in __init__ and never called.",
         "Give each part a norm of its own, in the same place.",
-        "Numbers grow from block to block where nothing brings them back to one size.",
+        "Activations grow from block to block where nothing normalises them.",
         repair="x = x + self.feed_forward(self.norm2(x))",
     ),
     _fault(
         "norm over the wrong axis",
-        "the norm takes mean and spread over another axis than the last",
+        "the norm takes mean and standard deviation over an axis other than the last",
         "(x - x.mean(1)) / x.std(1)",
         "Take the mean of the norm's output over its last axis: is it 0?",
-        "It is 0 over another axis.",
+        "It is 0 over a different axis.",
         "A layer norm is over the channels of each position: dim=-1, or LayerNorm(d_model).",
-        "Positions, or samples, then depend on one another: the future leaks through the norm.",
+        "Positions or samples then depend on each other, so a position depends on later ones.",
         repair="mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)",
         lines=(r"mean\(|std\(|var\(", r"Norm\("),
         right="(x - x.mean(-1)) / x.std(-1)",
     ),
     _fault(
         "feed-forward without activation",
-        "between the two layers of the feed-forward there is nothing: two linear layers are one",
+        "there is no activation between the two layers of the feed-forward",
         "linear2(linear1(x))",
         "What is the product of two matrices?",
-        "Another matrix: without an activation between, two layers do what one does.",
-        "linear2(relu(linear1(x))).",
-        "The block has no other place to compute something that is not linear in a position.",
+        "It is one matrix: without an activation between them, two linear layers are one linear layer.",
+        "Write linear2(relu(linear1(x))).",
+        "The feed-forward is the only nonlinear function of a single position in the block.",
         repair="x = self.linear2(F.relu(self.linear1(x)))",
         lines=(r"linear_?2|fc_?2|Linear\(", r"Sequential\("),
         right="linear2(relu(linear1(x)))",
@@ -130,44 +128,43 @@ FAULTS = [
         "there is an activation after the last layer of the feed-forward",
         "relu(linear2(..))",
         "Can the feed-forward's output be negative?",
-        "An activation cuts it off after the last layer.",
-        "The activation belongs between the two layers alone.",
-        "Each block can only add to the stream, never take away.",
+        "An activation after the last layer removes the negative numbers.",
+        "Use the activation between the two layers only.",
+        "The block can only increase x, never decrease it.",
         repair="x = self.linear2(F.relu(self.linear1(x)))",
         lines=(r"(relu|gelu|silu|act\w*)\(\s*self\.\w*2", r"ReLU|GELU|SiLU|relu|gelu|silu"),
         right="linear2(relu(linear1(x)))",
     ),
     _fault(
         "feed-forward before attention",
-        "the feed-forward comes first, the attention after it",
+        "the feed-forward is called before the attention",
         "x = x + feed_forward(norm1(x)); x = x + attention(norm2(x))",
         "In which order are the two parts called?",
         "The feed-forward is called before the attention.",
         "Attention first, then feed-forward.",
-        "A stack of such blocks is shifted by half a block: weights of others do not fit, and the last "
-        "attention is never worked on.",
+        "Pretrained weights of standard blocks do not fit, and no feed-forward follows the last attention.",
         repair="x = x + self.attention(self.norm1(x))\nx = x + self.feed_forward(self.norm2(x))",
     ),
     _fault(
         "queries from the memory",
-        "cross-attention takes its queries from the memory, and keys and values from the decoder",
+        "cross-attention takes its queries from the memory, and its keys and values from the decoder",
         "cross_attention(memory, x, x)",
-        "How long is the output of cross-attention: as long as x, or as the memory?",
+        "Is the output of cross-attention as long as x, or as long as the memory?",
         "There is one output for each query: queries come from x.",
         "cross_attention(x, memory, memory).",
-        "The decoder asks, the encoder answers: queries from x, keys and values from the memory.",
+        "Each position of the decoder must get an output, so the queries come from x.",
         repair="x = x + self.cross_attention(self.norm2(x), memory, memory)",
         lines=(r"(cross|src|enc|memory)\w*\(.*(memory|enc)", r"(memory|enc\w*)"),
         right="cross_attention(x, memory, memory)",
     ),
     _fault(
         "memory not used",
-        "no part of the block is given the memory: there is self-attention alone",
+        "no part of the block uses the memory: there is only self-attention",
         "cross_attention(x, x, x)",
         "Change the memory: does the output change?",
         "Nothing reads it.",
         "cross_attention(x, memory, memory).",
-        "The decoder never sees what is to be decoded.",
+        "The decoder has no access to the output of the encoder.",
         repair="x = x + self.cross_attention(self.norm2(x), memory, memory)",
         lines=(r"(cross|src|enc)\w*\(", r"memory|enc"),
         right="cross_attention(x, memory, memory)",
@@ -176,10 +173,10 @@ FAULTS = [
         "one norm for two parts",
         "one norm, with one set of weights, is used in two places",
         "norm(x) before attention and before feed-forward",
-        "How many norms are made in __init__?",
-        "The same one is called twice.",
-        "Make two: norm1 and norm2.",
-        "It computes; but both parts share one scale and one shift.",
+        "How many norms are built in __init__?",
+        "The same norm is called twice.",
+        "Build two: norm1 and norm2.",
+        "It runs, but both parts share one scale and one shift.",
         repair="self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)",
         lines=(r"Norm\(", r"norm"), remark=True,
     ),
@@ -188,15 +185,15 @@ FAULTS = [
         "there is no norm in the block",
         "x + attention(x); x + feed_forward(x)",
         "How large are the numbers after ten such blocks?",
-        "Each block adds to them, and nothing brings them back to one size.",
-        "x = x + part(norm(x)), with a norm for each part.",
-        "One block works; deep stacks of them are hard to train.",
+        "Each block adds to them, and nothing normalises them.",
+        "Write x = x + part(norm(x)), with a norm for each part.",
+        "One block works; deep stacks of such blocks are hard to train.",
         repair="x = x + self.attention(self.norm1(x))\nx = x + self.feed_forward(self.norm2(x))", remark=True,
     ),
 ]  # fmt: skip
 
 
-# A block at work
+# Examining a block
 
 ATTENDS = re.compile(r"att(entio)?n|mha|multi_?head|^sa\d?$|^ca\d?$|^heads?$|^self_?att")
 NORM = re.compile(r"norm|^ln_?\w{0,2}$")
@@ -204,7 +201,7 @@ Inputs = dict[str, Tensor]
 
 
 def examine_block(obj: Any, evidence: Evidence, wanted: Wanted) -> None:
-    """Build it, run it, write down what each part is given and gives; examine the attention inside."""
+    """Build a block, run it, record the inputs and output of each part, and examine its attention."""
     first = None
     for body, widths in itertools.islice(_bodies(obj, evidence, wanted), 6):
         for width in widths:
@@ -212,7 +209,7 @@ def examine_block(obj: Any, evidence: Evidence, wanted: Wanted) -> None:
                 try:
                     if _watch(body, inputs, named, evidence):
                         evidence.embed_dim = width
-                        _look_at_samples(body, inputs, named, evidence)
+                        _check_samples(body, inputs, named, evidence)
                         _examine_inside(body, evidence)
                         return
                 except CAUGHT as error:
@@ -224,7 +221,7 @@ def examine_block(obj: Any, evidence: Evidence, wanted: Wanted) -> None:
 
 
 def _bodies(obj: Any, evidence: Evidence, wanted: Wanted) -> Iterator[tuple[nn.Module, list[int]]]:
-    """A block, and the widths it may have."""
+    """Yield the block and the widths it may have."""
     if isinstance(obj, type):
         for body, sizes in instances(obj, evidence, wanted):
             yield body, [sizes.E]
@@ -234,7 +231,7 @@ def _bodies(obj: Any, evidence: Evidence, wanted: Wanted) -> Iterator[tuple[nn.M
 
 
 def _inputs(body: nn.Module, width: int) -> Iterator[tuple[Inputs, dict[str, object]]]:
-    """x and memory, and what is passed by name. Masks that must be passed are absent, then open."""
+    """Yield x and memory, and the arguments by name. Required masks are None, then hide nothing."""
     words = {each.name: input_word(each.name) for each in named_parameters(body)}
     needed = [each.name for each in named_parameters(body) if each.default is each.empty]
     stream = next((name for name in words if words[name] in {"x", "query"}), needed[0] if needed else None)
@@ -257,25 +254,25 @@ def _inputs(body: nn.Module, width: int) -> Iterator[tuple[Inputs, dict[str, obj
 
 
 def _open_mask(name: str, kind: str, has_memory: bool) -> Tensor | None:
-    """A mask that hides nothing."""
+    """Return a mask that hides nothing."""
     keys = 11 if has_memory and re.search(r"src|mem|enc|cross", name.lower()) else 7
     shape = {"four": (3, 1, 7, keys), "three": (3, 7, keys), "two": (7, keys)}.get(kind)
     return None if shape is None else torch.ones(shape, dtype=torch.bool)
 
 
 def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, str, nn.Module]]:
-    """(kind, path, module) of norms, attentions, feed-forwards, and linear layers that stand alone."""
+    """Yield (kind, path, module) of norms, attentions, feed-forwards, and other linear layers."""
     for name, child in module.named_children():
-        here = f"{path}.{name}" if path else name
+        child_path = f"{path}.{name}" if path else name
         kind = _kind(child, name)
         if kind:
-            yield kind, here, child
+            yield kind, child_path, child
         else:
-            yield from _parts(child, here)
+            yield from _parts(child, child_path)
 
 
 def _kind(module: nn.Module, name: str) -> str:
-    """What a part of a block is, by its names and what it holds; "" for what only holds others."""
+    """Return the kind of a part, by its names and what it holds; "" for a module that only holds others."""
     cls, is_list = words_of(type(module).__name__), isinstance(module, nn.ModuleList)
     if NORM.search(cls) and not any(True for _ in module.children()):
         return "norm"
@@ -294,8 +291,8 @@ def _kind(module: nn.Module, name: str) -> str:
 
 
 def _watch(body: nn.Module, inputs: Inputs, named: dict[str, object], evidence: Evidence) -> bool:
-    """Run it with hooks on every part; True where it gave an output of x's shape."""
-    log: list[Asked] = []
+    """Run the block with hooks on every part; return True if its output has the shape of x."""
+    log: list[StepAnswer] = []
     parts = list(_parts(body))
     hooks = list(_hooks(parts, log))
     try:
@@ -309,26 +306,26 @@ def _watch(body: nn.Module, inputs: Inputs, named: dict[str, object], evidence: 
     if output.shape != inputs["x"].shape or not any(kind == "attention" for kind, _, _ in parts):
         return False
     if apart(again, output) > 1e-6:
-        detail = "in eval, two calls with one input give two outputs"
+        detail = "in eval mode, two calls with the same input give different outputs"
         evidence.findings.append(Finding("deterministic in eval", "wrong", detail, "dropout in eval"))
-    evidence.asked = [Asked("block", dict(inputs), output), *log]
-    called = {asked.probe for asked in log}
+    evidence.answers = [StepAnswer("block", dict(inputs), output), *log]
+    called = {answer.probe for answer in log}
     unused = [path for kind, path, _ in parts if kind == "norm" and f"norm: {path}" not in called]
     if unused:
-        evidence.tried.append(f"made and never called: {', '.join(unused)}")
+        evidence.tried.append(f"built and never called: {', '.join(unused)}")
     evidence.conventions.words.append("it is called with " + ", ".join(named))
     return True
 
 
-def _hooks(parts: Sequence[tuple[str, str, nn.Module]], log: list[Asked]) -> Iterator[Any]:
-    """Each part writes down its calls, and so do the layers of a feed-forward."""
+def _hooks(parts: Sequence[tuple[str, str, nn.Module]], log: list[StepAnswer]) -> Iterator[Any]:
+    """Add hooks that record the calls of each part, and of the layers of a feed-forward."""
 
     def note(probe: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         every = (*args, *kwargs.values())
         tensors = [x for x in every if isinstance(x, Tensor) and x.is_floating_point()]
         if tensors:
             inputs = {f"in {number}": x.detach().clone() for number, x in enumerate(tensors[:3])}
-            log.append(Asked(probe, dict(inputs), first_array(output).clone()))
+            log.append(StepAnswer(probe, dict(inputs), first_array(output).clone()))
 
     for kind, path, module in parts:
         yield module.register_forward_hook(partial(note, f"{kind}: {path}"), with_kwargs=True)
@@ -338,14 +335,14 @@ def _hooks(parts: Sequence[tuple[str, str, nn.Module]], log: list[Asked]) -> Ite
 
 
 def _fresh(value: object) -> Any:
-    """A copy that needs a gradient: torch's own layer then takes the way that has hooks."""
+    """Return a copy that requires a gradient, so that torch's own layer does not skip the hooks."""
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.clone().requires_grad_()
     return value
 
 
-def _look_at_samples(body: nn.Module, inputs: Inputs, named: dict[str, object], evidence: Evidence) -> None:
-    """Whether its output is finite, and samples of a batch keep to themselves."""
+def _check_samples(body: nn.Module, inputs: Inputs, named: dict[str, object], evidence: Evidence) -> None:
+    """Add findings if its output is not finite, or if samples of a batch depend on each other."""
     names = {name: role for name, x in named.items() for role in inputs if x is inputs[role]}
 
     @torch.no_grad()
@@ -353,22 +350,22 @@ def _look_at_samples(body: nn.Module, inputs: Inputs, named: dict[str, object], 
         return first_array(body(**named | {name: changed[role] for name, role in names.items()}))
 
     def reacts(axis: int) -> bool:
-        """Whether the second along this axis reacts to the first."""
+        """Return True if the second element along this axis depends on the first."""
         moved = {role: x.clone() for role, x in inputs.items()}
         dice = torch.Generator().manual_seed(9)
-        for x in moved.values():  # a norm takes away what is added to all channels alike
+        for x in moved.values():  # adding one number to all channels would be undone by a norm
             first = x.select(axis, 0)
             first.add_(torch.randn(first.shape, generator=dice, dtype=torch.float64).to(x.dtype))
         return apart(output(moved).select(axis, 1), base.select(axis, 1)) > 1e-9
 
     base = output(inputs)
     if not bool(base.isfinite().all()):
-        detail = "it is not finite for ordinary inputs: does a mask inside hide everything from a query?"
+        detail = "it is not finite for ordinary inputs; check whether a mask hides all keys of a query"
         evidence.findings.append(Finding("output", "unknown", detail))
         return
     if not reacts(0):
         return
-    detail = "the second sample reacts to the first"
+    detail = "the output of the second sample depends on the first sample"
     if reacts(1):
         evidence.findings.append(Finding("batch", "unknown", detail))
     elif layout_words(evidence.source or "") == "batch first":
@@ -378,7 +375,7 @@ def _look_at_samples(body: nn.Module, inputs: Inputs, named: dict[str, object], 
 
 
 def _examine_inside(body: nn.Module, evidence: Evidence) -> None:
-    """Each attention of the block, as one by itself is examined."""
+    """Examine each attention of the block like an attention by itself."""
     for kind, path, module in _parts(body):
         if kind != "attention" or isinstance(module, nn.MultiheadAttention):
             continue
@@ -394,7 +391,7 @@ def _examine_inside(body: nn.Module, evidence: Evidence) -> None:
             evidence.findings.append(Finding(name, "right" if report.ok else "unknown", report.summary))
 
 
-# How a block is put together
+# The structure of a block
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": functional.relu, "GELU": functional.gelu, "SiLU": functional.silu,
@@ -415,7 +412,7 @@ OTHER_AXES = {
     (0, 1): "samples and positions together", (0, 1, 2): "everything at once",
 }  # fmt: skip
 Sum = frozenset[str]  # names of tensors that are added
-Mistake = tuple[str, str]  # a fault's key, and how we know
+Mistake = tuple[str, str]  # the key of a fault, and the evidence
 X = frozenset({"x"})
 
 
@@ -426,14 +423,14 @@ class _Part:
     atom: str  # its output, by name
     inputs: list[Tensor]
     output: Tensor
-    inner: list[Asked] = field(default_factory=list)
+    inner: list[StepAnswer] = field(default_factory=list)
 
 
 def judge_block(evidence: Evidence) -> Verdict:
-    """How it is put together, and what is wrong with that."""
-    if not evidence.asked:
+    """Return the structure of a block in words, and its faults."""
+    if not evidence.answers:
         return Verdict(unjudged=f"{evidence.name} could not be built and called")
-    whole, parts = evidence.asked[0], _read(evidence)
+    whole, parts = evidence.answers[0], _read(evidence)
     subs = [part for part in parts if part.kind != "norm"]
     feeds = [part for part in parts if part.kind == "feed-forward"]
     verdict = Verdict(words=[words for feed in feeds for words in _feed_words(feed)])
@@ -442,47 +439,47 @@ def judge_block(evidence: Evidence) -> Verdict:
     queries = _queries(whole, subs, verdict)
     way = _way(whole, parts, queries) or _way_after_activation(whole, parts, queries, verdict)
     if way is not None:
-        verdict.faults += dict(reversed(way.faults)).items()  # each once, as it was made first
+        verdict.faults += dict(reversed(way.faults)).items()  # each key once, with its first evidence
         verdict.faults += _missing_norms(way, parts, evidence)
         verdict.words = [*_norm_words(way), *verdict.words]
     elif not verdict.faults:
-        seen = ", ".join(f"{part.kind} {part.path}" for part in parts)
-        verdict.unjudged = f"how its parts are put together could not be followed (seen: {seen})"
+        calls = ", ".join(f"{part.kind} {part.path}" for part in parts)
+        verdict.unjudged = f"how its parts are connected was not understood (calls recorded: {calls})"
     kinds = [part.kind for part in subs]
     if kinds.count("feed-forward") == 1 and kinds[0] == "feed-forward" and "attention" in kinds:
         verdict.faults.append(("feed-forward before attention", f"{feeds[0].path} is called first"))
     if not feeds:
-        verdict.unjudged = verdict.unjudged or "no feed-forward was seen in it"
-    if "memory" in whole.given and "memory not used" not in dict(verdict.faults):
+        verdict.unjudged = verdict.unjudged or "no feed-forward was found in it"
+    if "memory" in whole.inputs and "memory not used" not in dict(verdict.faults):
         verdict.words.append("cross-attention over the memory")
     verdict.right = "; ".join(verdict.words)
     return verdict
 
 
 def _read(evidence: Evidence) -> list[_Part]:
-    """The parts in the order of their calls. Linear layers that follow one another are one feed-forward."""
+    """Return the parts in the order of their calls; consecutive linear layers are one feed-forward."""
     parts: list[_Part] = []
-    inner: list[Asked] = []
+    inner: list[StepAnswer] = []
     alone = False  # whether the last part is made of such layers
-    for asked in evidence.asked[1:]:
-        assert asked.output is not None
-        kind, _, path = asked.probe.partition(": ")
-        inputs = [value for value in asked.given.values() if isinstance(value, Tensor)]
+    for answer in evidence.answers[1:]:
+        assert answer.output is not None
+        kind, _, path = answer.probe.partition(": ")
+        inputs = [value for value in answer.inputs.values() if isinstance(value, Tensor)]
         last = parts[-1] if parts else None
         if kind == "inner":
-            inner.append(asked)
+            inner.append(answer)
         elif kind == "linear" and last is not None and _is_output_projection(inputs[0], last):
-            last.output = asked.output
+            last.output = answer.output
         elif kind == "linear" and last is not None and alone:
-            last.output = asked.output
-            last.inner.append(asked)
+            last.output = answer.output
+            last.inner.append(answer)
         else:
             alone = kind == "linear"
             made = _Part(
-                "feed-forward" if alone else kind, path, f"{kind[0]}{len(parts)}", inputs, asked.output
+                "feed-forward" if alone else kind, path, f"{kind[0]}{len(parts)}", inputs, answer.output
             )
             if alone:
-                made.inner = [asked]
+                made.inner = [answer]
             elif kind == "feed-forward":
                 made.inner, inner = [each for each in inner if each.probe.startswith(f"inner: {path}")], []
             parts.append(made)
@@ -490,16 +487,16 @@ def _read(evidence: Evidence) -> list[_Part]:
 
 
 def _is_output_projection(x: Tensor, before: _Part) -> bool:
-    """Whether this goes into the output projection of an attention, which the block keeps itself."""
+    """Return True if x is the output of an attention whose output projection is in the block."""
     return before.kind == "attention" and apart(x, before.output) < 1e-9
 
 
 class _Flow:
-    """Which sums of what came before each tensor is."""
+    """For each tensor: the earlier tensors whose sum it is."""
 
-    def __init__(self, whole: Asked, parts: Sequence[_Part]) -> None:
+    def __init__(self, whole: StepAnswer, parts: Sequence[_Part]) -> None:
         assert whole.output is not None
-        self.atoms = {name: x for name, x in whole.given.items() if isinstance(x, Tensor)}
+        self.atoms = {name: x for name, x in whole.inputs.items() if isinstance(x, Tensor)}
         self.into: dict[str, Sum | None] = {}
         self.parts = {part.atom: part for part in parts}
         for part in parts:
@@ -516,14 +513,14 @@ class _Flow:
         return None
 
     def normed(self, wanted: Sum) -> list[Sum]:
-        """The norms of this sum."""
+        """Return the norms of this sum."""
         norms = [atom for atom, part in self.parts.items() if part.kind == "norm"]
         return [frozenset({atom}) for atom in norms if self.into[atom] == wanted]
 
 
 @dataclass
 class _Way:
-    """How the parts are joined, as far as it was followed."""
+    """One reading of how the parts are joined."""
 
     stream: Sum
     cost: float = 0.0
@@ -532,8 +529,8 @@ class _Way:
     parallel: bool = False
 
 
-def _way(whole: Asked, parts: Sequence[_Part], queries: Mapping[str, Tensor]) -> _Way | None:
-    """The simplest way to read the block that ends in its output."""
+def _way(whole: StepAnswer, parts: Sequence[_Part], queries: Mapping[str, Tensor]) -> _Way | None:
+    """Return the simplest reading of the block that ends in its output; None if there is none."""
     flow = _Flow(whole, parts)
     ways = [_Way(X)]
     for number, part in enumerate(part for part in parts if part.kind != "norm"):
@@ -548,9 +545,9 @@ def _way(whole: Asked, parts: Sequence[_Part], queries: Mapping[str, Tensor]) ->
 
 
 def _way_after_activation(
-    whole: Asked, parts: Sequence[_Part], queries: Mapping[str, Tensor], verdict: Verdict
+    whole: StepAnswer, parts: Sequence[_Part], queries: Mapping[str, Tensor], verdict: Verdict
 ) -> _Way | None:
-    """The same where an activation follows the last feed-forward."""
+    """Return the simplest reading with an activation after the last feed-forward."""
     feeds = [part for part in parts if part.kind == "feed-forward"]
     for name, activation in ACTIVATIONS.items() if feeds else ():
         last = dataclasses.replace(feeds[-1], output=activation(feeds[-1].output))
@@ -563,7 +560,7 @@ def _way_after_activation(
 
 
 def _through(flow: _Flow, way: _Way, part: _Part, into: Sum, is_first: bool) -> Iterator[_Way]:
-    """Through one part: what it may have been passed, and what the stream may be after it."""
+    """Yield the readings extended by one part."""
     own = frozenset({part.atom})
     for norm, cost, parallel in _entries(flow, way, into, is_first):
         for base, more, faults in _residuals(flow, way, part, into, is_first):
@@ -580,7 +577,7 @@ def _through(flow: _Flow, way: _Way, part: _Part, into: Sum, is_first: bool) -> 
 
 
 def _entries(flow: _Flow, way: _Way, into: Sum, is_first: bool) -> Iterator[tuple[str, float, bool]]:
-    """Where a norm stands before the part, what that costs, and whether it is beside the one before."""
+    """Yield (norm before the part, cost, whether it runs parallel to the part before)."""
     if into == way.stream:
         yield "", 0.0, False
     if into in flow.normed(way.stream):
@@ -592,29 +589,29 @@ def _entries(flow: _Flow, way: _Way, into: Sum, is_first: bool) -> Iterator[tupl
 def _residuals(
     flow: _Flow, way: _Way, part: _Part, into: Sum, is_first: bool
 ) -> Iterator[tuple[Sum, float, list[Mistake]]]:
-    """What may be added to the part's output, what that costs, and the fault that it is."""
+    """Yield (what is added to the output of the part, cost, faults)."""
     yield way.stream, 0.0, []
     missing = f"no residual around {part.kind}"
-    yield frozenset(), 1.0, [(missing, f"after {part.path}, only its output goes on")]
+    yield frozenset(), 1.0, [(missing, f"the input of {part.path} is not added to its output")]
     wrong = "residual from the wrong place"
     if into != way.stream:
         yield into, 1.0, [(wrong, f"the normalised input of {part.path} is added to its output")]
     if not is_first and way.stream != X:
         yield X, 1.0, [(wrong, f"the block's input is added to the output of {part.path}")]
     for atom in sorted(way.stream - X) if len(way.stream) > 1 else ():
-        detail = f"only {flow.parts[atom].path}'s output is added to the output of {part.path}"
+        detail = f"only the output of {flow.parts[atom].path} is added to the output of {part.path}"
         yield frozenset({atom}), 1.1, [(wrong, detail)]
 
 
-# What is wrong with its parts
+# The parts of a block
 
 
-def _queries(whole: Asked, subs: Sequence[_Part], verdict: Verdict) -> dict[str, Tensor]:
-    """Which input of each part is the stream, where it is not the first."""
-    memory = whole.given.get("memory")
+def _queries(whole: StepAnswer, subs: Sequence[_Part], verdict: Verdict) -> dict[str, Tensor]:
+    """Return the input made from x of each part where it is not the first; name faults of the memory."""
+    memory = whole.inputs.get("memory")
     if not isinstance(memory, Tensor):
         return {}
-    others, reads = {}, False
+    queries, reads = {}, False
     for part in subs:
         of_memory = [memory.shape[1] in x.shape[:2] for x in part.inputs]
         reads = reads or any(of_memory)
@@ -622,14 +619,14 @@ def _queries(whole: Asked, subs: Sequence[_Part], verdict: Verdict) -> dict[str,
             verdict.faults.append(
                 ("queries from the memory", f"the first input of {part.path} is the memory")
             )
-            others[part.atom] = part.inputs[of_memory.index(False)]
+            queries[part.atom] = part.inputs[of_memory.index(False)]
     if not reads:
-        verdict.faults.append(("memory not used", "no part of the block is given the memory"))
-    return others
+        verdict.faults.append(("memory not used", "no part of the block gets the memory as an input"))
+    return queries
 
 
 def _activation(output: Tensor, source: Tensor, factor: Tensor | None = None) -> str | None:
-    """Which activation of the source, times the factor, it is."""
+    """Return the name of the activation that gives the output from the source (times the factor)."""
     for name, activation in ACTIVATIONS.items():
         wanted = activation(source) if factor is None else activation(source) * factor
         if apart(output, wanted) < 1e-6:
@@ -638,10 +635,10 @@ def _activation(output: Tensor, source: Tensor, factor: Tensor | None = None) ->
 
 
 def _feed_words(feed: _Part) -> list[str]:
-    """Its width and its activation."""
+    """Return its widths and its activation in words."""
     if len(feed.inner) < 2:
         return ["the feed-forward is one linear layer"] if feed.inner else []
-    (_, first), *_, (into, last) = ((each.given["in 0"], each.output) for each in feed.inner)
+    (_, first), *_, (into, last) = ((each.inputs["in 0"], each.output) for each in feed.inner)
     assert isinstance(first, Tensor) and isinstance(into, Tensor) and isinstance(last, Tensor)
     name = _activation(into, first)
     if len(feed.inner) == 3:
@@ -653,21 +650,21 @@ def _feed_words(feed: _Part) -> list[str]:
     if _has_no_activation(feed):
         name = "no activation"
     widths = f"{last.shape[-1]} to {first.shape[-1]}"
-    return [f"feed-forward {widths} with {name or 'an activation we do not know'}"]
+    return [f"feed-forward {widths} with {name or 'an unknown activation'}"]
 
 
 def _has_no_activation(feed: _Part) -> bool:
-    """Whether what leaves the first of two layers enters the second as it is."""
+    """Return True if the output of the first of two layers is the input of the second."""
     if len(feed.inner) != 2:
         return False
-    first, into = feed.inner[0].output, feed.inner[1].given["in 0"]
+    first, into = feed.inner[0].output, feed.inner[1].inputs["in 0"]
     return first is not None and isinstance(into, Tensor) and apart(into, first) < 1e-9
 
 
 def _feed_faults(feed: _Part) -> Iterator[Mistake]:
-    """An activation that is missing, and one that is too many."""
+    """Yield a missing activation, and one after the last layer."""
     if _has_no_activation(feed):
-        detail = f"what leaves the first layer of {feed.path} enters the second as it is"
+        detail = f"the output of the first layer of {feed.path} is the input of the second"
         yield "feed-forward without activation", detail
     last = feed.inner[-1].output if len(feed.inner) > 1 else None
     if last is not None and feed.output.shape == last.shape and apart(feed.output, last) > 1e-9:
@@ -677,7 +674,7 @@ def _feed_faults(feed: _Part) -> Iterator[Mistake]:
 
 
 def _norm_axes(parts: Sequence[_Part]) -> Iterator[Mistake]:
-    """Norms that are right over another axis than the last."""
+    """Yield norms that are taken over an axis other than the last."""
     for part in parts:
         x = part.inputs[0]
         if part.kind != "norm" or x.shape != part.output.shape or x.ndim != 3:
@@ -687,7 +684,10 @@ def _norm_axes(parts: Sequence[_Part]) -> Iterator[Mistake]:
             continue
         for axes, words in OTHER_AXES.items():
             if _is_affine(part.output, _normed(x, axes)) and not _is_affine(part.output, x):
-                yield "norm over the wrong axis", f"{part.path} takes mean and spread over {words}"
+                yield (
+                    "norm over the wrong axis",
+                    f"{part.path} takes mean and standard deviation over {words}",
+                )
                 break
 
 
@@ -696,7 +696,7 @@ def _normed(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _is_affine(out: Tensor, z: Tensor) -> bool:
-    """Whether each channel of `out` is a scale and a shift of that channel of `z`."""
+    """Return True if each channel of `out` is a scale and a shift of that channel of `z`."""
     mine, theirs = z.flatten(0, 1), out.flatten(0, 1)  # [B * T, E]
     mine, middle = mine - mine.mean(0), theirs - theirs.mean(0)
     scale = (mine * middle).sum(0) / mine.square().sum(0).clamp_min(1e-30)
@@ -704,8 +704,8 @@ def _is_affine(out: Tensor, z: Tensor) -> bool:
 
 
 def _norm_words(way: _Way) -> list[str]:
-    """Where the norms stand."""
-    words = ["attention and feed-forward side by side"] if way.parallel else []
+    """Return the places of the norms in words."""
+    words = ["attention and feed-forward in parallel"] if way.parallel else []
     placed = frozenset(way.norms)
     if placed in PLACES:
         words.append(PLACES[placed])
@@ -715,7 +715,7 @@ def _norm_words(way: _Way) -> list[str]:
 
 
 def _missing_norms(way: _Way, parts: Sequence[_Part], evidence: Evidence) -> Iterator[Mistake]:
-    """Norms that are not there, and one that is used twice."""
+    """Yield missing norms, and a norm that is used twice."""
     if set(way.norms) == {""}:
         yield "block without norms", "no norm was called between the parts"
     elif "" in way.norms:
@@ -727,7 +727,7 @@ def _missing_norms(way: _Way, parts: Sequence[_Part], evidence: Evidence) -> Ite
         yield "one norm for two parts", f"{twice[0]} is called {paths.count(twice[0])} times"
 
 
-# Functions of q and k, and reports on a part of attention in words of its own
+# Functions of q and k, and reports on a function or on one head
 
 FUNCTION = "torch.nn.functional.scaled_dot_product_attention"
 HEAD = "one head of torch.nn.MultiheadAttention"
@@ -735,7 +735,7 @@ WHOLE = "torch.nn.MultiheadAttention"
 
 
 class _TimesValues:
-    """The learner's weights, or the softmax of their scores, times v: what the ordinary examination calls."""
+    """The learner's weights, or the softmax of their scores, times v; examined like an attention."""
 
     def __init__(self, body: Any, are_scores: bool) -> None:
         self.body, self.are_scores = body, are_scores
@@ -753,46 +753,49 @@ class _TimesValues:
 
 
 def examine_scores(callee: Callee, evidence: Evidence, wanted: Wanted) -> None:
-    """As an attention without projections; first, whether it gives weights or scores."""
+    """Find out whether the function returns weights or scores, and examine it as an attention."""
     slots = {input_word(each.name): each.name for each in callee.parameters}
     callee.roles = {role: slots[role] for role in ("query", "key")}
     needed = callee.missing(*callee.roles.values())
     callee.fixed |= dict.fromkeys(each.name for each in needed if input_word(each.name) == "mask")
     shapes = [(2, 3, 5, 7), (2, 5, 7), (5, 7)]
-    questions = [
+    probes = [
         ("plain", {"query": numbers(*shape, seed=3), "key": numbers(*shape, seed=4)}) for shape in shapes
     ]
-    first = callee.first_answer(questions, lambda asked: asked.output is not None)
-    evidence.asked.append(first)
+    first = callee.first_answer(probes, lambda answer: answer.output is not None)
+    evidence.answers.append(first)
     if first.output is None:
         assert first.problem is not None
         evidence.problems.append(first.problem)
         return
-    query, made = first.given["query"], list(first.output.shape)
+    query, made = first.inputs["query"], list(first.output.shape)
     assert isinstance(query, Tensor)
     if made != [*query.shape[:-1], query.shape[-2]]:
-        evidence.tried.append(f"for q and k {list(query.shape)} it gives {made}, neither scores nor weights")
+        evidence.tried.append(
+            f"for q and k {list(query.shape)} it returns {made}, which are neither scores nor weights"
+        )
         return
-    _, touched = callee.answer("plain", first.given)
+    _, touched = callee.answer("plain", first.inputs)
     evidence.findings += [] if touched is None else [callee.modified(touched)]
     evidence.step = "scores" if bool((first.output < 0).any()) else "weights"
     _examine_as_attention(callee, evidence, wanted)
 
 
 def _examine_as_attention(callee: Callee, evidence: Evidence, wanted: Wanted) -> None:
-    """All that is asked of an attention, beside what was asked of the function itself."""
+    """Examine the function, times v, as an attention, and merge that into its evidence."""
     whole = _TimesValues(callee.body, evidence.step == "scores")
-    seen, again = understand_whole(
+    whole_evidence, again = understand_whole(
         whole, evidence.source, evidence.path, None, wanted.embed_dim, wanted.num_heads
     )
-    seen.conventions.words = [
-        re.sub(r", value\b( \(value\))?", "", words) for words in _without_weights(seen.conventions.words)
+    conventions = whole_evidence.conventions
+    conventions.words = [
+        re.sub(r", value\b( \(value\))?", "", words) for words in _without_weights(conventions.words)
     ]
     names = {finding.name for finding in evidence.findings}
-    findings = [*(finding for finding in seen.findings if finding.name not in names), *evidence.findings]
-    kept = ("name", "first_line", "step", "asked", "kind", "built")
-    own = {name: getattr(evidence, name) for name in kept}
-    vars(evidence).update(vars(seen) | own | {"again": again, "findings": findings})
+    findings = [each for each in whole_evidence.findings if each.name not in names] + evidence.findings
+    own_fields = ("name", "first_line", "step", "answers", "kind", "built")
+    own = {name: getattr(evidence, name) for name in own_fields}
+    vars(evidence).update(vars(whole_evidence) | own | {"again": again, "findings": findings})
 
 
 def _without_weights(words: list[str]) -> list[str]:
@@ -800,7 +803,7 @@ def _without_weights(words: list[str]) -> list[str]:
 
 
 def judge_scores(evidence: Evidence) -> Report:
-    """As an attention without projections, in the words of the step."""
+    """Return the report on a function that returns scores or weights."""
     step = evidence.step or ""
     report = judge_whole(dataclasses.replace(evidence, step=None))
     if evidence.tried and not evidence.calls:
@@ -812,15 +815,15 @@ def judge_scores(evidence: Evidence) -> Report:
     if step == "scores" and keys == ["no scale"] and "scaled" not in words_of(evidence.name):
         report.faults, report.ok, report.first_wrong, report.where_right = [], True, None, []
         report.errors = dict.fromkeys(report.errors, 0.0)
-        report.equal.append("it gives q k^T without the scale: divide by sqrt(d_k) before the softmax")
+        report.equal.append("it returns q k^T without the scale: divide by sqrt(d_k) before the softmax")
         beside = "q k^T"
-        report.summary = f"{report.name} computes what {WHOLE} computes, to the last digit"
+        report.summary = f"{report.name} computes the same as {WHOLE} (no difference)"
     _beside(report, beside)
     return report
 
 
 def told_as(evidence: Evidence, report: Report) -> Report:
-    """A report on a function without projections, or on one head, in words of its own."""
+    """Return the report with the right comparison, for a function without projections or one head."""
     if evidence.weights is None:
         return report
     if evidence.kind == "function" and not evidence.roles:
@@ -843,12 +846,12 @@ def _is_head(evidence: Evidence) -> bool:
 
 
 def _name_scale(evidence: Evidence, report: Report) -> None:
-    """In one head the width of the model is not that of the head: a scale by it is found as a number."""
+    """Rename a fitted scale of one head to "scale by d_model" if it is 1 / sqrt(width of the input)."""
     fault, width = OF_WHOLES["scale by d_model"], evidence.embed_dim
     for at, named in enumerate(report.faults):
         near = named.number is not None and abs(named.number - width**-0.5) < 1e-6
         if named.key == "constant scale" and near:
-            detail = named.detail + f": that is 1 / sqrt({width}), the width of the input"
+            detail = named.detail + f"; this is 1 / sqrt({width}), where {width} is the width of the input"
             report.faults[at] = Named.of(fault, detail, named.line, named.text)
             report.summary = f"{fault.key}: {fault.title}"
 
@@ -857,5 +860,5 @@ def _beside(report: Report, beside: str) -> None:
     report.beside = beside
     report.summary = report.summary.replace(WHOLE, beside)
     report.summary = report.summary.replace(
-        "something other than multi-head attention", f"something other than {beside}"
+        "does not compute multi-head attention", f"does not compute {beside}"
     )

@@ -1,6 +1,6 @@
-"""Functions that make a mask: the future hidden, padding hidden, or both.
+"""Functions that make a mask: causal, padding, or both.
 
-Letters: B batch, T queries, S keys. Patterns are bool [B, T, S], True where a query may see a key.
+Letters: B batch, T queries, S keys. Patterns are bool [B, T, S], True where a query may attend to a key.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..evidence import Asked, Evidence
+from ..evidence import Evidence, StepAnswer
 from ..examine.words import Said, said_about
 from .step_engine import (
-    Answer,
     Callee,
-    Plan,
-    Question,
+    Formula,
     Reading,
     Step,
     StepFault,
+    StepInputs,
+    StepPlan,
     Verdict,
     compare,
     faults_of,
@@ -45,10 +45,10 @@ CAUSAL = re.compile(r"causal|subsequent|look_?ahead|future|tril|triu|autoregress
 PADDING = re.compile(r"pad|length|valid|src|source|sequence_mask|key")
 TRIANGLES = (r"tril|triu|arange|<=|>=|<|>", r"range\(", r"return")
 LINES = (r"[!=]=|<|>|lt\(|ge\(|\.eq\(|\.ne\(|arange", r"return")
-CAUSAL_RIGHT = "query t sees the keys 0 .. t: torch.tril(torch.ones(T, T))"
-PAD_RIGHT = "keys that are padding are hidden from every query: (ids != pad)[:, None, None, :]"
-T1 = "mask = torch.tril(torch.ones(T, T)).bool()  # True where a query may see a key"
-T2 = "mask = (ids != pad)[:, None, None, :]  # [B, 1, 1, S], True where a key may be seen"
+CAUSAL_RIGHT = "query t attends to keys 0 to t: torch.tril(torch.ones(T, T))"
+PAD_RIGHT = "padding keys are hidden from every query: (ids != pad)[:, None, None, :]"
+T1 = "mask = torch.tril(torch.ones(T, T)).bool()  # True where a query may attend to a key"
+T2 = "mask = (ids != pad)[:, None, None, :]  # [B, 1, 1, S], True where a key may be attended to"
 ADDED = "mask = torch.full((T, T), float('-inf')).triu(1)  # added to the scores"
 FUTURE, PADDED = frozenset({"causal"}), frozenset({"padding"})
 EITHER = FUTURE | PADDED
@@ -57,73 +57,73 @@ EITHER = FUTURE | PADDED
 # What a mask may hide
 
 
-def _sizes(question: Question) -> tuple[int, int]:
-    """B and T."""
-    if "ids" in question:
-        return int(question["ids"].shape[0]), int(question["ids"].shape[1])
-    if "lengths" in question:
-        return len(question["lengths"]), int(question["size"])
-    return 1, int(question["size"])
+def _sizes(inputs: StepInputs) -> tuple[int, int]:
+    """Return B and T."""
+    if "ids" in inputs:
+        return int(inputs["ids"].shape[0]), int(inputs["ids"].shape[1])
+    if "lengths" in inputs:
+        return len(inputs["lengths"]), int(inputs["size"])
+    return 1, int(inputs["size"])
 
 
-def _triangle(diagonal: int, flipped: bool = False) -> Answer:
-    def pattern(question: Question) -> Tensor:
-        B, T = _sizes(question)
+def _triangle(diagonal: int, flipped: bool = False) -> Formula:
+    def pattern(inputs: StepInputs) -> Tensor:
+        B, T = _sizes(inputs)
         ones = torch.ones(B, T, T, dtype=torch.bool)
         return ones.triu(diagonal) if flipped else ones.tril(diagonal)
 
     return pattern
 
 
-def _real(question: Question, shift: int = 0, pad: int | None = None) -> Tensor:
-    """bool [B, S], which keys are no padding."""
-    if "lengths" in question:
-        return torch.arange(int(question["size"])) < question["lengths"][:, None] + shift
-    real: Tensor = question["ids"] != (question["pad"] if pad is None else pad)
+def _real(inputs: StepInputs, shift: int = 0, pad: int | None = None) -> Tensor:
+    """Return bool [B, S], True for keys that are not padding."""
+    if "lengths" in inputs:
+        return torch.arange(int(inputs["size"])) < inputs["lengths"][:, None] + shift
+    real: Tensor = inputs["ids"] != (inputs["pad"] if pad is None else pad)
     if not shift:
         return real
     return torch.arange(real.shape[1]) < real.sum(1)[:, None] + shift
 
 
-def _keys(real: Callable[[Question], Tensor]) -> Answer:
-    return lambda question: real(question)[:, None].expand(-1, _sizes(question)[1], -1)
+def _keys(real: Callable[[StepInputs], Tensor]) -> Formula:
+    return lambda inputs: real(inputs)[:, None].expand(-1, _sizes(inputs)[1], -1)
 
 
-def _rows(question: Question) -> Tensor:
-    return _real(question)[..., None].expand(-1, -1, _sizes(question)[1])
+def _rows(inputs: StepInputs) -> Tensor:
+    return _real(inputs)[..., None].expand(-1, -1, _sizes(inputs)[1])
 
 
-def _and_padding(pattern: Answer) -> Answer:
-    return lambda question: pattern(question) & _keys(_real)(question)
+def _and_padding(pattern: Formula) -> Formula:
+    return lambda inputs: pattern(inputs) & _keys(_real)(inputs)
 
 
-def _and_rows(pattern: Answer) -> Answer:
-    return lambda question: pattern(question) & _rows(question)
+def _and_rows(pattern: Formula) -> Formula:
+    return lambda inputs: pattern(inputs) & _rows(inputs)
 
 
-def _everything(question: Question) -> Tensor:
-    return torch.ones_like(_triangle(0)(question))
+def _everything(inputs: StepInputs) -> Tensor:
+    return torch.ones_like(_triangle(0)(inputs))
 
 
 class _Right(NamedTuple):
-    """A right mask."""
+    """A right mask, and what it hides."""
 
     hides: frozenset[str]
-    pattern: Answer
+    pattern: Formula
 
 
 RIGHT = {
-    "no position sees those after it": _Right(FUTURE, _triangle(0)),
+    "each position attends to itself and those before it": _Right(FUTURE, _triangle(0)),
     "padding is hidden from every query": _Right(PADDED, _keys(_real)),
     "padding and the future are hidden": _Right(EITHER, _and_padding(_triangle(0))),
-    "padding is hidden, and padded queries see nothing": _Right(PADDED, _and_rows(_keys(_real))),
-    "padding and the future are hidden, and padded queries see nothing": _Right(
+    "padding is hidden, and padded queries attend to nothing": _Right(PADDED, _and_rows(_keys(_real))),
+    "padding and the future are hidden, and padded queries attend to nothing": _Right(
         EITHER, _and_rows(_and_padding(_triangle(0)))
     ),
 }
 
 KINDS = {"bool": "True and False", "0 and 1": "0 and 1", "added": "what is added to the scores"}
-MARKS = {"bool": "True", "0 and 1": "1", "added": "-inf"}  # what is looked at
+MARKS = {"bool": "True", "0 and 1": "1", "added": "-inf"}  # the entries that mark keys
 
 # What can be wrong
 
@@ -131,61 +131,61 @@ _fault = faults_of("mask", right=CAUSAL_RIGHT, repair=T1, lines=TRIANGLES, about
 FAULTS = [
     _fault(
         "mask hides the position itself",
-        "the diagonal is on the wrong side: no position may see itself, and the first sees nothing",
-        "tril(ones, diagonal=-1), or triu(ones) as what is hidden",
-        "Print the mask for a length of 3: what may the first position see?",
-        "The diagonal is hidden: it should be seen.",
-        "What is seen is tril(ones); what is hidden is triu(ones, diagonal=1).",
-        "The first query has no key left: its weights are NaN, and with it all that follows.",
+        "the diagonal is hidden: no position may attend to itself, and the first to nothing",
+        "tril(ones, diagonal=-1), or triu(ones) as the hidden part",
+        "Print the mask for a length of 3: what may the first position attend to?",
+        "The diagonal is hidden; it should be visible.",
+        "The visible part is tril(ones); the hidden part is triu(ones, diagonal=1).",
+        "The first query has no visible key: its weights are NaN, and so is everything computed from them.",
         _triangle(-1), _and_padding(_triangle(-1)),
     ),
     _fault(
         "mask shows the next position",
-        "one position too many is seen: each may see the one after it",
-        "tril(ones, diagonal=1), or triu(ones, diagonal=2) as what is hidden",
-        "Print the mask for a length of 3: what may the first position see?",
-        "It may see the second: the very token it is to predict.",
-        "What is seen is tril(ones); what is hidden is triu(ones, diagonal=1).",
-        "The model reads the answer: the loss falls at once, and it has learned nothing.",
+        "one position too many is visible: each position may attend to the next one",
+        "tril(ones, diagonal=1), or triu(ones, diagonal=2) as the hidden part",
+        "Print the mask for a length of 3: what may the first position attend to?",
+        "It may attend to the second position, the token it has to predict.",
+        "The visible part is tril(ones); the hidden part is triu(ones, diagonal=1).",
+        "The model can copy the token it has to predict: the loss falls, and nothing useful is learned.",
         _triangle(1), _and_padding(_triangle(1)),
     ),
     _fault(
         "mask shows the future",
-        "the triangle is turned around: each position sees itself and what comes after, not what came before",
+        "the triangle is the wrong one: each position attends to itself and later ones, not to earlier ones",
         "triu in place of tril",
-        "Print the mask for a length of 3: what may the last position see?",
-        "The past is hidden, and the future is seen.",
+        "Print the mask for a length of 3: what may the last position attend to?",
+        "The past is hidden, and the future is visible.",
         "Exchange triu and tril.",
-        "A model that predicts the next token would be shown it, and nothing of what came before.",
+        "A model that predicts the next token could read it, and none of the tokens before.",
         _triangle(0, flipped=True), _and_padding(_triangle(0, flipped=True)),
         _triangle(1, flipped=True), _and_padding(_triangle(1, flipped=True)),
     ),
     _fault(
         "mask says the opposite of its words",
-        "it marks what it says it hides, or the other way round",
+        "the mask is the opposite of what its docstring or comment says",
         "True and False exchanged",
         "Compare the mask with what its docstring or comment says.",
-        "It says that 1 or True means one thing; the numbers mean the other.",
+        "The text says that 1 or True means one thing; in the mask it means the opposite.",
         "Exchange == and !=, or put a ~ in front.",
-        "Whoever reads the words and fills where the mask says hides all that should be seen.",
+        "A caller who relies on the text hides exactly the keys that should be visible.",
         lines=(r"return", *LINES),
     ),
     _fault(
         "mask added with the signs exchanged",
-        "it is added to the scores, and has -inf where a key may be seen, 0 where it is hidden",
+        "it is added to the scores, but has -inf for visible keys and 0 for hidden keys",
         "-inf on and below the diagonal",
-        "Add it to scores of 0 and take the softmax: who is seen?",
-        "-inf hides. It stands where keys should be seen.",
-        "torch.full((T, T), -inf).triu(1): -inf above the diagonal alone.",
-        "All that should be seen is hidden; where a row is all -inf, NaN.",
+        "Add it to scores of 0 and take the softmax: which keys get weight?",
+        "-inf hides a key, and it is where keys should be visible.",
+        "torch.full((T, T), -inf).triu(1): -inf above the diagonal only.",
+        "The keys that should be visible are hidden; a row of -inf alone gives NaN.",
         repair=ADDED,
     ),
     _fault(
         "mask holds NaN",
-        "0 times -inf is NaN: the mask has NaN where it should have 0",
+        "the mask has NaN where it should have 0, because 0 times -inf is NaN",
         "triu(ones, 1) * -inf",
         "Print the mask.",
-        "NaN comes of 0 * inf.",
+        "The NaN comes from 0 * inf.",
         "Fill instead of multiplying: torch.full((T, T), -inf).triu(1), or masked_fill.",
         "Every score it is added to becomes NaN.",
         repair=ADDED,
@@ -193,71 +193,72 @@ FAULTS = [
     ),
     _fault(
         "mask of 0 and 1 that is to be added",
-        "it says that it is added to the scores, and holds 0 and 1: that hides nothing",
+        "its docstring says that it is added to the scores, but it holds 0 and 1, which hides nothing",
         "0 and 1 in place of 0 and -inf",
         "What does adding 1 to a score do?",
         "exp(s + 1) is 2.7 times exp(s): nothing is hidden.",
-        "masked_fill the ones with -inf.",
-        "Hidden keys get more weight than others, not none.",
+        "Replace the ones by -inf with masked_fill.",
+        "Hidden keys get more weight than the others instead of none.",
         repair="mask = mask.float().masked_fill(mask, float('-inf'))",
         lines=(r"return",),
     ),
     _fault(
         "mask lets padding or the future through",
-        "a key counts as seen if it is real OR lies in the past; both must hold",
+        "a key is visible if it is not padding OR not in the future; both conditions must hold",
         "causal | padding",
         "Print the row of the first query: is the future hidden?",
-        "Two masks that say what is seen are joined by and; those that say what is hidden by or.",
+        "Masks of visible keys are combined with and; masks of hidden keys with or.",
         "Exchange | and &.",
-        "Every real token of the future is seen.",
-        lambda question: _triangle(0)(question) | _keys(_real)(question),
-        repair="mask = causal & (ids != pad)[:, None, None, :]", right="seen: the past, and no padding",
+        "Every token of the future that is not padding is visible.",
+        lambda inputs: _triangle(0)(inputs) | _keys(_real)(inputs),
+        repair="mask = causal & (ids != pad)[:, None, None, :]",
+        right="visible: keys that are neither in the future nor padding",
         about=EITHER,
         lines=(r"\||logical_or|&|logical_and|maximum|minimum|\bor\b|\+|\*", r"return"),
     ),
     _fault(
         "padding mask on the queries",
-        "it hides rows, the queries that are padding, in place of columns, the keys",
+        "it hides the rows (padded queries) instead of the columns (padded keys)",
         "(ids != pad)[:, None, :, None]",
-        "Add it to scores [B, H, T, S]: which axis does it change along?",
-        "It changes along the queries; keys are the last axis.",
-        "The 1s belong before the last axis: [:, None, None, :].",
-        "Real queries go on attending to padding, and rows that are all hidden become NaN.",
-        _rows, lambda question: _triangle(0)(question) & _rows(question),
+        "Add it to scores [B, H, T, S]: along which axis does it vary?",
+        "It varies along the queries; keys are the last axis.",
+        "Insert the new axes before the last one: [:, None, None, :].",
+        "Other queries still attend to padding, and fully hidden rows become NaN.",
+        _rows, lambda inputs: _triangle(0)(inputs) & _rows(inputs),
         lines=(r"unsqueeze|None|expand|view|reshape|newaxis", r"return"), repair=T2, right=PAD_RIGHT,
         about=PADDED,
     ),
     _fault(
         "padding mask off by one",
-        "one key too many or too few is hidden",
+        "one key too many or one too few is hidden",
         "arange <= lengths, or arange < lengths - 1",
-        "For a length of 2: which positions are real?",
+        "For a length of 2: which positions are not padding?",
         "Positions 0 and 1, those with arange < length.",
         "Exchange <= and <, or >= and >.",
-        "One padding token is attended to in every sample, or the last real one is lost.",
+        "In every sample one padding token is visible, or the last token is hidden.",
         _keys(partial(_real, shift=1)), _keys(partial(_real, shift=-1)),
         repair="mask = torch.arange(S) < lengths[:, None]  # [B, S], True where a key is real",
         right="arange(S) < lengths[:, None]", lines=LINES, about=PADDED,
     ),
     _fault(
         "pad id ignored",
-        "it looks for another number than the pad id it is given",
+        "it compares with a fixed number instead of the pad id that is passed",
         "ids != 0, whatever pad is",
-        "Call it with another pad id.",
+        "Call it with a different pad id.",
         "The result does not change.",
-        "Compare with the argument.",
-        "Real tokens are hidden and padding is seen, as soon as the pad id is not 0.",
+        "Compare the ids with the argument.",
+        "If the pad id is not 0, ordinary tokens are hidden and padding is visible.",
         _keys(partial(_real, pad=0)), _keys(partial(_real, pad=1)),
         repair="mask = (ids != pad)[:, None, None, :]", right=PAD_RIGHT, lines=LINES, about=PADDED,
     ),
     _fault(
         "mask hides nothing",
-        "every key may be seen by every query",
+        "every query may attend to every key",
         "ones",
         "Print the mask: is anything hidden?",
-        "All its entries say the same.",
+        "All its entries are the same.",
         "Compare the ids with pad, or take a triangle.",
-        "What should be hidden is attended to.",
+        "Keys that should be hidden get weight.",
         _everything,
         lines=(r"return",), about=EITHER,
     ),
@@ -268,7 +269,7 @@ FAULTS = [
 
 
 def _ids(B: int, T: int, pad: int, seed: int) -> Tensor:
-    """Ids, then pad, each row shorter than the one before; 0 among the first where pad is not 0."""
+    """Return token ids padded at the end, each row shorter than the last; with an id 0 where pad is not 0."""
     dice = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, 50, (B, T), generator=dice)
     if pad != 0:
@@ -278,8 +279,8 @@ def _ids(B: int, T: int, pad: int, seed: int) -> Tensor:
     return ids
 
 
-def _plans(callee: Callee, evidence: Evidence) -> list[Plan]:
-    """By the names and annotations of its parameters, the likeliest first."""
+def _plans(callee: Callee, evidence: Evidence) -> list[StepPlan]:
+    """Return plans by the names and annotations of its parameters, the likeliest first."""
     every = [*callee.missing(), *(each for each in callee.parameters if each.default is not each.empty)]
     names = [each.name for each in every if PAD.fullmatch(each.name) and "mask" not in each.name]
     pad = names[0] if names else None
@@ -293,14 +294,14 @@ def _plans(callee: Callee, evidence: Evidence) -> list[Plan]:
     else:
         roles = []
     if not roles:
-        evidence.tried.append("its parameters are neither a length, lengths nor token ids")
+        evidence.tried.append("its parameters are neither a length nor lengths nor token ids")
     if pad is not None:
         roles = [each | {"pad": pad} if "ids" in each else each for each in roles]
-    return [Plan(each, _questions(each, _pads(callee, each))) for each in roles]
+    return [StepPlan(each, _probes(each, _pads(callee, each))) for each in roles]
 
 
 def _of_one(name: str, is_count: bool, callee: Callee, has_pad: bool) -> list[dict[str, str]]:
-    """What one parameter beside the pad id may be."""
+    """Return the possible roles of one parameter beside the pad id."""
     size, ids, lengths = {"size": name}, {"ids": name}, {"lengths": name}
     unset = [each.name for each in callee.parameters if each.default is None and MOST.fullmatch(each.name)]
     if unset:
@@ -315,7 +316,7 @@ def _of_one(name: str, is_count: bool, callee: Callee, has_pad: bool) -> list[di
 
 
 def _of_two(names: list[str], counts: list[bool], has_pad: bool) -> list[dict[str, str]]:
-    """What two parameters beside the pad id may be."""
+    """Return the possible roles of two parameters beside the pad id."""
     first, second = names
     roles = [{"ids": first, "ids again": second}]
     if all(SIZE.fullmatch(name) or is_count for name, is_count in zip(names, counts, strict=True)):
@@ -328,7 +329,7 @@ def _of_two(names: list[str], counts: list[bool], has_pad: bool) -> list[dict[st
 
 
 def _pads(callee: Callee, roles: dict[str, str]) -> list[int]:
-    """The pad ids that it is asked with: the one it keeps; else its default, and another."""
+    """Return the pad ids to try: the one its object holds; else its default, and 3."""
     owner = getattr(callee.body, "__self__", None)
     for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
         if PAD.fullmatch(name) and _is_whole(value):
@@ -341,28 +342,28 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _questions(roles: dict[str, str], pads: list[int]) -> list[tuple[str, Question]]:
+def _probes(roles: dict[str, str], pads: list[int]) -> list[tuple[str, StepInputs]]:
     if "ids" in roles:
-        asks: list[tuple[str, Question]] = []
+        probes: list[tuple[str, StepInputs]] = []
         for B, T, pad, seed in ((3, 7, pads[0], 1), (2, 5, pads[-1], 2)):
             ids = _ids(B, T, pad, seed)
-            asks.append((f"ids [{B}, {T}], pad {pad}", {"ids": ids, "ids again": ids, "pad": pad}))
-        return asks
+            probes.append((f"ids [{B}, {T}], pad {pad}", {"ids": ids, "ids again": ids, "pad": pad}))
+        return probes
     if "lengths" in roles:
-        some = (torch.tensor([5, 3, 1]), torch.tensor([7, 2]))
-        return [(f"lengths {each.tolist()}", {"lengths": each, "size": int(each.max())}) for each in some]
+        lengths = (torch.tensor([5, 3, 1]), torch.tensor([7, 2]))
+        return [(f"lengths {each.tolist()}", {"lengths": each, "size": int(each.max())}) for each in lengths]
     return [(f"length {T}", {"size": T, "size again": T}) for T in (5, 7, 2)]
 
 
-def _is_mask(asked: Asked) -> bool:
-    return asked.output is not None and _spread(asked) is not None
+def _is_mask(answer: StepAnswer) -> bool:
+    return answer.output is not None and _spread(answer) is not None
 
 
 # Judging
 
 
 def _marks(mask: Tensor) -> tuple[str, Tensor] | None:
-    """What kind of mask it is, and what is marked: True, 1, or what hides when added. None: no mask."""
+    """Return the kind of mask and its marked entries (True, 1 or -inf); None if it is no mask."""
     if mask.dtype is torch.bool:
         return "bool", mask
     if mask.is_complex() or mask.numel() == 0:
@@ -378,18 +379,18 @@ def _marks(mask: Tensor) -> tuple[str, Tensor] | None:
 class _Spread(NamedTuple):
     kind: str
     marked: Tensor  # [B, T, S]
-    shape: str  # that it came in
+    shape: str  # of the mask as returned
 
 
-def _spread(asked: Asked) -> _Spread | None:
-    """What is marked, for every query and key; None for numbers and shapes that are no mask's."""
-    assert asked.output is not None
-    B, T = _sizes(asked.given)
-    marks = _marks(asked.output)
+def _spread(answer: StepAnswer) -> _Spread | None:
+    """Return the marked entries for every query and key; None if its numbers or shape are not a mask's."""
+    assert answer.output is not None
+    B, T = _sizes(answer.inputs)
+    marks = _marks(answer.output)
     if marks is None:
         return None
     kind, marked = marks
-    shape, of_ids = list(marked.shape), "ids" in asked.given
+    shape, of_ids = list(marked.shape), "ids" in answer.inputs
     if shape == [T, T] and not (of_ids and B == T):
         return _Spread(kind, marked.expand(B, T, T), "[T, S]")
     if shape == [B, T]:
@@ -406,51 +407,51 @@ def _spread(asked: Asked) -> _Spread | None:
     return _Spread(kind, marked.expand(B, T, T), f"[{', '.join((batch, *['1'] * four, *axes))}]")
 
 
-def _read(evidence: Evidence, answered: list[Asked]) -> list[Reading] | Verdict:
-    """What is marked is what may be seen, or what is hidden; what is added hides."""
-    crashed = [asked for asked in evidence.asked if asked.output is None]
+def _read(evidence: Evidence, answers: list[StepAnswer]) -> list[Reading] | Verdict:
+    """Return readings of the marked entries: as visible keys, and as hidden keys."""
+    crashed = [answer for answer in evidence.answers if answer.output is None]
     if crashed:
-        return Verdict(unjudged=f"it works for {answered[0].probe}, and raises for {crashed[0].probe}")
-    kind = _kind(answered)
+        return Verdict(unjudged=f"it works for {answers[0].probe}, but not for {crashed[0].probe}")
+    kind = _kind(answers)
     if kind is None:
-        return Verdict(unjudged="its shape or its numbers are not the same kind of mask each time")
+        return Verdict(unjudged="it does not return the same kind of mask each time")
     if kind == "NaN":
-        return Verdict(faults=[("mask holds NaN", f"for {answered[0].probe} it holds NaN")])
+        return Verdict(faults=[("mask holds NaN", f"for {answers[0].probe} it holds NaN")])
     means = _means(evidence)
     if kind == "0 and 1" and means.added and not re.search(r"(?i)masked_fill|bool", own_text(evidence)):
-        detail = "it says it is added to the scores; it holds 0 and 1"
+        detail = "its docstring or a comment says it is added to the scores; it holds 0 and 1"
         return Verdict(faults=[("mask of 0 and 1 that is to be added", detail)])
     meant = _meant(evidence)
     right = {words: each.pattern for words, each in RIGHT.items() if meant <= each.hides}
     faults = [fault for fault in FAULTS if _concerns(fault, meant)]
     if kind == "added":
-        return [Reading(_seen(answered, False), right, faults)]
+        return [Reading(_visible(answers, False), right, faults)]
     return [
-        Reading(_seen(answered, attends), right, faults if means.true_attends in (None, attends) else [])
+        Reading(_visible(answers, attends), right, faults if means.true_attends in (None, attends) else [])
         for attends in (True, False)
     ]
 
 
-def _kind(answered: list[Asked]) -> str | None:
-    """The kind of all of them; None where one is no mask."""
-    kinds = {None if spread is None else spread.kind for spread in map(_spread, answered)}
+def _kind(answers: list[StepAnswer]) -> str | None:
+    """Return the kind of all masks; None if one is not a mask."""
+    kinds = {None if spread is None else spread.kind for spread in map(_spread, answers)}
     if None in kinds:
         return None
     return next(kind for kind in ("NaN", "added", "bool", "0 and 1") if kind in kinds)
 
 
-def _seen(answered: list[Asked], attends: bool) -> list[Asked]:
-    """The masks as patterns of what may be seen; `attends`: whether what is marked is."""
-    seen = []
-    for asked in answered:
-        spread = _spread(asked)
+def _visible(answers: list[StepAnswer], marks_visible: bool) -> list[StepAnswer]:
+    """Return the masks as patterns of visible keys. `marks_visible`: whether marked keys are visible."""
+    patterns = []
+    for answer in answers:
+        spread = _spread(answer)
         assert spread is not None
-        seen.append(replace(asked, output=spread.marked if attends else ~spread.marked))
-    return seen
+        patterns.append(replace(answer, output=spread.marked if marks_visible else ~spread.marked))
+    return patterns
 
 
 def _means(evidence: Evidence) -> Said:
-    """What its docstring and comments say of the mask."""
+    """Return what its docstring and comments say about the mask."""
     words = words_in(own_text(evidence))
     if not words:
         return Said()
@@ -460,8 +461,8 @@ def _means(evidence: Evidence) -> Said:
 
 
 def _meant(evidence: Evidence) -> frozenset[str]:
-    """What its name says it hides."""
-    roles = {role for asked in evidence.asked for role in asked.given}
+    """Return what its name says it hides: "causal", "padding", both or nothing."""
+    roles = {role for answer in evidence.answers for role in answer.inputs}
     if not roles & {"ids", "lengths"}:
         return FUTURE
     word = words_of(evidence.name)
@@ -471,43 +472,45 @@ def _meant(evidence: Evidence) -> frozenset[str]:
 
 
 def _concerns(fault: StepFault, meant: frozenset[str]) -> bool:
-    """Whether a mask that is meant to hide this can have the fault. Any mask may hide nothing on purpose."""
+    """Return True if a mask meant to hide this can have the fault; others may hide nothing on purpose."""
     return bool(fault.about & meant) if meant else fault.key != "mask hides nothing"
 
 
-def _refine(evidence: Evidence, answered: list[Asked], verdict: Verdict) -> Verdict:
-    """In which convention it is right or wrong, and whether its words say so, too."""
-    kind, spread = _kind(answered), _spread(answered[0])
+def _refine(evidence: Evidence, answers: list[StepAnswer], verdict: Verdict) -> Verdict:
+    """Describe the convention of a right or wrong mask, and compare it with the docstring."""
+    kind, spread = _kind(answers), _spread(answers[0])
     assert kind is not None and spread is not None
     attends = kind != "added" and verdict.reading == 0
-    verdict.words, verdict.errors = [f"it gives {KINDS[kind]}, {spread.shape}"], {}
+    verdict.words, verdict.errors = [f"it returns {KINDS[kind]}, {spread.shape}"], {}
     if verdict.right:
         return _as_its_words(evidence, verdict, kind, attends)
-    if kind == "added" and _is_right_turned_around(answered):
-        detail = "-inf stands where keys should be seen"
+    if kind == "added" and _is_right_inverted(answers):
+        detail = "-inf is where keys should be visible"
         return verdict.becomes("mask added with the signs exchanged", detail)
     if verdict.faults:
-        means = "seen" if attends else "hidden"
-        detail = f"with {MARKS[kind]} for what is {means}, it is this in every question"
+        means = "visible" if attends else "hidden"
+        detail = f"if {MARKS[kind]} means {means}, the mask has this mistake for every test input"
         verdict.faults = [(verdict.faults[0][0], detail)]
     elif not _meant(evidence):
-        verdict.unjudged = "what it is meant to hide cannot be told from its name"
+        verdict.unjudged = (
+            "its name does not say what it is meant to hide; a name such as causal_mask or padding_mask does"
+        )
     return verdict
 
 
-def _is_right_turned_around(answered: list[Asked]) -> bool:
+def _is_right_inverted(answers: list[StepAnswer]) -> bool:
     right = {words: each.pattern for words, each in RIGHT.items()}
-    return bool(compare([Reading(_seen(answered, True), right, ())]).right)
+    return bool(compare([Reading(_visible(answers, True), right, ())]).right)
 
 
 def _as_its_words(evidence: Evidence, verdict: Verdict, kind: str, attends: bool) -> Verdict:
-    """A right mask: whether what is marked means what its words say."""
+    """Check a right mask against its docstring: do the marked keys mean what it says?"""
     promised = None if kind == "added" else _means(evidence).true_attends
     if promised is not None and promised is not attends:
-        means, is_right = ("seen" if each else "hidden" for each in (promised, attends))
-        detail = f"it says {MARKS[kind]} means {means}; it is right where {MARKS[kind]} means {is_right}"
+        documented, actual = ("visible" if each else "hidden" for each in (promised, attends))
+        detail = f"its docstring or a comment says {MARKS[kind]} means {documented}; here it means {actual}"
         return verdict.becomes("mask says the opposite of its words", detail)
-    verdict.words.append(f"{MARKS[kind]} where a key {'may be seen' if attends else 'is hidden'}")
+    verdict.words.append(f"{MARKS[kind]} where a key {'is visible' if attends else 'is hidden'}")
     return verdict
 
 

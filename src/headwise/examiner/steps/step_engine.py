@@ -1,9 +1,9 @@
-"""The engine of single steps: a learner's function is asked, and its answers are compared.
+"""The engine that checks single steps: it calls the learner's function and compares the answers.
 
-A `Step` is a table: how such a function is called, which conventions are right, what each fault computes
-instead. `ask` makes the calls and writes the answers down. `judge` compares them and names what they are; it
-reads numbers only, wherever they were asked. A question is a dict of roles ("x", "heads", "axis"), and a
-`Callee` knows which parameter of the learner's takes each.
+A `Step` says how such a function is called, which conventions are right, and what each fault computes
+instead. `ask` makes the calls and records the answers. `judge` compares them with the conventions and the
+faults; it reads only numbers, so it can judge answers from another process. The inputs of a call are a dict
+by role ("x", "heads", "axis"), and a `Callee` knows which parameter takes which role.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..evidence import Asked, Evidence, Finding, Role
+from ..evidence import Evidence, Finding, Role, StepAnswer
 from ..examine.construction import GUESS, recipes
 from ..examine.constructor import Constructor, parameters_of
 from ..examine.subject import Sizes, signature_of
 from ..examine.surroundings import CAUGHT, Unreadable, files_of, problem_of
 from ..examine.surroundings import seed as sow
 from ..faults.fault import Fault
+from ..report import largest_difference
 from ..source.parsed import tree_of
 
-NEAR = 2e-5  # of the size of the numbers, as in diagnose.py
-CERTAIN = {"NameError", "UnboundLocalError"}  # what no input of ours can be the reason of
-Question = Mapping[str, Any]
-Answer = Callable[[Question], Tensor]
+NEAR = 2e-5  # relative to the largest number, as in diagnosis.py
+CERTAIN = {"NameError", "UnboundLocalError"}  # errors that cannot come from the inputs we chose
+UNKNOWN = "headwise does not know what to pass for {}"
+StepInputs = Mapping[str, Any]
+Formula = Callable[[StepInputs], Tensor]  # what a convention or a fault computes
 
 
 # The table
@@ -38,59 +40,59 @@ Answer = Callable[[Question], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class StepFault(Fault):
-    """A mistake in a single step: another function in place of the right one.
+    """A mistake in a single step: another function in place of the right formula.
 
     Args:
         of: which step.
         instead: what is computed instead, one entry for each way to make this mistake.
-        about: of a mask: which of "causal" and "padding" it gets wrong.
+        about: for a mask: which of "causal" and "padding" it gets wrong.
     """
 
     of: str = ""
-    instead: tuple[Answer, ...] = ()
+    instead: tuple[Formula, ...] = ()
     about: frozenset[str] = frozenset()
 
 
 def faults_of(step: str, **shared: Any) -> Callable[..., StepFault]:
-    """What makes the faults of one step. `shared` holds what most of them have in common, by field."""
+    """Return a function that makes faults of one step. `shared` holds the fields they have in common."""
 
     def fault(
-        key: str, title: str, formula: str, first: str, second: str, third: str, why: str, *instead: Answer,
-        **own: Any,
+        key: str, title: str, formula: str, first: str, second: str, third: str, consequence: str,
+        *instead: Formula, **own: Any,
     ) -> StepFault:  # fmt: skip
         fields = {**shared, **own, "hints": (first, second, third), "instead": instead, "of": step}
-        return StepFault(key, title, formula, why=why, **fields)
+        return StepFault(key, title, formula, why=consequence, **fields)
 
     return fault
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """One way to call a function."""
 
     roles: dict[str, str]  # role -> parameter
-    questions: Sequence[tuple[str, Question]]  # the probe's name, and what is passed
+    probes: Sequence[tuple[str, StepInputs]]  # the name of each probe, and its inputs
 
 
 class Reading(NamedTuple):
     """The answers as one convention reads them, and what they are compared with."""
 
-    asked: Sequence[Asked]
-    right: Mapping[str, Answer]  # a convention in words -> its answers
+    answers: Sequence[StepAnswer]
+    right: Mapping[str, Formula]  # a convention in words -> its formula
     faults: Sequence[StepFault]
 
 
 @dataclass
 class Verdict:
-    """What explains a step's answers. Nothing does where `right`, `faults` and `unjudged` are all empty.
+    """What explains the answers of a step. If `right`, `faults` and `unjudged` are empty, nothing does.
 
     Args:
         right: the convention it follows, in words; "" where it is wrong.
-        faults: what it computes instead: the fault's key, and how we know. Remarks are among them.
-        alike: keys of other faults whose numbers are the same.
-        reading: which of the readings fits.
-        words: what the answers say of its conventions, a sentence each.
-        errors: question -> largest difference from the right answer.
-        unjudged: why nothing can be said; "" where it can.
+        faults: (key, evidence) of each fault or remark.
+        alike: keys of other faults that give the same numbers.
+        reading: the index of the reading that fits.
+        words: sentences about its conventions.
+        errors: probe -> largest difference from the right answer.
+        unjudged: why it could not be judged; "" where it could.
     """
 
     right: str = ""
@@ -102,28 +104,28 @@ class Verdict:
     unjudged: str = ""
 
     def becomes(self, key: str, detail: str) -> Verdict:
-        """The same with this fault in place of what it was."""
+        """Return a verdict with this fault alone, and the same words and errors."""
         return Verdict("", [(key, detail)], words=self.words, errors=self.errors)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A kind of step that is a function of tensors and numbers.
+    """A kind of step: a function of tensors and numbers.
 
     Args:
         faults: what can be wrong, the simplest first.
-        plans: the ways to call this function, the likeliest first; none where nothing is known to pass.
-        accepts: whether the first answer can be one of this step at all.
-        insists: whether it is asked in the first way where no way is accepted.
-        read: the answers as they are compared; a verdict where that is not needed.
-        refine: what else decides, once they were compared.
+        plans: returns the ways to call this function, the likeliest first.
+        accepts: returns True if an answer can be one of this step at all.
+        insists: whether the first plan is used where no plan is accepted.
+        read: returns the readings to compare, or a verdict that needs no comparison.
+        refine: returns the final verdict, after the comparison.
     """
 
     faults: Sequence[StepFault]
-    plans: Callable[[Callee, Evidence], list[Plan]]
-    accepts: Callable[[Asked], bool]
-    read: Callable[[Evidence, list[Asked]], list[Reading] | Verdict]
-    refine: Callable[[Evidence, list[Asked], Verdict], Verdict]
+    plans: Callable[[Callee, Evidence], list[StepPlan]]
+    accepts: Callable[[StepAnswer], bool]
+    read: Callable[[Evidence, list[StepAnswer]], list[Reading] | Verdict]
+    refine: Callable[[Evidence, list[StepAnswer], Verdict], Verdict]
     insists: bool = True
 
 
@@ -133,11 +135,11 @@ KINDS = ((False, torch.float64), (False, torch.float32), (True, torch.float64), 
 
 
 def ask(step: Step, callee: Callee, evidence: Evidence) -> None:
-    """All questions, in the first way to call it whose first answer is accepted."""
+    """Run all probes of the first plan whose first answer is accepted."""
     plans, tried = step.plans(callee, evidence), []
     for plan in plans:
         callee.roles = plan.roles
-        first = callee.first_answer([plan.questions[0]], step.accepts)
+        first = callee.first_answer([plan.probes[0]], step.accepts)
         if step.accepts(first):
             break
         tried.append(_outcome(plan, first))
@@ -148,55 +150,53 @@ def ask(step: Step, callee: Callee, evidence: Evidence) -> None:
         plan = plans[0]
         callee.roles = plan.roles
         callee.numpy, callee.dtype = KINDS[0]
-    for probe, question in plan.questions:
-        callee.ask(evidence, probe, question)
-    callee.tell(evidence)
+    for probe, inputs in plan.probes:
+        callee.ask(evidence, probe, inputs)
+    callee.record_roles(evidence)
 
 
-def _outcome(plan: Plan, asked: Asked) -> str:
-    """What a call gave, for the report."""
-    if asked.problem is not None:
-        gave = asked.problem.message
-    else:
-        gave = "nothing" if asked.output is None else f"{asked.output.dtype} {list(asked.output.shape)}"
-    return f"called with {', '.join(f'{name} ({role})' for role, name in plan.roles.items())} it gave: {gave}"
+def _outcome(plan: StepPlan, answer: StepAnswer) -> str:
+    """Return a sentence on what a call gave, for the report."""
+    arguments = ", ".join(f"{name} ({role})" for role, name in plan.roles.items())
+    if answer.problem is not None:
+        return f"the call with {arguments} raised: {answer.problem.message}"
+    assert answer.output is not None
+    return f"the call with {arguments} returned {answer.output.dtype} {list(answer.output.shape)}"
 
 
 def numbers(*shape: int, seed: int = 1) -> Tensor:
-    """Numbers no two of which are alike."""
-    dice = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=dice, dtype=torch.float64)
+    """Return random float64 numbers of this shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 # Judging
 
 
 def judge(step: Step, evidence: Evidence) -> Verdict:
-    """Which convention the answers follow, or which fault gives them."""
-    answered = [asked for asked in evidence.asked if asked.output is not None]
-    if not answered:
-        return Verdict(unjudged="; ".join(evidence.tried) or "it gave no tensor for any input that was tried")
-    readings = step.read(evidence, answered)
+    """Return the convention that the answers follow, or the fault that gives them."""
+    answers = [answer for answer in evidence.answers if answer.output is not None]
+    if not answers:
+        return Verdict(unjudged="; ".join(evidence.tried) or "it returned no tensor for any input tried")
+    readings = step.read(evidence, answers)
     if isinstance(readings, Verdict):
         return readings
-    return step.refine(evidence, answered, compare(readings))
+    return step.refine(evidence, answers, compare(readings))
 
 
 def compare(readings: Sequence[Reading]) -> Verdict:
-    """The convention in which the answers are right, or the first fault whose numbers they are."""
+    """Return the convention in which the answers are right, or the first fault that gives them."""
     first_errors: dict[str, float] = {}
-    for number, (asked, right, _) in enumerate(readings):
-        fits = {words: difference(asked, answer) for words, answer in right.items()}
+    for number, (answers, right, _) in enumerate(readings):
+        fits = {words: difference(answers, formula) for words, formula in right.items()}
         nearest = min(fits, key=fits.__getitem__)
-        errors = {each.probe: difference([each], right[nearest]) for each in asked}
+        errors = {each.probe: difference([each], right[nearest]) for each in answers}
         if fits[nearest] <= NEAR:
             return Verdict(nearest, reading=number, errors=errors)
         first_errors = first_errors or errors
     fitting: dict[str, tuple[int, str]] = {}
     for fault in dict.fromkeys(fault for reading in readings for fault in reading.faults):
         for number, reading in enumerate(readings):
-            detail = _how_it_fits(fault, reading)
-            if detail:
+            if detail := _fit_in_words(fault, reading):
                 fitting.setdefault(fault.key, (number, detail))
     if not fitting:
         return Verdict(errors=first_errors)
@@ -205,36 +205,36 @@ def compare(readings: Sequence[Reading]) -> Verdict:
     return Verdict("", [(key, detail)], others, number, errors=first_errors)
 
 
-def _how_it_fits(fault: StepFault, reading: Reading) -> str:
-    """That the answers are what this fault computes, in words; "" where they are not."""
-    asked = reading.asked if fault in reading.faults else ()
-    fit = min((difference(asked, answer) for answer in fault.instead), default=float("inf"))
-    if not asked or fit > NEAR:
+def _fit_in_words(fault: StepFault, reading: Reading) -> str:
+    """Return a sentence that the answers are what this fault computes; "" if they are not."""
+    answers = reading.answers if fault in reading.faults else ()
+    fit = min((difference(answers, formula) for formula in fault.instead), default=float("inf"))
+    if not answers or fit > NEAR:
         return ""
-    many = f"{len(asked)} question{'s' * (len(asked) != 1)}"
-    return f"your output equals {fault.formula} to {fit:.0e}, in {many}"
+    tests = f"{len(answers)} test input{'s' * (len(answers) != 1)}"
+    return f"your output equals {fault.formula} ({largest_difference(fit)}, {tests})"
 
 
-def is_right(asked: Asked, answer: Answer) -> bool:
-    """Whether one answer is this."""
-    return difference([asked], answer) <= NEAR
+def is_right(answer: StepAnswer, formula: Formula) -> bool:
+    """Return True if the answer is what the formula computes."""
+    return difference([answer], formula) <= NEAR
 
 
-def difference(asked: Sequence[Asked], answer: Answer) -> float:
-    """How far apart at most the answers are from what this computes; infinite where it computes nothing."""
+def difference(answers: Sequence[StepAnswer], formula: Formula) -> float:
+    """Return the largest difference of the answers from the formula; infinity if it cannot be computed."""
     worst = 0.0
-    for each in asked:
-        if each.output is None:
+    for answer in answers:
+        if answer.output is None:
             return float("inf")
         try:
-            worst = max(worst, apart(each.output, answer(each.given)))
+            worst = max(worst, apart(answer.output, formula(answer.inputs)))
         except (RuntimeError, IndexError, ValueError, KeyError, TypeError, ZeroDivisionError):
             return float("inf")
     return worst
 
 
 def apart(output: Tensor, wanted: Tensor) -> float:
-    """The largest difference, of the size of the numbers; infinite for another shape or another infinity."""
+    """Return the largest difference, relative to the largest number; infinity for another shape."""
     if output.shape != wanted.shape:
         return float("inf")
     mine, theirs = wanted.double(), output.double()
@@ -252,12 +252,12 @@ def apart(output: Tensor, wanted: Tensor) -> float:
 
 
 def words_of(name: str) -> str:
-    """splitHeads, SplitHeads and split_heads are split_heads."""
+    """Return the name in snake case: splitHeads and SplitHeads become split_heads."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2]).lower()
 
 
 def own_text(evidence: Evidence) -> str:
-    """The source of what was checked, in whole lines, comments too; "" where there is none."""
+    """Return the source lines of the checked code, with comments; "" if there is no source."""
     nodes: list[ast.AST] = [tree for tree in [tree_of(evidence.source or "")] if tree is not None]
     for name in evidence.name.split("."):
         near = (child for node in nodes for child in ast.iter_child_nodes(node))
@@ -274,7 +274,7 @@ def _of_name(name: str, nodes: Iterator[ast.AST]) -> list[ast.AST]:
 
 
 def words_in(text: str) -> str:
-    """Docstrings and comments."""
+    """Return the docstrings and comments in a text."""
     quoted = re.findall(r"\"\"\"(.*?)\"\"\"|'''(.*?)'''|#([^\n]*)", text, flags=re.S)
     return "\n".join(part for parts in quoted for part in parts)
 
@@ -289,51 +289,51 @@ class Callee:
     body: Any
     files: frozenset[str]
     roles: dict[str, str] = field(default_factory=dict)  # role -> parameter
-    fixed: dict[str, object] = field(default_factory=dict)  # parameter -> a value that is no question
+    fixed: dict[str, object] = field(default_factory=dict)  # parameter -> a value that is always the same
     numpy: bool = False
     dtype: torch.dtype = torch.float64
-    stacks: bool = False  # several tensors of one shape are one answer
-    width: int | None = None  # where the constructor was told, or the code insists
+    stacks: bool = False  # whether several tensors of one shape are stacked to one output
+    width: int | None = None  # where the constructor or the code fixes it
     heads: int | None = None
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
         return named_parameters(self.body)
 
-    def missing(self, *known: str | None) -> list[inspect.Parameter]:
-        """Those that must be passed, without those that are known."""
-        others = {*known, *self.fixed}
-        return [each for each in self.parameters if each.default is each.empty and each.name not in others]
+    def missing(self, *passed: str | None) -> list[inspect.Parameter]:
+        """Return the parameters without a default that are neither fixed nor among `passed`."""
+        filled = {*passed, *self.fixed}
+        return [each for each in self.parameters if each.default is each.empty and each.name not in filled]
 
-    def ask(self, evidence: Evidence, probe: str, question: Question) -> Asked:
-        """One question, kept in the evidence."""
-        asked, touched = self.answer(probe, question)
-        evidence.asked.append(asked)
+    def ask(self, evidence: Evidence, probe: str, inputs: StepInputs) -> StepAnswer:
+        """Make one call and record it in the evidence."""
+        answer, touched = self.answer(probe, inputs)
+        evidence.answers.append(answer)
         if touched is not None and not any(each.fault == "input modified" for each in evidence.findings):
             evidence.findings.append(self.modified(touched))
-        return asked
+        return answer
 
     def modified(self, role: str) -> Finding:
-        """That it wrote into what it was passed."""
-        detail = f"{self.roles[role]} is another after the call than before it"
+        """Return the finding that the code changes its input in place."""
+        detail = f"{self.roles[role]} is changed in place by the call"
         return Finding("input left unmodified", "wrong", detail, "input modified")
 
     def first_answer(
-        self, questions: Sequence[tuple[str, Question]], accepts: Callable[[Asked], bool]
-    ) -> Asked:
-        """The first that is accepted, over all questions and kinds of numbers; else the very first."""
+        self, probes: Sequence[tuple[str, StepInputs]], accepts: Callable[[StepAnswer], bool]
+    ) -> StepAnswer:
+        """Return the first accepted answer over all probes and kinds of numbers; else the very first."""
         answers = []
-        for probe, question in questions:
+        for probe, inputs in probes:
             for self.numpy, self.dtype in KINDS:
-                answers.append(self.answer(probe, question)[0])
+                answers.append(self.answer(probe, inputs)[0])
                 if accepts(answers[-1]):
                     return answers[-1]
         return answers[0]
 
-    def answer(self, probe: str, question: Question) -> tuple[Asked, str | None]:
-        """One question, kept nowhere; and which input was changed in place."""
-        asked = Asked(probe, {name: _copied(value) for name, value in question.items()})
-        passed = {role: self._passed(question[role]) for role in self.roles if role in question}
+    def answer(self, probe: str, inputs: StepInputs) -> tuple[StepAnswer, str | None]:
+        """Return the answer to one call without recording it, and the role that was changed in place."""
+        answer = StepAnswer(probe, {name: _copied(value) for name, value in inputs.items()})
+        passed = {role: self._passed(inputs[role]) for role in self.roles if role in inputs}
         before = {role: _copied(value) for role, value in passed.items()}
         named = dict(self.fixed) | {self.roles[role]: value for role, value in passed.items()}
         first = [each.name for each in self.parameters if each.kind is each.POSITIONAL_ONLY]
@@ -341,11 +341,11 @@ class Callee:
         sow(0)
         try:
             with torch.no_grad():
-                asked.output = first_array(self.body(*args, **named), self.stacks)
+                answer.output = first_array(self.body(*args, **named), self.stacks)
         except CAUGHT as error:
-            asked.problem = problem_of(error, "call", self.files, probe)
+            answer.problem = problem_of(error, "call", self.files, probe)
         changed = [role for role, value in passed.items() if not _same(value, before[role])]
-        return asked, changed[0] if changed else None
+        return answer, changed[0] if changed else None
 
     def _passed(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -353,8 +353,8 @@ class Callee:
         held = value.to(self.dtype) if value.is_floating_point() else value
         return held.numpy().copy() if self.numpy else held.clone()
 
-    def tell(self, evidence: Evidence) -> None:
-        """Which parameter takes what, for the evidence and for the report."""
+    def record_roles(self, evidence: Evidence) -> None:
+        """Record which parameter takes what."""
         evidence.roles = {role: Role(name, "names") for role, name in self.roles.items()}
         order = [each.name for each in self.parameters]
         names = sorted(self.roles.items(), key=lambda pair: order.index(pair[1]))
@@ -364,13 +364,13 @@ class Callee:
 
 
 def named_parameters(body: Any) -> list[inspect.Parameter]:
-    """All but *args and **kwargs."""
+    """Return all parameters but *args and **kwargs."""
     every = signature_of(body).parameters.values()
     return [each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
 class Wanted(NamedTuple):
-    """What the caller asked for: arguments of the constructor or the function, and sizes."""
+    """The arguments and sizes that the user asked for."""
 
     arguments: Mapping[str, object] | None
     embed_dim: int | None
@@ -378,12 +378,12 @@ class Wanted(NamedTuple):
 
 
 def instances(cls: type, evidence: Evidence, wanted: Wanted) -> Iterator[tuple[Any, Sizes]]:
-    """Built in every way that works, the likeliest first, and in float64; what went wrong is written down."""
+    """Yield instances built in every way that works, the likeliest first; failures are recorded."""
     arguments, failed = dict(wanted.arguments or {}), None
     own = {each.name for each in parameters_of(cls)}
-    taken = {name: value for name, value in arguments.items() if name in own or "." in name}
+    constructor_arguments = {name: value for name, value in arguments.items() if name in own or "." in name}
     for sizes, choice in recipes(cls, wanted.embed_dim, wanted.num_heads, arguments):
-        maker = Constructor(cls, sizes, choice, taken)
+        maker = Constructor(cls, sizes, choice, constructor_arguments)
         try:
             sow(0)
             body = maker.make()
@@ -416,10 +416,10 @@ def _same(value: Any, before: Any) -> bool:
 
 
 def first_array(value: Any, stacks: bool = False) -> Tensor:
-    """The answer as a tensor: itself, the first of several, an array, a list of numbers.
+    """Return the output as a tensor: itself, the first of several, an array or a list of numbers.
 
     Raises:
-        Unreadable: there is none in it.
+        Unreadable: the output holds no tensor.
     """
     if isinstance(value, Tensor):
         return value.detach()
