@@ -22,7 +22,7 @@ from torch import nn
 import headwise as hw
 from headwise.heads.behaviours import RoleEffect, RoleEffects
 from headwise.heads.roles import Roles
-from headwise.listeners.model_answers import METHOD
+from headwise.listeners.model_outputs import METHOD
 from headwise.whole_files import whole_file
 
 from .claims import RESULTS

@@ -1,7 +1,6 @@
-"""Checks of headwise on this machine: versions, devices, and a small test of each device, as plain data.
+"""Checks of this installation: versions, devices, backends, and a small test of each device, as plain data.
 
-Each `Line` is a name, what was found, and the problem if there is one. Nothing is fetched, and the random
-numbers of the process stay as they were.
+Nothing is downloaded, and the state of the random number generators does not change.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ EXTRAS = {  # library -> what it is for
     "typer": "the headwise command",
     "rich": "tables in the terminal",
     "matplotlib": "pictures",
-    "transformers": "models to watch",
-    "safetensors": "files of models and heads",
-    "tokenizers": "texts for the built-in model",
+    "transformers": "models of the Hugging Face hub",
+    "safetensors": "files of models and of measured heads",
+    "tokenizers": "the tokenizer of the built-in model",
     "numpy": "maps as arrays",
-    "pandas": "heads as data frames",
+    "pandas": "results as data frames",
     "triton": "kernels on NVIDIA GPUs",
 }
-WITH_TORCH = "it comes with torch for CUDA on Linux"
+WITH_TORCH = "installed with torch for CUDA on Linux"
 USUAL = {"cpu": torch.float32, "cuda": torch.bfloat16}  # the usual dtypes of computation
 HALF_THE_DIGITS = torch.finfo(torch.float64).eps ** 0.5  # a wrong output differs in the first digits
 
@@ -70,7 +69,7 @@ def _lines() -> Iterator[Line]:
         if torch.cuda.is_available():
             devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if len(devices) == 1:
-        yield Line("GPU", "none that torch can use", _first_line(caught[0].message) if caught else None)
+        yield Line("GPU", "none available to torch", _first_line(caught[0].message) if caught else None)
     for device in devices[1:]:
         yield _line(f"GPU {device.index}", _graphics, device)
     for device in devices:
@@ -89,7 +88,7 @@ def _line(name: str, find: Callable[..., str], *about: object) -> Line:
     try:
         return Line(name, find(*about))
     except Exception as error:
-        return Line(name, "not well", f"{type(error).__name__}: {_first_line(error)}")
+        return Line(name, "failed", f"{type(error).__name__}: {_first_line(error)}")
 
 
 def _first_line(message: object) -> str:
@@ -121,7 +120,7 @@ def _graphics(device: torch.device) -> str:
 
 def _budget(device: torch.device) -> str:
     allowed, free = budget.bytes_allowed(device), budget.free_bytes(device)
-    return f"dense results up to {budget.readable(allowed)}; {budget.readable(free)} free"
+    return f"dense results of at most {budget.readable(allowed)}; {budget.readable(free)} free"
 
 
 def _where(backend: Backend, devices: list[torch.device]) -> str:
@@ -141,10 +140,10 @@ def _where(backend: Backend, devices: list[torch.device]) -> str:
 
 def _installed(library: str) -> str:
     if importlib.util.find_spec(library) is None:
-        return f"not here, for {EXTRAS[library]}: {REMEDIES.get(library, WITH_TORCH)}"
+        return f"not installed (for {EXTRAS[library]}): {REMEDIES.get(library, WITH_TORCH)}"
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(library)
-    return "here"
+    return "installed, version unknown"
 
 
 def check_module(device: torch.device) -> str:
@@ -188,8 +187,10 @@ def check_attention(device: torch.device) -> str:
         for at, ours in enumerate((output, weights.dense())):
             error = _error(ours, truth[at])
             if error > 2 * (_error(plain[at], truth[at]) + roundings[at]):
-                what = ("output", "weights")[at]
-                raise ArithmeticError(f"{what} of backend {name} differ by {error:.2g} from a plain softmax")
+                result = ("output", "weights")[at]
+                raise ArithmeticError(
+                    f"{result} of backend {name} differ by {error:.2g} from a plain softmax"
+                )
     dtype = str(q.dtype).removeprefix("torch.")
     return f"ok: {', '.join(names)} are as exact as a plain softmax in {dtype}"
 

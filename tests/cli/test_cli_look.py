@@ -28,7 +28,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from headwise.cli import application, main
-from headwise.cli.terminal import SignOfLife, sign_of_life, texts_of
+from headwise.cli.terminal import ProgressLine, progress_line, texts_of
 from headwise.cli.verbs import SENTENCE
 from headwise.errors import ArgumentError
 from headwise.heads.roles import Role, Roles
@@ -140,9 +140,9 @@ def test_every_layer_has_a_line_and_every_label_its_meaning(usual: str) -> None:
     lines = re.findall(r"^ +(\d) +12 +\d\.\d\d +\d\.\d +0\.\d\d +0\.\d\d +(\d.*)", usual, re.MULTILINE)
     assert [layer for layer, _ in lines] == list("012345")
     assert "special-token" in lines[2][1]
-    meant = re.findall(r"^An? ([a-z-]+) head (?:looks|rests|does)", usual, re.MULTILINE)
+    meant = re.findall(r"^An? ([a-z-]+) head (?:attends|puts|spreads|has)", usual, re.MULTILINE)
     assert {row[2] for row in rows(usual)} <= set(meant) and len(meant) == len(set(meant))
-    assert "A previous-token head looks at the word just before each word." in usual
+    assert "A previous-token head attends to the token just before the current one." in usual
 
 
 @pytest.mark.usefixtures("_unwritten")
@@ -186,7 +186,7 @@ def test_one_layer_and_one_head_are_drawn_large_with_names(own: str, monkeypatch
 def test_a_long_text_is_cut_and_that_is_said(small: str) -> None:
     lines = look("the cat ran away " * 50, "--model", small).splitlines()
     assert lines[0].startswith('small [red] reads "the cat ran away the cat') and lines[0].endswith("…")
-    assert lines[1] == "These are the first 40 of 852 tokens, as many as the model reads."
+    assert lines[1] == "Only the first 40 of 852 tokens were read: the longest input of this model."
 
 
 def test_mistakes_are_found_before_a_model_is_loaded(
@@ -356,7 +356,7 @@ def test_of_a_large_text_the_beginning_is_read_and_that_is_said(
 
 def test_a_link_to_nothing_is_no_text() -> None:
     os.symlink("nowhere", "story")
-    with pytest.raises(ArgumentError, match="a file that exists: 'story' is a link to nothing"):
+    with pytest.raises(ArgumentError, match="a file that exists: 'story' is a broken link"):
         texts_of(["story"], SENTENCE)
 
 
@@ -372,7 +372,7 @@ def test_forgotten_quotes_get_a_hint() -> None:
             'look "Hello world."; two texts are compared as in headwise look "a text" "another',
         ),
         (["a", "the cat", "a dog"], "one text, or two to compare: got 3; "),
-        (["-", "-"], "TEXT must be - once: got it 2 times; "),
+        (["-", "-"], "TEXT must be - at most once: got 2; "),
     ):
         with pytest.raises(ArgumentError, match=re.escape(said)):
             texts_of(given, SENTENCE)
@@ -465,7 +465,7 @@ def test_letters_that_an_encoding_lacks_are_spelled(own: str, monkeypatch: pytes
 @pytest.mark.usefixtures("_unwritten")
 def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = look("the cat ran away " * 3, "--model", own, "--max-tokens", "7").splitlines()[1]
-    assert re.fullmatch(r"These are the first 7 of \d+ tokens, as --max-tokens 7 says\.", said)
+    assert re.fullmatch(r"Only the first 7 of \d+ tokens were read: the limit set by --max-tokens 7\.", said)
     assert "max-tokens" in mistake(capsys, "a b", "--model", own, "--max-tokens", "0")
     room = "max-tokens must leave room for a word beside 1 special token: got 1; try 64"
     assert room in mistake(capsys, "a b", "--model", own, "--max-tokens", "1")
@@ -475,9 +475,7 @@ def test_what_is_left_out_is_said(own: str, capsys: pytest.CaptureFixture[str]) 
 def test_what_heads_write_stands_beside_what_they_look_at(own: str) -> None:
     output = look("the cat ran", "--model", own, "--written", "--sort", "written_first")
     assert "written" in output
-    said = (
-        r"On the first token: \d\.\d\d of the weight, and \d\.\d\d of what is written \(mean over 6 heads\)\."
-    )
+    said = r"The first token gets \d+% of the weight and \d+% of what is written \(mean over 6 heads\)\."
     assert re.search(said, " ".join(output.split()))
 
 
@@ -500,12 +498,12 @@ def test_roles_are_found_or_it_is_said_that_none_is(
 
     monkeypatch.setattr("headwise.listeners.role_measurement.roles", roles)
     output = look("the cat ran", "--model", own, "--roles")
-    assert ("1 of 1 relations of words is known to a head better than" in output) is found
-    assert ("None of 1 relations of words is known to a head better than" in output) is not found
+    assert ("For 1 of 1 relations between words, a head is right more often than" in output) is found
+    assert ("For none of 1 relations between words is a head right more often" in output) is not found
     assert output.count("verb > object") == (2 if found else 0)
     for head, known in (("1.2", found), ("0.2", False)):
         output = look("the cat ran", "--model", own, "--roles", "--head", head)
-        assert ("1 of 1 relations of words is known to this head" in output) is known
+        assert ("For 1 of 1 relations between words, this head is right more often" in output) is known
         assert output.count("verb > object") == (2 if known else 0)
 
 
@@ -550,7 +548,7 @@ def test_a_page_without_what_heads_write_says_why(own: str, monkeypatch: pytest.
 
     monkeypatch.setattr("headwise.listeners.head_outputs.collect", cannot)
     output = look("the cat ran", "--model", own, "--html", "x.html", columns=200)
-    assert "The page does not show what heads write: outputs must be in hand: 3 of them" in output
+    assert "The page has no outputs of heads: outputs must be in hand: 3 of them" in output
     call = page_in("x.html")["sources"][0]["readings"][0]["calls"][0]
     assert call["norms"] is None and call["outputs"] is None
 
@@ -574,18 +572,18 @@ def test_what_has_nowhere_to_go_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["look", "a cat", "--json", "-"]) == 2
-    assert "json must have somewhere to go: standard output is closed; " in capsys.readouterr().err
+    assert "json must be written somewhere: standard output is closed; " in capsys.readouterr().err
 
 
 def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("page.html").write_text("the cat ran")
     for arguments, said in (
-        (["a b", "a c", "--roles"], "--roles must go with one text: got 2, which are compared; "),
-        (["a b", "a c", "--terminal"], "--terminal must go with one text: got 2"),
-        (["a b", "a c", "--sort", "first"], "--sort must go with one text: got 2"),
-        (["a b", "--json", "-", "--terminal"], "--terminal must go without --json -: got both"),
-        (["a b", "--json", "-", "--top", "3"], "--top must go without --json -: got both"),
-        (["page.html", "--html", "page.html"], "html must not be a file that is read: got 'page.html'"),
+        (["a b", "a c", "--roles"], "--roles must be used with one text: got 2 texts to compare; "),
+        (["a b", "a c", "--terminal"], "--terminal must be used with one text: got 2"),
+        (["a b", "a c", "--sort", "first"], "--sort must be used with one text: got 2"),
+        (["a b", "--json", "-", "--terminal"], "--terminal must not be combined with --json -: JSON"),
+        (["a b", "--json", "-", "--top", "3"], "--top must not be combined with --json -: JSON"),
+        (["page.html", "--html", "page.html"], "html must not be one of the input files: got 'page.html'"),
         (["a b", "--json", "x.txt"], "json must end in .json: got 'x.txt'; try heads.json"),
     ):
         assert said in mistake(capsys, *arguments)
@@ -605,7 +603,7 @@ def test_a_folder_that_takes_nothing_is_refused_at_once(
 def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
     output = look("the cat ran away", "the cat came away", "--model", own)
     lines = output.splitlines()
-    assert lines[:2] == ['small reads "the cat ran away"', 'and then "the cat came away"']
+    assert lines[:2] == ['small reads "the cat ran away"', 'and "the cat came away"']
     changed = re.findall(r"^ +(\d\.\d) +(0\.\d\d\d) ", output, re.MULTILINE)
     assert len(changed) == 6
     assert [distance for _, distance in changed] == sorted(
@@ -618,7 +616,7 @@ def test_of_two_texts_the_most_changed_heads_are_shown(own: str) -> None:
 def test_of_the_same_text_twice_it_is_said_that_nothing_differs(own: str) -> None:
     for texts in (["a cat ran", "a cat ran"], ["a cat ran", "a cat slept", "--max-tokens", "3"]):
         output = look(*texts, "--model", own)
-        assert re.search(r"^Nothing differs: both have the same \d tokens\.$", output, re.MULTILINE)
+        assert re.search(r"^The texts have the same \d tokens: no head differs\.$", output, re.MULTILINE)
         assert "0.000" not in output
 
 
@@ -639,40 +637,40 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_sign_of_life_says_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_line_says_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.cli.terminal.EVERY", 60.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     done = [1]
-    with sign_of_life("Loading 日本", at_once=True) as sign:
+    with progress_line("Loading 日本", at_once=True) as progress:
         assert re.fullmatch(r"\r. Loading 日本 0:00", terminal.getvalue())
-        sign.says("Watching", 4, lambda: done[0])
+        progress.show("Watching", 4, lambda: done[0])
         assert terminal.getvalue().rstrip(" ").endswith(" Watching [#####...............] 1 of 4 0:00")
-        sign.says("x" * 99, 4, lambda: done[0])
+        progress.show("x" * 99, 4, lambda: done[0])
         assert len(terminal.getvalue().rpartition("\r")[2]) == 59
-        sign.counts(3, 3)
-        sign.says("Drawing")
+        progress.count(3, 3)
+        progress.show("Drawing")
         assert re.fullmatch(r". Drawing 0:00 +", terminal.getvalue().rpartition("\r")[2])
     assert terminal.getvalue().endswith("\r")
     assert "".join(terminal.getvalue().split("\r")[-2]).strip() == ""
 
 
-def test_a_sign_of_life_comes_only_where_something_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_line_comes_only_where_something_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with sign_of_life("quick"):
+    with progress_line("quick"):
         pass
     assert terminal.getvalue() == ""
     monkeypatch.setattr("headwise.cli.terminal.AFTER", 0.01)
     end = time.monotonic() + 10
-    with sign_of_life("slow [bold]mha.py[/bold]"):
+    with progress_line("slow [bold]mha.py[/bold]"):
         while "slow [bold]mha.py[/bold]" not in terminal.getvalue():
             assert time.monotonic() < end
             time.sleep(0.01)
 
 
-def test_a_sign_of_life_makes_room_for_the_answer_and_leaves_the_screen_to_a_pager(
+def test_a_progress_line_makes_room_for_the_answer_and_leaves_the_screen_to_a_pager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headwise.cli.terminal.EVERY", 60.0)
@@ -680,23 +678,23 @@ def test_a_sign_of_life_makes_room_for_the_answer_and_leaves_the_screen_to_a_pag
     for stdout, comes_back in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stdout", stdout)
         monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-        with sign_of_life("Watching", at_once=True) as sign:
-            with sign.aside():
+        with progress_line("Watching", at_once=True) as progress:
+            with progress.aside():
                 assert terminal.getvalue().endswith(f"\r{' ' * len('/ Watching 0:00')}\r")
-            sign.says("Drawing")
+            progress.show("Drawing")
         assert ("Drawing" in terminal.getvalue()) is comes_back
 
 
-def test_a_sign_of_life_is_only_where_a_line_can_be_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_line_is_only_where_a_line_can_be_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     for term, file in (("dumb", Terminal()), ("xterm", io.StringIO())):
         monkeypatch.setenv("TERM", term)
         monkeypatch.setattr(sys, "stderr", file)
-        with sign_of_life("Loading", at_once=True) as sign:
-            sign.says("Watching", 4)
+        with progress_line("Loading", at_once=True) as progress:
+            progress.show("Watching", 4)
         assert file.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", None)
-    with sign_of_life("Loading", at_once=True) as sign:
-        assert isinstance(sign, SignOfLife)
+    with progress_line("Loading", at_once=True) as progress:
+        assert isinstance(progress, ProgressLine)
 
 
 # As a program

@@ -256,7 +256,7 @@ def test_who_reads_no_further_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_text_that_begins_with_a_dash_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", "-5 degrees"]) == 2
-    assert "comes behind --: headwise look -- '-5 degrees'" in capsys.readouterr().err
+    assert "begins with a dash after --: headwise look -- '-5 degrees'" in capsys.readouterr().err
     assert main(["look", "--nothing"]) == 2
     assert "see headwise look --help" in capsys.readouterr().err
 
@@ -281,9 +281,7 @@ with whole_file(Path("x.png")) as half:
 def test_a_torch_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: undefined symbol')\n")
     code = "import sys; sys.path.insert(0, '.'); from headwise.cli import main; sys.exit(main())"
-    said = (
-        "headwise: torch must load: libtorch.so: undefined symbol; install it anew, see https://pytorch.org\n"
-    )
+    said = "headwise: torch must load: libtorch.so: undefined symbol; install it again, see https://pytorch.org\n"
     assert run(sys.executable, "-c", code, "look", "a text", cwd=tmp_path) == (1, "", said)
 
 

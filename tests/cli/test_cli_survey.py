@@ -61,8 +61,11 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_survey_ends_with_a_table_words_and_a_page(own: str, corpus: Path, tmp_path: Path) -> None:
     said = survey(own, str(corpus), "--out", str(tmp_path / "out"), "--no-roles", "--top", "2", columns=130)
     assert len(re.findall(r"^ +\d +\d [a-z]", said, re.MULTILINE)) == 2
-    assert "small read 3 documents," in said and "Of 1 document the end was left out" in said
-    assert "Not in these numbers: 1 document." in said
+    assert (
+        "small read 3 documents," in said
+        and "1 document longer than the token limit was read only up to it." in said
+    )
+    assert "Not measured: 1 document." in said
     assert re.search(r"^ *1 document +a.jsonl:4 +line must be JSON", said, re.MULTILINE)
     assert "2 of 6 heads; --top 6 shows all" in said
     assert f"Wrote {tmp_path / 'out' / 'heads.html'}" in said
@@ -83,13 +86,13 @@ def test_the_exit_code_tells_what_is_not_in_the_numbers(
     assert "not read" not in survey(*given, code=0)
     (place / "3.txt.gz").write_bytes(b"x")
     said = survey(*given, code=4, columns=120)
-    assert "Not in these numbers: 1 file of other kinds." in said and "documents-*" not in said
+    assert "Not measured: 1 file of other kinds." in said and "documents-*" not in said
     assert re.search(r"^ *1 file of other kinds +3.txt.gz +only .txt, .text", said, re.MULTILINE)
     (place / "4.parquet").write_bytes(b"x")
     said = survey(own, str(place), "--out", str(tmp_path / "other"), "--no-roles", code=3, columns=120)
-    assert "Not in these numbers: 1 file, 1 file of other kinds." in said
+    assert "Not measured: 1 file, 1 file of other kinds." in said
     assert re.search(r"^ *1 file +4.parquet +it is no Parquet file", said, re.MULTILINE)
-    assert "documents-*.parquet names all that could not be read" in said
+    assert "documents-*.parquet lists every document that was not measured" in said
 
 
 def test_roles_are_measured_once(

@@ -58,7 +58,7 @@ def test_a_healthy_machine_has_no_problem() -> None:
 
 def test_backends_are_told_by_device(without_gpus) -> None:
     lines = by_name(examine())
-    assert lines["GPU"].value == "none that torch can use"
+    assert lines["GPU"].value == "none available to torch"
     assert lines["backend flash"].value == lines["backend plain"].value == "on cpu"
     assert lines["backend cudnn"].value == "not on cpu: it runs on cuda"
 
@@ -69,7 +69,7 @@ def test_the_command_is_content_with_a_healthy_machine(capsys, monkeypatch) -> N
     assert code == 0
     for line in examine():
         assert line.name in said
-    assert said.splitlines()[-1] == "headwise is well."
+    assert said.splitlines()[-1] == "All checks passed."
 
 
 def test_the_command_fits_80_columns(capsys, monkeypatch) -> None:
@@ -158,7 +158,7 @@ def test_what_torch_warns_of_gpus_is_a_problem(monkeypatch) -> None:
 def test_a_missing_extra_is_no_problem_and_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = by_name(examine())["matplotlib"]
-    assert line == Line("matplotlib", 'not here, for pictures: pip install "headwise[viz]"')
+    assert line == Line("matplotlib", 'not installed (for pictures): pip install "headwise[viz]"')
 
 
 def test_without_rich_the_command_says_how_to_get_it(capsys, monkeypatch) -> None:
@@ -170,9 +170,7 @@ def test_without_rich_the_command_says_how_to_get_it(capsys, monkeypatch) -> Non
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["doctor"]) == 1
     said = capsys.readouterr()
-    assert (
-        said.err == 'headwise: headwise doctor prints with rich; install with: pip install "headwise[cli]"\n'
-    )
+    assert said.err == 'headwise: headwise doctor needs rich; install with: pip install "headwise[cli]"\n'
 
 
 # What it leaves alone

@@ -26,8 +26,8 @@ from headwise.corpus.documents import Document, Plan, Texts
 from headwise.corpus.shards import Shards, write_atomic
 from headwise.corpus.summary import Moments, quantiles
 from headwise.errors import ArgumentError, AttentionBypassed, PackageMissing
+from headwise.heads.joint_measurement import joined_maps
 from headwise.heads.record import Record
-from headwise.heads.together import joined_maps
 from headwise.models.pretrained import Pretrained, load
 from trained import STORY, an_own_folder
 from warm_start import started_warm
@@ -713,7 +713,7 @@ def test_a_page_is_told_of_the_corpus(surveyed: Any, small: Pretrained, tmp_path
     page = place.read_text("utf-8")
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     corpus = data["corpus"]
-    assert data["heading"] == f"small: what 6 heads look at over {surveyed.documents} documents"
+    assert data["heading"] == f"small: what 6 heads attend to over {surveyed.documents} documents"
     assert corpus["start"] == corpus["measures"][0]["name"] == "corpus:dependence"
     values = {(layer, head): value for layer, head, value in corpus["measures"][0]["values"]}
     assert values[1, 2] == round(surveyed[1, 2].dependence, 5)

@@ -192,7 +192,7 @@ def test_scores_that_grow_ring_head_by_head_in_one_warning() -> None:
     assert message == (
         f"head {worst} of layer 0 must keep its scores in bounds: its largest logit is {values[worst]:.4g}, "
         "above 100, at step 1; lower the learning rate, normalise queries and keys, or cap them with softcap"
-        f"; {H - 1} more heads alike: monitor.raised"
+        f"; {H - 1} more heads: see monitor.raised"
     )
     assert {(alarm.layer, alarm.head) for alarm in monitor.raised} == {(0, head) for head in range(H)}
     assert monitor.summary["alarms"] == H
@@ -213,8 +213,8 @@ def test_a_head_that_dies_rings(weight: str) -> None:
     (message,) = look(monitor)
     value = monitor.latest["heads/1/1/output"]
     assert message == (
-        f"head 1 of layer 1 must say something: its output has {value:.3g} of its layer's mean norm, at most "
-        "0.01, at step 1; look at what it has of W_V, or take it out with headwise.prune"
+        f"head 1 of layer 1 must have an output: its norm is {value:.3g} of the layer's mean norm, at most "
+        "0.01, at step 1; check its part of W_V, or remove it with headwise.prune"
     )
     assert monitor.raised == [Alarm(1, 1, 1, "dead", value, 0.01)]
     assert [(alarm.layer, alarm.head) for alarm in monitor.raised] == monitor.dead_heads

@@ -303,7 +303,9 @@ def test_a_layer_that_runs_again_is_off_each_time_and_every_visit_is_on_the_page
     with hw.watch(model) as heads:
         model(input_ids=ids)
     assert len(actual.paths) == 1 and len(heads.paths) == 3
-    assert actual.to_page(heads)["sentence"].endswith(" A layer that runs again is without it each time.")
+    assert actual.to_page(heads)["sentence"].endswith(
+        " In a layer that runs several times, the head is off every time."
+    )
     rows = actual.to_page(heads)["heads"]
     assert [(row["layer"], row["head"]) for row in rows] == [(i, j) for i in range(3) for j in range(5)]
     assert rows[0]["effect"] == rows[5]["effect"] == pytest.approx(float(actual[actual.paths[0]][0]))
@@ -318,7 +320,7 @@ def test_the_page_is_given_words_and_numbers_by_layers_as_the_heads_count_them()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert {name: data[name] for name in ("of", "unit")} == {"of": "next token", "unit": "nats"}
     assert data["before"] == [list(word) for word in actual.before[0]]
-    assert data["sentence"].endswith("The mean over 2 texts. The words are those of the first.")
+    assert data["sentence"].endswith("Averaged over 2 texts. The tokens are those of the first text.")
     (row,) = [row for row in data["heads"] if (row["layer"], row["head"]) == (1, 2)]
     assert row["effect"] == float(actual[1][2]) and len(row["after"]) == 2
     second = actual.to_page(heads, batch=1)
@@ -331,7 +333,7 @@ def test_it_prints_as_a_table_of_layers_and_the_heads_that_do_most() -> None:
     actual = hw.effects(gpt2(), tokens(1))
     lines = str(actual).splitlines()
     assert lines[0] == (
-        "What 6 heads do to the next token, each switched off alone, over 1 sequence (KL divergence, nats)."
+        "Effect of 6 heads on the next token, each switched off alone, over 1 sequence (KL divergence, nats)."
     )
     assert [line.split()[:2] for line in lines[1:3]] == [["layer", "0"], ["layer", "1"]]
     best = actual.ranking()[0]

@@ -220,7 +220,7 @@ def test_heads_are_ranked_and_named_by_layer_number() -> None:
 def test_importance_can_be_read() -> None:
     words = str(scores(l0=[0.5, 0.1], l1=[0.9, 0.3]))
     assert words.startswith(
-        "Importance of 4 heads, by gradients, over 7 sequences, each layer's scores of length 1."
+        "Importance of 4 heads, from gradients, over 7 sequences, scores normalised per layer."
     )
     assert "layer 1        0.9        0.3" in words
     assert words.endswith("Most important: layer 1 head 0 (0.9), layer 0 head 0 (0.5), layer 1 head 1 (0.3)")
@@ -541,8 +541,9 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
         {0: torch.tensor([2.001, 2.3]), 1: torch.tensor([2.0, 1.99])},
     )  # fmt: skip
     assert str(actual) == (
-        "With all 4 heads the loss is 2. Without any one of them it changes by at most 1% for 3 of 4; the "
-        "costliest is layer 0 head 1 (+0.3). With 2 removed it is 2.1 least important first and 2.6 ± 0.14 "
+        "With all 4 heads the loss is 2. Removing a single head changes the loss by at most 1% for 3 of 4 "
+        "heads; the largest change is that of layer 0 head 1 (+0.3). With 2 removed it is 2.1 least "
+        "important first and 2.6 ± 0.14 "
         "at random; without any head it is 3."
     )
     saved = json.loads(json.dumps(actual.to_dict()))
@@ -550,7 +551,7 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
     pytest.importorskip("matplotlib")
     figure = actual.plot()
     assert [text.get_text() for text in figure.axes[0].texts] == [
-        "one head alone:\n0.1 costs most",
+        "one head alone:\n0.1 increases it most",
         "at random: mean and range of 2",
         "least important first",
         "2\nall heads",

@@ -183,12 +183,13 @@ def test_layers_go_by_their_numbers_in_the_model_and_count_in_the_steps_in_which
 def test_a_run_can_be_read() -> None:
     actual = hw.retrieval_scores(Answering(1), torch.tensor([[1, 1, 1]]), (0, 3), new_tokens=1)
     assert str(actual) == (
-        "1 token was said, with 100% of the needle's among them. Copied most by: layer 1 head 0 (0.33), "
+        "1 token was generated, with 100% of the needle's tokens among them. Copied most by: layer 1 head "
+        "0 (0.33), "
         "layer 1 head 1 (0.33), layer 0 head 0 (0.33), layer 0 head 1 (0.33)."
     )
     missed = hw.retrieval_scores(Answering(1), torch.tensor([[1, 0, 2]]), (1, 3))
     assert str(missed) == (
-        "2 tokens were said, with 0% of the needle's among them: not above 50%, so that the scores tell "
+        "2 tokens were generated, with 0% of the needle's tokens among them: at most 50%, so the scores mean "
         "little. Copied most by: no head."
     )
 

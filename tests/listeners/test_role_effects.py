@@ -177,13 +177,13 @@ def test_the_head_that_carries_a_behaviour_is_told_from_the_others(planted: tupl
     assert near.kind == "effect" and near.accuracy == 1.0 and abs(near.off) < 0.1 and near.as_much == 0
     assert near.every_draw and len(near.draws) == 4  # a layer of 5 heads has no more others
     assert near.low <= near.change <= near.high < 0 and near.more_high < 0
-    assert "Switching off 1.3 lowers it from" in near.verdict
-    assert near.verdict.endswith("none of the 4 other choices does as much.")
+    assert "Switching off 1.3 lowers the margin from" in near.verdict
+    assert near.verdict.endswith("none of the 4 other choices of heads lowers it as much.")
 
 
 def test_a_head_that_carries_nothing_is_told_so(planted: tuple[Planted, Words]) -> None:
     (near, *_) = hw.role_effects(*planted, role((0, 2)))
-    assert near.kind == "no effect" and "No effect: without 0.2 it goes from" in near.verdict
+    assert near.kind == "no effect" and "No effect: switching off 0.2 changes the margin from" in near.verdict
     assert near.accuracy == near.off_accuracy == 1.0
 
 
@@ -215,8 +215,8 @@ def test_half_of_a_layer_at_most_is_switched_off(planted: tuple[Planted, Words])
     actual = hw.role_effects(*planted, role((1, 0), CARRIER, (1, 4), (1, 1)))
     assert actual[0].heads == ((1, 0), CARRIER) and actual[0].left_on == ((1, 4), (1, 1))
     assert (
-        "Left on, since half of a layer's heads were off: 1.4, 1.1 (relative pronoun > antecedent)."
-        in flat(actual)
+        "Left on, since at most half of a layer's heads are switched off: 1.4, 1.1 (relative pronoun > "
+        "antecedent)." in flat(actual)
     )
 
 
@@ -269,7 +269,7 @@ def test_a_tokenizer_that_leaves_no_pair_is_told_of() -> None:
     (row,) = actual
     assert row.pairs == 0 and row.kind == "too few prompts" and row.draws == () and math.isnan(row.margin)
     assert json.loads(actual.to_json())["effects"][0]["margin"] is None
-    assert "too few to say anything" in flat(actual)
+    assert "too few to measure an effect" in flat(actual)
 
 
 # Other models
@@ -348,24 +348,33 @@ def an_effect(**changes: Any) -> RoleEffect:
         (
             {},
             "effect",
-            "Switching off 15.7 lowers it from 2.00 to 1.00 nats (accuracy 0.95 to 0.80); none of 3 draws",
+            "Switching off 15.7 lowers the margin from 2.00 to 1.00 nats (accuracy 0.95 to 0.80); none of "
+            "3 random",
         ),
         (
             {"draws": (-1.0, 0.0, 0.1)},
             "no more than others",
-            "; 1 of 3 draws do as much: no effect of its own.",
+            "; 1 of 3 random choices of heads lower it as much, so this is no effect of the role.",
         ),
-        ({"more_high": 0.1}, "no more than others", "; so do 3 draws, on average: no effect of its own."),
-        ({"high": 0.1}, "no effect", "No effect: without 15.7 it goes from 2.00 to 1.00 nats"),
-        ({"change": -0.09, "low": -0.1, "high": -0.08}, "no effect", "a change of -0.10 to -0.08."),
-        ({"low": 0.1, "high": 0.3, "change": 0.2}, "raised", "Switching off 15.7 raises it from"),
+        (
+            {"more_high": 0.1},
+            "no more than others",
+            "; 3 random choices of heads lower it as much on average, so this is no effect of the role.",
+        ),
+        (
+            {"high": 0.1},
+            "no effect",
+            "No effect: switching off 15.7 changes the margin from 2.00 to 1.00 nats",
+        ),
+        ({"change": -0.09, "low": -0.1, "high": -0.08}, "no effect", "by -0.10 to -0.08."),
+        ({"low": 0.1, "high": 0.3, "change": 0.2}, "raised", "Switching off 15.7 raises the margin from"),
         (
             {"margin_low": -0.1},
             "not able",
             "The whole model does not do this (2.00 nats, -0.10 to 2.30; accuracy",
         ),
-        ({"pairs": 7}, "too few prompts", "7 pairs are left"),
-        ({"draws": (), "more_high": math.nan}, "no others", "; the layer has no others to compare with"),
+        ({"pairs": 7}, "too few prompts", "7 pairs can be used with this tokenizer"),
+        ({"draws": (), "more_high": math.nan}, "no others", "; the layer has no other heads to compare with"),
     ],
     ids=["effect", "others", "on average", "none", "small", "raised", "not able", "few", "no others"],
 )
@@ -381,7 +390,7 @@ def test_the_table_fits_80_columns_and_comes_back_from_json() -> None:
     ]
     actual = RoleEffects(rows, ["noun > nothing"], "mean")
     assert max(map(len, str(actual).splitlines())) <= 80
-    assert "Nothing was asked for noun > nothing: no behaviour is known." in flat(actual)
+    assert "Not measured: noun > nothing (no behaviour is defined for these roles)." in flat(actual)
     back = RoleEffects.from_json(actual.to_json())
     assert back[0] == actual[0] and str(back) == str(actual) and len(back[:]) == 2
     assert math.isnan(back[1].margin) and json.loads(actual.to_json())["effects"][1]["margin"] is None
@@ -398,7 +407,7 @@ def test_no_role_and_roles_without_behaviours_are_said() -> None:
     assert "No role was found" in str(hw.role_effects(decoder(), Words(size=47), FakeRoles({})))
     actual = hw.role_effects(decoder(), Words(size=47), role((0, 1), relation="a > b"))
     assert not actual.rows and actual.unasked == ("a > b",)
-    assert str(actual) == "Nothing was asked for a > b: no behaviour is known."
+    assert str(actual) == "Not measured: a > b (no behaviour is defined for these roles)."
 
 
 # Mistakes

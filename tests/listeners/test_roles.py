@@ -291,7 +291,7 @@ def test_sentences_with_unknown_words_are_left_out() -> None:
     roles = measured(a_model(), tokenizer)
     removed = sum(noun in sentence.words for sentence in drawn)
     assert roles.left_out == removed > 0 and roles.sentences == len(drawn) - removed
-    assert f"({removed} more left out, with words that the tokenizer does not know)" in str(roles)
+    assert f"({removed} more sentences left out: the tokenizer does not know some of their words)" in str(roles)
     tokenizer.ids = {}
     with pytest.raises(ArgumentError, match=f"none of {len(drawn)} sentences is without an unknown one"):
         measured(a_model(), tokenizer)
@@ -454,8 +454,10 @@ def test_what_is_printed_fits_and_cuts_no_number(drawn: list[Sentence]) -> None:
             for number in (role.share, role.low, role.high, role.rules[role.offset]):
                 assert f"{number:.2f}" in line
             assert f" {role.cases} " in line
-        assert "Not found: a rule is always right" in lines and "  head 0 of encoder.blocks.3" in str(roles)
-    assert "Not asked, since the model does not look ahead" in str(roles)
+        assert "Not found: a simple rule is always right" in lines and "  head 0 of encoder.blocks.3" in str(
+            roles
+        )
+    assert "Not measured, since the model does not look ahead" in str(roles)
 
 
 def test_a_table_says_of_each_relation_what_was_found(drawn: list[Sentence]) -> None:
@@ -464,7 +466,7 @@ def test_a_table_says_of_each_relation_what_was_found(drawn: list[Sentence]) -> 
     shown = str(roles.table())
     assert "[red]A model" in shown and re.search(r" yes best rule: before 0\.", shown)
     assert re.search(r" no the nearest determiner before is always right", shown)
-    assert "not asked, since the model does not look ahead" in shown
+    assert "not measured, since the model does not look ahead" in shown
     narrow = console.Console(file=io.StringIO(), width=80)
     narrow.print(roles.table())
     for role in roles.values():

@@ -422,7 +422,7 @@ def test_diversity_says_what_it_needs(model: Model, ids: Tensor) -> None:
         hw.diversity(heads)
     with pytest.raises(hw.errors.ShapeError, match=r"weights must be \[B, H, T, S\]: got \[3, 5\]"):
         hw.diversity(torch.ones(3, 5))
-    with pytest.raises(ArgumentError, match="what must be heads, a map or weights: got list"):
+    with pytest.raises(ArgumentError, match="heads must be watched heads, a map or weights: got list"):
         hw.diversity([])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="heads must not be empty: 0 layers"):
         hw.diversity(hw.Heads())

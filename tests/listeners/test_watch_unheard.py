@@ -80,7 +80,7 @@ def test_a_softmax_that_may_be_attention_is_counted(attend: Any) -> None:
     assert heads.paths == ["1"] and repr(heads) == "Heads(1 layer, 4 heads; 1 not heard)"
     (missed,) = heads.unheard
     assert (missed.path, missed.kind, missed.softmaxes) == ("0", "Mixer", 1)
-    assert "Not heard: 1 in 0 (Mixer)" in str(heads.table())
+    assert "Layers without measurements: 0 (Mixer, 1 softmax operation" in str(heads.table())
     assert watched(model, "skip").unheard == heads.unheard  # which gives no warning
 
 
@@ -284,7 +284,7 @@ def test_weights_that_are_written_to_after_the_softmax_are_read_as_it_gave_them(
     torch.testing.assert_close(
         heads[0].entropy, torch.xlogy(saved[0], saved[0]).sum(-1).neg().mean((0, 2)).double()
     )
-    assert "Not heard" not in str(heads.table())
+    assert "Layers without measurements" not in str(heads.table())
 
 
 # What a model has of layers that can be read, is read
@@ -335,7 +335,7 @@ def test_layers_that_can_be_read_are_read_beside_those_that_cannot(make: Any, ki
         model(**arguments)
     assert len(heads) == readable
     assert [missed.kind for missed in heads.unheard] == [kind] * 2
-    assert all(missed.why is not None and missed.why.startswith(reason) for missed in heads.unheard)
+    assert all(missed.reason is not None and missed.reason.startswith(why) for missed in heads.unheard)
 
 
 def test_what_was_not_heard_is_in_files_and_copies(tmp_path: Path) -> None:

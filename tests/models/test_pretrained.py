@@ -308,7 +308,7 @@ def test_a_text_becomes_tokens_with_names() -> None:
     words = "[CLS] the cat ran inc ##omp ##re ##hen ##si ##bly . [SEP]"
     assert reading.tokens == words.split()
     assert reading.inputs["input_ids"].shape == (1, 12)
-    assert (reading.found, reading.limit, reading.cut) == (12, 512, False)
+    assert (reading.total, reading.limit, reading.cut) == (12, 512, False)
     ours = load("minilm", ours=True).model
     with torch.no_grad():
         assert ours(**read("The cat ran incomprehensibly.", ours, tokenizer).inputs).shape == (1, 12, 384)
@@ -317,7 +317,7 @@ def test_a_text_becomes_tokens_with_names() -> None:
 def test_a_long_text_is_cut_where_the_model_ends(capfd: pytest.CaptureFixture[str]) -> None:
     model, tokenizer, _ = minilm()
     reading = read("cat " * 700, model, tokenizer)
-    assert (len(reading.tokens), reading.found, reading.cut) == (512, 702, True)
+    assert (len(reading.tokens), reading.total, reading.cut) == (512, 702, True)
     assert reading.tokens[0] == "[CLS]" and reading.tokens[-1] == "[SEP]"
     assert len(read("cat " * 700, model, tokenizer, most=11).tokens) == 11
     assert capfd.readouterr() == ("", "")
@@ -360,7 +360,7 @@ def test_a_model_of_ours_is_read_by_its_own_words() -> None:
     assert (reading.limit, reading.cut) == (512, False)
     long = read("The cat ran. " * 300, model, tokenizer)
     assert (len(long.tokens), long.cut, long.tokens[0]) == (512, True, "<|start|>")
-    assert read("\U0010ffff", model, tokenizer).found == 5
+    assert read("\U0010ffff", model, tokenizer).total == 5
     with pytest.raises(ArgumentError, match="at least one word: found 0"):
         read("", model, tokenizer)
 

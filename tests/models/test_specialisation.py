@@ -149,7 +149,7 @@ def test_the_picture_colours_and_names_the_heads_that_pass(tmp_path: Path) -> No
     named = {ax: [text.get_text() for text in ax.texts] for ax in figure.axes}
     assert named[previous] == ["0.1  0.90"] and named[induction] == ["1.2  0.70", "1.0  0.45"]
     assert named[roles] == ["1.0  noun > determiner"]
-    assert any("induction forms: at step 80 head 1.2" in text for text in named[losses])
+    assert any("induction forms: at step 80, head 1.2" in text for text in named[losses])
     colours = [line.get_color() for line in previous.lines[: L * H]]
     assert len(set(colours)) == 2 and colours.count(colours[-1]) == 1  # the best on top of the grey ones
     assert labels.get_xticklabels()[0].get_text() == "0"

@@ -151,7 +151,7 @@ def test_an_added_token_that_swallows_spaces_and_one_too_few_are_refused() -> No
     told[0]["lstrip"] = True
     with pytest.raises(ArgumentError, match="added token '<s>' is 'of another kind'"):
         alive_data(Pretrained(model(), tokenizer(added_tokens=told), "small"), Packed().pack)
-    with pytest.raises(ArgumentError, match="vocab_size is 13, and the page knows 17"):
+    with pytest.raises(ArgumentError, match="vocab_size is 13, and the page supports 17"):
         alive_data(Pretrained(model(vocab_size=17), tokenizer(), "small"), Packed().pack)
 
 

@@ -27,8 +27,8 @@ from rich.text import Text
 
 from headwise.show.fitted_tables import FittedTable, in_letters, wrapped
 from headwise.show.heads_tables import (
+    SINKS_EXPLAINED,
     USUAL,
-    WHY_THEY_REST,
     as_sentences,
     heads_table,
     layers_table,
@@ -325,11 +325,11 @@ def test_every_label_is_a_plain_sentence_that_fits_a_line(entry: object) -> None
 def test_why_heads_rest_is_said_where_a_third_of_them_do() -> None:
     few = [head("sink"), *[head("self")] * 3]
     many = [head("sink"), head("special-token"), *[head("self")] * 2, *[head(MIXED)] * 2]
-    assert WHY_THEY_REST not in as_sentences(few) + as_sentences([head("sink")])  # one head is not many
+    assert SINKS_EXPLAINED not in as_sentences(few) + as_sentences([head("sink")])  # one head is not many
     said = as_sentences(many)
-    assert said[-1] == WHY_THEY_REST and len(said) == 5
+    assert said[-1] == SINKS_EXPLAINED and len(said) == 5
     assert all(
-        who in WHY_THEY_REST
-        for who in ("sum to 1", "in many trained models", "Clark 2019", "Kobayashi 2020", "Xiao 2024", "Gu")
+        who in SINKS_EXPLAINED
+        for who in ("sum to 1", "many trained models", "Clark 2019", "Kobayashi 2020", "Xiao 2024", "Gu")
     )
     assert as_sentences([]) == []

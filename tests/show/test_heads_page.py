@@ -291,7 +291,7 @@ def test_every_head_is_told_of_with_its_map_label_and_numbers() -> None:
         torch.testing.assert_close(torch.tensor(call["distances"]), expected.float(), atol=1e-4, rtol=0)
     (role,) = opened.data["sources"][0]["roles"]["0.1"]
     assert role["share"] == 0.9 and (role["low"], role["high"]) == (0.8, 0.95)
-    assert role["sentence"].startswith("In 90% of 53 cases from a verb it looks at its <s>object</s>")
+    assert role["sentence"] == "attends from a verb to its <s>object</s>"
     assert of(heads).data["sources"][0]["roles"] is None
 
 
@@ -316,7 +316,7 @@ def test_chosen_heads_alone_have_maps() -> None:
         True,
         False,
     ]
-    assert opened.data["heading"].endswith("what its head looks at")
+    assert opened.data["heading"].endswith("what its head attends to")
     with pytest.raises(ArgumentError, match="got head 7 of 3"):
         of(watched([2, 3]), chosen=[(1, 7)])
 
@@ -593,7 +593,7 @@ def test_what_heads_say_and_write_is_in_the_page() -> None:
         of(heads, outputs=short)
     with torch.no_grad(), hw.collect(model) as one:
         model(x[:1])
-    with pytest.raises(ShapeError, match=r"1 sequences in .* number 1 is shown"):
+    with pytest.raises(ShapeError, match=r"1 sequences in .* sequence 1 is shown"):
         of(heads, outputs=one)
 
 
@@ -625,7 +625,7 @@ def test_two_texts_beside_each_other_can_be_flipped() -> None:
     assert of(before, beside=[before]).data["flips"] == []  # nothing differs
     assert of(before, beside=on_text("completely other words", 2)).data["flips"] == []
     assert len(of(before, beside=watched([2]), text="one").data["sources"]) == 2  # another model
-    with pytest.raises(ArgumentError, match="beside must be Heads, or several of them: got str"):
+    with pytest.raises(ArgumentError, match="beside must be Heads, or a list of them: got str"):
         of(before, beside=["heads"])
     with pytest.raises(ArgumentError, match="got 3 for 1, or 2 with those beside"):
         of(before, beside=after, text=["a", "b", "c"])
@@ -878,4 +878,4 @@ def test_a_notebooks_frame_is_quiet(browser: Browser, tmp_path: Path) -> None:
     page = browser.open(notebook)
     inside = browser.inside(page)
     assert inside.wait(READY)
-    assert html.unescape(inside.text("#heading")) == "Toy <b>bold</b>: what 2 heads look at"
+    assert html.unescape(inside.text("#heading")) == "Toy <b>bold</b>: what 2 heads attend to"

@@ -23,9 +23,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from headwise.show.colour_maps import weight_colours
 from headwise.show.heads_pictures import head_picture, layer_picture, model_picture
 from headwise.show.heatmaps import OF_LABEL, heatmaps
-from headwise.show.sheet import colours, weight_scale
+from headwise.show.sheet import weight_scale
 from headwise.show.texts import MISSING
 
 ROWS = tuple(name for name in ROW_STATISTICS if name != "max_logit")
@@ -83,7 +84,7 @@ def test_every_cell_is_a_whole_number_of_dots_and_nothing_covers_one(kind: str) 
     down, across = (dots // cells for dots, cells in zip(drawn.shape, cells.shape, strict=False))
     assert down >= 2 and across >= 2
     assert drawn.shape[:2] == (down * cells.shape[0], across * cells.shape[1])
-    expected = colours()(weight_scale()(cells))[..., :3].repeat(down, 0).repeat(across, 1)
+    expected = weight_colours()(weight_scale()(cells))[..., :3].repeat(down, 0).repeat(across, 1)
     numpy.testing.assert_allclose(drawn / 255, expected, atol=2 / 255)
 
 
@@ -271,10 +272,10 @@ def test_layers_and_columns_without_a_chosen_head_are_left_out() -> None:
     figure = model_picture(heads, chosen=[(2, 1), (0, 3), (0, -2), ("layers.2.attention", 3)])
     texts = said(figure)
     assert len(figure.axes[0].images) == 3
-    assert "Toy: what 3 of its 15 heads look at" in texts
+    assert "Toy: what 3 of its 15 heads attend to" in texts
     assert {"layer 0", "layer 2", "head 1", "head 3"} <= set(texts)
     assert not {"layer 1", "head 0", "head 2", "head 4"} & set(texts)
-    assert "Toy: what one of its 15 heads looks at" in said(model_picture(heads, chosen=[(1, 1)]))
+    assert "Toy: what one of its 15 heads attends to" in said(model_picture(heads, chosen=[(1, 1)]))
 
 
 # What is written
@@ -290,7 +291,7 @@ def test_what_is_written_is_weights_times_norms_relative_to_the_layers_largest()
     grid = heads.plot(batch=1, written=True)
     for image, cells in zip(grid.axes[0].images, expected, strict=True):
         numpy.testing.assert_allclose(image.get_array().filled(0), cells, rtol=1e-5)
-    assert "norm of what is written" in grid.axes[1].get_ylabel()
+    assert "‖v W_O‖" in grid.axes[1].get_ylabel()
     assert "Model: what its 3 heads write of each key" in said(grid)
     pair = heads.plot(0, 2, batch=1, written=True)
     weights, written = (ax.images[0].get_array() for ax in pair.axes if ax.images)

@@ -101,13 +101,13 @@ def a_page(
     }  # fmt: skip
     label = {"name": "previous-token", "colour": "#2f5bd0", "score": "previous", "threshold": 0.5,
              "queries": 1, "general": True,
-             "sentence": "looks at the word just before each word"}  # fmt: skip
+             "sentence": "attends to the token just before the current one"}  # fmt: skip
     statistics = [
         {"name": "entropy", "title": "entropy (nats)", "sentence": "how widely it looks", "share": False},
         {"name": "first", "title": "first", "sentence": "how much the first token gets", "share": True},
     ]
     data = {
-        "format": "headwise page 1", "version": "0", "heading": "mini: what its heads look at",
+        "format": "headwise page 1", "version": "0", "heading": "mini: what its heads attend to",
         "start": {"layer": 0, "head": 0, "comparison": False},
         "sources": [source], "texts": texts, "labels": [label], "statistics": statistics, "flips": [],
         "effects": None, "training": None, "alive": None,
@@ -197,7 +197,8 @@ def test_title_label_role_and_statistics_stand_above_with_their_sentences(page: 
     assert page.text("#one-head .label-chip") == "previous-token 0.83"
     said = page.text("#one-head")
     for words in (
-        "looks at the word just before each word", "finds the object of a verb", "of 101 cases", "0.60–0.85",
+        "attends to the token just before the current one", "finds the object of a verb", "of 101 cases",
+        "0.60–0.85",
         "“+1 words”, reaches 0.50", "how widely it looks", "how much the first token gets",
     ):  # fmt: skip
         assert words in said
@@ -212,10 +213,10 @@ def test_pointing_at_a_cell_tells_its_number_and_its_row(page: Page) -> None:
     for row, column in ((3, 2), (7, 0), (9, 5)):
         cell(page, row, column, (11, 11))
         assert near(number(page, "#one-head .cell-line"), causal()[1, row, column])
-        assert f"({row}) looks at: " in page.text("#one-head .row-line")
+        assert f"({row}) attends to: " in page.text("#one-head .row-line")
     assert "“sat” (3)" not in page.text("#one-head .cell-line")
     cell(page, 3, 9, (11, 11))
-    assert page.text("#one-head .cell-line") == "“sat” (3) → “tired” (9): hidden"
+    assert page.text("#one-head .cell-line") == "“sat” (3) → “tired” (9): masked"
     after = page.evaluate("document.querySelector('.stage').getBoundingClientRect().top + scrollY")
     assert after == height  # nothing jumps
 
@@ -224,16 +225,16 @@ def test_a_token_that_looks_like_markup_is_shown_as_text(browser: Browser, plain
     page = opened(browser, plain_page, "#layer=0&head=0&token=5")
     assert HOSTILE in page.text("#one-head .down")
     assert HOSTILE in page.text("#one-head .across")
-    assert f"“{HOSTILE}” (5) looks at" in page.text("#one-head .row-line")
+    assert f"“{HOSTILE}” (5) attends to" in page.text("#one-head .row-line")
     assert page.count("#one-head img") == 0
-    assert page.evaluate("document.title") == "mini: what its heads look at"
+    assert page.evaluate("document.title") == "mini: what its heads attend to"
 
 
 def test_the_keyboard_pins_a_token_moves_it_and_lets_go(page: Page) -> None:
     for _ in range(4):
         key(page, "ArrowDown", 40)
     assert page.state("token") == "3"
-    assert page.text("#said").startswith("“sat” (3) looks at: ")
+    assert page.text("#said").startswith("“sat” (3) attends to: ")
     for _ in range(3):
         key(page, "ArrowRight", 39)
     assert page.text("#one-head .cell-line").startswith("“sat” (3) → “cat” (2): ")
@@ -259,7 +260,7 @@ def test_the_chosen_row_is_a_table(browser: Browser, plain_page: Path) -> None:
     for token, position, weight in rows:
         assert token == WORDS[position]
         assert near(weight, causal()[1, 4, position])
-    assert "6 hidden" in page.text(".row-table caption")
+    assert "6 masked" in page.text(".row-table caption")
     assert page.count(".row-table th[scope]") == 3 + 5
     key(page, "ArrowDown", 40)
     page.wait("document.querySelectorAll('.row-table tbody tr').length === 6")
@@ -285,7 +286,7 @@ def test_weights_times_norm_is_another_map_with_a_sentence(page: Page) -> None:
     page.wait("document.querySelector('#one-head').textContent.includes('Kobayashi')")
     cell(page, 7, 2, (11, 11))
     assert near(number(page, "#one-head .cell-line"), causal()[1, 7, 2] * norms[1, 2] / norms.max())
-    assert "takes in: " in page.text("#one-head .row-line")
+    assert "receives most from: " in page.text("#one-head .row-line")
     assert page.state("measure") == "written"
 
 
@@ -295,7 +296,7 @@ def test_the_text_is_coloured_and_a_click_pins_its_token(page: Page) -> None:
     assert abs(float(title.split(": ")[-1]) - float(mean)) < 0.01
     page.click('.read-text [data-position="6"]')
     assert page.state("token") == "6"
-    assert "given by “it & she” (6)" in page.text("#one-head .text")
+    assert "weight that “it & she” (6) gives to a token" in page.text("#one-head .text")
     assert page.count(".read-text .unseen") == 4
 
 
@@ -340,7 +341,7 @@ def test_cross_attention_has_other_tokens_on_each_side(browser: Browser, tmp_pat
     assert page.text("#one-head .cell-line").startswith("“chat” (1) → “sleeping” (3): ")
     assert near(number(page, "#one-head .cell-line"), weights[0, 1, 3])
     page.click('[aria-label="queries"] [data-position="2"]')
-    assert "given by “dort” (2)" in page.text("#one-head .text")
+    assert "weight that “dort” (2) gives to a token" in page.text("#one-head .text")
 
 
 def test_a_left_padded_text_of_a_batch_is_drawn_without_its_padding(browser: Browser, tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_a_left_padded_text_of_a_batch_is_drawn_without_its_padding(browser: Bro
     heads.tokens = [[f"w{i}" for i in range(11)]] * 2
     weights = next(iter(heads.values())).calls[-1].map.dense()
     page = opened(browser, heads.to_html(tmp_path / "heads.html"), "#text=1&layer=0&head=2")
-    assert "4 padded positions are left out" in page.text("#one-head")
+    assert "4 padded positions are not shown" in page.text("#one-head")
     assert page.count(".down span") == 7
     cell(page, 6, 1, (7, 7))
     assert page.text("#one-head .cell-line").startswith("“w10” (6) → “w5” (1): ")
@@ -364,7 +365,7 @@ def test_a_generation_is_revealed_step_by_step(browser: Browser, tmp_path: Path)
     assert page.text(".steps output") == "1 of 4: “slept”, 8 tokens"
     assert page.count(".prompt-end") == 2
     cell(page, 8, 2, (11, 11))
-    assert page.text("#one-head .cell-line").endswith("hidden")
+    assert page.text("#one-head .cell-line").endswith("masked")
     page.evaluate("document.querySelector('#step').focus()")
     page.press("ArrowRight", 39)
     page.wait("document.querySelector('.steps output').textContent.startsWith('2 of 4')")
@@ -481,7 +482,7 @@ def test_a_patch_of_an_image_shows_what_it_looks_at(browser: Browser, tmp_path: 
     assert page.evaluate("document.querySelector('[data-value=image]').ariaPressed") == "true"
     page.wait("document.querySelector('.image-field img').naturalWidth === 8")
     point(page, ".image-field", 2.5 / 4, 1.5 / 4)
-    assert page.text("#one-head .row-line").startswith("“1,2” (7) looks at: ")
+    assert page.text("#one-head .row-line").startswith("“1,2” (7) attends to: ")
     assert not page.evaluate("document.querySelector('.over').hidden")
     for name, code in (("ArrowRight", 39), ("ArrowDown", 40), ("ArrowRight", 39)):
         key(page, name, code)

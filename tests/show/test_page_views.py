@@ -249,7 +249,7 @@ def test_a_row_of_a_flip_is_read_by_pointing_at_it_and_by_arrow_keys(
     row, _ = row_read(page, "flip")
     assert row == start - 1
     here = apart(as_held(first)[row], as_held(second)[row])
-    assert f"moved {here:.3f} nats" in page.text("#panel-flip .pm-said")
+    assert f"change {here:.3f} nats" in page.text("#panel-flip .pm-said")
 
 
 def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Path) -> None:
@@ -265,8 +265,10 @@ def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Pa
     while row != alone[-1]:
         page.press(*(("ArrowDown", 40) if row < alone[-1] else ("ArrowUp", 38)))
         row, keys = row_read(page, "flip")
-    assert "only one of the texts has it" in page.text("#panel-flip .pm-said")
-    assert all(cells[0] == cells[2] == "not there" for cells in keys.values())  # the second text alone has it
+    assert "only one of the texts has this token" in page.text("#panel-flip .pm-said")
+    assert all(
+        cells[0] == cells[2] == "no such token" for cells in keys.values()
+    )  # the second text alone has it
     page.press("ArrowDown", 40)  # a word after it, which both have: its weight on the others is "elsewhere"
     row, keys = row_read(page, "flip")
     layer, head = (int(x) for x in re.findall(r"\d+", page.text(".flip-title"))[:2])
@@ -278,7 +280,7 @@ def test_words_without_a_partner_are_not_compared(browser: Browser, tmp_path: Pa
         for each in (first, second)
     ]
     if made.changes.all[at].places != line.places[row]:  # that one is said as it was measured
-        assert f"moved {apart(*binned):.3f} nats" in page.text("#panel-flip .pm-said")
+        assert f"change {apart(*binned):.3f} nats" in page.text("#panel-flip .pm-said")
 
 
 # Compare

@@ -70,7 +70,7 @@ def page_data(layers: int, heads: int, tokens: int) -> tuple[dict[str, Any], Blo
     first = {"name": "first", "title": "first", "sentence": "how much goes to the first token"}
     data = {
         "format": "headwise page 1", "version": "0",
-        "heading": f"{NASTY}: what {layers * heads} heads look at",
+        "heading": f"{NASTY}: what {layers * heads} heads attend to",
         "start": {"layer": 0, "head": 0, "comparison": False},
         "sources": [{"title": "sample", "layers": named, "roles": {"1.3": [role]}, "readings": readings}],
         "texts": [[f"{NASTY}{n}" for n in range(tokens)]], "labels": labels,
@@ -131,7 +131,7 @@ def test_every_head_is_drawn_and_nothing_is_loaded(browser: Browser, small: Path
     assert page.count(".thumb[data-drawn=true]") == LAYERS * HEADS
     assert page.evaluate("performance.getEntriesByName('first-picture').length") == 1
     assert page.text("#wall .count") == "15 of 15 heads"
-    assert page.text(".sizes") == "3 layers × 5 heads, 11 tokens, 2 padded positions left out"
+    assert page.text(".sizes") == "3 layers × 5 heads, 11 tokens, 2 padded positions not shown"
 
 
 def test_a_dot_is_a_cell_in_the_colour_of_its_weight(browser: Browser, small: Path) -> None:
@@ -287,7 +287,7 @@ def test_an_address_reopens_the_view(browser: Browser, small: Path) -> None:
     again = opened(browser, small, page.evaluate("location.hash"))
     assert names(again) == before and chosen(again) == ["2.1"]
     assert again.evaluate("document.querySelector('#wall-colour').value") == "first"
-    assert again.evaluate("document.querySelector('#wall-order').textContent") == "least first ↑"
+    assert again.evaluate("document.querySelector('#wall-order').textContent") == "smallest first ↑"
     odd = opened(browser, small, "#layer=99&head=x&sort=nonsense&colour=nonsense&order=up")
     assert names(odd) == ALL and chosen(odd) == ["0.0"]
 

@@ -272,7 +272,7 @@ def test_a_link_in_an_open_page_shows_what_it_shows_in_a_new_one(
         "#layer=3&head=0&token=16&typed=The+cat+sat+on+the+mat.+The+cat+sat+on+the"  # than what was measured
     )
     again = opened(browser, files["mini"], longer)
-    again.wait("document.querySelector('#one-head .row-line').textContent.includes('(16) looks at: “mat”')")
+    again.wait("document.querySelector('#one-head .row-line').textContent.includes('(16) attends to: “mat”')")
     assert again.state("token") == "16"
 
 

@@ -21,8 +21,9 @@ pytest.importorskip("rich")
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from headwise.show.colour_maps import NOTHING, WEIGHTS
 from headwise.show.heatmaps import cells, draw, heatmaps, save
-from headwise.show.sheet import LIGHT_TO_DARK, NAMED, NOTHING
+from headwise.show.sheet import NAMED
 
 
 def a_map(
@@ -70,7 +71,7 @@ def test_hidden_cells_have_a_colour_of_their_own() -> None:
     assert numpy.array_equal(image.get_array().mask, ~numpy.tri(5, dtype=bool))
     drawn = image.to_rgba(image.get_array())
     numpy.testing.assert_allclose(drawn[0, 4, :3], to_rgb(NOTHING), atol=1e-6)
-    assert all(colour != NOTHING for colour in LIGHT_TO_DARK)
+    assert all(colour != NOTHING for colour in WEIGHTS)
     assert "grey: none" in figure.axes[-1].get_ylabel()
     assert "grey" not in heatmaps(a_map()).axes[-1].get_ylabel()
 
@@ -79,7 +80,7 @@ def test_colours_darken_evenly() -> None:
     """The steps between neighbouring colours look alike: lightness L* falls by nearly the same each time."""
     linear = [
         numpy.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
-        for c in map(numpy.array, map(to_rgb, LIGHT_TO_DARK))
+        for c in map(numpy.array, map(to_rgb, WEIGHTS))
     ]
     lightness = [116 * numpy.cbrt(c @ [0.2126, 0.7152, 0.0722]) - 16 for c in linear]
     steps = -numpy.diff(lightness)
@@ -155,7 +156,7 @@ def test_a_long_map_is_pooled_and_says_so() -> None:
         numpy.testing.assert_allclose(image.filled(0).sum(-1), 1, rtol=1e-5)
     assert "300 in 256 cells" in figure.get_supxlabel()
     assert "300 in 256 cells" in figure.get_supylabel()
-    assert "mean weight" in figure.axes[-1].get_ylabel()
+    assert "averaged over its queries" in figure.axes[-1].get_ylabel()
     assert tuple(figure.axes[0].images[0].get_extent()) == (-0.5, 299.5, 299.5, -0.5)
 
 

@@ -114,7 +114,7 @@ def test_heads_with_a_label_have_it_with_its_score_and_a_frame_in_its_colour() -
     figure = model_picture(toy())
     words = said(figure)
     assert {"previous-token 1.00", "broad 1.00", "1 previous-token", "1 broad", "3 mixed"} <= set(words)
-    assert any(word.startswith("looks at the word just before") for word in words)
+    assert any(word.startswith("attends to the token just before") for word in words)
     assert not any(word.startswith("mixed") for word in words)
     frames = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     widths = [frame.get_linewidth() for frame in frames]
@@ -123,8 +123,8 @@ def test_heads_with_a_label_have_it_with_its_score_and_a_frame_in_its_colour() -
 
 def test_the_title_says_which_model_and_which_text() -> None:
     words = said(model_picture(toy(), text="to  be\nor not"))
-    assert words.count("Toy: what its 5 heads look at in “to be or not”") == 1
-    assert "Model: what its one head looks at" in said(model_picture(a_model([[even(3)]], title=None)))
+    assert words.count("Toy: what its 5 heads attend to in “to be or not”") == 1
+    assert "Model: what its one head attends to" in said(model_picture(a_model([[even(3)]], title=None)))
 
 
 def test_tokens_are_written_down_and_across() -> None:
@@ -159,7 +159,7 @@ def test_long_maps_are_pooled(kept: bool, monkeypatch: pytest.MonkeyPatch) -> No
     arrays = [image.get_array() for image in figure.axes[0].images]
     assert all(array.shape == (SMALL_CELLS, SMALL_CELLS) for array in arrays)
     numpy.testing.assert_allclose(arrays[1].filled(0).sum(-1), 1, rtol=1e-4)
-    assert "mean weight of a query" in figure.axes[1].get_ylabel()
+    assert "averaged over its queries" in figure.axes[1].get_ylabel()
     assert any(f"share {SMALL_CELLS} rows" in word for word in said(figure))
 
 
@@ -210,8 +210,8 @@ def test_a_layer_is_its_heat_maps_with_labels_and_names() -> None:
 
 def test_plot_is_the_grid_a_layer_or_one_head() -> None:
     heads = toy(4)
-    assert "Toy: what its 5 heads look at" in said(heads.plot())
-    assert "Toy: what 2 of its 5 heads look at in “a b”" in said(
+    assert "Toy: what its 5 heads attend to" in said(heads.plot())
+    assert "Toy: what 2 of its 5 heads attend to in “a b”" in said(
         heads.plot(chosen=[(1, 0), (0, 2)], text="a b")
     )
     assert heads.plot("layers.0.attention").get_suptitle() == "Toy, layer 0"
@@ -323,7 +323,7 @@ def test_labels_are_counted_the_most_frequent_first_mixed_last() -> None:
         ("previous-token", 1),
         ("mixed", 4),
     ]
-    assert "looks at everything nearly alike" in as_sentences(heads)[0]
+    assert "spreads its weight almost evenly" in as_sentences(heads)[0]
 
 
 def test_long_texts_keep_pictures_but_no_maps() -> None:

@@ -186,7 +186,7 @@ def test_roles_are_drawn_with_the_rule_beside_each() -> None:
     assert dots == [(0.4, 0), (0.8, 0), (0.7, 1), (0.3, 1)]
     said = texts(figure)
     assert "$Toy$: 1 of 2 relations found" in said and "0.40  the last noun" in said
-    with pytest.raises(ArgumentError, match="roles must hold a relation: 0 of 1"):
+    with pytest.raises(ArgumentError, match="roles must hold a measured relation: 0 of 1"):
         Roles({}, {}, [0], unasked={"a > b": "since"}).plot()
 
 

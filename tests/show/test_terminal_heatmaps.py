@@ -20,7 +20,7 @@ pytest.importorskip("rich")
 from rich.cells import cell_len
 from rich.console import Console
 
-from headwise.show.sheet import LIGHT_TO_DARK
+from headwise.show.colour_maps import WEIGHTS
 from headwise.show.terminal_heatmaps import (
     FROM,
     LEAST,
@@ -93,7 +93,7 @@ def test_one_head_is_large_and_says_what_each_word_looks_at_most() -> None:
     assert str(terminal_heatmaps(heads, chosen=[(0, 1)], width=41)).splitlines() == [
         "0.1 previous-token 0.94",
         "       0     1     2",
-        "      ┌──────────────────┐  looks most at",
+        "      ┌──────────────────┐  attends to",
         "      │██████            │",
         "0 The │██████            │  The 1.00",
         "      │██████            │",
@@ -264,7 +264,7 @@ def shown(maps: object, **options: object) -> str:
 def test_in_colour_each_cell_is_one_field_of_the_pictures_ramp() -> None:
     maps = terminal_heatmaps(heads_of(torch.eye(3)[None].repeat(2, 1, 1)), width=60)
     painted = shown(maps, force_terminal=True, color_system="truecolor")
-    red, green, blue = bytes.fromhex(LIGHT_TO_DARK[-1][1:])
+    red, green, blue = bytes.fromhex(WEIGHTS[-1][1:])
     assert f"38;2;{red};{green};{blue};48;2;{red};{green};{blue}m██" in painted
     assert re.sub(r"\x1b\[[\d;]*m", "", painted).split() == str(maps).split()
 

@@ -52,7 +52,7 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
       tabindex: "0",
       role: "application",
       "aria-label":
-        "Lines from queries on the left to keys on the right. Up and down choose a token, Escape lets go.",
+        "Lines from queries on the left to keys on the right. Up and down select a token, Escape clears the selection.",
     },
     picture,
   );
@@ -119,10 +119,10 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
     }
     const cut = !focus && all.length === MOST_LINES;
     note.textContent = cut
-      ? `The ${counted(MOST_LINES)} strongest lines; choose a token to see all of its own.`
+      ? `Only the ${counted(MOST_LINES)} largest weights are drawn; select a token to see all of its lines.`
       : focus
-        ? "Lines of the chosen token alone; Escape shows all."
-        : "All lines; point at a token for its own, a click pins it.";
+        ? "Only the lines of the selected token are drawn. Escape shows all lines."
+        : "The darker a line, the larger the weight. Point at a token to see only its lines; click to select it.";
   };
 
   const under = (event: MouseEvent): Spot => {
@@ -155,7 +155,14 @@ export function attentionLines(scene: Scene, hand: Hand, room: number): Picture 
     drawn() {
       const body = svg("g");
       for (const part of picture.cloneNode(true).childNodes) body.append(part.cloneNode(true));
-      return framed(scene, body, width, height, "queries left, keys right; as dark as the weight", null);
+      return framed(
+        scene,
+        body,
+        width,
+        height,
+        "queries left, keys right; the darker, the larger the weight",
+        null,
+      );
     },
   };
 }

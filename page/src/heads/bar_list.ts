@@ -18,7 +18,7 @@ export interface Bar {
 
 export interface BarList {
   element: HTMLElement;
-  show(bars: Bar[], what: string): void;
+  show(bars: Bar[], meaning: string): void;
   choose(layer: number, head: number): void;
 }
 
@@ -61,9 +61,9 @@ export function barList(title: string, chosen: (layer: number, head: number) => 
   });
   return {
     element,
-    show(wanted, what) {
+    show(wanted, meaning) {
       bars = wanted;
-      caption.textContent = what;
+      caption.textContent = meaning;
       draw();
     },
     choose(layer, head) {

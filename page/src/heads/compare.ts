@@ -70,8 +70,8 @@ function open(app: App): OpenView {
       el("label", { class: "view-field", for: `beside-${name}` }, `${titles[name]} `, selects[name]),
     ]),
   ) as Record<(typeof FIELDS)[number], HTMLLabelElement>;
-  const pin = el("button", { type: "button", id: "beside-pin" }, "Pin the chosen head as second");
-  const swap = el("button", { type: "button", id: "beside-swap" }, "Swap the two");
+  const pin = el("button", { type: "button", id: "beside-pin" }, "Use the selected head as second");
+  const swap = el("button", { type: "button", id: "beside-swap" }, "Swap heads");
   const said = el("p", { class: "compare-said" });
   let sayRow: (row: number) => string = () => "";
   const together = pairedMaps((row) => sayRow(row));
@@ -81,7 +81,7 @@ function open(app: App): OpenView {
     class: "table-room",
     tabindex: 0,
     role: "region",
-    "aria-label": "Both heads in numbers",
+    "aria-label": "Statistics of both heads",
   });
   const element = el(
     "div",
@@ -170,10 +170,10 @@ function open(app: App): OpenView {
       const pooled = !calls[0]?.exact;
       const hidden = pooled && known === null;
       said.replaceChildren(
-        "Between the two: ",
+        "Difference: ",
         el("strong", { id: "compare-distance" }, `${fixed(number)} nats`),
-        ` (Jensen-Shannon divergence, the mean over rows; 0: the same, ${fixed(MOST, 2)}: nothing in common` +
-          `${hidden ? "; of pooled maps, which hide some of it" : ""}).`,
+        ` (Jensen-Shannon divergence of the weights, averaged over rows; 0 = the same weights, ${fixed(MOST, 2)} = no key in common` +
+          `${hidden ? "; computed from pooled maps, which makes it smaller" : ""}).`,
       );
       const part = (one: Cells, row: number) =>
         one.values.subarray(row * one.columns, (row + 1) * one.columns);
@@ -181,7 +181,9 @@ function open(app: App): OpenView {
         rowDivergence(part(first, row), part(other, row)),
       );
       sayRow = (row) =>
-        Number.isNaN(nats[row]) ? "one of the two has no weights here" : `${fixed(nats[row], 3)} nats apart`;
+        Number.isNaN(nats[row])
+          ? "one of the two maps has no weights in this row"
+          : `difference ${fixed(nats[row], 3)} nats`;
       const most = nats.reduce((best, x, row) => (x > (nats[best] || 0) ? row : best), 0);
       const [rows, columns] = (["queryTokens", "keyTokens"] as const).map((side) => axisOf(calls, side));
       together.show(
@@ -197,8 +199,8 @@ function open(app: App): OpenView {
     } else {
       const sizes = cells.map((one, at) => one && `${calls[at]?.queries} × ${calls[at]?.keys}`);
       said.textContent = cells.some((one) => one === null)
-        ? "The map of one of them is not in this page."
-        : `Their maps are of different shapes, ${sizes[0]} and ${sizes[1]} positions: there is no difference to show.`;
+        ? "The map of one of these heads is not in this page."
+        : `The maps have different shapes, ${sizes[0]} and ${sizes[1]} tokens, so their difference cannot be shown.`;
       cells.forEach((one, at) => {
         apart[at].element.hidden = one === null;
         const call = calls[at];
@@ -297,11 +299,7 @@ function numbersTable(app: App, heads: (HeadData | undefined)[], names: string[]
         ...cells.map((cell) => el("td", null, cell)),
       ),
     );
-  line("label", [
-    first?.label ?? "–",
-    second?.label ?? "–",
-    first?.label === second?.label ? "the same" : "",
-  ]);
+  line("label", [first?.label ?? "–", second?.label ?? "–", first?.label === second?.label ? "same" : ""]);
   for (const one of app.data.statistics) {
     const [mine, theirs] = heads.map((each) => each?.numbers[one.name] ?? null);
     if (mine === null && theirs === null) continue;

@@ -1,4 +1,4 @@
-/** What the chosen head does over many documents, and which of them move it most. */
+/** The selected head over many documents, and the documents where it deviates most. */
 
 import { el } from "../shared/elements.ts";
 import { fixed, headName } from "./number_texts.ts";
@@ -13,7 +13,7 @@ export const corpusView: View = {
   open,
 };
 
-const COLUMNS = ["mean", "spread", "5%", "median", "95%", "depends on text"];
+const COLUMNS = ["mean", "std. dev.", "5%", "median", "95%", "dependence"];
 
 function open(app: App): OpenView {
   const data = app.data.corpus as CorpusData;
@@ -34,14 +34,22 @@ function open(app: App): OpenView {
     title.textContent = headName(app.sources[0], layer, head);
     const chosen = data.heads.find((one) => one.layer === layer && one.head === head);
     room.hidden = chosen === undefined;
-    said.textContent = chosen?.sentence ?? "Nothing was measured of this head.";
+    said.textContent = chosen?.sentence ?? "This head was not measured.";
     if (chosen === undefined) return;
     room.replaceChildren(
       el(
         "div",
         null,
-        listed("Documents that move it most", chosen.movers, "No document is far from its mean."),
-        listed("Places where it looks elsewhere", chosen.places, "None was looked for in texts so short."),
+        listed(
+          "Documents with the largest deviation",
+          chosen.movers,
+          "No document deviates much from the mean.",
+        ),
+        listed(
+          "Positions where its attention differs most",
+          chosen.places,
+          "The texts are too short to compare positions.",
+        ),
       ),
       numbers(chosen),
     );
@@ -85,11 +93,11 @@ function numbers(head: CorpusHeadData): HTMLElement {
   return el(
     "div",
     null,
-    el("h4", null, "In numbers"),
-    el("p", { class: "quiet" }, `Labels, and in what share of documents: ${labels}.`),
+    el("h4", null, "Statistics over documents"),
+    el("p", { class: "quiet" }, `Labels, with their share of documents: ${labels}.`),
     el(
       "div",
-      { class: "table-room", role: "region", "aria-label": "Numbers over documents", tabindex: 0 },
+      { class: "table-room", role: "region", "aria-label": "Statistics over documents", tabindex: 0 },
       el(
         "table",
         { class: "corpus-numbers" },

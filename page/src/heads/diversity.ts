@@ -75,22 +75,32 @@ function open(app: App): OpenView {
     cosines.hidden = between === null;
     if (distances === null || pairs.length === 0) {
       said.textContent =
-        distances === null ? "Not measured in this layer." : "There are no two heads to compare.";
+        distances === null
+          ? "The heads of this layer were not compared."
+          : "This layer has only one head to show.";
     } else {
       said.textContent = inWords(pairs);
       table.replaceChildren(
-        el("h4", null, "Where they look: divergence, nats"),
+        el("h4", null, "Attention weights: Jensen-Shannon divergence (nats)"),
         matrix(distances, (x) => weightColour(x / MOST), "Divergence of two heads"),
         scale(),
-        el("p", { class: "quiet" }, "Click a number to compare the two heads."),
+        el(
+          "p",
+          { class: "quiet" },
+          "0 = the same weights, 0.69 = no key in common. Click a number to compare the two heads.",
+        ),
       );
       points.replaceChildren(...pointsPicture(app, distances));
     }
     if (between !== null)
       cosines.replaceChildren(
-        el("h4", null, "What they say: cosine of their outputs"),
+        el("h4", null, "Outputs: cosine similarity"),
         matrix(between, signedColour, "Cosine of the outputs of two heads"),
-        el("p", { class: "quiet" }, "1: the same direction; 0: nothing in common; −1: the opposite."),
+        el(
+          "p",
+          { class: "quiet" },
+          "1 (orange) = the same direction, 0 = orthogonal, −1 (blue) = the opposite direction.",
+        ),
       );
     mark();
   }
@@ -111,10 +121,11 @@ function inWords(pairs: { first: number; second: number; value: number }[]): str
   const [near, far] = [ordered[0], ordered[ordered.length - 1]];
   const share = Math.round((mean / MOST) * 100);
   const name = (pair: typeof near) => `${pair.first} and ${pair.second} (${fixed(pair.value, 3)})`;
-  const ends = pairs.length > 1 ? ` Most alike are heads ${name(near)}, least heads ${name(far)}.` : "";
+  const ends =
+    pairs.length > 1 ? ` Most similar: heads ${name(near)}; least similar: heads ${name(far)}.` : "";
   return (
-    `Two heads of this layer differ by ${fixed(mean, 3)} nats in the mean, ${share}% of what is possible ` +
-    `(Jensen-Shannon divergence; 0: the same, log 2 = 0.69: nothing in common).${ends}`
+    `Mean Jensen-Shannon divergence between two heads of this layer: ${fixed(mean, 3)} nats, ${share}% of the ` +
+    `largest possible (log 2 = 0.69).${ends}`
   );
 }
 
@@ -137,7 +148,7 @@ function matrix(
     });
     const button = el(
       "button",
-      { type: "button", "data-head": row, "aria-label": `Choose head ${row}` },
+      { type: "button", "data-head": row, "aria-label": `Select head ${row}` },
       String(row),
     );
     body.append(el("tr", null, el("th", { scope: "row" }, button), ...cells));
@@ -175,7 +186,7 @@ function pointsPicture(app: App, distances: (number | null)[][]): (HTMLElement |
     viewBox: `0 0 ${SIZE} ${(2 * tall).toFixed(1)}`,
     class: "points",
     role: "group",
-    "aria-label": "Heads as points",
+    "aria-label": "Heads placed by similarity",
     "data-zoom": zoom.toFixed(6),
   });
   picture.append(svg("path", { d: `M0 ${tall}H${SIZE}M${SIZE / 2} 0V${2 * tall}`, class: "axis" }));
@@ -209,13 +220,13 @@ function pointsPicture(app: App, distances: (number | null)[][]): (HTMLElement |
     legend.append(el("li", null, dot, name));
   }
   return [
-    el("h4", null, "Heads as points"),
+    el("h4", null, "Heads placed by similarity"),
     picture,
     legend,
     el(
       "p",
       { class: "quiet" },
-      "As far apart as the roots of the divergences, as well as a plane can; click one.",
+      "Distances approximate the square root of the Jensen–Shannon divergence (multidimensional scaling). Click a head to open it.",
     ),
   ];
 }

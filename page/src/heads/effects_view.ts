@@ -1,4 +1,4 @@
-/** What switching off each head does, as it was measured before the page was written. */
+/** The effect of switching off each head, measured before the page was written. */
 
 import { el } from "../shared/elements.ts";
 import { barList } from "./bar_list.ts";
@@ -9,14 +9,14 @@ import type { OpenView, View } from "./view_kinds.ts";
 
 export const effectsView: View = {
   id: "effects",
-  title: "Switched off",
+  title: "Effect of each head",
   there: (app) => app.data.effects !== null && app.data.effects.heads.length > 0,
   open,
 };
 
 function open(app: App): OpenView {
   const data = app.data.effects as EffectsData;
-  const list = barList("Heads, the largest effect first", (layer, head) =>
+  const list = barList("Heads by effect, largest first", (layer, head) =>
     app.set({ layer, head, source: 0 }),
   );
   const title = el("h3");
@@ -61,7 +61,7 @@ function open(app: App): OpenView {
     title.textContent = `Without ${headName(app.sources[0], app.state.layer, app.state.head)}`;
     words.hidden = !chosen?.after || !data.before;
     if (chosen === undefined || chosen.effect === null) {
-      said.textContent = "This head was not switched off.";
+      said.textContent = "The effect of this head was not measured.";
       return;
     }
     said.textContent = `Effect on the ${data.of}: ${fixed(chosen.effect, 4)}${data.unit ? ` ${data.unit}` : ""}.`;

@@ -1,4 +1,4 @@
-/** Two texts that differ in a word: which heads look elsewhere now, and where. */
+/** Two texts that differ in a word or two: the heads whose weights changed, and where. */
 
 import { el } from "../shared/elements.ts";
 import { barList } from "./bar_list.ts";
@@ -15,20 +15,20 @@ const AROUND = 14; // tokens shown on each side of what differs
 
 export const flipView: View = {
   id: "flip",
-  title: "Flip a word",
+  title: "Compare texts",
   there: (app) => app.data.flips.length > 0,
   open,
 };
 
 const SENTENCE =
-  "How far a head moved is the Jensen-Shannon divergence between where each word looks in the one text and in the " +
-  "other, in the mean over words: 0 is the same, log 2 = 0.69 nats is nothing in common.";
+  "The change of a head is the Jensen-Shannon divergence between its weights on the two texts, averaged over tokens: " +
+  "0 = the same weights, log 2 = 0.69 nats = no key in common. In the difference, orange is more weight in the second text, blue less.";
 
 function open(app: App): OpenView {
   const which = el("select", { id: "flip-which" });
   const offered = el("label", { class: "view-field", for: "flip-which" }, "Texts ", which);
   const texts = el("div", { class: "flip-texts" });
-  const list = barList("Heads, the most moved first", (layer, head) => {
+  const list = barList("Heads by change, largest first", (layer, head) => {
     const { source, text } = app.state;
     const flip = chosenFlip();
     const inside = [flip.before, flip.after].some(([s, t]) => s === source && t === text);
@@ -72,7 +72,7 @@ function open(app: App): OpenView {
         note: head.token,
         label: labelOf(app.data, headOf(reading, head.layer, head.head)?.label),
       })),
-      "nats, and the word that moved most",
+      "change in nats, and the token that changed most",
     );
   }
 
@@ -94,15 +94,15 @@ function open(app: App): OpenView {
     title.textContent = `${capital(headName(source, moved.layer, moved.head))}: ${flip.words[0] || "without"} → ${flip.words[1] || "without"}`;
     note.textContent =
       moved.distance === null
-        ? "No word of this head can be compared."
-        : `Moved ${fixed(moved.distance, 3)} nats in the mean, ${fixed(moved.largest, 3)} at “${moved.token}”. ` +
-          `The scale of the difference is this head's own.`;
+        ? "No token of this head can be compared."
+        : `Mean change ${fixed(moved.distance, 3)} nats; largest change ${fixed(moved.largest, 3)} nats, at “${moved.token}”. ` +
+          "The colour scale of the difference is set for each head.";
     const places = flip.layers[moved.layer];
     const together = before && after && first && second && onOneLine(before, after, first, second, places);
     maps.element.hidden = !together;
     if (!together) {
       note.textContent +=
-        " Its maps are not in this page, or pooled differently: there is nothing to lay side by side.";
+        " Its maps are not in this page, or are pooled differently, and cannot be compared.";
       return;
     }
     const { shown, rows, columns } = together;
@@ -110,9 +110,9 @@ function open(app: App): OpenView {
       places?.queries.findIndex((place) => place.before === moved.places?.[0] && place.before !== null) ?? -1;
     sayRow = (row) => {
       if (!places || !together.exact) return "";
-      if (row === most) return `moved ${fixed(moved.largest, 3)} nats`; // as measured; the page's weights are rounded
+      if (row === most) return `change ${fixed(moved.largest, 3)} nats`; // as measured; the page's weights are rounded
       const apart = placeDivergence(shown[0].cells, shown[1].cells, row, places.keys);
-      return Number.isNaN(apart) ? "only one of the texts has it" : `moved ${fixed(apart, 3)} nats`;
+      return Number.isNaN(apart) ? "only one of the texts has this token" : `change ${fixed(apart, 3)} nats`;
     };
     maps.show(shown, rows, columns, together.exact ? Math.max(most, 0) : 0);
   }
@@ -178,8 +178,8 @@ function onOneLine(
     });
     return {
       shown: [
-        { title: "before", cells: sides[0], ...mine },
-        { title: "after", cells: sides[1], ...theirs },
+        { title: "first text", cells: sides[0], ...mine },
+        { title: "second text", cells: sides[1], ...theirs },
         { title: "difference", cells: difference(sides[0], sides[1], isAbsent), signed: true, ...both },
       ],
       rows: axis(queries),
@@ -191,8 +191,8 @@ function onOneLine(
   if (before.queries !== after.queries || before.keys !== after.keys) return null;
   return {
     shown: [
-      { title: "before", cells: first },
-      { title: "after", cells: second },
+      { title: "first text", cells: first },
+      { title: "second text", cells: second },
       { title: "difference", cells: difference(first, second), signed: true },
     ],
     rows: { names: null, positions: before.queries },
@@ -206,7 +206,11 @@ function textOf(app: App, flip: FlipData, side: "before" | "after", words: strin
   const reading = readingOf(app, flip[side]);
   const layer = flip.layers.findIndex((one) => one !== null);
   const tokens = reading?.calls[layer]?.queryTokens;
-  const said = el("p", { class: "flip-text" }, el("span", { class: "quiet" }, `${capital(side)}: `));
+  const said = el(
+    "p",
+    { class: "flip-text" },
+    el("span", { class: "quiet" }, side === "before" ? "First text: " : "Second text: "),
+  );
   const line = flip.layers[layer]?.queries;
   if (!tokens || !line) {
     said.append(reading?.text ?? words);

@@ -1,4 +1,4 @@
-/** What is known of one head: its label, roles and statistics, each with a plain sentence; its strongest pairs. */
+/** The label, roles and statistics of one head, each with a sentence; its largest weights. */
 
 import { labelColour } from "../shared/colours.ts";
 import { el } from "../shared/elements.ts";
@@ -16,11 +16,11 @@ export function headTitle(layer: string, head: number): string {
 
 /** The chip and its sentence. */
 export function labelLine(app: App, head: HeadData): HTMLElement {
-  const known = app.data.labels.find((each) => each.name === head.label);
+  const label = app.data.labels.find((each) => each.name === head.label);
   const chip = el("span", { class: "label-chip" }, head.label.replaceAll("_", " "));
   if (head.score !== null) chip.append(" ", figure(head.score));
-  chip.style.setProperty("--own", labelColour(known));
-  return el("p", { class: "label-line" }, chip, known ? ` ${known.sentence}` : null);
+  chip.style.setProperty("--own", labelColour(label));
+  return el("p", { class: "label-line" }, chip, label ? ` ${label.sentence}` : null);
 }
 
 function interval({ low, high }: RoleData): string {
@@ -35,13 +35,13 @@ export function rolesList(roles: RoleData[] | null): HTMLElement | null {
       "li",
       null,
       el("b", null, role.name),
-      ` ${role.sentence}: `,
+      ` ${role.sentence} in `,
       figure(role.share),
       el(
         "span",
         { class: "quiet" },
         ` of ${counted(role.cases)} cases${interval(role)};` +
-          ` the best simple rule, “${role.rule}”, reaches ${short(role.rule_share)}`,
+          ` the best rule without a model, “${role.rule}”, is right in ${short(role.rule_share)}.`,
       ),
     ),
   );
@@ -49,7 +49,7 @@ export function rolesList(roles: RoleData[] | null): HTMLElement | null {
 }
 
 /** A number of a head, in the digits that its size deserves. */
-function told(value: number | null, share: boolean): string {
+function formatted(value: number | null, share: boolean): string {
   if (value === null) return "–";
   if (share) return short(value);
   const size = Math.abs(value);
@@ -64,10 +64,10 @@ export function numbersList(app: App, head: HeadData): HTMLElement {
       "div",
       { title: `${sentence} (${head.numbers[name]})` },
       el("dt", null, title.replaceAll("_", " ")),
-      el("dd", null, told(head.numbers[name], share)),
+      el("dd", null, formatted(head.numbers[name], share)),
     ),
   );
-  const said = offered.map(({ title, sentence }) =>
+  const sentences = offered.map(({ title, sentence }) =>
     el("li", null, el("b", null, title.replaceAll("_", " ")), `: ${sentence}`),
   );
   return el(
@@ -77,8 +77,8 @@ export function numbersList(app: App, head: HeadData): HTMLElement {
     el(
       "details",
       null,
-      el("summary", null, "What these numbers say"),
-      el("ul", { class: "sentences" }, ...said),
+      el("summary", null, "What these statistics mean"),
+      el("ul", { class: "sentences" }, ...sentences),
     ),
   );
 }
@@ -124,5 +124,5 @@ export async function pairsList(
   });
   const list = el("ol", { class: "pairs" }, ...items);
   if (scene.call.exact || !scene.written) return list;
-  return el("div", null, el("p", { class: "quiet" }, "By weight alone:"), list);
+  return el("div", null, el("p", { class: "quiet" }, "By weight only:"), list);
 }

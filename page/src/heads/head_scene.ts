@@ -54,7 +54,7 @@ export const counted = (n: number): string => grouped.format(n);
 
 /** A weight in two or three digits. */
 export function short(weight: number): string {
-  if (Number.isNaN(weight)) return "hidden";
+  if (Number.isNaN(weight)) return "masked";
   const size = Math.abs(weight);
   if (size === 0) return "0";
   if (size < 0.001) return weight < 0 ? ">−0.001" : "<0.001";
@@ -63,11 +63,7 @@ export function short(weight: number): string {
 
 /** A number whose title is all that is known of it. */
 export function figure(weight: number): HTMLElement {
-  return el(
-    "b",
-    { title: Number.isNaN(weight) ? "hidden by the mask" : weight.toPrecision(5) },
-    short(weight),
-  );
+  return el("b", { title: Number.isNaN(weight) ? "masked" : weight.toPrecision(5) }, short(weight));
 }
 
 /** The first and the last position that share cell `index` of `count`. */
@@ -96,8 +92,8 @@ export function named(tokens: string[] | null, position: number): string {
   return token === undefined ? `position ${counted(position)}` : `“${shown(token)}” (${counted(position)})`;
 }
 
-function range(many: string, one: string, [from, to]: [number, number]): string {
-  return from === to ? `${one} ${counted(from)}` : `${many} ${counted(from)}–${counted(to)}`;
+function range(plural: string, singular: string, [from, to]: [number, number]): string {
+  return from === to ? `${singular} ${counted(from)}` : `${plural} ${counted(from)}–${counted(to)}`;
 }
 
 /** The tokens from one position to another, the middle left out where they are many. */
@@ -135,20 +131,26 @@ export function columnName(scene: Scene, cells: Cells, column: number): string {
 
 /** The columns of a row that can be seen, largest first. */
 export function ranked(cells: Cells, row: number): { column: number; weight: number }[] {
-  const found: { column: number; weight: number }[] = [];
+  const columns: { column: number; weight: number }[] = [];
   for (let column = 0; column < cells.columns; column++) {
     const weight = cells.values[row * cells.columns + column];
-    if (!Number.isNaN(weight)) found.push({ column, weight });
+    if (!Number.isNaN(weight)) columns.push({ column, weight });
   }
-  return found.sort((a, b) => b.weight - a.weight);
+  return columns.sort((a, b) => b.weight - a.weight);
 }
 
-/** What a row looks at: `"sat" (5) looks at: "cat" 0.62, "the" 0.11 …`. */
+/** The largest weights of a row: `"sat" (5) attends to: "cat" 0.62, "the" 0.11 …`. */
 export function rowSaid(scene: Scene, cells: Cells, row: number, most: number): Child[] {
   const best = ranked(cells, row);
-  const one = cells.rows === scene.call.queries;
-  if (best.length === 0) return [`${rowName(scene, cells, row)}: nothing to show yet`];
-  const does = scene.written ? (one ? "takes in" : "take in") : one ? "looks at" : "look at";
+  const isOne = cells.rows === scene.call.queries;
+  if (best.length === 0) return [`${rowName(scene, cells, row)}: not generated yet`];
+  const does = scene.written
+    ? isOne
+      ? "receives most from"
+      : "receive most from"
+    : isOne
+      ? "attends to"
+      : "attend to";
   const parts: Child[] = [el("span", { class: "who" }, rowName(scene, cells, row)), ` ${does}: `];
   for (const [i, { column, weight }] of best.slice(0, most).entries()) {
     const [from, to] = columnRange(scene, cells, column);
@@ -165,7 +167,7 @@ export function cellSaid(scene: Scene, { row, column, cells }: Spot): Child[] {
   if (row === null || column === null) return [];
   const weight = cells.values[row * cells.columns + column];
   const pair = `${rowName(scene, cells, row)} → ${columnName(scene, cells, column)}: `;
-  if (Number.isNaN(weight)) return [pair, el("b", null, "hidden")];
+  if (Number.isNaN(weight)) return [pair, el("b", null, "masked")];
   const of = isExact(scene, cells) || scene.written ? "" : " of their weight";
   return [pair, figure(weight), of];
 }
@@ -173,10 +175,10 @@ export function cellSaid(scene: Scene, { row, column, cells }: Spot): Child[] {
 /** The tokens behind a pooled cell, shortened. */
 export function regionSaid(scene: Scene, { row, column, cells }: Spot): string {
   if (isExact(scene, cells) || row === null) return "";
-  const asks = excerpt(scene.call.queryTokens, rowRange(scene, cells, row));
-  if (column === null) return asks;
-  const asked = excerpt(scene.call.keyTokens, columnRange(scene, cells, column));
-  return asks || asked ? `“${asks}” → “${asked}”` : "";
+  const queries = excerpt(scene.call.queryTokens, rowRange(scene, cells, row));
+  if (column === null) return queries;
+  const keys = excerpt(scene.call.keyTokens, columnRange(scene, cells, column));
+  return queries || keys ? `“${queries}” → “${keys}”` : "";
 }
 
 /** Attention that a key receives: the mean over the queries that can see it; a row may stand for several. */

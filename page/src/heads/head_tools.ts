@@ -91,10 +91,10 @@ export function weightLegend(scene: Scene): HTMLElement[] {
     "span",
     { class: "quiet" },
     el("span", { class: "hidden-swatch" }),
-    scene.prompt === null ? " hidden" : " hidden, or not yet there",
+    scene.prompt === null ? " masked" : " masked, or not generated yet",
   );
   const parts = hides ? [box, swatch] : [box];
-  const end = el("span", { class: "quiet" }, el("span", { class: "prompt-swatch" }), " the prompt ends");
+  const end = el("span", { class: "quiet" }, el("span", { class: "prompt-swatch" }), " end of the prompt");
   return scene.prompt === null ? parts : [...parts, end];
 }
 
@@ -132,15 +132,15 @@ export function takeButtons(file: string, drawn: () => SVGSVGElement | null): HT
       field.value = location.href;
       field.focus();
       field.select();
-      said.textContent = "copy it from here";
+      said.textContent = "Copy the link from this field.";
     };
     if (!navigator.clipboard) {
       byHand();
       return;
     }
     void navigator.clipboard.writeText(location.href).then(() => {
-      said.textContent = "copied";
+      said.textContent = "Link copied.";
     }, byHand);
   });
-  return [el("span", { class: "quiet" }, "This picture: "), ...buttons, copy, field, said];
+  return [el("span", { class: "quiet" }, "Save this picture: "), ...buttons, copy, field, said];
 }

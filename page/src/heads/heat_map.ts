@@ -93,7 +93,7 @@ export function cellMap(sides: Sides, hand: Hand, room: number): Omit<Picture, "
       ["row", sides.prompt],
       ["column", sides.prompt],
     ] as const) {
-      const line = el("div", { class: `prompt-end ${way}`, title: "the prompt ends here" });
+      const line = el("div", { class: `prompt-end ${way}`, title: "end of the prompt" });
       line.style[way === "row" ? "top" : "left"] = `${at * cell}px`;
       field.append(line);
     }
@@ -172,18 +172,18 @@ export function heatMap(scene: Scene, hand: Hand, room: number): Picture {
     columns: scene.call.keyTokens,
     prompt: scene.prompt,
     label:
-      "Map of attention, queries down, keys across. Arrow keys choose a token and a key, Escape lets go.",
+      "Attention map, queries in rows, keys in columns. Arrow keys select a token and a key, Escape clears the selection.",
   };
   const made = cellMap(sides, hand, room);
   return { ...made, drawn: () => mapDrawing(scene, scene.cells, null) };
 }
 
-/** What a head says before W_O, tokens down and channels across, with a line for the number under the pointer. */
+/** The output of a head before W_O, tokens in rows and channels in columns, with a line for the value under the pointer. */
 export function outputMap(all: Cells, tokens: string[] | null, room: number): HTMLElement[] {
   const rows = Math.min(all.rows, OUTPUT_ROWS);
   const cells = { rows, columns: all.columns, values: all.values.subarray(0, rows * all.columns) };
   const most = largestOf(cells.values.map(Math.abs));
-  const line = el("p", { class: "quiet output-line" }, "Point at a cell for its number.");
+  const line = el("p", { class: "quiet output-line" }, "Point at a cell to read its value.");
   const sides: Sides = {
     cells,
     most,
@@ -191,7 +191,7 @@ export function outputMap(all: Cells, tokens: string[] | null, room: number): HT
     rows: tokens?.slice(0, rows) ?? null,
     columns: null,
     prompt: null,
-    label: "What the head says before W_O, tokens down, channels across",
+    label: "Output of the head before W_O, tokens in rows, channels in columns",
   };
   const hand: Hand = {
     pin: () => {},
@@ -203,7 +203,8 @@ export function outputMap(all: Cells, tokens: string[] | null, room: number): HT
     },
   };
   const map = cellMap(sides, hand, room);
-  const cut = rows < all.rows ? ` The first ${counted(rows)} of ${counted(all.rows)} tokens.` : "";
-  const scale = `Orange is below 0, blue above; the strongest colour is ${short(most)}.${cut}`;
+  const cut =
+    rows < all.rows ? ` Only the first ${counted(rows)} of ${counted(all.rows)} tokens are shown.` : "";
+  const scale = `Rows are tokens, columns channels. Blue is below 0, orange above; strongest colour: ±${short(most)}.${cut}`;
   return [el("p", { class: "quiet" }, scale), line, map.element];
 }

@@ -1,4 +1,4 @@
-/** Attention over an image: a patch is chosen, the patches that it looks at are laid over the picture. */
+/** Attention over an image: the weights of the selected patch are drawn over the picture. */
 
 import { el, svg } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
@@ -44,7 +44,7 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
   const { cells, call } = scene;
   const patch = Math.max(12, Math.floor(Math.min(room - 8, 460) / columns));
   const [width, height] = [patch * columns, patch * rows];
-  const shot = el("img", { src, alt: "The image that was read, under its patches", draggable: "false" });
+  const shot = el("img", { src, alt: "The input image, divided into patches", draggable: "false" });
   const canvas = el("canvas", { class: "over" });
   const own = el("div", { class: "patch own", hidden: true });
   const seen = el("div", { class: "patch", hidden: true });
@@ -69,14 +69,14 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
   const beside =
     buttons.length === 0
       ? null
-      : el("p", { class: "others" }, el("span", null, "Not in the image: "), ...buttons);
+      : el("p", { class: "others" }, el("span", null, "Tokens outside the image: "), ...buttons);
   const frame = el(
     "div",
     {
       class: "image-map",
       tabindex: "0",
       role: "application",
-      "aria-label": "The image in patches. Arrow keys choose a patch, Escape lets go.",
+      "aria-label": "The image in patches. Arrow keys select a patch, Escape clears the selection.",
     },
     field,
   );
@@ -115,7 +115,8 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
   const draw = () => {
     canvas.hidden = query === null;
     if (query === null) {
-      note.textContent = "Point at a patch to see where it looks; a click or the arrow keys pin it.";
+      note.textContent =
+        "Point at a patch to see which patches it attends to; a click or the arrow keys select it.";
       return;
     }
     const over = overlay(scene, image, query);
@@ -125,8 +126,8 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
       ({ column }) => column < first || column >= first + rows * columns,
     );
     const rest = before.reduce((sum, { weight }) => sum + weight, 0);
-    const outside = before.length === 0 ? "" : ` Outside the image: ${short(rest)}.`;
-    note.textContent = `Strongest colour: ${short(most)} of ${named(call.queryTokens, query)}.${outside}`;
+    const outside = before.length === 0 ? "" : ` Weight on tokens outside the image: ${short(rest)}.`;
+    note.textContent = `Weights of ${named(call.queryTokens, query)}. Strongest colour: ${short(most)}.${outside}`;
   };
   const mark = (pinned: number | null, spot: Spot | null) => {
     pinnedNow = pinned;
@@ -159,7 +160,7 @@ export function imageMap(scene: Scene, image: ImageData, hand: Hand, room: numbe
       }
       body.append(svg("rect", { width, height, fill: "none", stroke: styled("--line") }));
       const name = query === null ? "" : named(call.queryTokens, query);
-      const whose = name ? `where ${name} looks; the strongest colour is ${short(most)}` : "no patch chosen";
+      const whose = name ? `weights of ${name}; strongest colour: ${short(most)}` : "no patch selected";
       return framed(scene, body, width, height, whose, null);
     },
   };

@@ -34,21 +34,21 @@ function columnsOf(app: App): Column[] {
     {
       name: "head",
       title: "head",
-      about: "layer and head, counted from 0",
+      about: "layer and head, both counted from 0",
       value: (head) => head.layer * 1e6 + head.head,
       text: (head) => shortName(head.layer, head.head),
     },
     {
       name: "label",
       title: "label",
-      about: "what the head does most",
+      about: "what the head does, if a score is above the threshold of a label",
       value: (head) => head.label,
       text: (head) => head.label,
     },
     {
       name: "score",
       title: "score",
-      about: "the number that earned the label",
+      about: "the score of the label, from 0 to 1",
       value: (head) => head.score,
       text: (head) => fixed(head.score, 3),
     },
@@ -57,7 +57,7 @@ function columnsOf(app: App): Column[] {
     columns.push({
       name: "roles",
       title: "roles",
-      about: "relations between words that the head was found for",
+      about: "relations between words that the head attends along, and the share of cases",
       value: (head) => roles(head)[0]?.share ?? null,
       text: (head) =>
         roles(head)
@@ -111,7 +111,7 @@ function open(app: App): OpenView {
   const body = el("tbody");
   const room = el(
     "div",
-    { class: "numbers-room", tabindex: 0, role: "region", "aria-label": "Numbers of every head" },
+    { class: "numbers-room", tabindex: 0, role: "region", "aria-label": "Statistics of every head" },
     el("table", { class: "plain all-numbers" }, caption, el("thead", null, top), body),
   );
   const count = el("p", { class: "quiet" });
@@ -166,8 +166,8 @@ function open(app: App): OpenView {
         ),
       ),
     );
-    caption.textContent = `${app.source.title}: numbers of every head`;
-    count.textContent = `${app.reading.heads.length} heads; a heading sorts, a row chooses its head.`;
+    caption.textContent = `${app.source.title}: statistics of every head`;
+    count.textContent = `${app.reading.heads.length} heads. Click a heading to sort, a row to select its head.`;
     order();
   };
   top.addEventListener("click", (event) => {
@@ -186,13 +186,13 @@ function open(app: App): OpenView {
     const worked = await copied(csv(columns, heads));
     done.textContent = worked
       ? `${heads.length} heads copied.`
-      : "This browser does not let pages copy: download it.";
+      : "This browser does not allow copying; use the download instead.";
   });
   save.addEventListener("click", () => {
     const address = URL.createObjectURL(new Blob([csv(columns, heads)], { type: "text/csv" }));
     el("a", { href: address, download: "heads.csv" }).click();
     setTimeout(() => URL.revokeObjectURL(address), 10_000);
-    done.textContent = `heads.csv, ${heads.length} heads.`;
+    done.textContent = `Saved heads.csv with ${heads.length} heads.`;
   });
   return {
     element,
@@ -214,7 +214,7 @@ function rowOf(app: App, columns: Column[], head: HeadData): HTMLElement {
         el(
           "th",
           { scope: "row" },
-          el("button", { type: "button", "aria-label": `Choose head ${name}` }, name),
+          el("button", { type: "button", "aria-label": `Select head ${name}` }, name),
         ),
       );
       continue;

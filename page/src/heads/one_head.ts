@@ -1,4 +1,4 @@
-/** One head, large: its map, lines or image, what it says in words, its numbers, the text in its colours. */
+/** One head, large: its map, lines or image, weights in words, its statistics, and the text in its colours. */
 
 import { byId, el } from "../shared/elements.ts";
 import { onTheme } from "../shared/theme.ts";
@@ -32,7 +32,7 @@ const REDRAWN: (keyof State | "sources")[] = [
   "source", "text", "layer", "head", "view", "measure", "step", "sources",
 ]; // biome-ignore format: a list
 const WRITTEN =
-  "A weight times the norm of what the head writes for that key, ‖v W_O‖: a key can get much weight and add almost nothing (Kobayashi et al., 2020). 1 is the layer's largest norm.";
+  "Attention weight times ‖v W_O‖, the norm of what the key adds to the output, relative to the largest norm in the layer. A key can get a large weight and still add almost nothing (Kobayashi et al., 2020).";
 
 export function oneHeadPanel(app: App): HTMLElement {
   const panel = byId("one-head");
@@ -48,7 +48,7 @@ export function oneHeadPanel(app: App): HTMLElement {
   const cellLine = el("p", { class: "cell-line" });
   const reading = el(
     "div",
-    { class: "reading", "aria-label": "What is pointed at", role: "group" },
+    { class: "reading", "aria-label": "Weights under the pointer", role: "group" },
     rowLine,
     cellLine,
   );
@@ -56,7 +56,7 @@ export function oneHeadPanel(app: App): HTMLElement {
   const legend = el("div", { class: "weight-legend" });
   const take = el("div", { class: "take" });
   const text = el("div", { class: "text" });
-  const textPart = el("div", null, el("h3", null, "The text in this head's colours"), text);
+  const textPart = el("div", null, el("h3", null, "Attention received by each token"), text);
   const numbers = el("div");
   const pairs = el("div");
   const bare = el("input", { type: "checkbox", id: "bare-pairs" });
@@ -66,17 +66,17 @@ export function oneHeadPanel(app: App): HTMLElement {
   const outputDetails = el(
     "details",
     { class: "output" },
-    el("summary", null, "Its output before W_O"),
+    el("summary", null, "Output of this head before W_O"),
     output,
   );
   panel.replaceChildren(
     el("div", { class: "head-top" }, title, el("div", { class: "walk" }, before, after)),
     label, roles, tools, steps.element, explained, reading, stage, legend, tableDetails, take,
     textPart,
-    el("h3", null, "Strongest pairs"),
-    el("p", { class: "option" }, bare, " ", el("label", { for: "bare-pairs" }, "without the first token and itself")),
+    el("h3", null, "Largest weights (query → key)"),
+    el("p", { class: "option" }, bare, " ", el("label", { for: "bare-pairs" }, "leave out the first token and the query's own token")),
     pairs, outputDetails,
-    el("h3", null, "Its numbers"), numbers,
+    el("h3", null, "Statistics"), numbers,
   ); // biome-ignore format: from top to bottom
 
   let scene: Scene | null = null;
@@ -97,7 +97,7 @@ export function oneHeadPanel(app: App): HTMLElement {
     },
   };
 
-  /** Words about what is pointed at, else about what is pinned; always as high, so that nothing jumps. */
+  /** Describe the cell under the pointer, or else the selected row; the height is fixed, so that nothing moves. */
   const say = () => {
     if (scene === null) return;
     const { cells, call } = scene;
@@ -109,8 +109,8 @@ export function oneHeadPanel(app: App): HTMLElement {
       row === null
         ? [
             scene.call.exact
-              ? "Point at a row, or choose one with the arrow keys."
-              : "Point at a cell, or use the arrow keys.",
+              ? "Point at a row to read its weights, or select one with the arrow keys."
+              : "Point at a cell to read it, or use the arrow keys.",
           ]
         : rowSaid(scene, known, row, call.exact ? 6 : 3);
     rowLine.replaceChildren(...rowWords.filter((child) => child != null));
@@ -152,7 +152,9 @@ export function oneHeadPanel(app: App): HTMLElement {
       if (now.call.exact) hand.point({ row: pair.query, column: pair.key, cells: now.cells });
     });
     if (now === scene)
-      pairs.replaceChildren(made ?? el("p", { class: "quiet" }, "Not measured for this head."));
+      pairs.replaceChildren(
+        made ?? el("p", { class: "quiet" }, "The largest weights of this head are not in this page."),
+      );
   };
   bare.addEventListener("change", () => void drawPairs());
 
@@ -184,7 +186,7 @@ export function oneHeadPanel(app: App): HTMLElement {
       parts.push(choice("View", view(), views, (value) => app.set({ view: value as State["view"] })));
     }
     if (call?.hasWritten) {
-      const measures: [string, string][] = [["weights", "weights"], ["written", "weights × norm of what is written"]]; // biome-ignore format: pairs
+      const measures: [string, string][] = [["weights", "weights"], ["written", "weights × ‖v W_O‖"]]; // biome-ignore format: pairs
       parts.push(
         choice("Measure", measure(), measures, (value) => app.set({ measure: value as State["measure"] })),
       );
@@ -215,7 +217,9 @@ export function oneHeadPanel(app: App): HTMLElement {
     picture = zoomed = scene = null;
     outputDetails.hidden = !call?.hasOutput;
     if (call === null || plain === null) {
-      stage.replaceChildren(el("p", { class: "quiet" }, "The map of this head was not collected."));
+      stage.replaceChildren(
+        el("p", { class: "quiet" }, "The attention map of this head is not in this page."),
+      );
       for (const part of [tools, explained, text, pairs, table, legend, take]) part.replaceChildren();
       steps.element.hidden = true;
       rowLine.textContent = cellLine.textContent = "";
@@ -252,8 +256,10 @@ export function oneHeadPanel(app: App): HTMLElement {
     textPart.hidden = read.image !== null; // the image is the text
     const notes = [
       written ? WRITTEN : "",
-      call.leftOut > 0 ? `${counted(call.leftOut)} padded positions are left out.` : "",
-      written && zoomed !== null && call.hasFiner(state.head) ? "Finer cells hold weights alone." : "",
+      call.leftOut > 0 ? `${counted(call.leftOut)} padded positions are not shown.` : "",
+      written && zoomed !== null && call.hasFiner(state.head)
+        ? "Finer cells are available for plain weights only."
+        : "",
     ];
     explained.textContent = notes.filter((note) => note !== "").join(" ");
     explained.hidden = explained.textContent === "";

@@ -1,4 +1,4 @@
-/** What was read and by what, how to read a map, and where wall and head stand beside each other. */
+/** The head of the page: the model, the text, how to read a map; and the layout of the grid of heads beside one head. */
 
 import { weightGradient } from "../shared/colours.ts";
 import { byId, el } from "../shared/elements.ts";
@@ -16,9 +16,9 @@ export function overviewPanel(app: App): void {
   const quote = el("blockquote", { dir: "auto", lang: "" });
   const more = el("button", { type: "button", class: "plain", hidden: true });
   const sizes = el("p", { class: "sizes" });
-  const how = el("div", { class: "how" });
+  const guide = el("div", { class: "how" });
   byId("heading").after(el("div", { class: "beside-heading" }, sizes, choices));
-  byId("what").append(quote, more, how);
+  byId("what").append(quote, more, guide);
 
   let whole = false;
   const draw = () => {
@@ -29,9 +29,11 @@ export function overviewPanel(app: App): void {
     quote.textContent = long && !whole ? `${cut(text)} …` : text;
     more.hidden = !long;
     more.setAttribute("aria-expanded", String(whole));
-    more.textContent = whole ? "show less" : `show all ${text.length.toLocaleString("en")} letters`;
+    more.textContent = whole
+      ? "Show less"
+      : `Show the whole text (${text.length.toLocaleString("en")} characters)`;
     sizes.textContent = sized(app.reading);
-    explained(how);
+    explained(guide);
   };
   more.addEventListener("click", () => {
     whole = !whole;
@@ -41,7 +43,7 @@ export function overviewPanel(app: App): void {
     if (changed.has("source") || changed.has("text")) whole = false;
     if (changed.has("source") || changed.has("text") || changed.has("sources")) draw();
   });
-  onTheme(() => explained(how));
+  onTheme(() => explained(guide));
   draw();
   footer(app);
   skip();
@@ -64,16 +66,16 @@ function chooser(app: App, place: HTMLElement): void {
     select.addEventListener("change", () => chosen(Number(select.value)));
     return el("label", { class: "menu" }, el("span", null, title), select);
   };
-  const known = document.activeElement?.id;
+  const focused = document.activeElement?.id;
   const models = app.sources.map((source) => source.title);
   const single = new Set(models).size === 1; // one model on several texts: these tell them apart
   const sources = app.sources.map((source, n) => {
     const text = source.readings[0]?.text ?? source.readings[0]?.name ?? "";
-    const told = text.length > 64 ? `${text.slice(0, 64)} …` : text;
-    if (single) return told || `${source.title} ${n + 1}`;
+    const short = text.length > 64 ? `${text.slice(0, 64)} …` : text;
+    if (single) return short || `${source.title} ${n + 1}`;
     return models.indexOf(source.title) === models.lastIndexOf(source.title)
       ? source.title
-      : `${source.title}: ${told}`;
+      : `${source.title}: ${short}`;
   });
   const readings = app.source.readings.map((reading, n) => reading.name || `text ${n + 1}`);
   const title = single && readings.length < 2 ? "Text" : "Model";
@@ -83,10 +85,10 @@ function chooser(app: App, place: HTMLElement): void {
   ].filter((each) => each !== null);
   place.replaceChildren(...made);
   place.hidden = made.length === 0;
-  if (known && place.querySelector(`#${CSS.escape(known)}`)) byId(known).focus();
+  if (focused && place.querySelector(`#${CSS.escape(focused)}`)) byId(focused).focus();
 }
 
-const counted = (n: number, what: string) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+const counted = (n: number, noun: string) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
 /** "4 layers × 8 heads, 17 tokens". */
 export function sized(reading: Reading): string {
@@ -94,24 +96,24 @@ export function sized(reading: Reading): string {
   for (const head of reading.heads) perLayer.set(head.layer, (perLayer.get(head.layer) ?? 0) + 1);
   const counts = new Set(perLayer.values());
   const [each] = counts;
-  const said = [
+  const parts = [
     counts.size === 1
       ? `${counted(perLayer.size, "layer")} × ${counted(each, "head")}`
       : `${counted(perLayer.size, "layer")}, ${counted(reading.heads.length, "head")}`,
   ];
   const calls = reading.calls.filter((call) => call !== null);
   const square = calls.every((call) => call.queries === call.keys && call.keys === calls[0].keys);
-  if (calls.length > 0 && square) said.push(counted(calls[0].keys, "token"));
+  if (calls.length > 0 && square) parts.push(counted(calls[0].keys, "token"));
   else if (calls.length > 0) {
     const lengths = new Set(
       calls.map((call) => `${call.queries.toLocaleString("en")} × ${call.keys.toLocaleString("en")}`),
     );
-    said.push(`queries × keys: ${[...lengths].join(", ")}`);
+    parts.push(`queries × keys: ${[...lengths].join(", ")}`);
   }
-  if (calls.some((call) => !call.exact)) said.push("tokens that are neighbours share a cell");
+  if (calls.some((call) => !call.exact)) parts.push("each cell covers several tokens");
   const out = Math.max(0, ...calls.map((call) => call.leftOut));
-  if (out > 0) said.push(`${counted(out, "padded position")} left out`);
-  return said.join(", ");
+  if (out > 0) parts.push(`${counted(out, "padded position")} not shown`);
+  return parts.join(", ");
 }
 
 /** How to read a map, and its colours. */
@@ -125,16 +127,20 @@ function explained(place: HTMLElement): void {
   });
   const scale = el(
     "div",
-    { class: "weights", role: "img", "aria-label": "Colours of weights from 0 to 1, by their square root" },
+    {
+      class: "weights",
+      role: "img",
+      "aria-label": "Colour scale of attention weights from 0 to 1, by square root",
+    },
     strip,
     ...ticks,
   );
-  const hidden = el("span", { class: "hidden-key" }, el("span", { class: "swatch" }), "hidden by a mask");
+  const hidden = el("span", { class: "hidden-key" }, el("span", { class: "swatch" }), "masked");
   place.replaceChildren(
     el(
       "p",
       null,
-      `Each square is one head. Rows are tokens that look, columns the tokens they look at; the ${isDark() ? "brighter" : "darker"}, the more attention.`,
+      `Each square is one head. Rows are tokens that attend (queries), columns the tokens they attend to (keys). ${isDark() ? "Brighter" : "Darker"} means a larger weight.`,
     ),
     el("div", { class: "shades" }, scale, hidden),
   );
@@ -147,18 +153,18 @@ function footer(app: App): void {
       "p",
       { class: "keys" },
       ...key("←", "→", "↑", "↓"),
-      "from head to head  ·  ",
+      "previous or next head  ·  ",
       ...key("Home", "End"),
-      "ends of a row  ·  ",
+      "first or last head of the row  ·  ",
       ...key("/"),
-      "search  ·  ",
+      "search heads  ·  ",
       ...key("Tab"),
-      "on to the next part",
+      "next section",
     ),
     el(
       "p",
       null,
-      `headwise ${app.data.version}. Everything is in this file; nothing is loaded, nothing is sent.`,
+      `headwise ${app.data.version}. This page is a single file: it works offline and sends no data.`,
     ),
   );
 }

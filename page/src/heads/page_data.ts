@@ -107,7 +107,7 @@ export interface LabelData {
   threshold: number;
   queries: number; // of how many queries at least it must be the mean
   general: boolean;
-  sentence: string; // "looks at the word just before each word"
+  sentence: string; // "attends to the token just before the current one"
 }
 
 export interface StatisticData {

@@ -56,7 +56,7 @@ export function pairedMaps(said: (row: number) => string): PairedMaps {
     class: "pm-figures",
     tabindex: 0,
     role: "group",
-    "aria-label": "Maps. Arrow up and down choose a row; the table below reads it.",
+    "aria-label": "Maps. Arrow up and down select a row; the table below shows its weights.",
   });
   const table = el("div", { class: "pm-row", "aria-live": "polite" });
   const element = el("div", { class: "pm" }, figures, table);
@@ -285,11 +285,11 @@ function rowTable(maps: PairedMap[], rows: Axis, columns: Axis, row: number, sai
   const cell = (map: PairedMap, key: number) => {
     const x = value(map, key);
     const absent = map.absentRows?.has(row) || map.absentColumns?.has(key);
-    const made = el("td", null, absent ? "not there" : (map.signed ? signed : fixed)(x));
+    const made = el("td", null, absent ? "no such token" : (map.signed ? signed : fixed)(x));
     if (map.signed && x) made.className = x > 0 ? "pm-more" : "pm-less";
     return made;
   };
-  const head = el("tr", null, el("th", { scope: "col" }, "looks at"));
+  const head = el("tr", null, el("th", { scope: "col" }, "key"));
   for (const map of maps) head.append(el("th", { scope: "col" }, map.title));
   const body = el("tbody");
   for (const { key } of keys)

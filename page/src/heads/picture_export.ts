@@ -77,11 +77,7 @@ export function framed(
   below: string,
   most: number | null = scene.most,
 ): SVGSVGElement {
-  const lines = [
-    scene.caption,
-    scene.written ? "weights × norm of what is written" : "attention weights",
-    below,
-  ];
+  const lines = [scene.caption, scene.written ? "weights × ‖v W_O‖" : "attention weights", below];
   const said = lines.filter((line) => line !== "");
   const wide = Math.max(width, 420) + 2 * MARGIN;
   const start = MARGIN + 30 + said.length * 17;
@@ -169,7 +165,9 @@ export function mapDrawing(scene: Scene, cells: Cells, part: Part | null): SVGSV
   }
   const edge = { width: wide * size, height: high * size, fill: "none", stroke: styled("--line") };
   group.append(svg("rect", edge));
-  const below = out ? "queries down, keys across" : "positions of queries down, of keys across";
+  const below = out
+    ? "queries in rows, keys in columns"
+    : "query positions in rows, key positions in columns";
   return framed(scene, group, left + wide * size + 4, top + high * size, below);
 }
 
@@ -215,7 +213,7 @@ export async function save(picture: SVGSVGElement, name: string, kind: "svg" | "
     canvas.height = picture.height.baseVal.value * sharp;
     canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
     const held = await new Promise<Blob | null>((done) => canvas.toBlob(done, "image/png"));
-    if (held === null) throw new Error("this browser cannot write the picture");
+    if (held === null) throw new Error("This browser cannot write the PNG; save the SVG instead.");
     download(held, `${name}.png`);
   } finally {
     URL.revokeObjectURL(address);

@@ -51,17 +51,18 @@ export function readText(
     }
     return made;
   };
-  const said =
+  const meaning =
     pinned === null
-      ? "received from all queries that can see it"
-      : `given by ${named(call.queryTokens, pinned)}`;
-  if (call.keyTokens === null) return [el("p", { class: "quiet" }, "The tokens of this text are not known.")];
+      ? "mean weight that a token gets from the queries that can see it"
+      : `weight that ${named(call.queryTokens, pinned)} gives to a token`;
+  if (call.keyTokens === null)
+    return [el("p", { class: "quiet" }, "This page does not have the tokens of this text.")];
   if (!self && call.queryTokens !== null) {
     const [from, to] = written(call.queryTokens.length, pinned ?? 0);
     const spans = call.queryTokens.slice(from, to).map((words, i) => token(words, from + i));
     for (const [i, span] of spans.entries()) span.classList.toggle("chosen", from + i === pinned);
     parts.push(
-      el("p", { class: "quiet" }, "Queries; click one to pin it:"),
+      el("p", { class: "quiet" }, "Queries (click one to select it):"),
       paragraph("queries", spans, true),
     );
   }
@@ -91,13 +92,7 @@ export function readText(
   const limit =
     to - from < call.keys ? ` Tokens ${counted(from)}–${counted(to - 1)} of ${counted(call.keys)}.` : "";
   parts.push(
-    el(
-      "p",
-      { class: "quiet" },
-      `Colour: attention ${said}${pooled}; the strongest is `,
-      figure(most),
-      `.${limit}`,
-    ),
+    el("p", { class: "quiet" }, `Colour: ${meaning}${pooled}. Strongest colour: `, figure(most), `.${limit}`),
     paragraph("keys", spans, self),
   );
   return parts;

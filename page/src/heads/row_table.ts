@@ -28,7 +28,7 @@ export function rowTable(scene: Scene, row: number): HTMLElement {
   const heads = ["key", pooled ? "positions" : "position", measure];
   const notes = [
     best.length > MOST_ROWS ? `The ${MOST_ROWS} largest of ${counted(best.length)}.` : "",
-    hidden > 0 ? `${counted(hidden)} hidden by the mask.` : "",
+    hidden > 0 ? `${counted(hidden)} masked.` : "",
   ].filter((note) => note !== "");
   return el(
     "div",

@@ -46,7 +46,7 @@ function open(app: App): OpenView {
     el(
       "div",
       { class: "view-controls" },
-      el("label", { class: "view-field", for: "training-statistic" }, "Number ", statistic),
+      el("label", { class: "view-field", for: "training-statistic" }, "Statistic ", statistic),
       el("label", { class: "view-field wide", for: "training-step" }, "Checkpoint ", slider),
       play,
     ),
@@ -110,10 +110,10 @@ function open(app: App): OpenView {
   function drawWall(): void {
     const at = checkpoint();
     slider.value = String(at);
-    const told = `step ${data.steps[at].toLocaleString("en")}, ${counted(data.tokens[at])} tokens read`;
-    slider.setAttribute("aria-valuetext", told);
+    const text = `step ${data.steps[at].toLocaleString("en")}, ${counted(data.tokens[at])} training tokens`;
+    slider.setAttribute("aria-valuetext", text);
     const loss = data.validation[at];
-    said.textContent = `${data.title}, ${told}${loss === null ? "" : `; validation loss ${fixed(loss, 3)} nats per token`}`;
+    said.textContent = `${data.title}, ${text}${loss === null ? "" : `; validation loss ${fixed(loss, 3)} nats per token`}`;
     const known = app.data.statistics.find((one) => one.name === statistic.value);
     about.textContent = known?.sentence ?? "";
     const [low, high] = ends(values(), known?.share ?? false);
@@ -143,7 +143,7 @@ function open(app: App): OpenView {
     const value = values()[at][app.state.layer]?.[app.state.head] ?? null;
     chosen.textContent =
       `Head ${shortName(layer, head)}: ${fixed(value, 3)}` +
-      (label ? `; ${label}: ${labelOf(app.data, label)?.sentence ?? ""}.` : "; no label earned.");
+      (label ? `; ${label}: ${labelOf(app.data, label)?.sentence ?? ""}.` : "; no label.");
     dot?.setAttribute("visibility", value === null ? "hidden" : "visible");
     dot?.setAttribute("cx", across(at, last, wide).toFixed(1));
     dot?.setAttribute("cy", up(value ?? 0, low, high, HIGH).toFixed(1));
@@ -156,12 +156,12 @@ function open(app: App): OpenView {
       el(
         "h4",
         null,
-        `${title} of every head; ${shortName(app.state.layer, app.state.head)} is the strong line`,
+        `${title} of every head (thick line: head ${shortName(app.state.layer, app.state.head)})`,
       ),
       curves(app, data, values(), statistic.value, wide),
       el("h4", null, "Validation loss, nats per token"),
       lossCurve(data, wide),
-      el("p", { class: "quiet" }, "Checkpoints stand evenly, as they were taken; below them, steps."),
+      el("p", { class: "quiet" }, "Training checkpoints, evenly spaced; the numbers are training steps."),
     );
   }
 

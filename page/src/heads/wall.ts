@@ -60,7 +60,7 @@ class Wall {
   private readonly list = el("div", { role: "listbox", class: "wall", "aria-labelledby": "wall-title" });
   private readonly none = el("p", { class: "none", hidden: true });
   private readonly bar = el("div", { class: "chosen-bar" });
-  private readonly controls: (offered: Measure[], there: number) => void;
+  private readonly controls: (offered: Measure[], matching: number) => void;
   private readonly thumbnails: Thumbnails;
   private tiles = new Map<string, Tile>();
   private lines: Spot[][] = [];
@@ -283,7 +283,7 @@ class Wall {
     this.bar.hidden = chosen === undefined;
     if (chosen === undefined) return;
     const { head } = chosen;
-    const go = el("button", { type: "button" }, "See it ↓");
+    const go = el("button", { type: "button" }, "Go to this head ↓");
     go.addEventListener("click", () => {
       byId("one-head").scrollIntoView();
       byId("one-head").focus({ preventScroll: true });

@@ -1,4 +1,4 @@
-/** What the wall shows and in which order: menus, chips of labels, search. */
+/** The controls of the grid of heads: menus of colours and order, labels, search. */
 
 import { css, labelColour, weightColour } from "../shared/colours.ts";
 import { el } from "../shared/elements.ts";
@@ -30,7 +30,7 @@ function offer(select: HTMLSelectElement, choices: Choice[], value: string): voi
 }
 
 /** Fills `place`; what is returned draws it anew: numbers that are offered, heads that are shown. */
-export function wallControls(app: App, place: HTMLElement): (offered: Measure[], there: number) => void {
+export function wallControls(app: App, place: HTMLElement): (offered: Measure[], matching: number) => void {
   const count = el("span", { class: "count", role: "status" });
   const [colours, colour] = menu("wall-colour", "Show", (name) => app.set({ colour: name }));
   const [sorts, sort] = menu("wall-sort", "Sort by", (name) => app.set({ sort: name }));
@@ -54,9 +54,18 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     search.focus();
     search.select();
   });
-  const chips = el("div", { class: "chips", role: "group", "aria-label": "Only heads with this label" });
+  const chips = el("div", { class: "chips", role: "group", "aria-label": "Show only heads with this label" });
   const scale = el("div", { class: "wall-scale" });
-  const note = el("span", { class: "role-note" }, el("span", { class: "role" }), "has a role");
+  const note = el(
+    "span",
+    {
+      class: "role-note",
+      title:
+        "Attends from a word to a related word, such as a verb to its object, more often than every simple rule",
+    },
+    el("span", { class: "role" }),
+    "has a role",
+  );
   place.append(
     el("div", { class: "wall-head" }, el("h2", { id: "wall-title" }, "All heads"), count, note),
     el(
@@ -71,23 +80,27 @@ export function wallControls(app: App, place: HTMLElement): (offered: Measure[],
     scale,
   );
 
-  return (offered, there) => {
+  return (offered, matching) => {
     const { state, reading } = app;
     const total = reading.heads.length;
-    const said = `${there.toLocaleString("en")} of ${total.toLocaleString("en")} head${total === 1 ? "" : "s"}`;
-    if (count.textContent !== said) count.textContent = said;
+    const text = `${matching.toLocaleString("en")} of ${total.toLocaleString("en")} head${total === 1 ? "" : "s"}`;
+    if (count.textContent !== text) count.textContent = text;
     const label = { name: "label", title: "labels", group: "" };
     const all: Choice[] = offered;
-    const known = (name: string, other: string) =>
+    const available = (name: string, other: string) =>
       name === "label" || offered.some((measure) => measure.name === name) ? name : other;
-    offer(colour, [{ name: "maps", title: "maps", group: "" }, label, ...all], known(state.colour, "maps"));
+    offer(
+      colour,
+      [{ name: "maps", title: "maps", group: "" }, label, ...all],
+      available(state.colour, "maps"),
+    );
     offer(
       sort,
       [{ name: "layer", title: "layers", group: "" }, { ...label, title: "label and score" }, ...all],
-      known(state.sort, "layer"),
+      available(state.sort, "layer"),
     );
-    order.hidden = known(state.sort, "layer") === "layer";
-    order.textContent = state.order === "most" ? "most first ↓" : "least first ↑";
+    order.hidden = available(state.sort, "layer") === "layer";
+    order.textContent = state.order === "most" ? "largest first ↓" : "smallest first ↑";
     if (search.value !== state.search) search.value = state.search;
     search.placeholder = suggested(app);
     drawChips(app, chips);
@@ -130,10 +143,10 @@ function drawChips(app: App, place: HTMLElement): void {
     made.addEventListener("click", () => app.set({ label: app.state.label === name ? "" : name }));
     return made;
   };
-  const there = app.data.labels.filter((label) => counts.has(label.name) || label.name === app.state.label);
+  const present = app.data.labels.filter((label) => counts.has(label.name) || label.name === app.state.label);
   place.replaceChildren(
     chip("", "all", heads.length, null, ""),
-    ...there.map((each) =>
+    ...present.map((each) =>
       chip(each.name, each.name, counts.get(each.name) ?? 0, labelColour(each), each.sentence),
     ),
   );

@@ -1,4 +1,4 @@
-/** What heads can be coloured and sorted by, and which of them are asked for. */
+/** The numbers that heads can be coloured and sorted by, and the heads that match the search. */
 
 import type { HeadData, LabelData } from "./page_data.ts";
 import type { App } from "./store.ts";
@@ -42,31 +42,31 @@ function digitsOf(heads: HeadData[], { share, value }: Pick<Measure, "share" | "
 
 type Bare = Omit<Measure, "digits">;
 
-/** Everything that the text looked at has numbers for. */
+/** The numbers that are available for the current text. */
 export function measures(app: App): Measure[] {
   const offered: Bare[] = [];
   const { heads } = app.reading;
   for (const { name, title, sentence, share } of app.data.statistics) {
     if (!heads.some((head) => typeof head.numbers[name] === "number")) continue;
     const value = (head: HeadData) => head.numbers[name] ?? null;
-    offered.push({ name, title, group: "Measured", sentence, share, value });
+    offered.push({ name, title, group: "Statistics", sentence, share, value });
   }
   const all = [...corpusMeasures(app), ...offered, ...roleMeasures(app), ...changeMeasures(app)];
   return all.map((measure) => ({ ...measure, digits: digitsOf(heads, measure) }));
 }
 
-/** What heads do over many documents: true of them whatever text is looked at. */
+/** Numbers over many documents; they do not depend on the current text. */
 function corpusMeasures(app: App): Bare[] {
   if (app.state.source !== 0) return [];
   return (app.data.corpus?.measures ?? []).map(({ name, title, group, sentence, share, values }) => {
-    const known = new Map(values.map(([layer, head, value]) => [named(layer, head), value]));
+    const byHead = new Map(values.map(([layer, head, value]) => [named(layer, head), value]));
     return {
       name,
       title,
       group,
       sentence,
       share,
-      value: (head) => known.get(named(head.layer, head.head)) ?? null,
+      value: (head) => byHead.get(named(head.layer, head.head)) ?? null,
     };
   });
 }
@@ -83,13 +83,20 @@ function roleMeasures(app: App): Bare[] {
     title: "any role",
     group,
     share,
-    sentence: "how often the head's best role holds",
+    sentence: "share of cases in which the head attends to the related word, for its best role; from 0 to 1",
     value: (head) => source.roles(head.layer, head.head)?.[0]?.share ?? null,
   };
   const single = [...sentences].map(([name, sentence]): Bare => {
     const value = (head: HeadData) =>
       source.roles(head.layer, head.head)?.find((role) => role.name === name)?.share ?? null;
-    return { name: `role:${name}`, title: name, group, share, sentence, value };
+    return {
+      name: `role:${name}`,
+      title: name,
+      group,
+      share,
+      sentence: `share of cases in which the head ${sentence}; from 0 to 1`,
+      value,
+    };
   });
   return [best, ...single];
 }
@@ -102,26 +109,27 @@ function changeMeasures(app: App): Bare[] {
     [each.before, each.after].some((place) => place[0] === source && place[1] === text),
   );
   if (flip !== undefined) {
-    const moved = new Map(flip.heads.map((head) => [named(head.layer, head.head), head.distance]));
+    const changes = new Map(flip.heads.map((head) => [named(head.layer, head.head), head.distance]));
     measured.push({
       name: "moved",
-      title: `moved (${flip.words.join(" / ")})`,
+      title: `change (${flip.words.join(" → ")})`,
       group,
-      sentence: `how far the head's weights moved from “${flip.words[0]}” to “${flip.words[1]}”`,
+      sentence:
+        "Jensen-Shannon divergence between the weights on the two texts, in nats; 0 = the same, 0.69 = no key in common",
       share: false,
-      value: (head) => moved.get(named(head.layer, head.head)) ?? null,
+      value: (head) => changes.get(named(head.layer, head.head)) ?? null,
     });
   }
   const { effects } = app.data;
   if (effects !== null && source === 0 && text === 0) {
-    const known = new Map(effects.heads.map((head) => [named(head.layer, head.head), head.effect]));
+    const byHead = new Map(effects.heads.map((head) => [named(head.layer, head.head), head.effect]));
     measured.push({
       name: "effect",
       title: effects.unit ? `effect (${effects.unit})` : "effect",
       group,
       sentence: effects.sentence,
       share: false,
-      value: (head) => known.get(named(head.layer, head.head)) ?? null,
+      value: (head) => byHead.get(named(head.layer, head.head)) ?? null,
     });
   }
   return measured;
@@ -141,10 +149,16 @@ function matches(app: App, head: HeadData, asked: string): boolean {
   }
   const layer = app.source.layers[head.layer];
   const label = labelOf(app, head);
-  const said = [layer.name, layer.path, head.label, label?.sentence ?? "", `${layer.name} head ${head.head}`];
-  if (layer.kind === "cross") said.push("cross-attention");
-  for (const role of app.source.roles(head.layer, head.head) ?? []) said.push(role.name, role.sentence);
-  return said.some((text) => {
+  const texts = [
+    layer.name,
+    layer.path,
+    head.label,
+    label?.sentence ?? "",
+    `${layer.name} head ${head.head}`,
+  ];
+  if (layer.kind === "cross") texts.push("cross-attention");
+  for (const role of app.source.roles(head.layer, head.head) ?? []) texts.push(role.name, role.sentence);
+  return texts.some((text) => {
     const at = text.toLowerCase().indexOf(asked);
     return at >= 0 && !(/\d$/.test(asked) && /\d/.test(text[at + asked.length] ?? "")); // "layer 1" is not layer 10
   });

@@ -70,15 +70,15 @@ export function dressed(app: App, tile: Tile, { flowing, by, tint, off }: Dress)
   tile.value.dataset.text = flowing && value !== null ? shown(value, by?.digits) : "";
   element.style.setProperty("--label", labelColour(label));
   element.classList.toggle("off", off.has(name));
-  const said = [`${app.source.layers[head.layer].name} head ${head.head}, ${head.label}`];
-  if (head.score !== null && head.label !== "mixed") said[0] += ` ${head.score.toFixed(2)}`;
-  if (by !== null) said.push(`${by.title} ${shown(value, by.digits)}`);
-  if (tint !== null) said.push(...tint(tile));
+  const parts = [`${app.source.layers[head.layer].name} head ${head.head}, ${head.label}`];
+  if (head.score !== null && head.label !== "mixed") parts[0] += ` ${head.score.toFixed(2)}`;
+  if (by !== null) parts.push(`${by.title} ${shown(value, by.digits)}`);
+  if (tint !== null) parts.push(...tint(tile));
   const roles = (app.source.roles(head.layer, head.head) ?? []).map((role) => role.name);
-  if (roles.length > 0) said.push(`role ${roles.join(", ")}`);
-  if (off.has(name)) said.push("switched off");
-  element.setAttribute("aria-label", [...new Set(said)].join(", "));
-  element.title = [...new Set(said), ...(label ? [label.sentence] : [])].join("\n");
+  if (roles.length > 0) parts.push(`role ${roles.join(", ")}`);
+  if (off.has(name)) parts.push("switched off");
+  element.setAttribute("aria-label", [...new Set(parts)].join(", "));
+  element.title = [...new Set(parts), ...(label ? [label.sentence] : [])].join("\n");
 }
 
 /** What colours tiles; null: nothing, maps are shown. */

@@ -61,15 +61,15 @@ export function zoomedMap(
       tabindex: "0",
       role: "application",
       "aria-label":
-        "Map of attention, queries down, keys across. Plus and minus zoom, 0 shows all, arrow keys move the part that is seen, with Shift the cell that is read.",
+        "Attention map, queries in rows, keys in columns. Plus and minus zoom, 0 shows the whole map, arrow keys scroll, Shift and an arrow key move the selected cell.",
     },
     plane,
   );
   const seen = el("p", { class: "quiet region" });
   const sample = el("p", { class: "quiet region-tokens" });
-  const closer = el("button", { type: "button", class: "zoom-in" }, "+ closer");
-  const farther = el("button", { type: "button", class: "zoom-out" }, "− farther");
-  const everything = el("button", { type: "button", class: "zoom-all" }, "0 whole");
+  const closer = el("button", { type: "button", class: "zoom-in" }, "+ zoom in");
+  const farther = el("button", { type: "button", class: "zoom-out" }, "− zoom out");
+  const everything = el("button", { type: "button", class: "zoom-all" }, "0 whole map");
   const buttons = el(
     "span",
     { class: "zooms", role: "group", "aria-label": "Zoom" },
@@ -169,13 +169,13 @@ export function zoomedMap(
     ];
     const queries = last(view.y, view.height, call.queries);
     const keys = last(view.x, view.width, call.keys);
-    const finest = cells === scene.cells ? "" : ", the finest cells there are";
+    const finest = cells === scene.cells ? "" : " (the finest available)";
     seen.textContent =
-      `Seen: queries ${counted(queries[0])}–${counted(queries[1])}, keys ${counted(keys[0])}–${counted(keys[1])}` +
+      `Shown: queries ${counted(queries[0])}–${counted(queries[1])}, keys ${counted(keys[0])}–${counted(keys[1])}` +
       ` of ${counted(call.queries)} × ${counted(call.keys)}, in ${counted(rows)} × ${counted(columns)} cells${finest}.`;
-    const asks = excerpt(call.queryTokens, queries, 10);
-    const keysSaid = excerpt(call.keyTokens, keys, 10);
-    sample.textContent = asks || keysSaid ? `Queries: “${asks}”; keys: “${keysSaid}”` : "";
+    const queryWords = excerpt(call.queryTokens, queries, 10);
+    const keyWords = excerpt(call.keyTokens, keys, 10);
+    sample.textContent = queryWords || keyWords ? `Queries: “${queryWords}”; keys: “${keyWords}”` : "";
     closer.disabled = view.width <= least() * 1.01;
     farther.disabled = view.width >= 1 && view.height >= 1;
     everything.disabled = farther.disabled;

@@ -1,8 +1,9 @@
 /**
  * Colours of weights, of differences and of labels, in light and dark.
  *
- * A weight is shown by its square root: 0.01 can be seen beside 1. Light goes from paper to dark ink, as the pictures
- * of headwise do; dark from the page to light. What is hidden is grey, never a colour of the scale.
+ * The colour of a weight depends on its square root, so that 0.01 can be told from 0. In the light theme the stops are
+ * those of `src/headwise/show/colour_maps.py` (a test compares them); in the dark theme they go from the page to light.
+ * Differences are blue where there is less and orange where there is more. Hidden cells are grey, never a colour of the scale.
  */
 
 import { isDark, styled } from "./theme.ts";
@@ -18,13 +19,13 @@ export interface Painted {
 
 export interface PaintOptions {
   signed?: boolean; // from -most to most
-  most?: number; // what the strongest colour stands for; 1 unless told
+  most?: number; // what the strongest colour stands for; 1 by default
 }
 
-const LIGHT = ["#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81", "#2a115c"];
-const DARK = ["#16161f", "#3a1f55", "#6f2a7d", "#b13a76", "#ea6660", "#fdaf70", "#fff6dc"];
-const SIGNED_LIGHT = ["#8f4300", "#e07a18", "#f6c896", "#fffdfa", "#a5c4f5", "#2f6ee0", "#123f9c"];
-const SIGNED_DARK = ["#ffd9ae", "#e28028", "#70431d", "#16161f", "#213f78", "#4a86ff", "#cfe0ff"];
+const WEIGHTS_LIGHT = ["#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81", "#2a115c"];
+const WEIGHTS_DARK = ["#16161f", "#3a1f55", "#6f2a7d", "#b13a76", "#ea6660", "#fdaf70", "#fff6dc"];
+const DIFFERENCES_LIGHT = ["#123f9c", "#2f6ee0", "#a5c4f5", "#fffdfa", "#f6c896", "#e07a18", "#8f4300"];
+const DIFFERENCES_DARK = ["#cfe0ff", "#4a86ff", "#213f78", "#16161f", "#70431d", "#e28028", "#ffd9ae"];
 const ENTRIES = 256;
 
 /** "#2f5bd0" as numbers up to 255. */
@@ -63,8 +64,8 @@ function themed(stops: string[]): { colours: Colour[]; dots: Uint32Array } {
 }
 
 const TABLES = {
-  light: { weights: themed(LIGHT), signed: themed(SIGNED_LIGHT) },
-  dark: { weights: themed(DARK), signed: themed(SIGNED_DARK) },
+  light: { weights: themed(WEIGHTS_LIGHT), signed: themed(DIFFERENCES_LIGHT) },
+  dark: { weights: themed(WEIGHTS_DARK), signed: themed(DIFFERENCES_DARK) },
 };
 
 const tables = () => (isDark() ? TABLES.dark : TABLES.light);
@@ -89,20 +90,20 @@ export function weightColour(weight: number): Colour {
   return Number.isNaN(weight) ? hiddenColour() : tables().weights.colours[entry(weight)];
 }
 
-/** The colour of a difference from -1 to 1: orange is less, blue is more; NaN: hidden. */
+/** The colour of a difference from -1 to 1: blue is less, orange is more; NaN: hidden. */
 export function signedColour(difference: number): Colour {
   return Number.isNaN(difference) ? hiddenColour() : tables().signed.colours[signedEntry(difference)];
 }
 
 /** A dot per cell, row after row. */
 function painted(cells: Painted, { signed = false, most = 1 }: PaintOptions): Uint32Array<ArrayBuffer> {
-  const held = signed ? tables().signed.dots : tables().weights.dots;
+  const table = signed ? tables().signed.dots : tables().weights.dots;
   const [hidden] = dots([hiddenColour()]);
   const scale = 1 / (most || 1);
   const made = new Uint32Array(cells.rows * cells.columns);
   for (let at = 0; at < made.length; at++) {
     const value = cells.values[at] * scale;
-    made[at] = Number.isNaN(value) ? hidden : held[signed ? signedEntry(value) : entry(value)];
+    made[at] = Number.isNaN(value) ? hidden : table[signed ? signedEntry(value) : entry(value)];
   }
   return made;
 }
@@ -141,8 +142,8 @@ function luminance(colour: Colour): number {
 }
 
 /** From 1 to 21; letters need 4.5. */
-export function contrast(one: Colour, other: Colour): number {
-  const [light, dark] = [luminance(one), luminance(other)].sort((a, b) => b - a);
+export function contrast(first: Colour, second: Colour): number {
+  const [light, dark] = [luminance(first), luminance(second)].sort((a, b) => b - a);
   return (light + 0.05) / (dark + 0.05);
 }
 
@@ -157,15 +158,15 @@ const readable = new Map<string, string>();
 export function labelColour(label: { colour: string } | null | undefined, dark = isDark()): string {
   const own = label?.colour ?? "#777777";
   const name = `${own} ${dark}`;
-  let known = readable.get(name);
-  if (known === undefined) {
+  let text = readable.get(name);
+  if (text === undefined) {
     const back: Colour = dark ? [42, 46, 55] : [240, 240, 242]; // the darkest paper and the lightest slate it stands on
     const end: Colour = dark ? [255, 255, 255] : [0, 0, 0];
     let colour = parsed(own);
     for (let part = 0; contrast(colour, back) < 4.5 && part <= 1; part += 0.04)
       colour = mixed(parsed(own), end, part);
-    known = css(colour);
-    readable.set(name, known);
+    text = css(colour);
+    readable.set(name, text);
   }
-  return known;
+  return text;
 }

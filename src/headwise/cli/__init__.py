@@ -141,8 +141,8 @@ def _answer(arguments: Sequence[str] | None, interrupted: Callable[[], bool]) ->
         import typer
 
         if _is_from_torch(error):
-            said = str(error).strip().partition("\n")[0]
-            mistake, code = f"torch must load: {said}; install it anew, see https://pytorch.org", 1
+            reason = str(error).strip().partition("\n")[0]
+            mistake, code = f"torch must load: {reason}; install it again, see https://pytorch.org", 1
         elif isinstance(error, typer.Abort):  # how some versions pass on Ctrl-C
             return INTERRUPTED
         elif hasattr(error, "format_message"):  # typer's way to say that the command line is wrong
@@ -174,10 +174,10 @@ def _hint(arguments: Sequence[str], context: typer.Context | None) -> str:
     if context is not None and context.parent is not None:  # the verb is known
         dashed = next((text for text in arguments if text.startswith("-") and " " in text), None)
         if dashed is not None and "--" not in arguments:
-            return f"a text that begins with a dash comes behind --: headwise {first} -- {dashed!r}"
+            return f"write a text that begins with a dash after --: headwise {first} -- {dashed!r}"
         return f"see {context.command_path} --help"
     verb = "check" if ".py" in first else "look" if " " in first else None  # that it was given without
-    return "see headwise --help" if verb is None else f"a verb comes first, as headwise {verb} {first!r}"
+    return "see headwise --help" if verb is None else f"begin with a verb: headwise {verb} {first!r}"
 
 
 # Ctrl-C in the process's own command line: at any moment it ends with 130, without a word.

@@ -24,7 +24,7 @@ from .terminal import (
     console_of,
     file_and_name,
     option,
-    sign_of_life,
+    progress_line,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _check_one(
     hint: int | None, as_json: bool, csv: Path | None, watch: bool,
 ) -> NoReturn:  # fmt: skip
     def verdict(template: Template | None) -> Report:
-        with sign_of_life(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
+        with progress_line(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
             from ..examiner import check_file
             from ..examiner.marking.conditions import hold_to, requirements_of
 
@@ -223,7 +223,7 @@ def _check_many(
             else:
                 path, own = file_and_name(source)
                 asked.append((path, own or name))
-        with sign_of_life(f"Checking {len(asked)} files", at_once=True) as sign:
+        with progress_line(f"Checking {len(asked)} files", at_once=True) as progress:
             from ..examiner.marking.conditions import requirements_of
             from ..examiner.marking.rubric import read_rubric
             from ..examiner.marking.submissions import check_files, exit_code_of, json_line
@@ -238,9 +238,9 @@ def _check_many(
 
             def count(report: Report) -> None:
                 ready.append(report)
-                sign.counts(len(ready), len(asked))
+                progress.count(len(ready), len(asked))
 
-            sign.counts(0, len(asked))
+            progress.count(0, len(asked))
             for report in check_files(
                 asked, jobs=jobs, require=required, folders=folders, template=template, done=count, **options
             ):

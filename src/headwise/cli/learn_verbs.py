@@ -12,7 +12,7 @@ from ..course.lesson import computed, deck, lesson, lessons
 from ..course.study import FOLDER, Study
 from ..errors import ArgumentError, HeadwiseError
 from .check_verb import saves, template_of_checks
-from .terminal import console_of, option, sign_of_life
+from .terminal import console_of, option, progress_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +102,7 @@ def read(
     chosen = lesson(number)
     shown = {}
     if run:
-        with sign_of_life(f"Running lesson {number}"):
+        with progress_line(f"Running lesson {number}"):
             from ..course.rendering import run_lesson
 
             shown = run_lesson(chosen)
@@ -206,7 +206,7 @@ def check(
     console = console_of("learn")
 
     def attempt(template: Template | None) -> Outcome:
-        with sign_of_life(f"Checking {task.path}"):
+        with progress_line(f"Checking {task.path}"):
             return study.check(task, template, trust)
 
     with template_of_checks() as template:
@@ -274,7 +274,7 @@ def hint(which: Which = None, folder: Folder = Path(FOLDER), trust: Trust = Fals
     """
     study = Study(folder)
     task = study.task(which)
-    with template_of_checks() as template, sign_of_life(f"Checking {task.path}"):
+    with template_of_checks() as template, progress_line(f"Checking {task.path}"):
         outcome = study.check(task, template, trust, counts=False)
     _tell(console_of("learn"), study, task, outcome, study.hint(task))
 

@@ -1,5 +1,5 @@
-"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE|-, what shells complete, a console, and a sign of
-life while one waits. None of it needs torch: a shell asks at every Tab."""
+"""What verbs share: the arguments FILE[:NAME] and TEXT|FILE|-, shell completion, a console, and a line of
+progress while one waits. None of it needs torch: a shell asks at every Tab."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ def _missing(file: Path, argument: str) -> ArgumentError:
 
 def _close_to(file: Path, pattern: str) -> str | None:
     """Return the file beside it with the most similar name, if any."""
-    there: list[str] = []
+    names: list[str] = []
     with suppress(OSError, ValueError):
-        there = [file_there.name for file_there in file.parent.glob(pattern)]
-    close = difflib.get_close_matches(file.name, there, n=1)
+        names = [file_there.name for file_there in file.parent.glob(pattern)]
+    close = difflib.get_close_matches(file.name, names, n=1)
     return str(file.with_name(close[0])) if close else None
 
 
@@ -146,14 +146,14 @@ def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
     A pipe is read where no text is given. "-" is standard input in any case. Of files and of standard input
     the line break at the very end is not part of the text: `echo` and editors add it.
     """
-    given = list(arguments or ())
-    words = sum(map(_is_one_word, given))
-    if len(given) > 2 or words == 2:
-        raise _unquoted(given, words)
-    if given.count(STANDARD_INPUT) > 1:
-        raise ArgumentError("TEXT must be - once: got it 2 times; standard input holds one text")
-    texts = [text_or_file(argument) for argument in given]
-    if not given:
+    arguments = list(arguments or ())
+    words = sum(map(_is_one_word, arguments))
+    if len(arguments) > 2 or words == 2:
+        raise _unquoted(arguments, words)
+    if arguments.count(STANDARD_INPUT) > 1:
+        raise ArgumentError("TEXT must be - at most once: got 2; standard input holds one text")
+    texts = [text_or_file(argument) for argument in arguments]
+    if not arguments:
         piped = _standard_input() if _is_piped() else None
         texts = [example if piped is None else piped]
     for text in texts:
@@ -174,20 +174,20 @@ def _is_one_word(argument: str) -> bool:
     )
 
 
-def _unquoted(given: Sequence[str], words: int) -> ArgumentError:
+def _unquoted(arguments: Sequence[str], words: int) -> ArgumentError:
     if words < 2:
         return ArgumentError(
-            f'TEXT must be one text, or two to compare: got {len(given)}; try headwise look "a text" '
+            f'TEXT must be one text, or two to compare: got {len(arguments)}; try headwise look "a text" '
             '"another text"'
         )
-    sentence = " ".join(given).strip(QUOTES)
+    sentence = " ".join(arguments).strip(QUOTES)
     if len(sentence) > 60:
         sentence = f"{sentence[:59]}…"
     quoted = shlex.quote(sentence) if re.search(r'["$`!\\]', sentence) else f'"{sentence}"'
     hint = f"put quotes around them: headwise look {quoted}"
-    if len(given) == 2:
+    if len(arguments) == 2:
         hint += '; two texts are compared as in headwise look "a text" "another text"'
-    return ArgumentError(f"TEXT must be one argument: got {len(given)} words; {hint}")
+    return ArgumentError(f"TEXT must be one argument: got {len(arguments)} words; {hint}")
 
 
 def text_or_file(argument: str) -> str:
@@ -200,7 +200,7 @@ def text_or_file(argument: str) -> str:
     file = _path(argument)
     if argument and os.path.islink(file) and not os.path.exists(file):
         raise ArgumentError(
-            f"TEXT|FILE must be a sentence or a file that exists: {argument!r} is a link to nothing; mend it"
+            f"TEXT|FILE must be a sentence or a file that exists: {argument!r} is a broken link; correct it"
         )
     if not argument or not os.path.exists(file):
         close = _close_to(file, "*") if LIKE_A_FILE.fullmatch(argument) else None
@@ -224,7 +224,7 @@ def text_or_file(argument: str) -> str:
     return _decoded(data, "FILE", repr(argument))
 
 
-def _decoded(data: bytes, what: str, name: str) -> str:
+def _decoded(data: bytes, argument: str, name: str) -> str:
     """Text in UTF-8, or in what its byte order mark says, without the line break at its end.
 
     Every line ends in a newline alone. Of more than `MOST_BYTES` only so many are decoded, up to the last
@@ -234,18 +234,20 @@ def _decoded(data: bytes, what: str, name: str) -> str:
     if is_cut:
         data = data[:MOST_BYTES]
         most = f"{MOST_BYTES:,}"
-        say(f"{what} has more than {most} bytes: only the first {most} of {name} are read")
+        say(f"{argument} has more than {most} bytes: only the first {most} of {name} are read")
     encoding = next((encoding for mark, encoding in BYTE_ORDERS if data.startswith(mark)), "utf-8-sig")
     called = encoding.removesuffix("-sig").upper()
     try:
         text = codecs.getincrementaldecoder(encoding)().decode(data, final=not is_cut)
     except UnicodeDecodeError as error:
         raise ArgumentError(
-            f"{what} must be text in {called}: {name} is not, at byte {error.start}; save it as text in UTF-8"
+            f"{argument} must be text in {called}: {name} is not, at byte {error.start}; save it as text "
+            "in UTF-8"
         ) from error
     if "\0" in text:
         raise ArgumentError(
-            f"{what} must be text in {called}: {name} has a zero at character {text.index(chr(0))}; save it "
+            f"{argument} must be text in {called}: {name} has a zero at character {text.index(chr(0))}; "
+            "save it "
             "as text in UTF-8"
         )
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
@@ -342,8 +344,8 @@ def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:
     folder, begun = os.path.split(typed)
     front = typed[: len(typed) - len(begun)]
     try:
-        with os.scandir(os.path.expanduser(folder) or ".") as there:
-            entries = sorted((entry.name, entry.is_dir()) for entry in there if entry.name.startswith(begun))
+        with os.scandir(os.path.expanduser(folder) or ".") as items:
+            entries = sorted((entry.name, entry.is_dir()) for entry in items if entry.name.startswith(begun))
     except OSError:
         return []
     return [
@@ -353,32 +355,33 @@ def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:
     ]
 
 
-AFTER = 2.0  # seconds: what is usually quicker needs no sign
+AFTER = 2.0  # seconds before the line appears
 EVERY = 0.1  # seconds between two turns
 TURNS = "|/-\\"  # in every encoding
 BAR = 20  # characters
 
 
 @contextmanager
-def sign_of_life(words: str, *, at_once: bool = False) -> Iterator[SignOfLife]:
-    """Words and the time so far on stderr, from the third second on or at once; gone when it is over.
+def progress_line(words: str, *, at_once: bool = False) -> Iterator[ProgressLine]:
+    """Show a line with the current work and the time so far on stderr, after 2 seconds or at once; clear it
+    at the end.
 
-    Only where somebody watches: not in a file, a pipe or a terminal that cannot rewrite a line.
+    Nothing is shown if stderr is a file, a pipe or a terminal that cannot rewrite a line.
     """
-    sign = SignOfLife(words, 0.0 if at_once else AFTER)
+    progress = ProgressLine(words, 0.0 if at_once else AFTER)
     watched = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     if watched:
-        sign.begin()
+        progress.begin()
     try:
-        yield sign
+        yield progress
     finally:
-        sign.end()
+        progress.end()
 
 
-class SignOfLife:
-    """A line that turns: what is done now, how much of it, and for how long.
+class ProgressLine:
+    """A line on stderr: the current work, how much of it is done, and the time so far.
 
-    It needs nothing but Python, and so is there while everything else is still being loaded.
+    It needs only Python, so that it can be shown while other packages are imported.
     """
 
     def __init__(self, words: str, after: float) -> None:
@@ -389,20 +392,20 @@ class SignOfLife:
         self._lock, self._over = Lock(), Event()
         self._thread: Thread | None = None
 
-    def says(self, words: str, total: int | None = None, done: Callable[[], int] = int) -> None:
-        """What is done now; how much there is, where that is known, and whom to ask how much is done."""
+    def show(self, words: str, total: int | None = None, done: Callable[[], int] = int) -> None:
+        """Show the current work, the total if it is known, and how much `done` counts as done."""
         self._now = words, total, done
         if self._turn:
             self._draw()  # what comes next may leave the thread no time
 
-    def counts(self, done: int, total: int | None) -> None:
+    def count(self, done: int, total: int | None) -> None:
         self._now = self._now[0], total, lambda: done
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Make room for something that is printed; the line comes back below it.
+        """Clear the line while something is printed, and show it again below.
 
-        Not where it is printed into a pipe: from then on the screen may belong to who reads it, as to less.
+        If standard output is a pipe, the line is not shown again: a pager such as less may own the screen.
         """
         with self._lock:
             self._wipe()

@@ -1,9 +1,7 @@
-"""`headwise look`: every head of a trained model on a text, as a picture and in numbers, or on two texts, to
-see which heads look elsewhere. `headwise survey`: every head over a corpus, which can be killed and goes on.
-`headwise presets`: attention layers of known models in numbers. `headwise doctor`: whether headwise is well
-here. `headwise` alone: the help, or which version this is.
+"""The verbs `look`, `survey`, `presets` and `doctor`, and `headwise` without a verb: arguments, options and
+help.
 
-`look_answers.py` has what `look` does and says.
+`look_command.py` runs `look`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,16 @@ from typing import Annotated
 import typer
 
 from ..errors import PackageMissing, are_here, needed
-from .look_answers import LISTED, PICTURE, Wanted, check_packages, compared, looked, print_all, sentence
+from .look_command import (
+    LISTED,
+    PICTURE,
+    LookOptions,
+    check_packages,
+    print_all,
+    sentence,
+    show_changes,
+    show_heads,
+)
 from .terminal import (
     complete_corpora,
     complete_devices,
@@ -28,7 +35,7 @@ from .terminal import (
     complete_texts,
     console_of,
     option,
-    sign_of_life,
+    progress_line,
     texts_of,
     uncollected,
 )
@@ -36,11 +43,15 @@ from .terminal import (
 SENTENCE = "The cat that I saw yesterday ran away"
 MODEL = "mini|minilm|NAME|PATH"
 MODEL_HELP = (
-    "mini is built in, minilm is MiniLM-L6; else a name on the Hugging Face hub, or a folder with a model."
+    "mini (built in), minilm (all-MiniLM-L6-v2), a name on the Hugging Face hub, or a folder with a model."
 )
 PAGE = "heads.html"
 LOST, LEFT_OUT = 3, 4  # exit codes
-WHERE = "documents-*.parquet names all that could not be read; the same command tries again what may pass."
+WHERE = (
+    "documents-*.parquet lists every document that was not measured, with its error. Run the same command "
+    "again to "
+    "retry errors that may be temporary."
+)
 
 
 def look(
@@ -48,8 +59,10 @@ def look(
         list[str] | None,
         typer.Argument(
             metavar="TEXT|FILE|-",
-            help="A sentence in quotes, a file with a text, or - for standard input, which is read without "
-            "it, too. Of a file and a pipe the last line break is left out. Two texts are compared.",
+            help="A sentence in quotes, a text file, or - for standard input (also read if no text is "
+            "given and "
+            "input is piped). The line break at the end of a file or pipe is dropped. Two texts are "
+            "compared.",
             show_default=False,
             autocompletion=complete_texts,
         ),
@@ -62,7 +75,7 @@ def look(
         option(
             "--layer",  # typer 0.27 would take the name from the metavar: --LAYER; the same below
             metavar="LAYER",
-            help="These layers alone: 2, 0,2, 0-2, -1 or a module's path.",
+            help="Show only these layers: 2, 0,2, 0-2, -1 or a module path.",
         ),
     ] = None,
     head: Annotated[
@@ -70,32 +83,36 @@ def look(
         option(
             "--head",
             metavar="HEAD",
-            help="These heads alone: 3 of every layer that is chosen, or 2.3 for head 3 of layer 2; one head "
-            "is drawn large.",
+            help="Show only these heads: 3 means head 3 of every chosen layer, 2.3 head 3 of layer 2. A "
+            "single "
+            "head is drawn large.",
         ),
     ] = None,
     roles: Annotated[
         bool,
         typer.Option(
-            "--roles", help="Which heads know grammar: pronouns and what they stand for, and so on."
+            "--roles",
+            help="Also measure which heads attend from a word to a related word (pronoun to antecedent ...).",
         ),
     ] = False,
     written: Annotated[
-        bool, typer.Option("--written", help="Weigh each token by how much a head would write from it.")
+        bool, typer.Option("--written", help="Weight each token by the norm of what the head writes from it.")
     ] = False,
     out: Annotated[
         Path | None,
         option(
-            help=f"The picture to write: .png, .svg or .pdf; {PICTURE} unless --terminal, --html or --json "
-            "is given.",
+            help=f"Write the picture to this file: .png, .svg or .pdf. Default: {PICTURE}, unless "
+            "--terminal, --html "
+            "or --json is given.",
             autocompletion=complete_pictures,
         ),
     ] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Heat maps here in the terminal.")] = False,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Draw heat maps in the terminal.")] = False,
     html: Annotated[
         Path | None,
         option(
-            help="A page to look around in: every head, offline; with mini, type into it.",
+            help="Write an interactive page of every head (one file, works offline). With mini, you can "
+            "type in it.",
             autocompletion=complete_pages,
         ),
     ] = None,
@@ -104,34 +121,34 @@ def look(
         option(
             "--json",
             metavar="FILE|-",
-            help="Write every number as JSON; - prints it, and nothing else.",
+            help="Write every number as JSON to this file; - prints only the JSON.",
             autocompletion=complete_pages,
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, option(min=1, help="Read at most so many tokens; without it 4096.")
+        int | None, option(min=1, help="Read at most this many tokens. Default: 4096.")
     ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
-            help="By label, layer or a column: entropy, first.",
+            help="Sort heads by label, layer, head or a statistic, such as entropy.",
             show_default="label",
             autocompletion=complete_sorts,
         ),
     ] = None,
-    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
+    ascending: Annotated[bool, typer.Option("--ascending", help="Sort from smallest to largest.")] = False,
     top: Annotated[
         int | None,
         typer.Option(
-            min=1, help="How many heads to list, and to draw in the terminal.", show_default=str(LISTED)
+            min=1, help="List (and draw in the terminal) this many heads.", show_default=str(LISTED)
         ),
     ] = None,
 ) -> None:
-    """See what every attention head of a trained model looks at.
+    """Show what every attention head of a trained model attends to.
 
-    Draws all heads, prints the strongest ones and every layer in numbers, and says in words what the labels
-    mean. Labels are measured: a head has one only where its score is above a stated threshold. The network is
-    used for a NAME on the hub alone.
+    Draws a heat map of every head, prints a table of heads and a table of layers, and explains the labels. A
+    head has a label only if a measured score is above the threshold of that label. Nothing is downloaded
+    unless --model is a name on the hub.
 
     \b
     Examples:
@@ -142,7 +159,7 @@ def look(
       headwise look "The nurse said he left" "The nurse said she left" --html heads.html
 
     \b
-    The first prints
+    The first command prints
       mini reads "The cat sat on the mat because the cat was tired"
                                         entropy distance first previous
        layer head label (score)            nats     keys   key      key itself
@@ -150,18 +167,18 @@ def look(
            2    3 local (0.99)             0.83      1.6  0.19     0.40   0.21
            2    1 previous-token (0.98)    0.10      1.0  0.13     0.98   0.07
       ...
-      A previous-token head looks at the word just before each word.
+      A previous-token head attends to the token just before the current one.
       ...
       Wrote heads.png
 
-    Exit code 0: done; 1: a package is missing; 2: a mistake, in one line; 130: Ctrl-C.
+    Exit codes: 0: done; 1: a package is missing; 2: wrong arguments, explained in one line; 130: Ctrl-C.
     """
-    wanted = Wanted(
+    options = LookOptions(
         texts_of(texts, SENTENCE), model, layer or (), head or (), roles, written, out, terminal, html,
         as_json, max_tokens, sort, ascending, top,
     )  # fmt: skip
-    wanted.check(texts or ())
-    with sign_of_life("Loading torch", at_once=True) as sign:
+    options.check(texts or ())
+    with progress_line("Loading torch", at_once=True) as progress:
         with uncollected():
             from ..heads.layer_names import HeadChoice
             from ..heads.record import WRITTEN
@@ -169,9 +186,9 @@ def look(
 
         if not (written and sort in WRITTEN):
             check_sort("label" if sort is None else sort)
-        choice = HeadChoice.of(wanted.layers, wanted.heads)
-        check_packages(wanted)
-        (compared if len(wanted.texts) == 2 else looked)(wanted, choice, sign)
+        choice = HeadChoice.of(options.layers, options.heads)
+        check_packages(options)
+        (show_changes if len(options.texts) == 2 else show_heads)(options, choice, progress)
 
 
 def survey(
@@ -183,8 +200,9 @@ def survey(
         Path,
         typer.Argument(
             metavar="CORPUS",
-            help="A file or a folder of them: .txt, .text and .md (a file is a document), .jsonl and "
-            ".ndjson (a line), .parquet (a row).",
+            help="A file, or a folder of files. A document is a .txt, .text or .md file, a line of a "
+            ".jsonl or "
+            ".ndjson file, or a row of a .parquet file.",
             show_default=False,
             autocompletion=complete_corpora,
         ),
@@ -192,53 +210,70 @@ def survey(
     out: Annotated[
         Path,
         option(
-            help="The folder for its files; with the same one a survey goes on where it stopped.",
+            help="Write the results to this folder. With the same folder, an interrupted survey continues.",
             autocompletion=complete_folders,
         ),
     ],
-    field: Annotated[str, typer.Option(help="Of JSON and Parquet, where the text is.")] = "text",
+    field: Annotated[
+        str, typer.Option(help="The field or column of JSON and Parquet files that holds the text.")
+    ] = "text",
     max_tokens: Annotated[
         int | None,
         option(
             min=1,
-            help="Read at most so many tokens of each document; without it 4096, or what the model takes.",
+            help="Read at most this many tokens of each document. Default: 4096, or the longest input of "
+            "the model.",
         ),
     ] = None,
     roles: Annotated[
-        bool, typer.Option("--roles/--no-roles", help="Once per model, which heads know grammar.")
+        bool,
+        typer.Option(
+            "--roles/--no-roles",
+            help="Also measure, once per model, which heads attend to grammatically related words.",
+        ),
     ] = True,
     threads: Annotated[
-        int, typer.Option(min=1, help="Of each process; numbers are the same only with as many.")
+        int,
+        typer.Option(min=1, help="Threads per process. Results are bit-identical only for the same number."),
     ] = 1,
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu, or cuda: each process its own.", show_default="cpu", autocompletion=complete_devices
+            help="cpu or cuda. With cuda each process uses its own GPU.",
+            show_default="cpu",
+            autocompletion=complete_devices,
         ),
     ] = None,
     block: Annotated[
         int | None,
-        option(min=1, help="Documents that are finished as one; without it a 64th of all, 16 to 256."),
+        option(
+            min=1,
+            help="Documents per block, the unit that is saved. Default: 1/64 of the corpus, from 16 to 256.",
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="here: this process, or those of torchrun; ray: a job of Ray Data.")
+        str,
+        typer.Option(help="here: run in this process, or in those of torchrun. ray: run as a Ray Data job."),
     ] = "here",
     workers: Annotated[
-        int | None, option(min=1, help="Of ray: how many; without it one per processor.")
+        int | None, option(min=1, help="Number of ray workers. Default: one per processor.")
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="The table: by dependence, share, layer, or a number's mean: entropy.")
+        str,
+        typer.Option(
+            help="Sort the table by dependence, share, layer or the mean of a statistic, such as entropy."
+        ),
     ] = "dependence",
-    top: Annotated[int, typer.Option(min=1, help="How many heads the table lists.")] = LISTED,
+    top: Annotated[int, typer.Option(min=1, help="List this many heads.")] = LISTED,
 ) -> int:
-    """See what every head of a model does over a corpus.
+    """Measure every head of a model over a corpus.
 
-    Every document is read by itself, from its beginning, and every head of it is measured. Numbers go into
-    Parquet files in the folder of --out: measures-*.parquet has a row per document, layer and head,
-    documents-*.parquet a row per document, summary-*.parquet what they come to. Killed at any moment, the
-    same command goes on where it stopped. A document, file or folder that cannot be read is recorded with its
-    error, and counted and named at the end. What failed for want of memory or of a disk is tried again, by
-    the same command, too. At the end stand a table, and heads.html, a page.
+    The model reads each document separately, from its beginning, and every head is measured. The results are
+    Parquet files in the folder --out: measures-*.parquet has a row per document, layer and head,
+    documents-*.parquet a row per document, and summary-*.parquet a row per layer and head. If the survey is
+    interrupted, the same command continues it. A document that cannot be read is recorded with its error and
+    counted at the end; the same command retries errors of memory or disk. At the end a table is printed, and
+    the page heads.html is written.
 
     \b
     Examples:
@@ -247,41 +282,43 @@ def survey(
       torchrun --nproc-per-node 8 -m headwise survey mini corpus/ --out survey
       duckdb -c "select layer, head, avg(entropy) from 'survey/measures-*.parquet' group by all"
 
-    Exit code 0: all of the corpus was measured; 3: some could not be read or measured; 4: files of other
-    kinds were left out, and all else was measured; 1: a package is missing; 2: a mistake, or no room, in one
-    line; 130: Ctrl-C.
+    Exit codes: 0: the whole corpus was measured; 3: some documents could not be measured; 4: only files of
+    unsupported types were left out; 1: a package is missing; 2: wrong arguments or no disk space, explained
+    in one line; 130: Ctrl-C.
     """
-
     are_here(("pyarrow", "numpy", "rich"), "headwise survey needs", 'pip install "headwise[cli,survey]"')
     if engine == "ray":
         are_here(("ray",), "headwise survey --engine ray needs", 'pip install "headwise[ray]"')
-    with sign_of_life("Loading torch", at_once=True), uncollected():
+    with progress_line("Loading torch", at_once=True), uncollected():
         from ..corpus.result import OTHER_KINDS, check_sort, losses_table, sentences
         from ..corpus.survey import survey as surveyed
 
     check_sort(sort)
     first = int(os.environ.get("RANK", "0")) == 0
-    told = surveyed(
+    result = surveyed(
         model, corpus, out=out, field=field, max_tokens=max_tokens, roles=roles, threads=threads,
         device=device, block=block, engine=engine, workers=workers,
     )  # fmt: skip
     if not first:
         return 0
-    print_all([told.table(sort=sort, top=top), *map(sentence, sentences(told))])
-    if top < len(told):
-        more = f"{top} of {len(told)} heads; --top {len(told)} shows all, --sort entropy sorts by a number."
+    print_all([result.table(sort=sort, top=top), *map(sentence, sentences(result))])
+    if top < len(result):
+        more = (
+            f"Showing {top} of {len(result)} heads; --top {len(result)} shows all, --sort entropy "
+            "sorts by that statistic."
+        )
         print_all([sentence(more)])
-    with sign_of_life("Drawing the page"):
+    with progress_line("Drawing the page"):
         try:
-            told.to_html(out / PAGE)
+            result.to_html(out / PAGE)
         except PackageMissing as error:
             print_all([sentence(f"No page: {error}")])
         else:
             print_all([f"Wrote {out / PAGE}"])
-    if not told.lost:
+    if not result.lost:
         return 0
-    print_all([losses_table(told)])
-    if {loss.kind for loss in told.lost} == {OTHER_KINDS}:
+    print_all([losses_table(result)])
+    if {loss.kind for loss in result.lost} == {OTHER_KINDS}:
         return LEFT_OUT
     print_all([sentence(WHERE)])
     return LOST
@@ -292,17 +329,17 @@ def presets(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A preset, or a part of its name: gpt2.",
+            help="A preset, or part of its name, such as gpt2.",
             show_default=False,
             autocompletion=complete_presets,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare the attention layers of models people know.
+    """Compare the attention layers of well-known models.
 
-    Heads, parameters and cache, counted over attention layers alone. A single preset comes with the line of
-    Python that builds it, all of them with how common each number of heads is.
+    Lists heads, parameters and cache size, counted over the attention layers only. For a single preset, also
+    prints the line of Python that builds it; for all presets, how common each number of heads is.
 
     Example: headwise presets llama3-8b
     """
@@ -332,14 +369,14 @@ def presets(
 
 
 def doctor() -> None:
-    """Tell whether headwise is well on this machine.
+    """Check the installation on this machine.
 
-    Versions, devices, backends, checks. Exit code 0 if every check passes, 1 otherwise. Nothing is fetched or
-    written.
+    Lists versions, devices and backends, and runs a small test on each device. Downloads and writes nothing.
+    Exit codes: 0: every check passed; 1: otherwise.
     """
     from ..doctor import examine
 
-    with needed("rich", "headwise doctor prints with rich"):
+    with needed("rich", "headwise doctor needs rich"):
         from rich.console import Console
         from rich.text import Text
 
@@ -350,17 +387,17 @@ def doctor() -> None:
     table.add("name", least=0)
     table.add("found", least=20, easy=20)
     for line in lines:
-        said = Text(line.value) if line.problem is None else Text(f"{line.value}: {line.problem}", "bold red")
-        table.add_row(Text(line.name), said)
+        value = Text(line.value) if line.ok else Text(f"{line.value}: {line.problem}", "bold red")
+        table.add_row(Text(line.name), value)
     Console().print(table)
     troubles = sum(not line.ok for line in lines)
-    typer.echo(f"{troubles} of {len(lines)} lines have a problem." if troubles else "headwise is well.")
+    typer.echo(f"{troubles} of {len(lines)} checks failed." if troubles else "All checks passed.")
     raise typer.Exit(1 if troubles else 0)
 
 
 def start(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Multi-head attention, head by head: build it, check it, see inside it, at any length."""
     if version:

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from ..engines.statistics import ROW_STATISTICS
 from ..errors import ArgumentError, AttentionBypassed, PackageMissing, VersionUnsupported
+from ..heads.joint_measurement import JoinedMaps, joined_maps
 from ..heads.record import PATTERNS
-from ..heads.together import JoinedMaps, joined_maps
 from ..listeners.capture import SHORT, watch
 from ..models.pretrained import MOST_TOKENS, Pretrained, read
 from .documents import FOR_GOOD, RETRY, Document, first_line, shown
@@ -145,7 +145,7 @@ class Measure:
             except Exception as error:
                 row |= {"error": _shortened(_describe(error)), "failure": failure_of(error)}
             else:
-                row |= {"tokens": len(reading.tokens), "found": reading.found, "error": None, "failure": None}
+                row |= {"tokens": len(reading.tokens), "found": reading.total, "error": None, "failure": None}
                 rows.heads += mine
                 return
             if row["failure"] != RETRY:

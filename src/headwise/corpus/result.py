@@ -330,9 +330,9 @@ def load_survey(folder: str | os.PathLike[str]) -> Survey:
         ) from error
 
 
-def _counted(count: int, what: str) -> str:
+def _counted(count: int, noun: str) -> str:
     """Return a number of things as text."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 # For the terminal
@@ -357,7 +357,7 @@ def _table(survey: Survey, heads: list[HeadSummary], sort: str) -> HeadsTable:
         table.add(HEADERS.get(name, name.replace("_", "\n")), name.replace("_", " "), rank=rank)
     if survey.roles is not None:
         table.add("role", least=0, easy=20, rank=2)
-    table.add("moved most by", least=12, easy=24, rank=1)
+    table.add("largest deviation", least=12, easy=24, rank=1)
     for head in heads:
         label = as_text(f"{head.label} ({head.share:.2f})")
         label.stylize("dim" if head.label == MIXED else "bold")
@@ -427,20 +427,22 @@ def sentences(survey: Survey) -> list[str]:
     ]
     if totals.cut:
         lines.append(
-            f"Of {_counted(totals.cut, 'document')} the end was left out: more tokens than are read of one."
+            f"{_counted(totals.cut, 'document')} longer than the token limit "
+            f"{'was' if totals.cut == 1 else 'were'} read only up to it."
         )
     if survey.lost:
         counts = ", ".join(f"{loss.count:,} {_name_of_loss(loss)}" for loss in survey.lost)
-        lines.append(f"Not in these numbers: {counts}.")
+        lines.append(f"Not measured: {counts}.")
     if totals.documents < FEWEST:
         lines.append(
-            f"That is too few to tell stable heads from those that depend on the text: {FEWEST} are needed."
+            f"At least {FEWEST} documents are needed to tell stable heads from heads that depend on the text."
         )
         return lines
     stable, of_text = survey.stable, survey.of_text
     lines.append(
-        f"Stable, whatever the text: {_count(len(stable))} of {len(survey)} (dependence below {STABLE}, the "
-        f"same label in nine of ten documents){_named(stable)}."
+        f"The same in all texts: {_count(len(stable))} of {len(survey)} (dependence below {STABLE}, and "
+        "one label in at "
+        f"least 90% of documents){_named(stable)}."
     )
     lines.append(
         f"Depending on the text: {_count(len(of_text))} (dependence {OF_TEXT} or more){_named(of_text)}."
@@ -465,10 +467,10 @@ def _named(heads: list[HeadSummary]) -> str:
 START = "corpus:dependence"
 LONGEST = 160  # letters of a name
 WORDS = {
-    "stable": "Stable",
+    "stable": "The same in all texts",
     "text": "Depends on the text",
-    "between": "In between",
-    "few": "Of few documents",
+    "between": "Depends somewhat on the text",
+    "few": "Too few documents",
 }
 
 
@@ -488,10 +490,12 @@ def _corpus_data(survey: Survey, heads: Heads) -> dict[str, Any]:
     lost = ", ".join(f"{loss.count:,} {loss.kind}" for loss in survey.lost)
     return {
         "over": f" over {read}",
-        "sentence": f"{survey.title} read {read}, {totals.tokens:,} tokens; the text above, its maps and "
-        "its labels, is the one that is most typical of them. Dependence is how much a head's numbers differ "
-        "from document to document, beside how much heads differ: 0 is the same everywhere."
-        + (f" Not in these numbers: {lost}." if lost else ""),
+        "sentence": f"{survey.title} read {read} ({totals.tokens:,} tokens). The maps and labels above "
+        "are those of the "
+        "most typical document. Dependence: how much a head's statistics vary between documents, relative "
+        "to how "
+        "much heads differ from each other. 0 = the same in every document."
+        + (f" Not measured: {lost}." if lost else ""),
         "start": START,
         "measures": _measure_data(placed),
         "heads": [_head_data(place, head) for place, head in placed],
@@ -512,10 +516,12 @@ def _measure_data(placed: list[tuple[int, HeadSummary]]) -> list[dict[str, Any]]
 
     group_of_all = "Over documents"
     measures = [
-        measure(START, "dependence on the text", group_of_all, "0: it does the same in every document", True,
+        measure(START, "dependence on the text", group_of_all, "how much a head's statistics vary between "
+        "documents, relative to differences between heads; 0 = not at all", True,
                 lambda head: head.dependence),
         measure("corpus:share", "share of its label", group_of_all,
-                "in how many documents it earns its commonest label", True, lambda head: head.share),
+                "share of documents in which the head has its most frequent label; from 0 to 1", True,
+                lambda head: head.share),
     ]  # fmt: skip
     for kind in ("mean", "spread"):
         for name in STATISTICS:
@@ -571,17 +577,21 @@ def _head_data(place: int, head: HeadSummary) -> dict[str, Any]:
 def _mover_data(mover: Mover, head: HeadSummary) -> dict[str, str]:
     """Return the data of one mover on a page."""
     if mover.statistic is None:
-        text = f"looks elsewhere with {mover.moved:.0%} of its weight"
+        text = f"{mover.moved:.0%} of its weight is on other keys than in the head's mean"
     else:
         title = _title_and_meaning(mover.statistic)[0]
         assert mover.spreads is not None and mover.value is not None
         side = "above" if mover.spreads > 0 else "below"
         mean = head.statistics[mover.statistic].mean
-        text = f"{title} {mover.value:.2f}, {abs(mover.spreads):.1f} spreads {side} its mean {mean:.2f}"
+        text = (
+            f"{title} {mover.value:.2f}, {abs(mover.spreads):.1f} standard deviations {side} its mean "
+            f"{mean:.2f}"
+        )
     place = ""
     if mover.place is not None:
         place = (
-            f"from “{plain(mover.token or '', 40)}” (token {mover.place}) it gives {mover.weight:.0%} to "
+            f"“{plain(mover.token or '', 40)}” (token {mover.place}) gives {mover.weight:.0%} of its "
+            "weight to "
             f"“{plain(mover.key_token or '', 40)}” (token {mover.key})"
         )
     return {"document": plain(mover.document, LONGEST), "said": text, "place": place}

@@ -10,7 +10,7 @@ Sentences:
 Watched models:
     layer_names.py      names of layers and heads; `ByLayer`, results by layer
     record.py           the record of one call
-    together.py         the short calls of one forward, measured together as one map
+    joint_measurement.py the short calls of one forward, measured together as one map
     layer.py            all calls of a layer; labels of heads, from scores above thresholds
     collection.py       `Heads`, all layers
     text_changes.py     which heads changed from one text to another

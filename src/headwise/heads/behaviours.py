@@ -479,21 +479,28 @@ class RoleEffect:
         accuracy = f"accuracy {self.accuracy:.2f} to {self.off_accuracy:.2f}"
         numbers = f"from {self.margin:.2f} to {self.off:.2f} nats ({accuracy})"
         count = len(self.draws)
-        draws = f"the {count} other choices" if self.every_draw else f"{count} draws"
-        some = f"{self.as_much} of {draws} do as much" if self.as_much else f"so do {draws}, on average"
-        lowers = f"Switching off {heads} lowers it {numbers}"
+        draws = (
+            f"the {count} other choices of heads" if self.every_draw else f"{count} random choices of heads"
+        )
+        some = (
+            f"{self.as_much} of {draws} lower it as much"
+            if self.as_much
+            else f"{draws} lower it as much on average"
+        )
+        lowers = f"Switching off {heads} lowers the margin {numbers}"
         sentences = {
-            "too few prompts": f"{self.pairs} pairs are left of this tokenizer's, too few to say anything.",
+            "too few prompts": f"{self.pairs} pairs can be used with this tokenizer: too few to measure "
+            "an effect.",
             "not able": f"The whole model does not do this ({self.margin:.2f} nats, {self.margin_low:.2f} to "
-            f"{self.margin_high:.2f}; accuracy {self.accuracy:.2f}): there is nothing to lose.",
-            "no effect": f"No effect: without {heads} it goes {numbers}, a change of "
+            f"{self.margin_high:.2f}; accuracy {self.accuracy:.2f}), so no effect can be measured.",
+            "no effect": f"No effect: switching off {heads} changes the margin {numbers}, by "
             f"{self.low:+.2f} to {self.high:+.2f}.",
-            "raised": f"Switching off {heads} raises it {numbers}; "
-            f"{self.as_much} of {draws} stay below that.",
-            "no others": f"{lowers}; the layer has no others to compare with, "
-            "so nobody knows whose effect it is.",
-            "no more than others": f"{lowers}; {some}: no effect of its own.",
-            "effect": f"{lowers}; none of {draws} does as much.",
+            "raised": f"Switching off {heads} raises the margin {numbers}; "
+            f"{self.as_much} of {draws} raise it less.",
+            "no others": f"{lowers}; the layer has no other heads to compare with, "
+            "so the effect cannot be attributed to this role.",
+            "no more than others": f"{lowers}; {some}, so this is no effect of the role.",
+            "effect": f"{lowers}; none of {draws} lowers it as much.",
         }
         return sentences[self.kind]
 
@@ -548,17 +555,25 @@ class RoleEffects(Sequence[RoleEffect]):
             lines += ["", *textwrap.wrap(text, WIDTH)]
         notes = []
         if self.unasked:
-            notes.append(f"Nothing was asked for {', '.join(self.unasked)}: no behaviour is known.")
+            notes.append(
+                f"Not measured: {', '.join(self.unasked)} (no behaviour is defined for these roles)."
+            )
         dropped = sum(row.dropped for row in self.rows)
         if dropped:
-            notes.append(f"{dropped} pairs were left out: their answers are unlike numbers of tokens.")
+            notes.append(
+                f"{dropped} pairs were left out: their two answers have different numbers of tokens."
+            )
         left_on = [f"{_named(row.left_on)} ({row.relation})" for row in self.rows if row.left_on]
         if left_on:
             notes.append(
-                f"Left on, since half of a layer's heads were off: {', '.join(dict.fromkeys(left_on))}."
+                f"Left on, since at most half of a layer's heads are switched off: "
+                f"{', '.join(dict.fromkeys(left_on))}."
             )
         if self.rows:
-            notes.append(f"Heads that are off say their {self.method} over the behaviour's prompts.")
+            notes.append(
+                f"The output of a switched-off head is replaced by its {self.method} over the behaviour's "
+                "prompts."
+            )
         return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), WIDTH)]).strip()
 
     def to_json(self) -> str:

@@ -13,10 +13,10 @@ import torch
 
 from ..errors import ArgumentError, nearest, needed
 from . import heads_files
+from .joint_measurement import DeferredCalls
 from .layer import ENTRIES, POSITIONS, Head, LayerHeads, Unheard
 from .layer_names import ByLayer, Layer, names_of, stacks
 from .record import Marks, Record
-from .together import DeferredCalls
 
 if TYPE_CHECKING:
     import numpy
@@ -133,8 +133,8 @@ class Heads(ByLayer[LayerHeads]):
         """Record a layer that was not heard in a forward."""
         for index, entry in enumerate(self.unheard):
             if entry.path == unheard.path:
-                total, why = entry.softmaxes + unheard.softmaxes, entry.why or unheard.why
-                self.unheard[index] = replace(entry, softmaxes=total, why=why)
+                total, reason = entry.softmaxes + unheard.softmaxes, entry.reason or unheard.reason
+                self.unheard[index] = replace(entry, softmaxes=total, reason=reason)
                 return
         self.unheard.append(unheard)
 
@@ -237,11 +237,11 @@ class Heads(ByLayer[LayerHeads]):
         calls = [call for layer in self.values() for call in layer.calls if call.marks is not None]
         return max(reversed(calls), key=lambda call: call.forward).marks if calls else None
 
-    def find(self, what: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
+    def find(self, name: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
         """The heads that do something, most first.
 
         Args:
-            what: a label ("induction", "previous-token", ...) or any number measured ("entropy", ...).
+            name: a label ("induction", "previous-token", ...) or any number measured ("entropy", ...).
             threshold: the least score; by default the label's, which also asks for enough queries to tell (as
                 `headwise.heads.LABELS` says), and none for a number.
             top: at most so many.
@@ -258,23 +258,23 @@ class Heads(ByLayer[LayerHeads]):
             1
         """
         all_heads = self.all()
-        measured = dict.fromkeys(name for head in all_heads for name in head.values)
-        entry, score = ENTRIES.get(what), what
+        measured = dict.fromkeys(statistic for head in all_heads for statistic in head.values)
+        entry, score = ENTRIES.get(name), name
         if entry is not None:
             score = entry.score
-        elif what not in measured:
-            score = what.replace("-", "_")
+        elif name not in measured:
+            score = name.replace("-", "_")
         by_label = entry is not None and threshold is None
         least = entry.threshold if entry is not None and threshold is None else threshold
         if score not in measured:
             if entry is not None:
                 raise ArgumentError(
-                    f"{what!r} must have been measured: {score} was not; patterns of tokens need input_ids, "
+                    f"{name!r} must have been measured: {score} was not; patterns of tokens need input_ids, "
                     "and for long texts watch(model, patterns=True)"
                 )
             raise ArgumentError(
-                f"what must be a label or something measured: got {what!r}; "
-                f"{nearest(what, [*ENTRIES, *measured])}"
+                f"name must be a label or a statistic that was measured: got {name!r}; "
+                f"{nearest(name, [*ENTRIES, *measured])}"
             )
         if top is not None and top < 1:
             raise ArgumentError(f"top must be at least 1: got {top}; None gives all")

@@ -189,9 +189,9 @@ def one_number(matrix: Tensor) -> Tensor:
     return matrix.masked_fill(same, torch.nan).flatten(-2).nanmean(-1)
 
 
-def _sums_over_pairs(map: AttentionMap, what: str) -> tuple[Tensor, Tensor]:
+def _sums_over_pairs(map: AttentionMap, measure: str) -> tuple[Tensor, Tensor]:
     """Return two tensors of zeros [B, H, H] to sum over pairs of heads; the map must have full rows."""
-    map.check_whole_rows(what)
+    map.check_whole_rows(measure)
     B, H, _, _ = map.shape
     total = torch.zeros(B, H, H, dtype=tile_dtype(map.dtype), device=map.device)
     return total, total.clone()
@@ -388,7 +388,10 @@ class Diversity:
         return self.distances
 
     def __str__(self) -> str:
-        lines = ["mean Jensen-Shannon divergence between heads (nats; 0: the same, 0.69: nothing in common)"]
+        lines = [
+            "mean Jensen-Shannon divergence between heads (nats; 0 = the same weights, 0.69 = no key in "
+            "common)"
+        ]
         for layer, number in self.by_layer.items():
             cosine = self.outputs.get(layer)
             text = "" if cosine is None else f", outputs' cosine {float(one_number(cosine[None])):.3f}"
@@ -397,7 +400,7 @@ class Diversity:
 
 
 def diversity(
-    what: Mapping[Layer, LayerHeads] | LayerHeads | AttentionMap | Tensor,
+    heads: Mapping[Layer, LayerHeads] | LayerHeads | AttentionMap | Tensor,
     *,
     across: bool = False,
     smooth: float = 0.0,
@@ -408,7 +411,7 @@ def diversity(
     Means are over queries: a longer sequence counts for more.
 
     Args:
-        what: heads that were watched, of a model or of a layer; or a map, or dense weights [B, H, T, S].
+        heads: watched heads of a model or of one layer; or a map, or dense weights [B, H, T, S].
         across: compare heads of different layers too, on at most 64 queries: for `layout` and `clusters`.
         smooth: the share of every row spread evenly before comparing; Clark 2019 uses 0.001.
         queries: at most this many of each sequence, evenly spaced; None: all.
@@ -429,20 +432,20 @@ def diversity(
 
     Clark 2019, section 6; Li 2018.
     """
-    if isinstance(what, Tensor):
-        if what.ndim != 4:
+    if isinstance(heads, Tensor):
+        if heads.ndim != 4:
             raise ShapeError(
-                f"weights must be [B, H, T, S]: got {list(what.shape)}; one sequence is weights[None]"
+                f"weights must be [B, H, T, S]: got {list(heads.shape)}; one sequence is weights[None]"
             )
-        what = AttentionMap.from_weights(what)
-    if isinstance(what, AttentionMap):
-        counts = what.counted_queries().sum(-1)
-        matrix = _over_sequences([(jensen_shannon(what, smooth=smooth, queries=queries), counts)])
+        heads = AttentionMap.from_weights(heads)
+    if isinstance(heads, AttentionMap):
+        counts = heads.counted_queries().sum(-1)
+        matrix = _over_sequences([(jensen_shannon(heads, smooth=smooth, queries=queries), counts)])
         return _layer_diversity({0: matrix}, {}, {})
-    layers = list(what.values()) if isinstance(what, Mapping) else [what]
+    layers = list(heads.values()) if isinstance(heads, Mapping) else [heads]
     if not all(hasattr(layer, "calls") for layer in layers):
         raise ArgumentError(
-            f"what must be heads, a map or weights: got {type(what).__name__}; watch a model first"
+            f"heads must be watched heads, a map or weights: got {type(heads).__name__}; watch a model first"
         )
     if not layers:
         raise ArgumentError("heads must not be empty: 0 layers; run the model inside the watch block")
@@ -453,9 +456,9 @@ def diversity(
     )
     if len(layers) == 1:
         return _layer_diversity(attention, outputs, values)
-    heads = tuple((layer.name, head) for layer in layers for head in range(layer.num_heads))
+    places = tuple((layer.name, head) for layer in layers for head in range(layer.num_heads))
     distances = _across(layers, smooth) if across else None
-    return Diversity(attention, outputs, values, heads, distances)
+    return Diversity(attention, outputs, values, places, distances)
 
 
 def _layer_diversity(

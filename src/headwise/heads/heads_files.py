@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ Layout = dict[str, list[int]]  # "shape", and "order": the dimensions in memory 
 FORMAT = "headwise-heads-3"  # 2: scores of patterns were means over all queries
 MARKS = ("ids", "special", "punctuation", "unknown")
 NUMBERS = ("rows", "counts", "pairs", "large")  # of a record, by name
+UNHEARD = ("path", "kind", "softmaxes", "why")  # names of the fields of `Unheard` in a file
 
 
 def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> None:
@@ -61,7 +62,7 @@ def save(heads: Heads, path: str | os.PathLike[str], *, maps: bool = True) -> No
             calls.append(entry)
         layers.append({"path": layer.path, "layer": layer.layer, "calls": calls})
     header = {"format": FORMAT, "layers": layers, "tokens": heads.tokens, "title": heads.title}
-    header["unheard"] = [asdict(layer) for layer in heads.unheard]
+    header["unheard"] = [dict(zip(UNHEARD, astuple(layer), strict=True)) for layer in heads.unheard]
     with whole_file(Path(path), "path") as file:
         file.write_bytes(safetensors.torch.save(tensors, metadata={"headwise": json.dumps(header)}))
 
@@ -84,7 +85,8 @@ def fill(heads: Heads, path: str | os.PathLike[str]) -> None:
                     f"{FORMAT!r}; save it again"
                 )
             heads.tokens, heads.title = header["tokens"], header["title"]
-            heads.unheard = [Unheard(**layer) for layer in header.get("unheard", [])]  # older files have none
+            unheard = header.get("unheard", [])  # older files have none
+            heads.unheard = [Unheard(*(layer[name] for name in UNHEARD)) for layer in unheard]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         tensors_of: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():

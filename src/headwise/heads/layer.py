@@ -24,7 +24,7 @@ POSITIONS = ("distance", "previous", "itself", "next", "local")  # meaningless i
 # Labels
 
 MIXED = "mixed"
-NOTHING_CLEAR = "does several things, none of them above the threshold of its label"
+NOTHING_CLEAR = "has no score above the threshold of a label"
 ROUNDING = 1e-3  # tolerance for two scores of the same keys; in float16 models they differ by 1e-5
 
 
@@ -52,7 +52,7 @@ LABELS: tuple[Entry, ...] = (
         "induction",
         "induction",
         0.4,
-        "looks at what followed an earlier copy of the word, where there is one: it continues what was said",
+        "attends to the token that followed an earlier copy of the current token: it continues a repetition",
         "Olsson 2022; 0.4 is the threshold of ARENA's exercises for the mean weight on the stripe of random "
         "tokens said twice; this is that mean on any text, over the queries that have a copy to look for; "
         "how many of them it takes is ours",
@@ -62,7 +62,7 @@ LABELS: tuple[Entry, ...] = (
         "duplicate-token",
         "duplicate_token",
         0.4,
-        "looks at earlier copies of the same word, where there are any",
+        "attends to earlier copies of the current token",
         "Wang 2022; the threshold is that of induction, which is measured alike",
         queries=8,
     ),
@@ -70,49 +70,49 @@ LABELS: tuple[Entry, ...] = (
         "previous-token",
         "previous",
         0.5,
-        "looks at the word just before each word",
+        "attends to the token just before the current one",
         "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
     ),
     Entry(
         "next-token",
         "next",
         0.5,
-        "looks at the word just after each word",
+        "attends to the token just after the current one",
         "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
     ),
     Entry(
         "self",
         "itself",
         0.5,
-        "looks at each word itself",
+        "attends to the current token itself",
         "Clark 2019, section 3.1; 0.5 is its threshold for heads of position",
     ),
     Entry(
         "sink",
         "first",
         0.6,
-        "rests most of its weight on the first token, whatever that says: an attention sink",
+        "puts most of its weight on the first token, whatever token that is (an attention sink)",
         "Xiao 2024, Gu 2024; Gu counts heads from 0.3 on, which may still do something else with the rest",
     ),
     Entry(
         "special-token",
         "special",
         0.6,
-        "rests most of its weight on marks that are no words, such as those of a text's start and end",
+        "puts most of its weight on special tokens, such as those that mark the start and end of a text",
         "Clark 2019, section 3.2; 0.6 is its threshold; over the queries that see one",
     ),
     Entry(
         "punctuation",
         "punctuation",
         0.5,
-        "looks at full stops, commas and the like",
+        "attends to punctuation, such as full stops and commas",
         "Clark 2019, section 3.2; 0.5 as for heads of position; over the queries that see one",
     ),
     Entry(
         "broad",
         "spread",
         0.9,
-        "looks at everything nearly alike: its entropy is nine tenths of the largest possible",
+        "spreads its weight almost evenly: its entropy is at least 90% of the largest possible",
         "Clark 2019, section 3.3, there 3.8 nats (0.78 of log 128); relative, so that it fits any length",
         general=True,
     ),
@@ -120,7 +120,8 @@ LABELS: tuple[Entry, ...] = (
         "local",
         "locality",
         0.8,
-        "looks at words near by: beyond 8 it has a fifth or less of the weight that an even look has there",
+        "attends mostly to the 8 nearest tokens: farther ones get at most 20% of what uniform attention "
+        "gives them",
         "Sukhbaatar 2019 on how short most heads' reach is; the threshold is ours",
         general=True,
     ),
@@ -213,16 +214,17 @@ class Head:
 
 @dataclass(frozen=True)
 class Unheard:
-    """A layer that attends, or may, beside those that were heard."""
+    """A layer with attention, or what may be attention, that could not be measured."""
 
     path: str  # of the module
     kind: str  # the name of its class
     softmaxes: int  # how many ran in it, in all forwards
-    why: str | None  # why fallback="eager" cannot read its weights; None: it can
+    reason: str | None  # why fallback="eager" cannot read its weights; None: it can
 
     def __str__(self) -> str:
-        where = "" if self.why is None else f", where {self.why}"
-        return f"{self.softmaxes} in {self.path or 'the model itself'} ({self.kind}){where}"
+        reason = "" if self.reason is None else f"; {self.reason}"
+        count = f"{self.softmaxes} softmax operation{'' if self.softmaxes == 1 else 's'}"
+        return f"{self.path or 'the model itself'} ({self.kind}, {count}{reason})"
 
 
 class LayerHeads:
@@ -288,9 +290,9 @@ class LayerHeads:
             measured = self.statistics
             if name in measured:
                 return measured[name]
-            how = "patterns=True" if name in PATTERNS else f"statistics=[{name!r}]"
-            how = "written=True" if name in WRITTEN else how
-            raise AttributeError(f"{name} was not measured in {self.path}; use watch(model, {how})")
+            option = "patterns=True" if name in PATTERNS else f"statistics=[{name!r}]"
+            option = "written=True" if name in WRITTEN else option
+            raise AttributeError(f"{name} was not measured in {self.path}; use watch(model, {option})")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _over_calls(self, name: str) -> Tensor:

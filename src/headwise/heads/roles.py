@@ -96,7 +96,7 @@ class Role:
         if self.margin < MARGIN:
             return f"not found: {self.rule} has {best:.2f}"
         if self.moves is not None and self.moves < MOVES:
-            return f"not found: moves with the word in {self.moves:.2f} of pairs"
+            return f"not found: follows the pronoun in {self.moves:.2f} of pairs"
         return "not found: may be chance"
 
 

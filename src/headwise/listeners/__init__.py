@@ -16,7 +16,7 @@ Listeners:
     ablation.py           `ablate`, `head_means`; heads switched off and on between runs
     head_outputs.py       `collect`, `patch`; what heads write by W_O
     importance.py         `importance`, `robustness`: the loss without heads
-    effects.py model_answers.py    `effects`, `role_effects`: a model's output without heads
+    effects.py model_outputs.py    `effects`, `role_effects`: a model's output without heads
     role_measurement.py   `roles`, `retrieval_scores`
     monitor.py measured_step.py    `Monitor`, `trainer_callback`: heads in training
 Changes of a model:

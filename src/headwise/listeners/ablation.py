@@ -334,10 +334,10 @@ def count_examples(inputs: Sequence[Tensor], visits: Sequence[Visit]) -> int:
         return smallest
     separate = [N for N, dim in fits if _are_consecutive(inputs, visits, N, dim)]
     if len(separate) != 1:
-        why = f"they may be {' or '.join(map(str, separate))}; use another batch size"
+        fault = f"they may be {' or '.join(map(str, separate))}; use another batch size"
         if not separate:
-            why = f"the rows of one of {fits[0][0]} depend on others; use batches of one"
-        raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {why}")
+            fault = f"the rows of one of {fits[0][0]} depend on others; use batches of one"
+        raise ShapeError(f"loss_fn must keep examples apart: the batches are {_listed(sizes)}, and {fault}")
     return separate[0]
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..engines.scores import Scores
 from ..errors import ArgumentError
 from ..foreign_masks import AS_GOOD_AS_HIDDEN
-from ..heads.together import SHORT, SHORT_ON_CPU, Group
+from ..heads.joint_measurement import SHORT, SHORT_ON_CPU, Group
 from ..map import AttentionMap
 from ..mask_meaning import fact
 from ..mask_rules import can_read
@@ -164,14 +164,14 @@ class Bypassed(NamedTuple):
     """A module that attended, or may have attended, without being heard."""
 
     softmaxes: int  # how many ran in it
-    why: str | None  # why fallback="eager" cannot read its weights; None: it can
+    reason: str | None  # why fallback="eager" cannot read its weights; None: it can
     is_certain: bool = True  # False: it may not be attention, so the model is not refused for it
     sizes: tuple[int, ...] = ()  # B and T of its input, where they are known
 
     def merged(self, other: Bypassed) -> Bypassed:
         """Return the sum of this and the same module in a later forward."""
         softmaxes, is_certain = self.softmaxes + other.softmaxes, self.is_certain or other.is_certain
-        return Bypassed(softmaxes, self.why or other.why, is_certain, self.sizes or other.sizes)
+        return Bypassed(softmaxes, self.reason or other.reason, is_certain, self.sizes or other.sizes)
 
 
 class Entered:

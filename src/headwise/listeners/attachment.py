@@ -406,8 +406,8 @@ class Attachment:
                 "model must have attention that can be heard: no weights [B, H, T, S] were seen in "
                 f"{self._listed(bypassed)}; leave them out with fallback='skip'"
             )
-        readable = {path: layer for path, layer in bypassed.items() if layer.why is None}
-        unreadable = {path: layer for path, layer in bypassed.items() if layer.why is not None}
+        readable = {path: layer for path, layer in bypassed.items() if layer.reason is None}
+        unreadable = {path: layer for path, layer in bypassed.items() if layer.reason is not None}
         parts, advice = [], "leave these layers out with fallback='skip'"
         if readable:
             parts.append(f"{self._listed(readable)} compute their own weights")
@@ -425,12 +425,12 @@ class Attachment:
     def _warning(self, bypassed: dict[str, Bypassed]) -> str:
         count = sum(layer.softmaxes for layer in bypassed.values())
         may_be = "" if all(layer.is_certain for layer in bypassed.values()) else "that may be attention "
-        what = f"{count} softmax operations {may_be}were" if count else "attention was"
+        subject = f"{count} softmax operations {may_be}were" if count else "attention was"
         advice = "fallback='skip' leaves them out without this warning"
-        if self.fallback is None and any(layer.why is None for layer in bypassed.values()):
+        if self.fallback is None and any(layer.reason is None for layer in bypassed.values()):
             advice = f"fallback='eager' reads these as far as it can, {advice}"
         return (
-            f"{what} not heard in {type(self.model).__name__}: {self._listed(bypassed)}; the other layers "
+            f"{subject} not heard in {type(self.model).__name__}: {self._listed(bypassed)}; the other layers "
             f"were heard, {advice}"
         )
 
@@ -438,13 +438,13 @@ class Attachment:
         """List layers by whether they can be read, the others by class, with some paths and the reason."""
         kinds, groups = self.kinds_at(bypassed), dict[str, list[str]]()
         for path, layer in bypassed.items():
-            groups.setdefault("" if layer.why is None else kinds[path], []).append(path)
+            groups.setdefault("" if layer.reason is None else kinds[path], []).append(path)
         parts = []
         for paths in groups.values():
             shown = ", ".join(path or "the model itself" for path in paths[:4])
             more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
-            named, why = ", ".join(sorted({kinds[path] for path in paths})), bypassed[paths[0]].why
-            reason = "" if why is None else f", where {why}"
+            named, cause = ", ".join(sorted({kinds[path] for path in paths})), bypassed[paths[0]].reason
+            reason = "" if cause is None else f", where {cause}"
             parts.append(f"{len(paths)} layers of {named} ({shown}{more}){reason}")
         return ", ".join(parts)
 

@@ -19,10 +19,10 @@ from ..arguments import answering
 from ..engines.statistics import RECEIVED, ROW_STATISTICS, STATISTICS
 from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
+from ..heads.joint_measurement import is_short
 from ..heads.layer import Unheard
 from ..heads.layer_names import Layer
 from ..heads.record import POOLED_QUERIES, Marks, Record, reduce, settle
-from ..heads.together import is_short
 from ..map import AttentionMap
 from ..parallel.local_heads import LocalHeads
 from .active import Bypassed, ForwardPass, LayerCall, Listener, Noted, SplitCall, in_backward
@@ -144,10 +144,12 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     if not TYPE_CHECKING:  # explains what to use instead to callers who use the block as the heads
 
         def __getattr__(self, name: str) -> NoReturn:
-            what = f"watch has no attribute {name!r}"
+            message = f"watch has no attribute {name!r}"
             if hasattr(Heads, name):
-                what += f": it is the heads' own; write with headwise.watch(model) as heads, and heads.{name}"
-            raise AttributeError(what)
+                message += (
+                    f": it is the heads' own; write with headwise.watch(model) as heads, and heads.{name}"
+                )
+            raise AttributeError(message)
 
         def __getitem__(self, layer: Layer) -> NoReturn:
             raise ArgumentError(
@@ -295,7 +297,7 @@ class _Listener(Listener):
         deferred.add(call.path, record)
 
     def miss(self, path: str, kind: str, bypassed: Bypassed) -> None:
-        self.heads.miss(Unheard(path, kind, bypassed.softmaxes, bypassed.why))
+        self.heads.miss(Unheard(path, kind, bypassed.softmaxes, bypassed.reason))
 
     def after(self, forward: ForwardPass) -> None:
         """Measure the calls that were deferred in a forward that is over, or has raised."""

@@ -39,15 +39,18 @@ from .ablation import Switches
 from .adapters import attach
 from .chosen_heads import base_of, check_any, check_count, check_head
 from .importance import HeadScores, Ranked, ranked
-from .model_answers import MASKED, METHOD, NEXT, OUTPUT, BehaviourPrompts, LanguageModel, comparison_of
+from .model_outputs import MASKED, METHOD, NEXT, OUTPUT, BehaviourPrompts, LanguageModel, comparison_of
 
 Words = list[tuple[str, float]]  # words and their probabilities, the likeliest first
 
 UNITS = {NEXT: "nats", MASKED: "nats", OUTPUT: "of its norm"}
 SENTENCES = {
-    NEXT: "How far the probabilities of the next token move without the head: the KL divergence.",
-    MASKED: "How far the probabilities of the masked token move without the head: the KL divergence.",
-    OUTPUT: "How far the model's output moves without the head, as a share of its norm.",
+    NEXT: "KL divergence of the next token's probabilities with all heads from those without the head, in "
+    "nats. 0 = no effect.",
+    MASKED: "KL divergence of the masked token's probabilities with all heads from those without the "
+    "head, in nats. 0 = no effect.",
+    OUTPUT: "Norm of the change of the model's output without the head, divided by the norm of the "
+    "output. 0 = no effect.",
 }
 PAST = ("past_key_values", "cache", "cache_params")  # caches, to which every run would add
 SHOWN = 3  # how many heads and words are named below the numbers
@@ -132,10 +135,10 @@ class Effects(HeadScores):
             )
         sentence = SENTENCES[self.of]
         if batch is None and self.sequences != 1:
-            first = "" if self.before is None else " The words are those of the first."
-            sentence += f" The mean over {self.sequences} texts.{first}"
+            first = "" if self.before is None else " The tokens are those of the first text."
+            sentence += f" Averaged over {self.sequences} texts.{first}"
         if len({*map(base_of, heads.paths)}) < len(heads.paths):
-            sentence += " A layer that runs again is without it each time."
+            sentence += " In a layer that runs several times, the head is off every time."
         before = None if self.before is None else list(map(list, self.before[words]))
         return {"of": self.of, "sentence": sentence, "before": before, "heads": rows, "unit": self.unit}
 
@@ -152,14 +155,15 @@ class Effects(HeadScores):
             return ", ".join(f'"{plain(word)}" {chance:.2f}' for word, chance in words[:SHOWN])
 
         sequences = f"{self.sequences} sequence{'' if self.sequences == 1 else 's'}"
-        measure = "norm of the change, as a share" if self.of == OUTPUT else "KL divergence, nats"
+        measure = "norm of the change / norm of the output" if self.of == OUTPUT else "KL divergence, nats"
         count = sum(map(len, self.values()))
         lines = [
-            f"What {count} heads do to the {self.of}, each switched off alone, over {sequences} ({measure})."
+            f"Effect of {count} heads on the {self.of}, each switched off alone, over {sequences} "
+            f"({measure})."
         ]
         lines += self._rows()
         if self.before is not None:
-            lines.append(f"All on: {text(self.before[0])}")
+            lines.append(f"All heads on: {text(self.before[0])}")
         for layer, head, effect in self.ranking()[:SHOWN]:
             without = self.after(layer, head)
             words = f": {text(without)}" if without else ""
@@ -416,7 +420,7 @@ def _switched_off(heads: Sequence[Place], counts: Mapping[Layer, int]) -> tuple[
     """
     off: list[Place] = []
     left_on: list[Place] = []
-    taken = Counter[Layer]()
+    off_by_layer = Counter[Layer]()
     for layer, head in dict.fromkeys(heads):
         if layer not in counts or head >= counts[layer]:
             size = f"{counts[layer]} heads in layer {layer}" if layer in counts else f"{len(counts)} layers"
@@ -424,8 +428,8 @@ def _switched_off(heads: Sequence[Place], counts: Mapping[Layer, int]) -> tuple[
                 f"roles must be of this model: head {layer}.{head} was found, and there are {size}; measure "
                 "them with headwise.roles(model, tokenizer)"
             )
-        fits = 2 * (taken[layer] + 1) <= counts[layer]
-        taken[layer] += fits
+        fits = 2 * (off_by_layer[layer] + 1) <= counts[layer]
+        off_by_layer[layer] += fits
         (off if fits else left_on).append((layer, head))
     return off or left_on[:1], left_on if off else left_on[1:]
 

@@ -165,10 +165,12 @@ class Importance(HeadScores):
         return [(layer, head) for layer, head, _ in self.ranking()[:count]]
 
     def __str__(self) -> str:
-        how = {"gradient": "by gradients", "leave_one_out": "by the loss without each"}[self.method]
-        scaled = ", each layer's scores of length 1" if self.normalised else ""
+        method = {"gradient": "from gradients", "leave_one_out": "from the loss without each head"}[
+            self.method
+        ]
+        scaled = ", scores normalised per layer" if self.normalised else ""
         heads, many = sum(map(len, self.values())), "" if self.examples == 1 else "s"
-        title = f"Importance of {heads} heads, {how}, over {self.examples} sequence{many}{scaled}."
+        title = f"Importance of {heads} heads, {method}, over {self.examples} sequence{many}{scaled}."
         best = ", ".join(
             f"layer {layer} head {head} ({score:.3g})" for layer, head, score in self.ranking()[:3]
         )
@@ -372,7 +374,7 @@ def _by_leaving_out(
             yield from ((batch, [head]) for head in switches.every_head())
 
     with attach(model, switches, fallback):
-        for batch, off in tracked(trials(), "importance, head by head", progress):
+        for batch, off in tracked(trials(), "importance of heads", progress):
             loss = switches.loss(model, loss_fn, batch, off)
             if off:
                 totals[off[0]] = totals.get(off[0], 0.0) + (loss - full_loss) * weight
@@ -435,8 +437,9 @@ class Robustness:
             unaffected = sum(abs(loss - self.baseline) <= 0.01 * abs(self.baseline) for _, _, loss in losses)
             layer, head, worst = losses[0]
             words.append(
-                f"Without any one of them it changes by at most 1% for {unaffected} of {len(losses)}; the "
-                f"costliest is layer {layer} head {head} ({worst - self.baseline:+.3g})."
+                f"Removing a single head changes the loss by at most 1% for {unaffected} of {len(losses)} "
+                "heads; the "
+                f"largest change is that of layer {layer} head {head} ({worst - self.baseline:+.3g})."
             )
         last = len(self.removed) - 1
         middle = min(range(1, last + 1), key=lambda i: abs(self.removed[i] - self.num_heads / 2))

@@ -275,11 +275,13 @@ class Step(ContextDecorator, AbstractContextManager[Owner]):
     if not TYPE_CHECKING:  # explains what to use instead to callers who use the block as the monitor
 
         def __getattr__(self, name: str) -> NoReturn:
-            what = f"step() has no attribute {name!r}"
+            message = f"step() has no attribute {name!r}"
             if not name.startswith("_") and hasattr(self._monitor, name):
-                what += f": it is the monitor's own; write with monitor.step(): model(x), then monitor.{name}"
+                message += (
+                    f": it is the monitor's own; write with monitor.step(): model(x), then monitor.{name}"
+                )
                 self._unused = False  # the error explains it
-            raise AttributeError(what)
+            raise AttributeError(message)
 
 
 # Alarms
@@ -381,8 +383,8 @@ SENTENCES = {
         "lower the learning rate, normalise queries and keys, or cap them with softcap",
     ),
     "dead": (
-        "must say something: its output has {:.3g} of its layer's mean norm, at most {:g},",
-        "look at what it has of W_V, or take it out with headwise.prune",
+        "must have an output: its norm is {:.3g} of the layer's mean norm, at most {:g},",
+        "check its part of W_V, or remove it with headwise.prune",
     ),
 }
 
@@ -440,5 +442,5 @@ def warn_of(alarms: list[Alarm], stacklevel: int) -> None:
     for kind in dict.fromkeys(alarm.kind for alarm in alarms):
         worst, *rest = (alarm for alarm in alarms if alarm.kind == kind)
         unit = "layer" if worst.head is None else "head"
-        more = f"; {len(rest)} more {unit}{'' if len(rest) == 1 else 's'} alike: monitor.raised"
+        more = f"; {len(rest)} more {unit}{'' if len(rest) == 1 else 's'}: see monitor.raised"
         warnings.warn(f"{worst}{more if rest else ''}", HeadsAlarm, stacklevel=stacklevel + 1)

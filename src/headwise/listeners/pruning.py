@@ -61,8 +61,8 @@ class Pruned:
         return "\n".join(lines)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def prune(model: nn.Module, heads: Heads) -> Pruned:
@@ -550,11 +550,11 @@ def _check_dependencies(model: nn.Module, path: str, module: nn.Module, names: N
         raise _unsupported(path, module, f"a forward that reads {', '.join(sorted(set(foreign)))}")
 
 
-def _unsupported(path: str, module: nn.Module, what: str) -> ArgumentError:
+def _unsupported(path: str, module: nn.Module, feature: str) -> ArgumentError:
     """Return the error for a layer that has something that may depend on its heads."""
     return ArgumentError(
         f"model must have attention whose heads are known to be apart: {path} ({type(module).__name__}) has "
-        f"{what}; switch its heads off with headwise.ablate instead"
+        f"{feature}; switch its heads off with headwise.ablate instead"
     )
 
 

@@ -55,7 +55,7 @@ USUAL = 700  # sentences
 BEGINNING = "Well, "  # in front of a text, for a causal model without a start token
 PROOF = 6  # sentences that are run again before a cached result is used
 SAME = 1e-3  # mean weights of a head that differ by less are equal up to rounding
-SHIPPED = Path(grammar.__file__).parent / "kept_roles"
+SHIPPED = Path(grammar.__file__).parent / "stored_roles"
 ENOUGH = 0.5  # the share of a needle's tokens that a meaningful run generates
 SHOWN = 5  # heads in a summary of retrieval
 
@@ -520,9 +520,9 @@ class Retrieval:
 
     def __str__(self) -> str:
         count = len(self.generated)
-        summary = f"{count} token{' was' if count == 1 else 's were'} said"
-        summary += f", with {self.recall:.0%} of the needle's among them"
-        verdict = "" if self.found else f": not above {ENOUGH:.0%}, so that the scores tell little"
+        summary = f"{count} token{' was' if count == 1 else 's were'} generated"
+        summary += f", with {self.recall:.0%} of the needle's tokens among them"
+        verdict = "" if self.found else f": at most {ENOUGH:.0%}, so the scores mean little"
         copied = [ranked for ranked in self.ranking()[:SHOWN] if ranked[2] > 0]
         best = ", ".join(f"layer {layer} head {head} ({score:.2f})" for layer, head, score in copied)
         return f"{summary}{verdict}. Copied most by: {best or 'no head'}."

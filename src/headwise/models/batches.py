@@ -150,8 +150,8 @@ def _call(loss_fn: Loss, model: nn.Module, batch: object) -> Tensor:
     try:
         return loss_fn(model, batch)
     except (AttributeError, TypeError) as error:
-        given = f"{type(model).__name__} and {type(batch).__name__}"
-        error.add_note(f"loss_fn is called with the model and a batch, loss_fn(model, batch): here {given}")
+        kinds = f"{type(model).__name__} and {type(batch).__name__}"
+        error.add_note(f"loss_fn is called with the model and a batch, loss_fn(model, batch): here {kinds}")
         raise
 
 
@@ -192,7 +192,7 @@ class Report:
         self.words, self.before, self.total, self.wanted = words, before, total, wanted
         self.bar: Progress | None = None
         self.is_slow = False
-        self.started = self.told = monotonic()
+        self.started = self.reported = monotonic()
 
     def tell(self, done: int, loss: float | None = None) -> None:
         """Report that so many steps are done."""
@@ -209,8 +209,8 @@ class Report:
         if self.bar is not None:
             words = self.words if loss is None else f"{self.words}, loss {loss:.4g}"
             self.bar.update(self.bar.task_ids[0], completed=done, description=words)
-        elif loss is not None and now - self.told > LINES:
-            self.told, rate = now, (done - self.before) / (now - self.started)
+        elif loss is not None and now - self.reported > LINES:
+            self.reported, rate = now, (done - self.before) / (now - self.started)
             of = "" if self.total is None else f" of {self.total}"
             sys.stderr.write(f"{self.words}: step {done}{of}, loss {loss:.4g}, {rate:.3g} steps/s\n")
 

@@ -358,4 +358,4 @@ def shown_bytes(entry: str) -> str:
     """
     data = bytes(LETTERS[letter] for letter in entry if letter in LETTERS)
     text = data.decode("utf-8", "surrogateescape").strip(" ")  # a byte that is no letter: 0xDC00 and the byte
-    return re.sub("[\udc80-\udcff]", lambda found: f"<{ord(found[0]) - 0xDC00:02X}>", text)
+    return re.sub("[\udc80-\udcff]", lambda match: f"<{ord(match[0]) - 0xDC00:02X}>", text)

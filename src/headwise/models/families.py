@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, needed
 from ..nn.options import QKNorm
 from ..nn.rotary import Linear, Llama3, Rope, Scaling, Yarn
-from .own_files import Undrawn
+from .model_files import Undrawn
 from .transformer import Transformer
 from .transformer_config import TransformerConfig, Window
 
@@ -96,9 +96,10 @@ class Settings:
             if value is not None and not BESIDE.fullmatch(name):
                 raise self._refusal(name, value, "nothing here is known to do as it says")
 
-    def _refusal(self, name: str, value: object, why: str) -> ArgumentError:
+    def _refusal(self, name: str, value: object, reason: str) -> ArgumentError:
         return ArgumentError(
-            f"config must be one that headwise can follow: {name}={value!r} of {self._family} is not, {why}; "
+            f"config must be one that headwise can follow: {name}={value!r} of {self._family} is not, "
+            f"{reason}; "
             "use the model as transformers has it"
         )
 
@@ -256,17 +257,17 @@ def _windows(s: Settings, num_layers: int) -> tuple[Window | None, ...]:
     if size is not None:
         sizes["sliding_attention"] = size
     if len(kinds) != num_layers or not sizes.keys() >= set(kinds):
-        known = f"known are {', '.join(sizes)}, one for each of {num_layers} layers"
-        raise s._refusal("layer_types", kinds, known)
+        supported = f"known are {', '.join(sizes)}, one for each of {num_layers} layers"
+        raise s._refusal("layer_types", kinds, supported)
     return tuple(sizes[kind] for kind in kinds)
 
 
 def _rope(s: Settings, max_length: int) -> Rope:
     """rope_theta and rope_scaling, or both in rope_parameters, as it is since transformers 5."""
-    base, given = s.take("rope_theta"), s.may("rope_parameters") or s.may("rope_scaling") or {}
+    base, parameters = s.take("rope_theta"), s.may("rope_parameters") or s.may("rope_scaling") or {}
     s.must(rope_scaling=None)
     defaults = {"rope_theta": base, "original_max_position_embeddings": max_length, **ROPE_DEFAULTS}
-    rope = Settings(given, "rope_parameters", defaults)
+    rope = Settings(parameters, "rope_parameters", defaults)
     base, kind = rope.take("rope_theta"), rope.may("rope_type") or rope.may("type") or "default"
     rope.must(type=kind, partial_rotary_factor=1.0)
     scaling: Scaling | None = None
@@ -389,8 +390,8 @@ def from_folder(folder: Path) -> Transformer:
     """Return the model of a folder with config.json and safetensors, in eval mode, without transformers."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
     family = family_of(fields)
-    known = [name for name in fields.get("architectures") or () if name in family.classes]
-    with_output = any(family.classes.values()) if not known else family.classes[known[0]]
+    class_names = [name for name in fields.get("architectures") or () if name in family.classes]
+    with_output = any(family.classes.values()) if not class_names else family.classes[class_names[0]]
     return _filled(family.config(fields, with_output), family, dict(_tensors(folder))).eval()
 
 

@@ -121,15 +121,15 @@ def _tokens(model: Transformer, ids: Tensor, count: int, settings: Sampling, gla
     temperature, top_k, top_p, stop, *_ = settings
     ended: Tensor | None = None  # bool [B]
     last: Tensor | None = None
-    here = _local_heads(model)
+    shard = _local_heads(model)
     with ExitStack() as contexts:
         contexts.enter_context(_without_dropout(model))
         step, logits = _begin(model, ids, count, settings, contexts)
         for number in range(1, count + 1):
             with torch.inference_mode():
                 token = chosen(logits, temperature, top_k, top_p, settings.generator)
-                if here is not None:  # ranks that share heads go on with one and the same token
-                    token = here.agree(token)
+                if shard is not None:  # ranks that share heads go on with one and the same token
+                    token = shard.agree(token)
                 if stop is not None:
                     if ended is not None and last is not None:
                         token = torch.where(ended, last, token)
@@ -205,8 +205,8 @@ def _compiled(model: Transformer, batch: int, room: int) -> Iterator[Step]:
     """
     weight = model.embedding.tokens.weight
     sizes = (batch, room, weight.device, weight.dtype)
-    kept = _steps.setdefault(model, {})
-    step = kept.pop(sizes, None)
+    steps = _steps.setdefault(model, {})
+    step = steps.pop(sizes, None)
     if step is None:
         cache = model.cache(batch, room)
         # code of its own: torch counts how often one code was compiled, for all models together
@@ -219,7 +219,7 @@ def _compiled(model: Transformer, batch: int, room: int) -> Iterator[Step]:
         yield step
     finally:
         step[0].reset()
-        kept[sizes] = step
+        steps[sizes] = step
 
 
 def _keep_in_place(cache: ModelCache) -> None:
@@ -258,8 +258,8 @@ def filtered(
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     if top_k is not None:
-        kept = scores.topk(min(top_k, scores.shape[-1])).indices
-        others = torch.ones_like(scores, dtype=torch.bool).scatter(1, kept, False)
+        best = scores.topk(min(top_k, scores.shape[-1])).indices
+        others = torch.ones_like(scores, dtype=torch.bool).scatter(1, best, False)
         scores = scores.masked_fill(others, -torch.inf)
     if top_p is not None and top_p < 1:
         ordered, order = scores.sort(descending=True)
@@ -283,17 +283,18 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> S
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"max_new_tokens must be a whole number, at least 1: got {count!r}; try 20")
     if not isinstance(ids, Tensor) or ids.ndim != 2:
-        what = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        raise ShapeError(f"ids must be a tensor [B, T]: got {what}; use ids[None] for one text")
+        shape = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ShapeError(f"ids must be a tensor [B, T]: got {shape}; use ids[None] for one text")
     if ids.is_cpu and ids.numel() and not ids.is_floating_point() and int(ids.max()) >= config.vocab_size:
         raise ArgumentError(
             f"ids must be tokens: got {int(ids.max())} for a vocabulary of {config.vocab_size}; is it "
             "another model's tokenizer?"
         )
-    here = _local_heads(model)
-    if here is not None and settings.compile:
+    shard = _local_heads(model)
+    if shard is not None and settings.compile:
         raise ArgumentError(
-            f"compile must be False where heads lie over several processes: got True for {here}; leave it out"
+            f"compile must be False where heads lie over several processes: got True for {shard}; leave "
+            "it out"
         )
     _check_drawing(settings.temperature, settings.top_k, settings.top_p)
     _check_positions(model, ids, count)

@@ -120,8 +120,8 @@ class FeedForward(nn.Module):
         if self.gate_proj is None:
             return
         both = (self.gate_proj, self.up_proj)
-        known = None if self._packed is None else self._packed.again(both)
-        self._packed = pack(both) if known is None else known
+        packed = None if self._packed is None else self._packed.again(both)
+        self._packed = pack(both) if packed is None else packed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FeedForward:
         super()._apply(fn, recurse)
@@ -325,13 +325,13 @@ def plain_layers(layers: nn.ModuleList, x: Tensor, caches: Sequence[KVCache]) ->
     """
     if x.shape[1] != 1 or torch.is_grad_enabled() or not is_unobserved(x):
         return None
-    found = []
+    plain_steps = []
     for layer, cache in zip(layers, caches, strict=True):
         plain = _plain_layer(layer, x, cache)
         if plain is None:
             return None
-        found.append(plain)
-    return found
+        plain_steps.append(plain)
+    return plain_steps
 
 
 def _plain_layer(layer: nn.Module, x: Tensor, cache: KVCache) -> PlainLayer | None:

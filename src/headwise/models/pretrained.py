@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, overload
 from torch import Tensor, nn
 
 from ..errors import REMEDIES, ArgumentError, HeadwiseError, PackageMissing, needed
-from . import own_files
+from . import model_files
 from .byte_pairs import LETTERS, SPACE, UNLIMITED, BytePairs, check_letters, shown_bytes
 from .families import from_folder, from_transformers
 from .transformer import Transformer
@@ -108,7 +108,7 @@ def load(
             "goes to headwise.watch as it is"
         )
     folder, title = _place_of(name_or_path)
-    if name_or_path in (None, MINI) or own_files.is_ours(folder):
+    if name_or_path in (None, MINI) or model_files.is_ours(folder):
         if ours is False:
             raise ArgumentError(
                 f"ours must not be False for a model of headwise: {title!r} is one; leave it out"
@@ -177,10 +177,10 @@ def minilm_folder() -> Path:
 
 def _load_ours(folder: Path, title: str) -> Pretrained:
     """Load what `Transformer.save` wrote."""
-    model, saved_title = own_files.read(folder, Transformer)
+    model, saved_title = model_files.read(folder, Transformer)
     title = saved_title or title
     try:
-        tokenizer: Tokenizer | None = own_files.read_tokenizer(folder, model.config)
+        tokenizer: Tokenizer | None = model_files.read_tokenizer(folder, model.config)
     except PackageMissing as error:
         tokenizer = NoTokenizer(error)
     if tokenizer is None:
@@ -294,8 +294,8 @@ def from_hub(name: str) -> Path:
         with quietly():
             return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
     except HFValidationError as error:
-        said = "names look like google-bert/bert-base-uncased"
-        raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {said}") from error
+        advice = "names look like google-bert/bert-base-uncased"
+        raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {advice}") from error
     except GatedRepoError as error:
         raise ArgumentError(
             f"model must be open to you: {name!r} is gated; accept its terms there, then: hf auth login"
@@ -361,13 +361,13 @@ class Reading:
 
     inputs: dict[str, Tensor]  # [1, T] each
     tokens: list[str]  # T names that people can read
-    found: int  # tokens in the whole text, special ones included
+    total: int  # tokens in the whole text, special ones included
     limit: int | None = None  # of the model, where it has one
 
     @property
     def cut(self) -> bool:
         """Whether the end was left out."""
-        return self.found > len(self.tokens)
+        return self.total > len(self.tokens)
 
 
 def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_TOKENS) -> Reading:
@@ -387,8 +387,8 @@ def read(text: str, model: nn.Module, tokenizer: Tokenizer, *, most: int = MOST_
         size, inputs = model.config.vocab_size, {"ids": encoded["input_ids"]}
     else:
         size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-        taken = inspect.signature(model.forward).parameters
-        inputs = {name: value for name, value in encoded.items() if name in taken}
+        parameters = inspect.signature(model.forward).parameters
+        inputs = {name: value for name, value in encoded.items() if name in parameters}
     if max(ids) >= size:
         raise ArgumentError(
             f"tokenizer must fit the model: token {max(ids)} for a vocabulary of {size}; are they a pair?"

@@ -111,12 +111,12 @@ class Specialisation:
         Raises:
             ArgumentError: neither a statistic nor a role.
         """
-        known = self.statistics | self.roles
-        if name not in known:
+        measured = self.statistics | self.roles
+        if name not in measured:
             raise ArgumentError(
-                f"name must be a statistic or a role: got {name!r}; {nearest(name, list(known))}"
+                f"name must be a statistic or a role: got {name!r}; {nearest(name, list(measured))}"
             )
-        return known[name]
+        return measured[name]
 
     def when(self, name: str, at_least: float) -> Moment | None:
         """The first checkpoint at which some head has at least this score; of several heads, the best.
@@ -172,13 +172,13 @@ class Specialisation:
                 raise ArgumentError(
                     f"{name} must be from 0 to {size - 1}: got {value!r}; {L} layers of {H} heads"
                 )
-        known = self.statistics | self.roles
+        measured = self.statistics | self.roles
         return [
             {
                 "step": int(self.steps[number]),
                 "tokens": int(self.tokens[number]),
                 "label": self.labels[number][layer][head],
-                **{name: float(value[number, layer, head]) for name, value in known.items()},
+                **{name: float(value[number, layer, head]) for name, value in measured.items()},
             }
             for number in range(len(self.steps))
         ]
@@ -277,10 +277,11 @@ def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisati
         raise ArgumentError(
             f"folder must hold a safetensors file: {str(place)!r}: {error}; make it again"
         ) from error
-    found = header.get("format") if isinstance(header, dict) else type(header).__name__
-    if found != FORMAT:
+    file_format = header.get("format") if isinstance(header, dict) else type(header).__name__
+    if file_format != FORMAT:
         raise ArgumentError(
-            f"folder must hold what was measured in training: {str(place)!r} is {found!r}, not {FORMAT!r}; "
+            f"folder must hold what was measured in training: {str(place)!r} is {file_format!r}, not "
+            f"{FORMAT!r}; "
             "make it again with this version"
         )
     try:

@@ -220,9 +220,11 @@ def fit(
                 optimizer.step()
 
                 history.losses.append(loss.item())
-                taken = TrainingStep(step, position.epoch, loss.item(), norm, model, optimizer, history)
+                finished_step = TrainingStep(
+                    step, position.epoch, loss.item(), norm, model, optimizer, history
+                )
                 for function in functions:
-                    history.stopped |= function(taken) is True
+                    history.stopped |= function(finished_step) is True
                 report.tell(history.steps, loss.item())
                 if history.stopped or interrupted.is_set():
                     break
@@ -310,9 +312,12 @@ def _share_of_lr(schedule: str | Schedule, warmup: int, total: int | None) -> Sc
 
 def _check_finite(loss: float, norm: float | None, step: int) -> None:
     if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
-        what = f"loss is {loss:g}" if norm is None else f"loss is {loss:g} and its gradient's norm {norm:g}"
+        loss_text = (
+            f"loss is {loss:g}" if norm is None else f"loss is {loss:g} and its gradient's norm {norm:g}"
+        )
         raise ArgumentError(
-            f"loss_fn must give finite losses and gradients: at step {step} the {what}; lower lr, warm up, "
+            f"loss_fn must give finite losses and gradients: at step {step} the {loss_text}; lower lr, "
+            "warm up, "
             "or look for NaN in the batch. The weights are those before this step"
         )
 
@@ -415,10 +420,10 @@ def _read(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
             f"checkpoint must be a file that fit wrote: {str(file)!r} holds something else; {advice}"
         )
     for name in (*settings, *saved["settings"]):
-        here, there = (each.get(name, "absent") for each in (settings, saved["settings"]))
-        if here != there:
+        current, stored = (each.get(name, "absent") for each in (settings, saved["settings"]))
+        if current != stored:
             raise ArgumentError(
-                f"checkpoint must be of the same training: {name} is {here} here and {there} in "
+                f"checkpoint must be of the same training: {name} is {current} here and {stored} in "
                 f"{str(file)!r}; give the same, another name, or resume=False to write over it"
             )
     return saved
@@ -446,10 +451,10 @@ def _remaining(
     An epoch that was begun is replayed: random numbers are set to those at its start, so that a shuffled
     DataLoader draws the same order, and the batches that were taken are skipped.
     """
-    taken = position.batch
+    consumed = position.batch
     _set_states(generators, position.now)
     while epochs is None or position.epoch < epochs:
-        if taken:
+        if consumed:
             _set_states(generators, position.start)
         position.start, position.batch = _states(generators), 0
         of_epoch = batches if isinstance(batches, Iterable) else batches(position.epoch)
@@ -457,24 +462,25 @@ def _remaining(
             position.batch += 1
             if position.batch == 1:
                 first = _hash(batch)
-                if taken and first != position.first:
+                if consumed and first != position.first:
                     raise _another_order(f"the first of epoch {position.epoch} is another")
                 position.first = first
-            if position.batch > taken:
+            if position.batch > consumed:
                 yield batch
-            elif position.batch == taken:
+            elif position.batch == consumed:
                 _set_states(generators, position.now)
-        if position.batch < taken:
+        if position.batch < consumed:
             raise _another_order(
-                f"epoch {position.epoch} ends after {position.batch} of {taken} that were taken"
+                f"epoch {position.epoch} ends after {position.batch} of {consumed} that were taken"
             )
-        taken = position.batch = 0
+        consumed = position.batch = 0
         position.epoch += 1
 
 
-def _another_order(what: str) -> ArgumentError:
+def _another_order(evidence: str) -> ArgumentError:
     return ArgumentError(
-        f"batches must come again as they came before the checkpoint: {what}; let them draw from torch or "
+        f"batches must come again as they came before the checkpoint: {evidence}; let them draw from "
+        "torch or "
         "from the epoch's number, or give resume=False to begin anew"
     )
 
@@ -488,8 +494,8 @@ def _torch_generators(model: nn.Module) -> list[torch.Generator]:
 def _data_generators(batches: object) -> list[torch.Generator]:
     """Return the generators that a DataLoader, its sampler or its data set draws from, if they have any."""
     owners = [batches, *(getattr(batches, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
-    found = [getattr(owner, "generator", None) for owner in owners]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(each): each for each in generators if isinstance(each, torch.Generator)}.values())
 
 
 def _states(generators: Iterable[torch.Generator]) -> list[Tensor]:

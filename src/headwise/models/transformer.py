@@ -25,7 +25,7 @@ from ..masks import Mask
 from ..nn import KVCache, MultiHeadAttention
 from ..nn.module_call import as_lengths, rules_of
 from ..nn.options import Sharding
-from . import generation, own_files
+from . import generation, model_files
 from .layers import DecoderLayer, Embedding, EncoderLayer, FeedForward, Stack
 from .transformer_config import TransformerConfig
 
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
 
     generate = generation.generate
     stream = generation.stream
-    save = own_files.save
+    save = model_files.save
 
     # On the way to hidden states
 
@@ -229,8 +229,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Hidden states [B, T, E]; of an encoder-decoder, the decoder's."""
         if self.config.kind != "encoder-decoder":
-            for name, given in (("target_ids", target_ids), ("target_lengths", target_lengths)):
-                if given is not None:
+            for name, value in (("target_ids", target_ids), ("target_lengths", target_lengths)):
+                if value is not None:
                     raise ArgumentError(
                         f"{name} must be given to an encoder-decoder alone: this is a {self.config.kind}; "
                         "use ids"
@@ -319,9 +319,9 @@ class Transformer(nn.Module):
     ) -> Tensor:
         if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
             name = "target_ids" if self.config.kind == "encoder-decoder" else "ids"
-            what = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+            actual = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
             raise ArgumentError(
-                f"{name} must be a tensor of whole numbers: got {what}; use the tokenizer's input_ids"
+                f"{name} must be a tensor of whole numbers: got {actual}; use the tokenizer's input_ids"
             )
         if ids.ndim != 2 or not ids.shape[1]:
             raise ShapeError(
@@ -344,9 +344,10 @@ class Transformer(nn.Module):
                 length = before + T
                 positions = torch.arange(T, device=device) if cache is None else cache.positions(T, device)
             if config.positions == "learned" and config.max_length and length > config.max_length:
-                asked = f"{before} + {T}" if self._sharding is None else f"{length} over all ranks"
+                requested = f"{before} + {T}" if self._sharding is None else f"{length} over all ranks"
                 raise ShapeError(
-                    f"ids must fit the positions there are: {asked} > {config.max_length}; cut the text, or "
+                    f"ids must fit the positions there are: {requested} > {config.max_length}; cut the "
+                    "text, or "
                     "make the model with a larger max_length"
                 )
         embedded: Tensor = self.embedding(ids, positions, types)

@@ -89,12 +89,12 @@ class Layout:
         """The positions of a rank's tokens in the sequence, int64 [t], on the CPU."""
         return torch.cat([torch.arange(r.span.start, r.span.stop, device="cpu") for r in self.runs(rank)])
 
-    def check(self, sizes: Mapping[int, int], what: str) -> None:
+    def check(self, sizes: Mapping[int, int], name: str) -> None:
         """Raise unless each rank holds as many tokens as it should.
 
         Args:
             sizes: the number of tokens, by rank.
-            what: their name in the error.
+            name: the name of the tensors in the error.
 
         Raises:
             ShapeError: too short a sequence; another number of tokens on some rank.
@@ -102,13 +102,13 @@ class Layout:
         least = self.ranks * (2 if self.order == "zigzag" else 1)
         if self.length < least:
             raise ShapeError(
-                f"{what} must have a token for every chunk: {self.length} tokens over {self.ranks} ranks in "
+                f"{name} must have a token for every chunk: {self.length} tokens over {self.ranks} ranks in "
                 f"{least} chunks; use fewer ranks"
             )
         for rank, size in sizes.items():
             if size != self.size(rank):
                 raise ShapeError(
-                    f"{what} must be the rank's own tokens: rank {rank} has {size} of {self.length}, its "
+                    f"{name} must be the rank's own tokens: rank {rank} has {size} of {self.length}, its "
                     f"share is {self.size(rank)}; cut them with headwise.parallel.split, in the same order"
                 )
 

@@ -192,12 +192,12 @@ class ShardedMap(AttentionMap):
         measuring, bound = self._agreed("mass", check)
         return ring_statistics.mass(measuring, bound, per == "query")
 
-    def _agreed(self, what: str, check: Callable[[], Checked]) -> tuple[Measuring, Checked]:
+    def _agreed(self, operation: str, check: Callable[[], Checked]) -> tuple[Measuring, Checked]:
         """Return (this rank's rows to be reduced, the result of `check`); if one rank's raises, all do."""
         checked: Any = None
         error: HeadwiseError | None = None
         try:
-            self.check_whole_rows(what)
+            self.check_whole_rows(operation)
             checked = check()
         except HeadwiseError as refused:
             error = refused
@@ -219,14 +219,14 @@ class ShardedMap(AttentionMap):
         return self._gathered(limit, None, "whole")
 
     def _gathered(
-        self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, what: str
+        self, limit: int | str | None, dense: tuple[Sequence[int], torch.dtype] | None, operation: str
     ) -> AttentionMap:
         """Return `whole()`; dense: shape and dtype of the tensor that is made of it, for the budget."""
         shard = self._shard
         B, H, T, S = shard.shape
         error: HeadwiseError | None = None
         try:
-            self._check_no_gradient(what)
+            self._check_no_gradient(operation)
             self.check_unchanged()
             if dense is not None:
                 self._check_budget(dense[0], "weights", limit, dense[1])
@@ -298,10 +298,11 @@ class ShardedMap(AttentionMap):
             f"a map must be of one process to be saved: this is of {self._shard.ring.size}; save map.whole()"
         )
 
-    def _check_no_gradient(self, what: str) -> None:
+    def _check_no_gradient(self, operation: str) -> None:
         if self.requires_grad:
             raise ArgumentError(
-                f"{what} must be asked for without gradients over {self._shard.ring.size} ranks: none flows "
+                f"{operation} must be asked for without gradients over {self._shard.ring.size} ranks: "
+                "none flows "
                 "through the map of a sharded sequence; use map.detach(), or torch.no_grad()"
             )
 

@@ -14,15 +14,14 @@ from torch import Tensor
 
 from ..heads.layer import MIXED
 from ..heads.text_changes import Alignment, Change, Changes
+from .colour_maps import difference_colours, weight_colours
 from .heads_tables import HeadsTable
 from .sheet import (
     FAINT,
     INK,
     LONGEST,
-    NOTHING,
     STEPS,
     axes_at,
-    colours,
     heat,
     need_matplotlib,
     new_figure,
@@ -36,22 +35,25 @@ from .texts import label, plain, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 NAMED = 24  # tokens that can be read along an axis
 FEW = 12  # of a longer text: those that changed most
-# no red, no green
-LESS_TO_MORE = ("#0b3c7d", "#3f7fc4", "#a9cbe8", "#fbfaf7", "#f8c08a", "#e07b24", "#8a3b04")
 MARKER = "#ffe08a"  # behind the tokens that differ, as a pen would
 FAINTEST = 0.05  # a difference below which no colour is strong
-HOW = (
-    "A row is a token that attends (query), a column one that is attended to (key). Left: weights on the "
-    "first text. Middle: on the second. Right: what the second has more of (orange) or less (blue). "
-    "Changed: the mean over queries of the Jensen-Shannon divergence, in nats; 0 is none, 0.69 all."
+GUIDE = (
+    "Rows are tokens that attend (queries), columns the tokens they attend to (keys). Left: attention "
+    "weights on "
+    "the first text. Middle: on the second text. Right: second minus first; orange is more weight, blue "
+    "is less. "
+    "“Changed” is the Jensen-Shannon divergence of the two, averaged over queries, in nats: 0 = the same "
+    "weights, "
+    "0.69 = no key in common."
 )
 PART = (
-    f"Shown are the {FEW} rows that changed most and the {FEW} keys that made the difference, with positions."
+    f"Only the {FEW} rows that changed most and the {FEW} keys that contributed most are shown, with "
+    "positions."
 )
 
 
@@ -76,7 +78,7 @@ def changes_picture(changes: Changes, top: int = 6) -> Figure:
             is_difference = column == 2
             ax = axes_at(figure, x + column * (sheet.side + GAP), y, sheet.side, sheet.side)
             of_kind.setdefault(is_difference, ax)
-            _map(ax, cells, _differing() if is_difference else colours(), apart if is_difference else scale)
+            _map(ax, cells, apart if is_difference else scale, is_difference=is_difference)
             _lines(ax, view)
             _absent(ax, view, (0, 1) if is_difference else (column,))
             _mark(ax, sheet, view)
@@ -173,7 +175,7 @@ class Sheet:
     width: float
     height: float
     title: str
-    how: list[str]
+    guide: list[str]
     headings: tuple[str, str, str]
 
     @classmethod
@@ -185,14 +187,14 @@ class Sheet:
         across = 2 if len(views) > 2 else 1
         width = max(across * (wide + 0.23) + 0.85, 7.6)
         whole = all(view.is_whole for view in views)
-        how = textwrap.wrap(HOW if whole else f"{HOW} {PART}", int(width / 0.067))
+        guide = textwrap.wrap(GUIDE if whole else f"{GUIDE} {PART}", int(width / 0.067))
         everywhere = not whole or len({id(changes.layers[change.path].keys) for change in shown}) > 1
         rows = math.ceil(len(views) / across)
-        top, above = 0.44 + 0.165 * len(how), 0.76
+        top, above = 0.44 + 0.165 * len(guide), 0.76
         height = top + rows * (above + side) + (rows if everywhere else 1) * under
         return cls(
             side, margin + 0.12, above, under if everywhere else 0.0, across, len(views), top, width, height,
-            _said(changes), how, _headings(_readable(changes.text)),
+            title_of(changes), guide, _headings(_readable(changes.text)),
         )  # fmt: skip
 
     def corner(self, number: int) -> tuple[float, float]:
@@ -209,13 +211,14 @@ class Sheet:
 GAP = 0.16  # between the three maps of a head
 
 
-def _map(ax: Axes, cells: Tensor, colour: Colormap, scale: Normalize) -> None:
+def _map(ax: Axes, cells: Tensor, scale: Normalize, *, is_difference: bool) -> None:
     import numpy
 
     R, C = cells.shape
     array = cells.numpy()
-    hidden = numpy.isnan(array) if colour.name == DIFFERENCE else ~(array > 0)
+    hidden = numpy.isnan(array) if is_difference else ~(array > 0)
     cells_shown = numpy.ma.masked_where(hidden, array)
+    colour = difference_colours() if is_difference else weight_colours()
     heat(ax, cells_shown, (-0.5, C - 0.5, R - 0.5, -0.5), scale, colour)
     ax.set_frame_on(False)
     ax.tick_params(which="both", length=0, labelsize=7, labelcolor=FAINT, pad=6)
@@ -275,15 +278,6 @@ def _name(ax: Axes, view: View, *, left: bool, below: bool) -> None:
                 tick.set_bbox({"facecolor": MARKER, "edgecolor": "none", "boxstyle": "square,pad=0.12"})
 
 
-DIFFERENCE = "headwise difference"
-
-
-def _differing() -> Colormap:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list(DIFFERENCE, LESS_TO_MORE).with_extremes(bad=NOTHING)
-
-
 def _spread(differences: Sequence[Tensor]) -> Normalize:
     """Return one colour scale for all differences, by square root on either side of 0."""
     import numpy
@@ -298,16 +292,16 @@ def _spread(differences: Sequence[Tensor]) -> Normalize:
     )
 
 
-def _said(changes: Changes) -> str:
+def title_of(changes: Changes) -> str:
     name = changes.title or "Model"
     before, after = (plain(word, 40) for word in _readable(changes.text).words)
     if before and after:
-        what = f"when “{before}” became “{after}”"
+        event = f"when “{before}” became “{after}”"
     elif before or after:
-        what = f"when “{after}” was added" if after else f"when “{before}” was left out"
+        event = f"when “{after}” was added" if after else f"when “{before}” was left out"
     else:
-        what = "between two runs" if changes.text.by_position else "between two texts that say the same"
-    return f"{name}: the heads that changed most {what}"
+        event = "between two runs" if changes.text.by_position else "between two identical texts"
+    return f"{name}: the heads that changed most {event}"
 
 
 def _headings(text: Alignment) -> tuple[str, str, str]:
@@ -330,19 +324,19 @@ def _headline(figure: Figure, sheet: Sheet, number: int, change: Change, token: 
     room = int((3 * sheet.side + 2 * GAP) / 0.078)
     title = label(f"{where}, head {change.head}", room)
     write(figure, x, y - 0.4, title, size=9, va="baseline", weight="bold", **words(INK))
-    parts = ["nothing to compare"] if math.isnan(change.distance) else [f"changed {change.distance:.3f}"]
+    parts = ["nothing to compare"] if math.isnan(change.distance) else [f"changed {change.distance:.3f} nats"]
     if change.places is not None and change.largest > 0:
         parts.append(f"most at “{label(token, 2 * LONGEST + 1)}”, {change.largest:.2f}")
     parts += [_labels(change)] if _labels(change) else []
-    said = label("; ".join(parts), int(room * 1.25))
-    write(figure, x, y - 0.235, said, size=7.5, va="baseline", **words(FAINT))
+    summary = label("; ".join(parts), int(room * 1.25))
+    write(figure, x, y - 0.235, summary, size=7.5, va="baseline", **words(FAINT))
 
 
 def _title(figure: Figure, sheet: Sheet) -> None:
     size = min(12.5, max(8.0, 106 * sheet.width / len(sheet.title)))
     title = label(sheet.title, int(106 * sheet.width / size))
     write(figure, 0.12, 0.27, title, size=size, weight="bold", **words(INK))
-    for number, line in enumerate(sheet.how):
+    for number, line in enumerate(sheet.guide):
         write(figure, 0.12, 0.53 + 0.165 * number, line, size=8.2, **words(FAINT))
 
 
@@ -360,7 +354,7 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
         ticks = [-most, -most / 4, 0, most / 4, most] if is_difference else STEPS
         bar = figure.colorbar(image, cax=axes_at(figure, x, start, 0.11, long), ticks=ticks)
         bar.set_ticklabels([f"{tick:+.2f}" if is_difference and tick else f"{tick:g}" for tick in ticks])
-        meaning = "difference" if is_difference else "weight (grey: none)"
+        meaning = "difference (orange: more)" if is_difference else "weight (grey: none)"
         bar.set_label(meaning, size=7.5, **words(FAINT))
         plain_bar(bar, 6.5)
         bar.ax.minorticks_off()
@@ -368,7 +362,7 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
 
 def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:
     """One row per head: how much it changed, at which token most, and what it is called on both texts."""
-    table = empty_table(_said(changes), elsewhere="Changes.all has every number")
+    table = empty_table(title_of(changes), elsewhere="Changes.all has every number")
     table.add("head", least=0)
     table.add("mean\nnats")
     table.add("most", rank=1)

@@ -39,7 +39,7 @@ PANELS = (
     Panel("previous", 0.5, OF_LABEL["previous-token"], "previous token\nweight on the token before"),
     Panel(
         "induction_stripe", 0.4, OF_LABEL["induction"],
-        "induction\nweight on what followed\nwhen this was said before",
+        "induction\nweight on the token after\nan earlier copy",
     ),
 )  # fmt: skip
 NAMED = 4  # heads a panel names at most
@@ -48,7 +48,9 @@ EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8}  # between two a
 OF_ROLE = ("#ab337c", "#e9a23b", "#1b9e8f", "#5b4fc4", "#c8452f", "#50606f")
 GUIDE, LEAST = "induction_stripe", 0.2  # the line through all panels; below this there is nothing to mark
 UNDECIDED = {"broad": "#a9d3d5"}  # paler than in heat maps: beside "local", and not yet anything
-HOW = "A line is a head. Those that end above the dashed threshold, or else the best, are named layer.head."
+GUIDE_TEXT = (
+    "Each line is a head. Heads that end above the dashed threshold (or else the best) are named layer.head."
+)
 LEGEND = 1.015  # right of the panel, in its width
 CLOSEST = 0.085  # names in a margin, in the panel's height
 
@@ -79,7 +81,7 @@ def specialisation_picture(life: Specialisation) -> Figure:
     _, L, H = life.shape
     title = f"How the {L} x {H} heads of {life.title} specialise in training"
     axes[0].set_title(title, loc="left", color=INK, fontsize=12, pad=22)
-    axes[0].annotate(HOW, (0, 1), (0, 8), "axes fraction", "offset points", fontsize=8, color=FAINT)
+    axes[0].annotate(GUIDE_TEXT, (0, 1), (0, 8), "axes fraction", "offset points", fontsize=8, color=FAINT)
     return figure
 
 
@@ -96,7 +98,7 @@ def _guide(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> N
         ax.axvline(at[number], color=INK, linewidth=0.8, linestyle=":")
     late = at[number] > math.sqrt(at[0] * at[-1])
     step = int(life.steps[number])
-    note = f" induction forms: at step {step:,} head {layer}.{head} has half its last score "
+    note = f" induction forms: at step {step:,}, head {layer}.{head} reaches half of its final score "
     axes[0].annotate(
         note, (at[number], 1), xycoords=("data", "axes fraction"), va="top", fontsize=8, color=INK,
         ha="right" if late else "left",
@@ -113,8 +115,8 @@ def _places(steps: Tensor) -> list[float]:
 def _losses(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
     if len(life.curve):
         steps, losses = life.curve[:, 0].tolist(), life.curve[:, 1].tolist()
-        seen = [(x, y) for x, y in zip(steps, losses, strict=True) if x >= at[0]]
-        ax.plot([x for x, _ in seen], [y for _, y in seen], color=PALE, linewidth=1.2, label="training")
+        visible = [(x, y) for x, y in zip(steps, losses, strict=True) if x >= at[0]]
+        ax.plot([x for x, _ in visible], [y for _, y in visible], color=PALE, linewidth=1.2, label="training")
     ax.plot(at, life.validation.tolist(), "o-", color=INK, markersize=3, linewidth=1.2, label="validation")
     last = float(life.validation[-1])
     ax.annotate(f"  {last:.2f}", (at[-1], last), fontsize=8, color=INK, va="center", annotation_clip=False)
@@ -155,8 +157,8 @@ def _in_margin(ax: Axes, words: Sequence[tuple[float, str, str]]) -> None:
 
 def _roles(life: Specialisation) -> list[str]:
     """Return the roles found at the last checkpoint, those of the largest share first."""
-    there = [name for name in life.roles if life.found.get(name, (False,))[-1]]
-    return sorted(there, key=lambda name: -float(life.roles[name][-1].nan_to_num(0).max()))[:ROLES]
+    passed = [name for name in life.roles if life.found.get(name, (False,))[-1]]
+    return sorted(passed, key=lambda name: -float(life.roles[name][-1].nan_to_num(0).max()))[:ROLES]
 
 
 def _role_curves(ax: Axes, life: Specialisation, at: Sequence[float], roles: Sequence[str]) -> None:
@@ -168,7 +170,9 @@ def _role_curves(ax: Axes, life: Specialisation, at: Sequence[float], roles: Seq
         ax.plot(at, values.tolist(), color=colour, linewidth=1.5)
         words.append((float(values[-1]), f"{layer}.{head}  {name}", colour))
     ax.set_ylim(-0.03, 1.03)
-    ax.set_ylabel("roles\nshare of cases in which\nit finds the word", color=FAINT, fontsize=8)
+    ax.set_ylabel(
+        "roles\nshare of cases in which the\nhead attends to the right word", color=FAINT, fontsize=8
+    )
     _in_margin(ax, words)
 
 
@@ -176,10 +180,10 @@ def _census(ax: Axes, life: Specialisation, at: Sequence[float]) -> None:
     """Draw how many heads have each label, as stacked areas."""
     C, L, H = life.shape
     counts = [Counter(name for layer in each for name in layer if name is not None) for each in life.labels]
-    known = [entry.name for entry in LABELS]
-    there = [name for name in known if any(count[name] for count in counts)]
+    order = [entry.name for entry in LABELS]
+    present = [name for name in order if any(count[name] for count in counts)]
     below = [0] * C
-    for name in there:
+    for name in present:
         above = [low + count[name] for low, count in zip(below, counts, strict=True)]
         colour = UNDECIDED.get(name, OF_LABEL.get(name, FAINT))
         ax.fill_between(at, below, above, color=colour, alpha=0.85, label=name, **EDGE)
@@ -208,7 +212,7 @@ def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> 
     ticks = [float(x) for x in round_numbers if begin <= x <= at[-1]]
     last.set_xticks([*([at[0]] if zero else []), *ticks], [f"{int(x):,}" for x in (*zero, *ticks)])
     per_step = int(life.tokens[-1]) // max(int(life.steps[-1]), 1)
-    last.set_xlabel(f"steps of training, of {per_step:,} tokens each", color=FAINT, fontsize=9)
+    last.set_xlabel(f"training steps of {per_step:,} tokens each", color=FAINT, fontsize=9)
 
 
 def specialisation_table(life: Specialisation) -> HeadsTable:
@@ -216,8 +220,8 @@ def specialisation_table(life: Specialisation) -> HeadsTable:
     table = empty_table(life.title)
     shown = [panel.name for panel in PANELS if panel.name in life.statistics]
     best = [f"best\n{name.replace('_', ' ')}" for name in shown]
-    found = ["roles\nfound"] if life.found else []
-    for header in ("step", "tokens", "loss", "vali-\ndation", *best, *found):
+    roles_header = ["roles\nfound"] if life.found else []
+    for header in ("step", "tokens", "loss", "vali-\ndation", *best, *roles_header):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("labels")
     H = life.shape[2]
@@ -239,7 +243,7 @@ def specialisation_table(life: Specialisation) -> HeadsTable:
 
 
 ORDERED, RANDOM, RANGE = "#ab337c", "#b06a00", "#f8e3c2"
-TITLE = "What heads are worth: the loss without them"
+TITLE = "Loss after removing heads"
 ROOM_FOR_NAMES = (0.3, 0.72)  # where along the axis there is room for a curve's name
 
 
@@ -262,7 +266,7 @@ def robustness_curve(measured: Robustness) -> Figure:
         low, high = measured.at_random.amin(0).tolist(), measured.at_random.amax(0).tolist()
         orders = len(measured.at_random)
         ax.fill_between(removed, low, high, color=RANGE, linewidth=0, zorder=0)
-        name = "at random" if orders == 1 else f"at random: mean and range of {orders}"
+        name = "at random" if orders == 1 else f"at random: mean and range of {orders} orders"
         curves.append(Curve(measured.at_random.mean(0).tolist(), name, RANDOM, "o"))
     if measured.by_importance is not None:
         curves.append(Curve(measured.by_importance.tolist(), "least important first", ORDERED, "s"))
@@ -300,7 +304,7 @@ def _single(ax: Axes, measured: Robustness) -> None:
     ax.scatter([1] * len(alone), losses, 14, color=INK, alpha=0.35, linewidth=0, zorder=2)
     loss, layer, head = max(alone, key=lambda each: each[0])
     where = f"{layer}.{head}" if isinstance(layer, int) else f"head {head} of {layer}"
-    _say(ax, f"one head alone:\n{label(where, 40)} costs most", (1, loss), (7, 0), INK, va="center")
+    _say(ax, f"one head alone:\n{label(where, 40)} increases it most", (1, loss), (7, 0), INK, va="center")
 
 
 def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:
@@ -319,24 +323,24 @@ def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:
 
 def _ends(ax: Axes, measured: Robustness, curves: Sequence[Curve]) -> None:
     end, (bottom, top) = measured.removed[-1], ax.get_ylim()
-    told = [(measured.baseline, "all heads")]
+    notes = [(measured.baseline, "all heads")]
     if curves and end == measured.num_heads:
-        told.append((curves[0].losses[-1], "no head"))
-    apart = max(told)[0] - min(told)[0] > 0.12 * (top - bottom)  # else they would be over each other
-    for loss, what in told:
-        side = "bottom" if (loss, what) == max(told) else "top"
-        va = "center" if apart or len(told) == 1 else side
-        _say(ax, f"{loss:.3g}\n{what}", (end, loss), (11, 0), FAINT, va=va)
+        notes.append((curves[0].losses[-1], "no head"))
+    apart = max(notes)[0] - min(notes)[0] > 0.12 * (top - bottom)  # else they would be over each other
+    for loss, name in notes:
+        side = "bottom" if (loss, name) == max(notes) else "top"
+        va = "center" if apart or len(notes) == 1 else side
+        _say(ax, f"{loss:.3g}\n{name}", (end, loss), (11, 0), FAINT, va=va)
 
 
 def _say(
-    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], colour: str, **how: Any
+    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], colour: str, **style: Any
 ) -> None:
     """Write text with a white outline, readable over lines."""
     from matplotlib.patheffects import withStroke
 
     drawn = ax.annotate(
-        text, at, offset, "data", "offset points", size=8.5, annotation_clip=False, zorder=4, **how,
+        text, at, offset, "data", "offset points", size=8.5, annotation_clip=False, zorder=4, **style,
         **words(colour),
     )  # fmt: skip
     drawn.set_path_effects([withStroke(linewidth=2.5, foreground="white")])

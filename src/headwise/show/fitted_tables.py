@@ -123,18 +123,18 @@ class FittedTable(Table):
 
         for index, width in widths.items():
             column: Column = self.columns[index]  # what is too long has been wrapped
-            how: dict[str, Any] = {"justify": column.justify, "style": column.style, "no_wrap": True}
-            table.add_column(folded(headers[index], index), width=width, **how)
+            layout: dict[str, Any] = {"justify": column.justify, "style": column.style, "no_wrap": True}
+            table.add_column(folded(headers[index], index), width=width, **layout)
         for number, row in enumerate(self.rows):
             table.add_row(*(folded(texts[index][number], index) for index in widths), style=row.style)
         return table
 
     def _sentences(self, texts: list[list[Text]], width: int) -> Iterator[Text]:
-        kept = [index for index in range(len(self.columns)) if self._of(index).rank == 0]
+        shown = [index for index in range(len(self.columns)) if self._of(index).rank == 0]
         between = ", " if self.show_header else " "
         for row in range(len(self.rows)):
             parts = []
-            for index in kept:
+            for index in shown:
                 number = self.show_header and self._of(index).least is None
                 cell = texts[index][row]
                 parts.append(Text(f"{self._of(index).name} ").append_text(cell) if number else cell)
@@ -144,8 +144,8 @@ class FittedTable(Table):
         every = range(len(self.columns))
         needed = sum(self._widths(index, texts[index], headers[index])[1] + 1 for index in every) - 1
         needed += 2 if self.box and needed + 2 >= NARROW else 0
-        said = f"Left out: {', '.join(out)}. A terminal of {needed} columns has room for all"
-        return said + (f"; {self.elsewhere}." if self.elsewhere else ".")
+        note = f"Left out: {', '.join(out)}. A terminal of {needed} columns has room for all"
+        return note + (f"; {self.elsewhere}." if self.elsewhere else ".")
 
     def _widths(self, index: int, cells: list[Text], header: Text) -> tuple[int, int, int]:
         """Return the least width of a column, the width to read it well, and its full width."""
@@ -207,14 +207,14 @@ def joined(parts: Sequence[Text], between: str, width: int) -> list[Text]:
     """Join the parts into lines of at most `width` cells; parts that are longer are wrapped."""
     lines = [Text()]
     for number, part in enumerate(parts):
-        said = part.copy().append(between.rstrip()) if number < len(parts) - 1 else part
+        piece = part.copy().append(between.rstrip()) if number < len(parts) - 1 else part
         gap = between[len(between.rstrip()) :] if lines[-1].plain else ""
-        if cell_len(lines[-1].plain + gap + said.plain) > width:
-            first, *more = wrapped(said, max(width, 1))
+        if cell_len(lines[-1].plain + gap + piece.plain) > width:
+            first, *more = wrapped(piece, max(width, 1))
             lines[-1:] = [lines[-1], first] if gap else [first]
             lines += more
         else:
-            lines[-1] = lines[-1].append(gap).append_text(said)
+            lines[-1] = lines[-1].append(gap).append_text(piece)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Watched heads as one page: a file that needs nothing else and loads nothing.
+"""The page of watched heads: one file that works offline.
 
 What it holds is plain data, and packed arrays beside it; `page/src/heads/page_data.ts` says the same of every
 field. What draws it is built from `page/` of the repository. All that users give is text, whatever it looks
@@ -130,7 +130,7 @@ def page_data(
     for other in others:
         if not isinstance(other, Heads):
             raise ArgumentError(
-                f"beside must be Heads, or several of them: got {type(other).__name__}; watch a model first"
+                f"beside must be Heads, or a list of them: got {type(other).__name__}; watch a model first"
             )
     if training is not None:
         _, L, H = training.shape
@@ -140,12 +140,12 @@ def page_data(
     sources += [readings_of(other, None, chosen if _alike(heads, other) else None) for other in others]
     tokens = max((len(view.keys) for view in sources[0][0].layers if view is not None), default=0)
     picture = image_data(image, patches, len(sources[0]), tokens)
-    said = _said(text, [len(readings) for readings in sources])
+    read_texts = _texts_of(text, [len(readings) for readings in sources])
     views = [view for readings in sources for each in readings for view in each.layers if view is not None]
     side = side_within(views, side, MOST_CELLS)
     blobs = Blobs()
     texts: Texts = {}
-    told: list[dict[str, Any]] = []
+    page_sources: list[dict[str, Any]] = []
     for number, readings in enumerate(sources):
         own = number == 0
         mine: list[dict[str, Any]] = []
@@ -156,9 +156,9 @@ def page_data(
                 zoomed = wanted if own else [head for head in wanted if head[0] in maps_in(each)]
             name = f"text {len(mine) + 1}" if len(readings) > 1 else ""
             calls = _calls(each, zoomed, outputs if own else None, side, blobs, texts)
-            about = {"name": name, "text": next(said), "heads": _heads(each), "calls": calls}
+            about = {"name": name, "text": next(read_texts), "heads": _heads(each), "calls": calls}
             mine.append(about | {"image": picture if own else None})
-        told.append(
+        page_sources.append(
             {
                 "title": plain(readings[0].heads.title or "Model", 120),
                 "layers": _layers(readings[0]),
@@ -166,19 +166,19 @@ def page_data(
                 "readings": mine,
             }
         )
-    count = len(told[0]["readings"][0]["heads"])
-    looks = "its head looks" if count == 1 else f"{count} heads look"
+    count = len(page_sources[0]["readings"][0]["heads"])
+    subject = "its head attends" if count == 1 else f"{count} heads attend"
     compared = flips(sources, side)
     over = None if corpus is None else _of_shown(corpus.to_page(heads), sources[0][0])
     data = {
         "format": FORMAT,
         "version": str(sys.modules[__name__.partition(".")[0]].__version__),
-        "heading": f"{told[0]['title']}: what {looks} at{'' if over is None else over.pop('over')}",
+        "heading": f"{page_sources[0]['title']}: what {subject} to{'' if over is None else over.pop('over')}",
         "start": _start(sources, compared),
-        "sources": told,
+        "sources": page_sources,
         "texts": [list(names) for names in texts],
         "labels": _labels(),
-        "statistics": _statistics(told),
+        "statistics": _statistics(page_sources),
         "flips": compared,
         "effects": None if effects is None else _of_shown(effects.to_page(heads, batch), sources[0][0]),
         "corpus": over,
@@ -218,22 +218,22 @@ def _alike(heads: Heads, other: Heads) -> bool:
     return mine == theirs
 
 
-def _said(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str | None]:
+def _texts_of(text: str | Sequence[str] | None, counts: list[int]) -> Iterator[str | None]:
     """Return the text of each reading, None where it is unknown."""
     if text is None or isinstance(text, str):
-        given = [] if text is None else [text]
-        if given and counts[0] > 1:
+        texts = [] if text is None else [text]
+        if texts and counts[0] > 1:
             raise ArgumentError(
                 f"text must be one per sequence: got 1 for {counts[0]}; give a list, or batch="
             )
     else:
-        given = list(text)
-        if len(given) not in (counts[0], sum(counts)):
+        texts = list(text)
+        if len(texts) not in (counts[0], sum(counts)):
             besides = f", or {sum(counts)} with those beside" * (len(counts) > 1)
             raise ArgumentError(
-                f"text must be one per sequence: got {len(given)} for {counts[0]}{besides}; give them all"
+                f"text must be one per sequence: got {len(texts)} for {counts[0]}{besides}; give them all"
             )
-    shown: list[str | None] = [plain(" ".join(each.split()), LONGEST_TEXT) for each in given]
+    shown: list[str | None] = [plain(" ".join(each.split()), LONGEST_TEXT) for each in texts]
     return iter(shown + [None] * (sum(counts) - len(shown)))
 
 
@@ -277,33 +277,34 @@ def _calls(
             calls.append(None)
             continue
         some = [head for path, head in finer if path == layer.place]
-        given = None
+        layer_outputs = None
         if outputs is not None and layer.path in outputs.paths:
-            given = outputs[layer.path]
-            if reading.batch >= len(given):
+            layer_outputs = outputs[layer.path]
+            if reading.batch >= len(layer_outputs):
                 raise ShapeError(
-                    f"outputs must be of the run that was watched: {len(given)} sequences in {layer.path}, "
-                    f"and number {reading.batch} is shown; collect them in the same block"
+                    f"outputs must be of the run that was watched: {len(layer_outputs)} sequences in "
+                    f"{layer.path}, "
+                    f"and sequence {reading.batch} is shown; collect them in the same block"
                 )
-            given = given[row_of(reading.batch, reading.sequences, len(given))][None]
-        calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=given))
+            layer_outputs = layer_outputs[row_of(reading.batch, reading.sequences, len(layer_outputs))][None]
+        calls.append(call_data(view, layer, side, blobs, texts, finer=some, outputs=layer_outputs))
     return calls
 
 
-def _of_shown(told: dict[str, Any], reading: Reading) -> dict[str, Any]:
+def _of_shown(data: dict[str, Any], reading: Reading) -> dict[str, Any]:
     """Keep only the entries of heads that are shown."""
     shown = reading.numbers
-    kept = told | {"heads": [each for each in told["heads"] if (each["layer"], each["head"]) in shown]}
-    if "measures" in told:
-        kept["measures"] = [
+    filtered = data | {"heads": [each for each in data["heads"] if (each["layer"], each["head"]) in shown]}
+    if "measures" in data:
+        filtered["measures"] = [
             each | {"values": [value for value in each["values"] if (value[0], value[1]) in shown]}
-            for each in told["measures"]
+            for each in data["measures"]
         ]
-    return kept
+    return filtered
 
 
 def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_head: dict[str, list[dict[str, Any]]] = {}
     places = reading.places
     names = {head.layer: places[head.path] for head in reading.shown}
     for name, role in roles.found.items():
@@ -311,7 +312,7 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
             if layer not in names:
                 continue
             best = (layer, head) == (role.layer, role.head)
-            told = {
+            entry = {
                 "name": plain(name, 120),
                 "share": rounded(share, DIGITS),
                 "low": rounded(role.low, DIGITS) if best else None,
@@ -319,23 +320,20 @@ def _roles(roles: Roles, reading: Reading) -> dict[str, list[dict[str, Any]]]:
                 "cases": role.cases,
                 "rule": plain(role.rule, 120),
                 "rule_share": rounded(role.rules[role.rule], DIGITS),
-                "sentence": plain(_sentence(name, share, role.cases, role.rule, role.rules[role.rule]), 400),
+                "sentence": plain(_sentence(name), 400),
             }
-            found.setdefault(f"{names[layer]}.{head}", []).append(told)
-    return found
+            by_head.setdefault(f"{names[layer]}.{head}", []).append(entry)
+    return by_head
 
 
-def _sentence(name: str, share: float, cases: int, rule: str, by_rule: float) -> str:
+def _sentence(name: str) -> str:
+    """Return the relation of a role as a sentence about a head."""
     source, _, target = name.partition(" > ")
-    looks = f"from a {source} it looks at its {target}" if target else f"it finds {source}"
-    return (
-        f"In {share:.0%} of {cases} cases {looks}; the best rule that needs no model ({rule}) is right in "
-        f"{by_rule:.0%}."
-    )
+    return f"attends from a {source} to its {target}" if target else f"attends to the {source}"
 
 
 def _labels() -> list[dict[str, Any]]:
-    told = [
+    entries = [
         {
             "name": entry.name,
             "colour": OF_LABEL[entry.name],
@@ -348,7 +346,7 @@ def _labels() -> list[dict[str, Any]]:
         for entry in LABELS
     ]
     none = {"score": "", "threshold": 0.0, "queries": 1, "general": True, "sentence": NOTHING_CLEAR}
-    return [*told, {"name": MIXED, "colour": OF_NO_LABEL} | none]
+    return [*entries, {"name": MIXED, "colour": OF_NO_LABEL} | none]
 
 
 def _statistics(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -366,8 +364,8 @@ def _statistics(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _own_words(name: str) -> tuple[str, str]:
     """Return title and sentence of a statistic that is not in IN_WORDS."""
-    said = Statistics.formula(name).partition("\n")[0] if name in ROW_STATISTICS else name
-    return name.replace("_", " "), said
+    sentence = Statistics.formula(name).partition("\n")[0] if name in ROW_STATISTICS else name
+    return name.replace("_", " "), sentence
 
 
 def _training(training: Specialisation) -> dict[str, Any]:
@@ -481,13 +479,13 @@ def _check_config(config: TransformerConfig) -> None:
     for each in fields(config):
         if each.name in BY_ITSELF or each.name in IN_TRAINING:
             continue
-        value, known = getattr(config, each.name), KNOWN[each.name]
+        value, supported = getattr(config, each.name), KNOWN[each.name]
         if each.name == "num_kv_heads" and value == config.num_heads:
             continue
         if each.name == "head_dim" and value is not None and value * config.num_heads == config.d_model:
             continue
-        if value != known:
-            raise _cannot(each.name, value, f"{each.name}={known!r}")
+        if value != supported:
+            raise _cannot(each.name, value, f"{each.name}={supported!r}")
     rope = config.rope
     if rope is None or rope.interleaved or rope.scaling is not None:
         raise _cannot("rope", rope, "Rope(base, dims), neither interleaved nor scaled")
@@ -500,10 +498,10 @@ def _check_config(config: TransformerConfig) -> None:
         raise _cannot("max_length", None, "a number of tokens, such as 512")
 
 
-def _cannot(name: str, value: object, known: str) -> ArgumentError:
+def _cannot(name: str, value: object, supported: str) -> ArgumentError:
     return ArgumentError(
-        f"alive must be a model that the page can compute: it has {name}={value!r}, and the page knows "
-        f"{known}; leave alive out, and measure beforehand with effects="
+        f"alive must be a model that the page can run: it has {name}={value!r}, and the page supports "
+        f"{supported}; leave alive out, and measure effects beforehand: effects="
     )
 
 
@@ -554,8 +552,8 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
             f"alive must have a tokenizer of headwise: got {type(tokenizer).__name__}; see "
             "headwise.models.BytePairs.of(tokenizer)"
         )
-    told = json.loads(tokenizer.to_json())
-    model, cut, added = told["model"], told["pre_tokenizer"] or {}, told["added_tokens"]
+    settings = json.loads(tokenizer.to_json())
+    model, cut, added = settings["model"], settings["pre_tokenizer"] or {}, settings["added_tokens"]
     start = tokenizer.bos_token_id
     facts = {
         "model": (model["type"], "BPE"),
@@ -565,7 +563,7 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
         "end_of_word_suffix": (model.get("end_of_word_suffix") or None, None),
         "byte_fallback": (model.get("byte_fallback", False), False),
         "ignore_merges": (model.get("ignore_merges", False), False),
-        "normalizer": ((told["normalizer"] or {}).get("type"), None),
+        "normalizer": ((settings["normalizer"] or {}).get("type"), None),
         "pre_tokenizer": (cut.get("type"), "ByteLevel"),
         "add_prefix_space": (cut.get("add_prefix_space"), False),
         "use_regex": (cut.get("use_regex", True), True),
@@ -576,11 +574,11 @@ def _vocabulary(tokenizer: object, config: TransformerConfig) -> dict[str, Any]:
     for token in added:
         wide = any(token[name] for name in ("single_word", "lstrip", "rstrip")) or not token["special"]
         facts[f"added token {token['content']!r}"] = ("of another kind" if wide else "special", "special")
-    for name, (value, known) in facts.items():
-        if value != known:
+    for name, (value, supported) in facts.items():
+        if value != supported:
             raise ArgumentError(
-                f"alive must have a tokenizer that the page can compute: its {name} is {value!r}, and the "
-                f"page knows {known!r}; leave alive out"
+                f"alive must have a tokenizer that the page can run: its {name} is {value!r}, and the page "
+                f"supports {supported!r}; leave alive out"
             )
     entries = model["vocab"] | {token["content"]: token["id"] for token in added}
     by_number = {number: entry for entry, number in entries.items()}

@@ -58,18 +58,21 @@ MOST_NAMED = 20  # tokens that can be read beside a small heat map
 TITLED = 0.7  # inches: the smallest heat map with words above it
 PITCH = 0.09  # inches from one name to the next
 GAP, OVER, LINE = 0.14, 0.24, 0.17  # inches: between heat maps, above one for its label, of a line of text
-HOW = (
-    "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); "
-    "the darker, the more weight. Labels are measured: the number is the score that earned them."
+GUIDE = (
+    "Each square is one head. Rows are tokens that attend (queries), columns the tokens they attend to "
+    "(keys). Darker "
+    "means a larger weight. A label is followed by its score, from 0 to 1."
 )
-HOW_WRITTEN = (
-    "Each square is one head. A row is a token that attends (query), a column one that is attended to (key); "
-    "the darker, the more is written: weight times the norm of what the head writes of that key, relative to "
-    "the largest norm of its layer. Labels are of the weights alone."
+GUIDE_WRITTEN = (
+    "Each square is one head. Rows are tokens that attend (queries), columns the tokens they attend to "
+    "(keys). Darker "
+    "means a larger weight × ‖v W_O‖, the norm of what a key adds to the output, relative to the largest "
+    "norm of the "
+    "layer. Labels are those of the weights."
 )
-NO_FONT = f" {MISSING}: a character that no font of this machine has."
+NO_FONT = f" {MISSING}: a character that is in no installed font."
 
-WEIGHTS, WRITES = "Weights", "Weights × norm of what is written"
+WEIGHTS, WRITES = "Weights", "Weights × ‖v W_O‖"
 STRIP, BETWEEN = 0.55, 0.5  # inches: of what keys receive, and between two maps of one head
 LARGE, LEAST, LARGE_PITCH = 5.0, 3.2, 0.15  # inches: without names, the least with names, from name to name
 
@@ -100,8 +103,8 @@ def model_picture(
     sheet = Sheet.of(heads, everyone, batch, query_tokens, key_tokens, written)
     legend = _legend(everyone, sheet)
     lines = _headline(heads, len(everyone), text, written, sheet)
-    top = (0.22 + 0.24 * len(lines) + LINE * len(sheet.how)) * sheet.grown
-    under = (0.17 + LINE * sum(len(said) for _, _, said in legend[0])) * sheet.grown
+    top = (0.22 + 0.24 * len(lines) + LINE * len(sheet.guide)) * sheet.grown
+    under = (0.17 + LINE * sum(len(text_shown) for _, _, text_shown in legend[0])) * sheet.grown
     page = Page(sheet.width, top + sheet.tall + under, sheet.dpi, sheet.grown)
     ax = page.axes(0, 0, page.width, page.height)  # one unit is one inch, y grows downwards
     ax.set_axis_off()
@@ -119,8 +122,10 @@ def model_picture(
             heat(ax, row.picture[head.head], (x, x + row.wide, y + row.tall, y), page.scale)
             _frame(ax, row, head, x, y)
             if sheet.side >= TITLED and label_of(head):
-                said, size = fitted(label_of(head), sheet.side + GAP / 2, 6.8 * sheet.grown, 5, bold=True)
-                ax.text(x - 0.03, y - 0.065, said, size=size, **words(tint(head) or FAINT, said))
+                text_shown, size = fitted(
+                    label_of(head), sheet.side + GAP / 2, 6.8 * sheet.grown, 5, bold=True
+                )
+                ax.text(x - 0.03, y - 0.065, text_shown, size=size, **words(tint(head) or FAINT, text_shown))
             if head.head in row.ends:
                 _name_keys(ax, sheet, row, x, y + row.tall)
             grid += _lines(sheet, row, x, y)
@@ -181,7 +186,7 @@ class Sheet:
     width: float
     dpi: int
     grown: float  # how much larger than usual letters are
-    how: list[str] = field(default_factory=list)  # to read it, in lines
+    guide: list[str] = field(default_factory=list)  # to read it, in lines
 
     @classmethod
     def of(
@@ -201,16 +206,21 @@ class Sheet:
         roughly = max(0.3, min(max(1.0, min(2.4, 6.2 / across, 8 / count)), 30 / across, 34 / count))
         dpi = sharpness(across * (roughly + GAP) + 2, count * (roughly + OVER) + 2)
         most = fine_enough(roughly, dpi, SMALL_CELLS)
-        found = [cells_of(heads[path], batch, most, written=written) for path in layers]
-        names = names_in(heads, batch, [call for _, _, call in found], query_tokens, key_tokens)
-        longest = max((max(lengths) for _, lengths, _ in found if max(lengths) <= MOST_NAMED), default=1)
+        drawings = [cells_of(heads[path], batch, most, written=written) for path in layers]
+        names = names_in(heads, batch, [call for _, _, call in drawings], query_tokens, key_tokens)
+        longest = max((max(lengths) for _, lengths, _ in drawings if max(lengths) <= MOST_NAMED), default=1)
         side = max(roughly, min(PITCH * longest, 30 / across, 34 / count))
         grown = min(1.6, max(1.0, across * (side + GAP) / 13))
         rows = []
-        for (path, mine), (picture, lengths, _), known in zip(layers.items(), found, names, strict=True):
+        for (path, mine), (picture, lengths, _), layer_names in zip(
+            layers.items(), drawings, names, strict=True
+        ):
             layer = heads[path]
             number = isinstance(layer.layer, int)
-            shown = (_written_out(known[0], lengths[0], side), _written_out(known[1], lengths[1], side))
+            shown = (
+                _written_out(layer_names[0], lengths[0], side),
+                _written_out(layer_names[1], lengths[1], side),
+            )
             tall, wide = (whole(side, count, dpi) for count in picture.shape[1:])
             size = (9 if number else 6.5) * grown
             rows.append(Row(label(layer_name(layer), 34), size, mine, picture, lengths, shown, wide, tall))
@@ -225,7 +235,7 @@ class Sheet:
         left += max(_beside(row, grown) for row in rows)
         width = max(left + across * (side + GAP) + 0.8 * grown, 8.5)
         sheet = cls(rows, columns, side, left, width, dpi, grown)
-        sheet.how = wrapped(_how(rows, written), width - 0.3, 8.5 * grown)
+        sheet.guide = wrapped(_guide(rows, written), width - 0.3, 8.5 * grown)
         return sheet
 
     def x(self, head: int) -> float:
@@ -270,14 +280,14 @@ def _below(row: Row, grown: float) -> float:
     return 0.2 * grown
 
 
-def _how(rows: Sequence[Row], written: bool) -> str:
-    how = HOW_WRITTEN if written else HOW
+def _guide(rows: Sequence[Row], written: bool) -> str:
+    guide = GUIDE_WRITTEN if written else GUIDE
     shared = sorted({max(row.picture.shape[1:]) for row in rows if row.pooled})
     if shared:
-        how += f" Positions share {shared[-1]} rows and columns."
+        guide += f" Long texts are pooled into {shared[-1]} rows and columns."
     if any(MISSING in name for row in rows for side in row.names for name in side):
-        how += NO_FONT
-    return how
+        guide += NO_FONT
+    return guide
 
 
 def _frame(ax: Axes, row: Row, head: Head, x: float, y: float) -> None:
@@ -341,12 +351,12 @@ Legend = tuple[list[tuple[str, str, list[str]]], float]  # (label, how many have
 
 
 def _headline(heads: Heads, count: int, text: str | None, written: bool, sheet: Sheet) -> list[Line]:
-    looks = ("write of each key", "writes of each key") if written else ("look at", "looks at")
+    verbs = ("write from each key", "writes from each key") if written else ("attend to", "attends to")
     everyone = sum(map(len, heads.values()))
     which = f"its {count} heads" if count == everyone else f"{count} of its {everyone} heads"
     if count == 1:
         which = "its one head" if everyone == 1 else f"one of its {everyone} heads"
-    title, room = f"{heads.title or 'Model'}: what {which} {looks[count == 1]}", sheet.width - 0.3
+    title, room = f"{heads.title or 'Model'}: what {which} {verbs[count == 1]}", sheet.width - 0.3
     grown = sheet.grown
     if text is not None:
         whole_text = label(f"{title} in “{' '.join(text[:1000].split())}”", 1200)
@@ -361,7 +371,7 @@ def _say(ax: Axes, sheet: Sheet, lines: Sequence[Line]) -> None:
     for line, size, bold in lines:
         ax.text(0.12, y, line, size=size, va="center", **words(INK, line if bold else ""))
         y += 0.24 * sheet.grown
-    for line in sheet.how:
+    for line in sheet.guide:
         ax.text(0.12, y, line, size=8.5 * sheet.grown, va="center", **words(FAINT))
         y += LINE * sheet.grown
 
@@ -378,8 +388,8 @@ def _legend(everyone: Sequence[Head], sheet: Sheet) -> Legend:
 def _explain(ax: Axes, sheet: Sheet, legend: Legend, y: float) -> None:
     lines, beside = legend
     size = 7.5 * sheet.grown
-    for name, said, meaning in lines:
-        ax.text(sheet.left, y, said, size=size, va="center", **words(OF_LABEL.get(name, FAINT), said))
+    for name, heading, meaning in lines:
+        ax.text(sheet.left, y, heading, size=size, va="center", **words(OF_LABEL.get(name, FAINT), heading))
         for line in meaning:
             ax.text(sheet.left + beside, y, line, size=size, va="center", **words(FAINT))
             y += LINE * sheet.grown
@@ -416,11 +426,11 @@ def layer_picture(
         pairs,
         lengths,
         names,
-        titles=[each for title in titles for each in (title, "… as written")],
-        title=f"{title}: weights, and beside them weights times the norm of what is written there",
-        tints=[each for one in tints for each in (one, None)],
+        titles=[each for title in titles for each in (title, "… × ‖v W_O‖")],
+        title=f"{title}: attention weights, and weights × ‖v W_O‖",
+        tints=[each for colour in tints for each in (colour, None)],
         columns=2 * max(1, round(len(shown) ** 0.5 * 0.8)),
-        meaning="weight; as written: times norm, relative to the layer's largest",
+        meaning="weight; × ‖v W_O‖: relative to the layer's largest norm",
     )
 
 
@@ -440,20 +450,20 @@ def head_picture(
     Words are written for up to 60 tokens, else positions; beyond 256 of them positions share cells. Above a
     key stands its share of all the weight: the mean over queries.
     """
-    (one,) = heads.chosen([(layer, head)])
+    (head_shown,) = heads.chosen([(layer, head)])
     need_matplotlib()
     every, lengths, call = cells_of(heads[layer], batch, CELLS)
-    pictures = [every[one.head]]
+    pictures = [every[head_shown.head]]
     if written:
-        pictures.append(cells_of(heads[layer], batch, CELLS, written=True)[0][one.head])
+        pictures.append(cells_of(heads[layer], batch, CELLS, written=True)[0][head_shown.head])
     names = names_of(heads, batch, call, query_tokens, key_tokens)
     queries = queries_in(call, batch, every.shape[1]).numpy()
-    return _drawn(heads, one, pictures, queries, lengths, names, text)
+    return _drawn(heads, head_shown, pictures, queries, lengths, names, text)
 
 
 def _drawn(
     heads: Heads,
-    one: Head,
+    head: Head,
     pictures: list[Cells],
     queries: numpy.ndarray,
     lengths: tuple[int, int],
@@ -464,8 +474,8 @@ def _drawn(
     down, across = named(names[0], T, 1), named(names[1], S, 1)
     count = len(pictures)
     tall, wide = (
-        max(LEAST, LARGE_PITCH * length) if kept else LARGE if length > 24 else LEAST
-        for length, kept in ((T, down), (S, across))
+        max(LEAST, LARGE_PITCH * length) if named_axis else LARGE if length > 24 else LEAST
+        for length, named_axis in ((T, down), (S, across))
     )
     if T == S:
         tall = wide = max(tall, wide)
@@ -474,7 +484,7 @@ def _drawn(
     left = 0.35 + room(down, tall / T, T)
     below = 0.4 + room(across, wide / S, None)
     width = left + count * (wide + BETWEEN) + 0.45
-    title, sentence = _said(heads, one)
+    title, sentence = _title_and_sentence(heads, head)
     heading, size = fitted(title, max(width, 6.0) - 0.3, 13, 9, bold=True)
     width = max(width, inches(heading, size, bold=True) + 0.3)
     lines = wrapped(sentence, width - 0.3, 9)
@@ -484,7 +494,7 @@ def _drawn(
     top = 0.4 + 0.17 * len(lines)
     under = 0.26 + STRIP + 0.1  # a line that says what a map shows, what keys receive
     page = Page(width, top + under + tall + below, dpi)
-    page.head(heading, size, tint(one) or INK)
+    page.head(heading, size, tint(head) or INK)
     for number, line in enumerate(lines):
         write(page.figure, 0.15, 0.46 + 0.17 * number, line, size=9, **words(FAINT))
     pooled = (rows, columns) != (T, S)
@@ -492,27 +502,29 @@ def _drawn(
         x = left + number * (wide + BETWEEN)
         _strip(page, picture, queries, x, top + 0.26, wide, WRITES if number else WEIGHTS)
         corner, names_shown, outer = (x, top + under), (down, across), {"left": number == 0, "bottom": True}
-        page.heat(picture, lengths, corner, (wide, tall), names_shown, tint(one), **outer)
+        page.heat(picture, lengths, corner, (wide, tall), names_shown, tint(head), **outer)
     end = left + count * (wide + BETWEEN) - BETWEEN
     some = next((picture for picture in pictures if picture.mask.any()), pictures[0])
-    meaning = meaning_of(pooled, False) + (", at the right times norm" if count > 1 else "")
+    meaning = meaning_of(pooled, False) + ("; right: × ‖v W_O‖" if count > 1 else "")
     page.scale_bar(end + 0.08, top + under, min(tall, 5.0), meaning, some)
     page.explain_axes(lengths, (rows, columns), (left, end), (top + under, top + under + tall))
     return in_letters(page.figure)
 
 
 def _how_large(written: bool, names: Sequence[str]) -> str:
-    how = "Bars above the map: what each key receives, in the mean over queries."
+    guide = "Bars above the map: the weight each key receives, averaged over queries."
     if written:
-        how += " Norms are relative to the largest of the layer."
-    return how + NO_FONT if any(MISSING in name for name in names) else how
+        guide += " ‖v W_O‖ is relative to the largest norm of the layer."
+    return guide + NO_FONT if any(MISSING in name for name in names) else guide
 
 
-def _said(heads: Heads, one: Head) -> tuple[str, str]:
-    where = f"{layer_name(heads[one.path])}, head {one.head}"
+def _title_and_sentence(heads: Heads, head: Head) -> tuple[str, str]:
+    where = f"{layer_name(heads[head.path])}, head {head.head}"
     title = f"{heads.title}, {where}" if heads.title else where[0].upper() + where[1:]
-    ((_, _, sentence),) = census([one])
-    return label(f"{title}: {label_of(one) or one.label.name}", 120), sentence[0].upper() + sentence[1:] + "."
+    ((_, _, sentence),) = census([head])
+    return label(f"{title}: {label_of(head) or head.label.name}", 120), sentence[0].upper() + sentence[
+        1:
+    ] + "."
 
 
 def _strip(
@@ -531,5 +543,5 @@ def _strip(
     ax.set_yticks([highest], [f"{highest:.2g}"], **words(FAINT))
     ax.tick_params(length=0, labelsize=7, labelcolor=FAINT, pad=3)
     open_frame(ax, hidden=("top", "left", "right"))
-    said, size = fitted(title, wide, 9, 5)
-    ax.set_title(said, loc="left", size=size, pad=4, **words(INK))
+    heading, size = fitted(title, wide, 9, 5)
+    ax.set_title(heading, loc="left", size=size, pad=4, **words(INK))

@@ -123,11 +123,11 @@ def heads_table(
         row = [as_number(name, head.values.get(name, math.nan)) for name in shown]
         label = as_text(str(head.label))
         label.stylize("dim" if head.label.name == MIXED else "bold")
-        said = [] if roles is None else [as_text("; ".join(roles.of(head.layer, head.head)) or "-")]
-        table.add_row(as_text(str(heads[head.path].layer)), str(head.head), label, *said, *row)
+        role_cells = [] if roles is None else [as_text("; ".join(roles.of(head.layer, head.head)) or "-")]
+        table.add_row(as_text(str(heads[head.path].layer)), str(head.head), label, *role_cells, *row)
     if heads.unheard:
-        table.remark = f"Not heard: {'; '.join(map(str, heads.unheard[:UNHEARD]))}"
-        table.remark += "; heads.unheard has the rest." if len(heads.unheard) > UNHEARD else "."
+        table.remark = f"Layers without measurements: {'; '.join(map(str, heads.unheard[:UNHEARD]))}"
+        table.remark += "; heads.unheard lists all." if len(heads.unheard) > UNHEARD else "."
     return HeadsTable(table)
 
 
@@ -160,9 +160,9 @@ def places_of(heads: Heads) -> dict[str, int]:
 
 def check_sort(sort: str) -> None:
     """Raise `ArgumentError` if no table can be sorted by this name."""
-    known = [*ORDERS, *ROW_STATISTICS, *PATTERNS]
-    if sort not in known:
-        raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, known)}")
+    names = [*ORDERS, *ROW_STATISTICS, *PATTERNS]
+    if sort not in names:
+        raise ArgumentError(f"sort must be a column: got {sort!r}; {nearest(sort, names)}")
 
 
 def _key(
@@ -188,37 +188,42 @@ def _key(
 
 def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
     """(label, how many heads, what it means): the most frequent first, those without a label last."""
-    known = {entry.name: entry.meaning for entry in LABELS}
+    meanings = {entry.name: entry.meaning for entry in LABELS}
     counts = Counter(head.label.name for head in heads)
     order = sorted(counts.items(), key=lambda counted: (counted[0] == MIXED, -counted[1]))
-    return [(name, count, known.get(name, NOTHING_CLEAR)) for name, count in order]
+    return [(name, count, meanings.get(name, NOTHING_CLEAR)) for name, count in order]
 
 
-WHY_THEY_REST = (  # of models that were measured elsewhere: whether it is so in this one, written=True tells
-    "Why so many heads look at special tokens or the first one: the weights of a head must sum to 1, so they "
-    "go somewhere even where it has nothing to look for; in many trained models, where little is written "
-    "(attention sinks: Clark 2019, Kobayashi 2020, Xiao 2024, Gu 2024)."
+SINKS_EXPLAINED = (  # measured in other models; watch(written=True) measures it in this one
+    "Why many heads attend to special tokens or to the first token: the weights of a query always sum to "
+    "1, so "
+    "a head that finds nothing relevant must still put them somewhere. In many trained models they go to "
+    "tokens "
+    "from which the head writes little (attention sinks: Clark 2019, Kobayashi 2020, Xiao 2024, Gu 2024)."
 )
-RESTING = ("sink", "special-token")
-MANY = 1 / 3  # of the heads, from where on it is worth a sentence
+SINK_LABELS = ("sink", "special-token")
+MANY_SINKS = 1 / 3  # the share of heads from which on the explanation is added
 
 
 def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> list[str]:
     """A plain sentence for each label that occurs, the most frequent first.
 
-    Where a third of several heads or more look at special tokens or the first one, the last one says why.
+    If at least a third of the heads attend mostly to special tokens or the first token, one more sentence
+    explains why.
 
     Example:
         >>> from headwise.heads import Label
         >>> as_sentences([Head(0, 2, "a", Label("previous-token", 0.93), {})])
-        ['A previous-token head looks at the word just before each word.']
+        ['A previous-token head attends to the token just before the current one.']
     """
     counted = census(heads.chosen(chosen) if isinstance(heads, Heads) else heads)
-    said = [f"{'An' if name[0] in 'aeiou' else 'A'} {name} head {meaning}." for name, _, meaning in counted]
-    resting = sum(count for name, count, _ in counted if name in RESTING)
-    if resting > 1 and resting >= MANY * sum(count for _, count, _ in counted):
-        said.append(WHY_THEY_REST)
-    return said
+    sentences = [
+        f"{'An' if name[0] in 'aeiou' else 'A'} {name} head {meaning}." for name, _, meaning in counted
+    ]
+    sinks = sum(count for name, count, _ in counted if name in SINK_LABELS)
+    if sinks > 1 and sinks >= MANY_SINKS * sum(count for _, count, _ in counted):
+        sentences.append(SINKS_EXPLAINED)
+    return sentences
 
 
 OF_LAYER = ("entropy", "distance", "first")
@@ -251,16 +256,16 @@ def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | Non
             continue
         numbers = [as_number(name, _mean(some, name)) for name in OF_LAYER]
         numbers.append(as_number("entropy", _diversity(layer, [head.head for head in some])))  # nats, too
-        said = ", ".join(f"{count} {name}" for name, count, _ in census(some))
-        table.add_row(as_text(str(layer.layer)), str(len(some)), *numbers, as_text(said))
+        labels = ", ".join(f"{count} {name}" for name, count, _ in census(some))
+        table.add_row(as_text(str(layer.layer)), str(len(some)), *numbers, as_text(labels))
     return HeadsTable(table)
 
 
 def _mean(heads: Sequence[Head], name: str) -> float:
     """Return the mean over the heads that have this number."""
     numbers = [head.values.get(name, math.nan) for head in heads]
-    known = [number for number in numbers if not math.isnan(number)]
-    return math.fsum(known) / len(known) if known else math.nan
+    measured = [number for number in numbers if not math.isnan(number)]
+    return math.fsum(measured) / len(measured) if measured else math.nan
 
 
 def _diversity(layer: LayerHeads, some: Sequence[int]) -> float:
@@ -278,7 +283,7 @@ def as_data(
 ) -> dict[str, Any]:
     """Everything measured of the heads that were chosen, as lists, dicts, texts and numbers."""
     some = heads.chosen(chosen)
-    there = {head.path for head in some}
+    paths = {head.path for head in some}
     counted, sentences = census(some), as_sentences(some)
     of_label = {name: sentence for (name, _, _), sentence in zip(counted, sentences, strict=False)}
     return {
@@ -286,7 +291,7 @@ def as_data(
         "title": _text(heads.title),
         "text": _text(text),
         "tokens": None if heads.tokens is None else [[_text(name) for name in row] for row in heads.tokens],
-        "layers": [_layer(layer) for layer in heads.values() if layer.place in there],
+        "layers": [_layer(layer) for layer in heads.values() if layer.place in paths],
         "heads": [_head(head, of_label[head.label.name], roles) for head in some],
         "labels": [{"label": name, "heads": count, "sentence": of_label[name]} for name, count, _ in counted],
         "sentences": sentences,
@@ -358,8 +363,8 @@ TEMPLATE = """<!doctype html>
 </head>
 <body>
 <h1>{{HEADING}}</h1>
-<p>Entropy is in nats, distance in keys, the others are shares of a head's weight. A dash: no label, or no
-query had such a key.</p>
+<p>Entropy is in nats and distance in tokens; the other numbers are shares of the head's weight, from 0 to 1.
+A dash means: no label, or no query has such a key.</p>
 <div role="region" aria-label="Heads in numbers" tabindex="0">
 <table><thead><tr>{{HEADER}}</tr></thead>
 <tbody>
@@ -397,8 +402,8 @@ def _safe(text: str, length: int | None = None) -> str:
 
 
 def _column(name: str, kind: str = "") -> str:
-    said = name.replace("-\n", "").replace("\n", " ").replace("_", " ")
-    return f'<th scope="col"{kind}>{_safe(said)}</th>'
+    heading = name.replace("-\n", "").replace("\n", " ").replace("_", " ")
+    return f'<th scope="col"{kind}>{_safe(heading)}</th>'
 
 
 def _row(head: dict[str, Any], shown: Sequence[str]) -> str:

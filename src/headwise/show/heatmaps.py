@@ -43,7 +43,7 @@ OF_LABEL = {  # told apart by every kind of colour vision, and dark enough for s
     "broad": "#005aa0",
     "local": "#003b2f",
 }
-WRITTEN = "weight × norm of what is written (1: the layer's largest)"
+WRITTEN = "weight × ‖v W_O‖ (1 = the layer's largest norm)"
 
 Names = tuple[list[str] | None, list[str] | None]  # of queries, of keys
 
@@ -133,8 +133,9 @@ def call_of(layer: LayerHeads) -> Record:
         if call.map is not None or call.pooled is not None:
             return call
     raise ArgumentError(
-        f"heads must have maps or pictures: {layer.path} was called with {list(layer.calls[-1].shape)} and "
-        "kept neither; use watch(model, pooled=128), for steps of generation keep=True"
+        f"heads must have maps or pooled maps: {layer.path} was called with {list(layer.calls[-1].shape)} "
+        "and "
+        "kept neither; use watch(model, pooled=128), or keep=True for steps of generation"
     )
 
 
@@ -179,10 +180,10 @@ def check_tokens(
             f"tokens must match query_len and key_len: {len(tokens)} tokens for {T} and {S}; "
             "give one a position, or query_tokens= and key_tokens= where the two differ"
         )
-    for kind, given, length in (("query", query_tokens, T), ("key", key_tokens, S)):
-        if given is not None and len(given) != length:
+    for kind, names, length in (("query", query_tokens, T), ("key", key_tokens, S)):
+        if names is not None and len(names) != length:
             raise ShapeError(
-                f"{kind}_tokens must match {kind}_len: {len(given)} tokens for {length}; give one a {kind}"
+                f"{kind}_tokens must match {kind}_len: {len(names)} tokens for {length}; give one a {kind}"
             )
     queries = tokens if query_tokens is None else query_tokens
     keys = tokens if key_tokens is None else key_tokens
@@ -204,13 +205,13 @@ def names_of(
     _, _, T, S = call.shape
     queries, keys = check_tokens((T, S), None, query_tokens, key_tokens)
     read = heads.words(call, batch)
-    known = None
+    read_names = None
     if read is not None and T == S:
         texts = {} if texts is None else texts
         if id(read) not in texts:
             texts[id(read)] = readable(read)
-        known = texts[id(read)]
-    return known if queries is None else queries, known if keys is None else keys
+        read_names = texts[id(read)]
+    return read_names if queries is None else queries, read_names if keys is None else keys
 
 
 def names_in(
@@ -224,24 +225,27 @@ def names_in(
 
     In self-attention queries and keys are one text: that of the queries or that of the keys, by its length.
     """
-    given = {"query_tokens": (2, query_tokens), "key_tokens": (3, key_tokens)}  # which dim of a call, names
+    arguments = {
+        "query_tokens": (2, query_tokens),
+        "key_tokens": (3, key_tokens),
+    }  # which dim of a call, names
     every: list[Names] = []
     texts: dict[int, list[str]] = {}
     used: set[str] = set()
     for call in calls:
         fitting = {
             name: tokens
-            for name, (dim, tokens) in given.items()
+            for name, (dim, tokens) in arguments.items()
             if tokens is not None and len(tokens) == call.shape[dim]
         }
         used.update(fitting)
         if call.kind == "self" and call.shape[2] == call.shape[3]:
             texts_given = {tuple(tokens) for tokens in fitting.values()}
-            fitting = dict.fromkeys(given, *texts_given) if len(texts_given) == 1 else {}
+            fitting = dict.fromkeys(arguments, *texts_given) if len(texts_given) == 1 else {}
         every.append(
             names_of(heads, batch, call, fitting.get("query_tokens"), fitting.get("key_tokens"), texts)
         )
-    for name, (dim, tokens) in given.items():
+    for name, (dim, tokens) in arguments.items():
         if tokens is not None and name not in used:
             lengths = sorted({call.shape[dim] for call in calls})
             raise ShapeError(
@@ -266,8 +270,8 @@ def tint(head: Head) -> str | None:
 
 def meaning_of(pooled: bool, written: bool) -> str:
     if written:
-        return WRITTEN + (", mean of a cell's queries" if pooled else "")
-    return "mean weight of a query in a cell" if pooled else "weight"
+        return WRITTEN + (", averaged over a cell's queries" if pooled else "")
+    return "weight in a cell, averaged over its queries" if pooled else "weight"
 
 
 def draw(

@@ -14,6 +14,7 @@ from ..errors import ArgumentError, nearest
 from ..heads.collection import Heads
 from ..heads.layer import LABELS, MIXED, Head
 from ..heads.roles import MARGIN, OFFSET, Role, Roles
+from .colour_maps import weight_colours
 from .heads_tables import HeadsTable, add_place
 from .heatmaps import OF_LABEL
 from .sheet import (
@@ -21,7 +22,6 @@ from .sheet import (
     INK,
     PALE,
     axes_at,
-    colours,
     faint_axes,
     need_matplotlib,
     new_figure,
@@ -41,22 +41,22 @@ UNLABELLED = "#a4abb8"
 SMALL, LEADING = 8.5, 0.19  # points of what is said above, inches from line to line
 WIDE = 0.62  # of a layer's room, that its heads share
 MEANINGS = {
-    "entropy": "entropy: how many keys it looks at, in nats",
-    "effective_keys": "effective keys: as many, weighed alike",
-    "confidence": "confidence: weight of the heaviest key",
-    "distance": "distance: how far it looks, in tokens",
+    "entropy": "entropy (nats): 0 = one key, higher = more keys",
+    "effective_keys": "effective keys: exp(entropy)",
+    "confidence": "confidence: largest weight of a query",
+    "distance": "distance: mean distance of keys, in tokens",
     "first": "first: weight on the first token",
     "previous": "previous: weight on the token before",
-    "itself": "itself: weight on its own token",
+    "itself": "itself: weight on the query's own token",
     "next": "next: weight on the token after",
-    "local": "local: weight near by",
-    "max_logit": "max logit: the largest score",
-    "induction": "induction: weight on what followed before",
+    "local": "local: weight on near tokens",
+    "max_logit": "max logit: largest score before softmax",
+    "induction": "induction: weight after an earlier copy",
     "duplicate_token": "duplicate token: weight on earlier copies",
     "special": "special: weight on special tokens",
-    "punctuation": "punctuation: weight on it",
-    "written_first": "written first: what it writes from the first token",
-    "written_special": "written special: what it writes from special tokens",
+    "punctuation": "punctuation: weight on punctuation",
+    "written_first": "written first: share written from first token",
+    "written_special": "written special: share from special tokens",
 }
 NOT_SHARES = ("entropy", "effective_keys", "distance", "max_logit")
 
@@ -82,7 +82,7 @@ def layers_picture(heads: Heads, statistics: Sequence[str] | str) -> Figure:
         if name not in measured:
             raise ArgumentError(
                 f"statistics must have been measured: got {name!r}; {nearest(name, measured)}; "
-                "others are asked of watch"
+                "measure it with watch(model, statistics=...)"
             )
     if not names:
         raise ArgumentError("statistics must be names: got none; for example ['entropy']")
@@ -119,16 +119,16 @@ def _panel(ax: Axes, name: str, stacks: Stacks) -> None:
     numbered = [(number, group) for stack in stacks.values() for number, group in stack.items()]
     for at, (number, group) in enumerate(numbered):
         values = [head.values.get(name, math.nan) for head in group]
-        there = [value for value in values if math.isfinite(value)]
-        means.append(sum(there) / len(there) if there else math.nan)
+        finite = [value for value in values if math.isfinite(value)]
+        means.append(sum(finite) / len(finite) if finite else math.nan)
         for head, value in zip(group, values, strict=True):
             if not math.isfinite(value):
                 continue
             x = at + WIDE * ((head.head + 0.5) / len(group) - 0.5)
-            known = head.label.name != MIXED
-            colour = OF_LABEL.get(head.label.name, FAINT) if known else UNLABELLED
-            dots.append((known, x, value, colour))
-            best = max(best, (value, x, f"head {number}.{head.head}", colour if known else FAINT))
+            labelled = head.label.name != MIXED
+            colour = OF_LABEL.get(head.label.name, FAINT) if labelled else UNLABELLED
+            dots.append((labelled, x, value, colour))
+            best = max(best, (value, x, f"head {number}.{head.head}", colour if labelled else FAINT))
     dots.sort(key=lambda dot: dot[0])  # those with a label over the others
     _, x_of, y_of, colours = zip(*dots, strict=True) if dots else ((), (), (), ())
     ax.scatter(x_of, y_of, 20, c=list(colours), linewidth=0.4, edgecolor="white", zorder=2)
@@ -168,10 +168,10 @@ def _layers(ax: Axes, stacks: Stacks, wide: float, *, bottom: bool) -> None:
             ax.axvline(start - 0.5, color=PALE, linewidth=0.8, linestyle=":")
         if bottom:
             room = 0.85 * wide * len(stack) / len(numbers)
-            said, size = fitted(label(name.replace(".*", ""), 60), room, 7.5, 5)
+            shown, size = fitted(label(name.replace(".*", ""), 60), room, 7.5, 5)
             middle = (start + (len(stack) - 1) / 2, 0)
             ax.annotate(
-                said, middle, (0, -20), ("data", "axes fraction"), "offset points", size=size, ha="center",
+                shown, middle, (0, -20), ("data", "axes fraction"), "offset points", size=size, ha="center",
                 va="top", annotation_clip=False, **words(FAINT),
             )  # fmt: skip
         start += len(stack)
@@ -191,13 +191,13 @@ def _headline(figure: Figure, heads: Heads, legend: Sequence[Sequence[tuple[str,
 
 def _legend(everyone: Sequence[Head], room: float) -> list[list[tuple[str, str]]]:
     """Return lines of (text, colour), each at most `room` inches wide."""
-    there = {head.label.name for head in everyone}
-    names = [entry.name for entry in LABELS if entry.name in there]
-    told = [("A dot is a head, the line their mean.", FAINT)]
-    told += [(f"●  {name}", OF_LABEL.get(name, FAINT)) for name in names]
-    told += [(f"●  {MIXED}, no label", UNLABELLED)] if MIXED in there else []
+    labels = {head.label.name for head in everyone}
+    names = [entry.name for entry in LABELS if entry.name in labels]
+    entries = [("Each dot is a head; the line is the mean of a layer.", FAINT)]
+    entries += [(f"●  {name}", OF_LABEL.get(name, FAINT)) for name in names]
+    entries += [(f"●  {MIXED}, no label", UNLABELLED)] if MIXED in labels else []
     lines: list[list[tuple[str, str]]] = [[]]
-    for each in told:
+    for each in entries:
         if lines[-1] and sum(inches(text, SMALL) + 0.15 for text, _ in (*lines[-1], each)) > room + 0.15:
             lines.append([])
         lines[-1].append(each)
@@ -212,7 +212,7 @@ def roles_picture(roles: Roles) -> Figure:
     """
     if not roles:
         raise ArgumentError(
-            f"roles must hold a relation: 0 of {len(roles.unasked)} were asked about; give "
+            f"roles must hold a measured relation: 0 of {len(roles.unasked)} were measured; give "
             "headwise.roles more sentences"
         )
     need_matplotlib()
@@ -229,14 +229,18 @@ def roles_picture(roles: Roles) -> Figure:
     title = f"{roles.title or 'Model'}: {len(roles.found)} of {len(roles)} relations found"
     shown, size = fitted(label(title, 160), width - 0.4, 13, 9, bold=True)
     write(figure, 0.2, 0.27, shown, size=size, **words(INK, shown))
-    how = (
-        "A row is a relation of words: from the first to the second. Found is what beats every trivial rule "
-        f"by {MARGIN} and more (outlined, coloured), on sentences that the head was not chosen on."
+    guide = (
+        "A row is a relation between two words. A head is found for it (outlined) if it attends to the "
+        "right word more "
+        f"often than every simple rule, by at least {MARGIN}, on sentences not used to choose the head."
     )
-    write(figure, 0.2, 0.53, how, size=8.5, **words(FAINT))
-    titles = "how often each head looks at the right word", "the best head against the best rule"
-    for ax, what in zip((left, right), titles, strict=True):
-        ax.set_title(what, loc="left", size=9, pad=17, **words(INK, what))
+    write(figure, 0.2, 0.53, guide, size=8.5, **words(FAINT))
+    titles = (
+        "share of cases in which a head attends most to the right word",
+        "the best head and the best simple rule",
+    )
+    for ax, heading in zip((left, right), titles, strict=True):
+        ax.set_title(heading, loc="left", size=9, pad=17, **words(INK, heading))
     return figure
 
 
@@ -248,7 +252,9 @@ def _roles_map(figure: Figure, ax: Axes, roles: Roles, order: Sequence[Role], L:
     for role in order:
         padded = [[*row, *([math.nan] * (H - len(row)))] for row in roles.scores[role.name].tolist()]
         rows.append([share for row in padded for share in row])
-    image = ax.imshow(rows, cmap=colours(), norm=Normalize(0, 1), aspect="auto", interpolation="nearest")
+    image = ax.imshow(
+        rows, cmap=weight_colours(), norm=Normalize(0, 1), aspect="auto", interpolation="nearest"
+    )
     ax.set_frame_on(False)
     ax.set_yticks(range(len(order)), [label(role.name, 40) for role in order], size=8.5, **words(FAINT))
     for text, role in zip(ax.get_yticklabels(), order, strict=True):
@@ -332,16 +338,16 @@ def as_lines(roles: Roles) -> Iterator[str]:
     side), the first of all, the last.
     """
     read = f"{roles.sentences} sentences"
-    said = f"{roles.title or 'roles'}: {len(roles.found)} of {len(roles)} relations found in {read}"
-    yield from textwrap.wrap(plain(said), LINE_WIDTH)
+    summary = f"{roles.title or 'roles'}: {len(roles.found)} of {len(roles)} relations found in {read}"
+    yield from textwrap.wrap(plain(summary), LINE_WIDTH)
     if roles.left_out:
-        yield f"({roles.left_out} more left out, with words that the tokenizer does not know)"
+        yield f"({roles.left_out} more sentences left out: the tokenizer does not know some of their words)"
     missed = {name: role for name, role in roles.items() if not role.found}
     trivial = {name: role for name, role in missed.items() if role.rules[role.rule] >= 1}
     parts: tuple[tuple[str, Mapping[str, Role]], ...] = (
-        (f"Found: better than every rule by {MARGIN} and more, and by more than chance", roles.found),
+        (f"Found: better than every simple rule by {MARGIN} or more, and by more than chance", roles.found),
         ("Not found", {name: role for name, role in missed.items() if name not in trivial}),
-        ("Not found: a rule is always right", trivial),
+        ("Not found: a simple rule is always right", trivial),
     )
     names = max(map(len, roles), default=0)
     for heading, some in parts:
@@ -357,7 +363,9 @@ def as_lines(roles: Roles) -> Iterator[str]:
         for name, reason in roles.unasked.items():
             by_reason.setdefault(reason, []).append(name)
         for reason, some_names in by_reason.items():
-            yield from textwrap.wrap(f"Not asked, {reason}: {', '.join(map(plain, some_names))}", LINE_WIDTH)
+            yield from textwrap.wrap(
+                f"Not measured, {reason}: {', '.join(map(plain, some_names))}", LINE_WIDTH
+            )
 
 
 def _role_lines(name: str, role: Role, names: int) -> Iterator[str]:
@@ -393,12 +401,12 @@ def roles_table(roles: Roles) -> HeadsTable:
     table.add("why", "why", rank=4, least=0, easy=24)
     for name, role in roles.items():
         rule, best = _by_class(role)
-        why = f"best rule: {rule} {best:.2f}" if role.found else role.verdict.removeprefix(NOT_FOUND)
+        detail = f"best rule: {rule} {best:.2f}" if role.found else role.verdict.removeprefix(NOT_FOUND)
         table.add_row(
             as_text(name), as_text(f"{role.layer}.{role.head}"), f"{role.share:.2f}",
             f"{role.low:.2f}-{role.high:.2f}", str(role.cases), f"{role.rules[role.offset]:.2f}",
-            as_text("yes" if role.found else "no"), as_text(why), style="bold" if role.found else "",
+            as_text("yes" if role.found else "no"), as_text(detail), style="bold" if role.found else "",
         )  # fmt: skip
     for name, reason in roles.unasked.items():
-        table.add_row(as_text(name), "", "", "", "", "", "", as_text(f"not asked, {reason}"))
+        table.add_row(as_text(name), "", "", "", "", "", "", as_text(f"not measured, {reason}"))
     return HeadsTable(table)

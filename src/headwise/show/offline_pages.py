@@ -143,8 +143,8 @@ def levels(cells: Tensor) -> bytes:
 
 def as_bytes(values: Tensor) -> bytes:
     """The numbers of a tensor as they lie in memory, in order; numpy is not asked."""
-    there = values.detach().cpu().contiguous()
-    return ctypes.string_at(there.data_ptr(), there.nbytes) if there.nbytes else b""
+    array = values.detach().cpu().contiguous()
+    return ctypes.string_at(array.data_ptr(), array.nbytes) if array.nbytes else b""
 
 
 class Blobs:
@@ -221,28 +221,28 @@ def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int
 
 def _pixels(image: Any) -> Tensor:
     """uint8 [H, W, 3]"""
-    given = image if isinstance(image, Tensor) else torch.as_tensor(image)
-    given = given.detach().cpu()
-    if given.ndim == 2:
-        given = given[..., None].expand(-1, -1, 3)
-    if given.ndim != 3 or given.shape[2] != 3 or 0 in given.shape:
+    pixels = image if isinstance(image, Tensor) else torch.as_tensor(image)
+    pixels = pixels.detach().cpu()
+    if pixels.ndim == 2:
+        pixels = pixels[..., None].expand(-1, -1, 3)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise ShapeError(
             f"image must be [H, W] or [H, W, 3]: got {list(image.shape)}; of [3, H, W] give "
             "image.permute(1, 2, 0)"
         )
-    if given.dtype == torch.uint8:
-        return given.contiguous()
-    if not given.is_floating_point():
+    if pixels.dtype == torch.uint8:
+        return pixels.contiguous()
+    if not pixels.is_floating_point():
         raise ArgumentError(
-            f"image must be uint8, or floats from 0 to 1: got {given.dtype}; use image.byte()"
+            f"image must be uint8, or floats from 0 to 1: got {pixels.dtype}; use image.byte()"
         )
-    low, high = float(given.min()), float(given.max())
+    low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):
         raise ArgumentError(
             f"image must be from 0 to 1 where it is of floats: got {low:g} to {high:g}; undo what was done "
             "to it for the model"
         )
-    return (given * 255).round().byte().contiguous()
+    return (pixels * 255).round().byte().contiguous()
 
 
 def _png(pixels: Tensor) -> bytes:

@@ -1,4 +1,5 @@
-"""From heads to output: what each head says, all of it side by side, what W_O makes of it, and the sum.
+"""A picture of the steps from heads to output: each head, all heads concatenated, each head times W_O, their
+sum.
 
 Letters: B batch, T query_len, H num_heads, Dv value_dim, E the width of the output.
 """
@@ -15,15 +16,15 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ShapeError
 from ..listeners.head_outputs import OutputProjection, written
 from ..listeners.pruning import is_conv1d
-from .sheet import FAINT, INK, LONGEST, NOTHING, axes_at, need_matplotlib, new_figure, plain_bar, words
+from .colour_maps import NOTHING, difference_colours
+from .sheet import FAINT, INK, LONGEST, axes_at, need_matplotlib, new_figure, plain_bar, words
 from .texts import fitted, inches, label, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-BELOW_AND_ABOVE = ("#12397f", "#5f8fd0", "#c9dcf2", "#fffdfa", "#fbd3b0", "#ee8a4e", "#9c2f17")
 NAMED = 30  # tokens that can be read beside a map
 CLIPPED = 0.995  # of all numbers lie inside the scale; a few large channels would leave the others pale
 FINE = 75  # columns an inch, so that each can be seen
@@ -40,9 +41,10 @@ def outputs_picture(
 ) -> Figure:
     """Four steps from heads to output, rows of each map the tokens, columns the channels.
 
-    1. what each head says, [T, Dv]; 2. concatenated, [T, H Dv]; 3. what each head writes, its own rows of W_O
-    applied, [T, E], and beside it the length of that at each token; 4. the sum of these, with the bias: the
-    output, [T, E]. Red is above 0 and blue below, on one scale for steps 1 and 2 and one for 3 and 4.
+    1. the output of each head, [T, Dv]; 2. all of them concatenated, [T, H Dv]; 3. each head's output times
+    its rows of W_O, [T, E], and beside it the norm at each token; 4. the sum of these over heads, with the
+    bias: the output of the layer, [T, E]. Orange is above 0, blue below; steps 1 and 2 share one scale, 3 and
+    4 another.
 
     Args:
         heads: [B, H, T, Dv], of `headwise.collect` or `MultiHeadAttention.head_outputs`.
@@ -65,39 +67,46 @@ def outputs_picture(
     Elhage 2021, "A Mathematical Framework for Transformer Circuits": concatenation and W_O are a sum over
     heads.
     """
-    known = _projection(heads, projection)
+    output_projection = _projection(heads, projection)
     need_matplotlib()
     B, H, T, Dv = heads.shape
     if not -B <= batch < B:
         raise IndexError(f"batch must be between 0 and {B - 1}: got {batch}")
     if tokens is not None and len(tokens) != T:
         raise ShapeError(f"tokens must match query_len: {len(tokens)} tokens for {T}; give one a position")
-    said = heads[batch].detach().float().cpu()  # [H, T, Dv]
-    parts = written(heads[batch, None], known)[0].float().cpu()  # [H, T, E]
-    total = parts.sum(0) if known.bias is None else parts.sum(0) + known.bias.float().cpu()
+    head_outputs = heads[batch].detach().float().cpu()  # [H, T, Dv]
+    parts = written(heads[batch, None], output_projection)[0].float().cpu()  # [H, T, E]
+    total = (
+        parts.sum(0)
+        if output_projection.bias is None
+        else parts.sum(0) + output_projection.bias.float().cpu()
+    )
     names = [label(token, LONGEST) for token in readable(tokens or ())] if T <= NAMED else []
     sheet = Sheet.of(H, T, names, title is not None)
     figure = new_figure(sheet.width, sheet.height)
     ax = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, y grows downwards
     ax.set_axis_off()
-    before, after = _scale(said), _scale(torch.cat([parts.flatten(), total.flatten()]))
-    bias = "" if known.bias is None else " and the bias added"
+    before, after = _scale(head_outputs), _scale(torch.cat([parts.flatten(), total.flatten()]))
+    bias = "" if output_projection.bias is None else " and the bias added"
     E, longest = parts.shape[2], float(parts.norm(dim=-1).max().clamp(min=1e-30))
     up_to = f"at most {longest:.2g}"
     headings = (
-        ("1  What each head says", f"{Dv} channels each"),
-        ("2  Side by side", f"concatenated: {H} × {Dv} = {H * Dv} channels"),
-        ("3  Times W_O, head by head", f"what each head writes: {E} channels; bars: its norm, {up_to}"),
+        ("1  Output of each head", f"{Dv} channels each"),
+        ("2  Concatenated", f"{H} × {Dv} = {H * Dv} channels"),
+        (
+            "3  Times W_O, head by head",
+            f"what each head adds to the output: {E} channels; bars: its norm, {up_to}",
+        ),
         ("4  Summed", f"over heads{bias}: the layer's output, {E} channels"),
     )
-    for step, (what, how) in enumerate(headings):
-        _heading(ax, sheet.tops[step], what, how)
+    for step, (heading, note) in enumerate(headings):
+        _heading(ax, sheet.tops[step], heading, note)
         _rows(ax, sheet, sheet.tops[step], names)
     for head in range(H):
         left = sheet.left_of(head)
         joined = sheet.left + head * sheet.joined
-        _map(ax, said[head], before, left, sheet.tops[0], sheet.side, sheet.tall)
-        _map(ax, said[head], before, joined, sheet.tops[1], sheet.joined, sheet.tall)
+        _map(ax, head_outputs[head], before, left, sheet.tops[0], sheet.side, sheet.tall)
+        _map(ax, head_outputs[head], before, joined, sheet.tops[1], sheet.joined, sheet.tall)
         _map(ax, parts[head], after, left, sheet.tops[2], sheet.narrow, sheet.tall)
         _lengths(ax, parts[head].norm(dim=-1) / longest, sheet, left + sheet.narrow)
         for top, side in ((sheet.tops[0], sheet.side), (sheet.tops[2], sheet.narrow)):
@@ -111,8 +120,8 @@ def outputs_picture(
         ax.text(0.15, 0.28, shown, size=size, va="center", **words(INK, shown))
     ax.set_xlim(0, sheet.width)
     ax.set_ylim(sheet.height, 0)
-    _bar(figure, sheet, before, 0, "what heads say")
-    _bar(figure, sheet, after, 2, "what is written")
+    _bar(figure, sheet, before, 0, "output of heads")
+    _bar(figure, sheet, after, 2, "output of the layer")
     return figure
 
 
@@ -125,8 +134,8 @@ def _projection(heads: Tensor, projection: nn.Module | OutputProjection) -> Outp
     if isinstance(projection, OutputProjection):
         weight, bias = projection.weight.flatten(0, 1), projection.bias
     elif isinstance(projection, nn.Linear) or is_conv1d(projection):
-        given: Any = projection
-        weight, bias = given.weight if is_conv1d(projection) else given.weight.T, given.bias
+        linear: Any = projection
+        weight, bias = linear.weight if is_conv1d(projection) else linear.weight.T, linear.bias
     else:
         raise ArgumentError(
             f"projection must be nn.Linear: got {type(projection).__name__}; for example mha.out_proj"
@@ -172,13 +181,6 @@ class Sheet:
         return self.left + head * (self.side + self.gap)
 
 
-def _colours() -> Colormap:
-    """Blue below 0, red above; both grow darker, so that nothing is told by hue alone but the sign."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("headwise around 0", BELOW_AND_ABOVE)
-
-
 def _scale(values: Tensor) -> Normalize:
     from matplotlib.colors import Normalize
 
@@ -193,7 +195,9 @@ def _map(ax: Axes, values: Tensor, scale: Normalize, x: float, y: float, wide: f
     shown = _strongest(values, int(FINE * wide))
     extent = (x, x + wide, y + tall, y)
     smooth = "antialiased" if len(shown) > 100 * tall else "nearest"
-    ax.imshow(shown, cmap=_colours(), norm=scale, extent=extent, aspect="auto", interpolation=smooth)
+    ax.imshow(
+        shown, cmap=difference_colours(), norm=scale, extent=extent, aspect="auto", interpolation=smooth
+    )
     ax.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor="#aab1bd", linewidth=0.5))
 
 
@@ -212,11 +216,11 @@ def _strongest(values: Tensor, most: int) -> Any:
     return numpy.where(above >= -below, above, below)
 
 
-def _heading(ax: Axes, top: float, what: str, how: str) -> None:
+def _heading(ax: Axes, top: float, text: str, note: str) -> None:
     room: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 2}  # over what goes through
-    first = ax.text(0.15, top - 0.3, what, size=10.5, bbox=room, **words(INK, what))
+    first = ax.text(0.15, top - 0.3, text, size=10.5, bbox=room, **words(INK, text))
     ax.annotate(
-        how, (1, 0.5), (8, 0), first, "offset points", size=9, va="center", bbox=room, annotation_clip=False,
+        note, (1, 0.5), (8, 0), first, "offset points", size=9, va="center", bbox=room, annotation_clip=False,
         **words(FAINT),
     )  # fmt: skip
 
@@ -255,11 +259,11 @@ def _joints(ax: Axes, sheet: Sheet, heads: int) -> None:
             ax.text(middle, sheet.tops[2] - 0.05, "+", size=11, ha="center", **words(INK))
 
 
-def _bar(figure: Figure, sheet: Sheet, scale: Normalize, step: int, what: str) -> None:
+def _bar(figure: Figure, sheet: Sheet, scale: Normalize, step: int, meaning: str) -> None:
     from matplotlib.cm import ScalarMappable
 
     top, bottom = sheet.tops[step], sheet.tops[step + 1] + sheet.tall
     place = axes_at(figure, sheet.left + sheet.across + 0.15, top, 0.12, bottom - top)
-    bar = figure.colorbar(ScalarMappable(scale, _colours()), cax=place, extend="both")
-    bar.set_label(what, size=8, **words(FAINT))
+    bar = figure.colorbar(ScalarMappable(scale, difference_colours()), cax=place, extend="both")
+    bar.set_label(meaning, size=8, **words(FAINT))
     plain_bar(bar, 7)

@@ -139,8 +139,8 @@ def readings_of(
     if batch is not None and (isinstance(batch, bool) or not -count <= batch < count):
         raise IndexError(f"batch {batch} must be between 0 and {count - 1}")
     numbers = range(count) if batch is None else [batch % count]
-    for argument, given in zip(("query_tokens", "key_tokens"), names, strict=True):
-        if given is not None and len(numbers) > 1:
+    for argument, tokens in zip(("query_tokens", "key_tokens"), names, strict=True):
+        if tokens is not None and len(numbers) > 1:
             raise ArgumentError(
                 f"{argument} must name the tokens of one sequence: the last forward had {count}; give "
                 "batch=, too"
@@ -165,14 +165,14 @@ def side_within(views: Iterable[View], side: int, most: int) -> int:
 
 def _runs(heads: Heads) -> dict[str, list[Record]]:
     """Return {path: the calls that are shown}."""
-    kept = {
+    drawable = {
         path: [call for call in layer.calls if call.map is not None or call.pooled is not None]
         for path, layer in zip(heads.paths, heads.values(), strict=True)
     }
-    runs = {path: _chain(calls) for path, calls in kept.items()}
+    runs = {path: _chain(calls) for path, calls in drawable.items()}
     longest = max(runs.values(), key=len, default=[])
     forwards = {call.forward for call in longest} if len(longest) > 1 else set()
-    for path, calls in kept.items():  # steps that look at another text are those of the others
+    for path, calls in drawable.items():  # steps that look at another text are those of the others
         theirs = [call for call in calls if call.forward in forwards and call.map is not None]
         if theirs and all(call.kind == "cross" and call.shape[3] == theirs[0].shape[3] for call in theirs):
             runs[path] = theirs
@@ -196,10 +196,10 @@ def _continues(before: Record, after: Record) -> bool:
     if not same or after.shape[3] - after.shape[2] != before.shape[3]:
         return False
     # a search of several beams reads on elsewhere: sequences of a batch change their places
-    known, kept = (map.parts()[0] for map in (before.map, after.map))
-    if not (isinstance(known, Scores) and isinstance(kept, Scores)):
+    earlier, later = (map.parts()[0] for map in (before.map, after.map))
+    if not (isinstance(earlier, Scores) and isinstance(later, Scores)):
         return True
-    return torch.equal(known.k, kept.k[:, :, : before.shape[3]].to(known.k))
+    return torch.equal(earlier.k, later.k[:, :, : before.shape[3]].to(earlier.k))
 
 
 def _reading(
@@ -229,7 +229,7 @@ def _reading(
     joined = {path: _joined(layer.calls) for path, layer in shown.items()}
     words = dict(zip(shown, names_in(alone, 0, list(joined.values()), *names), strict=True))
     views = {
-        path: _view(layer, chosen[layer.place], _known(alone, layer, joined[path], words[path]))
+        path: _view(layer, chosen[layer.place], _all_names(alone, layer, joined[path], words[path]))
         for path, layer in shown.items()
     }
     places = {(head.path, head.head) for head in some}
@@ -247,13 +247,13 @@ def _alone(call: Record, batch: int, marks: dict[int, Marks]) -> Record:
         for kind in ("rows", "counts", "large", "pairs")
     }
     alone = None if call.map is None else call.map.detach().select(batch=batch)
-    known = call.marks
-    if known is not None and id(known) not in marks:
-        every = (known.ids, known.special, known.punctuation, known.unknown)
+    shared_marks = call.marks
+    if shared_marks is not None and id(shared_marks) not in marks:
+        every = (shared_marks.ids, shared_marks.special, shared_marks.punctuation, shared_marks.unknown)
         ids, *flags = (None if x is None else x[mine] for x in every)
         assert ids is not None
-        marks[id(known)] = Marks(ids, *flags)
-    own = None if known is None else marks[id(known)]
+        marks[id(shared_marks)] = Marks(ids, *flags)
+    own = None if shared_marks is None else marks[id(shared_marks)]
     return replace(call, shape=(1, H, T, S), map=alone, marks=own, **numbers)
 
 
@@ -280,9 +280,9 @@ def _view(layer: LayerHeads, heads: list[int], names: Names) -> View:
         steps = [int(counted[:end].sum()) for end in ends]
     queries, keys = (each.nonzero().flatten() for each in (counted, real))
     left_out = max(len(real) - len(keys), len(counted) - len(queries))
-    said = {name: plain(name, LONGEST) for name in {name for each in names if each for name in each}}
+    short = {name: plain(name, LONGEST) for name in {name for each in names if each for name in each}}
     own = tuple(
-        None if each is None else [said[each[at]] for at in places.tolist()]
+        None if each is None else [short[each[at]] for at in places.tolist()]
         for each, places in zip(names, (queries, keys), strict=True)
     )
     return View(calls, heads, queries, keys, left_out, (own[0], own[1]), steps)
@@ -298,7 +298,7 @@ def _real_queries(call: Record, real: Tensor) -> Tensor:
     return mine
 
 
-def _known(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Names:
+def _all_names(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Names:
     """Names of all queries and keys, of a text that goes on behind its known beginning, too."""
     queries, keys = names
     _, _, T, S = joined.shape
@@ -322,9 +322,9 @@ def flips(sources: list[list[Reading]], side: int) -> list[dict[str, Any]]:
     """Compare the first reading token by token with each other of the same model, up to 8 of them."""
     everyone = [((s, r), each) for s, some in enumerate(sources) for r, each in enumerate(some)]
     (first, before), *others = everyone
-    found: list[dict[str, Any]] = []
+    compared: list[dict[str, Any]] = []
     for place, after in others:
-        if len(found) == MOST_FLIPS:
+        if len(compared) == MOST_FLIPS:
             break
         if not (_comparable(before, side) and _comparable(after, side)):
             continue
@@ -333,8 +333,8 @@ def flips(sources: list[list[Reading]], side: int) -> list[dict[str, Any]]:
         except ArgumentError:  # another model, or texts that have nothing in common: there is no flip
             continue
         if flip is not None:
-            found.append({"before": first, "after": place} | flip)
-    return found
+            compared.append({"before": first, "after": place} | flip)
+    return compared
 
 
 def _comparable(reading: Reading, side: int) -> bool:
@@ -370,9 +370,11 @@ def _moved(change: Change, layer: int, before: Reading, after: Reading) -> dict[
     views = before.layers[layer], after.layers[layer]
     places: list[int] | None = None
     if change.places is not None and None not in views:
-        known = [view.queries.tolist() for view in views if view is not None]
-        if all(place in queries for place, queries in zip(change.places, known, strict=True)):
-            places = [queries.index(place) for place, queries in zip(change.places, known, strict=True)]
+        shown_queries = [view.queries.tolist() for view in views if view is not None]
+        if all(place in queries for place, queries in zip(change.places, shown_queries, strict=True)):
+            places = [
+                queries.index(place) for place, queries in zip(change.places, shown_queries, strict=True)
+            ]
     return {
         "layer": layer,
         "head": change.head,
@@ -430,7 +432,7 @@ def call_data(
     maps = _packed(view, _cells(view, view.heads, rows, columns), blobs)
     norms, written, most = _written(view, rows, columns, exact, blobs)
     zoomed = {} if exact else {head: _finer(view, layer, head, blobs) for head in finer if head in view.heads}
-    said = None if outputs is None or not exact else _outputs(view, layer, outputs)  # [H, T, D]
+    head_outputs = None if outputs is None or not exact else _outputs(view, layer, outputs)  # [H, T, D]
     return {
         "queries": T,
         "keys": S,
@@ -447,10 +449,10 @@ def call_data(
         "finer": {str(head): cells for head, cells in zoomed.items()},
         "pairs": {str(head): _pairs(view, head) for head in zoomed},
         "outputs": None
-        if said is None
-        else {"width": said.shape[2], "data": blobs.pack(as_bytes(said.half()))},
+        if head_outputs is None
+        else {"width": head_outputs.shape[2], "data": blobs.pack(as_bytes(head_outputs.half()))},
         "distances": _matrix(attention_between(layer)) if H > 1 else None,
-        "cosines": _cosines(view, said) if H > 1 else None,
+        "cosines": _cosines(view, head_outputs) if H > 1 else None,
     }
 
 
@@ -510,7 +512,9 @@ def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
             weights = p[0].float().cpu()
             nothing = weights == 0
             if bool(nothing.any()):  # too little for a number, which is not hidden
-                weights = weights.masked_fill(nothing & _seen(map.select(heads=heads, queries=some)), LEAST)
+                weights = weights.masked_fill(
+                    nothing & _visible(map.select(heads=heads, queries=some)), LEAST
+                )
             if end > S:  # what was not there yet
                 weights = torch.nn.functional.pad(weights, (0, end - S))
             yield torch.arange(done, done + len(some)), weights[..., view.keys]
@@ -528,19 +532,19 @@ def _steps(view: View) -> Iterator[tuple[AttentionMap, Tensor, int]]:
         start, done = end, done + len(queries)
 
 
-def _seen(map: AttentionMap) -> Tensor:
+def _visible(map: AttentionMap) -> Tensor:
     """Return where the mask hides nothing, bool [h, T, S]; False everywhere for given weights."""
     scores = map.parts()[0]
     (_, H, T, S), everyone = map.shape, slice(0, map.shape[2])
     if not isinstance(scores, Scores):
         return torch.zeros(H, T, S, dtype=torch.bool)
-    seen = torch.ones(1, H, T, S, dtype=torch.bool, device=map.device)
+    visible = torch.ones(1, H, T, S, dtype=torch.bool, device=map.device)
     allowed = scores.mask.tile(scores.at(everyone), everyone, slice(0, S), S)
     if allowed is not None:
-        seen = seen & allowed
+        visible = visible & allowed
     if map.bias is not None:  # masks that are added
-        seen = seen & (hidden_is_endless(map.bias.detach()) > HIDDEN / 2)
-    return seen[0].cpu()
+        visible = visible & (hidden_is_endless(map.bias.detach()) > HIDDEN / 2)
+    return visible[0].cpu()
 
 
 def _written(
@@ -613,9 +617,9 @@ def _pairs(view: View, head: int) -> list[tuple[int, int, float | None]]:
             top = map.select(heads=[head], queries=some).top(min(PAIRS, map.shape[3]))
             values, keys = top[0][0, 0].float().cpu(), top[1][0, 0].cpu()  # [t, n]
             queries = torch.arange(done, done + len(some))[:, None].expand_as(keys)
-            here = (values > 0) & (keys < len(place))
-            places = torch.stack([queries[here], place[keys[here]]], -1)
-            both = torch.cat([best[0], values[here]]), torch.cat([best[1], places])
+            valid = (values > 0) & (keys < len(place))
+            places = torch.stack([queries[valid], place[keys[valid]]], -1)
+            both = torch.cat([best[0], values[valid]]), torch.cat([best[1], places])
             order = both[0].sort(descending=True, stable=True).indices[:PAIRS]
             best = both[0][order], both[1][order]
             done += len(some)
@@ -635,10 +639,10 @@ def _outputs(view: View, layer: LayerHeads, outputs: Tensor) -> Tensor:
     return outputs[0].float().cpu()[:, view.queries]
 
 
-def _cosines(view: View, said: Tensor | None) -> list[list[float | None]] | None:
+def _cosines(view: View, head_outputs: Tensor | None) -> list[list[float | None]] | None:
     measured = view.calls[-1].pairs.get("outputs")
-    if measured is None and said is not None:
-        measured = similarity(said[None])
+    if measured is None and head_outputs is not None:
+        measured = similarity(head_outputs[None])
     return None if measured is None else _matrix(measured[0])
 
 

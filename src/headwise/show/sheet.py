@@ -6,10 +6,10 @@ Letters: T query_len, S key_len.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import needed
+from .colour_maps import weight_colours
 from .texts import as_outlines, families, fitted, in_bold, inches, label
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ LEAST = 2  # dots of a cell's side: a column of one cell is seen, and in half th
 SMALLEST, USUAL = 0.085, 0.145  # inches from one token's name to the next
 WIDEST = 22  # inches of heat maps side by side with every token's name
 
-INK, FAINT, PALE, NOTHING = "#1f2430", "#5b6270", "#c9ced6", "#e9ecf1"
-LIGHT_TO_DARK = ("#fffdfa", "#fecf92", "#fd9467", "#e95561", "#ab337c", "#6b1d81", "#2a115c")
+INK, FAINT, PALE = "#1f2430", "#5b6270", "#c9ced6"
 STEPS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1)
 
 
@@ -58,10 +57,10 @@ def axes_at(figure: Figure, x: float, y: float, wide: float, tall: float) -> Axe
     return figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
 
 
-def write(figure: Figure, x: float, y: float, text: str, **how: Any) -> None:
+def write(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
     """Text so many inches from the upper left corner of the figure."""
     width, height = figure.get_size_inches()
-    figure.text(x / width, 1 - y / height, text, **{"va": "center"} | how)
+    figure.text(x / width, 1 - y / height, text, **{"va": "center"} | style)
 
 
 def weight_scale() -> PowerNorm:
@@ -156,7 +155,7 @@ class Page:
         from matplotlib.cm import ScalarMappable
 
         meaning += " (grey: none)" if picture.mask.any() else ""
-        mappable = ScalarMappable(self.scale, colours())
+        mappable = ScalarMappable(self.scale, weight_colours())
         steps = STEPS if tall >= 1.4 * self.grown else STEPS[::2]
         place = self.axes(x + 0.05, y, 0.13 * self.grown, tall)
         bar = self.figure.colorbar(mappable, cax=place, ticks=steps, format="%g")
@@ -178,7 +177,12 @@ def heat(
 ) -> None:
     """Cells as they are, none of them blended with its neighbours; extent: left, right, bottom, top."""
     ax.imshow(
-        picture, cmap=colour or colours(), norm=scale, extent=extent, aspect="auto", interpolation="nearest"
+        picture,
+        cmap=colour or weight_colours(),
+        norm=scale,
+        extent=extent,
+        aspect="auto",
+        interpolation="nearest",
     )
 
 
@@ -218,14 +222,6 @@ def room(names: list[str], pitch: float, length: int | None) -> float:
     if names:
         return max(inches(name, _points(pitch)) for name in names)
     return 0.12 if length is None else inches(str(length - 1), 7)
-
-
-@lru_cache(1)
-def colours() -> Colormap:
-    """Magma from white instead of yellow: lightness falls evenly, nothing is told by hue alone."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("headwise", LIGHT_TO_DARK).with_extremes(bad=NOTHING)
 
 
 def open_frame(ax: Axes, hidden: Sequence[str] = ("top", "right")) -> None:

@@ -1,4 +1,4 @@
-"""What is written to a terminal with rich: tables, their numbers and texts, presets, and progress."""
+"""Tables and progress bars in the terminal, with rich; titles and definitions of statistics; presets."""
 
 from __future__ import annotations
 
@@ -41,36 +41,62 @@ WEIGHTS = {  # shares of 1
     "confidence", "first", "previous", "itself", "next", "local", "induction", "duplicate_token", "special",
     "punctuation", "spread", "locality", "streaming", "written_first", "written_special",
 }  # fmt: skip
-STRONG = 0.5  # a share worth the eye's attention
-IN_WORDS = {  # name -> what it is called on a page, and what it says, plainly
-    "entropy": ("entropy (nats)", "How widely a head looks: 0 is one word alone, more is many at once."),
-    "effective_keys": ("effective keys", "Among how many words, all alike, the head seems to choose."),
-    "confidence": ("confidence", "How much of its weight a word gives to the one it looks at most."),
-    "distance": ("distance (keys)", "How many words away the weight lies, in the mean."),
-    "first": ("first key", "How much of the weight rests on the first token."),
-    "previous": ("previous key", "How much of the weight goes to the word just before."),
-    "itself": ("itself", "How much of the weight goes to the word itself."),
-    "next": ("next key", "How much of the weight goes to the word just after."),
-    "local": ("local", "How much of the weight goes to words near by, 8 away at most by default."),
-    "max_logit": ("max logit", "The largest score before the softmax; where training goes wrong, it grows."),
+STRONG = 0.5  # shares from here on are bold
+IN_WORDS = {  # name -> its title on a page, and its definition: what it is computed from, range, meaning
+    "entropy": ("entropy (nats)", "Entropy of a query's weights, averaged over queries. 0 = all weight on "
+    "one token, log n = even over n tokens."),
+    "effective_keys": ("effective keys", "exp of a query's entropy, averaged over queries: the number of "
+    "tokens with equal weights that have this "
+        "entropy. At least 1."),
+    "confidence": ("confidence", "Largest weight of a query, averaged over queries. From 0 to 1; 1 = all "
+    "weight on one token."),
+    "distance": (
+        "distance (tokens)", "Distance from query to key in tokens, averaged by weight. 0 = the token "
+        "itself; higher = farther."
+    ),
+    "first": ("first key", "Weight on the first token, averaged over queries. From 0 to 1; high = an "
+    "attention sink."),
+    "previous": ("previous key", "Weight on the token just before the query, averaged over queries. From "
+    "0 to 1."),
+    "itself": ("itself", "Weight on the query's own token, averaged over queries. From 0 to 1."),
+    "next": ("next key", "Weight on the token just after the query, averaged over queries. From 0 to 1."),
+    "local": ("local", "Weight on tokens at most 8 positions away (by default), averaged over queries. "
+    "From 0 to 1."),
+    "max_logit": ("max logit", "Largest score before the softmax, over all queries and keys. Very high "
+    "values make training unstable."),
     "induction": (
-        "induction", "Where a word was said before: how much of the weight goes to what followed it there."
+        "induction",
+        "Weight on the token after an earlier copy of the query's token, averaged over queries with such "
+        "a copy. "
+        "From 0 to 1; high = the head continues repetitions.",
     ),
     "duplicate_token": (
-        "duplicate token", "Where a word was said before: how much of the weight goes to those copies."
+        "duplicate token",
+        "Weight on earlier copies of the query's token, averaged over queries with such a copy. From 0 to 1.",
     ),
-    "special": ("special tokens", "How much of the weight goes to marks that are no words, such as [CLS]."),
-    "punctuation": ("punctuation", "How much of the weight goes to full stops, commas and the like."),
-    "spread": ("spread", "How even the weights are: 1 is the same for every word that can be seen."),
-    "locality": ("locality", "How much less weight lies far away than an even look would put there."),
+    "special": ("special tokens", "Weight on special tokens, such as [CLS], averaged over queries. From 0 "
+    "to 1."),
+    "punctuation": ("punctuation", "Weight on punctuation, averaged over queries. From 0 to 1."),
+    "spread": ("spread", "Entropy divided by the largest possible entropy. From 0 to 1; 1 = the same "
+    "weight for every visible token."),
+    "locality": ("locality", "1 − (weight more than 8 tokens away) / (the same with uniform attention). 1 "
+    "= all weight near by, 0 = as "
+        "uniform attention, below 0 = mostly far."),
     "streaming": (
-        "streaming", "How much of the weight is on the very first and the latest tokens: the others could go."
+        "streaming",
+        "Weight on the first 128 and the latest 256 tokens, averaged over queries that see others. From 0 "
+        "to 1; "
+        "near 1 = the head needs no other tokens.",
     ),
     "written_first": (
-        "written from the first key", "How much of what the head writes comes from the first token."
+        "written from the first key",
+        "Share of the first token in weight × ‖v W_O‖, the norm of what the head adds to the output. From "
+        "0 to 1.",
     ),
     "written_special": (
-        "written from special tokens", "How much of what the head writes comes from marks that are no words."
+        "written from special tokens",
+        "Share of special tokens in weight × ‖v W_O‖, the norm of what the head adds to the output. From "
+        "0 to 1.",
     ),
 }  # fmt: skip
 
@@ -131,7 +157,7 @@ class Bar:
         self.words, self.things = words, things
         self._bar: Progress | None = None
         self._before: int | None = None  # done when it began
-        self._began = self._told = monotonic()
+        self._began = self._reported = monotonic()
 
     def tell(self, done: int, total: int) -> None:
         now = monotonic()
@@ -141,11 +167,11 @@ class Bar:
         rate = (done - self._before) / max(now - self._began, 1e-9)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, rate=f"{rate:,.3g} {self.things}/s")
-        elif now - self._told > LINES and rate:
-            self._told = now
+        elif now - self._reported > LINES and rate:
+            self._reported = now
             left = _time((total - done) / rate)
-            said = f"{done:,} of {total:,} {self.things}, {rate:,.3g} a second, {left} left"
-            sys.stderr.write(f"{self.words}: {said}\n")
+            progress = f"{done:,} of {total:,} {self.things}, {rate:,.3g} a second, {left} left"
+            sys.stderr.write(f"{self.words}: {progress}\n")
             sys.stderr.flush()
 
     def __enter__(self) -> Bar:

@@ -19,9 +19,9 @@ from ..errors import ArgumentError
 from ..heads.collection import Heads
 from ..heads.layer import MIXED, Head, LayerHeads
 from ..heads.record import Record
+from .colour_maps import NOTHING, WEIGHTS
 from .heads_tables import Chosen
 from .heatmaps import call_of, counted_queries, names_of, queries_pooled, summed
-from .sheet import LIGHT_TO_DARK, NOTHING
 from .tables import table_class
 from .texts import plain
 
@@ -43,7 +43,7 @@ TITLE = 15  # cells: the longest word of a title
 ENOUGH = 3  # boxes in a row, for a title to take more room than its box
 GAP = 2  # between boxes
 LARGEST, HIGHEST = 3, 40  # lines of a cell and, nearly, of a box, of one head alone
-MOST_AT = "looks most at"
+MOST_AT = "attends to"
 
 
 class TerminalHeatmaps:
@@ -120,7 +120,7 @@ def terminal_heatmaps(
         together = list(members)
         if lines:
             lines.append(pen.text())
-        lines += _one(together[0], width, pen) if alone else _several(together, width, pen)
+        lines += _large_head(together[0], width, pen) if alone else _several(together, width, pen)
     lines += _scale(width, pen)
     return TerminalHeatmaps(lines, colour)
 
@@ -194,11 +194,11 @@ def _margin(names: list[str] | None, length: int, width: int) -> int:
 def _names(names: list[str] | None, length: int, rows: int, margin: int, pen: Pen) -> list[Text]:
     """What stands beside each line of a box, its edges too: names, or the first and the last position."""
     if names is not None:
-        said = [pen.name(name, margin, right=True) for name in names]
+        shown = [pen.name(name, margin, right=True) for name in names]
     else:
-        said = _ends(length, rows, margin, pen)
+        shown = _ends(length, rows, margin, pen)
     beside = [pen.text(" " * (margin + 1))]
-    return [*beside, *(name.append(" ") for name in said), *beside]
+    return [*beside, *(name.append(" ") for name in shown), *beside]
 
 
 def _ends(length: int, rows: int, margin: int, pen: Pen) -> list[Text]:
@@ -215,9 +215,9 @@ def _box(rows: list[list[float]], wide: int, pen: Pen, high: int = 1) -> list[Te
 
 def _title(head: Head, drawn: Drawn, width: int, pen: Pen) -> list[Text]:
     where = f"head {head.head}" if drawn.by_path else f"{head.layer}.{head.head}"
-    known = head.label.name != MIXED
-    what = f"{head.label.name} {head.label.score:.2f}" if known else MIXED
-    return pen.lines(f"{where} {what}", width, "bold" if known else "dim")
+    labelled = head.label.name != MIXED
+    label = f"{head.label.name} {head.label.score:.2f}" if labelled else MIXED
+    return pen.lines(f"{where} {label}", width, "bold" if labelled else "dim")
 
 
 def _headline(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
@@ -228,10 +228,11 @@ def _pooled(drawn: Drawn, rows: int, columns: int, width: int, pen: Pen) -> list
     T, S = drawn.lengths
     if (rows, columns) == (T, S):
         return []
-    said = (
-        f"{T} queries and {S} keys share {rows} x {columns} cells: each is the mean weight of a query in it."
+    sentence = (
+        f"{T} queries and {S} keys share {rows} x {columns} cells: the weight in a cell, "
+        "averaged over queries."
     )
-    return pen.lines(said, width)
+    return pen.lines(sentence, width)
 
 
 def _joined(parts: Sequence[Text], pen: Pen) -> Text:
@@ -240,7 +241,7 @@ def _joined(parts: Sequence[Text], pen: Pen) -> Text:
     return joined
 
 
-def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
+def _large_head(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
     from rich.cells import cell_len
 
     (T, S), names = drawn.lengths, drawn.queries
@@ -267,21 +268,21 @@ def _one(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
     wide = min(room // columns, 2 * high)
     if rows == T:
         beside = [pen.text(f"{at:>{digits}}", "dim") for at in range(T)]
-        for said, token in zip(beside, (names or []) if name else [], strict=False):
-            said.append(" ").append_text(pen.name(token, name))
+        for line_text, token in zip(beside, (names or []) if name else [], strict=False):
+            line_text.append(" ").append_text(pen.name(token, name))
     else:
         beside = _ends(T, rows, margin, pen)
     lines = _headline(drawn, width, pen) + _title(drawn.heads[0], drawn, width, pen)
     lines.append(pen.text(" " * (margin + 2) + _positions(S, columns, wide), "dim"))
     blank, middle = pen.text(" " * (margin + 1)), (high - 1) // 2
     box = _box(picture, wide, pen, high)
-    for line, said in enumerate(box):
+    for line, line_text in enumerate(box):
         row, inside = divmod(line - 1, high)
         if line in (0, len(box) - 1) or inside != middle:
-            lines.append(_joined([blank, said], pen))
+            lines.append(_joined([blank, line_text], pen))
             continue
         at = [pen.text(" " * GAP + most_at[row], "dim")] if most_at else []
-        lines.append(_joined([beside[row], pen.text(" "), said, *at], pen))
+        lines.append(_joined([beside[row], pen.text(" "), line_text, *at], pen))
     top = lines[-len(box)]
     if most_at and top.cell_len + GAP + len(MOST_AT) <= width:
         top.append(" " * GAP + MOST_AT, "dim")
@@ -292,9 +293,9 @@ def _positions(length: int, columns: int, wide: int) -> str:
     """Numbers above the columns they begin at, as many as can be told apart; the last cell's, too."""
     line = ""
     for column in range(columns):
-        said, at = str(column * length // columns), column * wide
+        number, at = str(column * length // columns), column * wide
         if not line or at > len(line):
-            line = line.ljust(at) + said
+            line = line.ljust(at) + number
     return line
 
 
@@ -337,7 +338,7 @@ class Drawn:
         mass, counts, call = _mass(layer, batch)
         _, _, T, S = call.shape
         queries, keys = (
-            None if names is None else [pen.known(plain(name)) for name in names]
+            None if names is None else [pen.encodable(plain(name)) for name in names]
             for names in names_of(heads, batch, call)
         )
         which = [head.head for head in members]
@@ -387,13 +388,13 @@ class Pen:
         cut = "…" if "…".encode(encoding, "replace").decode(encoding) == "…" else "~"
         return cls(encoding, SHADES if fine else PLAIN_SHADES, FRAME if fine else PLAIN_FRAME, cut)
 
-    def known(self, text: str) -> str:
+    def encodable(self, text: str) -> str:
         return text.encode(self.encoding, "replace").decode(self.encoding)
 
     def text(self, words: str = "", style: str = "") -> Text:
         from rich.text import Text
 
-        return Text(self.known(words), style)
+        return Text(self.encodable(words), style)
 
     def lines(self, words: str, width: int, style: str = "") -> list[Text]:
         """Wrap words into lines of at most `width` cells."""
@@ -438,9 +439,9 @@ def colours_of(weight: float) -> str:
     """The ramp of pictures; ground and letter alike, so that a cell is one field, and shaded where copied."""
     if not weight > 0:
         return f"on {NOTHING}"
-    at = min(math.sqrt(weight), 1.0) * (len(LIGHT_TO_DARK) - 1)
-    low = min(int(at), len(LIGHT_TO_DARK) - 2)
-    here, there = (bytes.fromhex(LIGHT_TO_DARK[low + step][1:]) for step in (0, 1))
-    mixed = (round(a + (b - a) * (at - low)) for a, b in zip(here, there, strict=True))
+    at = min(math.sqrt(weight), 1.0) * (len(WEIGHTS) - 1)
+    low = min(int(at), len(WEIGHTS) - 2)
+    lower, upper = (bytes.fromhex(WEIGHTS[low + step][1:]) for step in (0, 1))
+    mixed = (round(a + (b - a) * (at - low)) for a, b in zip(lower, upper, strict=True))
     ground = "#" + "".join(f"{part:02x}" for part in mixed)
     return f"{ground} on {ground}"

@@ -74,9 +74,9 @@ def readable(tokens: Sequence[str]) -> list[str]:
     return tokens
 
 
-def _one_byte(found: re.Match[str]) -> str:
-    byte = int(found[1], 16)
-    return chr(byte) if byte < 0x80 else f"<{found[1]}>"
+def _one_byte(match: re.Match[str]) -> str:
+    byte = int(match[1], 16)
+    return chr(byte) if byte < 0x80 else f"<{match[1]}>"
 
 
 def _in_bytes(tokens: Sequence[str]) -> bool:
@@ -155,8 +155,8 @@ def _faces() -> dict[str, dict[int, str]]:
     faces: dict[str, dict[int, str]] = {}
     for entry in fontManager.ttflist:
         if entry.style == "normal" and not NO_LETTERS.search(f"{entry.name} {entry.fname}"):
-            said = entry.weight
-            weight = weight_dict[said] if isinstance(said, str) else int(said)
+            declared = entry.weight
+            weight = weight_dict[declared] if isinstance(declared, str) else int(declared)
             faces.setdefault(entry.name, {}).setdefault(weight, entry.fname)
     return faces
 
@@ -292,13 +292,13 @@ def joined(run: str) -> str:
     solid = [at for at, each in enumerate(letters) if not unicodedata.combining(each[0])]
     shown = list(letters)
     for place, at in enumerate(solid):
-        here = letters[at]
+        letter = letters[at]
         before = letters[solid[place - 1]] if place else ""
         after = letters[solid[place + 1]] if place + 1 < len(solid) else ""
-        leans_back = (before, "initial") in forms and (here, "final") in forms
-        goes_on = (here, "initial") in forms and (after, "final") in forms
+        leans_back = (before, "initial") in forms and (letter, "final") in forms
+        goes_on = (letter, "initial") in forms and (after, "final") in forms
         where = ("isolated", "initial", "final", "medial")[2 * leans_back + goes_on]
-        shown[at] = forms.get((here, where), here)
+        shown[at] = forms.get((letter, where), letter)
     return "".join(
         each if each in letters or all(map(_drawable, each)) else letters[at] for at, each in enumerate(shown)
     )

@@ -1,5 +1,5 @@
 /**
- * The model that runs in this page: type a sentence, and every head redraws; switch heads off, and see what comes next.
+ * The model that runs in this page: type a text to recompute every head; switch heads off to see the effect on the next token.
  *
  * Weights are unpacked when the first picture is there. What was measured beforehand stays a source of its own;
  * what is typed becomes one more. After each reading the document is told by an event "headwise-alive", whose detail
@@ -30,25 +30,25 @@ class AlivePanel {
   private readonly compared = el(
     "div",
     { class: "alive-compared", hidden: true },
-    el("label", { for: "alive-other" }, "Another text, a word apart"),
+    el("label", { for: "alive-other" }, "Second text: change a word or two"),
     this.other,
   );
   private readonly compare = el(
     "button",
     { type: "button", id: "alive-compare" },
-    "Compare with another text",
+    "Compare with a second text",
   );
   private readonly told = el("p", { id: "alive-read", class: "quiet", role: "status" });
   private readonly wrong = el("p", { id: "alive-wrong", role: "alert", hidden: true });
   private readonly written = el("p", { id: "alive-written", hidden: true });
   private readonly words = el("ol", {
     id: "alive-words",
-    "aria-label": "What may come next; a word is appended",
+    "aria-label": "Likely next tokens; select one to append it",
   });
   private readonly before = el("p", { id: "alive-before", class: "quiet", hidden: true });
   private readonly toggle = el("button", { type: "button", id: "alive-toggle", "aria-keyshortcuts": "o" });
   private readonly list = el("span", { id: "alive-off" });
-  private readonly allOn = el("button", { type: "button", id: "alive-on" }, "All on again");
+  private readonly allOn = el("button", { type: "button", id: "alive-on" }, "Switch all heads on");
   private weights: Promise<Weights> | null = null;
   private texts: Promise<[LiveText, LiveText]> | null = null;
   private said: Said | null = null;
@@ -87,7 +87,7 @@ class AlivePanel {
       el(
         "div",
         { class: "alive-texts" },
-        el("label", { for: "alive-text" }, "Type a sentence: every head redraws"),
+        el("label", { for: "alive-text" }, "Type a text: every head is recomputed"),
         this.box,
         this.told,
         this.wrong,
@@ -98,13 +98,13 @@ class AlivePanel {
       el(
         "div",
         { class: "alive-next" },
-        el("h2", { class: "alive-title" }, "What comes next"),
+        el("h2", { class: "alive-title" }, "Next token"),
         this.words,
         this.before,
         el(
           "p",
           { class: "quiet" },
-          `${this.data.title}, ${num_layers} layers of ${num_heads} heads, runs in this page. Choose a word to append it.`,
+          `Probabilities by ${this.data.title} (${num_layers} layers of ${num_heads} heads), which runs in this page. Click a token to append it.`,
         ),
       ),
     );
@@ -207,7 +207,7 @@ class AlivePanel {
     const longest = Math.max(ids.length, others?.length ?? 0);
     this.complain(
       longest > most
-        ? `This text has ${longest} tokens, and the model takes ${most}: nothing was read. Shorten it.`
+        ? `The text has ${longest} tokens, but the model reads at most ${most}. Shorten the text.`
         : "",
     );
     if (longest > most) return;
@@ -251,11 +251,12 @@ class AlivePanel {
     const known = flips.findIndex((each) => each.before[0] === own);
     if (known >= 0) flips.splice(known, 1);
     if (saidOther !== null) {
-      const theirs = this.put(1, saidOther, "live, the other text");
+      const theirs = this.put(1, saidOther, "live, second text");
       this.numbers[1] = theirs;
       const made = flip(said.read, saidOther.read, this.special, this.data.config.num_heads, [own, theirs]);
       if (made !== null) flips.unshift(made);
-      else this.complain("These texts have no token in common: change a few words, not all of them.");
+      else
+        this.complain("The texts have no token in common and cannot be compared. Change only a few words.");
     }
     app.replace(own, app.sources[own]); // all of it is there now
     const looked = app.state.source;
@@ -293,7 +294,7 @@ class AlivePanel {
 
   private show(said: Said, kind: string): void {
     const count = said.read.ids.length;
-    const slower = kind === "WebAssembly" ? "" : " without WebAssembly, which this browser refuses";
+    const slower = kind === "WebAssembly" ? "" : " (slower, because this browser blocks WebAssembly)";
     this.told.textContent = `${count} of ${this.data.config.max_length} tokens, read in ${Math.ceil(said.milliseconds)} ms${slower}`;
     const name = (id: number) => nextName(this.tokenizer, id, said.read.text);
     const focused = this.words.contains(document.activeElement);
@@ -336,7 +337,7 @@ class AlivePanel {
       button.addEventListener("click", () => this.flick(l, h));
       return button;
     });
-    this.list.replaceChildren(...(off.size > 0 ? ["Off: ", ...buttons] : []));
+    this.list.replaceChildren(...(off.size > 0 ? ["Switched off: ", ...buttons] : []));
   }
 }
 

@@ -149,8 +149,11 @@ def _dropped(
             q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
         )
     if not mask.hides_nothing:
-        what, instead = f"dense mask [{B}, 1, {T}, {S}] beside dropout", "use a shorter text, or model.eval()"
-        budget.check(B * T * S, q.device, what, instead)
+        tensor, instead = (
+            f"dense mask [{B}, 1, {T}, {S}] beside dropout",
+            "use a shorter text, or model.eval()",
+        )
+        budget.check(B * T * S, q.device, tensor, instead)
     added: Tensor | None = None if mask.hides_nothing else mask.full(T, S, B, H)
     if added is not None:
         added = added | ~added.any(-1, keepdim=True)  # a query that sees nothing would be NaN

@@ -219,29 +219,29 @@ class TorchFunctions(TorchFunctionMode):
         """Announce the weights of a module if they are read; else return its attention that was not heard."""
         entered = self.attachment.entered[-1]
         path, is_place = entered.path, entered.path in self.places
-        count, why = done.softmaxes + done.over_other_dims, None
+        count, reason = done.softmaxes + done.over_other_dims, None
         if done.softmaxes == 1 and done.shape is not None:
             returned = _shapes(_parts(output), 2)
             done.is_certain &= not is_elementwise(done.shape, done.inputs, returned)
             shape = weights_shape(done.shape, self._num_heads(), done.inputs, returned)
             if isinstance(shape, str):
-                why = shape
+                reason = shape
             elif done.weights is not None:
                 self._announce_read(done.weights.reshape(shape), path)
                 return None
         elif done.softmaxes > 1:
-            why = f"{done.softmaxes} softmaxes ran in one call, none of which gave all of the weights"
+            reason = f"{done.softmaxes} softmaxes ran in one call, none of which gave all of the weights"
         elif done.over_other_dims:
-            why = "the softmax ran over another dimension than the last"
+            reason = "the softmax ran over another dimension than the last"
         elif done.unheard is not None:
-            count, why = 1, done.unheard
+            count, reason = 1, done.unheard
         elif done.is_readable:
             count = 1
         elif path in self.opaque and not entered.was_heard:
-            count, why = 1, f"{self.opaque[path]} is called, which gives no weights"
+            count, reason = 1, f"{self.opaque[path]} is called, which gives no weights"
         if not count or (is_place and entered.was_heard):
             return None
-        return Bypassed(count, why, done.is_certain or is_place)
+        return Bypassed(count, reason, done.is_certain or is_place)
 
     def _announce_read(self, weights: Tensor, path: str) -> None:
         """Announce the weights that a layer computed."""

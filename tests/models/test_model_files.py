@@ -19,7 +19,7 @@ from hypothesis import given, settings
 import headwise as hw
 from headwise.errors import ArgumentError, PackageMissing
 from headwise.models import Transformer, TransformerConfig
-from headwise.models.own_files import config_of, is_ours, plain_config
+from headwise.models.model_files import config_of, is_ours, plain_config
 from headwise.models.pretrained import load
 from headwise.nn import Buckets, Linear, Llama3, Ntk, QKNorm, Rope, Yarn
 from headwise.whole_files import whole_file

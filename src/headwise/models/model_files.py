@@ -169,9 +169,9 @@ def _check_described(model: Transformer, state: Mapping[str, Tensor]) -> None:
         )
     with Undrawn():
         made = kind(model.config, device="meta")
-    for name, here, there in _other_shapes(state, made.state_dict()):
+    for name, shape, expected in _other_shapes(state, made.state_dict()):
         raise ArgumentError(
-            f"model must be as its config says: {name!r} is {here} for {there}; use "
+            f"model must be as its config says: {name!r} is {shape} for {expected}; use "
             "torch.save for a model that was pruned or changed by hand"
         )
     meant = _firsts(made)
@@ -191,13 +191,13 @@ def _firsts(model: Transformer) -> dict[str, str]:
 
 
 def _other_shapes(
-    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, str, str]]:
     """Give the name and both shapes of each weight that is not alike in both; "absent": it is not there."""
-    for name in dict.fromkeys((*wanted, *found)):
-        here, there = (str(list(x[name].shape)) if name in x else "absent" for x in (found, wanted))
-        if here != there:
-            yield name, here, there
+    for name in dict.fromkeys((*wanted, *weights)):
+        shape, expected = (str(list(x[name].shape)) if name in x else "absent" for x in (weights, wanted))
+        if shape != expected:
+            yield name, shape, expected
 
 
 def _name_of(dtype: torch.dtype) -> str:
@@ -273,18 +273,18 @@ def _fits(value: object, hint: Any) -> bool:
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
-def _checked_fields(name: str, plain: object, known: Sequence[str]) -> Plain:
+def _checked_fields(name: str, plain: object, names: Sequence[str]) -> Plain:
     """Return the fields, or refuse the first that is not known, or not there, by its name."""
     if not isinstance(plain, dict):
         raise ArgumentError(
             f"{name} must be an object of fields: got {type(plain).__name__}; was {CONFIG} changed?"
         )
     for field in plain:
-        if field not in known:
+        if field not in names:
             raise ArgumentError(
                 f"{name} must have fields that headwise knows: got {field!r}; update headwise"
             )
-    for field in known:
+    for field in names:
         if field not in plain:
             raise ArgumentError(
                 f"{name} must have all its fields: {field!r} is missing; was {CONFIG} changed?"
@@ -326,10 +326,10 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
     Args:
         kind: `Transformer`, which imports this file.
     """
-    header, there = _read_header(folder), _read_tensors(folder)
+    header, tensors = _read_header(folder), _read_tensors(folder)
     try:
         config: TransformerConfig = config_of(header["config"])
-        too_deep = config.num_layers > len(there)  # then so many layers are not made
+        too_deep = config.num_layers > len(tensors)  # then so many layers are not made
         with Undrawn():
             model = None if too_deep else kind(config, device="meta")
     except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes beyond what torch counts
@@ -339,10 +339,10 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
         ) from error
     if model is None:
         raise ArgumentError(
-            f"weights must be those of the config: {len(there)} of them for num_layers = "
+            f"weights must be those of the config: {len(tensors)} of them for num_layers = "
             f"{config.num_layers} in {str(folder)!r}; are they of another model?"
         )
-    model.load_state_dict(_weights(folder, model, header, there), assign=True)
+    model.load_state_dict(_weights(folder, model, header, tensors), assign=True)
     return model.eval(), header["title"]
 
 
@@ -363,10 +363,10 @@ def _read_header(folder: Path) -> Plain:
             f"model must have a {CONFIG} that can be read: {str(folder)!r} has none ({error}); save it again"
         ) from error
     is_object = isinstance(plain, dict)
-    found = [plain.get("format"), plain.get("version")] if is_object else type(plain).__name__
-    if found != [FORMAT, VERSION]:
+    version = [plain.get("format"), plain.get("version")] if is_object else type(plain).__name__
+    if version != [FORMAT, VERSION]:
         raise ArgumentError(
-            f"model must be saved as format {FORMAT!r}, version {VERSION}: {str(folder)!r} is {found}; "
+            f"model must be saved as format {FORMAT!r}, version {VERSION}: {str(folder)!r} is {version}; "
             "update headwise"
         )
     header = _checked_fields(CONFIG, plain, HEADER)
@@ -394,23 +394,23 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _weights(
-    folder: Path, model: Transformer, header: Plain, there: Mapping[str, Tensor]
+    folder: Path, model: Transformer, header: Plain, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return every weight of the model by its name, in its dtype."""
     own, firsts = DTYPES[header["dtype"]], _firsts(model)
     wanted = {name: weight for name, weight in model.state_dict().items() if firsts[name] == name}
-    for name, shape, expected in _other_shapes(there, wanted):
+    for name, shape, expected in _other_shapes(tensors, wanted):
         raise ArgumentError(
             f"weights must be those of the config: {name!r} is {shape} for {expected} in "
             f"{str(folder)!r}; are they of another model?"
         )
-    for name, weight in there.items():
+    for name, weight in tensors.items():
         if _name_of(weight.dtype) != header["stored"]:
             raise ArgumentError(
                 f"weights must be stored as {CONFIG} says: {name!r} is {_name_of(weight.dtype)} for "
                 f"{header['stored']}; are they of another model?"
             )
-    weights = {name: weight.to(own, copy=True) for name, weight in there.items()}
+    weights = {name: weight.to(own, copy=True) for name, weight in tensors.items()}
     return {name: weights[first] for name, first in firsts.items()}
 
 

