@@ -291,7 +291,9 @@ def test_sentences_with_unknown_words_are_left_out() -> None:
     roles = measured(a_model(), tokenizer)
     removed = sum(noun in sentence.words for sentence in drawn)
     assert roles.left_out == removed > 0 and roles.sentences == len(drawn) - removed
-    assert f"({removed} more sentences left out: the tokenizer does not know some of their words)" in str(roles)
+    assert f"({removed} more sentences left out: the tokenizer does not know some of their words)" in str(
+        roles
+    )
     tokenizer.ids = {}
     with pytest.raises(ArgumentError, match=f"none of {len(drawn)} sentences is without an unknown one"):
         measured(a_model(), tokenizer)

@@ -335,7 +335,7 @@ def test_layers_that_can_be_read_are_read_beside_those_that_cannot(make: Any, ki
         model(**arguments)
     assert len(heads) == readable
     assert [missed.kind for missed in heads.unheard] == [kind] * 2
-    assert all(missed.reason is not None and missed.reason.startswith(why) for missed in heads.unheard)
+    assert all(missed.reason is not None and missed.reason.startswith(reason) for missed in heads.unheard)
 
 
 def test_what_was_not_heard_is_in_files_and_copies(tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_without_webassembly_the_same_is_computed_more_slowly(
         check_heads(last["heads"], watched(mini, text))
         read = page.text("#alive-read")
         page.close()  # its console says that WebAssembly was refused
-    assert "without WebAssembly" in read
+    assert "blocks WebAssembly" in read
     told(f"64 tokens, milliseconds: { {kind: round(took) for kind, took in seconds.items()} }")
     assert seconds["WebAssembly"] < seconds["TypeScript"]
 

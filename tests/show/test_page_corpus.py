@@ -49,7 +49,7 @@ def test_the_wall_has_the_colours_of_the_corpus(told: Survey, tmp_path: Path, da
         said = page.evaluate("document.querySelector('#panel-corpus').textContent")
         head = told[1, 2]
         assert head.movers[0].document in said and "<b>a & b.jsonl:" in said
-        assert f"{abs(head.movers[0].spreads or 0):.1f} spreads" in said
+        assert f"{abs(head.movers[0].spreads or 0):.1f} standard deviations" in said
         assert f"{head.statistics['entropy'].mean:.2f}" in said
         page.evaluate(
             "(() => { const s = document.querySelector('#wall-sort'); s.value = 'corpus:mean:entropy';"
