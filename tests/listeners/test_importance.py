@@ -552,7 +552,7 @@ def test_robustness_can_be_read_kept_and_drawn() -> None:
     figure = actual.plot()
     assert [text.get_text() for text in figure.axes[0].texts] == [
         "one head alone:\n0.1 increases it most",
-        "at random: mean and range of 2",
+        "at random: mean and range of 2 orders",
         "least important first",
         "2\nall heads",
         "3\nno head",

@@ -292,7 +292,7 @@ def test_what_is_written_is_weights_times_norms_relative_to_the_layers_largest()
     for image, cells in zip(grid.axes[0].images, expected, strict=True):
         numpy.testing.assert_allclose(image.get_array().filled(0), cells, rtol=1e-5)
     assert "‖v W_O‖" in grid.axes[1].get_ylabel()
-    assert "Model: what its 3 heads write of each key" in said(grid)
+    assert "Model: what its 3 heads write from each key" in said(grid)
     pair = heads.plot(0, 2, batch=1, written=True)
     weights, written = (ax.images[0].get_array() for ax in pair.axes if ax.images)
     numpy.testing.assert_allclose(weights.filled(0), heads[0].map[1, 2].numpy(), rtol=1e-6)

@@ -277,7 +277,7 @@ def test_another_text_beside_it_is_compared_as_python_compares(page: Page, mini:
             assert one["largest"] == pytest.approx(change.largest, abs=1e-4)
     type_into(page, "#alive-other", "xyz")
     assert page.wait("document.querySelector('#alive-wrong').textContent").startswith(
-        "These texts have no token"
+        "The texts have no token"
     )
 
 
@@ -287,7 +287,7 @@ def test_a_text_that_is_too_long_is_said_and_not_cut(used: Page, mini: Pretraine
     count = len(mini.tokenizer(text)["input_ids"])
     type_into(page, "#alive-text", text)
     assert page.wait("document.querySelector('#alive-wrong').textContent").startswith(
-        f"This text has {count} tokens"
+        f"The text has {count} tokens"
     )
     type_into(page, "#alive-text", "a b c")
     heard(page, "a b c")

@@ -199,7 +199,7 @@ def test_title_label_role_and_statistics_stand_above_with_their_sentences(page: 
     for words in (
         "attends to the token just before the current one", "finds the object of a verb", "of 101 cases",
         "0.60–0.85",
-        "“+1 words”, reaches 0.50", "how widely it looks", "how much the first token gets",
+        "“+1 words”, is right in 0.50", "how widely it looks", "how much the first token gets",
     ):  # fmt: skip
         assert words in said
     page.click("#one-head .next-head")
@@ -334,7 +334,7 @@ def test_cross_attention_has_other_tokens_on_each_side(browser: Browser, tmp_pat
         mha(torch.randn(1, 3, 14), memory, memory)
     weights = next(iter(heads.values())).calls[-1].map.dense()[0]
     path = heads.to_html(tmp_path / "heads.html", query_tokens=asks, key_tokens=asked)
-    page = opened(browser, path)
+    page = opened(browser, path, "#layer=0&head=0")
     assert page.evaluate("[...document.querySelectorAll('.down span')].map(s => s.textContent)") == asks
     assert page.evaluate("[...document.querySelectorAll('.across span')].map(s => s.textContent)") == asked
     cell(page, 1, 3, (3, 5))
@@ -448,7 +448,7 @@ def test_zooming_unpacks_finer_cells_and_says_what_is_seen(browser: Browser, tmp
     for name, code in (("+", 187), ("+", 187)):
         key(page, name, code)
     page.wait("document.querySelector('.region').textContent.includes('128 × 128')")
-    assert page.text(".region").startswith("Seen: queries 1,536–2,559, keys 1,536–2,559 of 4,096")
+    assert page.text(".region").startswith("Shown: queries 1,536–2,559, keys 1,536–2,559 of 4,096")
     point(page, "#one-head .stage .cells", 0.51 / 32, 31.51 / 32)
     assert page.text("#one-head .cell-line").startswith("queries 2,528–2,559 → keys 1,536–1,567: ")
     assert near(number(page, "#one-head .cell-line"), finer[79, 48])

@@ -205,7 +205,7 @@ def test_a_flip_lists_heads_as_python_does_and_its_maps_have_the_weights(
     said = page.texts("#panel-flip .bar-number")
     assert said == [f"{one.distance:.3f}" for one in made.changes]
     assert page.texts("#panel-flip mark") == ["he", "he", "she", "she"]
-    assert page.texts("#panel-flip .flip-text") == [f"Before: {HE}", f"After: {SHE}"]
+    assert page.texts("#panel-flip .flip-text") == [f"First text: {HE}", f"Second text: {SHE}"]
     for at in (0, 3):
         page.click(f"#panel-flip .bars button[data-head='{order[at]}']")
         layer, head = order[at].split(".")

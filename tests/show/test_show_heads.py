@@ -160,7 +160,7 @@ def test_long_maps_are_pooled(kept: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert all(array.shape == (SMALL_CELLS, SMALL_CELLS) for array in arrays)
     numpy.testing.assert_allclose(arrays[1].filled(0).sum(-1), 1, rtol=1e-4)
     assert "averaged over its queries" in figure.axes[1].get_ylabel()
-    assert any(f"share {SMALL_CELLS} rows" in word for word in said(figure))
+    assert any(f"into {SMALL_CELLS} rows" in word for word in said(figure))
 
 
 @pytest.mark.slow
