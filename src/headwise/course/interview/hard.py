@@ -1,15 +1,15 @@
 """Hard questions."""
 
-# %% question: [3] Write down the backward pass of one head. What of the forward does it need to keep?
+# %% question: [3] Write down the backward pass of one head. What must the forward pass store for it?
 # With $S = QK^\top / \sqrt{D}$, $P = \text{softmax}(S)$, $O = PV$ and the gradient $dO$ that arrives:
 #
 # - $dV = P^\top dO$ and $dP = dO \, V^\top$
 # - $dS = P \circ (dP - r)$ with $r_i = \sum_j P_{ij} \, dP_{ij}$, one number per query
 # - $dQ = dS \, K / \sqrt{D}$ and $dK = dS^\top Q / \sqrt{D}$
 #
-# And $r_i = dO_i \cdot O_i$, so it needs no matrix. $P$ need not be kept either: with
-# $L_i = \log \sum_j e^{S_{ij}}$ it is $e^{S_{ij} - L_i}$, tile by tile. Inputs, output and one number per
-# query are enough.
+# $r_i$ equals $dO_i \cdot O_i$, so it needs no matrix. $P$ need not be stored either: with
+# $L_i = \log \sum_j e^{S_{ij}}$ it is $e^{S_{ij} - L_i}$, computed tile by tile. The inputs, the output and
+# one number per query are enough.
 
 # %%
 import torch
@@ -23,7 +23,7 @@ output = scores.softmax(-1) @ v
 d_out = torch.randn_like(output)
 (output * d_out).sum().backward()
 with torch.no_grad():
-    p = (q @ k.T / D**0.5 - lse).exp()  # made again from one number per query
+    p = (q @ k.T / D**0.5 - lse).exp()  # recomputed from one number per query
     r = (d_out * output).sum(-1, keepdim=True)  # [T, 1]
     assert torch.allclose(r, (p * (d_out @ v.T)).sum(-1, keepdim=True))
     d_s = p * (d_out @ v.T - r)
@@ -33,13 +33,13 @@ print(f"largest difference from autograd: {error:.0e}")
 assert error < 1e-12
 
 # %% question: [7] One new query, 5 keys in the cache, is_causal=True in scaled_dot_product_attention: what happens?
-# torch aligns the triangle with the upper left corner: query 0 stands at position 0 and sees key 0 only. The
-# output is the first value, whatever the query asks. What was meant is the lower right corner: the new query
-# is the last token and sees all 5 keys. For $T = S$ the two are the same, which is why training never shows
-# it.
+# torch aligns the triangle with the upper left corner: query 0 is at position 0 and attends to key 0 only.
+# The output is the first value, whatever the query is. Generation needs the lower right corner: the new query
+# is the last token and attends to all 5 keys. For $T = S$ the two are the same, which is why the difference
+# does not show in training.
 #
-# With one query, leave the mask out. For a block of $T$ new queries over $S$ keys allow key $j$ to query $i$
-# where $j \le i + S - T$. headwise always aligns the last query with the last key.
+# With one query, leave the mask out. For a block of $T$ new queries and $S$ keys, query $i$ may attend to key
+# $j$ if $j \le i + S - T$. headwise always aligns the last query with the last key.
 
 # %%
 import torch
@@ -60,14 +60,14 @@ assert torch.allclose(hw.attention(three, k, v, causal=True)[0], by_mask, atol=1
 print(f"of {lower_right.shape[1]} keys three new queries see", lower_right.sum(-1).tolist())
 print("is_causal=True gives the first value:", torch.allclose(upper_left, v[:, :, :1]))
 
-# %% question: [9] What becomes of the tokens in a deep stack of attention layers without residuals and feed-forward layers?
-# They become one and the same vector. Every layer replaces each token by a weighted mean over tokens, and
-# means of means come closer and closer: what tells tokens apart shrinks with every layer, in theory faster
-# than exponentially (Dong et al., "Attention is not all you need").
+# %% question: [9] What happens to the tokens in a deep stack of attention layers without residuals and feed-forward layers?
+# They converge to the same vector. Every layer replaces each token by a weighted mean over tokens, and
+# repeated means come closer and closer: the differences between tokens shrink with every layer, in theory
+# faster than exponentially (Dong et al., "Attention is not all you need").
 #
-# Residual connections keep a way on which a token stays itself, and feed-forward layers can pull tokens apart
-# again. In a stack of random layers, 3 of them leave less than a ten-thousandth of what tells tokens apart,
-# each layer taking a larger part than the one before; with residuals nearly all of it is still there.
+# Residual connections preserve each token's own vector, and feed-forward layers can make tokens more
+# different again. In a stack of 3 random layers, less than a ten-thousandth of the differences is left, and
+# each layer removes a larger part than the one before; with residuals nearly all of the differences are left.
 
 # %%
 from itertools import pairwise
@@ -82,7 +82,7 @@ x = torch.randn(1, 32, 64, dtype=torch.float64)
 
 
 def apart(x: torch.Tensor) -> float:
-    """How much of the tokens is not their common mean."""
+    """Return the norm of the tokens without their mean, relative to the norm of the tokens."""
     return ((x - x.mean(1, keepdim=True)).norm() / x.norm()).item()
 
 
@@ -91,23 +91,23 @@ shares = [apart(x)]
 with torch.no_grad():
     for layer in layers:
         alone = layer(alone)[0]
-        alone = alone / alone.norm() * x.norm()  # the size is not the point
+        alone = alone / alone.norm() * x.norm()  # rescaled: only the differences matter
         with_residual = with_residual + layer(with_residual)[0]
         shares.append(apart(alone))
 print("apart, layer by layer:", [f"{share:.1g}" for share in shares])
 print(f"with residuals after {len(layers)}: {apart(with_residual):.2f}")
-kept = [after / before for before, after in pairwise(shares)]
-assert kept[0] > kept[1] > kept[2] and shares[-1] < 1e-4 and apart(with_residual) > 0.9
+ratios = [after / before for before, after in pairwise(shares)]
+assert ratios[0] > ratios[1] > ratios[2] and shares[-1] < 1e-4 and apart(with_residual) > 0.9
 
-# %% question: [10] How is softmax computed block by block without ever having the whole row, and what does FlashAttention gain by it?
-# Keep three things per query: the largest score so far $m$, the sum $l = \sum e^{s - m}$, and the output so
+# %% question: [10] How is softmax computed block by block without storing the whole row, and what does FlashAttention gain by it?
+# Store three things per query: the largest score so far $m$, the sum $l = \sum e^{s - m}$, and the output so
 # far $o = \sum e^{s - m} v$. A new block may bring a larger $m'$: multiply $l$ and $o$ by $e^{m - m'}$, then
 # add the block. At the end $o / l$ is exact, not an approximation.
 #
-# So the matrix of scores never goes to memory; it lives tile by tile in the fast memory of the chip. For 32
-# heads of 16,384 tokens in 2 bytes that matrix has 16 GiB. The arithmetic is no less, in the backward pass
-# even more, because weights are computed again; it is faster because reading and writing was what took the
-# time.
+# So the matrix of scores is never written to the GPU's main memory; each tile stays in the fast memory of the
+# chip. For 32 heads of 16,384 tokens in 2 bytes that matrix has 16 GiB. There is not less arithmetic; in the
+# backward pass there is even more, because weights are computed again. It is faster because reading and
+# writing the matrix took most of the time.
 
 # %%
 import torch
@@ -132,9 +132,9 @@ assert error < 1e-12 and gib == 16
 # head, for every invertible $A$.) Softmax is not linear, so the weights may have full rank: with 64 tokens
 # and a head of width 8, scores have rank 8 and weights rank 64.
 #
-# What a narrow head loses is choice: not every pattern of who looks at whom can be made of so few numbers per
-# token. Twice as many heads of half the width are more patterns, each of a simpler kind. It is a trade, not a
-# gain.
+# A narrow head can represent fewer patterns: not every matrix of scores can be computed from so few numbers
+# per token. Twice as many heads of half the width give more patterns, but simpler ones. It is a trade-off,
+# not a gain.
 
 # %%
 import torch
@@ -152,22 +152,22 @@ a = torch.randn(D, D, dtype=torch.float64)
 assert torch.allclose((x @ w_q @ a) @ (x @ w_k @ torch.linalg.inv(a).T).T / D**0.5, scores)
 
 # %% question: [13] How do two layers make an induction head, and why is one layer not enough?
-# An induction head continues what it has seen: after "A B .. A" it says B. In the first layer a
-# previous-token head writes into every token which token came before it. In the second layer the query is "I
-# am A", and the key that fits is "before me came A": that is the B after the earlier A. Its value says "I am
-# B".
+# An induction head continues repeated text: after "A B .. A" it predicts B. In the first layer a
+# previous-token head writes into every token which token came before it. In the second layer the query means
+# "I am A", and the matching key means "the token before me was A": that is the B after the earlier A. Its
+# value means "I am B".
 #
-# One layer is not enough because the key of B would have to know about its neighbour before anything was
-# exchanged: in the first layer a key is made of its own token and position alone. This is composition: the
-# second layer's keys are made of what a head of the first has written.
+# One layer is not enough because the key of B would have to contain the token before it: in the first layer,
+# a key is computed from its own token and position alone. This is called composition: the keys of the second
+# layer are computed from the output of a head of the first.
 
 # %%
 import torch
 
 tokens = torch.tensor([3, 1, 4, 0, 5, 2, 4])  # .. 4 0 .. 4 -> ?
 T, vocabulary = len(tokens), 6
-who = torch.eye(vocabulary)[tokens]  # [T, vocabulary]
-where = torch.eye(T)  # [T, T]
+token = torch.eye(vocabulary)[tokens]  # [T, vocabulary]
+position = torch.eye(T)  # [T, T]
 hidden = torch.ones(T, T).triu(1).bool()
 
 
@@ -175,22 +175,22 @@ def head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return (50 * q @ k.T).masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
 
-before = head(where.roll(1, 0), where, who)  # first layer: asks for position i - 1, takes its token
+before = head(position.roll(1, 0), position, token)  # first layer: query for position i - 1, value: its token
 before[0] = 0.0  # the first token has nobody before it
-says = head(who, before, who)  # second layer: "I am A" meets "before me came A"
-print("after 4 comes", says[-1].argmax().item(), f"with weight {says[-1].max():.2f}")
-assert says[-1].argmax() == 0 and says[-1].max() > 0.99
-alone = head(who, who, who)  # one layer: A finds the earlier A, and itself
+output = head(token, before, token)  # second layer: "I am A" matches "the token before me was A"
+print("after 4 comes", output[-1].argmax().item(), f"with weight {output[-1].max():.2f}")
+assert output[-1].argmax() == 0 and output[-1].max() > 0.99
+alone = head(token, token, token)  # one layer: A matches the earlier A and itself
 assert alone[-1].argmax() == 4
 
-# %% question: [14] Many heads of trained models can be cut out. How is that done exactly, what does it save, and what must be tested?
+# %% question: [14] Many heads of trained models can be removed. How is that done exactly, what does it save, and what must be tested?
 # Cutting out a head is the same as multiplying its output by 0: its rows of $W_Q$, $W_K$ and $W_V$ and its
-# columns of $W_O$ (as `nn.Linear` keeps them) are deleted, and the smaller layer computes exactly that. With
+# columns of $W_O$ (as `nn.Linear` stores them) are deleted, and the smaller layer computes exactly that. With
 # $E = 512$ and heads of 64 this saves 131,072 weights and 192 biases a head.
 #
 # Which heads? One backward pass gives $|\partial \text{loss} / \partial g_h|$ for a factor $g_h = 1$ on each
-# head, a first guess. Test them together: heads that are harmless one by one may stand in for each other. And
-# that a head can go after training does not mean that training could have done without it.
+# head, a first estimate. Test the selected heads together: heads that can each be removed alone may replace
+# each other. And a head that can be removed after training may still have been necessary during training.
 
 # %%
 import torch
@@ -201,13 +201,13 @@ torch.manual_seed(0)
 E, H, D, cut = 512, 8, 64, 3
 whole = hw.MultiHeadAttention(E, H).double()
 small = hw.MultiHeadAttention(E, H - 1, head_dim=D).double()
-kept = torch.tensor([c for c in range(E) if c // D != cut])  # channels of the other heads
+channels = torch.tensor([c for c in range(E) if c // D != cut])  # channels of the other heads
 x = torch.randn(1, 4, E, dtype=torch.float64)
 with torch.no_grad():
     for name in ("q_proj", "k_proj", "v_proj"):
-        getattr(small, name).weight.copy_(getattr(whole, name).weight[kept])
-        getattr(small, name).bias.copy_(getattr(whole, name).bias[kept])
-    small.out_proj.weight.copy_(whole.out_proj.weight[:, kept])
+        getattr(small, name).weight.copy_(getattr(whole, name).weight[channels])
+        getattr(small, name).bias.copy_(getattr(whole, name).bias[channels])
+    small.out_proj.weight.copy_(whole.out_proj.weight[:, channels])
     small.out_proj.bias.copy_(whole.out_proj.bias)
     heads = whole.head_outputs(x)  # [B, H, T, D]
     heads[:, cut] = 0.0
@@ -218,15 +218,15 @@ left = {n: sum(p.numel() for p in small.parameters() if p.ndim == n) for n in (1
 print(f"a head of {D}: {saved[2] - left[2]:,} weights and {saved[1] - left[1]} biases")
 assert saved[2] - left[2] == 4 * E * D == 131_072 and saved[1] - left[1] == 3 * D == 192
 
-# %% question: [15] Why do many trained heads put most of their weight on the first token, and what breaks if a window drops it?
-# Softmax must share out 1; "nothing here for me" is not among the answers. So a head parks its weight on a
-# token whose value adds little. In a causal model the first token is the one that every query can see: an
-# attention sink.
+# %% question: [15] Why do many trained heads put most of their weight on the first token, and what breaks if a window hides it?
+# The weights of a softmax always sum to 1: a head cannot attend to nothing. If no key fits, it puts its
+# weight on a token whose value adds little. In a causal model that is often the first token, since every
+# query can attend to it: an attention sink.
 #
-# If a sliding window drops it, its weight goes to the others, whose values are not small. With a score of 5
-# beside 8 keys of score 0, the sink holds 0.95 of the weight; without it the other 8 count 19.6 times as
-# much. Remedies: keep the first tokens in the window, or give each head a learned score without a value,
-# which takes the sink's place.
+# If a sliding window hides it, its weight goes to the other keys, whose values are not small. With a score of
+# 5 next to 8 keys of score 0, the sink has 0.95 of the weight; without it the output of the other 8 is 19.6
+# times as large. Remedies: keep the first tokens in the window, or give each head a learned score without a
+# value, which replaces the sink.
 
 # %%
 import torch
@@ -235,7 +235,7 @@ import headwise as hw
 
 torch.manual_seed(0)
 scores = torch.tensor([5.0] + [0.0] * 8, dtype=torch.float64)
-values = torch.cat([torch.zeros(1, 4), torch.randn(8, 4)]).double()  # the sink hands over nothing
+values = torch.cat([torch.zeros(1, 4), torch.randn(8, 4)]).double()  # the value of the sink is 0
 weights = scores.softmax(-1)
 with_sink, without = weights @ values, scores[1:].softmax(-1) @ values[1:]
 factor = (without.norm() / with_sink.norm()).item()
@@ -246,15 +246,15 @@ q, k = torch.zeros(1, 1, 1, 2).double(), torch.zeros(1, 1, 8, 2).double()  # all
 learned, _ = hw.attention(q, k, values[1:][None, None], sinks=torch.tensor([5.0], dtype=torch.float64))
 assert torch.allclose(learned[0, 0, 0], with_sink)
 
-# %% question: [15] How do RoPE and ALiBi make scores depend on distance alone, and in what do they differ?
-# RoPE turns pairs of channels of queries and keys by an angle proportional to the position. A product of two
-# turned vectors depends on the difference of their angles: $R_m^\top R_n = R_{n-m}$. So what is similar still
-# counts, seen through the distance. Values are not turned, lengths do not change, nothing is learned. Angles
-# that training never saw are why longer texts need scaling (NTK, YaRN).
+# %% question: [15] How do RoPE and ALiBi make scores depend on positions only through their distance, and how do they differ?
+# RoPE rotates pairs of channels of queries and keys by an angle proportional to the position. The dot product
+# of two rotated vectors depends on the difference of their angles: $R_m^\top R_n = R_{n-m}$. Query and key
+# still matter, together with their distance. Values are not rotated, lengths of vectors do not change,
+# nothing is learned. Longer texts than in training have new angles and need scaling (NTK, YaRN).
 #
-# ALiBi subtracts slope × distance from the score, whatever query and key say. Each head has a slope of its
-# own, with 8 heads from 1/2 down to 1/256: near-sighted and far-sighted heads. Far keys only fade, which lets
-# it run on texts longer than those of training, though hardly any weight arrives from very far.
+# ALiBi subtracts slope × distance from the score, whatever query and key are. Each head has its own slope,
+# with 8 heads from 1/2 down to 1/256, so heads have different ranges. This also works for texts longer than
+# in training, though very distant keys get hardly any weight.
 
 # %%
 import torch
@@ -263,17 +263,17 @@ import headwise as hw
 
 torch.manual_seed(0)
 q, k = torch.randn(2, 16, dtype=torch.float64)
-angles = 10_000 ** (-torch.arange(8, dtype=torch.float64) / 8)  # one pace for each pair of channels
+angles = 10_000 ** (-torch.arange(8, dtype=torch.float64) / 8)  # one speed for each pair of channels
 
 
-def turned(x: torch.Tensor, position: int) -> torch.Tensor:
+def rotated(x: torch.Tensor, position: int) -> torch.Tensor:
     pairs = torch.view_as_complex(x.view(8, 2))
     return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), position * angles)).flatten()
 
 
-near, far = turned(q, 9) @ turned(k, 4), turned(q, 1009) @ turned(k, 1004)  # both 5 apart
-assert torch.allclose(near, far) and not torch.allclose(near, turned(q, 9) @ turned(k, 3))
-assert torch.allclose(turned(q, 9).norm(), q.norm())
+near, far = rotated(q, 9) @ rotated(k, 4), rotated(q, 1009) @ rotated(k, 1004)  # both 5 apart
+assert torch.allclose(near, far) and not torch.allclose(near, rotated(q, 9) @ rotated(k, 3))
+assert torch.allclose(rotated(q, 9).norm(), q.norm())
 mha = hw.MultiHeadAttention(32, 4, rope=hw.nn.Rope()).double()
 x = torch.randn(1, 6, 32, dtype=torch.float64)
 assert torch.allclose(mha(x)[0], mha(x, positions=torch.arange(6) + 1000)[0])
@@ -282,15 +282,15 @@ print(f"distance 5: {near:.6f} near the start, {far:.6f} a thousand tokens later
 print("slopes of 8 heads: 1 /", [round(1 / slope) for slope in slopes])
 assert slopes[0] == 1 / 2 and slopes[-1] == 1 / 256
 
-# %% question: [15] A layer with 128 heads of 128 caches one latent of 512 and 64 rotary channels per token: what is saved, and are keys ever made?
+# %% question: [15] A layer with 128 heads of 128 caches one latent of 512 and 64 rotary channels per token: what is saved, and are keys ever computed?
 # Ordinary heads would cache $2 \cdot 128 \cdot 128$ = 32,768 numbers a token, this one 576: 57 times less.
-# Each head still has keys and values of its own, as linear maps of the shared latent $c$.
+# Each head still has its own keys and values, as linear maps of the shared latent $c$.
 #
-# In generation they are never made. The score is $q^\top (W_K c) = (W_K^\top q)^\top c$, so $W_K$ moves over
-# to the query and the head scores the latents themselves; in the same way $W_V$ moves behind the mix. Rotary
-# positions would stand between $q$ and $W_K$, different for each distance, and forbid this: so they have
-# channels apart, shared by all heads. It reads its cache like a single key/value head, with the freedom of
-# many.
+# In generation they are never computed. The score is $q^\top (W_K c) = (W_K^\top q)^\top c$, so $W_K$ can be
+# applied to the query, and the scores are computed from the latents; in the same way $W_V$ can be applied
+# after the weighted mean. A rotation between $q$ and $W_K$ would differ for each distance and make this
+# impossible, so rotary positions have separate channels, shared by all heads. The layer reads its cache like
+# a single key/value head, but its heads have different keys and values.
 
 # %%
 import torch
@@ -307,14 +307,14 @@ made = (q @ (c @ w_k).transpose(-2, -1) / D**0.5).softmax(-1) @ (c @ w_v)  # [H,
 moved = (q @ w_k.transpose(-2, -1) @ c.T / D**0.5).softmax(-1) @ c @ w_v  # [H, 1, D], no keys or values
 assert torch.allclose(made, moved)
 
-# %% question: [16] d_model = 1024, 16 heads, 8 key/value heads, head_dim = 128: what is unusual, and how many weights has the layer?
+# %% question: [16] d_model = 1024, 16 heads, 8 key/value heads, head_dim = 128: what is unusual, and how many weights does the layer have?
 # The heads together are wider than the model: $16 \cdot 128 = 2048$, where $d_{model} / h$ would be 64
 # channels a head. $W_Q$ maps 1024 to 2048, $W_K$ and $W_V$ map 1024 to 1024 (8 heads of 128), $W_O$ maps 2048
 # back to 1024: 6,291,456 weights, against 4,194,304 for ordinary heads. Qwen3 0.6B is like this; it also has
 # 256 numbers to normalise queries and keys.
 #
-# So never compute the head width as `d_model // num_heads` when you read somebody's configuration: ask for
-# it.
+# So do not compute the head width as `d_model // num_heads` when you read a configuration: use its
+# `head_dim`.
 
 # %%
 import headwise as hw
@@ -330,13 +330,14 @@ assert weights == 2 * 1024 * 2048 + 2 * 1024 * 1024 == 6_291_456 and others == 2
 assert 4 * p.d_model**2 == 4_194_304 and layer.out_proj.weight.shape == (1024, 2048)
 
 # %% question: [17] Why is attention during generation bound by memory and not by arithmetic, and what do grouped heads change?
-# A new token reads all cached keys and values: $2 H_k D S$ numbers a layer. Each number takes part in one
-# multiplication and one addition per query head that shares it: $4 H D S$ operations. With 2 bytes a number
+# A new token reads all cached keys and values: $2 H_k D S$ numbers per layer. Each number is used in one
+# multiplication and one addition per query head that shares it: $4 H D S$ operations. With 2 bytes per number
 # this is $H / H_k$ operations per byte: 1 for Llama 2 7B, 4 for Llama 3 8B, 71 for Falcon 7B with a single
 # key/value head. Processors can do far more than a few per byte they read, so they wait.
 #
-# A larger batch does not help: each sequence has a cache of its own (the weights of projections, in contrast,
-# are read once for all). What helps is fewer key/value heads, fewer bytes per number, or a window.
+# A larger batch does not help, since each sequence has its own cache (the weights of the projections, in
+# contrast, are read once for all sequences). Fewer key/value heads, fewer bytes per number, or a window do
+# help.
 
 # %%
 import headwise as hw
@@ -350,7 +351,7 @@ def operations_per_byte(name: str, tokens: int) -> float:
     return operations / read
 
 
-found = {name: operations_per_byte(name, 4096) for name in ("llama2-7b", "llama3-8b", "falcon-7b")}
-print("operations per byte:", found)
-assert list(found.values()) == [1, 4, 71]
-assert operations_per_byte("llama3-8b", 100_000) == found["llama3-8b"]  # whatever the length
+ratios = {name: operations_per_byte(name, 4096) for name in ("llama2-7b", "llama3-8b", "falcon-7b")}
+print("operations per byte:", ratios)
+assert list(ratios.values()) == [1, 4, 71]
+assert operations_per_byte("llama3-8b", 100_000) == ratios["llama3-8b"]  # whatever the length

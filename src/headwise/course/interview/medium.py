@@ -2,9 +2,9 @@
 
 # %% question: [1] What happens to the gradient of attention when the scores become very large?
 # The Jacobian of the softmax is $\text{diag}(p) - p p^\top$. When one weight is near 1 and the others near 0,
-# every entry of it is near 0: queries and keys get almost no gradient, whatever the loss says, and the head
-# stays as it is. For 16 random scores of standard deviation 1 its norm is 0.31 (the median of many draws),
-# for scores 10 times as large 0.06, and for 100 times as large less than a millionth.
+# every entry of it is near 0: queries and keys get almost no gradient, whatever the loss is, and the head
+# hardly learns. For 16 random scores of standard deviation 1, the norm of the Jacobian is 0.31 (median of
+# many draws); for scores 10 times as large it is 0.06, for 100 times as large less than a millionth.
 #
 # This is what dividing by $\sqrt{d_k}$ prevents at the start of training, and what normalised queries and
 # keys prevent later on.
@@ -30,10 +30,11 @@ assert norms[1] > norms[10] > norms[100] and norms[100] < 1e-6
 # %% question: [2] Why is the largest score subtracted before the exponential, and why is the result the same?
 # In float32 the exponential overflows above 88.7: $e^{100}$ is infinite, and infinite divided by infinite is
 # NaN. After subtracting the largest score $m$, the largest exponent is 0, so the sum lies between 1 and the
-# number of keys: no overflow, no division by zero. What underflows to 0 had no weight anyway.
+# number of keys: there is no overflow and no division by zero. Exponentials that underflow to 0 have a
+# negligible weight.
 #
-# The result is the same because the factor $e^{-m}$ stands in the numerator and in every term of the sum. For
-# the same reason anything that is equal for all keys of a query cancels out.
+# The result is the same because the factor $e^{-m}$ is in the numerator and in every term of the sum. For the
+# same reason any number that is equal for all keys of a query cancels.
 
 # %%
 import math
@@ -51,18 +52,20 @@ assert torch.allclose(shifted / shifted.sum(), scores.softmax(-1))
 assert 1 <= shifted.sum() <= 3
 
 # %% question: [4] Somebody splits heads with x.view(B, H, T, D) and no transpose, and it runs. What is wrong?
-# Memory holds token after token, each with all its channels. `view` does not move anything, it only cuts the
-# same sequence of numbers anew: of 8 tokens and 4 heads the first head gets tokens 0 and 1 whole, chopped
-# into pieces, and takes each piece for a position. Heads no longer see the other tokens at all.
+# Memory holds token after token, each with all its channels. `view` moves nothing; it only groups the same
+# sequence of numbers differently. With 8 tokens and 4 heads, the first head gets all channels of tokens 0 and
+# 1, cut into pieces that it treats as positions. It never attends to the other tokens.
 #
-# Shapes are right, the loss may even fall, and a causal mask no longer means what it says. It takes
-# `view(B, T, H, D).transpose(1, 2)`.
+# The shapes are right and the loss may even fall, but a causal mask hides the wrong things. The right split
+# is `view(B, T, H, D).transpose(1, 2)`.
 
 # %%
 import torch
 
 B, T, H, D = 1, 8, 4, 16
-x = torch.arange(T)[None, :, None].expand(B, T, H * D).contiguous()  # every channel says which token it is of
+x = (
+    torch.arange(T)[None, :, None].expand(B, T, H * D).contiguous()
+)  # every channel is the number of its token
 wrong = x.view(B, H, T, D)
 right = x.view(B, T, H, D).transpose(1, 2)  # [B, H, T, D]
 print(f"{T} tokens, {H} heads; view alone: the first head has tokens", wrong[0, 0].unique().tolist())
@@ -72,12 +75,12 @@ assert right[0, 0].unique().tolist() == list(range(8))
 
 # %% question: [5] One of the biases of multi-head attention never changes the output. Which one, and why?
 # The bias of the keys. It adds $q_i \cdot b_k$ to the scores of query $i$, the same number for every key, and
-# softmax does not notice a number that is added to all. Its gradient is zero. The bias of the queries adds
-# $b_q \cdot k_j$, which differs from key to key, and does matter.
+# softmax does not change when the same number is added to all scores. Its gradient is zero. The bias of the
+# queries adds $b_q \cdot k_j$, which differs from key to key, and does matter.
 #
-# The bias of the values is not lost but not needed either: weights sum to 1, so it adds the constant
-# $b_v W_O$, which the output's bias could hold. Rotary positions (turned in after the bias) and learned sinks
-# end this: then $b_k$ counts.
+# The bias of the values has an effect, but is not needed: weights sum to 1, so it adds the constant
+# $b_v W_O$, which could be part of the output's bias. With rotary positions (applied after the bias) or
+# learned sinks, $b_k$ does change the output.
 
 # %%
 import torch
@@ -109,14 +112,13 @@ for options in ({"rope": hw.nn.Rope()}, {"sinks": True}):
         other.k_proj.bias += torch.randn(32)
         assert not torch.allclose(other(x)[0], before)
 
-# %% question: [7] A query may see no key at all: what comes out with -inf, with -1e9, and from torch's fused attention?
+# %% question: [7] A query may attend to no key at all: what is the output with -inf, with -1e9, and from torch's fused attention?
 # With minus infinity: NaN, since softmax divides 0 by 0; one such row makes the gradient of every weight NaN.
-# With a large negative number: all scores are equal, so the query takes the plain average of just those
-# values that it must not see. From `scaled_dot_product_attention` with a boolean mask: 0, and so from
-# headwise.
+# With a large negative number: all scores are equal, so the output is the plain mean of exactly those values
+# that must be hidden. From `scaled_dot_product_attention` with a boolean mask: 0, and the same from headwise.
 #
-# It happens with padding in front and a causal mask, and with empty texts in a batch. Zero is the safe one:
-# the average goes unnoticed.
+# This happens with padding at the front and a causal mask, and with empty texts in a batch. Zero is the
+# safest result: the mean goes unnoticed.
 
 # %%
 import torch
@@ -127,7 +129,7 @@ import headwise as hw
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 1, 4, 8)  # each [B, H, T, D]
 allowed = torch.ones(4, 4).tril().bool()
-allowed[0] = False  # the first query sees nothing
+allowed[0] = False  # the first query has no visible key
 scores = q @ k.transpose(-2, -1) / 8**0.5
 infinite = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
 large = scores.masked_fill(~allowed, -1e9).softmax(-1) @ v
@@ -145,13 +147,13 @@ weight = torch.ones(8, requires_grad=True)
 (lost * weight).sum().backward()
 assert weight.grad.isnan().all()
 
-# %% question: [7] How do you test that a causal layer does not look ahead?
-# By what must not depend on what: output $t$ must have no gradient to any input after $t$, exactly zero and
-# not just small. Of 6 tokens 15 of the 36 pairs must be zero. Or change the last token: all outputs but the
-# last must stay the same.
+# %% question: [7] How do you test that a causal layer does not attend to the future?
+# By gradients: the gradient of output $t$ with respect to any input after $t$ must be exactly zero, not just
+# small. With 6 tokens this is true of 15 of the 36 pairs. Or change the last token: all outputs but the last
+# must stay the same.
 #
-# Test the other side as well: output $t$ must depend on token $t$ and on all before it, or the mask is off by
-# one the other way. In training a leak shows as a loss that is too good, and generation that is then bad.
+# Also test that output $t$ depends on token $t$ and all tokens before it; otherwise the mask is off by one in
+# the other direction. In training, a leak shows as a loss that is too low while generation is bad.
 
 # %%
 import torch
@@ -167,8 +169,8 @@ print(f"{len(depends)} tokens: {(depends == 0).sum()} of {depends.numel()} pairs
 assert torch.equal(depends != 0, torch.ones(6, 6).tril().bool())
 
 # %% question: [8] An encoder-decoder writes word by word: which part of its cross-attention is computed only once?
-# Keys and values: they come from the encoder's output, which does not change while the decoder writes. Per
-# step remain one query, its scores, the mix, and $W_O$.
+# Keys and values: they come from the encoder's output, which does not change while the decoder writes. Each
+# step computes only one query, its scores, the weighted mean, and $W_O$.
 #
 # For 20 words over a source of 12 tokens that is 12 tokens projected to keys and values instead of 240.
 # Unlike the cache of self-attention, this one does not grow.
@@ -195,13 +197,14 @@ print(
 )
 assert source.shape[1] * words.shape[1] == 240
 
-# %% question: [9] What becomes of the output if the input tokens are shuffled, without positions and without a mask?
+# %% question: [9] What happens to the output if the input tokens are shuffled, without positions and without a mask?
 # It is shuffled in the same way, and otherwise unchanged: attention is permutation equivariant. With a
-# permutation $P$, scores become $P S P^\top$; softmax works row by row and does not care in which order the
-# keys come; the values are shuffled with the keys.
+# permutation $P$, scores become $P S P^\top$; softmax works row by row and does not depend on the order of
+# the keys; the values are shuffled with the keys.
 #
-# So "dog bites man" and "man bites dog" are one to it. Order comes from positions: added to the input, turned
-# into queries and keys (RoPE), or subtracted from scores (ALiBi). A causal mask breaks the symmetry, too.
+# So attention alone cannot distinguish "dog bites man" from "man bites dog". Order comes from positions:
+# added to the input, applied to queries and keys as rotations (RoPE), or subtracted from scores (ALiBi). A
+# causal mask breaks the symmetry, too.
 
 # %%
 import torch
@@ -217,12 +220,12 @@ masked = torch.allclose(mha(x[:, order], mask=causal)[0], mha(x, mask=causal)[0]
 print("shuffling in = shuffling out:", plain, "- with a causal mask:", masked)
 assert plain and not masked
 
-# %% question: [9] Which share of the weights of a Transformer block belongs to attention?
+# %% question: [9] Which fraction of the weights of a Transformer block belongs to attention?
 # A third, in the classic block: four matrices of $E \times E$ in attention, two of $E \times 4E$ in the
 # feed-forward network, $4E^2$ of $12E^2$. With $E = 512$: 1,048,576 of 3,145,728. The number of heads does
 # not matter.
 #
-# Grouped heads make attention's share smaller; a gated feed-forward network has three matrices instead of
+# Grouped heads make attention's fraction smaller; a gated feed-forward network has three matrices instead of
 # two.
 
 # %%
@@ -236,10 +239,10 @@ assert attention == 4 * 512**2 == 1_048_576 and sum(matrices.values()) == 12 * 5
 
 # %% question: [10] What goes wrong with -1e9 as the score of hidden keys in float16, and what do you use instead?
 # The largest number of float16 is 65,504. `masked_fill(mask, -1e9)` raises an error; added as a tensor, -1e9
-# becomes minus infinity, with NaN for a query that sees nothing.
+# becomes minus infinity, with NaN for a query without visible keys.
 #
-# `torch.finfo(dtype).min` fits every dtype, but two such masks added overflow to minus infinity again. Best
-# is to keep masks boolean, join them with "and", and let the kernel apply them: then no number has to be
+# `torch.finfo(dtype).min` fits every dtype, but two such masks added overflow to minus infinity again. It is
+# best to keep masks boolean, combine them with "and", and let the kernel apply them: then no number has to be
 # chosen.
 
 # %%
@@ -260,12 +263,12 @@ assert (lowest + lowest).isinf().all() and (lowest + lowest).softmax(-1).isnan()
 assert not lowest.softmax(-1).isnan().any()
 
 # %% question: [10] Why is softmax computed in float32 where everything else is bfloat16?
-# bfloat16 has 8 significant bits. A running sum in it stops growing as soon as a term is too small to be
-# noticed: adding 1 again and again ends at 256, since 257 cannot be written. Sums over thousands of keys
-# would be far off.
+# bfloat16 has 8 significant bits. A running sum stops growing as soon as the next term is smaller than its
+# rounding: adding 1 repeatedly stops at 256, since 257 cannot be represented. Sums over thousands of keys
+# would be far too small.
 #
-# Scores suffer, too: around 100 the numbers of bfloat16 are 0.5 apart, and $e^{0.5} = 1.65$, so a rounded
-# score makes a weight wrong by a large factor. Fused kernels therefore multiply in bfloat16 and add, take
+# Scores suffer, too: around 100 the numbers of bfloat16 are 0.5 apart, and $e^{0.5} = 1.65$, so rounding a
+# score changes its weight by a large factor. Fused kernels therefore multiply in bfloat16 and add, take
 # exponentials and divide in float32.
 
 # %%
@@ -273,9 +276,9 @@ import math
 
 import torch
 
-total, one = torch.zeros((), dtype=torch.bfloat16), torch.ones((), dtype=torch.bfloat16)
+total = torch.zeros((), dtype=torch.bfloat16)
 for _ in range(1000):
-    total = total + one
+    total = total + 1
 print("1000 times 1, added up in bfloat16:", total.item())
 bits = round(1 - math.log2(torch.finfo(torch.bfloat16).eps))
 print(bits, "significant bits; 257 becomes", torch.tensor(257.0).bfloat16().item())
@@ -285,13 +288,13 @@ print(
 )
 assert total == 256 and bits == 8 and near.unique().tolist() == [100.0, 100.5]
 
-# %% question: [11] True in a boolean mask: what does it mean to nn.MultiheadAttention, and to scaled_dot_product_attention?
+# %% question: [11] What does True in a boolean mask mean to nn.MultiheadAttention, and to scaled_dot_product_attention?
 # To `nn.MultiheadAttention` (`attn_mask`, `key_padding_mask`): hidden. To `F.scaled_dot_product_attention`:
-# may attend. Two functions of one library, and both accept the other's mask without a word. Many tutorials
-# write 0 for hidden, which is the second meaning; in headwise True means may attend, and a mask that seems to
-# mean the opposite is refused.
+# may attend. These are two functions of one library, and each accepts the other's mask without an error. Many
+# tutorials write 0 for hidden, which is the second meaning. In headwise True means may attend, and headwise
+# refuses a causal mask with the opposite meaning.
 #
-# Test a mask by what it does: hide one key, change its token, and no output may change.
+# Test a mask by its effect: hide one key, change its token, and no output may change.
 
 # %%
 import torch
@@ -328,12 +331,12 @@ else:
     raise AssertionError
 
 # %% question: [13] What is a previous-token head, and how do you measure whether a head is one?
-# A head in which each token looks at the one just before it. The measure is the mean weight of the pairs
+# A head in which each token attends to the one just before it. The measure is the mean weight of the pairs
 # $(i, i - 1)$, over texts that were not chosen for it.
 #
-# A number needs another beside it. Even causal attention over 16 tokens already gives 0.16 there, because the
-# first queries have few keys to choose from; a head with random weights is a second comparison. Only a score
-# far above both deserves the name, and most heads of trained models get no name at all.
+# The number needs a comparison. Uniform causal attention over 16 tokens already gives 0.16, because the first
+# queries have few keys; a head with random weights is a second comparison. Only a score far above both
+# justifies the name. Most heads of trained models get no name.
 
 # %%
 import torch
@@ -341,7 +344,7 @@ import torch
 import headwise as hw
 
 T = 16
-positions = torch.eye(T)[None, None]  # [1, 1, T, D=T]: each key says where it stands
+positions = torch.eye(T)[None, None]  # [1, 1, T, D=T]: each key is its position, one-hot
 asks = 60 * positions.roll(1, dims=-2)  # query i asks for position i - 1
 asks[..., 0, :] = 0.0  # the first has nobody before it
 made = hw.AttentionMap(asks, positions, mask=hw.Mask.causal())
@@ -351,13 +354,14 @@ print(f"{T} tokens; made for it: {score:.2f}, even attention: {chance:.2f}")
 assert score > 0.99
 assert abs(chance - sum(1 / (i + 1) for i in range(1, T)) / (T - 1)) < 1e-6
 
-# %% question: [14] A head looks from nearly every verb to its subject. Does the model use it for that?
-# That is not shown yet. First, compare with rules that need no model: "the nearest noun before" is often
-# right, too. Second, weights do not say what a head writes, nor whether anything reads it: if its block of
-# $W_O$ is zero, the sharpest pattern has no effect.
+# %% question: [14] A head attends from nearly every verb to its subject. Does the model use it for that?
+# The weights alone do not show it. First, compare with rules that need no model: "the nearest noun before" is
+# often right, too. Second, weights do not show what a head contributes to the output, nor whether later
+# layers use it: if its block of $W_O$ is zero, the sharpest pattern has no effect.
 #
-# Then intervene. State beforehand which behaviour should suffer, switch the head off (to zero, or to its
-# mean), and switch off other heads of the same layer beside it. Looking is observed, use is caused.
+# Then intervene. State beforehand which behaviour should get worse, switch the head off (to zero, or to its
+# mean), and compare with switching off other heads of the same layer. Only an intervention shows that the
+# model uses the head.
 
 # %%
 import torch
@@ -368,8 +372,8 @@ torch.manual_seed(0)
 mha = hw.MultiHeadAttention(32, 4).double()
 x = torch.randn(1, 9, 32, dtype=torch.float64)
 with torch.no_grad():
-    mha.q_proj.weight[:8] *= 20  # the first head looks sharply ..
-    mha.out_proj.weight[:, :8] = 0.0  # .. and nobody reads what it says
+    mha.q_proj.weight[:8] *= 20  # the first head has sharp weights ..
+    mha.out_proj.weight[:, :8] = 0.0  # .. but no effect on the output
     output, weights = mha(x)
     mha.v_proj.weight[:8] = 0.0  # switched off
     mha.v_proj.bias[:8] = 0.0
@@ -380,10 +384,10 @@ assert entropy[0] < entropy[1:].min() and effect == 0.0
 
 # %% question: [15] How large is the KV cache of Llama 3 8B for 8,192 tokens in bfloat16, and how large without grouped heads?
 # 1 GiB: keys and values (2) × 32 layers × 8 key/value heads × 128 channels × 8,192 tokens × 2 bytes, or 128
-# KiB per token. With keys and values for each of its 32 heads it would be 4 GiB. The same again for every
-# sequence of a batch: this is often what limits how many users a GPU serves.
+# KiB per token. With keys and values for each of its 32 heads it would be 4 GiB. Every sequence of a batch
+# needs the same again, which often limits how many users a GPU serves.
 #
-# Grouped heads compute what ordinary heads would compute if 4 of them at a time had the same keys and values.
+# Grouped heads compute the same as ordinary heads of which every 4 have the same keys and values.
 
 # %%
 import torch
@@ -407,13 +411,13 @@ q, k, v = (
 repeated = hw.attention(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1))[0]
 assert torch.allclose(hw.attention(q, k, v)[0], repeated, atol=1e-6)
 
-# %% question: [17] At which sequence length do scores and mixing cost as much arithmetic as the four projections?
-# At $T = 2E$. Counting a multiplication and an addition as 2, projections take $8 T E^2$; scores and mixing
-# take $2 T^2 E$ each, together $4 T^2 E$. With $E = 4096$ that is at 8,192 tokens; below it the quadratic
-# part is the smaller one. The number of heads cancels out: $H$ heads of width $E / H$.
+# %% question: [17] At which sequence length do scores and weighted means cost as much arithmetic as the four projections?
+# At $T = 2E$. Counting a multiplication and an addition as 2, projections take $8 T E^2$; scores and weighted
+# means take $2 T^2 E$ each, together $4 T^2 E$. With $E = 4096$ that is at 8,192 tokens; below it the
+# quadratic part is the smaller one. The number of heads cancels out: $H$ heads of width $E / H$.
 #
-# With the feed-forward network ($16 T E^2$) in the sum, it takes $T = 6E$, or 24,576 tokens. A kernel that
-# skips the hidden half of a causal mask doubles these lengths.
+# With the feed-forward network ($16 T E^2$) added to the projections, it is $T = 6E$, or 24,576 tokens. A
+# kernel that skips the hidden half of a causal mask doubles these lengths.
 
 # %%
 import torch
