@@ -26,7 +26,7 @@ The rooms:
     memory.py     the extra memory of one call, at its peak
     machine.py    what it ran on
     report.py     results as JSON, one file per device and month
-    readme.py     docs/benchmarks.md from those files; grid.py: torch's class, and README's line of speed
+    page.py       docs/benchmarks.md from those files; readme.py: README's line of speed, parts of tables
     everyday.py   what people do every day, as felt; everyday_cases.py: which; everyday_table.py: its tables
     rules.py      every rule on a GPU; rule_cell.py: one cell, checked and timed; rule_table.py: its table
     flex.py       the rules as headwise and as FlexAttention take them, and the peers

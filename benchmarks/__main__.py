@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import __doc__ as about
-from . import everyday, everyday_table, grid, machine, pages, progress, readme, report, rule_table
+from . import machine, page, progress, readme, report
 from .cases import choose
 from .registry import Case
 from .runner import run_case
@@ -140,15 +140,8 @@ def _missing(cases: Sequence[Case], device: str, folder: Path, commit: str | Non
 
 def _write_readme(results: Path) -> int:
     try:
-        stored = report.load_all(results)
-        page = machine.ROOT / "docs" / "benchmarks.md"
-        readme.put(machine.ROOT / "README.md", grid.speed(stored), *grid.SPEED)
-        readme.put(page, grid.table(stored), *grid.MARKERS)
-        readme.put(page, everyday_table.table(everyday.load_all(results)), *everyday_table.MARKERS)
-        readme.put(page, pages.table(pages.load_all(results)), *pages.MARKERS)
-        rule_table.put(results, page)
-        readme.update(page, stored)
-        readme.update(page, stored, everything=True)
+        readme.put(machine.ROOT / "README.md", readme.speed(report.load_all(results)), *readme.SPEED)
+        page.write(results)
     except (OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 2

@@ -92,11 +92,6 @@ def file_in(folder: Path, device: str = "cpu") -> Path:
     return report.of_this_cpu("everyday", folder) if device == "cpu" else folder / f"everyday_{device}.json"
 
 
-def load_all(folder: Path = report.RESULTS) -> list[Report]:
-    """What is stored, of GPUs and of every kind of CPU."""
-    return report.of_every_cpu("everyday", folder)
-
-
 def arguments() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(

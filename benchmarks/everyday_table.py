@@ -3,69 +3,88 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import readme, report
-from .everyday_cases import GROUPS, LENGTHS, MASKS, WEIGHTS, group_of
+from .cases.modules import BY_HAND, TORCH
+from .everyday_cases import GROUPS, group_of
 
 WORST = 5  # cells that are named
-MARKERS = ("<!-- everyday -->", "<!-- end everyday -->")
 NOTHING = "Nothing is measured yet: python -m benchmarks.everyday"
-HEADINGS = {
-    "calls": "`hw.attention` of 16 tokens: until the call returns",
-    "rows": "One row of one head of a kept map",
-    "modules": "`hw.MultiHeadAttention`",
-    "class": "`hw.nn.MultiheadAttention` in place of torch's class, by how it is told its mask",
-    "watch": "Models watched",
-}
+
+
+class Table(NamedTuple):
+    """A group of cases as a table; `second` heads the columns of the cases whose names have that ending."""
+
+    heading: str
+    peers: tuple[str, ...]  # the first is the one of the ratio
+    second: str = ""
+    ending: str = ""
+
+
+TABLES = {
+    "calls": Table("`hw.attention` of 16 tokens, until the call returns", ("SDPA",)),
+    "rows": Table("One row of one head of a kept map", ("eager, that row",)),
+    "modules": Table("`hw.MultiHeadAttention`", (BY_HAND, TORCH), "training", "_training"),
+    "class": Table(
+        "`hw.nn.MultiheadAttention` in place of torch's class, by its mask: GPT-2 small, causal",
+        (TORCH,), "training", "_training",
+    ),
+    "watch": Table(
+        "Models watched: all row statistics", ("unwatched", "eager"), "and 128 x 128 pictures", "_pictures"
+    ),
+}  # fmt: skip
+OF_THE_TABLE = (
+    "attention of 16 tokens, |one row of one head of a kept map, |module, "
+    "|torch's class, GPT-2 small, causal, |torch's | model| watched: all row statistics|a (?=[A-Z])"
+)
 
 Record = dict[str, Any]
 Report = dict[str, Any]
 
 
-def table(results: Sequence[Report]) -> str:
-    """Everything stored as Markdown: for each machine and commit the groups, then the grid."""
-    parts = []
-    for stored in results:
-        records = [{**record, "run": stored["runs"][record["run"]]} for record in stored["cases"].values()]
-        shown = [record for record in records if not record["run"]["quick"]]
-        for legend, mine in readme.parted(stored["device"], shown):
-            parts.append("\n\n".join([legend, *_groups(mine), *_grid(mine)]))
-    return "\n\n".join(parts or ["No results are stored yet."]) + "\n"
-
-
-def _groups(records: Sequence[Record]) -> list[str]:
-    parts = []
-    for group, heading in HEADINGS.items():
+def tables(records: Sequence[Record]) -> list[str]:
+    """Return the Markdown of one machine and commit: a legend, a table for each group, the grid in words."""
+    parts = [f"Everyday calls: {readme.legend(records)}"]
+    for group, table in TABLES.items():
         mine = [record for record in records if group_of(record["name"]) == group]
         if mine:
-            rows = [*readme.HEAD, *(readme.row(record) for record in mine)]
-            parts.append(f"### {heading}\n\n" + "\n".join(rows))
-    return parts
+            lines = "\n".join(_rows(mine, table))
+            parts.append(f"### {table.heading}\n\n{lines}\n\n{readme.against_itself(mine)}")
+    grid = _grid_in_words([record for record in records if group_of(record["name"]) == "grid"])
+    return [*parts, "; ".join(grid) + "."] if grid else parts
 
 
-def _grid(records: Sequence[Record]) -> list[str]:
-    """Lengths and masks, without weights / their mean / those of every head: times as fast."""
-    mine = [record for record in records if group_of(record["name"]) == "grid"]
-    if not mine:
-        return []
-    times = _times_faster(mine)
-    masks = [mask for mask in MASKS if any(f"_{mask}_" in name for name in times)]
-    rows = [
-        f"| {length:,} | "
-        + " | ".join(
-            " / ".join(_said(times.get(f"L{length}_{mask}_{asked}")) for asked in WEIGHTS) for mask in masks
-        )
-        + " |"
-        for length in LENGTHS
-    ]
-    head = ["| tokens | " + " | ".join(masks) + " |", "|---" * (len(masks) + 1) + "|"]
-    return ["\n".join(_grid_in_words(mine)), "\n".join([*head, *rows])]
+def _rows(records: Sequence[Record], table: Table) -> list[str]:
+    """Return a row for each case: times of ours and of each peer, ours / first peer; then its second."""
+    columns = ["headwise", *table.peers, "ratio", *([table.second, "ratio"] if table.ending else [])]
+    lines = [f"| | {' | '.join(columns)} |", "|---" + "|---:" * len(columns) + "|"]
+    by_name = {record["name"]: record for record in records}
+    for name, record in by_name.items():
+        if table.ending and name.endswith(table.ending):
+            continue
+        cells = _cells(record, table.peers)
+        if table.ending:
+            cells += _cells(by_name[name.removesuffix("_inference") + table.ending], ())
+        lines.append(f"| {_label(record)} | {' | '.join(cells)} |")
+    return lines
 
 
-def _said(times: float | None) -> str:
-    return "–" if times is None else f"{times:.2f}"
+def _label(record: Record) -> str:
+    """Return the words of a case that its table does not say already, and the sizes that differ."""
+    sizes, words = record["sizes"], re.sub(OF_THE_TABLE, "", record["description"])
+    return words if record["name"].startswith("call_") else f"{words}, B{sizes['B']} L{sizes['L']}"
+
+
+def _cells(record: Record, peers: Sequence[str]) -> list[str]:
+    """Return the median times of ours and of the peers, and the ratio of ours to the first peer."""
+    times = record["median_ms"]
+    theirs = [next((time for arm, time in times.items() if arm.startswith(peer)), None) for peer in peers]
+    cells = [readme.readable_time(times[record["ours"]])]
+    cells += ["–" if time is None else readme.readable_time(time) for time in theirs]
+    return [*cells, f"**{report.ratio(record['ratio']):.2f}**"]
 
 
 def _times_faster(records: Iterable[Record]) -> dict[str, float]:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = ("<!-- lengths -->", "<!-- end lengths -->")
 HEAD = (
     f"| tokens | headwise | {CUDNN} | headwise / {CUDNN} | {DENSE} | {BY_HEAD} |",
     "|---:|---|---|---:|---|---|",
 )
 PICTURE = "![Time and extra memory of one call from a thousand tokens on](lengths.png)"
-NOTHING = "No lengths are measured yet: `python -m benchmarks.sweep --device cuda`.\n"
+
+SHOWN = [4**power for power in range(5, 11)]  # the picture has every length
 
 Report = dict[str, Any]
 Points = list[tuple[int, float]]  # tokens, value
@@ -30,14 +30,11 @@ Points = list[tuple[int, float]]  # tokens, value
 # The table
 
 
-def table(stored: Report | None) -> str:
-    """Time and extra memory of every arm at every length, as Markdown."""
-    if stored is None:
-        return NOTHING
-    rows = [_row(record) for record in stored["records"]]
-    where = legend(stored["device"], stored["run"]).removesuffix(":")
-    parts = [PICTURE, "", f"{where}, {_sizes(stored)}:", "", *HEAD, *rows, "", _explanation(stored)]
-    return "\n".join(parts) + "\n"
+def table(stored: Report) -> str:
+    """Return time and extra memory of every arm at every length, as Markdown."""
+    rows = [_row(record) for record in stored["records"] if record["sizes"]["L"] in SHOWN]
+    legend_line = f"{_sizes(stored)}; {legend([{'run': stored['run']}])}"
+    return "\n".join(["### Length", "", legend_line, "", PICTURE, "", *HEAD, *rows, "", _explanation(stored)])
 
 
 def _sizes(stored: Report) -> str:
@@ -67,11 +64,11 @@ def _explanation(stored: Report) -> str:
     cells, first = stored["run"]["sizes"]["cells"], stored["first_call"]
     once, again = (readable_time(1000 * first[f"{which}_seconds"]) for which in ("first", "second"))
     return (
-        f"All statistics of every head and a picture of {cells} x {cells} cells each, from a map that has "
-        "its log-sum-exp: median time, and extra memory at the peak of one call. cuDNN computes the output "
-        "instead and is there for scale. The eager routes make the matrix, of all heads at once or head by "
-        'head; "out of memory" says what that would take by arithmetic. The first call in a process, with '
-        f"nothing compiled before, took {once} ({first['sizes']['L']:,} tokens), the second {again}."
+        f"All statistics and a picture of {cells} x {cells} cells of every head, from a map whose lse is "
+        "known: median time, and extra memory at the peak of one call. cuDNN's forward computes the output "
+        "and is shown for scale. The eager routes make the matrix, of all heads at once or head by head; "
+        '"out of memory" is the size it would need. The first call in a process, with nothing compiled, '
+        f"took {once} ({first['sizes']['L']:,} tokens), the second {again}."
     )
 
 

@@ -40,7 +40,6 @@ SPREAD = 2.05  # entropy over 256 tokens: 3.7 nats, as of MiniLM-L6's heads on R
 LONG, LONG_LAYERS, LONG_HEADS = 131072, 32, 32
 CELLS, FINER, ZOOMED = 128, 512, 8
 STATISTICS = ("entropy", "effective_keys", "confidence", "distance", "first", "previous", "itself", "next")
-MARKERS = ("<!-- pages -->", "<!-- end pages -->")
 MISSING = "bertviz is not installed: pip install bertviz"
 NO_BROWSER = "no browser: install chromium, or name one in HEADWISE_BROWSER"
 FRAMES = 120
@@ -299,24 +298,16 @@ def file_in(folder: Path) -> Path:
     return report.of_this_cpu("pages", folder)
 
 
-def load_all(folder: Path = report.RESULTS) -> list[Report]:
-    """What is stored, of every kind of CPU."""
-    return report.of_every_cpu("pages", folder)
-
-
 HEAD = (
     "| | bytes | written in | first picture | longest frame | BertViz: bytes | written in |",
     "|---|---|---|---|---|---|---|",
 )
 
 
-def table(results: Sequence[Report]) -> str:
-    """The pages as Markdown."""
-    parts = [
-        "\n".join([readme.legend("cpu", stored["run"]), "", *HEAD, *map(_row, stored["records"])])
-        for stored in results
-    ]
-    return "\n\n".join(parts or ["No results are stored yet."]) + "\n"
+def table(stored: Report) -> str:
+    """Return the pages of one machine as Markdown."""
+    legend = readme.legend([{"run": stored["run"]}])
+    return "\n".join(["### The page of heads", "", legend, "", *HEAD, *map(_row, stored["records"])])
 
 
 def _row(record: Report) -> str:
@@ -363,7 +354,7 @@ def main(given: Sequence[str] | None = None) -> int:
             parser.error(
                 f"no results of this kind of CPU lie in {options.out}; measure first: without --show"
             )
-        print(table([stored]))
+        print(table(stored))
         return 0
     lengths = [length for length in LENGTHS if length <= options.longest]
     if not lengths:

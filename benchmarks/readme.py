@@ -1,145 +1,135 @@
-"""README's line of speed and the page of all results, from the stored results and nothing else.
+"""README's line of speed, and what the tables of docs/benchmarks.md share: legends, times, sizes, markers.
 
-    python -m benchmarks --readme
-
-rewrites what stands between markers: in README.md the line of speed, in docs/benchmarks.md the headline
-cases, torch's class and ours in its place (grid.py), and all cases. Tests compare each with the results.
+`python -m benchmarks --readme` writes both from the stored results; page.py puts the page together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from . import report
 
-BEGIN, END = "<!-- benchmark table -->", "<!-- end of table -->"
-HEADLINES = ("<!-- headlines -->", "<!-- end headlines -->")
-LETTERS = ("B", "H", "Hk", "T", "S", "L", "D", "E", "N", "W")
-HEAD = (
-    "| | sizes | headwise | beside it | headwise / beside it | beside it / itself | extra memory |",
-    "|---|---|---|---|---|---|---|",
-)
+SPEED = ("<!-- speed -->", "<!-- end speed -->")
+STATISTICS = "cuda_statistics_L16384"  # the case in README's line
+LETTERS = ("B", "H", "Hk", "L", "D")
+NOTHING = "Not measured yet: `python -m benchmarks --device cuda`.\n"
 
+Record = dict[str, Any]
 Report = dict[str, Any]
 
 
-def table(results: Iterable[Report], everything: bool = False) -> str:
-    """The headline cases of every device, newest results first choice, as Markdown.
+def speed(results: Iterable[Report]) -> str:
+    """Return README's line as Markdown: time and memory of all statistics, beside the whole matrix."""
+    record = next((case for case in complete("cuda", results) if case["name"] == STATISTICS), None)
+    if record is None:
+        return NOTHING
+    sizes, (ours, dense) = record["sizes"], (_cost(record, record[arm]) for arm in ("ours", "peer"))
+    heads = f"{sizes['H']} heads over {sizes['L']:,} tokens"
+    return (
+        f"All statistics of {heads}, on {place('cuda', record['run'])}: {ours} where the matrix takes "
+        f"{dense}.\n"
+    )
 
-    Args:
-        results: stored reports, older ones first. Runs at tiny sizes are left out.
-        everything: all cases, not the headline ones alone.
+
+def _cost(record: Record, arm: str) -> str:
+    size = record.get("memory", {}).get(arm, {}).get("extra_bytes")
+    time = readable_time(record["median_ms"][arm])
+    return time if size is None else f"{time} and {readable_bytes(size)}"
+
+
+def statistics_table(results: Iterable[Report]) -> str:
+    """Return the GPU's headline cases of one commit as a Markdown table; "" if there are none."""
+    records = [record for record in complete("cuda", results) if record["headline"]]
+    if not records:
+        return ""
+    head = ["| | sizes | headwise | peer | ratio | extra memory |", "|---|---|---|---|---:|---|"]
+    rows = [_statistics_row(record) for record in records]
+    return "\n".join([f"### All heads at once\n\n{legend(records)}\n", *head, *rows])
+
+
+def _statistics_row(record: Record) -> str:
+    ours, theirs = (readable_time(record["median_ms"][record[arm]]) for arm in ("ours", "peer"))
+    cells = [record["description"], _sizes(record), ours, f"{record['peer']}: {theirs}"]
+    return f"| {' | '.join(cells)} | **{report.ratio(record['ratio']):.2f}** | {_memory(record)} |"
+
+
+def complete(device: str, results: Iterable[Report]) -> list[Record]:
+    """Return the records of the most complete run of a device: one machine, one torch, one commit.
+
+    That is the commit with the most cases that passed their check, and of those the newest. Runs at tiny
+    sizes are left out. Each record has its run in place of the run's name.
     """
-    parts = []
-    for device, records in latest(results).items():
-        shown = [record for record in records.values() if everything or record["headline"]]
-        for legend_of, mine in parted(device, shown):
-            parts.append("\n".join([legend_of, "", *HEAD, *(row(record) for record in mine)]))
-    if not parts:
-        return "No results are stored yet.\n"
-    return "\n\n".join([*parts, EXPLANATION]) + "\n"
-
-
-def latest(results: Iterable[Report]) -> dict[str, dict[str, dict[str, Any]]]:
-    """The newest record of every case, by device; each with the run it comes from in place of its name.
-
-    Args:
-        results: stored reports, older ones first. Runs at tiny sizes are left out.
-    """
-    newest: dict[str, dict[str, dict[str, Any]]] = {}
+    parts: list[list[Record]] = []
     for stored in results:
-        known = newest.setdefault(stored["device"], {})
-        for name, record in stored["cases"].items():
-            run = stored["runs"][record["run"]]
-            if not run["quick"]:
-                known[name] = {**record, "run": run}
-    return newest
+        if stored["device"] == device:
+            for record in stored["cases"].values():
+                run = stored["runs"][record["run"]]
+                if record["status"] == "ok" and not run["quick"]:
+                    part = next((part for part in parts if _together(device, part[0]["run"], run)), None)
+                    if part is None:
+                        parts.append(part := [])
+                    part.append({**record, "run": run})
+    return max(parts, key=lambda part: (len(part), _days(part)[-1]), default=[])
 
 
-EXPLANATION = (
-    "Times are medians of samples taken in turn. In brackets: where the median of the ratio lies (95%). "
-    '"Beside it / itself" is the peer measured against itself in the same run (the middle 90%): '
-    "differences smaller than that are noise. Extra memory is the peak of one call beyond its inputs, "
-    "headwise first."
-)
+def _together(device: str, a: Record, b: Record) -> bool:
+    same_place = place(device, a) == place(device, b) and a["versions"]["torch"] == b["versions"]["torch"]
+    return same_place and report.same_source(a, b)
 
 
-def parted(device: str, records: Iterable[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Records by machine, torch and commit, the newest first, each part with its heading."""
-    parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for record in records:
-        run = record["run"]
-        where = f"**{place(device, run)}**, torch {run['versions']['torch']}"
-        known = (key for key in parts if key[0] == where and report.same_source(parts[key][0]["run"], run))
-        parts.setdefault(next(known, (where, report.source(run))), []).append(record)
-    newest = sorted(parts.items(), key=lambda part: max(_started(part[1])), reverse=True)
-    return [(_heading(where, source, _started(mine)), mine) for (where, source), mine in newest]
+def legend(records: Sequence[Record]) -> str:
+    """Return torch, commits and days of some records in one line; one commit, but for the rules."""
+    runs = [record["run"] for record in records]
+    distinct: list[Record] = []
+    for run in runs:
+        if not any(report.same_source(run, earlier) for earlier in distinct):
+            distinct.append(run)
+    sources = ", ".join(report.source(run) for run in distinct)
+    first, last = _days(records)[0], _days(records)[-1]
+    days = first if first == last else f"{first} to {last}"
+    return f"torch {runs[0]['versions']['torch']}, {sources}, {days}."
 
 
-def _started(records: Iterable[dict[str, Any]]) -> list[str]:
-    return [record["run"]["started"] for record in records]
-
-
-def _heading(where: str, source: str, started: list[str]) -> str:
-    days = " to ".join(dict.fromkeys(one[:10] for one in (min(started), max(started))))
-    return f"{where}, {source}, {days}:"
-
-
-def legend(device: str, run: dict[str, Any]) -> str:
-    """What a run ran on, in one line."""
-    return parted(device, [{"run": run}])[0][0]
+def _days(records: Iterable[Record]) -> list[str]:
+    return sorted(record["run"]["started"][:10] for record in records)
 
 
 def place(device: str, run: dict[str, Any]) -> str:
-    """The machine a run ran on."""
+    """Return the name of the machine a run ran on."""
     machine = run["machine"]
-    return machine["gpu"] if device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
+    return str(machine["gpu"]) if device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
 
 
-def row(record: dict[str, Any]) -> str:
-    """A case in one row, every peer named."""
-    sizes = " ".join(f"{letter}{record['sizes'][letter]}" for letter in LETTERS if letter in record["sizes"])
-    first = f"| {record['description']} | {sizes} {_short(record['dtype'])} "
-    if record["status"] != "ok":
-        return first + "| failed its check | | | | |"
-    times, peer = record["median_ms"], record["peer"]
-    beside = ratio = ""
-    if peer is not None:
-        beside = f"{peer}: {readable_time(times[peer])}"
-        number, *interval = report.said(record["ratio"]).split(" ", 1)
-        ratio = " ".join([f"**{number}**", *interval])
-        for name, other in record["ratio_to_others"].items():
-            beside += f"<br>{name}: {readable_time(times[name])}"
-            ratio += f"<br>{report.said(other)}"
-    elif record["notes"]:
-        beside = record["notes"][0]
-    low, high = record["peer_against_itself"]["middle_90"]
-    itself, ours = f"{low:.2f} to {high:.2f}", readable_time(times[record["ours"]])
-    return f"{first}| {ours} | {beside} | {ratio} | {itself} | {_memory(record)} |"
+def against_itself(records: Iterable[Record]) -> str:
+    """Return how far the peer is from itself in the median row: differences below that are noise."""
+    spreads = [record["peer_against_itself"]["middle_90"] for record in records]
+    low, high = (median(spread[end] for spread in spreads) for end in (0, 1))
+    return f"Peer / itself: {low:.2f}–{high:.2f}."
 
 
-def _memory(record: dict[str, Any]) -> str:
+def _sizes(record: Record) -> str:
+    return " ".join(f"{letter}{record['sizes'][letter]}" for letter in LETTERS if letter in record["sizes"])
+
+
+def _memory(record: Record) -> str:
     measured = record.get("memory", {})
     names = [name for name in (record["ours"], record["peer"]) if name in measured]
     sizes = [measured[name]["extra_bytes"] for name in names]
     return ", ".join("not measured" if size is None else readable_bytes(size) for size in sizes)
 
 
-def _short(dtype: str) -> str:
-    return {"float32": "fp32", "bfloat16": "bf16"}.get(dtype, dtype)
-
-
 def readable_time(ms: float) -> str:
-    """Three digits and a unit."""
+    """Return a time with three digits and a unit."""
     if ms >= 1000:
         return f"{ms / 1000:.3g} s"
     return f"{ms:.3g} ms" if ms >= 1 else f"{ms * 1000:.3g} µs"
 
 
 def readable_bytes(size: int) -> str:
-    """A size as people say it."""
+    """Return a number of bytes with a unit."""
     if size >= 2**40:
         return f"{size / 2**40:.1f} TiB"
     if size >= 2**30:
@@ -147,15 +137,15 @@ def readable_bytes(size: int) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else "under 1 MiB"
 
 
-def table_in(text: str, begin: str = BEGIN, end: str = END) -> str | None:
-    """What stands between two markers of a page; None if there are no markers."""
-    _, found, rest = text.partition(begin)
-    inside, closed, _ = rest.partition(end)
-    return inside.strip("\n") + "\n" if found and closed else None
+def table_in(text: str, begin: str, end: str) -> str | None:
+    """Return the text between two markers of a page; None if there are no markers."""
+    _, opening, rest = text.partition(begin)
+    inside, closing, _ = rest.partition(end)
+    return inside.strip("\n") + "\n" if opening and closing else None
 
 
-def put(path: Path, inside: str, begin: str = BEGIN, end: str = END) -> None:
-    """Rewrite what stands between two markers of a page.
+def put(path: Path, inside: str, begin: str, end: str) -> None:
+    """Rewrite the text between two markers of a page.
 
     Raises:
         ValueError: the page has no markers.
@@ -168,9 +158,3 @@ def put(path: Path, inside: str, begin: str = BEGIN, end: str = END) -> None:
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.write_text(f"{before}{begin}\n{inside}{end}{after}", "utf-8")
     unfinished.replace(path)
-
-
-def update(path: Path, results: Iterable[Report], everything: bool = False) -> None:
-    """Rewrite a table of cases in a page, the headline ones or all; raises as `put`."""
-    markers = (BEGIN, END) if everything else HEADLINES
-    put(path, table(results, everything), *markers)

@@ -15,7 +15,6 @@ from typing import Any
 from . import readme, report
 from .registry import OURS
 
-MARKERS = ("<!-- rules -->", "<!-- end rules -->")
 NOTHING = "Nothing is measured yet: `python -m benchmarks.rules --device cuda`.\n"
 HEADINGS = {
     "forward": "Forward",
@@ -38,10 +37,8 @@ WORDS = {
     "bias_gradient": "bias with gradient",
 }
 EXPLANATION = (
-    "headwise / the fastest beside it, and in parentheses headwise's own time: medians of turns in changing "
-    "order, by replays of CUDA graphs where calls can be captured, else by events. Felt: from the call to "
-    "its result, by the clock. New mask: felt, with a mask that no batch had before, block masks made anew. "
-    "Means are geometric. Each cell was checked against float64 first."
+    "Cells are measured again when their kernel changes, so several commits are named. Times are by replays "
+    "of CUDA graphs, at that many tokens; ratios are geometric means over 1,024 tokens to those."
 )
 
 Record = dict[str, Any]
@@ -124,50 +121,34 @@ def _said(ratio: float | None) -> str:
 # In the documentation
 
 
-def put(results: Path, page: Path) -> None:
-    """Write the table into a page, from what is stored of the GPU."""
-    readme.put(page, table(report.load(file_in(results, "cuda"))), *MARKERS)
-
-
-def table(stored: Report | None) -> str:
-    """Every cell as Markdown: a table for each way, a row for each rule and head size."""
-    if stored is None:
-        return NOTHING
+def table(stored: Report) -> str:
+    """Return every rule as Markdown: a table for each way, a row for each rule and head size."""
     records = [
         {**record, "run": stored["runs"][record["run"]]}
         for record in stored["cases"].values()
-        if not stored["runs"][record["run"]]["quick"]
+        if not stored["runs"][record["run"]]["quick"] and record["status"] == "ok"
     ]
     if not records:
         return NOTHING
-    parts = []
-    for legend, of_commit in readme.parted(stored["device"], records):
-        parts.append(f"{legend} bfloat16.")
-        for way, heading in HEADINGS.items():
-            mine = [record for record in of_commit if record["way"] == way]
-            if mine:
-                parts.append(f"### {heading}\n\n" + "\n".join(_grid(mine)))
-        parts.append(_first(of_commit))
-    parts.append(EXPLANATION)
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts = [f"### Every rule\n\nbfloat16, {readme.legend(records)} {EXPLANATION}"]
+    for way, heading in HEADINGS.items():
+        mine = [record for record in records if record["way"] == way]
+        if mine:
+            parts.append(f"#### {heading}\n\n" + "\n".join(_grid(mine)))
+    return "\n\n".join(parts)
 
 
 def _grid(records: Sequence[Record]) -> list[str]:
-    lengths = sorted({_length(record) for record in records})
     rows: dict[str, list[Record]] = {}
-    for record in records:
+    for record in sorted(records, key=_length):
         rows.setdefault(_row(record), []).append(record)
-    lines = [
-        "| | beside it | " + " | ".join(f"{n:,}" for n in lengths) + " | mean | felt | new mask |",
-        "|---" * 2 + "|---:" * (len(lengths) + 3) + "|",
-    ]
-    for label, mine in rows.items():
-        by_length = {_length(record): _cell(record) for record in mine}
-        mean = means([{**record, "group": ""} for record in mine]).get("", {})
-        beside = " / ".join(f"{name} {_said(ratio)}" for name, ratio in mean.get("beside", {}).items())
-        cells = [beside, *(by_length.get(n, "") for n in lengths)]
-        cells += [_said(mean.get(kind)) for kind in ("ratio", "felt", "charged")]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    lines = ["| | tokens | headwise | fastest peer | ratio |", "|---|---:|---:|---|---:|"]
+    for label, mine in sorted(rows.items()):
+        time = readme.readable_time(mine[-1]["median_us"][OURS] / 1000)
+        ratio = _geometric(record["ratio"] for record in mine)
+        lines.append(
+            f"| {label} | {_length(mine[-1]):,} | {time} | {mine[-1]['peer']} | **{_said(ratio)}** |"
+        )
     return lines
 
 
@@ -181,21 +162,3 @@ def _row(record: Record) -> str:
 
 def _length(record: Record) -> int:
     return int(record["sizes"].get("L", record["sizes"].get("S", 0)))
-
-
-def _cell(record: Record) -> str:
-    if record["status"] != "ok":
-        return "failed"
-    return f"**{record['ratio']:.2f}** ({readme.readable_time(record['median_us'][OURS] / 1000)})"
-
-
-def _first(records: Sequence[Record]) -> str:
-    """The sentence about first calls."""
-    done = [record for record in records if record["way"] == "first" and record["status"] == "ok"]
-    if not done:
-        return ""
-    said = (
-        f"{WORDS[record['rule']]} {record['forward_seconds']:.1f} s, back {record['backward_seconds']:.1f} s"
-        for record in done
-    )
-    return "First calls, nothing compiled before: " + "; ".join(said) + "."

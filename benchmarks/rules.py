@@ -5,7 +5,6 @@
     python -m benchmarks.rules --device cuda --warm 8              eight processes compile first, side by side
     python -m benchmarks.rules --device cuda --missing             those that this commit has not stored yet
     python -m benchmarks.rules --list                              names of the cells, most important first
-    python -m benchmarks.rules --table                             the table in docs/benchmarks.md from it
 
 A cell is checked before it is timed: a smaller twin against float64, whose error may be twice that of plain
 torch in the same dtype (for gradients three times), and at full size every peer must agree with ours. Ours is
@@ -141,7 +140,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--warm", metavar="N", type=int, default=0, help="processes that compile first")
     parser.add_argument("--commit", metavar="HASH", help="the commit, where git cannot tell")
     parser.add_argument("--list", action="store_true", help="names of the cells")
-    parser.add_argument("--table", action="store_true", help="write the table from stored results")
     parser.add_argument("--first", choices=FIRST, help=argparse.SUPPRESS)  # what a child does
     parser.add_argument("--share", type=int, nargs=2, help=argparse.SUPPRESS)  # likewise: number, of
     return parser
@@ -154,9 +152,6 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     device, results = options.device, options.out or report.RESULTS
     chosen = choose(options.only, options.quick)
-    if options.table:
-        rule_table.put(results, machine.ROOT / "docs" / "benchmarks.md")
-        return 0
     if options.list:
         print("\n".join(cell.name for cell in chosen))
         return 0

@@ -27,7 +27,7 @@ from torch import Tensor
 import headwise as hw
 from headwise.show.heatmaps import save
 
-from . import lengths, machine, peers, progress, readme, report, runner, truths
+from . import lengths, machine, page, peers, progress, report, runner, truths
 from . import problem as problems
 from .cases.maps import BY_HEAD, DENSE
 from .cases.second_pass import CUDNN, Look, beside_cudnn, statistics_of
@@ -179,9 +179,9 @@ def file_in(folder: Path, device: str) -> Path:
     return folder / f"sweep_{device}.json"
 
 
-def draw(stored: Report, docs: Path) -> None:
-    """The picture and the table in the documentation, from stored results."""
-    readme.put(docs / "benchmarks.md", lengths.table(stored), *lengths.MARKERS)
+def draw(stored: Report, docs: Path, results: Path) -> None:
+    """Write the picture and the page of the documentation from stored results."""
+    page.write(results, docs / "benchmarks.md")
     save(lengths.picture(stored), docs / "lengths.png")
 
 
@@ -210,7 +210,7 @@ def main(given: Sequence[str] | None = None) -> int:
         stored = report.load(file_in(options.out, options.device))
         if stored is None:
             parser.error(f"no results lie in {options.out}; measure first: without --plot")
-        draw(stored, machine.ROOT / "docs")
+        draw(stored, machine.ROOT / "docs", options.out)
         return 0
     chosen = [length for length in LENGTHS if length <= options.longest]
     if not chosen:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.cases import choose, drop_in, every, second_pass
+from benchmarks.cases import choose, every, second_pass
 from benchmarks.registry import Apart, Case, Prepared
 from benchmarks.runner import (
     compare,
@@ -30,11 +30,9 @@ from torch import Tensor
 import headwise as hw
 from benchmarks import __main__ as command
 from benchmarks import (
-    everyday,
-    everyday_table,
-    grid,
     machine,
     memory,
+    page,
     readme,
     registry,
     report,
@@ -445,40 +443,47 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_table_is_made_from_results_alone() -> None:
-    whole = report.merge(None, run_of(), record_of("a", memory={"ours": {"extra_bytes": 3 * 2**20}}))
-    whole = report.merge(whole, run_of(), record_of("hidden", headline=False, description="not shown"))
-    whole = report.merge(whole, run_of(), record_of("broken", status="failed", description="broke"))
-    table = readme.table([whole])
-    assert "**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:" in table
+    measured = {"peer": {"extra_bytes": None}, "ours": {"extra_bytes": 3 * 2**20}}
+    run = run_of(machine={"gpu": "A card"})
+    whole = report.merge(None, run, record_of("a", device="cuda", memory=measured))
+    whole = report.merge(whole, run, record_of("hidden", headline=False, description="not shown"))
+    whole = report.merge(whole, run, record_of("broken", status="failed", description="broke"))
+    table = readme.statistics_table([{**whole, "device": "cuda"}])
+    assert "torch 2.13, commit 0123456789, 2026-01-31." in table
     row = next(line for line in table.splitlines() if line.startswith("| made up"))
-    assert (
-        row == "| made up | L8 fp32 | 250 ms | peer: 250 ms | **1.00** [1.00, 1.00] | 1.00 to 1.00 | 3 MiB |"
-    )
-    assert "not shown" not in table
-    assert "| broke | L8 fp32 | failed its check |" in table
+    assert row == "| made up | L8 | 250 ms | peer: 250 ms | **1.00** | 3 MiB, not measured |"
+    assert "not shown" not in table and "broke" not in table
+    assert readme.statistics_table([]) == ""
 
 
-def test_newer_results_win_and_tiny_ones_never_show() -> None:
-    old = report.merge(None, run_of(), record_of(description="old"))
-    new = report.merge(None, run_of("2026-02-01T00:00:00Z"), record_of(description="new"))
+def test_a_table_is_of_one_commit_the_most_complete_and_then_the_newest() -> None:
+    two_cases = report.merge(None, run_of(), record_of("a", description="old"))
+    two_cases = report.merge(two_cases, run_of(), record_of("b", description="old"))
+    newer = run_of("2026-02-01T00:00:00Z", commit="b" * 40)
+    one_case = report.merge(None, newer, record_of("a", description="new"))
     tiny = report.merge(None, run_of("2026-03-01T00:00:00Z", quick=True), record_of(description="tiny"))
-    table = readme.table([old, new, tiny])
-    assert "new" in table and "old" not in table and "tiny" not in table
-    assert readme.table([]) == "No results are stored yet.\n"
+
+    def described(*results: dict[str, Any]) -> list[str]:
+        return [record["description"] for record in readme.complete("cpu", results)]
+
+    assert described(two_cases, one_case, tiny) == ["old", "old"]
+    assert (
+        described(two_cases, report.merge(one_case, newer, record_of("b", description="new"))) == ["new"] * 2
+    )
+    assert described(tiny) == [] and readme.complete("cuda", [two_cases]) == []
 
 
-def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
+def test_text_is_written_between_the_markers(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
-    begin, end = readme.HEADLINES
+    begin, end = page.MARKERS
     path.write_text(f"before\n{begin}\nstale\n{end}\nafter\n")
-    results = [report.merge(None, run_of(), record_of())]
-    readme.update(path, results)
+    readme.put(path, "new\n", begin, end)
     text = path.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
-    assert readme.table_in(text, begin, end) == readme.table(results)
+    assert readme.table_in(text, begin, end) == "new\n"
     path.write_text("no markers")
     with pytest.raises(ValueError, match="must hold the markers"):
-        readme.update(path, results)
+        page.write(tmp_path, path)
 
 
 def test_a_ratio_never_lies_outside_its_own_interval() -> None:
@@ -492,102 +497,42 @@ def test_a_ratio_never_lies_outside_its_own_interval() -> None:
     assert (report.said(old), report.said({**old, "median": 1.06})) == ("1.10", "1.06 [1.04, 1.08]")
 
 
-def test_what_commits_have_measured_is_never_under_one_heading() -> None:
-    runs = [
-        run_of("2026-02-01T00:00:00Z", commit="b" * 40, dirty=True),
-        run_of(),
-        run_of("2026-01-31T13:00:00Z", machine={"cpu": "Another", "threads": 3}),
-    ]
-    parts = readme.parted("cpu", [{"run": run} for run in [*runs, runs[0]]])
-    assert [(heading, len(records)) for heading, records in parts] == [
-        ("**A processor, 2 threads**, torch 2.13, commit bbbbbbbbbb with changes, 2026-02-01:", 2),
-        ("**Another, 3 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
-        ("**A processor, 2 threads**, torch 2.13, commit 0123456789, 2026-01-31:", 1),
-    ]
-
-
-PAGE = "docs/benchmarks.md"
-
-
-@pytest.mark.parametrize(
-    ("page", "markers", "made"),
-    [
-        ("README.md", grid.SPEED, grid.speed),
-        (PAGE, grid.MARKERS, grid.table),
-        (PAGE, readme.HEADLINES, readme.table),
-        (PAGE, (readme.BEGIN, readme.END), lambda results: readme.table(results, everything=True)),
-    ],
-    ids=["speed", "grid", "headlines", "cases"],
-)
-def test_what_is_shown_is_what_the_stored_results_say(page: str, markers: tuple[str, str], made: Any) -> None:
+def test_the_page_and_readme_show_what_the_stored_results_say() -> None:
     """Red after new results: `python -m benchmarks --readme` writes README's line and docs/benchmarks.md."""
-    shown = readme.table_in((ROOT / page).read_text("utf-8"), *markers)
-    assert shown == made(report.load_all())
+    shown = readme.table_in(page.PAGE.read_text("utf-8"), *page.MARKERS)
+    assert shown == page.sections()
+    line = readme.table_in((ROOT / "README.md").read_text("utf-8"), *readme.SPEED)
+    assert line == readme.speed(report.load_all()) != readme.NOTHING
 
 
-def test_the_page_shows_the_stored_grids_of_everyday_sizes() -> None:
-    shown = readme.table_in((ROOT / PAGE).read_text("utf-8"), *everyday_table.MARKERS)
-    assert shown == everyday_table.table(everyday.load_all())
+def test_every_stored_result_passed_its_check_and_is_shown_or_cited() -> None:
+    stored = [report.load(path) for path in sorted(report.RESULTS.glob("*.json"))]
+    cases = [case for whole in stored if whole and "cases" in whole for case in whole["cases"].values()]
+    assert len(cases) > 600 and all(case["status"] == "ok" for case in cases)
+    names = {path.name.rpartition("_")[0] for path in report.RESULTS.glob("*.json")}
+    assert names == {"cuda", "everyday", "everyday_x86", "pages", "rules", "sweep"}
 
 
 def test_the_line_of_speed_tells_what_was_measured_and_nothing_else() -> None:
     """It said 4.16 times as fast, of bool masks: with the mask that torch makes, ours was a little slower."""
-
-    def stored(device: str, **cases: Any) -> dict[str, Any]:
-        run = run_of(machine={"cpu": "A processor", "threads": 2, "gpu": "A card"})
-        return {"device": device, "runs": {"one": run, "two": {**run, "commit": "f" * 40}}, "cases": cases}
-
-    def case(name: str, ratio: float = 0.25, **more: Any) -> dict[str, Any]:
-        return {"name": name, "run": "one", "status": "ok", "ratio": {"median": ratio}, **more}
-
-    look = case(
-        grid.STATISTICS,
-        ours="headwise",
-        peer="eager",
+    run = run_of(machine={"cpu": "A processor", "threads": 2, "gpu": "A card"})
+    case = record_of(
+        readme.STATISTICS,
         sizes={"H": 3, "L": 5000},
         median_ms={"headwise": 2.0, "eager": 7.0},
+        ours="headwise",
+        peer="eager",
         memory={"headwise": {"extra_bytes": 5 * 2**20}, "eager": {"extra_bytes": None}},
+        run="one",
     )
-    usual = {
-        name: case(name, status="failed" if name.endswith("training") else "ok")
-        for model, (*_, causal) in drop_in.MODELS.items()
-        for mode in grid.MODES
-        for name in [f"drop_in_{model}_{'float' if causal else 'plain'}_{mode}"]
-    }
-    flattering = "drop_in_gpt3_plain_inference"
-    cpu = stored("cpu", **usual, **{flattering: case(flattering, 0.001)})
-    cuda = stored("cuda", **{grid.STATISTICS: look})
-    gained = "(geometric means): 4.00 / - times as fast on A processor, 2 threads."
-    looked = (
-        "All statistics of 3 heads over 5,000 tokens, on A card: 2 ms and 5 MiB where the matrix takes 7 ms."
-    )
-    assert grid.speed([cpu]).endswith(f"{gained}\n")
-    assert grid.speed([cuda]) == f"{looked}\n"
-    assert grid.speed([cpu, cuda]).endswith(f"{gained} {looked}\n")
-    assert grid.speed([stored("cuda", **{grid.STATISTICS: look | {"status": "failed"}})]) == grid.NOTHING
-    first_case, *others = usual
-    assert grid.speed([stored("cpu", **{name: usual[name] for name in others})]) == grid.NOTHING
-    assert grid.speed([stored("cpu", **usual | {first_case: case(first_case, run="two")})]) == grid.NOTHING
 
+    def stored(case: dict[str, Any]) -> dict[str, Any]:
+        return {"device": "cuda", "runs": {"one": run}, "cases": {case["name"]: case}}
 
-def test_a_grid_tells_speeds_failures_and_gaps() -> None:
-    def record(name: str, ratio: float, status: str = "ok") -> dict[str, Any]:
-        sizes = {"B": 4, "H": 12, "L": 512, "E": 768}
-        return {"name": name, "run": "one", "status": status, "sizes": sizes, "ratio": {"median": ratio}}
-
-    machines = {"machine": {"cpu": "a CPU", "threads": 2}, "versions": {"torch": "2.13"}, "quick": False}
-    run = machines | {"commit": "abc", "dirty": False, "started": "2026-01-01"}
-    made = [
-        record("drop_in_bert_base_plain_inference", 0.5),
-        record("drop_in_bert_base_plain_training", 0.8, "failed"),
-        record("drop_in_bert_base_mean_inference", 0.125),
-        record("something_else", 3.0),
-    ]
-    cases = {whole["name"]: whole for whole in made}
-    table = grid.table([{"device": "cpu", "runs": {"one": run}, "cases": cases}])
-    assert "| BERT-base | B4 H12 L512 E768 | - / - | - / - | 2.00 / - | - / - | 8.00 / - | - / - |" in table
-    assert "Geometric mean 4.00 / -." in table
-    assert grid.table([]) == grid.NOTHING
+    heads = "All statistics of 3 heads over 5,000 tokens"
+    line = f"{heads}, on A card: 2 ms and 5 MiB where the matrix takes 7 ms.\n"
+    assert readme.speed([stored(case)]) == line
+    assert readme.speed([stored({**case, "status": "failed"})]) == readme.NOTHING
 
 
 def test_stored_results_are_of_cases_that_exist() -> None:

@@ -151,25 +151,31 @@ def test_a_line_names_every_peer_with_its_ratio() -> None:
     )
 
 
-def test_the_page_parts_what_commits_have_measured() -> None:
+def test_the_page_shows_the_commit_with_the_most_cases() -> None:
     run = {"machine": {"gpu": "A GPU"}, "versions": {"torch": "2.11"}, "dirty": False, "quick": False}
     runs = {
         "old": {**run, "commit": "a" * 40, "started": "2026-01-30T00:00:00Z"},
-        "new": {**run, "commit": "b" * 40, "started": "2026-01-31T00:00:00Z"},
-        "cut": {**run, "commit": "b" * 7, "started": "2026-02-01T00:00:00Z"},
+        "cut": {**run, "commit": "a" * 7, "started": "2026-01-31T00:00:00Z"},
+        "new": {**run, "commit": "b" * 40, "started": "2026-02-01T00:00:00Z"},
     }
+    sizes = {"B": 3, "L": 1024}
     cases = {
-        "call_full": {**_record("call_full", 0.5), "run": "old"},
-        "row_full_L1024": {**_record("row_full_L1024", 0.5), "run": "new"},
-        "everyday_L16_none_mean": {**_record("everyday_L16_none_mean", 0.5), "run": "cut"},
+        name: {**_record(name, ratio), "run": started, "description": words, "sizes": sizes, **more}
+        for name, ratio, started, words, more in (
+            ("call_full", 0.5, "old", "attention of 16 tokens, full", {"peer": "SDPA"}),
+            ("module_gpt_inference", 0.5, "cut", "module, GPT", {}),
+            ("module_gpt_training", 0.75, "cut", "module, GPT, forward and backward", {}),
+            ("everyday_L16_none_mean", 0.5, "old", "torch's class", {}),
+            ("row_full_L1024", 0.5, "new", "one row of one head of a kept map, full", {}),
+        )
     }
-    table = everyday_table.table([{"device": "cuda", "runs": runs, "cases": cases}])
-    newer, older = table.split("**A GPU**")[1:]
-    assert newer.startswith(", torch 2.11, commit bbbbbbbbbb, 2026-01-31 to 2026-02-01:")
-    assert older.startswith(", torch 2.11, commit aaaaaaaaaa, 2026-01-30:")
-    assert "One row of one head" in newer and "| 16 | – / 2.00 / – |" in newer and "until the call" in older
-    assert "peer: 2 ms<br>other: 500 µs | **0.50** [0.50, 0.50]<br>2.00 [1.90, 2.10] |" in older
-    assert readme.HEAD[0] in older
+    records = readme.complete("cuda", [{"device": "cuda", "runs": runs, "cases": cases}])
+    text = "\n".join(everyday_table.tables(records))
+    assert text.startswith("Everyday calls: torch 2.11, commit aaaaaaaaaa, 2026-01-30 to 2026-01-31.")
+    assert "| GPT, B3 L1024 | 1 ms | – | – | **0.50** | 1 ms | **0.75** |" in text
+    assert "| full | 1 ms | – | **0.50** |" in text and "kept map" not in text
+    assert "Peer / itself: 1.00–1.00." in text
+    assert "1 cells of torch's class: geometric mean 2.00 x as fast" in text
 
 
 @pytest.mark.parametrize(

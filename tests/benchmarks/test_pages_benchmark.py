@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 import browser
-from benchmarks import machine, pages, readme, report
-
-PAGE = machine.ROOT / "docs" / "benchmarks.md"
+from benchmarks import pages, report
 
 
 @pytest.fixture
@@ -54,8 +52,8 @@ def test_every_page_is_weighed_beside_the_other_and_stored(
     assert first["bytes"] > 10_000 and first["bertviz"]["bytes"] == 2
     assert (long["tokens"], long["cells"], "bertviz" in long) == (1024, 128, False)
     assert long["browser"] == {"missing": "not opened"}
-    assert pages.load_all(tmp_path) == [json.loads(json.dumps(stored))]
-    table = pages.table([stored])
+    assert report.load(pages.file_in(tmp_path)) == json.loads(json.dumps(stored))
+    table = pages.table(stored)
     assert all(row in table for row in messages) and len(messages) == 3
     assert "| 6 heads, 1,024 tokens, 128 × 128 cells | " in table
 
@@ -78,12 +76,6 @@ def test_without_the_other_or_a_browser_it_says_what_to_do(
         with pytest.raises(SystemExit):
             pages.main([*arguments, "--out", str(tmp_path)])
         assert message in capsys.readouterr().err
-
-
-def test_the_page_shows_what_is_stored_of_pages() -> None:
-    """Red after new results: `python -m benchmarks --readme`."""
-    shown = readme.table_in(PAGE.read_text("utf-8"), *pages.MARKERS)
-    assert shown == pages.table(pages.load_all(report.RESULTS))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from benchmarks.registry import OURS
 from benchmarks.rule_cell import Cell
 
 import headwise as hw
-from benchmarks import flex, machine, readme, report, rule_cell, rule_table, rules
+from benchmarks import flex, report, rule_cell, rule_table, rules
 
 SMALL = {"H": 2, "D": 16, "L": 24}
 
@@ -187,22 +187,11 @@ def test_means_are_geometric_and_leave_out_what_failed() -> None:
     }
 
 
-def test_the_table_has_a_row_for_each_rule_and_a_column_for_each_length() -> None:
+def test_the_table_has_a_row_for_each_rule_with_the_fastest_peer() -> None:
     short, long = (Cell("forward", "alibi", {"H": 16, "D": 128, "L": L}) for L in (1024, 4096))
-    failed = made_up(long, status="failed", reason="wrong")
-    first = {"name": "first_bias", "way": "first", "rule": "bias", "device": "cuda", "status": "ok"}
-    seconds = {"forward_seconds": 1.5, "backward_seconds": 2.25}
-    records = [made_up(short), failed, {**first, **seconds}]
-    lines = rule_table.table(stored_up(records)).splitlines()
-    assert lines[0] == "**A GPU**, torch 2.11, commit 0123456789, 2026-01-31: bfloat16."
-    assert "| | beside it | 1,024 | 4,096 | mean | felt | new mask |" in lines
-    beside = "FlexAttention 0.50 / SDPA 0.25"
-    row = f"| ALiBi, causal, D128 | {beside} | **0.50** (50 µs) | failed | 0.50 | 0.75 | – |"
-    assert row in lines
-    assert "First calls, nothing compiled before: bias 1.5 s, back 2.2 s." in lines
-
-
-def test_the_table_shown_is_that_of_the_stored_cells() -> None:
-    """Red after new results: `python -m benchmarks.rules --table`."""
-    shown = readme.table_in((machine.ROOT / "docs" / "benchmarks.md").read_text("utf-8"), *rule_table.MARKERS)
-    assert shown == rule_table.table(report.load(rule_table.file_in(report.RESULTS, "cuda")))
+    failed = made_up(Cell("forward", "full", SMALL), status="failed", reason="wrong")
+    table = rule_table.table(stored_up([made_up(long, ratio=2.0), made_up(short), failed]))
+    assert "bfloat16, torch 2.11, commit 0123456789, 2026-01-31." in table
+    assert "| ALiBi, causal, D128 | 4,096 | 50 µs | FlexAttention | **1.00** |" in table.splitlines()
+    assert "full" not in table
+    assert rule_table.table(stored_up([failed])) == rule_table.NOTHING
