@@ -21,7 +21,7 @@ from headwise.errors import ArgumentError
 from headwise.examiner import check, recipe
 from headwise.examiner.dispatch import examine
 from headwise.examiner.evidence import Evidence, Finding
-from headwise.examiner.examine.surroundings import by_default, seed, surroundings
+from headwise.examiner.examine.environment import by_default, float64_environment, seed
 from planted.right import (
     AdditiveMask,
     CausalSelfAttention,
@@ -587,7 +587,7 @@ def test_the_default_dtype_of_one_thread() -> None:
         return [make() for make in makes]
 
     for dtype in (torch.float64, torch.float32):
-        with surroundings(), by_default(dtype):
+        with float64_environment(), by_default(dtype):
             found = made()
         before = torch.get_default_dtype()
         try:

@@ -725,7 +725,7 @@ def test_inputs_of_two_widths_are_refused_before_anything_runs() -> None:
 
 
 def test_a_design_whose_numbers_are_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanation_builders, "measured", lambda *_: None)
+    monkeypatch.setattr(explanation_builders, "measure_designs", lambda *_: None)
     with pytest.raises(
         ArgumentError, match=r"Rotary has a rotation by position inside .* for 6 queries and 6"
     ):

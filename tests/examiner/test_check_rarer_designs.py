@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.examiner import check
-from headwise.examiner.examine.words import size_word
+from headwise.examiner.examine.vocabulary import size_word
 from headwise.examiner.explanations import explain
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headwise.examiner import check_file
-from headwise.examiner.examine.rotations import ADDED, TABLES, rotation_word, table
+from headwise.examiner.examine.rotations import ADDED, TABLES, rotation_table, rotation_word
 from headwise.examiner.marking.template import Template
 from headwise.examiner.sandbox.stand_ins import (
     WORDS,
@@ -236,12 +236,14 @@ def test_tables_in_every_shape() -> None:
         "cosine_scores": None,
     }
     for shape in TABLES:
-        found = table("cos and sin", shape, False, torch.zeros(2, 5, 24), 6, (4, 2, 1), torch.float64)
+        found = rotation_table(
+            "cos and sin", shape, False, torch.zeros(2, 5, 24), 6, (4, 2, 1), torch.float64
+        )
         if shape == ADDED:  # one that is added to the input: it adds nothing
             assert found.shape == (2, 5, 24) and not found.any()
             continue
         cos, sin = found
         assert torch.allclose(cos**2 + sin**2, torch.ones_like(cos)) and cos.shape[-1] in (3, 6)
     for slot in ("cos", "sin"):  # one angle for every position and pair
-        still = table(slot, "[T, D]", True, torch.zeros(2, 5, 24), 6, (4, 2, 1), torch.float64)
+        still = rotation_table(slot, "[T, D]", True, torch.zeros(2, 5, 24), 6, (4, 2, 1), torch.float64)
         assert 0.1 < still[0, 0] < 0.9 and (still == still[0, 0]).all()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from .evidence import Evidence
 from .examine.caller import Caller
+from .examine.environment import CAUGHT, files_of, float64_environment, neutral_torch_state, problem_of
 from .examine.examination import begun, known, understand_whole
-from .examine.surroundings import CAUGHT, files_of, problem_of, surroundings, undisturbed
 from .report import Report
 from .source.unwritten import unwritten
 from .steps import bound, examine_step, judge_step, owner_of, step_of, whole_of
@@ -65,7 +65,7 @@ def understand(
     step = step_of(obj, evidence.name, source)
     if step is None:
         return understand_whole(obj, source, path, roles, embed_dim, num_heads, constructor_arguments, bound)
-    with surroundings():
+    with float64_environment():
         try:
             examine_step(obj, step, evidence, arguments, embed_dim=embed_dim, num_heads=num_heads)
         except CAUGHT as error:  # ours or theirs: the report says it
@@ -73,7 +73,7 @@ def understand(
     return evidence, None
 
 
-@undisturbed()
+@neutral_torch_state()
 def judge(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
     """Return the report on the evidence. `diagnosis` is passed where it has been made already."""
     if evidence.step is not None:

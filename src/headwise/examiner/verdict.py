@@ -26,7 +26,7 @@ from .diagnosis import (
     where_right,
 )
 from .evidence import Evidence, Finding, Problem
-from .examine.surroundings import undisturbed
+from .examine.environment import neutral_torch_state
 from .exceptions import explain
 from .faults import FAULTS
 from .faults.fault import Fault
@@ -199,7 +199,7 @@ BY_CHOICE = {  # faults that have the numbers of a design, and words that tell o
 POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)", re.IGNORECASE)
 
 
-@undisturbed()
+@neutral_torch_state()
 def judge_whole(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
     """The verdict; `diagnosis`: where it has been made already."""
     report = Report(evidence.name, ok=False, summary="", path=evidence.path)

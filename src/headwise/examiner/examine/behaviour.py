@@ -17,8 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..evidence import Evidence, Finding, ProbeCall
 from ..recipe import ProbeInputs
+from .call_record import record_call
 from .caller import Caller, inputs_for
 from .construction import Construction
+from .environment import CAUGHT, by_default, problem_of, seed
 from .generality import other_lengths, seeds_kept, state_kept, wider_values
 from .parameters import path_role
 from .probes import (
@@ -33,16 +35,16 @@ from .probes import (
     share_off,
     some_mask,
 )
-from .projections import Found
+from .projections import Projections
 from .recognition import FAR
-from .subject import Subject, batch_of, cast_loose, clearing, in_precision, settle
-from .surroundings import CAUGHT, by_default, problem_of, seed
-from .watch import watch
+from .subject import Subject, batch_of, cast_loose, in_precision, reset_method, settle
 
 FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|window_size|resolution)\b")
 
 
-def findings(caller: Caller, found: Found, evidence: Evidence, recipe: Construction | None) -> list[Finding]:
+def findings(
+    caller: Caller, found: Projections, evidence: Evidence, recipe: Construction | None
+) -> list[Finding]:
     """All of them; none raises."""
     calls = evidence.calls
     looks: list[Callable[[], Iterator[Finding]]] = [
@@ -125,7 +127,7 @@ def _made_in_forward(caller: Caller) -> Iterator[Finding]:
 def _kept(caller: Caller) -> Iterator[Finding]:
     """What was called before makes no difference; with one seed for all, chance makes none either."""
     name = "calls are independent"
-    clear = clearing(caller.subject.body)
+    clear = reset_method(caller.subject.body)
     if clear is not None:
         yield Finding(name, "right", f"it keeps state on purpose; {clear}() was called before each call")
         return
@@ -268,7 +270,7 @@ def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
     """Dropout falls on the weights, not on the scores."""
     if caller.plan.as_numpy:
         return
-    ran = watch(caller, plain(caller))
+    ran = record_call(caller, plain(caller))
     for x in ran.dropped:
         for each in ran.scores:
             seen = each.isfinite() & (each > -FAR)
@@ -344,7 +346,7 @@ def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
     return {name for name, after, before in handed if not _equal(after, before)}
 
 
-def _gradients(caller: Caller, found: Found, evidence: Evidence, right: bool) -> Iterator[Finding]:
+def _gradients(caller: Caller, found: Projections, evidence: Evidence, right: bool) -> Iterator[Finding]:
     """They reach every input and every parameter that counts."""
     name, subject = "gradients", caller.subject
     if caller.plan.as_numpy:
@@ -488,7 +490,7 @@ def _state(caller: Caller) -> Iterator[Finding]:
 def _in(dtype: torch.dtype, caller: Caller) -> object:
     """A copy in another precision, with the plain tensors it keeps, which `Module.to` leaves in float64."""
     other = in_precision(copy.deepcopy(caller.subject.body), dtype)
-    cast_loose(other, dtype, caller.subject.apart)
+    cast_loose(other, dtype, caller.subject.loose_dtypes)
     return other
 
 
@@ -563,7 +565,7 @@ def dtype_kept(caller: Caller) -> Iterator[Finding]:
 
 def _same(caller: Caller) -> float:
     """What two outputs may differ by and be the same."""
-    return SAME if caller.subject.exact else caller.subject.nothing
+    return SAME if caller.subject.exact else caller.subject.tolerance
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -655,7 +657,7 @@ def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
     return [Finding("keys of another length", "unknown", words, None, call.problem.line)]
 
 
-def biases(caller: Caller, found: Found) -> Iterator[Finding]:
+def biases(caller: Caller, found: Projections) -> Iterator[Finding]:
     """Biases that some projections have and others lack; the key's has no effect."""
     if found.guess is None or not found.guess.complete or found.guess.how not in {"names", "given"}:
         return
@@ -673,7 +675,7 @@ def biases(caller: Caller, found: Found) -> Iterator[Finding]:
         yield Finding(f"{words[name]} bias", "wrong", detail, f"no {name} bias")
 
 
-def projections(caller: Caller, found: Found, evidence: Evidence | None = None) -> Iterator[Finding]:
+def projections(caller: Caller, found: Projections, evidence: Evidence | None = None) -> Iterator[Finding]:
     """Projections that are missing, small or shared, where numbers say that those found are right."""
     guess, sizes = found.guess, caller.subject.sizes
     if guess is None or found.weights is None:
@@ -700,7 +702,7 @@ def projections(caller: Caller, found: Found, evidence: Evidence | None = None) 
         yield Finding("wiring", "unknown", f"names and gradients disagree: {found.rewired}")
 
 
-def _one_fault(found: Found, evidence: Evidence) -> bool:
+def _one_fault(found: Projections, evidence: Evidence) -> bool:
     """Whether these projections and one fault compute what the code computed."""
     from ..diagnosis import one_fault_explains  # it reads evidence, and knows nothing of this room
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .causal_switches import conditions_of, may_change_output, other_values
 from .constructor import annotations_of, fits
-from .rotations import SLOTS, TABLES, is_still, rotation_word
+from .rotations import SLOTS, TABLES, rotation_word, rotations_are_constant
 from .subject import Sizes, Subject, entry_of, signature_of
-from .switches import conditions_of, may_throw, thrown
-from .words import bare, input_word, size_word
+from .vocabulary import bare, input_word, size_word
 
 FULL = (
     "[B, 1, T, S]",
@@ -193,7 +193,7 @@ def plans(subject: Subject) -> list[CallPlan]:
                     _positional("query key value", True),
                 ]
             continue
-        if one.name in subject.held and subject.is_function:
+        if one.name in subject.weight_arguments and subject.is_function:
             continue
         required = one.default is one.empty
         slot, annotation = input_word(one.name), hints.get(one.name, one.annotation)
@@ -237,7 +237,7 @@ def plans(subject: Subject) -> list[CallPlan]:
             for one in others
         ]
     if any(slot in SLOTS for _, slot in found):
-        made = [replace(one, table=shape, still=is_still()) for shape in TABLES for one in made]
+        made = [replace(one, table=shape, still=rotations_are_constant()) for shape in TABLES for one in made]
     return made
 
 
@@ -245,13 +245,13 @@ def _switch(
     one: inspect.Parameter, annotation: object, conditions: Mapping[str, list[object]]
 ) -> bool | str | None:
     """What makes it causal, where the source asks this parameter before it hides the future; else None."""
-    if one.name not in conditions or not may_throw(one.name):
+    if one.name not in conditions or not may_change_output(one.name):
         return None
     if one.default is one.empty:
         return True if annotation in (bool, "bool") else None
     if not isinstance(one.default, (bool, str)):
         return None
-    values = thrown(one.default, conditions[one.name])
+    values = other_values(one.default, conditions[one.name])
     return next((value for value in values if isinstance(value, (bool, str))), None)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .call_plan import CallPlan, MaskConvention, express
-from .rotations import ADDED, SLOTS, table
+from .environment import Unreadable
+from .rotations import ADDED, SLOTS, rotation_table
 from .subject import Subject, signature_of
-from .surroundings import Unreadable
 
 QKV = tuple[Tensor, Tensor, Tensor]  # query [B, T, E], key and value [B, S, E]
 
@@ -222,7 +222,7 @@ class Caller:
         for name, slot in self.plan.slots:
             if slot in SLOTS:
                 D, heads = self.subject.sizes.D, (H, max(1, H // 2), 1)
-                rotation = table(slot, self.plan.table, self.plan.still, query, D, heads, dtype)
+                rotation = rotation_table(slot, self.plan.table, self.plan.still, query, D, heads, dtype)
                 is_added = self.plan.table == ADDED and isinstance(rotation, Tensor)
                 named[name] = self._in_layout(rotation) if is_added else rotation
             else:

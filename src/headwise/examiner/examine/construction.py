@@ -24,6 +24,7 @@ from .call_plan import plans
 from .caller import Caller
 from .constructor import Choices, Constructor, parameters_of
 from .conventions import find_caller
+from .environment import CAUGHT, by_default, files_of, problem_of, seed
 from .rotations import is_rotation
 from .subject import (
     BATCH_NORMS,
@@ -31,18 +32,17 @@ from .subject import (
     USUAL,
     Sizes,
     Subject,
-    apart,
     entry_of,
     globals_of,
     has_loose,
     head_count,
     in_precision,
+    loose_dtypes,
     settle,
     signature_of,
     widths_of,
 )  # fmt: skip
-from .surroundings import CAUGHT, by_default, files_of, problem_of, seed
-from .words import bare, input_word, role_word, size_word
+from .vocabulary import bare, input_word, role_word, size_word
 
 MANNERS = ("double", "calm", "single")
 MOST_FAILURES = 5
@@ -240,7 +240,7 @@ def _attempt(
     for sizes in _sizes_for(body, recipe):
         subject = Subject(
             body, files, sizes, heads_given=recipe.heads_given, make=recipe.make, fresh=constructor.make,
-            apart=own, calm=manner == "calm", dtype=dtype, arguments=called,
+            loose_dtypes=own, calm=manner == "calm", dtype=dtype, arguments=called,
         )  # fmt: skip
         caller, problem = _ready(subject)
         if caller is not None:
@@ -288,7 +288,7 @@ def _apart(recipe: Construction) -> dict[str, torch.dtype]:
         with by_default(torch.float32):
             seed(0)
             assert recipe.constructor is not None
-            return apart(recipe.constructor.make())
+            return loose_dtypes(recipe.constructor.make())
     except CAUGHT:
         return {}
 
@@ -366,14 +366,14 @@ def as_given(
             body = copy.deepcopy(obj)
         except CAUGHT as error:
             return BuildResult(problem=problem_of(error, "build", files))
-        own = apart(body)
+        own = loose_dtypes(body)
         heads = num_heads or head_count(body)
         widths = [embed_dim] if embed_dim else _widths(body)[:6]
         sizes = [Sizes().of_width(E, heads or 1) for E in widths] or [Sizes()]
         dtype = torch.float32 if manner == "single" else torch.float64
         for one in [*sizes, *_short(body, sizes[0])]:
             subject = Subject(
-                body, files, one, heads_given=heads is not None, apart=own, calm=manner == "calm",
+                body, files, one, heads_given=heads is not None, loose_dtypes=own, calm=manner == "calm",
                 dtype=dtype, fresh=lambda: copy.deepcopy(obj), arguments=given,
             )  # fmt: skip
             caller, problem = _ready(subject)

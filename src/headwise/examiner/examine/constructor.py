@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .rotations import Rotation, is_rotation, is_still
+from .causal_switches import conditions_of, may_change_output, other_values
+from .rotations import Rotation, is_rotation, rotations_are_constant
 from .subject import Sizes
-from .switches import conditions_of, may_throw, thrown
-from .words import VALUE_DIM, bare, size_word
+from .vocabulary import VALUE_DIM, bare, size_word
 
 # Left as the author has them: switches, and numbers that are no sizes
 KEPT = frozenset("bias causal layer dtype device epsilon theta scale temperature flag".split())
@@ -341,12 +341,12 @@ class Constructor:
         conditions, every = conditions_of(self.cls), {one.name: one for one in parameters_of(self.cls)}
         config = any(size_word(name) == "config" for name in every)
         for name, compared in conditions.items():
-            if not may_throw(name) or (name not in every and not config):
+            if not may_change_output(name) or (name not in every and not config):
                 continue
             default = every[name].default if name in every else False
             if default is inspect.Parameter.empty:
                 default = None if any(isinstance(one, str) for one in compared) else False
-            values = thrown(default, compared)
+            values = other_values(default, compared)
             if name not in every:  # what a field of a configuration is now is not known here
                 values = [True, False, *(one for one in compared if isinstance(one, str))]
             for value in values:
@@ -430,7 +430,8 @@ class Constructor:
     def _rotation(self, name: str, annotation: Any, told: ArgumentValues) -> object:
         """Of the class the annotation names, or one the file defines, for one head; else one of ours."""
         head = dataclasses.replace(self.sizes, E=self.sizes.D)
-        for one in _own_rotations(annotation, self.cls) if self.choice.own_config and not is_still() else ():
+        own = self.choice.own_config and not rotations_are_constant()
+        for one in _own_rotations(annotation, self.cls) if own else ():
             with contextlib.suppress(Exception):
                 return Constructor(one, head, self.choice).make()
         told.rotations.append(name)
@@ -439,7 +440,7 @@ class Constructor:
             source = inspect.getsource(self.cls)
         except (OSError, TypeError):
             source = ""
-        return Rotation(self.sizes.D, heads, is_still(), source=source)
+        return Rotation(self.sizes.D, heads, rotations_are_constant(), source=source)
 
     def _config(self, name: str, annotation: Any, told: ArgumentValues) -> object:
         """Of the class the annotation names, or one the file defines, its sizes set; else one of ours."""

@@ -22,9 +22,9 @@ from ..evidence import Problem
 from ..recipe import ProbeInputs, Weights
 from .call_plan import FULL, LENGTHS, PADDING, SAME_FOR_ALL, MaskConvention, plans
 from .caller import Caller, inputs_for, map_inputs, reaction_columns, reactions, shift_second_sample
+from .environment import CAUGHT, problem_of
 from .subject import Subject, of_numpy
-from .surroundings import CAUGHT, problem_of
-from .words import Said, input_word, replaces_causal, said_about
+from .vocabulary import MaskDescription, describe_mask, input_word, replaces_causal
 
 
 class Doubt(str):
@@ -167,7 +167,7 @@ def _mixes_samples(caller: Caller) -> bool:
     inputs = inputs_for(caller)
     before = caller.output(*inputs)
     after = caller.output(*map_inputs(inputs, shift_second_sample))
-    return bool(((after - before)[0].abs() > caller.subject.nothing * before.abs().max()).any())
+    return bool(((after - before)[0].abs() > caller.subject.tolerance * before.abs().max()).any())
 
 
 def find_layout(caller: Caller, text: str) -> tuple[Caller, str | None]:
@@ -243,7 +243,7 @@ def _with_heads_inside(caller: Caller) -> Caller:
 
     def mixes_positions(caller: Caller) -> bool:
         strengths = reactions(caller, inputs_for(caller), of="value")
-        return bool((strengths > caller.subject.nothing)[:, different].any())
+        return bool((strengths > caller.subject.tolerance)[:, different].any())
 
     try:
         return heads_inside if not mixes_positions(caller) and mixes_positions(heads_inside) else caller
@@ -383,7 +383,7 @@ class _MaskProbe:
                 if not bool(reaction.isfinite().all()):
                     return False
                 if not torch.equal(
-                    (reaction > self.caller.subject.nothing)[:, compared], expected[:, compared, s]
+                    (reaction > self.caller.subject.tolerance)[:, compared], expected[:, compared, s]
                 ):
                     return False
         except CAUGHT:
@@ -403,7 +403,7 @@ class _MaskProbe:
         return float(visible.mean() / hidden.mean().clamp_min(1e-12))
 
 
-def _candidates(argument: str, layout: str, description: Said) -> Iterator[MaskConvention]:
+def _candidates(argument: str, layout: str, description: MaskDescription) -> Iterator[MaskConvention]:
     """Yield conventions of one mask argument, the likeliest first."""
     word = argument.lower()
     if input_word(argument) == "lengths":
@@ -456,7 +456,7 @@ def _is_about_queries(argument: str) -> bool:
 
 
 def _find_convention(
-    probe: _MaskProbe, argument: str, description: Said
+    probe: _MaskProbe, argument: str, description: MaskDescription
 ) -> tuple[MaskConvention | None, str]:
     """Return the convention of one mask argument, and a sentence where it was not certain."""
     plan = probe.caller.plan
@@ -543,7 +543,7 @@ def find_conventions(
     padding: MaskConvention | None = None
     switch: MaskConvention | None = None
     for argument in plan.masks:
-        description = replace(said_about(texts, argument), replaces=replaces_causal(texts, argument))
+        description = replace(describe_mask(texts, argument), replaces=replaces_causal(texts, argument))
         convention, sentence = _find_convention(probe, argument, description)
         sentences += [sentence] if sentence else []
         if convention is None:
@@ -588,7 +588,7 @@ def _convention_without_effect(
 ) -> tuple[MaskConvention, ...]:
     """Return the first convention that runs, for a mask argument that changes nothing."""
     for argument in caller.plan.masks:
-        description = said_about(texts, argument)
+        description = describe_mask(texts, argument)
         conventions = list(_candidates(argument, caller.plan.layout, description))
         for convention in conventions:
             if description.true_attends in (None, convention.true_attends):
@@ -609,7 +609,7 @@ def visible_keys(caller: Caller) -> Tensor | None:
         strengths = reactions(caller, inputs_for(caller, length, length))
     except CAUGHT:
         return None
-    visible = (strengths > caller.subject.nothing) | ~strengths.isfinite()
+    visible = (strengths > caller.subject.tolerance) | ~strengths.isfinite()
     return visible[0] if bool((visible == visible[:1]).all()) else None
 
 

@@ -23,14 +23,16 @@ from ..source.parsed import unwarned
 from .behaviour import _right, findings, one_length, two_lengths
 from .call_plan import MaskConvention
 from .caller import Caller, inputs_for
+from .causal_switches import conditions_of, instance_switches, may_change_output, other_values
 from .construction import GUESS, BuildResult, Construction, about_dtype, as_given, by_class, others
 from .constructor import parameters_of
 from .conventions import Doubt, find_conventions, find_layout, is_causal, visible_keys
+from .environment import CAUGHT, files_of, float64_environment, problem_of
 from .generality import other_sizes
 from .parameters import origin_of
 from .probes import LOUD_ALONE, LOUD_PROBE, causal_mask, probe
-from .projections import Found, error_of, find_roles
-from .recognition import long_window, recognise, turned_over_another_axis
+from .projections import Projections, error_of, find_roles
+from .recognition import long_window, recognise_designs, rotation_over_another_axis
 from .rotations import (
     ADDED,
     OBJECT,
@@ -39,14 +41,11 @@ from .rotations import (
     STILL_OBJECT,
     TOLD,
     ZEROS,
-    without_turning,
+    constant_rotations,
 )
 from .subject import Sizes, fields_of, in_precision, signature_of
-from .surroundings import CAUGHT, files_of, problem_of, surroundings
-from .switches import conditions_of, kept_switches, may_throw
-from .switches import thrown as thrown_to
-from .wiring import explained, projected_elsewhere, rewire, torch_inside
-from .words import bare, meant_causal, size_word, texts_of
+from .vocabulary import bare, builds_causal_mask, size_word, source_texts
+from .wiring import choose_by_fault, find_wiring, projected_elsewhere, wrapped_torch_attention
 
 ASKS = frozenset(
     """needweights outputattention outputattentions returnattention returnattentions returnattentionweights
@@ -70,7 +69,7 @@ def asks_for_weights(caller: Caller) -> tuple[tuple[str, object], ...]:
             with_weights = replace(caller, weights_switch=asks).call(*inputs, with_weights=True)
         except CAUGHT:
             return ()
-    near = caller.subject.nothing
+    near = caller.subject.tolerance
     same = torch.allclose(plain.output, with_weights.output, rtol=near, atol=1e-3 * near, equal_nan=True)
     return asks if same and with_weights.weights is not None else ()
 
@@ -155,10 +154,10 @@ def understand_whole(
         bind: makes what is called out of a method that was taken from its class.
     """
     evidence = begun(obj, source, path)
-    texts = texts_of(obj, source)  # before anything runs: parsing is not for other threads to see
+    texts = source_texts(obj, source)  # before anything runs: parsing is not for other threads to see
     is_class, is_function = isinstance(obj, type), _is_function(obj)
     caller = None
-    with surroundings():
+    with float64_environment():
         try:
             if bind is not None:
                 obj = bind(obj, evidence, given, embed_dim, num_heads)
@@ -255,7 +254,7 @@ def _examine(evidence: Evidence, asked: _Request) -> Caller | None:
         return _elsewhere(evidence, built, asked) or caller
     turns = caller.plan.table or _rotations(built.recipe)
     if turns and not any(one.key == "rope" for one in evidence.designs):
-        with without_turning():
+        with constant_rotations():
             again = _again(evidence, asked, lambda other: other.weights is not None)
         if again is not None:
             return again
@@ -315,7 +314,7 @@ def _elsewhere(evidence: Evidence, built: BuildResult, asked: _Request) -> Calle
             how = {"ways": [(sizes, recipe.constructor.choice)], "manners": (recipe.manner,)}
         else:
             there = replace(asked, embed_dim=sizes.E, num_heads=sizes.H)
-        found: Found | None = None
+        found: Projections | None = None
         with contextlib.suppress(*CAUGHT):
             again = there.build(**how)
             if again.caller is not None:
@@ -446,7 +445,7 @@ def _look(evidence: Evidence, built: BuildResult, asked: _Request) -> Caller:
     on = None if causal or not open_ else _switched_on(caller, recipe)
     backwards = any(BACKWARDS.search(name) for name in conditions_of(caller.subject.body))
     off = on is not None or backwards  # as it was built
-    causal = causal or (closed and open_ and not off and meant_causal(texts, evidence.name))
+    causal = causal or (closed and open_ and not off and builds_causal_mask(texts, evidence.name))
     caller.conventions, more = (
         find_conventions(caller, causal, texts, seen)
         if caller.plan.masks or caller.plan.switches
@@ -460,12 +459,12 @@ def _look(evidence: Evidence, built: BuildResult, asked: _Request) -> Caller:
         L = caller.subject.sizes.long
         hidden = causal_mask(1, L, L)[0] if causal else None
         ours = bool(caller.plan.table or _rotations(recipe))
-        found, evidence.designs = recognise(caller, hidden, found, roles, None if ours else texts)
+        found, evidence.designs = recognise_designs(caller, hidden, found, roles, None if ours else texts)
     wired: list[Finding] = []
     if not found.proven and not evidence.designs and not roles and not found.unjudged:
         truth = _truth(caller, causal)
-        found, wired = rewire(caller, found, truth)
-        found = found if wired else explained(caller, found, truth)
+        found, wired = find_wiring(caller, found, truth)
+        found = found if wired else choose_by_fault(caller, found, truth)
     if found.num_heads != caller.subject.sizes.H:
         sizes = replace(
             caller.subject.sizes, H=found.num_heads, D=max(1, caller.subject.sizes.E // found.num_heads)
@@ -533,16 +532,16 @@ def _heads_major(caller: Caller) -> bool:
             return False
     if first is None or second is None or first.shape != (B, H, length, length):
         return False
-    changed = ((first - second).abs().amax((2, 3)) > caller.subject.nothing).flatten()  # [B * H] as it came
+    changed = ((first - second).abs().amax((2, 3)) > caller.subject.tolerance).flatten()  # [B * H] as it came
     rows = changed.nonzero().flatten().tolist()
     return bool(rows) and rows == list(range(1, B * H, B))
 
 
-def _beside(evidence: Evidence, caller: Caller, found: Found) -> list[Design]:
+def _beside(evidence: Evidence, caller: Caller, found: Projections) -> list[Design]:
     """Designs that do nothing to the numbers: where the work, or its last step, is done."""
-    wraps = torch_inside(caller.subject.body) if found.proven else None
+    wraps = wrapped_torch_attention(caller.subject.body) if found.proven else None
     plain = found.proven and not evidence.designs and not caller.plan.table
-    elsewhere = turned_over_another_axis(caller, found) if plain else None
+    elsewhere = rotation_over_another_axis(caller, found) if plain else None
     lacks = found.guess is not None and not found.guess.weights.get("o")
     split = projected_elsewhere(evidence.name, evidence.source) if lacks else None
     adds_queries = any(
@@ -590,11 +589,11 @@ def _thrown(body: Any, recipe: Construction | None) -> Iterator[tuple[Any, bool]
             with contextlib.suppress(*CAUGHT):
                 yield recipe.throw(thrown), not own.isdisjoint(thrown)
         return
-    for i, (_, name, now, compared) in enumerate(kept_switches(body)):
-        for value in thrown_to(now, compared) if may_throw(name) else ():
+    for i, (_, name, now, compared) in enumerate(instance_switches(body)):
+        for value in other_values(now, compared) if may_change_output(name) else ():
             with contextlib.suppress(*CAUGHT):
                 other = copy.deepcopy(body)
-                setattr(kept_switches(other)[i][0], name, value)
+                setattr(instance_switches(other)[i][0], name, value)
                 yield other, size_word(name) == "causal"
 
 
@@ -693,7 +692,9 @@ def _switched_off(body: object) -> bool:
     kept += [field for _, value in kept if not isinstance(value, nn.Module) for field in fields_of(value)]
     file = sys.modules.get(type(body).__module__)
     of_file = (
-        [] if file is None else [vars(file).get(name) for name in conditions_of(body) if may_throw(name)]
+        []
+        if file is None
+        else [vars(file).get(name) for name in conditions_of(body) if may_change_output(name)]
     )
     return False in [value for value in of_file if isinstance(value, bool)] or any(
         value is False and size_word(name) == "causal" for name, value in kept

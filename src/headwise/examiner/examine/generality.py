@@ -20,10 +20,10 @@ from .call_plan import express
 from .caller import Caller, inputs_for
 from .construction import Construction
 from .conventions import likely_conventions, padding_mask
+from .environment import CAUGHT, seed
 from .probes import causal_mask, plain, share_off, some_mask
-from .recognition import by_distance
+from .recognition import describe_position_rule
 from .subject import Sizes, in_precision
-from .surroundings import CAUGHT, seed
 
 LONG_PROBE = "many positions"
 FEW, MANY = 3, 29  # positions: fewer and more than any other probe has
@@ -73,7 +73,9 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
         off = share_off(call.output, truth.output)
         if off > NEAR:
             assert evidence.weights is not None
-            inside = by_distance(caller, evidence.weights, evidence.num_heads, inputs) if mask is None else ""
+            inside = ""
+            if mask is None:
+                inside = describe_position_rule(caller, evidence.weights, evidence.num_heads, inputs)
             if inside:  # it begins farther away than the other probes reach: a choice, and no fault
                 yield Finding(name, "unknown", f"at {length} positions there is {inside}")
                 return

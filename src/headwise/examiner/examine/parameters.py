@@ -26,9 +26,9 @@ from torch import Tensor
 from ..evidence import Role
 from ..recipe import Weights
 from .caller import Caller, inputs_for
+from .environment import CAUGHT
 from .subject import Subject
-from .surroundings import CAUGHT
-from .words import bare, role_word
+from .vocabulary import bare, role_word
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ def fingerprints(caller: Caller) -> dict[str, Fingerprint]:
 
 
 def _fingerprints(caller: Caller) -> dict[str, Fingerprint]:
-    sizes, plan, zero = caller.subject.sizes, caller.plan, caller.subject.zero
+    sizes, plan, zero = caller.subject.sizes, caller.plan, caller.subject.gradient_tolerance
     T = S = sizes.long
     query, key, value = inputs_for(caller, T, S, seed=11)
     width = caller.call(query, key, value).output.shape[-1]

@@ -23,8 +23,8 @@ from ..recipe import ProbeInputs
 from .call_plan import express
 from .caller import Caller, inputs_for
 from .conventions import padding_mask, random_mask
+from .environment import CAUGHT, problem_of
 from .subject import Subject, signature_of
-from .surroundings import CAUGHT, problem_of
 
 Three = tuple[Tensor, Tensor, Tensor]
 LOUD = 3e5

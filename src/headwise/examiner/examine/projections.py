@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..evidence import Role
 from ..recipe import ProbeInputs, Step, Weights, run
 from .caller import Caller, inputs_for
+from .environment import CAUGHT
 from .parameters import (
     Assignment,
     Fingerprint,
@@ -30,7 +31,6 @@ from .parameters import (
     where_of,
 )
 from .subject import Subject, cast_loose
-from .surroundings import CAUGHT
 
 
 def by_names(
@@ -70,7 +70,9 @@ def by_names(
                 yield guess
 
 
-def given(subject: Subject, prints: dict[str, Fingerprint], roles: dict[str, str]) -> Iterator[Assignment]:
+def by_request(
+    subject: Subject, prints: dict[str, Fingerprint], roles: dict[str, str]
+) -> Iterator[Assignment]:
     """As the caller of check says: "q" -> a parameter's path, with or without ".weight"."""
     path_roles = {}
     for role, name in roles.items():
@@ -391,7 +393,7 @@ NEARLY = 1e-5  # float32 somewhere inside
 
 
 @dataclass
-class Found:
+class Projections:
     """The projections."""
 
     weights: Weights | None
@@ -405,7 +407,7 @@ class Found:
     hard_coded: int = 0  # how many heads were asked for, where it uses another number
     rewired: str = ""  # what gradients say where names say otherwise
     tried: list[Weights] = field(default_factory=list)  # every proposal, where none was proven
-    choices: list[Found] = field(default_factory=list)  # the same, each as if it had been chosen
+    choices: list[Projections] = field(default_factory=list)  # the same, each as if it had been chosen
     elsewhere: bool = False  # the output projection is in another class of the file
     unjudged: str = ""  # what is inside that headwise has no equal of
 
@@ -438,7 +440,7 @@ def find_roles(
     truth: list[tuple[ProbeInputs, Tensor]],
     override: dict[str, str] | None,
     steps: Mapping[str, Step] | None = None,
-) -> Found:
+) -> Projections:
     """The projections, proved where the code is right.
 
     Args:
@@ -456,13 +458,13 @@ def find_roles(
     def guesses() -> Iterator[Assignment]:
         nonlocal prints
         if caller.plan.as_numpy:  # without gradients, prints take a call for each number
-            named = list(given(subject, prints, override) if override else by_names(subject, prints))
+            named = list(by_request(subject, prints, override) if override else by_names(subject, prints))
             yield from named
             if any(guess.complete for guess in named):
                 return
             prints = fingerprints(caller)
         if override:
-            yield from given(subject, prints, override)
+            yield from by_request(subject, prints, override)
             return
         yield from by_names(subject, prints)
         yield from by_gradients(subject, prints, caller)
@@ -477,13 +479,13 @@ def find_roles(
         if tried[-1][3] <= proven:
             break
     if not tried:
-        return Found(None, {}, H, False, prints=prints)
+        return Projections(None, {}, H, False, prints=prints)
     best = min(tried, key=lambda attempt: attempt[3])
     if best[3] > NEARLY:
         for guess, weights, words, _ in tried:
             for other in _head_counts(weights, H, subject.heads_given):
                 if error_of(weights, other, truth, steps) <= proven:
-                    projections = _found(guess, weights, words, other, True, prints, E)
+                    projections = _projections_of(guess, weights, words, other, True, prints, E)
                     projections.hard_coded = H if subject.heads_given else 0
                     return projections
     rewired = ""
@@ -501,11 +503,11 @@ def find_roles(
     choices = []
     if best[3] > NEARLY:
         likely = [attempt for attempt in tried if attempt[0].complete]
-        choices = [_found(*attempt[:3], H, False, prints, E) for attempt in [best, *likely]]
+        choices = [_projections_of(*attempt[:3], H, False, prints, E) for attempt in [best, *likely]]
     guessed = not best[0].complete or best[0].family == "shared"
     if best[3] > NEARLY and guessed and best[0].how not in {"names", "given"}:
-        return Found(None, {}, H, False, prints=prints, choices=choices)
-    projections = _found(best[0], best[1], best[2], H, best[3] <= NEARLY, prints, E)
+        return Projections(None, {}, H, False, prints=prints, choices=choices)
+    projections = _projections_of(best[0], best[1], best[2], H, best[3] <= NEARLY, prints, E)
     projections.rewired = rewired
     projections.tried = [] if projections.proven else [attempt[1] for attempt in tried]
     projections.choices = choices
@@ -548,7 +550,7 @@ def _wiring(guess: Assignment) -> str:
     return "by gradients " + ", ".join(parts)
 
 
-def _found(
+def _projections_of(
     guess: Assignment,
     weights: Weights,
     words: list[str],
@@ -556,10 +558,10 @@ def _found(
     proven: bool,
     prints: dict[str, Fingerprint],
     E: int,
-) -> Found:
+) -> Projections:
     roles = {name: role_of(pieces, guess.how) for name, pieces in guess.weights.items()}
     roles |= {f"{name}_bias": role_of(pieces, guess.how) for name, pieces in guess.biases.items()}
-    projections = Found(weights, roles, H, proven, list(words), prints, guess, is_small(guess, E, H))
+    projections = Projections(weights, roles, H, proven, list(words), prints, guess, is_small(guess, E, H))
     if guess.order and guess.order != "qkv"[-len(guess.order) :]:
         projections.words.append(f"the fused weight holds {', '.join(guess.order)} in this order")
     if guess.family == "head by head":
@@ -571,17 +573,17 @@ def _found(
     return projections
 
 
-def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]) -> Found:
+def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]) -> Projections:
     """A function of q, k and v: every projection is the identity."""
     E, H = caller.subject.sizes.E, caller.subject.sizes.H
     eye, zeros = torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64)
     weights = Weights(eye, eye, eye, eye, zeros, zeros, zeros, zeros)
-    projections = Found(weights, {}, H, error_of(weights, H, truth) <= NEARLY)
+    projections = Projections(weights, {}, H, error_of(weights, H, truth) <= NEARLY)
     projections.words.append("it has no weights of its own: every projection is taken as the identity")
     return projections
 
 
-def own_weights(weights: Weights, caller: Caller, module: nn.Module) -> Weights:
+def weights_of_module(weights: Weights, caller: Caller, module: nn.Module) -> Weights:
     """The projections in float64 as the module has them, where `weights` are those of the examined copy."""
     own: Mapping[str, Tensor] = dict(module.named_parameters()) | dict(module.named_buffers())
     examined = {name: value for name, value in caller.subject.parameters.items() if name in own}
@@ -599,7 +601,7 @@ def own_weights(weights: Weights, caller: Caller, module: nn.Module) -> Weights:
     return Weights(*(looked_up(x.double()) for x in weights))
 
 
-def as_it_is(caller: Caller, module: nn.Module) -> Caller:
+def caller_of_module(caller: Caller, module: nn.Module) -> Caller:
     """The same way to call it, for a copy with its own weights, in float64 and without dropout."""
     body = copy.deepcopy(module).cpu().double().eval()
     cast_loose(body, torch.float64)

@@ -24,24 +24,25 @@ from torch.nn.functional import normalize
 from .. import recipe
 from ..faults import FAULTS
 from ..recipe import EVERY, Design, ProbeInputs, State, Weights, normed, pairs, steps_of, turned
+from .call_record import CallRecord, Norm, Three, bypassed_norms, equal_tensors, record_call, record_scores
 from .caller import Caller, inputs_for
-from .projections import NEARLY, Found, error_of, find_roles
+from .environment import CAUGHT
+from .latent import find_latent
+from .projections import NEARLY, Projections, error_of, find_roles
 from .subject import attributes_of
-from .surroundings import CAUGHT
-from .watch import Norm, Ran, Three, caught, find_latent, passed_by, same, watch
 
 FAVOURED = "; far keys are favoured"
 QUERIES_ADDED = "a residual connection inside: the projected queries are added to what the heads give"
 FAR = 1e3  # a score this much below the others is hidden
 
 
-def recognise(
+def recognise_designs(
     caller: Caller,
     causal: Tensor | None,
-    projections: Found,
+    projections: Projections,
     roles: dict[str, str] | None,
     texts: Sequence[str] | None = None,
-) -> tuple[Found, list[Design]]:
+) -> tuple[Projections, list[Design]]:
     """The projections, found again with the designs that are inside; and these.
 
     Args:
@@ -52,24 +53,25 @@ def recognise(
     L = caller.subject.sizes.long
     inputs = inputs_for(caller, L, L, seed=30)
     try:
-        ran = watch(caller, inputs)
+        record = record_call(caller, inputs)
     except CAUGHT:
         return projections, []
-    latent = find_latent(caller, ran, inputs)
+    latent = find_latent(caller, record, inputs)
     if isinstance(latent, str):
         return replace(projections, weights=None, unjudged=latent), []
-    before = [norm for norm in ran.norms if any(same(norm.given, x) for x in inputs)]
-    after = [norm for norm in ran.norms if norm not in before and same(norm.made, ran.output)][-1:]
+    before = [norm for norm in record.norms if any(equal_tensors(norm.given, x) for x in inputs)]
+    after = [norm for norm in record.norms if norm not in before]
+    after = [norm for norm in after if equal_tensors(norm.made, record.output)][-1:]
     mask = None if causal is None else causal.expand(len(inputs[0]), L, L)
     if latent is not None:
-        return _behind(caller, *latent, ran, ProbeInputs(*inputs, mask))
-    with passed_by([*before, *after]):
+        return _behind_latent(caller, *latent, record, ProbeInputs(*inputs, mask))
+    with bypassed_norms([*before, *after]):
         try:
             bare = caller.call(*inputs).output.detach().double()
         except CAUGHT:
             return projections, []
 
-        def look_again(designs: Sequence[Design] = ()) -> Found:
+        def look_again(designs: Sequence[Design] = ()) -> Projections:
             """The projections, with these designs inside, from what is left of the output."""
             return find_roles(caller, [(ProbeInputs(*inputs, mask), bare)], roles, steps_of(designs))
 
@@ -78,7 +80,7 @@ def recognise(
             silent = _silenced(caller, inner, inputs)
         except CAUGHT:
             return projections, []
-        added = silent is not None and same(silent, inputs[0])
+        added = silent is not None and equal_tensors(silent, inputs[0])
         if added:
             bare = bare - inputs[0]
             inner = look_again()
@@ -88,24 +90,24 @@ def recognise(
             inner = look_again()
         inside: list[Design] = []
         if not inner.proven and inner.weights is not None:
-            inside = _inside(caller, inner, inputs, causal is not None)
+            inside = _designs_inside(caller, inner, inputs, causal is not None)
             if inside:
                 inner = look_again(inside)
                 if not inner.proven:
-                    inner, inside = _with_values_turned(inner, inside, look_again)
+                    inner, inside = _with_rotated_values(inner, inside, look_again)
             elif texts is not None:
-                inside = _wrongly_turned(caller, inner, inputs, texts)
+                inside = _wrong_rotation(caller, inner, inputs, texts)
                 inner = look_again(inside) if inside else inner
         if not inner.proven and not inside and inner.weights is not None:
             inside = _talking_heads(caller, inner, inputs)
             inner = look_again(inside) if inside else inner
         if not inner.proven and inner.weights is not None:
-            for gate in _gates(caller, inner, inputs, ran):
+            for gate in _gates(caller, inner, inputs, record):
                 gated = look_again([*inside, gate])
                 if gated.proven:
                     inner, inside = gated, [*inside, gate]
                     break
-    shell = _around(before, after, added, inputs)
+    shell = _designs_around(before, after, added, inputs)
     _far_keys_favoured(caller, inner, inside)
     designs = [*(design for design in shell if design.key == "norm before"), *inside]
     designs += [design for design in shell if design.key != "norm before"]
@@ -115,25 +117,25 @@ def recognise(
         return projections, []
     for design in designs:
         if design.key == "residual" and before and queries is None:
-            _tell_residual(design, designs, _silenced(caller, inner, inputs), inputs[0])
+            _set_residual_kind(design, designs, _silenced(caller, inner, inputs), inputs[0])
     off = error_of(
-        inner.weights, inner.num_heads, [(ProbeInputs(*inputs, mask), ran.output)], steps_of(designs)
+        inner.weights, inner.num_heads, [(ProbeInputs(*inputs, mask), record.output)], steps_of(designs)
     )
     return replace(inner, proven=off <= NEARLY), designs
 
 
-def _behind(
-    caller: Caller, projections: Found, latent: Design, ran: Ran, probe: ProbeInputs
-) -> tuple[Found, list[Design]]:
+def _behind_latent(
+    caller: Caller, projections: Projections, latent: Design, record: CallRecord, probe: ProbeInputs
+) -> tuple[Projections, list[Design]]:
     """Designs behind the narrow matrices of latent attention."""
     inputs = probe[:3]
-    designs = [latent, *_inside(caller, projections, inputs, probe.mask is not None, [latent])]
+    designs = [latent, *_designs_inside(caller, projections, inputs, probe.mask is not None, [latent])]
     assert projections.weights is not None
-    off = error_of(projections.weights, projections.num_heads, [(probe, ran.output)], steps_of(designs))
+    off = error_of(projections.weights, projections.num_heads, [(probe, record.output)], steps_of(designs))
     return replace(projections, proven=off <= NEARLY), designs
 
 
-def _queries_added(caller: Caller, inner: Found, inputs: Three) -> Tensor | None:
+def _queries_added(caller: Caller, inner: Projections, inputs: Three) -> Tensor | None:
     """The projected queries, where they are what comes out while the values are zero."""
     if inner.weights is None or inner.guess is None or inner.guess.weights.get("o"):
         return None
@@ -142,10 +144,10 @@ def _queries_added(caller: Caller, inner: Found, inputs: Three) -> Tensor | None
         return None  # with fused weights the queries would be zero as well
     queries = _state(inner.weights, inner.num_heads, inputs).projected[0]
     silent = _silenced(caller, inner, inputs, "v")
-    return queries if silent is not None and same(silent, queries) else None
+    return queries if silent is not None and equal_tensors(silent, queries) else None
 
 
-def _silenced(caller: Caller, inner: Found, inputs: Three, role: str = "o") -> Tensor | None:
+def _silenced(caller: Caller, inner: Projections, inputs: Three, role: str = "o") -> Tensor | None:
     """What comes out where one projection, that of the output, is zero."""
     guess = inner.guess
     names = {
@@ -168,7 +170,7 @@ def _silenced(caller: Caller, inner: Found, inputs: Three, role: str = "o") -> T
                 tensor.copy_(value)
 
 
-def measured(
+def measure_designs(
     caller: Caller, causal: Tensor | None, weights: Weights, H: int, T: int, S: int
 ) -> list[Design] | None:
     """The designs with the numbers that this module has, for T queries and S keys; None where they cannot be.
@@ -182,13 +184,13 @@ def measured(
         inputs = inputs_for(caller, L, L, seed=30)
         probe = ProbeInputs(*inputs, None if causal is None else causal.expand(len(inputs[0]), L, L))
         truth = [(probe, caller.call(*inputs).output.detach().double())]
-    projections, designs = recognise(caller, causal, find_roles(caller, truth, None), None)
+    projections, designs = recognise_designs(caller, causal, find_roles(caller, truth, None), None)
     if not designs or projections.weights is None:
         return None
     placed = [design for design in designs if design.key == "position bias" or "seen" in design.tensors]
     if placed:
         inputs = inputs_for(caller, T, S, seed=33)
-        scores = caught(caller, inputs)[1]
+        scores = record_scores(caller, inputs)[1]
         state = _state(weights, H, inputs, [design for design in designs if design not in placed])
         fitted = None if scores is None else fit(scores, state.q @ state.k.mT)
         if fitted is None:
@@ -199,12 +201,12 @@ def measured(
     return designs
 
 
-def _around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -> list[Design]:
+def _designs_around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -> list[Design]:
     """Norms and the residual connection, where they are a sub-layer's: one of them alone is none."""
     made: list[Design] = []
     if before:
         slots = {
-            name: float(any(same(norm.given, x) for norm in before))
+            name: float(any(equal_tensors(norm.given, x) for norm in before))
             for name, x in zip(("query", "key", "value"), inputs, strict=True)
         }
         for norm in before[:1]:
@@ -217,7 +219,7 @@ def _around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -
             made.append(Design("norm before", words, {**norm.numbers(), **slots}, norm.tensors()))
         for norm in before[1:]:  # a norm of its own for keys and values
             own = {
-                name: float(same(norm.given, x) and not same(before[0].given, x))
+                name: float(equal_tensors(norm.given, x) and not equal_tensors(before[0].given, x))
                 for name, x in zip(("query", "key", "value"), inputs, strict=True)
             }
             if any(own.values()):
@@ -236,13 +238,13 @@ def _around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -
     return made
 
 
-def _tell_residual(residual: Design, designs: list[Design], silent: Tensor | None, query: Tensor) -> None:
+def _set_residual_kind(residual: Design, designs: list[Design], silent: Tensor | None, query: Tensor) -> None:
     """Whether the input is added as it is or behind the norm: what comes out without attention tells."""
     first = next(each for each in designs if each.key == "norm before")
     behind = normed(query, first) if first.numbers["query"] else query
     for each in designs:
         behind = normed(behind, each) if each.key == "norm after" else behind
-    if silent is not None and same(silent, behind) and not same(query, behind):
+    if silent is not None and equal_tensors(silent, behind) and not equal_tensors(query, behind):
         residual.numbers["normed"], residual.words = (
             1.0,
             "a residual connection inside: the normed input is added",
@@ -292,12 +294,12 @@ def _state(weights: Weights, H: int, inputs: Three, steps: Sequence[Design] = ()
     return recipe.run(ProbeInputs(*inputs), weights, H, steps_of(steps))
 
 
-def _inside(
-    caller: Caller, inner: Found, inputs: Three, causal: bool, outer: Sequence[Design] = ()
+def _designs_inside(
+    caller: Caller, inner: Projections, inputs: Three, causal: bool, outer: Sequence[Design] = ()
 ) -> list[Design]:
     """Designs between the projections and the softmax; `known`: what comes before the projections."""
     try:
-        ran, scores = caught(caller, inputs)
+        record, scores = record_scores(caller, inputs)
     except CAUGHT:
         return []
     if scores is None:
@@ -315,20 +317,20 @@ def _inside(
         except (RuntimeError, ValueError, IndexError):
             continue
         q, k = state.q, state.k
-        norm = _query_key_norm(ran, state)
+        norm = _query_key_norm(record, state)
         if norm is not None:
             state = _state(weights, H, inputs, [*outer, norm])
             q, k = state.q, state.k
         first = [norm] if norm is not None else []
         fitted = fit(scores, q @ k.mT)
         if fitted is not None:
-            return first + _placed(caller, weights, H, fitted, causal, [*outer, *first])
+            return first + _position_designs(caller, weights, H, fitted, causal, [*outer, *first])
         rope = _rope(scores, q, k)
         if rope is not None:
             fitted = fit(scores, turned(q, rope) @ turned(k, rope).mT)
             if fitted is not None:
                 first = [*first, rope]
-                return first + _placed(caller, weights, H, fitted, causal, [*outer, *first])
+                return first + _position_designs(caller, weights, H, fitted, causal, [*outer, *first])
         fitted = fit(scores, normalize(q, dim=-1) @ normalize(k, dim=-1).mT)
         if fitted is not None:
             unit = Design("unit", "queries and keys of length 1 inside: cosine attention")
@@ -336,19 +338,21 @@ def _inside(
             return [
                 unit,
                 scale,
-                *_placed(caller, weights, H, replace(fitted, scale=fitted.scale * 0), causal, [*outer, unit]),
+                *_position_designs(
+                    caller, weights, H, replace(fitted, scale=fitted.scale * 0), causal, [*outer, unit]
+                ),
             ]
     return []
 
 
-def _query_key_norm(ran: Ran, state: State) -> Design | None:
+def _query_key_norm(record: CallRecord, state: State) -> Design | None:
     """Norms that got the queries or keys, split into heads or not."""
     made = Design("query-key norm", "", {"wide": 0.0})
     word = ""
     for name, x, wide in (("query", state.q, state.projected[0]), ("key", state.k, state.projected[1])):
-        for norm in ran.norms:
-            split = norm.given.ndim == 4 and any(same(norm.given, y) for y in (x, x.transpose(1, 2)))
-            if split or (norm.given.shape == wide.shape and same(norm.given, wide)):
+        for norm in record.norms:
+            split = norm.given.ndim == 4 and any(equal_tensors(norm.given, y) for y in (x, x.transpose(1, 2)))
+            if split or (norm.given.shape == wide.shape and equal_tensors(norm.given, wide)):
                 made.numbers |= {**norm.numbers(f"{name} "), "wide": float(not split)}
                 made.tensors |= norm.tensors(f"{name} ")
                 word = norm.word
@@ -397,9 +401,9 @@ def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
     return None
 
 
-def _with_values_turned(
-    inner: Found, inside: list[Design], look_again: Callable[[Sequence[Design]], Found]
-) -> tuple[Found, list[Design]]:
+def _with_rotated_values(
+    inner: Projections, inside: list[Design], look_again: Callable[[Sequence[Design]], Projections]
+) -> tuple[Projections, list[Design]]:
     """The same, with a rotation that turns the values as well, where that explains the output."""
     turning = [
         replace(design, numbers={**design.numbers, "v": 1.0}) for design in inside if design.key == "rope"
@@ -412,10 +416,10 @@ def _with_values_turned(
     return (again, designs) if again.proven else (inner, inside)
 
 
-def _talking_heads(caller: Caller, inner: Found, inputs: Three) -> list[Design]:
+def _talking_heads(caller: Caller, inner: Projections, inputs: Three) -> list[Design]:
     """Scores or weights of all heads that are mixed by a matrix [H, H] of its own, before they are used."""
     try:
-        ran, scores = caught(caller, inputs)
+        record, scores = record_scores(caller, inputs)
         assert inner.weights is not None
         state = _state(inner.weights, inner.num_heads, inputs)
     except CAUGHT:
@@ -429,17 +433,17 @@ def _talking_heads(caller: Caller, inner: Found, inputs: Three) -> list[Design]:
         before = [
             mixer
             for mixer in mixers
-            if _evenly(fit(scores, torch.einsum("gh,bhts->bgts", mixer[0], products)))
+            if _is_uniform(fit(scores, torch.einsum("gh,bhts->bgts", mixer[0], products)))
         ]
         if not before:
             return []
         _keep_mixer(made, "before", before[0])
     p = scores.softmax(-1)
-    factors = [factor.double() for factor in ran.factors if factor.shape == p.shape]
+    factors = [factor.double() for factor in record.factors if factor.shape == p.shape]
     for mixer in mixers:
         after = Design("talking heads", "")
         _keep_mixer(after, "after", mixer)
-        if any(same(factor, recipe.mixed(p, after, "after")) for factor in factors):
+        if any(equal_tensors(factor, recipe.mixed(p, after, "after")) for factor in factors):
             made.tensors |= after.tensors
             break
     which = [words for key, words in (("before", "scores"), ("after", "weights")) if key in made.tensors]
@@ -464,7 +468,7 @@ def _mixers(caller: Caller, H: int) -> list[Mixer]:
     return mixers
 
 
-def _evenly(fitted: Fit | None) -> bool:
+def _is_uniform(fitted: Fit | None) -> bool:
     """Whether scores are these products, by one scale for all heads."""
     return fitted is not None and torch.allclose(fitted.scale, fitted.scale[:1], rtol=1e-4)
 
@@ -475,17 +479,17 @@ def _keep_mixer(made: Design, where: str, mixer: Mixer) -> None:
         made.tensors[f"{where} bias"] = mixer[1].clone()
 
 
-def _gates(caller: Caller, inner: Found, inputs: Three, ran: Ran) -> Iterator[Design]:
+def _gates(caller: Caller, inner: Projections, inputs: Three, record: CallRecord) -> Iterator[Design]:
     """Layers that get the queries and are no projection: each as if it were a gate of what the heads give."""
     used = {role.path for role in inner.roles.values()}
     own, H = caller.subject.parameters, inner.num_heads
     assert inner.weights is not None
     width = len(inner.weights.v)
-    for path, fed, _ in ran.linear:
+    for path, fed, _ in record.linear:
         weight, bias = own.get(f"{path}.weight"), own.get(f"{path}.bias")
         if weight is None or weight.ndim != 2 or len(weight) not in (width, H) or f"{path}.weight" in used:
             continue
-        if fed.numel() != inputs[0].numel() or not same(fed.reshape(inputs[0].shape), inputs[0]):
+        if fed.numel() != inputs[0].numel() or not equal_tensors(fed.reshape(inputs[0].shape), inputs[0]):
             continue
         tensors = {"gate": weight.detach().double().clone()}
         if bias is not None:
@@ -500,10 +504,10 @@ BASES = (1e4, 5e5, 1e6, 1e3, 1e2)  # of rotations, the usual one first
 NUMBER = re.compile(r"(?<![\w.])\d[\d_]*(?:\.\d+)?(?:e\d+)?(?![\w.])")
 
 
-def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence[str]) -> list[Design]:
+def _wrong_rotation(caller: Caller, inner: Projections, inputs: Three, texts: Sequence[str]) -> list[Design]:
     """A rotation by position that is there and wrongly made, or one of shared keys dealt out wrongly."""
     try:
-        scores = caught(caller, inputs)[1]
+        scores = record_scores(caller, inputs)[1]
     except CAUGHT:
         return []
     if scores is None or inner.weights is None:
@@ -521,7 +525,7 @@ def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence
         frequencies = base ** (torch.arange(D // 2, dtype=torch.float64) * -2 / D)
         for neighbours in (0.0, 1.0):
             numbers = {"channels": float(D), "first": 0.0, "neighbours": neighbours}
-            for fault, words, changed in WRONGLY:
+            for fault, words, changed in WRONG_ROTATIONS:
                 made = Design("rope", "", {**numbers, **changed}, {"frequencies": frequencies}, fault)
                 q = turned(state.q, made) if made.numbers.get("q", 1.0) else state.q
                 k = turned(state.k, made) if made.numbers.get("k", 1.0) else state.k
@@ -539,7 +543,7 @@ def _wrongly_turned(caller: Caller, inner: Found, inputs: Three, texts: Sequence
     return []
 
 
-def turned_over_another_axis(caller: Caller, projections: Found) -> Design | None:
+def rotation_over_another_axis(caller: Caller, projections: Projections) -> Design | None:
     """A rotation of queries that goes by the head or the sample, so that no score feels it.
 
     found: projections that are proven without any design.
@@ -547,17 +551,17 @@ def turned_over_another_axis(caller: Caller, projections: Found) -> Design | Non
     L = caller.subject.sizes.long
     inputs = inputs_for(caller, L, L, seed=33)
     try:
-        ran = watch(caller, inputs)
+        record = record_call(caller, inputs)
     except CAUGHT:
         return None
     if projections.weights is None or projections.num_heads < 2:
         return None
     q = _state(projections.weights, projections.num_heads, inputs).q  # [B, H, T, D]
     B, H, T, D = q.shape
-    for factor in ran.factors:
+    for factor in record.factors:
         for x in (factor, factor.transpose(1, 2)):
             x = x.unflatten(0, (B, H)) if x.shape == (B * H, T, D) else x
-            if x.shape != q.shape or same(x, q):
+            if x.shape != q.shape or equal_tensors(x, q):
                 continue
             for scale in (1.0, D**-0.5, D**-0.25):
                 for which, still, others in (
@@ -566,16 +570,16 @@ def turned_over_another_axis(caller: Caller, projections: Found) -> Design | Non
                 ):
                     lengths = [turned_part.double().norm(dim=-1) for turned_part in others]
                     if (
-                        same(still[0], still[1] * scale)
-                        and same(lengths[0], lengths[1] * scale)
-                        and not same(others[0], others[1] * scale)
+                        equal_tensors(still[0], still[1] * scale)
+                        and equal_tensors(lengths[0], lengths[1] * scale)
+                        and not equal_tensors(others[0], others[1] * scale)
                     ):
                         words = f"a rotation inside that goes by the number of the {which}, not by position"
                         return Design("rotation", words, fault="rotation over another axis")
     return None
 
 
-WRONGLY: tuple[tuple[str, str, dict[str, float]], ...] = (
+WRONG_ROTATIONS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("rotation on one side", "of the queries alone", {"k": 0.0}),
     ("rotation on one side", "of the keys alone", {"q": 0.0}),
     ("rotation with mixed pairs", "with the angles laid out for other pairs", {"mixed": 1.0}),
@@ -597,7 +601,7 @@ def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> 
     return f"a rotation by position inside (RoPE, pairs of {pairing}{base}{part})"
 
 
-def _placed(
+def _position_designs(
     caller: Caller, weights: Weights, H: int, fitted: Fit, causal: bool, first: list[Design]
 ) -> list[Design]:
     """The bias, and the window, if they are any; T5's own scale beside its bias."""
@@ -617,12 +621,12 @@ def _placed(
         short = caller.subject.sizes.short
         inputs = inputs_for(caller, short, L, seed=31)
         with contextlib.suppress(*CAUGHT):
-            scores = caught(caller, inputs)[1]
+            scores = record_scores(caller, inputs)[1]
             state = _state(weights, H, inputs, first)
             other = None if scores is None else fit(scores, state.q @ state.k.mT)
             if other is not None:
                 tensors[f"{short} x {L}"] = other.bias
-    table, words = _by_distance(bias, fitted.seen)
+    table, words = _relative_bias(bias, fitted.seen)
     if table is not None:
         tensors["by distance"] = table
     numbers = {"far": 1.0} if FAVOURED in words else {}
@@ -633,10 +637,10 @@ def _placed(
     return made
 
 
-def by_distance(caller: Caller, weights: Weights, H: int, inputs: Three) -> str:
+def describe_position_rule(caller: Caller, weights: Weights, H: int, inputs: Three) -> str:
     """What is beside scaled q.k here by the distance of a key alone, in words; "" for anything else."""
     try:
-        scores = caught(caller, inputs)[1]
+        scores = record_scores(caller, inputs)[1]
         state = _state(weights, H, inputs)
     except CAUGHT:
         return ""
@@ -649,7 +653,7 @@ def by_distance(caller: Caller, weights: Weights, H: int, inputs: Three) -> str:
     if not torch.equal(fitted.seen, (away >= away[fitted.seen].min()) & (away <= away[fitted.seen].max())):
         return ""
     if bool(fitted.bias.any()):
-        table, words = _by_distance(fitted.bias, fitted.seen)
+        table, words = _relative_bias(fitted.bias, fitted.seen)
         return words if table is not None else ""
     window = _window(fitted.seen)
     return "" if window is None else window.words
@@ -666,7 +670,7 @@ def _two_levels(bias: Tensor, visible: Tensor) -> bool:
     return torch.equal(jump, at)
 
 
-def _far_keys_favoured(caller: Caller, inner: Found, inside: list[Design]) -> None:
+def _far_keys_favoured(caller: Caller, inner: Projections, inside: list[Design]) -> None:
     """ALiBi with the wrong sign, where no parameter beside the projections could have learned it."""
     guess = inner.guess
     pieces = [] if guess is None else [*guess.weights.values(), *guess.biases.values()]
@@ -679,7 +683,7 @@ def _far_keys_favoured(caller: Caller, inner: Found, inside: list[Design]) -> No
             design.fault = "far keys favoured"
 
 
-def _by_distance(bias: Tensor, visible: Tensor) -> tuple[Tensor | None, str]:
+def _relative_bias(bias: Tensor, visible: Tensor) -> tuple[Tensor | None, str]:
     """(the bias by s - t, [H, 2L - 1], or None where it is not one; what it is in words)."""
     L = bias.shape[-1]
     steps = bias.diff(dim=-1)  # [H, L, L - 1]: what a row adds to it says nothing

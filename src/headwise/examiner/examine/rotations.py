@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .words import bare
+from .vocabulary import bare
 
 SLOTS = ("cos", "sin", "cos and sin", "turns", "rotation")
 ADDED = "[B, T, E]"  # no table: an embedding of positions
@@ -53,7 +53,7 @@ _OBJECT = re.compile(
 # what an object gives where the code unpacks it so
 _GIVES_TABLES = re.compile(r"\bcos\w*\s*,\s*sin\w*\s*=\s*(?:self\.)?\w*(?:rope|rot|pos|emb)\w*(?:\.\w+)?\(")
 
-_now = threading.local()
+_thread = threading.local()
 
 
 def rotation_word(name: str) -> str | None:
@@ -75,18 +75,18 @@ def is_rotation(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def without_turning() -> Iterator[None]:
+def constant_rotations() -> Iterator[None]:
     """Plans that are made meanwhile give tables that turn every position alike."""
-    _now.still = True
+    _thread.still = True
     try:
         yield
     finally:
-        _now.still = False
+        _thread.still = False
 
 
-def is_still() -> bool:
+def rotations_are_constant() -> bool:
     """Whether plans are to give tables that turn every position alike."""
-    return getattr(_now, "still", False)
+    return getattr(_thread, "still", False)
 
 
 def _angles(T: int, D: int, still: bool) -> Tensor:
@@ -96,7 +96,7 @@ def _angles(T: int, D: int, still: bool) -> Tensor:
     return torch.full_like(angles, ANGLE) if still else angles  # [T, D/2]
 
 
-def table(
+def rotation_table(
     slot: str, shape: str, still: bool, query: Tensor, D: int, heads: tuple[int, ...], dtype: torch.dtype
 ) -> object:
     """What the parameter is given beside these queries, [B, T, E], with D channels a head."""

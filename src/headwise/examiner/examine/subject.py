@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .surroundings import by_default
-from .surroundings import seed as sow
-from .words import FRAMEWORKS, role_word, size_word
+from .environment import by_default
+from .environment import seed as sow
+from .vocabulary import FRAMEWORKS, role_word, size_word
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,20 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 USUAL = ((24, 4), (32, 4), (64, 8), (512, 8), (768, 12))
 
 
-_now = threading.local()
+_thread = threading.local()
 
 
 @contextlib.contextmanager
-def dropped() -> Iterator[list[Tensor]]:
+def recorded_dropout() -> Iterator[list[Tensor]]:
     """What dropout is given meanwhile, in this thread."""
-    _now.dropped = []
+    _thread.dropped = []
     try:
-        yield _now.dropped
+        yield _thread.dropped
     finally:
-        _now.dropped = None
+        _thread.dropped = None
 
 
-class _Calm(TorchFunctionMode):
+class _ExactNumbers(TorchFunctionMode):
     """No dropout outside of training, and no step down to float32: the numbers behind both can be judged."""
 
     def __init__(self, exact: bool = True) -> None:
@@ -79,7 +79,7 @@ class _Calm(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in {"dropout", "dropout_", "alpha_dropout", "feature_dropout"}:
             undropped = args[0] if args else kwargs["input"]
-            if (noted := getattr(_now, "dropped", None)) is not None:
+            if (noted := getattr(_thread, "dropped", None)) is not None:
                 noted.append(undropped.detach().clone())
             return undropped
         if name == "scaled_dot_product_attention":
@@ -114,31 +114,31 @@ class Subject:
     heads_given: bool = False
     make: Callable[[], Any] | None = None
     fresh: Callable[[], Any] | None = None  # one more, as its author has it: nothing of it cast or set
-    apart: dict[str, torch.dtype] = field(default_factory=dict)  # loose tensors of a dtype of their own
+    loose_dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # loose tensors of another dtype
     calm: bool = False
     dtype: torch.dtype = torch.float64  # float32 for code that works in nothing else
     numpy: bool = False  # it keeps arrays, and takes them
     holders: dict[str, str] = field(
         default_factory=dict
     )  # arguments that hold several weights: "dict", "list"
-    kept: frozenset[str] | None = None  # paths of loose tensors before the first call: later ones are results
+    first_paths: frozenset[str] | None = None  # of loose tensors before the first call
     arguments: Mapping[str, object] = field(default_factory=dict)  # what its parameters are given, as asked
 
     def invoke(self, args: list[object], kwargs: dict[str, object], seed: int = 0) -> object:
         """Call it. The same seed every time: what is random in it is at least the same."""
         sow(seed)
-        clear = clearing(self.body)
+        clear = reset_method(self.body)
         if clear is not None:  # what is kept on purpose is asked from its beginning
             getattr(self.body, clear)()
         call = entry_of(self.body)
         with by_default(self.dtype) if self.dtype is torch.float32 else contextlib.nullcontext():
             if not self.calm:
                 return call(*args, **kwargs)
-            with _Calm(self.dtype is torch.float64):
+            with _ExactNumbers(self.dtype is torch.float64):
                 return call(*args, **kwargs)
 
     @property
-    def held(self) -> set[str]:
+    def weight_arguments(self) -> set[str]:
         """A function's arguments that are weights."""
         return {path.partition(".")[0] for path in self.parameters} if self.is_function else set()
 
@@ -166,12 +166,12 @@ class Subject:
         return self.dtype is torch.float64
 
     @property
-    def nothing(self) -> float:
+    def tolerance(self) -> float:
         """Of the size of the output: a smaller reaction is none, a smaller difference too."""
         return 1e-9 if self.exact else 1e-5
 
     @property
-    def zero(self) -> float:
+    def gradient_tolerance(self) -> float:
         """Of the largest gradient: a smaller one is none."""
         return 1e-13 if self.exact and not self.numpy else 1e-6
 
@@ -219,19 +219,19 @@ def of_numpy(body: object) -> bool:
     return "numpy" in rooms and "torch" not in rooms and not isinstance(body, nn.Module)
 
 
-def _kept(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
+def _nested_members(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
     """Modules, tensors and arrays in lists, tuples and dicts that torch does not look into."""
     if isinstance(value, (nn.Module, Tensor)) or is_array(value):
         yield path, value
     elif isinstance(value, (list, tuple)) and depth < 3:
         for i, item in enumerate(value):
-            yield from _kept(item, f"{path}.{i}", depth + 1)
+            yield from _nested_members(item, f"{path}.{i}", depth + 1)
     elif isinstance(value, dict) and depth < 3:
         for key, item in value.items():
-            yield from _kept(item, f"{path}.{key}", depth + 1)
+            yield from _nested_members(item, f"{path}.{key}", depth + 1)
 
 
-def hidden(body: Any) -> Iterator[tuple[str, Any]]:
+def loose_members(body: Any) -> Iterator[tuple[str, Any]]:
     """(path, module or tensor) kept where `parameters()` does not see it."""
     owners = list(body.named_modules()) if isinstance(body, nn.Module) else [("", body)]
     skip = set(vars(nn.Module()))
@@ -239,7 +239,7 @@ def hidden(body: Any) -> Iterator[tuple[str, Any]]:
         for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
             if name in skip:
                 continue
-            yield from _kept(value, f"{prefix}.{name}" if prefix else name)
+            yield from _nested_members(value, f"{prefix}.{name}" if prefix else name)
 
 
 def _is_weight(path: str, tensor: Tensor, in_module: bool) -> bool:
@@ -257,7 +257,7 @@ def _is_weight(path: str, tensor: Tensor, in_module: bool) -> bool:
     return tensor.ndim >= 2 and len(tensor.unique()) > 2
 
 
-def _belongs(
+def _members(
     body: object, first_paths: frozenset[str] | None = None
 ) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor]], list[str]]:
     """All modules by path, all learnt tensors by path, and the paths of those that are not registered."""
@@ -267,7 +267,7 @@ def _belongs(
     ids = {id(thing) for _, thing in tensors} | {id(thing) for thing in modules.values()}
     buffers = {id(buffer) for buffer in body.buffers()} if isinstance(body, nn.Module) else set()
     loose = []
-    for path, thing in list(hidden(body)):
+    for path, thing in list(loose_members(body)):
         if id(thing) in ids or id(thing) in buffers or (first_paths is not None and path not in first_paths):
             continue
         if isinstance(thing, nn.Module):
@@ -279,7 +279,7 @@ def _belongs(
                     tensors.append((f"{path}.{name}", tensor))
                     loose.append(f"{path}.{name}")
             continue
-        plain = _shared(thing)
+        plain = _as_tensor(thing)
         if plain.is_leaf and _is_weight(path, plain, in_module):
             ids.add(id(thing))
             tensors.append((path, plain))
@@ -287,22 +287,22 @@ def _belongs(
     return modules, tensors, loose
 
 
-def _shared(thing: Any) -> Tensor:
+def _as_tensor(thing: Any) -> Tensor:
     """A tensor; of an array one over the same memory, so that what is written to it is in the array."""
     return torch.from_numpy(thing) if is_array(thing) else thing
 
 
-_CLEARING: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
+_RESET_METHODS: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
 
 
-def clearing(body: object) -> str | None:
+def reset_method(body: object) -> str | None:
     """A method without arguments by which it forgets what it keeps between calls, and nothing it learned."""
     names = [name for name in ("reset", "reset_state", "reset_cache", "clear_cache") if hasattr(body, name)]
     if not names or not isinstance(body, nn.Module):
         return None
-    if body not in _CLEARING:
-        _CLEARING[body] = next((name for name in names if _only_clears(body, name)), None)
-    return _CLEARING[body]
+    if body not in _RESET_METHODS:
+        _RESET_METHODS[body] = next((name for name in names if _only_clears(body, name)), None)
+    return _RESET_METHODS[body]
 
 
 def _only_clears(body: nn.Module, name: str) -> bool:
@@ -327,15 +327,15 @@ def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def settle(subject: Subject) -> None:
     """Double, eval, fresh random weights and biases, gradients on."""
     body = subject.body
-    if subject.kept is None:
-        subject.kept = frozenset(path for path, _ in hidden(body))
+    if subject.first_paths is None:
+        subject.first_paths = frozenset(path for path, _ in loose_members(body))
         _as_leaves(body)
-    modules, _, _ = _belongs(body, subject.kept)
+    modules, _, _ = _members(body, subject.first_paths)
     for module in modules.values():
         in_precision(module, subject.dtype).eval()
-    subject.numpy = subject.numpy or any(is_array(thing) for _, thing in hidden(body))
+    subject.numpy = subject.numpy or any(is_array(thing) for _, thing in loose_members(body))
     cast_loose(body, subject.dtype)
-    modules, tensors, loose = _belongs(body, subject.kept)
+    modules, tensors, loose = _members(body, subject.first_paths)
     subject.unregistered = loose
     owners = {name: modules.get(name.rpartition(".")[0]) for name, _ in tensors}
     dice = torch.Generator().manual_seed(20170612)
@@ -364,7 +364,7 @@ def _loose(body: object) -> list[tuple[str, Any]]:
     """Plain float tensors and arrays kept as attributes or in lists, which `Module.to` passes by."""
     return [
         (path, thing)
-        for path, thing in hidden(body)
+        for path, thing in loose_members(body)
         if is_array(thing) or (isinstance(thing, Tensor) and thing.is_floating_point())
     ]
 
@@ -374,7 +374,7 @@ def has_loose(body: object) -> bool:
     return bool(_loose(body))
 
 
-def apart(body: object) -> dict[str, torch.dtype]:
+def loose_dtypes(body: object) -> dict[str, torch.dtype]:
     """The dtypes of loose tensors that are not of the dtype of its weights: no cast of ours may hide them."""
     weights = body.parameters() if isinstance(body, nn.Module) else ()
     main = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
@@ -392,19 +392,19 @@ def cast_loose(body: object, dtype: torch.dtype, but: Mapping[str, torch.dtype] 
         if is_array(thing):
             number = str(wanted).removeprefix("torch.")
             if thing.dtype != number or not thing.flags.writeable or min(thing.strides, default=0) < 0:
-                _put(body, path, thing.astype(number).copy())  # writeable: its numbers are ours to set
+                _replace_member(body, path, thing.astype(number).copy())  # writeable
         elif thing.dtype != wanted:
-            _put(body, path, thing.detach().to(wanted).requires_grad_(thing.requires_grad))
+            _replace_member(body, path, thing.detach().to(wanted).requires_grad_(thing.requires_grad))
 
 
 def _as_leaves(body: object) -> None:
     """What the constructor computed from a leaf, `torch.randn(d, d, requires_grad=True) / d`, becomes one."""
     for path, thing in _loose(body):
         if isinstance(thing, Tensor) and not thing.is_leaf:
-            _put(body, path, thing.detach().requires_grad_())
+            _replace_member(body, path, thing.detach().requires_grad_())
 
 
-def _put(body: object, path: str, made: object) -> None:
+def _replace_member(body: object, path: str, made: object) -> None:
     """Something else in its place, where that can be."""
     *way, last = path.split(".")
     owner: object = body
@@ -470,7 +470,7 @@ def head_count(body: object) -> int | None:
     heads = globals_of(type(body)).get("heads")
     if heads:
         return heads
-    for path, thing in [*(body.named_modules() if isinstance(body, nn.Module) else ()), *hidden(body)]:
+    for path, thing in [*(body.named_modules() if isinstance(body, nn.Module) else ()), *loose_members(body)]:
         if isinstance(thing, nn.ModuleList) and "head" in path.lower() and len(thing):
             return len(thing)
     if not hasattr(body, "__dict__"):
@@ -480,7 +480,7 @@ def head_count(body: object) -> int | None:
     ]
     if lists:
         return lists[0]
-    shapes = [tensor.shape for _, tensor in _belongs(body)[1] if tensor.ndim == 3]
+    shapes = [tensor.shape for _, tensor in _members(body)[1] if tensor.ndim == 3]
     counts = {shape[0] for shape in shapes if 1 < shape[0] and shape[0] * min(shape[1:]) == max(shape[1:])}
     return counts.pop() if len(counts) == 1 else None
 
@@ -499,6 +499,6 @@ def widths_of(body: object) -> list[int]:
     for module in modules:
         widths += [module.in_features] if isinstance(module, nn.Linear) else []
         widths += [module.in_channels] if isinstance(module, CONVOLUTIONS) else []
-    tensors = [tensor for _, tensor in _belongs(body)[1] if tensor.ndim >= 2]
+    tensors = [tensor for _, tensor in _members(body)[1] if tensor.ndim >= 2]
     widths += [n for tensor in tensors for n in reversed(tensor.shape)]
     return [n for n in dict.fromkeys(widths) if 1 < n <= 8192]

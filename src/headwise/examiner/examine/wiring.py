@@ -18,11 +18,11 @@ from ..recipe import Design, ProbeInputs, Weights
 from ..source.parsed import unwarned
 from .caller import Caller
 from .parameters import path_role
-from .projections import NEARLY, Found
+from .projections import NEARLY, Projections
 from .subject import Subject, attributes_of
 
 
-def torch_inside(body: object) -> Design | None:
+def wrapped_torch_attention(body: object) -> Design | None:
     """One nn.MultiheadAttention inside, and no weights beside it but those of norms."""
     if not isinstance(body, nn.Module) or isinstance(body, nn.MultiheadAttention):
         return None
@@ -135,9 +135,9 @@ def _heads(x: Tensor, H: int) -> Tensor:
     return x.unflatten(-1, (H, -1)).transpose(-3, -2)  # [.., H, T, D]
 
 
-def rewire(
-    caller: Caller, projections: Found, truth: list[tuple[ProbeInputs, Tensor]]
-) -> tuple[Found, list[Finding]]:
+def find_wiring(
+    caller: Caller, projections: Projections, truth: list[tuple[ProbeInputs, Tensor]]
+) -> tuple[Projections, list[Finding]]:
     """The projections as they are used, where some are missing, shared or applied in a row; and what is
     wrong with that. As it came where that explains nothing."""
     own = [matrix for matrix in _matrices(caller.subject) if matrix.weight.shape[0] == matrix.weight.shape[1]]
@@ -157,7 +157,7 @@ def rewire(
         for last in (single, double):
             chosen = _chosen(probe, output, H, scale, single, last)
             if chosen is not None:
-                return _told(projections, chosen, scale == (E // H) ** -0.5)
+                return _describe(projections, chosen, scale == (E // H) ** -0.5)
     return projections, []
 
 
@@ -187,9 +187,9 @@ def _chosen(
     return None if best is None else best[1:]
 
 
-def _told(
-    projections: Found, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool
-) -> tuple[Found, list[Finding]]:
+def _describe(
+    projections: Projections, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool
+) -> tuple[Projections, list[Finding]]:
     """What is missing, shared or doubled; nothing where q, k, v and o are four of their own."""
     q, k, v, o = chosen
     three = dict(zip("qkv", (q, k, v), strict=True))
@@ -231,7 +231,9 @@ def _told(
     ), findings
 
 
-def explained(caller: Caller, projections: Found, truth: list[tuple[ProbeInputs, Tensor]]) -> Found:
+def choose_by_fault(
+    caller: Caller, projections: Projections, truth: list[tuple[ProbeInputs, Tensor]]
+) -> Projections:
     """The proposal under which one fault computes what the code computed; as it came if there is none.
 
     Where nobody said how many heads there are, every number the code keeps may be.
@@ -244,7 +246,7 @@ def explained(caller: Caller, projections: Found, truth: list[tuple[ProbeInputs,
     head_counts = (
         [] if subject.heads_given else [n for _, n in attributes_of(subject.body) if 1 < n < E and E % n == 0]
     )
-    choices: list[Found] = []
+    choices: list[Projections] = []
     for choice in projections.choices:
         if not any(_same(choice, other) for other in choices):
             choices.append(choice)
@@ -255,7 +257,7 @@ def explained(caller: Caller, projections: Found, truth: list[tuple[ProbeInputs,
     return projections
 
 
-def _same(a: Found, b: Found) -> bool:
+def _same(a: Projections, b: Projections) -> bool:
     if a.weights is None or b.weights is None:
         return a.weights is b.weights
     pairs = zip(a.weights, b.weights, strict=True)

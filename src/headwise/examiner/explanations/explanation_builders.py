@@ -22,9 +22,9 @@ from ..diagnosis import diagnose
 from ..dispatch import judge, understand
 from ..evidence import Evidence, ProbeCall
 from ..examine.caller import Caller
-from ..examine.projections import as_it_is, own_weights
-from ..examine.recognition import measured
-from ..examine.surroundings import CAUGHT, surroundings, undisturbed
+from ..examine.environment import CAUGHT, float64_environment, neutral_torch_state
+from ..examine.projections import caller_of_module, weights_of_module
+from ..examine.recognition import measure_designs
 from ..recipe import Design, ProbeInputs, State, Step, Weights, steps_of
 from ..report import Named, Report
 from .explanation import Explanation, differing
@@ -423,8 +423,8 @@ class Understood:
 
     def __init__(self, module: nn.Module, evidence: Evidence, caller: Caller) -> None:
         assert evidence.weights is not None
-        self.evidence, self.module, self._caller = evidence, module, as_it_is(caller, module)
-        self.weights: Weights = own_weights(evidence.weights, caller, module)
+        self.evidence, self.module, self._caller = evidence, module, caller_of_module(caller, module)
+        self.weights: Weights = weights_of_module(evidence.weights, caller, module)
         self.num_heads = evidence.num_heads
 
     def _designs(self, given: ProbeInputs) -> list[Design]:
@@ -441,9 +441,9 @@ class Understood:
         causal = None
         if self.evidence.conventions.always_causal:
             causal = torch.ones(caller.subject.sizes.long, caller.subject.sizes.long).tril().bool()
-        with surroundings():
+        with float64_environment():
             try:
-                found = measured(caller, causal, self.weights, self.num_heads, T, S) or []
+                found = measure_designs(caller, causal, self.weights, self.num_heads, T, S) or []
             except CAUGHT:
                 found = []
         designs = [one for one in found if not _is_band(one)]
@@ -455,7 +455,7 @@ class Understood:
             )
         return [*designs, *windows]
 
-    @undisturbed()
+    @neutral_torch_state()
     def explanation(
         self, given: ProbeInputs, labels: tuple[list[str] | None, list[str] | None], batch: int
     ) -> Explanation:
@@ -477,7 +477,7 @@ class Understood:
                 "No fault of the library explains your output, so your numbers on the way are not known."
             )
         mask = None if self.evidence.conventions.always_causal else given.mask
-        with surroundings(), torch.no_grad():
+        with float64_environment(), torch.no_grad():
             try:
                 yours["output"] = self._caller.call(given.query, given.key, given.value, mask).output
             except CAUGHT as error:

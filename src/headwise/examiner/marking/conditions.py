@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError, nearest
-from ..examine.words import input_word, size_word
+from ..examine.vocabulary import input_word, size_word
 from ..report import Named, Report
 from ..source.likely_classes import source_of
 from ..source.parsed import unwarned

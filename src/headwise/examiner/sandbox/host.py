@@ -221,7 +221,7 @@ def _examine(
     # All of it before the learner's file runs: `examine` and what follows it here keep their own references
     # to what they need of torch, whatever that file replaces; what compares numbers is in another process.
     from headwise.examiner.dispatch import understand
-    from headwise.examiner.examine.surroundings import silently
+    from headwise.examiner.examine.environment import without_output
     from headwise.examiner.sandbox.confine import limits
     from headwise.examiner.sandbox.learner import answers, choose, load, load_all_the_same
     from headwise.examiner.sandbox.stand_ins import WORDS, OnCPU, asks_for_gpu, has_no_effect, quieten
@@ -288,7 +288,7 @@ def _examine(
         if os.getpid() != own:
             end(1)
         stage = "call"
-        with silently():  # this process is ours, and what is printed now has been printed before
+        with without_output():  # this process is ours, and what is printed now has been printed before
             evidence, caller = understand(obj, source=source, path=str(path), **request["options"])
         if os.getpid() != own:
             end(1)
@@ -319,7 +319,7 @@ def _examine(
     say(facts, numbers)
     heard = hear() if caller is not None and "problem" not in facts else None
     if heard is not None and caller is not None and os.getpid() == own:
-        with silently():
+        with without_output():
             say(*answers(caller, *heard))
     end(0)
 

@@ -23,7 +23,7 @@ from ...errors import ArgumentError, nearest
 from ..evidence import packed, unpacked
 from ..examine.call_plan import express
 from ..examine.caller import Caller
-from ..examine.surroundings import CAUGHT, problem_of, surroundings
+from ..examine.environment import CAUGHT, float64_environment, problem_of
 from ..source.likely_classes import is_notebook, load_notebook, package_root
 from ..steps.step_engine import Callee
 from .stand_ins import named_in
@@ -176,7 +176,7 @@ def _roots(tree: ast.Module) -> set[str]:
 def answers(caller: Caller | Callee, asked: Any, numbers: bytearray) -> tuple[object, bytes]:
     """One answer a question: the raw output, or what the code raised; as JSON can hold them, and numbers."""
     said, out = [], bytearray()
-    with surroundings():
+    with float64_environment():
         for one in asked:
             question = unpacked(one, numbers)
             try:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from ..examine.words import input_word
+from ..examine.vocabulary import input_word
 from .parsed import (
     DEFINITIONS,
     FUNCTIONS,

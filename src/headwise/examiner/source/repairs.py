@@ -259,7 +259,7 @@ class _Names:
         return expression(f"F.linear({ast.unparse(value)}, {me}.{path})")
 
     def _read_sizes(self) -> None:
-        from ..examine.words import size_word
+        from ..examine.vocabulary import size_word
 
         assert self.function is not None
         owners = used_by(self.tree, self.checked) if isinstance(self.checked, ast.ClassDef) else []

@@ -19,9 +19,9 @@ from torch import nn
 
 from .. import faults
 from ..evidence import Evidence, Problem
+from ..examine.environment import CAUGHT, files_of
 from ..examine.subject import head_count, signature_of, widths_of
-from ..examine.surroundings import CAUGHT, files_of
-from ..examine.words import input_word
+from ..examine.vocabulary import input_word
 from ..exceptions import explain
 from ..faults.fault import Fault
 from ..report import Named, Report, largest_difference

@@ -25,10 +25,10 @@ from torch.nn import functional
 from ..evidence import Evidence, Finding, StepAnswer
 from ..examine.construction import GUESS
 from ..examine.conventions import layout_words
+from ..examine.environment import CAUGHT, files_of, problem_of
 from ..examine.examination import understand_whole
 from ..examine.subject import widths_of
-from ..examine.surroundings import CAUGHT, files_of, problem_of
-from ..examine.words import input_word
+from ..examine.vocabulary import input_word
 from ..faults import FAULTS as OF_WHOLES
 from ..report import Named, Report
 from ..verdict import judge_whole

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..evidence import Evidence, StepAnswer
-from ..examine.words import Said, said_about
+from ..examine.vocabulary import MaskDescription, describe_mask
 from .step_engine import (
     Callee,
     Formula,
@@ -450,13 +450,13 @@ def _visible(answers: list[StepAnswer], marks_visible: bool) -> list[StepAnswer]
     return patterns
 
 
-def _means(evidence: Evidence) -> Said:
+def _means(evidence: Evidence) -> MaskDescription:
     """Return what its docstring and comments say about the mask."""
     words = words_in(own_text(evidence))
     if not words:
-        return Said()
+        return MaskDescription()
     about = "\n".join(f"mask: {line.strip()}" for line in words.splitlines())  # all of it is about masks
-    means = said_about([f'"""{about}"""'], "mask")
+    means = describe_mask([f'"""{about}"""'], "mask")
     return means if means.in_words else replace(means, true_attends=None)
 
 

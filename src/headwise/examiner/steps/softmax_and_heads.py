@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..evidence import Evidence, StepAnswer
-from ..examine.words import size_word
+from ..examine.vocabulary import size_word
 from .step_engine import (
     UNKNOWN,
     Callee,

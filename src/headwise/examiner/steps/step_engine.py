@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from ..evidence import Evidence, Finding, Role, StepAnswer
 from ..examine.construction import GUESS, recipes
 from ..examine.constructor import Constructor, parameters_of
+from ..examine.environment import CAUGHT, Unreadable, files_of, problem_of
+from ..examine.environment import seed as sow
 from ..examine.subject import Sizes, signature_of
-from ..examine.surroundings import CAUGHT, Unreadable, files_of, problem_of
-from ..examine.surroundings import seed as sow
 from ..faults.fault import Fault
 from ..report import largest_difference
 from ..source.parsed import tree_of

@@ -27,7 +27,7 @@ from torch.amp.autocast_mode import is_autocast_available
 from torch.overrides import TorchFunctionMode
 
 from ..evidence import Problem
-from .words import FRAMEWORKS
+from .vocabulary import FRAMEWORKS
 
 # Functions that make floats of the default dtype out of nothing
 FLOAT_FACTORIES = frozenset(
@@ -49,17 +49,17 @@ _thread = threading.local()
 
 
 @contextlib.contextmanager
-def surroundings() -> Iterator[None]:
+def float64_environment() -> Iterator[None]:
     """Make float64 and the CPU the default, turn gradients on, and restore random generators afterwards.
 
     Tensors that the code makes on its way are then as exact as its inputs.
     """
-    with _restored_generators(), undisturbed(), by_default(torch.float64), _DefaultDtype():
+    with _restored_generators(), neutral_torch_state(), by_default(torch.float64), _DefaultDtype():
         yield
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def neutral_torch_state() -> Iterator[None]:
     """Suspend the caller's `torch.autocast`, `torch.device`, `inference_mode` and `no_grad`."""
     with torch.inference_mode(False), torch.enable_grad(), _no_autocast(), _on_cpu(), _one_thread():
         yield
@@ -226,7 +226,7 @@ class _Sink(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def silently() -> Iterator[None]:
+def without_output() -> Iterator[None]:
     """Discard prints and warnings of the whole process, so only for a process that runs nothing else."""
     sink = _Sink()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):

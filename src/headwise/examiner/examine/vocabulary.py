@@ -236,7 +236,7 @@ _BETWEEN = (
 
 
 @dataclass(frozen=True)
-class Said:
+class MaskDescription:
     """What is said about a mask."""
 
     true_attends: bool | None = None
@@ -246,7 +246,7 @@ class Said:
     replaces: bool = False  # the code makes a causal mask only where this one is None
 
 
-def texts_of(obj: object, source: str | None) -> list[str]:
+def source_texts(obj: object, source: str | None) -> list[str]:
     """The source of a class, of those it derives from, of a function; then the file's docstring."""
     if inspect.isroutine(obj):
         owners: list[Any] = [obj]
@@ -360,7 +360,7 @@ def _shape_in_words(low: str) -> str:
     return min(matches)[1] if matches else ""
 
 
-def said_about(texts: list[str], argument: str) -> Said:
+def describe_mask(texts: list[str], argument: str) -> MaskDescription:
     """From the class's own words to those of the file; then what the code does with it."""
     shape, added = "", False
     for text in texts:
@@ -371,12 +371,12 @@ def said_about(texts: list[str], argument: str) -> Said:
         shape = shape or _shape_in_words(low)
         polarity = None if added else _polarity_in_words(low)
         if polarity is not None or added:
-            return Said(polarity, added, shape, in_words=polarity is not None)
+            return MaskDescription(polarity, added, shape, in_words=polarity is not None)
     for text in texts:
         polarity = _polarity_in_code(text, argument)
         if polarity is not None:
-            return Said(polarity, False, shape)
-    return Said(None, False, shape)
+            return MaskDescription(polarity, False, shape)
+    return MaskDescription(None, False, shape)
 
 
 def replaces_causal(texts: list[str], argument: str) -> bool:
@@ -393,7 +393,7 @@ def _adds(texts: list[str], argument: str) -> bool:
     return re.search(rf"\+=?\s*\(?{re.escape(argument)}\b(?!\s*[*=<>])", code) is not None
 
 
-def meant_causal(texts: list[str], name: str) -> bool:
+def builds_causal_mask(texts: list[str], name: str) -> bool:
     """Whether it builds a triangle for itself, or is called causal."""
     code = "\n".join(texts[:-1])
     code = re.sub(r"(\"\"\"|''').*?\1", "", code, flags=re.S)

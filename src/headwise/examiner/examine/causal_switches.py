@@ -17,7 +17,7 @@ from torch import nn
 
 from ..source.parsed import tree_of
 from .subject import fields_of
-from .words import FRAMEWORKS
+from .vocabulary import FRAMEWORKS
 
 TRIANGLES = frozenset(
     "tril tril_ triu triu_ tril_indices triu_indices generate_square_subsequent_mask".split()
@@ -134,7 +134,7 @@ def _read(test: ast.expr, switches: dict[str, list[object]]) -> None:
             switches.setdefault(name, []).extend(constants)
 
 
-def thrown(now: object, compared: list[object]) -> list[bool | str]:
+def other_values(now: object, compared: list[object]) -> list[bool | str]:
     """Other values for a switch that is this now."""
     if isinstance(now, bool):
         return [not now]
@@ -144,7 +144,7 @@ def thrown(now: object, compared: list[object]) -> list[bool | str]:
     return others
 
 
-def kept_switches(body: object) -> list[tuple[object, str, object, list[object]]]:
+def instance_switches(body: object) -> list[tuple[object, str, object, list[object]]]:
     """(what keeps it, its name, what it is, what it is compared with), of an instance and its config."""
     names = conditions_of(body)
     owners = list(body.modules()) if isinstance(body, nn.Module) else [body]
@@ -160,6 +160,6 @@ def kept_switches(body: object) -> list[tuple[object, str, object, list[object]]
     ]
 
 
-def may_throw(name: str) -> bool:
+def may_change_output(name: str) -> bool:
     """Whether another value asks for something else, and not for another way to compute the same."""
     return re.search(r"flash|sdpa|fused|compile|return|need|train", name.lower()) is None
