@@ -107,7 +107,7 @@ def _no_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_default(dtype: torch.dtype) -> Iterator[None]:
-    """Make `dtype` the default dtype of this thread, inside `surroundings`."""
+    """Make `dtype` the default dtype of this thread, inside `float64_environment`."""
     before = getattr(_thread, "dtype", None)
     _thread.dtype = dtype
     try:
@@ -193,7 +193,7 @@ def _generators() -> list[torch.Generator]:
 
 
 def seed(number: int) -> None:
-    """Seed the generators of torch, Python and NumPy, inside `surroundings`."""
+    """Seed the generators of torch, Python and NumPy, inside `float64_environment`."""
     random.seed(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

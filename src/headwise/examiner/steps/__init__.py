@@ -159,7 +159,7 @@ def examine_step(
     embed_dim: int | None = None,
     num_heads: int | None = None,
 ) -> None:
-    """Call the step and record the answers; to be called inside `surroundings`.
+    """Call the step and record the answers; to be called inside `float64_environment`.
 
     Args:
         obj: a function, a method, bound or not; a class or an instance of a block or a softmax.
