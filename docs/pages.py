@@ -80,22 +80,22 @@ def spaced(lines: list[str]) -> list[str]:
 
 @functools.cache
 def faults() -> str:
-    """The examiner's catalogue: the commonest by name, then room by room, a section per fault.
+    """Return the examiner's catalogue: links to the most common faults, then a section for each fault.
 
-    It is imported, torch with it (a few seconds, once): texts of faults are made by functions, too.
+    The catalogue is imported, together with torch, because functions compute some of its texts.
     """
     sys.path.insert(0, str(ROOT / "src"))  # these pages are of this tree, whatever is installed
     from headwise.examiner import steps
-    from headwise.examiner.faults import ROOMS
+    from headwise.examiner.faults import SECTIONS
 
     known = steps.FAULTS
     common = [f"[{key}](#{slug(key)})" for key, fault in known.items() if fault.common]
     told = [
-        f"{len(known)} faults have a name. Those made most often: {', '.join(common)}.",
+        f"{len(known)} faults have a name. The most common: {', '.join(common)}.",
         "## Of a whole attention",
     ]
-    for title, room in ROOMS.items():
-        told += [f"### {title}", *map(section, room)]
+    for title, group in SECTIONS.items():
+        told += [f"### {title}", *map(section, group)]
     told.append("## Of single steps")
     for title, room in steps.FAULT_GROUPS.items():
         told += [f"### {title}", *map(section, room)]

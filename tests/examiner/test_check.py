@@ -326,7 +326,7 @@ def test_what_is_no_python_is_said(tmp_path: Path, one_template: Any) -> None:
 def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path: Path, one_template: Any) -> None:
     with pytest.raises(ArgumentError, match=r"file must be readable: .*none\.py"):
         check_file(tmp_path / "none.py", template=one_template)
-    with pytest.raises(ArgumentError, match=r"nothing in .* looks like it"):
+    with pytest.raises(ArgumentError, match=r"nothing in .* looks like attention"):
         check_file(written(tmp_path, "x = 1"), template=one_template)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from itertools import combinations
 
-from . import finishing, masking, rotating, seen
+from . import behaviour, masking, output, rotating
 from .fault import Fault
 from .projecting import INPUTS, PROJECTING
 from .scaling_and_softmax import SCORING, WEIGHING
@@ -13,37 +13,35 @@ from .splitting_and_merging import MERGING, SPLITTING
 
 __all__ = ["FAULTS", "Fault", "computed", "pairs"]
 
-ROOMS = {
+SECTIONS = {  # titles of the page docs/faults.md
     "The product of q and k, and its scale": SCORING,
-    "From [B, T, E] to heads": SPLITTING,
-    "From heads back to [B, T, E]": MERGING,
-    "From scores to weights": WEIGHING,
-    "What a mask does to scores": masking.FAULTS,
-    "From weights to the output: mixing values, the last projection, and what some add after it": (
-        finishing.FAULTS
-    ),
-    "Which input goes where, before anything is computed": INPUTS,
+    "Splitting [B, T, E] into heads": SPLITTING,
+    "Merging heads into [B, T, E]": MERGING,
+    "The softmax": WEIGHING,
+    "Masks": masking.FAULTS,
+    "From weights to the output: the product with the values, and the output projection": output.FAULTS,
+    "The inputs: query, key and value": INPUTS,
     "The projections of q, k and v": PROJECTING,
-    "Rotations by position (RoPE)": rotating.FAULTS,
-    "Faults that are seen rather than computed: what code does beside its numbers": seen.FAULTS,
+    "Positions: rotations (RoPE) and distance biases (ALiBi)": rotating.FAULTS,
+    "Behaviour of the code, found by calling it or reading it": behaviour.FAULTS,
 }
-FAULTS: dict[str, Fault] = {fault.key: fault for room in ROOMS.values() for fault in room}
-assert len(FAULTS) == sum(map(len, ROOMS.values())), "two faults of one name"
+FAULTS: dict[str, Fault] = {fault.key: fault for section in SECTIONS.values() for fault in section}
+assert len(FAULTS) == sum(map(len, SECTIONS.values())), "two faults of one name"
 
 
 @functools.cache
 def computed() -> tuple[Fault, ...]:
-    """Those that can be computed and compared with."""
+    """Return the faults that change a step of the recipe, whose outputs can be computed and compared."""
     return tuple(fault for fault in FAULTS.values() if fault.step)
 
 
 @functools.cache
 def pairs() -> tuple[tuple[Fault, Fault], ...]:
-    """Two at a time, in different steps; pairs of common ones first, then with one common one."""
-    found = [(a, b) for a, b in combinations(computed(), 2) if not _same_place(a, b)]
-    return tuple(sorted(found, key=lambda pair: -(pair[0].common + pair[1].common)))
+    """Return the pairs of faults that can occur together; pairs with the most common faults come first."""
+    compatible = [(a, b) for a, b in combinations(computed(), 2) if not _exclude_each_other(a, b)]
+    return tuple(sorted(compatible, key=lambda pair: -(pair[0].common + pair[1].common)))
 
 
-def _same_place(a: Fault, b: Fault) -> bool:
-    """Whether no way of one goes with a way of the other."""
-    return all(set(mine) & set(theirs) for mine in a.ways for theirs in b.ways) or not (a.ways and b.ways)
+def _exclude_each_other(a: Fault, b: Fault) -> bool:
+    """Return True if each way of one fault changes a step that each way of the other changes too."""
+    return all(set(x) & set(y) for x in a.ways for y in b.ways) or not (a.ways and b.ways)

@@ -1,4 +1,4 @@
-"""What a fault is: one named mistake, what it computes, and what to tell whoever made it."""
+"""The class Fault: a named mistake, what it computes, and the texts for the learner."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ from dataclasses import dataclass
 
 from ..recipe import RIGHT, Step
 
-Way = Mapping[str, Step]  # step of the recipe -> what is computed instead
+Way = Mapping[str, Step]  # step of the recipe -> the function that replaces it
 
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """One entry of the library.
+    """One entry of the library of faults.
 
     Args:
-        key: its name in reports and tests, e.g. "scale by d_model".
-        title: what is wrong, one clause.
-        formula: what the learner computes.
-        right: what it should be.
-        hints: three, each telling more than the one before; the last all but gives the line.
-        why: why it matters, one or two sentences.
+        key: the name in reports and tests, e.g. "scale by d_model".
+        title: what is wrong, in one clause.
+        formula: what the learner's code computes.
+        right: what it should compute.
+        hints: three, each more specific than the one before: where to look, what can be observed, what to do.
+        why: why it matters, in one or two sentences.
         repair: the repaired line or lines.
-        step: the step of the recipe where it happens; "" for faults that are seen, not computed.
-        ways: what is computed instead, one entry for each way to make this mistake.
-        lines: regular expressions for the line of source where it usually sits, the likeliest first.
-        needs_mask: shows only where something is hidden.
-        common: among the ten mistakes made most often.
-        fit: the way with a number in it, for a mistake that has one (a constant scale).
-        mixes_samples: what one sample gets depends on the others in the batch.
-        remark: told, and no reason to fail what is right otherwise.
-        follows: what other faults bring along: beside one of those it is not told.
-        alone: whoever makes it has nothing else judged: told in place of whatever the numbers look like.
-        said_by: other faults that are this one seen from elsewhere: beside one of those it is not told.
-        names_parts: its detail names parameters; only those that make up the output count.
-        design: what many modules have inside on purpose, in words: then it is no fault.
-        crash: words of the exception it ends in; `crash_probe`: only in probes whose name begins so.
+        step: the step of the recipe that is wrong; "" for faults that are found in another way.
+        ways: the wrong steps, one entry for each way to make this mistake.
+        lines: regular expressions for the source line that usually has the fault, the most likely first.
+        needs_mask: whether it shows only if a key is hidden.
+        common: whether it is among the ten most frequent mistakes.
+        fit: for a mistake with a number in it (a constant scale): the wrong steps for a number.
+        mixes_samples: whether the output of a sample depends on the others in the batch.
+        remark: whether it is reported, but does not make the verdict wrong.
+        follows: whether it can result from other faults; it is not reported beside one of those.
+        alone: whether it is reported without the verdict on the numbers.
+        said_by: keys of faults of which this is another symptom; it is not reported beside one of those.
+        names_parts: whether its detail names parameters; only those that affect the output count.
+        design: the name of a design that many modules contain on purpose; then it is not a fault.
+        crash: words of the exception that it raises.
+        crash_probe: the beginning of the names of the probes in which it raises.
     """
 
     key: str

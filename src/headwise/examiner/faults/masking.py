@@ -1,8 +1,8 @@
-"""What a mask does to scores.
+"""Faults of masks.
 
-A query that is left without any key tells how keys were hidden: NaN (-inf), equal weights (-1e9) or 0
-(torch's fused kernels). None of the three is a fault, so each fault that can leave one is tried in all three
-ways.
+The output of a query without visible keys depends on how keys are hidden: NaN (-inf), equal weights (-1e9) or
+0 (torch's fused kernels). None of the three is a fault, so each fault that can leave such a query is tried in
+all three ways.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..recipe import RIGHT as RIGHT_STEPS
 from ..recipe import State
 from .fault import Fault, Way
 
-RIGHT = "scores of hidden keys become -inf before the softmax"
+RIGHT = "the scores of hidden keys are set to -inf before the softmax"
 REPAIR = 'scores = scores.masked_fill(mask == 0, float("-inf"))  # before the softmax'
 FILLS = (r"masked_fill_?\(", r"torch\.where\(", r"attn_mask\s*=", r"\bmask\b")
 CAUSAL = (r"\b(tril|triu)_?\(", r"diagonal\s*=", *FILLS)
 
 
 def _masks(change: Callable[[State, Tensor], Tensor]) -> tuple[Way, ...]:
-    """Another mask, hidden by -inf, by -1e9, and with rows of nothing at 0."""
+    """Change the mask, and hide keys by -inf, by -1e9, and with weights of 0 in rows without visible keys."""
 
     def filled(number: float) -> Callable[[State], None]:
         def hide(state: State) -> None:
@@ -42,7 +42,7 @@ def _masks(change: Callable[[State, Tensor], Tensor]) -> tuple[Way, ...]:
 
 
 def filled(number: float) -> Way:
-    """Hidden scores become this number."""
+    """Set the scores of hidden keys to this number."""
 
     def hide(state: State) -> None:
         state.hidden = state.scaled
@@ -65,19 +65,19 @@ def _raised(number: float) -> Way:
 
 
 def _without_padding_queries(state: State, mask: Tensor) -> Tensor:
-    """The mask without the rows of queries that stand where a key is hidden from all."""
+    """Hide all keys from the queries at positions whose key is hidden from all queries."""
     if mask.shape[-1] != mask.shape[-2]:
         raise ValueError("queries and keys are not the same tokens")
     return mask & mask.any(-2).unsqueeze(-1)
 
 
-def _not_a_number(state: State) -> None:
+def _nan_scores(state: State) -> None:
     state.hidden = state.scaled
     if state.mask is not None:
         state.hidden = state.scaled.masked_fill(~state.mask, -torch.inf).masked_fill(state.mask, torch.nan)
 
 
-def _ignored(state: State) -> None:
+def _without_mask(state: State) -> None:
     state.hidden = state.scaled
 
 
@@ -90,30 +90,30 @@ def _added(hides: bool) -> Way:
     return {"hide": hide}
 
 
-def _after(state: State) -> None:
+def _masked_weights(state: State) -> None:
     if state.mask is not None:
         state.p = state.p * state.mask
 
 
 def _filled_after(number: float) -> Way:
-    """Weights, not scores, are filled with what hides a score."""
+    """Fill the weights of hidden keys, instead of their scores."""
 
     def drop(state: State) -> None:
         if state.mask is not None:
             state.p = state.p.masked_fill(~state.mask, number)
 
-    return {"hide": _ignored, "drop": drop}
+    return {"hide": _without_mask, "drop": drop}
 
 
 def _inverted(state: State) -> None:
-    """From the start, whatever becomes of the mask later: for those who make a second mistake with it."""
+    """Invert the mask in the first step, so that a second fault of the mask can follow."""
     RIGHT_STEPS["inputs"](state)
     if state.inputs.mask is not None:
         state.inputs = state.inputs._replace(mask=~state.inputs.mask)
 
 
-def _band(diagonal: int, upper: bool = False) -> Callable[[State, Tensor], Tensor]:
-    """The causal part of a mask redrawn, its padding kept; other masks as they are."""
+def _redrawn_causal(diagonal: int, upper: bool = False) -> Callable[[State, Tensor], Tensor]:
+    """Replace the causal part of a mask and keep its padding; other masks are not changed."""
 
     def change(state: State, mask: Tensor) -> Tensor:
         T, S = mask.shape[-2:]
@@ -132,13 +132,13 @@ def _wrong_order(state: State, mask: Tensor) -> Tensor:
 
 
 def _heads_first(state: State, mask: Tensor) -> Tensor:
-    """Repeated sample by sample, for scores that lie head by head: [H * B, T, S]."""
+    """Repeat the masks as for [B * H, T, S] where the scores are [H * B, T, S]."""
     B, H = mask.shape[0], state.num_heads
     return mask[:, 0].repeat_interleave(H, 0).unflatten(0, (H, B)).transpose(0, 1)  # [B, H, T, S]
 
 
 def _either_allows(state: State, mask: Tensor) -> Tensor:
-    """A key is seen where the causal mask or the one that was handed over allows it."""
+    """Make a key visible if the causal mask or the mask argument allows it."""
     causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
     if state.inputs.handed is not None:
         return state.inputs.handed[:, None] | causal
@@ -147,15 +147,15 @@ def _either_allows(state: State, mask: Tensor) -> Tensor:
     return causal | padding if both and not bool(padding.all()) else mask
 
 
-def _handed_over(state: State, mask: Tensor) -> Tensor:
-    """What was handed over, without the mask the code makes itself."""
+def _argument_only(state: State, mask: Tensor) -> Tensor:
+    """Use the mask argument only, without the mask that the code creates."""
     if state.inputs.handed is None:
         return mask
     return state.inputs.handed[:, None]
 
 
 def _one_of_two(causal: bool) -> Callable[[State, Tensor], Tensor]:
-    """Of padding and a causal mask at once, only one; other masks as they are."""
+    """Keep only the causal or the padding part of a mask that has both; other masks are not changed."""
 
     def change(state: State, mask: Tensor) -> Tensor:
         whole = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
@@ -174,7 +174,7 @@ def _first_head(state: State, mask: Tensor) -> Tensor:
     return mask | others
 
 
-def _turned(state: State, mask: Tensor) -> Tensor:
+def _transposed(state: State, mask: Tensor) -> Tensor:
     if mask.shape[-1] != mask.shape[-2]:
         raise ValueError("a turned mask needs as many queries as keys")
     return mask.transpose(-2, -1)
@@ -184,33 +184,35 @@ FAULTS = [
     Fault(
         "mask ignored",
         "the mask has no effect",
-        "softmax(q k^T / sqrt(d_k)) v, every key seen",
+        "softmax(q k^T / sqrt(d_k)) v over all keys",
         RIGHT,
         (
-            "Change a token that should be hidden and see whether the output moves.",
-            "Hidden keys get as much weight as if there were no mask.",
-            "Fill hidden keys' scores with -inf, and keep what masked_fill returns: it is not in place.",
+            "Change a token that should be hidden. Does the output change?",
+            "Hidden keys get the same weights as without a mask.",
+            "Fill the scores of hidden keys with -inf, and assign the result: masked_fill does not "
+            "change its input.",
         ),
-        "With a causal model the future leaks into training: the loss looks wonderful, and generation fails.",
+        "A causal model is trained with access to later tokens: its training loss is very low, but it "
+        "cannot generate text.",
         REPAIR,
         "hide",
-        ({"hide": _ignored},),
+        ({"hide": _without_mask},),
         (r"^\s*\w+\.masked_fill\(", *FILLS, r"def forward\("),
         needs_mask=True,
         common=True,
     ),
     Fault(
         "mask inverted",
-        "the mask is read the wrong way round: what should be seen is hidden",
-        "scores of the keys that may be seen become -inf",
+        "the mask is inverted: the keys that should be visible are hidden",
+        "the scores of visible keys are set to -inf",
         RIGHT,
         (
-            "What does True, or 1, mean in your mask, and what in the line that uses it?",
-            "Hidden keys are the only ones seen.",
-            "Turn the condition round: fill where attention is not allowed.",
+            "Does True (or 1) in your mask mean visible or hidden? What does the line that uses it assume?",
+            "Only the hidden keys get weight.",
+            "Invert the condition: fill the scores where attention is not allowed.",
         ),
-        "Two meanings are in use: torch's nn.MultiheadAttention hides where a mask is True, "
-        "scaled_dot_product_attention shows.",
+        "Both meanings are in use: in torch, a True in the mask hides a key in nn.MultiheadAttention "
+        "and makes it visible in scaled_dot_product_attention.",
         REPAIR,
         "hide",
         (*_masks(lambda state, mask: ~mask), {"inputs": _inverted}),
@@ -220,20 +222,21 @@ FAULTS = [
     ),
     Fault(
         "mask after softmax",
-        "weights are masked after the softmax and no longer sum to 1",
+        "weights are masked after the softmax, so they do not sum to 1",
         "(softmax(scores), then masked) v",
         RIGHT,
         (
             "Sum the weights of a query that has hidden keys.",
-            "The share of the hidden keys is cut away, and nobody gets it.",
-            "Mask the scores with -inf before the softmax.",
+            "The weight of the hidden keys is removed, but not given to the other keys.",
+            "Set the scores of hidden keys to -inf before the softmax.",
         ),
-        "A query that sees one key out of ten gets a tenth of it: outputs shrink where much is hidden.",
+        "The output is too small where keys are hidden: if one of ten keys is visible, it gets a tenth "
+        "of the weight.",
         REPAIR,
         "drop",
         (
-            {"hide": _ignored, "drop": _after},
-            {**filled(0.0), "drop": _after},
+            {"hide": _without_mask, "drop": _masked_weights},
+            {**filled(0.0), "drop": _masked_weights},
             _filled_after(-torch.inf),
             _filled_after(-1e9),
         ),
@@ -243,15 +246,15 @@ FAULTS = [
     ),
     Fault(
         "fill with zero",
-        "hidden scores become 0 instead of -inf",
+        "the scores of hidden keys are set to 0 instead of -inf",
         "softmax(scores with 0 where hidden) v",
         RIGHT,
         (
-            "Look at the number that stands for 'hidden'.",
-            "exp(0) is 1: a score of 0 is an ordinary score.",
-            "Use -inf (1e-9 is as good as 0, and multiplying by the mask gives 0, too).",
+            "Look at the number that is used for hidden keys.",
+            "exp(0) is 1, so a key with a score of 0 gets weight.",
+            "Use -inf. A fill of 1e-9 is practically 0, and multiplying by the mask gives 0, too.",
         ),
-        "Hidden keys still get weight, often more than those that count.",
+        "Hidden keys still get weight, often more than visible keys.",
         REPAIR,
         "hide",
         (filled(0.0),),
@@ -261,69 +264,72 @@ FAULTS = [
     ),
     Fault(
         "causal hides itself",
-        "the causal mask is off by one: a query cannot see its own position",
-        "key j is seen where j < i",
-        "key j is seen where j <= i",
+        "the causal mask is off by one: a query cannot attend to its own position",
+        "key j is visible where j < i",
+        "key j is visible where j <= i",
         (
             "Look at the first row of the causal mask.",
-            "The first position sees nothing at all.",
-            "Keep the diagonal: torch.tril(ones), or torch.triu(ones, diagonal=1) for what is hidden.",
+            "All keys are hidden from the first position.",
+            "Make the diagonal visible: torch.tril(ones) for visible keys, torch.triu(ones, diagonal=1) "
+            "for hidden keys.",
         ),
-        "The first position has nothing to attend to (NaN with -inf), and every other misses its own token.",
+        "The first position has no visible key (NaN if the fill is -inf), and all others cannot use "
+        "their own token.",
         "hidden = torch.triu(torch.ones(T, T, dtype=torch.bool), diagonal=1)",
         "hide",
-        _masks(_band(-1)),
+        _masks(_redrawn_causal(-1)),
         CAUSAL,
         needs_mask=True,
     ),
     Fault(
         "causal shows the next",
-        "the causal mask is off by one: a query sees the next position",
-        "key j is seen where j <= i + 1",
-        "key j is seen where j <= i",
+        "the causal mask is off by one: a query attends to the next position",
+        "key j is visible where j <= i + 1",
+        "key j is visible where j <= i",
         (
             "Look at the first row of the causal mask.",
-            "The first position sees two keys.",
-            "torch.triu(ones, diagonal=1) is what to hide, not diagonal=2.",
+            "Two keys are visible to the first position.",
+            "Hide torch.triu(ones, diagonal=1) instead of diagonal=2.",
         ),
-        "The model is shown the token it has to predict: training looks perfect and generation fails.",
+        "The model has access to the token it should predict: its training loss is very low, but it "
+        "cannot generate text.",
         "hidden = torch.triu(torch.ones(T, T, dtype=torch.bool), diagonal=1)",
         "hide",
-        _masks(_band(1)),
+        _masks(_redrawn_causal(1)),
         CAUSAL,
         needs_mask=True,
     ),
     Fault(
         "causal flipped",
-        "the causal mask is flipped: a query sees the future and not the past",
-        "key j is seen where j >= i",
-        "key j is seen where j <= i",
+        "the causal mask is flipped: a query attends to later positions instead of earlier ones",
+        "key j is visible where j >= i",
+        "key j is visible where j <= i",
         (
-            "Which half of the matrix is seen: below the diagonal or above?",
-            "The last position sees only itself; it should see all.",
-            "Use tril for what may be seen, triu for what is hidden.",
+            "Which keys are visible: those below or those above the diagonal of the mask?",
+            "The last position can attend to itself only, but it should attend to all positions.",
+            "Use tril for visible keys and triu for hidden keys.",
         ),
-        "The model reads backwards: nothing it learns can be used to generate from left to right.",
+        "The model learns to use later tokens, which do not exist yet when text is generated.",
         "mask = torch.tril(torch.ones(T, T, dtype=torch.bool))  # True = may attend",
         "hide",
-        _masks(_band(0, upper=True)),
+        _masks(_redrawn_causal(0, upper=True)),
         CAUSAL,
         needs_mask=True,
     ),
     Fault(
         "causal inverted",
-        "the causal mask is read the wrong way round: only later keys are seen",
-        "key j is seen where j > i",
-        "key j is seen where j <= i",
+        "the causal mask is inverted: a query attends to later keys only",
+        "key j is visible where j > i",
+        "key j is visible where j <= i",
         (
-            "Does True in your causal mask mean seen or hidden, and for the line that uses it?",
-            "A query sees what comes after it, and not even itself.",
-            "Turn the condition round, or use tril in place of triu.",
+            "Does True in your causal mask mean visible or hidden? What does the line that uses it assume?",
+            "A query attends to the positions after it, and not to itself.",
+            "Invert the condition, or use tril instead of triu.",
         ),
-        "The last position sees nothing at all, and every other only the future.",
+        "The last position has no visible key, and all others can use later tokens only.",
         "scores = scores.masked_fill(torch.triu(ones, diagonal=1), float('-inf'))",
         "hide",
-        _masks(_band(1, upper=True)),
+        _masks(_redrawn_causal(1, upper=True)),
         CAUSAL,
         needs_mask=True,
     ),
@@ -333,11 +339,11 @@ FAULTS = [
         "softmax(scores + mask) v",
         RIGHT,
         (
-            "Look at how the mask meets the scores.",
-            "Adding 1 changes a score a little; it hides nothing.",
-            "Add -inf where a key is hidden and 0 elsewhere, or use masked_fill.",
+            "Look at how the mask is combined with the scores.",
+            "Adding 0 or 1 to a score does not hide a key.",
+            "Add -inf for hidden keys and 0 for visible keys, or use masked_fill.",
         ),
-        "Every key is seen, some a bit more than others: as good as no mask.",
+        "All keys stay visible; the mask only changes their weights a little.",
         REPAIR,
         "hide",
         (_added(False), _added(True)),
@@ -346,15 +352,15 @@ FAULTS = [
     ),
     Fault(
         "mask plus 1e9",
-        "hidden scores become a large positive number",
+        "the scores of hidden keys are set to a large positive number",
         "softmax(scores with +1e9 where hidden) v",
         RIGHT,
         (
-            "Look at the sign of the number that stands for 'hidden'.",
-            "Hidden keys take all the weight.",
-            "It has to be negative: -inf.",
+            "Look at the sign of the number that is used for hidden keys.",
+            "Hidden keys get all the weight.",
+            "It must be negative: -inf.",
         ),
-        "The softmax looks at the hidden keys and at nothing else.",
+        "Queries attend to the hidden keys only.",
         REPAIR,
         "hide",
         (filled(1e9), _raised(1e9), _raised(1e10)),
@@ -363,15 +369,15 @@ FAULTS = [
     ),
     Fault(
         "fill too small",
-        "the number that stands for 'hidden' is not low enough",
+        "the fill for hidden keys is not low enough",
         "softmax(scores with -1e4 or so where hidden) v",
         RIGHT,
         (
-            "How large can a score get?",
-            "A score can be lower than the number that hides: then the hidden key shines through.",
+            "How low can the score of a visible key be?",
+            "If visible keys have scores close to the fill or below it, hidden keys get weight.",
             'Use float("-inf"), or torch.finfo(scores.dtype).min.',
         ),
-        "It works until scores grow, and then leaks without a word.",
+        "It works while scores are small; for large scores hidden keys get weight, without an error.",
         REPAIR,
         "hide",
         (
@@ -383,15 +389,15 @@ FAULTS = [
     ),
     Fault(
         "padding becomes NaN",
-        "queries that are padding may see nothing: their outputs are NaN",
+        "the mask hides all keys from padding queries: their outputs are NaN",
         "mask[:, None, None, :] & mask[:, None, :, None], with -inf where hidden",
-        "mask[:, None, None, :]: keys that are padding are hidden, queries are not",
+        "mask[:, None, None, :], which hides padding keys and leaves queries alone",
         (
-            "Look at the rows of queries that are padding.",
-            "A row in which every score is -inf becomes NaN in the softmax.",
-            "Hide the keys that are padding and leave the queries alone; nobody reads their outputs.",
+            "Look at the rows of the scores that belong to padding queries.",
+            "The softmax of a row in which every score is -inf is NaN.",
+            "Hide padding keys only. The outputs of padding queries are not used.",
         ),
-        "The next layer multiplies the NaN by a weight of 0, which is NaN again, for every token.",
+        "In the next layer, 0 times NaN is NaN: the outputs of all tokens become NaN.",
         "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
         "hide",
         _masks(_without_padding_queries)[:1],
@@ -400,15 +406,15 @@ FAULTS = [
     ),
     Fault(
         "padding queries hidden",
-        "queries that are padding may see nothing; their outputs are finite",
+        "the mask hides all keys from padding queries; their outputs are finite",
         "mask[:, None, None, :] & mask[:, None, :, None]",
-        "mask[:, None, None, :]: keys that are padding are hidden, queries are not",
+        "mask[:, None, None, :], which hides padding keys and leaves queries alone",
         (
-            "Look at the rows of queries that are padding.",
-            "All their keys are hidden, so their weights are equal, or 0.",
-            "Nobody reads these rows: hide the keys that are padding, that is enough.",
+            "Look at the rows of the scores that belong to padding queries.",
+            "All keys are hidden from them, so their weights are all equal, or 0.",
+            "Hiding padding keys is enough: the outputs of padding queries are not used.",
         ),
-        "It changes nothing that is read, as long as the number that hides is finite.",
+        "It does not change the outputs of real tokens, as long as the fill is finite.",
         "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
         "hide",
         _masks(_without_padding_queries)[1:],
@@ -418,35 +424,35 @@ FAULTS = [
     ),
     Fault(
         "mask makes NaN",
-        "0 is multiplied by -inf where a key may be seen: every score becomes NaN",
+        "0 is multiplied by -inf for visible keys, which makes every score NaN",
         "scores + (1 - mask) * -inf",
         RIGHT,
         (
-            "Print the scores after the mask.",
-            "0 * -inf is NaN, and one NaN in a row makes the whole row NaN.",
+            "Print the scores after the mask is applied.",
+            "0 * -inf is NaN, and the softmax of a row with a NaN is NaN.",
             'Use masked_fill(mask == 0, float("-inf")), or multiply by a finite number such as -1e9.',
         ),
-        "Every output is NaN as soon as a mask is given, and NaN spreads to every parameter in training.",
+        "With a mask every output is NaN, and after one training step so is every parameter.",
         REPAIR,
         "hide",
-        ({"hide": _not_a_number},),
+        ({"hide": _nan_scores},),
         (r"\*\s*(-\s*)?(float\(.-?inf|torch\.inf|math\.inf|np\.inf)", *FILLS),
         needs_mask=True,
     ),
     Fault(
         "mask on queries",
-        "the mask lies on the axis of queries instead of that of keys",
-        "queries that are padding are hidden, keys that are padding are seen",
+        "the mask is applied along the queries instead of the keys",
+        "rows of padding queries are masked, and padding keys are visible",
         RIGHT,
         (
-            "Which dimension of the scores does the mask run along?",
-            "Rows are hidden where columns should be.",
-            "A padding mask is [B, 1, 1, S]: mask[:, None, None, :].",
+            "Which dimension of the scores is the mask aligned with?",
+            "It masks rows (queries) instead of columns (keys).",
+            "A padding mask has the shape [B, 1, 1, S]: mask[:, None, None, :].",
         ),
-        "Padding is attended to, and real queries may be left with nothing.",
+        "Queries attend to padding.",
         "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
         "hide",
-        _masks(_turned),
+        _masks(_transposed),
         (r"mask\[\s*:\s*,\s*None\s*,\s*:\s*,\s*None", r"unsqueeze\(", *FILLS),
         needs_mask=True,
     ),
@@ -456,11 +462,13 @@ FAULTS = [
         "mask.repeat(H, 1, 1) for scores [B * H, T, S]",
         "mask.repeat_interleave(H, dim=0)",
         (
-            "Which sample's mask does head 1 of sample 0 get?",
-            "In [B * H] all heads of sample 0 come first; in [H * B] all samples of head 0.",
-            "repeat_interleave for [B * H], repeat for [H * B]; or keep [B, H, T, S] and broadcast.",
+            "Which sample's mask is used for head 1 of sample 0?",
+            "In [B * H] all heads of sample 0 come first; in [H * B] all samples of head 0 come first.",
+            "Use repeat_interleave for [B * H] and repeat for [H * B], or keep [B, H, T, S] and "
+            "broadcast the mask.",
         ),
-        "Samples are masked with each other's padding; with one sample, or equal lengths, it never shows.",
+        "Samples are masked with the padding of other samples. With one sample or equal lengths the "
+        "result is correct.",
         "mask = mask.repeat_interleave(self.num_heads, dim=0)  # [B * H, T, S]",
         "hide",
         (*_masks(_wrong_order), *_masks(_heads_first)),
@@ -470,32 +478,32 @@ FAULTS = [
     ),
     Fault(
         "one mask replaces another",
-        "of two masks only one counts: the second is assigned in place of the first",
-        "mask = padding where mask = causal & padding",
-        "a key is seen where every mask lets it be seen",
+        "only one of two masks is used: the second replaces the first",
+        "mask = padding instead of mask = causal & padding",
+        "a key is visible where both masks allow it",
         (
-            "Hand over both masks and see which of them still works.",
-            "Each works alone; together one of them is lost.",
-            "Combine them: what may be seen with &, what is hidden with |.",
+            "Pass both masks. Which of them has an effect?",
+            "Each mask works alone; if both are passed, one of them has no effect.",
+            "Combine masks of visible keys with &, and masks of hidden keys with |.",
         ),
-        "A decoder with padding sees the future, or one without sees padding: both only in real batches.",
+        "In batches with padding, a decoder attends to later tokens or to padding.",
         "mask = causal & padding[:, None, None, :]  # True = may attend",
         "hide",
-        (*_masks(_handed_over), *_masks(_one_of_two(False)), *_masks(_one_of_two(True))),
+        (*_masks(_argument_only), *_masks(_one_of_two(False)), *_masks(_one_of_two(True))),
         (r"\bmask\w*\s*=\s*(?!None)", *FILLS),
         needs_mask=True,
     ),
     Fault(
         "masks joined with or",
-        "of two masks one is enough to let a key be seen: they are joined with or",
+        "two masks are combined with or: a key is visible if one of them allows it",
         "causal | padding, True = may attend",
-        "causal & padding: a key is seen where both let it be seen",
+        "causal & padding: a key is visible where both allow it",
         (
-            "Which keys does a query see that stands before a real token?",
-            "A real token in the future is seen, and padding in the past.",
-            "Combine what may be seen with &, and what is hidden with |.",
+            "Which keys are visible to the first query of a sequence?",
+            "Later tokens are visible if they are not padding, and earlier ones even if they are padding.",
+            "Combine masks of visible keys with &, and masks of hidden keys with |.",
         ),
-        "A decoder sees the future as soon as a padding mask is given.",
+        "With a padding mask, a decoder attends to later tokens.",
         "mask = causal & padding[:, None, None, :]  # True = may attend",
         "hide",
         _masks(_either_allows),
@@ -504,15 +512,15 @@ FAULTS = [
     ),
     Fault(
         "first sample's mask for all",
-        "every sample is masked with the first sample's mask",
+        "the mask of the first sample is used for all samples",
         "mask[0] for the whole batch",
         RIGHT,
         (
-            "Give the samples of a batch different lengths, and compare each with a run of its own.",
-            "Only the first sample is right.",
-            "Keep the dimension of the batch: [B, 1, 1, S], not mask[0].",
+            "Use samples of different lengths, and compare the outputs with those of each sample alone.",
+            "Only the output of the first sample is correct.",
+            "Keep the batch dimension, [B, 1, 1, S], instead of using mask[0].",
         ),
-        "Batches of one pass; in a real batch padding is attended to or words are lost.",
+        "A batch of one sample is correct; in larger batches queries attend to padding, or words are hidden.",
         "mask = mask[:, None, None, :]  # [B, 1, 1, S]",
         "hide",
         _masks(lambda state, mask: mask[:1].expand_as(mask)),
@@ -525,11 +533,11 @@ FAULTS = [
         "mask on scores[:, 0]",
         "mask on the scores of every head",
         (
-            "Look at the weights of the second head.",
-            "Only the first head's hidden keys have weight 0.",
-            "Let the mask broadcast over heads: [B, 1, T, S].",
+            "Look at the weights of the second head for hidden keys.",
+            "Hidden keys have weight 0 in the first head only.",
+            "Give the mask the shape [B, 1, T, S], which broadcasts over the heads.",
         ),
-        "All heads but one see what they should not.",
+        "All other heads attend to hidden keys.",
         REPAIR,
         "hide",
         _masks(_first_head),

@@ -1,4 +1,4 @@
-"""From queries and keys to weights: the product and its scale, and the softmax."""
+"""Faults between queries and keys and the weights: the product, its scale, and the softmax."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .masking import filled
 
 RIGHT = "softmax(q k^T / sqrt(d_k)) v"
 WHY_SMALL = (
-    "Scores that are divided by too much are nearly equal: every key gets about the same weight, and a head "
-    "averages instead of choosing."
+    "If the divisor is too large, all scores are nearly equal: every key gets about the same weight, "
+    "and the head returns an average of all values."
 )
 WHY_LARGE = (
-    "q.k grows with d_k. Without the right scale the softmax saturates: one key takes all, and hardly any "
-    "gradient gets through."
+    "Products of q and k grow with d_k. If they are not scaled down, the softmax saturates: one key "
+    "gets nearly all the weight, and the gradient is close to 0."
 )
 REPAIR = "scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)"
 DIVIDED = r"(/|\*)\s*(\(|math\.sqrt|torch\.sqrt|np\.sqrt|self\.scale|scale|[\w.]+\s*\*\*)"
@@ -50,7 +50,7 @@ def _shrunk(state: State) -> None:
 
 
 def _weights_times(factor: Callable[[State], float]) -> Way:
-    """All weights are multiplied by a number after the softmax."""
+    """Multiply all weights by a number after the softmax."""
 
     def apply(state: State) -> None:
         state.p = state.p * factor(state)
@@ -65,7 +65,7 @@ def _scored(function: Callable[[State], Tensor]) -> Way:
     return {"score": apply}
 
 
-def _turned(state: State) -> Tensor:
+def _transposed(state: State) -> Tensor:
     if state.q.shape[-2] != state.k.shape[-2]:
         raise ValueError("turned scores need as many queries as keys")
     return state.k @ state.q.transpose(-2, -1)
@@ -82,9 +82,9 @@ SCORING = [
         "softmax(q k^T) v",
         RIGHT,
         (
-            "Look at what happens between q.k and the softmax.",
-            "The scores are too large: something that keeps them at a steady size is missing.",
-            "Divide the scores by the square root of the channels of one head.",
+            "Look at the code between the product of q and k and the softmax.",
+            "The scores are too large: the step that keeps their size independent of d_k is missing.",
+            "Divide the scores by sqrt(d_k), where d_k is the number of channels of one head.",
         ),
         WHY_LARGE,
         REPAIR,
@@ -100,8 +100,8 @@ SCORING = [
         RIGHT,
         (
             "Look at the number the scores are divided by.",
-            "A score is a sum over the channels of one head. How many are those?",
-            "Use d_k = d_model / num_heads under the square root.",
+            "A score is a sum over the channels of one head. How many channels has one head?",
+            "Take the square root of d_k = d_model / num_heads.",
         ),
         WHY_SMALL,
         REPAIR,
@@ -121,8 +121,8 @@ SCORING = [
         RIGHT,
         (
             "Look at the number the scores are divided by.",
-            "The spread of a sum of d_k products grows like a root, not like d_k.",
-            "Put a square root around d_k.",
+            "The standard deviation of a sum of d_k products grows with sqrt(d_k), not with d_k.",
+            "Divide by the square root of d_k.",
         ),
         WHY_SMALL,
         REPAIR,
@@ -136,8 +136,8 @@ SCORING = [
         "softmax(q k^T * sqrt(d_k)) v",
         RIGHT,
         (
-            "Look at the sign of the exponent, or at * and /.",
-            "The scores should get smaller by the scale, not larger.",
+            "Check the sign of the exponent, or whether the line uses * or /.",
+            "The scale should make the scores smaller, not larger.",
             "Divide by sqrt(d_k), or multiply by d_k ** -0.5.",
         ),
         WHY_LARGE,
@@ -153,10 +153,10 @@ SCORING = [
         RIGHT,
         (
             "Look at the number the scores are divided by.",
-            "How many heads there are does not change the size of a score; how wide they are does.",
-            "Use d_k, the channels of one head, under the root, not num_heads.",
+            "The size of a score depends on the number of channels of a head, not on the number of heads.",
+            "Use the square root of d_k, the number of channels of one head, instead of num_heads.",
         ),
-        "The scale no longer follows the width of a head: right by luck for one model, wrong for the next.",
+        "The scale does not depend on d_k: it is correct only if num_heads happens to equal d_k.",
         REPAIR,
         "scale",
         _scaled(lambda state: state.num_heads**-0.5),
@@ -172,11 +172,11 @@ SCORING = [
         "softmax(q k^T / sqrt(length)) v",
         RIGHT,
         (
-            "Look at the number the scores are divided by; print it for two lengths.",
+            "Print the number the scores are divided by for two sequence lengths.",
             "A score is a sum over channels, not over positions.",
-            "Use d_k, the last dimension of q after the split, under the root.",
+            "Use the square root of d_k, the last dimension of q after the split into heads.",
         ),
-        "The same sentence gets other weights in a longer batch: what a head does would depend on padding.",
+        "The same sentence gets different weights in a longer batch, so its result depends on the padding.",
         REPAIR,
         "scale",
         (
@@ -191,11 +191,11 @@ SCORING = [
         "softmax(q k^T) / sqrt(d_k) v",
         RIGHT,
         (
-            "Sum the weights of one query.",
-            "The scale comes after the softmax, where it only shrinks.",
+            "Sum the weights of one query over the keys.",
+            "The scale is applied after the softmax, where it only makes all weights smaller.",
             "Divide the scores, before the softmax.",
         ),
-        "Weights sum to 1 / sqrt(d_k), and the softmax has saturated before the scale came.",
+        "The weights sum to 1 / sqrt(d_k) instead of 1, and the softmax of the unscaled scores saturates.",
         REPAIR,
         "drop",
         ({"scale": _unscaled, "drop": _shrunk},),
@@ -207,11 +207,12 @@ SCORING = [
         "softmax(c q k^T) v",
         RIGHT,
         (
-            "Look at the number the scores are multiplied with.",
-            "It does not follow from the width of a head.",
-            "Compute it from d_k: 1 / sqrt(d_k).",
+            "Look at the number the scores are multiplied by.",
+            "It is a constant and does not depend on the number of channels of a head.",
+            "Compute the factor from d_k: 1 / sqrt(d_k).",
         ),
-        "It fits one width of head at most; for every other the softmax is too sharp or too flat.",
+        "A constant is correct for one value of d_k at most; for all others the softmax is too sharp or "
+        "too flat.",
         REPAIR,
         "scale",
         fit=_constant,
@@ -219,15 +220,16 @@ SCORING = [
     ),
     Fault(
         "scores of sums",
-        "two letters stand for the channels: sums are multiplied in place of channels",
+        "the einsum uses two letters for the channels: it multiplies sums over channels instead of "
+        "summing products",
         "sum(q) * sum(k)",
         "q.k, channel by channel",
         (
-            "Read the letters of the product of q and k: which is the axis of channels in both?",
-            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
-            "Use one letter for the channels: bqhd,bkhd->bhqk.",
+            "In the einsum of q and k, which letter is the channel axis of q, and which that of k?",
+            "A letter that appears in one input only is summed within that input, before the product.",
+            "Use the same letter for the channels of both: bqhd,bkhd->bhqk.",
         ),
-        "A query is one number and a key is one number: heads can no longer tell directions apart.",
+        "Each query and each key is reduced to one number, so a score does not depend on their directions.",
         'scores = torch.einsum("bhqd,bhkd->bhqk", q, k)',
         "score",
         (_scored(lambda state: state.q.sum(-1, keepdim=True) * state.k.sum(-1).unsqueeze(-2)),),
@@ -235,15 +237,16 @@ SCORING = [
     ),
     Fault(
         "scores mixed over heads",
-        "two letters stand for the heads: each query meets the keys of all heads at once",
+        "the einsum uses two letters for the heads: each query is compared with the sum of the keys of "
+        "all heads",
         "q_h . (k_1 + .. + k_H)",
         "q_h . k_h",
         (
-            "Read the letters of the product of q and k: which is the axis of heads in both?",
-            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
-            "Use one letter for the heads: bqhd,bkhd->bhqk.",
+            "In the einsum of q and k, which letter is the head axis of q, and which that of k?",
+            "A letter that appears in one input only is summed within that input, before the product.",
+            "Use the same letter for the heads of both: bqhd,bkhd->bhqk.",
         ),
-        "Heads share one set of keys, or of queries: they are no longer independent of each other.",
+        "All heads use the same summed keys (or queries), so they are not independent of each other.",
         'scores = torch.einsum("bhqd,bhkd->bhqk", q, k)',
         "score",
         (
@@ -254,24 +257,25 @@ SCORING = [
     ),
     Fault(
         "scores transposed",
-        "queries and keys change places in the scores: rows are keys, columns are queries",
+        "the scores are transposed: rows are keys and columns are queries",
         "softmax(k q^T) v",
         RIGHT,
         (
-            "Which axis of the scores are the queries, which the keys?",
-            "Each row belongs to a key here, and the softmax runs over queries.",
-            "q @ k.transpose(-2, -1), or ->bhqk with q for the queries.",
+            "Which axis of the scores belongs to the queries, and which to the keys?",
+            "Each row of the scores belongs to a key, so the softmax over the last axis runs over queries.",
+            "Compute q @ k.transpose(-2, -1), or an einsum that ends in ->bhqk, where q stands for queries.",
         ),
-        "Keys ask and queries answer; a mask hides the wrong way round, and with S != T it crashes.",
+        "Keys take the place of queries: masks are applied the wrong way round, and it crashes if the "
+        "number of keys differs from that of queries.",
         REPAIR,
         "score",
-        (_scored(_turned),),
+        (_scored(_transposed),),
         (rf"=.*{PRODUCT}", r"einsum\("),
     ),
 ]
 
 
-RIGHT_WEIGHTS = "softmax over the keys: every query's weights sum to 1"
+RIGHT_WEIGHTS = "softmax over the keys: the weights of each query sum to 1"
 REPAIR_WEIGHTS = "weights = torch.softmax(scores, dim=-1)"
 
 
@@ -283,8 +287,10 @@ def _weights(function: Callable[[Tensor], Tensor]) -> tuple[Way, ...]:
 
 
 def _filled(number: float, function: Callable[[Tensor], Tensor]) -> Way:
-    """With hidden scores at this number: without an exponential 0 hides them, and where nothing else is left
-    along an axis, keys at -1e9 share the weight."""
+    """Fill the scores of hidden keys with a number before the function.
+
+    Without an exponential 0 hides them, and if all keys along an axis are at -1e9, they share the weight.
+    """
     return {**filled(number), **_weights(function)[0]}
 
 
@@ -294,13 +300,13 @@ def _heads_and_keys(s: Tensor) -> Tensor:
     return torch.softmax(together, -1).view(B, T, H, S).transpose(1, 2)
 
 
-def _over_sum(s: Tensor) -> Tensor:
+def _divided_by_sum(s: Tensor) -> Tensor:
     s = s.masked_fill(torch.isneginf(s), 0.0)
     return s / s.sum(-1, keepdim=True)
 
 
-def _across(s: Tensor, of_max: str, of_sum: str) -> Tensor:
-    """exp(s - max) / sum with the largest number, or the sum, of row j in column j: a lost keepdim."""
+def _wrongly_normalised(s: Tensor, of_max: str, of_sum: str) -> Tensor:
+    """Return exp(s - max) / sum with the maximum or the sum of row j in column j, as without keepdim."""
     if s.shape[-2] != s.shape[-1]:
         raise ValueError("a row of numbers does not broadcast over another number of columns")
     if of_max != "none":
@@ -320,8 +326,8 @@ def _axis(key: str, axis: int, over: str, sums: str, extra: str, common: bool = 
         f"softmax(scores, dim={axis})",
         RIGHT_WEIGHTS,
         (
-            "Look at what the weights sum to, and along which dimension.",
-            f"{sums} sum to 1; the weights of one query should.",
+            "Sum the weights along each dimension. Along which one is the sum 1?",
+            f"{sums} sum to 1, but the weights of one query over the keys should.",
             "The keys are the last dimension of the scores: dim=-1.",
         ),
         extra,
@@ -336,30 +342,30 @@ def _axis(key: str, axis: int, over: str, sums: str, extra: str, common: bool = 
 
 WEIGHING = [
     _axis(
-        "softmax over queries", -2, "the queries", "The columns, one for each key,",
-        "Queries compete for a key instead of keys for a query: a query's weights need not sum to 1, and "
-        "what it gets depends on what the others ask. Under a causal mask it lets the future decide.",
+        "softmax over queries", -2, "the queries", "The columns (one for each key)",
+        "The weights of one query do not sum to 1, and they depend on the other queries. With a causal "
+        "mask, the output of a token depends on later tokens.",
         common=True,
     ),
     _axis(
-        "softmax over heads", 1, "the heads", "The weights of all heads at one place",
-        "Heads compete with each other, and no head's weights sum to 1.",
+        "softmax over heads", 1, "the heads", "The weights of all heads for one query and key",
+        "The weights of one head depend on the other heads, and no head's weights sum to 1.",
     ),
     _axis(
-        "softmax over batch", 0, "the batch", "The weights of all samples at one place",
-        "What one sentence gets depends on which others are in the batch.",
+        "softmax over batch", 0, "the batch", "The weights of all samples for one query and key",
+        "The output of one sentence depends on the other sentences in the batch.",
     ),
     Fault(
         "softmax over heads and keys",
         "the softmax runs over heads and keys together",
-        "softmax over the H * S numbers of one query",
+        "softmax over the H * S scores of one query",
         RIGHT_WEIGHTS,
         (
             "Sum the weights of one head and one query.",
-            "Only all heads together sum to 1.",
-            "Keep the dimension of heads apart: softmax over the last dimension of [B, H, T, S].",
+            "The weights of one head do not sum to 1; those of all heads together do.",
+            "Keep the heads as a separate dimension: softmax over the last dimension of [B, H, T, S].",
         ),
-        "A head with larger scores takes the weight of the others.",
+        "A head with larger scores takes weight away from the other heads.",
         REPAIR_WEIGHTS,
         "softmax",
         _weights(_heads_and_keys),
@@ -368,14 +374,15 @@ WEIGHING = [
     Fault(
         "softmax over the whole map",
         "the softmax runs over queries and keys together",
-        "softmax over the T * S numbers of one head",
+        "softmax over the T * S scores of one head",
         RIGHT_WEIGHTS,
         (
-            "Sum the weights of one query.",
-            "Only the whole map of a head sums to 1.",
+            "Sum the weights of one query over the keys.",
+            "The weights of one query do not sum to 1; those of all queries of a head together do.",
             "Do not flatten the scores before the softmax; use dim=-1.",
         ),
-        "Outputs shrink with the length, and queries compete with each other.",
+        "The outputs become smaller as the sequence grows, and the weights of one query depend on the "
+        "others.",
         REPAIR_WEIGHTS,
         "softmax",
         _weights(lambda s: torch.softmax(s.flatten(2), -1).view(s.shape)),
@@ -387,11 +394,12 @@ WEIGHING = [
         "softmax(softmax(scores))",
         RIGHT_WEIGHTS,
         (
-            "Count how often the scores are normalised.",
-            "Weights are turned into weights once more.",
-            "Take one of the two softmaxes out.",
+            "Count how many times softmax is applied to the scores.",
+            "Softmax is applied to weights that are already normalised.",
+            "Remove one of the two softmax calls.",
         ),
-        "The second sees numbers between 0 and 1 and makes them nearly equal; hidden keys get weight again.",
+        "The second softmax gets numbers between 0 and 1 and makes them nearly equal; hidden keys get "
+        "weight again.",
         REPAIR_WEIGHTS,
         "softmax",
         _weights(lambda s: torch.softmax(torch.softmax(s, -1), -1)),
@@ -399,15 +407,15 @@ WEIGHING = [
     ),
     Fault(
         "sigmoid",
-        "a sigmoid stands in place of the softmax",
+        "a sigmoid is used instead of the softmax",
         "sigmoid(scores) v",
         RIGHT_WEIGHTS,
         (
             "Look at the function between scores and weights.",
-            "It looks at each key by itself: weights do not sum to 1.",
+            "A sigmoid computes each weight separately: the weights of a query do not sum to 1.",
             "Use softmax over the last dimension.",
         ),
-        "The size of the output depends on how many keys there are.",
+        "The size of the output depends on the number of keys.",
         REPAIR_WEIGHTS,
         "softmax",
         _weights(torch.sigmoid),
@@ -415,15 +423,16 @@ WEIGHING = [
     ),
     Fault(
         "weights scaled after softmax",
-        "the weights are multiplied by a number after the softmax and no longer sum to 1",
+        "the weights are multiplied by a number after the softmax, so they do not sum to 1",
         "c softmax(q k^T / sqrt(d_k)) v",
         RIGHT_WEIGHTS,
         (
-            "Sum the weights of one query.",
-            "The softmax is right, and its weights are then multiplied or divided once more.",
-            "Use the weights as the softmax gives them.",
+            "Sum the weights of one query over the keys.",
+            "The softmax is correct, but its result is multiplied or divided by a number.",
+            "Remove that multiplication or division: use the result of the softmax as it is.",
         ),
-        "The output is too large or too small by one factor, which may depend on the length or on the heads.",
+        "The output is too large or too small by a factor, which may depend on the length or the number "
+        "of heads.",
         "weights = scores.softmax(dim=-1)  # and nothing after it",
         "drop",
         (
@@ -442,15 +451,15 @@ WEIGHING = [
     ),
     Fault(
         "exp without sum",
-        "the exponentials are not divided by their sum",
+        "the exponentials of the scores are not divided by their sum",
         "exp(scores) v",
         RIGHT_WEIGHTS,
         (
-            "Sum the weights of one query.",
-            "The second half of a softmax is missing.",
+            "Sum the weights of one query over the keys.",
+            "A softmax divides the exponentials by their sum; that division is missing.",
             "Divide by the sum over the keys, or use softmax.",
         ),
-        "Outputs grow without bound, and overflow with larger scores.",
+        "The outputs have no upper bound and overflow for large scores.",
         REPAIR_WEIGHTS,
         "softmax",
         (
@@ -465,11 +474,11 @@ WEIGHING = [
         "(q k^T / sqrt(d_k)) v",
         RIGHT_WEIGHTS,
         (
-            "Look at what the values are multiplied with.",
+            "Look at what the values are multiplied by.",
             "Some weights are negative, and they do not sum to 1.",
             "Put a softmax over the last dimension between scores and values.",
         ),
-        "This is linear attention without its care: weights are not shares, and masks cannot work.",
+        "The weights can be negative and do not sum to 1, and a score of -inf for a hidden key gives NaN.",
         REPAIR_WEIGHTS,
         "softmax",
         (*_weights(lambda s: s), _filled(0.0, lambda s: s)),
@@ -481,48 +490,51 @@ WEIGHING = [
         "(scores / scores.sum(-1)) v",
         RIGHT_WEIGHTS,
         (
-            "Look at how the weights come to sum to 1.",
-            "Scores may be negative; their sum may be 0.",
-            "Use softmax, which takes the exponential first.",
+            "Look at how the scores are normalised.",
+            "Scores can be negative, and their sum can be close to 0.",
+            "Use softmax, which takes exponentials before it divides by the sum.",
         ),
-        "Weights can be negative or enormous: the sum is often near 0.",
+        "The weights can be negative or very large, because the sum is often close to 0.",
         REPAIR_WEIGHTS,
         "softmax",
-        (*_weights(_over_sum), _filled(0.0, _over_sum)),
+        (*_weights(_divided_by_sum), _filled(0.0, _divided_by_sum)),
         (r"/.*\.sum\(", r"\.sum\("),
     ),
     Fault(
         "divided by another row's sum",
-        "in the softmax by hand each weight is divided by another query's sum: keepdim is missing",
+        "in the hand-written softmax, keepdim=True is missing: each weight is divided by the sum of "
+        "another query",
         "e[i, j] / sum over k of e[j, k], or with the maximum of row j in place of i",
         RIGHT_WEIGHTS,
         (
             "Sum the weights of one query over the keys.",
-            "A sum without keepdim=True is a row: it is laid along the keys, not along the queries.",
-            "Keep the summed dimension: e.sum(dim=-1, keepdim=True), and the same for the maximum.",
+            "A sum without keepdim=True loses the last dimension, and broadcasting lines it up with the "
+            "keys instead of the queries.",
+            "Keep the dimension: e.sum(dim=-1, keepdim=True), and the same for the maximum.",
         ),
-        "It runs because there are as many queries as keys: what a query gets depends on what others ask.",
+        "It runs only if there are as many queries as keys, and the weights of a query depend on the "
+        "other queries.",
         "weights = e / e.sum(dim=-1, keepdim=True)",
         "softmax",
         (
-            *_weights(functools.partial(_across, of_max="none", of_sum="other")),
-            *_weights(functools.partial(_across, of_max="own", of_sum="other")),
-            *_weights(functools.partial(_across, of_max="other", of_sum="own")),
-            *_weights(functools.partial(_across, of_max="other", of_sum="other")),
+            *_weights(functools.partial(_wrongly_normalised, of_max="none", of_sum="other")),
+            *_weights(functools.partial(_wrongly_normalised, of_max="own", of_sum="other")),
+            *_weights(functools.partial(_wrongly_normalised, of_max="other", of_sum="own")),
+            *_weights(functools.partial(_wrongly_normalised, of_max="other", of_sum="other")),
         ),
         (r"/.*\.sum\((?!.*keepdim)", r"\.sum\((?!.*keepdim)", r"\.(a?max)\((?!.*keepdim)", r"\.sum\("),
     ),
     Fault(
         "log softmax",
-        "log_softmax stands in place of softmax",
+        "log_softmax is used instead of softmax",
         "log_softmax(scores) v",
         RIGHT_WEIGHTS,
         (
             "Look at the function between scores and weights.",
             "All weights are negative.",
-            "Use softmax, not its logarithm.",
+            "Use softmax instead of log_softmax.",
         ),
-        "The largest weight goes to the least important key, with a minus sign.",
+        "All weights are negative, and the least important key gets the largest one in absolute value.",
         REPAIR_WEIGHTS,
         "softmax",
         _weights(lambda s: torch.log_softmax(s, -1)),
@@ -530,15 +542,15 @@ WEIGHING = [
     ),
     Fault(
         "softmax overflows",
-        "the softmax overflows: the largest score is not subtracted before exp",
+        "the softmax overflows for large scores: the maximum is not subtracted before exp",
         "exp(scores) / exp(scores).sum(-1)",
-        "exp(scores - max) / exp(scores - max).sum(-1), which is the same and never overflows",
+        "exp(scores - max) / exp(scores - max).sum(-1), which is equal and does not overflow",
         (
             "Multiply the input by 1000 and look at the output.",
-            "exp of 89 is more than float32 can hold: inf / inf is NaN.",
-            "Subtract each row's largest score before exp, or use torch.softmax.",
+            "exp(89) is too large for float32 and becomes inf, and inf / inf is NaN.",
+            "Subtract the maximum of each row before exp, or use torch.softmax.",
         ),
-        "It works until scores grow, and then training ends in NaN.",
+        "It works while scores are small; once they grow during training, the loss becomes NaN.",
         REPAIR_WEIGHTS,
         lines=(r"\bexp\(", *SOFTMAX),
     ),

@@ -1,4 +1,4 @@
-"""From [B, T, E] to heads, and back to [B, T, E]."""
+"""Faults of splitting [B, T, E] into heads and of merging the heads."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def _channels_first(state: State) -> Tensor:
     return state.heads.permute(0, 2, 3, 1).flatten(2)  # [B, T, D, H] -> [B, T, E]
 
 
-def _of_all(state: State, one: Tensor) -> Tensor:
-    """[B, T, D] as the last projection takes it: as it is, or for every head."""
-    times = state.weights.o.shape[1] // one.shape[-1]
-    return one if times == 1 else one.repeat(1, 1, times)
+def _for_all_heads(state: State, output: Tensor) -> Tensor:
+    """Repeat [B, T, D] for every head if the output projection takes [B, T, E]."""
+    times = state.weights.o.shape[1] // output.shape[-1]
+    return output if times == 1 else output.repeat(1, 1, times)
 
 
-def _padded(state: State, one: Tensor) -> Tensor:
-    """[B, T, D] followed by zeros."""
-    return torch.nn.functional.pad(one, (0, state.weights.o.shape[1] - one.shape[-1]))
+def _padded(state: State, output: Tensor) -> Tensor:
+    """Pad [B, T, D] with zeros to the width of the output projection."""
+    return torch.nn.functional.pad(output, (0, state.weights.o.shape[1] - output.shape[-1]))
 
 
 def _first_weights(state: State) -> None:
@@ -56,7 +56,7 @@ def _first_weights(state: State) -> None:
 
 
 def _causal_over_heads(state: State) -> None:
-    """The causal mask of a function that takes heads for positions."""
+    """Apply a causal mask between heads, as in a function that takes heads for positions."""
     later = torch.ones(state.scaled.shape[-2:], dtype=torch.bool).triu(1)
     state.hidden = state.scaled.masked_fill(later, -torch.inf)
 
@@ -66,7 +66,7 @@ def _last_weights(state: State) -> None:
 
 
 def _values_of(head: int) -> Step:
-    """Every head mixes the values of this one."""
+    """Use the values of one head for all heads."""
 
     def apply(state: State) -> None:
         state.v = state.v[:, head].unsqueeze(1).expand_as(state.v)
@@ -82,15 +82,17 @@ def _reversed(state: State) -> Tensor:
 MERGING = [
     Fault(
         "merge without transpose",
-        "heads are joined without transposing back",
+        "heads are merged without transposing back",
         "heads.reshape(B, T, d_model) from [B, H, T, d_k]",
         RIGHT_MERGE,
         (
-            "Look at how the heads become [B, T, d_model] again.",
-            "In memory the positions of one head lie together; the channels of one position should.",
-            "transpose(1, 2) before the reshape.",
+            "Look at how the heads are merged into [B, T, d_model].",
+            "After the transpose, memory holds all positions of one head next to each other. A reshape "
+            "needs all heads of one position next to each other.",
+            "Call transpose(1, 2) before the reshape.",
         ),
-        "Rows of the result mix positions and heads: outputs of one token land in another one's place.",
+        "Each row of the result mixes positions and heads: part of one token's output ends up at "
+        "another token.",
         REPAIR_MERGE,
         "merge",
         (WITHOUT_TRANSPOSE,),
@@ -99,15 +101,15 @@ MERGING = [
     ),
     Fault(
         "merge with wrong transpose",
-        "heads are joined after transposing the wrong dimensions",
+        "heads are merged after transposing the wrong dimensions",
         "heads.transpose(2, 3).reshape(B, T, d_model)",
         RIGHT_MERGE,
         (
-            "Look at the two dimensions that are swapped before the heads are joined.",
+            "Look at the two dimensions that are swapped before the heads are merged.",
             "[B, H, T, d_k] has to become [B, T, H, d_k].",
-            "Swap dimensions 1 and 2, no others.",
+            "Swap dimensions 1 and 2.",
         ),
-        "Rows of the result mix positions, heads and channels.",
+        "Each row of the result mixes positions, heads and channels.",
         REPAIR_MERGE,
         "merge",
         _merged(_wrong_transpose),
@@ -115,15 +117,15 @@ MERGING = [
     ),
     Fault(
         "merge interleaved",
-        "heads are joined channel by channel: the first channels of all heads, then the second, ..",
+        "heads are merged channel by channel: channel 0 of all heads, then channel 1 of all heads, and so on",
         "heads.permute(0, 2, 3, 1).reshape(B, T, d_model)",
         RIGHT_MERGE,
         (
-            "Look at the order of dimensions just before the heads are joined.",
-            "Channels come before heads: [B, T, d_k, H].",
-            "Join from [B, T, H, d_k]: transpose(1, 2), then reshape.",
+            "Look at the order of dimensions just before the heads are merged.",
+            "The channels come before the heads: [B, T, d_k, H].",
+            "Merge from [B, T, H, d_k]: transpose(1, 2), then reshape.",
         ),
-        "Trained from scratch it works as well; with anybody else's weights it computes nonsense.",
+        "It works if trained from scratch, but weights of any other implementation give wrong results.",
         REPAIR_MERGE,
         "merge",
         _merged(_channels_first),
@@ -131,38 +133,38 @@ MERGING = [
     ),
     Fault(
         "heads averaged",
-        "the heads are averaged instead of laid side by side",
+        "the heads are averaged instead of concatenated",
         "mean of the heads",
-        "concat of the heads",
+        "concatenation of the heads",
         (
-            "Look at what becomes of the dimension of heads.",
-            "It disappears in a mean; every head's own channels are lost.",
-            "Lay the heads side by side: transpose(1, 2), then reshape to d_model.",
+            "Look at what happens to the dimension of the heads.",
+            "It is removed by a mean, so the heads do not keep separate channels.",
+            "Concatenate the heads: transpose(1, 2), then reshape to d_model.",
         ),
-        "What one head found is blurred with what the others did: that heads differ is why there are many.",
+        "The results of the heads are mixed into one, so having several heads makes little difference.",
         REPAIR_MERGE,
         "merge",
         (
-            *_merged(lambda state: _of_all(state, state.heads.mean(1))),
+            *_merged(lambda state: _for_all_heads(state, state.heads.mean(1))),
             *_merged(lambda state: _padded(state, state.heads.mean(1))),
         ),
         (r"\.mean\(\s*(dim\s*=\s*)?1", r"\.mean\(", r"einsum"),
     ),
     Fault(
         "heads summed",
-        "the heads are added instead of laid side by side",
+        "the heads are added instead of concatenated",
         "sum of the heads",
-        "concat of the heads",
+        "concatenation of the heads",
         (
-            "Look at what becomes of the dimension of heads.",
-            "It disappears in a sum; every head's own channels are lost.",
-            "Lay the heads side by side: transpose(1, 2), then reshape to d_model.",
+            "Look at what happens to the dimension of the heads.",
+            "It is removed by a sum, so the heads do not keep separate channels.",
+            "Concatenate the heads: transpose(1, 2), then reshape to d_model.",
         ),
-        "What one head found is blurred with what the others did: that heads differ is why there are many.",
+        "The results of the heads are mixed into one, so having several heads makes little difference.",
         REPAIR_MERGE,
         "merge",
         (
-            *_merged(lambda state: _of_all(state, state.heads.sum(1))),
+            *_merged(lambda state: _for_all_heads(state, state.heads.sum(1))),
             *_merged(lambda state: _padded(state, state.heads.sum(1))),
         ),
         (r"\.sum\(\s*(dim\s*=\s*)?1", r"\bsum\(", r"einsum"),
@@ -173,14 +175,14 @@ MERGING = [
         "concat(head_0, head_0, ..)",
         "concat(head_0, head_1, ..)",
         (
-            "Look at which heads reach the last projection.",
-            "All parts of the joined vector are the same.",
-            "Index or loop over all heads, not over head 0.",
+            "Look at which heads reach the output projection.",
+            "All parts of the concatenated vector are equal.",
+            "Use all heads instead of head 0 only.",
         ),
-        "All heads but one are computed and thrown away.",
+        "All other heads are computed, but their results are not used.",
         REPAIR_MERGE,
         "merge",
-        (*_merged(lambda state: _of_all(state, state.heads[:, 0])), {"drop": _first_weights}),
+        (*_merged(lambda state: _for_all_heads(state, state.heads[:, 0])), {"drop": _first_weights}),
         (r"\[\s*:\s*,\s*0", r"\[0\]"),
     ),
     Fault(
@@ -189,15 +191,15 @@ MERGING = [
         "concat(head_H, head_H, ..)",
         "concat(head_1, head_2, ..)",
         (
-            "Which head does each part of the joined vector come from?",
-            "An index stays the same for all heads, or a loop keeps only its last result.",
-            "Index or loop over all heads, in q, k and v alike.",
+            "Which head does each part of the concatenated vector come from?",
+            "The same index is used for all heads, or a loop keeps only its last result.",
+            "Use each head's own q, k and v.",
         ),
-        "Heads that are computed alike, or thrown away, add nothing to the one that is left.",
+        "Heads that are equal, or whose results are not used, add nothing.",
         REPAIR_MERGE,
         "merge",
         (
-            *_merged(lambda state: _of_all(state, state.heads[:, -1])),
+            *_merged(lambda state: _for_all_heads(state, state.heads[:, -1])),
             {"drop": _last_weights},
             {"drop": _values_of(0)},
             {"drop": _values_of(-1)},
@@ -207,15 +209,16 @@ MERGING = [
     ),
     Fault(
         "heads reversed",
-        "heads are joined in reverse order",
+        "heads are concatenated in reverse order",
         "concat(head_H, .., head_1)",
         "concat(head_1, .., head_H)",
         (
-            "Look at the order in which heads are joined.",
+            "Look at the order in which the heads are concatenated.",
             "The last head comes first.",
-            "Join them in the order they were split.",
+            "Concatenate them in the order in which they were split.",
         ),
-        "Trained from scratch it makes no difference; with anybody else's weights it computes nonsense.",
+        "It makes no difference if trained from scratch, but weights of any other implementation give "
+        "wrong results.",
         REPAIR_MERGE,
         "merge",
         _merged(_reversed),
@@ -227,8 +230,8 @@ MERGING = [
 RIGHT = "x.view(B, T, H, d_k).transpose(1, 2)"
 REPAIR = "q = q.view(B, T, self.num_heads, self.d_k).transpose(1, 2)  # [B, H, T, d_k]"
 WHY = (
-    "A view only renames memory. Read as [B, H, T, d_k] without a transpose, one 'head' is a slice of a few "
-    "tokens with all their channels: heads mix positions, and the mask no longer means what it says."
+    "A view does not move numbers. Without a transpose, each 'head' holds all channels of a few tokens "
+    "instead of some channels of all tokens: heads mix positions, and masks apply to the wrong tokens."
 )
 
 
@@ -260,13 +263,13 @@ def _interleaved(state: State) -> None:
 
 
 def _groups(weight: Tensor, num_heads: int) -> int:
-    """How many heads of keys, or values, there are, each for a run of query heads."""
+    """Return the number of different heads of keys or values, each used by consecutive query heads."""
     blocks = weight.unflatten(0, (num_heads, -1))  # [H, D, E]
     return 1 + sum(not bool((blocks[h] == blocks[h - 1]).all()) for h in range(1, num_heads))
 
 
-def _dealt_out(letters: str) -> Way:
-    """Keys, values or both in the order of k.repeat(..)."""
+def _repeated(letters: str) -> Way:
+    """Repeat keys, values or both as k.repeat(..) does."""
 
     def apply(state: State) -> None:
         RIGHT_STEPS["split"](state)
@@ -275,32 +278,32 @@ def _dealt_out(letters: str) -> Way:
             raise ValueError(
                 "every head has keys of its own, or all share them: there is no order to mistake"
             )
-        turns = torch.arange(H) % groups * (H // groups)  # heads 0 1 2 3 get the keys of 0 1 0 1
-        state.k = state.k[:, turns] if "k" in letters else state.k
-        state.v = state.v[:, turns] if "v" in letters else state.v
+        order = torch.arange(H) % groups * (H // groups)  # heads 0 1 2 3 get the keys of 0 1 0 1
+        state.k = state.k[:, order] if "k" in letters else state.k
+        state.v = state.v[:, order] if "v" in letters else state.v
 
     return {"split": apply}
 
 
 def _cut(shape: str) -> Way:
-    """The fused [B, T, 3 E] read as these sizes, "3" among them, and cut along it; nothing is moved."""
+    """Reshape the fused [B, T, 3 E] to the axes in `shape`, and separate q, k and v along its "3"."""
 
     def apply(state: State) -> None:
         fused = torch.cat(state.projected, -1)  # raises where queries and keys differ in number
         B, T, _ = fused.shape
         sizes = {"3": 3, "B": B, "T": T, "H": state.num_heads, "D": state.head_dim}
-        parts = fused.reshape([sizes[one] for one in shape]).unbind(shape.index("3"))
+        parts = fused.reshape([sizes[axis] for axis in shape]).unbind(shape.index("3"))
         left = shape.replace("3", "")
-        state.q, state.k, state.v = (x.permute([left.index(one) for one in "BHTD"]) for x in parts)
+        state.q, state.k, state.v = (x.permute([left.index(axis) for axis in "BHTD"]) for x in parts)
 
     return {"split": apply}
 
 
-def _one(state: State) -> None:
+def _unsplit(state: State) -> None:
     state.q, state.k, state.v = (x[:, None] for x in state.projected)  # [B, 1, T, E]
 
 
-def _one_scale(state: State) -> None:
+def _scaled_by_width(state: State) -> None:
     state.scaled = state.scores / state.q.shape[-1] ** 0.5
 
 
@@ -313,13 +316,13 @@ ONE_HEAD = (r"(matmul|@|bmm).*(transpose|mT|\.T\b)", r"softmax\(")
 SPLITTING = [
     Fault(
         "split by view",
-        "heads are split with view alone: the transpose is missing",
+        "heads are split by view without a transpose",
         "x.view(B, H, T, d_k)",
         RIGHT,
         (
-            "Look at how [B, T, d_model] becomes heads.",
-            "The shape is right, the numbers in it are not: view never moves anything.",
-            "View as [B, T, H, d_k] first, then transpose dimensions 1 and 2.",
+            "Look at how [B, T, d_model] is split into heads.",
+            "The shape is correct, but the numbers are in the wrong places: view does not move numbers.",
+            "First view as [B, T, H, d_k], then transpose dimensions 1 and 2.",
         ),
         WHY,
         REPAIR,
@@ -330,13 +333,15 @@ SPLITTING = [
     ),
     Fault(
         "split and merge by view",
-        "heads are split and joined with view alone: both transposes are missing",
+        "heads are split and merged by view: both transposes are missing",
         "x.view(B, H, T, d_k) ... .view(B, T, d_model)",
         RIGHT,
         (
-            "Look at how [B, T, d_model] becomes heads, and at the way back.",
-            "Both shapes are right, but view never moves a number: each 'head' is a run of tokens.",
-            "View as [B, T, H, d_k], then transpose(1, 2); on the way back transpose(1, 2), then reshape.",
+            "Look at how [B, T, d_model] is split into heads, and how the heads are merged.",
+            "Both shapes are correct, but view does not move numbers: each 'head' holds a few whole "
+            "tokens.",
+            "To split, view as [B, T, H, d_k], then transpose(1, 2). To merge, transpose(1, 2), then "
+            "reshape.",
         ),
         WHY,
         REPAIR,
@@ -346,15 +351,15 @@ SPLITTING = [
     ),
     Fault(
         "fused qkv cut by view",
-        "the fused q, k and v are taken apart with view or reshape alone: the permute is missing",
+        "the fused q, k and v are separated by view or reshape without a permute",
         "qkv.reshape(3, B, T, H, d_k) and the like, with qkv [B, T, 3 d_model]",
         "qkv.reshape(B, T, 3, H, d_k).permute(2, 0, 3, 1, 4)",
         (
-            "Look at how [B, T, 3 d_model] becomes q, k and v.",
-            "A reshape never moves a number: the 3 lies next to the heads, and nowhere else.",
-            "Reshape to [B, T, 3, H, d_k] first, then permute the 3 to the front.",
+            "Look at how [B, T, 3 d_model] is separated into q, k and v.",
+            "A reshape does not move numbers: in [B, T, 3 d_model] the 3 comes directly before the heads.",
+            "First reshape to [B, T, 3, H, d_k], then permute the 3 to the front.",
         ),
-        "Queries, keys and values are cut out of each other's numbers: positions, and samples, are mixed up.",
+        "Queries, keys and values contain parts of each other, and of other positions and samples.",
         "q, k, v = qkv.reshape(B, T, 3, self.num_heads, self.d_k).permute(2, 0, 3, 1, 4)",
         "split",
         tuple(_cut(shape) for shape in ("3BTHD", "3BHTD", "B3HTD", "B3THD", "BHT3D", "BH3TD")),
@@ -363,15 +368,15 @@ SPLITTING = [
     ),
     Fault(
         "attention across heads",
-        "attention runs over the heads of one position, not over positions",
-        "softmax(q[b, t] k[b, t]^T) v[b, t], an H x H matrix for every position",
+        "attention is computed between the heads of one position instead of between positions",
+        "softmax(q[b, t] k[b, t]^T) v[b, t], an H x H matrix for each position",
         RIGHT,
         (
             "Print the shape of the scores.",
-            "The last two dimensions should be query and key positions; here both are heads.",
+            "The last two dimensions should be query positions and key positions; here both are heads.",
             "Transpose to [B, H, T, d_k] before the product of q and k.",
         ),
-        "No position ever sees another one: the module is an expensive feed-forward layer.",
+        "No position attends to any other position.",
         REPAIR,
         "split",
         (
@@ -382,15 +387,15 @@ SPLITTING = [
     ),
     Fault(
         "heads interleaved",
-        "channels are dealt out to heads one by one: head h gets channels h, h + H, h + 2H, ..",
+        "channels are assigned to heads in turn: head h gets channels h, h + H, h + 2H, ..",
         "x.view(B, T, d_k, H)",
         RIGHT,
         (
             "Look at the order of the last two sizes in the view.",
-            "A head should be a run of neighbouring channels.",
-            "View as [B, T, H, d_k], heads before channels.",
+            "Each head should consist of consecutive channels.",
+            "View as [B, T, H, d_k], with the heads before the channels.",
         ),
-        "Trained from scratch it works as well; with anybody else's weights it computes nonsense.",
+        "It works if trained from scratch, but weights of any other implementation give wrong results.",
         REPAIR,
         "split",
         ({"split": _interleaved},),
@@ -399,64 +404,70 @@ SPLITTING = [
     ),
     Fault(
         "groups repeated in wrong order",
-        "the shared keys and values are dealt out to the query heads in the wrong order",
+        "the shared keys and values are assigned to the query heads in the wrong order",
         "k.repeat(..): heads 0, 1, 2, 3 use the keys 0, 1, 0, 1",
         "k.repeat_interleave(..): heads 0, 1, 2, 3 use the keys 0, 0, 1, 1",
         (
-            "Which query heads share one head of keys?",
-            "Neighbouring query heads belong to one group; here they are dealt out like cards.",
-            "Use repeat_interleave along the heads, or expand behind the groups and reshape.",
+            "Which query heads use the same head of keys?",
+            "Consecutive query heads should share a head of keys; here the heads of keys are used in turn.",
+            "Use repeat_interleave along the heads, or expand a new dimension after that of the groups "
+            "and reshape.",
         ),
-        "Trained from scratch it works as well; with anybody else's weights heads use the wrong keys.",
+        "It works if trained from scratch, but with weights of any other implementation heads use the "
+        "wrong keys.",
         "k = k.repeat_interleave(self.n_rep, dim=1)  # [B, H, S, d_k]",
         "split",
-        (_dealt_out("kv"), _dealt_out("v"), _dealt_out("k")),
+        (_repeated("kv"), _repeated("v"), _repeated("k")),
         (r"\.repeat\(", r"\.(tile|expand)\(", r"repeat\("),
     ),
     Fault(
         "groups repeated wrong times",
-        "shared keys and values are repeated a wrong number of times",
+        "shared keys and values are repeated the wrong number of times",
         "k.repeat_interleave(num_kv_heads, ..)",
         "k.repeat_interleave(num_heads // num_kv_heads, ..)",
         (
-            "How often must each shared head be repeated, so that every query head has one?",
-            "It is repeated num_kv_heads times, which is right for 4 heads over 2 and for few others.",
+            "How many times must each head of keys be repeated so that every query head has one?",
+            "It is repeated num_kv_heads times, which is correct only if num_heads = num_kv_heads ** 2.",
             "Repeat it num_heads // num_kv_heads times.",
         ),
-        "It works for one pair of head counts and raises for the others.",
+        "It works for some pairs of head counts, such as 4 and 2, and raises an exception for the others.",
         "k = k.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)",
         lines=(r"repeat_interleave\(", r"\.repeat\(", r"\.expand\("),
     ),
     Fault(
         "single head",
-        "there is one head as wide as the model: it is never split",
+        "there is a single head with all channels: q, k and v are not split into heads",
         "softmax(q k^T / sqrt(d_k)) v over all channels at once",
         RIGHT,
         (
-            "Count the heads: what is the shape of the scores?",
-            "The scores have no dimension for heads.",
-            "Split q, k and v into num_heads before the product.",
+            "Print the shape of the scores. Which dimension are the heads?",
+            "The scores have no dimension for the heads.",
+            "Split q, k and v into num_heads heads before the product of q and k.",
         ),
-        "One softmax for all channels: a position can look at one thing at a time.",
+        "With one softmax for all channels, each position has only one set of weights over the other "
+        "positions.",
         REPAIR,
         "split",
-        ({"split": _one},),
+        ({"split": _unsplit},),
         ONE_HEAD,
     ),
     Fault(
         "single head with its own scale",
-        "there is one head as wide as the model, scaled by its own width: it is never split",
+        "there is a single head with all channels, scaled by sqrt(d_model): q, k and v are not split "
+        "into heads",
         "softmax(q k^T / sqrt(d_model)) v over all channels at once",
         RIGHT,
         (
-            "Count the heads: what is the shape of the scores?",
-            "The scores have no dimension for heads; the scale is right for one wide head.",
-            "Split q, k and v into num_heads before the product.",
+            "Print the shape of the scores. Which dimension are the heads?",
+            "The scores have no dimension for the heads. The scale is correct for one head with d_model "
+            "channels.",
+            "Split q, k and v into num_heads heads before the product of q and k.",
         ),
-        "One softmax for all channels: a position can look at one thing at a time.",
+        "With one softmax for all channels, each position has only one set of weights over the other "
+        "positions.",
         REPAIR,
         "split",
-        ({"split": _one, "scale": _one_scale},),
+        ({"split": _unsplit, "scale": _scaled_by_width},),
         ONE_HEAD,
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""From weights to the output: mixing values, the last projection, and what some add after it."""
+"""Faults between the weights and the output: the product with the values and the output projection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _last(x: Tensor, state: State) -> Tensor:
     return x @ state.weights.o.T + state.weights.o_bias
 
 
-def _turned_weights(state: State) -> None:
+def _transposed_weights(state: State) -> None:
     if state.p.shape[-1] != state.p.shape[-2]:
         raise ValueError("turned weights need as many queries as keys")
     state.heads = state.p.transpose(-2, -1) @ state.v
@@ -62,8 +62,10 @@ def _norm(x: Tensor, eps: float) -> Tensor:
 
 def _pre_norm(eps: float, which: int) -> Callable[[State], None]:
     def apply(state: State) -> None:
-        given = state.inputs[:3]
-        state.query, state.key, state.value = (_norm(x, eps) if i < which else x for i, x in enumerate(given))
+        inputs = state.inputs[:3]
+        state.query, state.key, state.value = (
+            _norm(x, eps) if i < which else x for i, x in enumerate(inputs)
+        )
 
     return apply
 
@@ -73,7 +75,7 @@ def _add(state: State) -> None:
 
 
 def _sublayer(eps: float) -> tuple[Way, ...]:
-    """The norm after the sum, before the attention of its queries, of all its inputs."""
+    """Return a sublayer with the norm after the sum, of the queries only, and of all inputs."""
     return (
         _afterwards(lambda state: _norm(state.output + state.inputs.query, eps)),
         {"inputs": _pre_norm(eps, 1), "after": _add},
@@ -89,11 +91,12 @@ FAULTS = [
         "concat(heads)",
         RIGHT,
         (
-            "Look at what happens to the heads once they are side by side.",
-            "The last matrix has no influence on the result.",
-            "Return W_o of the joined heads.",
+            "Look at what happens to the heads after they are concatenated.",
+            "The output projection W_o has no effect on the output.",
+            "Apply W_o to the concatenated heads.",
         ),
-        "Heads never meet: each keeps to its own channels, and nothing mixes what they found.",
+        "Each head writes to its own channels of the output, and the results of different heads are not "
+        "combined.",
         REPAIR, "finish",
         (_output(lambda state: state.joined), _output(lambda state: state.joined + state.weights.o_bias)),
         LINES, common=True,
@@ -104,11 +107,11 @@ FAULTS = [
         "W_o(W_o(concat(heads)))",
         RIGHT,
         (
-            "Count the matrices after the heads are joined.",
-            "The last projection is called twice.",
-            "Call it once.",
+            "Count the projections after the heads are concatenated.",
+            "The output projection is called twice.",
+            "Call the output projection once.",
         ),
-        "Weights of any other implementation give nonsense.",
+        "Weights of any other implementation give wrong results.",
         REPAIR, "finish", (_output(lambda state: _last(_last(state.joined, state), state)),), LINES,
     ),
     Fault(
@@ -117,53 +120,56 @@ FAULTS = [
         "W_o concat(heads)",
         RIGHT,
         (
-            "Which parameters never get a gradient?",
-            "The last bias does nothing.",
-            "Call the layer instead of multiplying with its weight.",
+            "Call backward. Which parameters have no gradient?",
+            "The bias of the output projection has no effect.",
+            "Add the bias, or call the layer instead of multiplying by its weight.",
         ),
-        "A model trained elsewhere loses a part of itself when its weights are loaded.",
+        "Weights that were trained with another implementation give different results.",
         REPAIR, "finish", (_output(lambda state: state.joined @ state.weights.o.T),), LINES,
     ),
     Fault(
         "output weight not transposed",
-        "the output weight, kept as [out, in], is used without its transpose",
+        "the output weight, of shape [out, in], is used without its transpose",
         "concat(heads) @ W_o",
         "concat(heads) @ W_o.T",
         (
-            "How does nn.Linear keep its weight, and what does it do with it?",
-            "The last matrix is used the other way round; it only fits because it is square.",
+            "What is the shape of the weight of nn.Linear, and which product does it compute?",
+            "The matrix is used without a transpose; the shapes fit only because it is square.",
             "Use F.linear(x, W), or x @ W.T.",
         ),
-        "Weights of any other implementation give nonsense.",
+        "Weights of any other implementation give wrong results.",
         REPAIR, "finish",
         (_output(lambda state: state.joined @ state.weights.o + state.weights.o_bias),),
         (r"@\s*self\.\w*(out|o)\w*", *LINES),
     ),
     Fault(
         "values summed over positions",
-        "two letters stand for the keys: the values are summed up, whatever the weights say",
-        "sum of all v, the same for every query",
+        "the einsum uses two letters for the keys: the values are summed without weights",
+        "the sum of all v, the same for every query",
         "weights v",
         (
-            "Read the letters of the product of weights and values: which is the axis of keys in both?",
-            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
-            "Use one letter for the keys: bhqk,bkhd->bqhd.",
+            "In the einsum of weights and values, which letter is the key axis of the weights, and "
+            "which that of the values?",
+            "A letter that appears in one input only is summed within that input, before the product.",
+            "Use the same letter for the keys of both: bhqk,bkhd->bqhd.",
         ),
-        "Weights of a query sum to 1, so all that is left is the sum of the values: no attention at all.",
+        "The weights of a query sum to 1, so the output is the sum of all values, whatever the weights "
+        "are.",
         'out = torch.einsum("bhqk,bhkd->bhqd", weights, v)', "weigh", ({"weigh": _summed_values},),
         EINSUM,
     ),
     Fault(
         "values mixed over heads",
-        "two letters stand for the heads: every head gets the values of all",
+        "the einsum uses two letters for the heads: every head gets the sum of the values of all heads",
         "weights_h (v_1 + .. + v_H)",
         "weights_h v_h",
         (
-            "Read the letters of the product of weights and values: which is the axis of heads in both?",
-            "A letter that only one of two tensors has is summed by itself, before anything is multiplied.",
-            "Use one letter for the heads: bhqk,bkhd->bqhd.",
+            "In the einsum of weights and values, which letter is the head axis of the weights, and "
+            "which that of the values?",
+            "A letter that appears in one input only is summed within that input, before the product.",
+            "Use the same letter for the heads of both: bhqk,bkhd->bqhd.",
         ),
-        "Heads look at different places and bring back the same mixture.",
+        "Heads have different weights but the same values.",
         'out = torch.einsum("bhqk,bhkd->bhqd", weights, v)', "weigh", ({"weigh": _mixed_values},),
         EINSUM,
     ),
@@ -173,54 +179,54 @@ FAULTS = [
         "W_2(W_o concat(heads) + b_o) + b_2",
         RIGHT,
         (
-            "Count the matrices after the heads are joined.",
-            "nn.MultiheadAttention has an output projection of its own; another one follows.",
-            "Take out the second: what the module returns is the output already.",
+            "Count the projections after the heads are concatenated.",
+            "nn.MultiheadAttention already applies an output projection, and another layer follows.",
+            "Remove the second projection, and return the output of nn.MultiheadAttention.",
         ),
-        "Two matrices in a row are one, with twice the parameters; nobody else's weights fit.",
+        "Two matrices in a row compute no more than one, and weights of other implementations do not fit.",
         "return self.attention(query, key, value)[0]",
         lines=(r"return self\.\w+\(", r"=\s*self\.\w*(o|out|proj|fc)\w*\(", *LINES),
     ),
     Fault(
         "weights transposed before v",
-        "the weights are transposed before they meet the values",
+        "the weights are transposed before they are multiplied by the values",
         "weights^T v",
         "weights v",
         (
             "Look at the product of weights and values.",
-            "A query gets what keys gave away, not what it asked for.",
-            "Multiply the weights as they are, [T, S], with v [S, d_k].",
+            "The output of position i is weighted by column i of the weights instead of row i.",
+            "Multiply the weights [T, S] by v [S, d_k], without a transpose.",
         ),
-        "Rows of what is multiplied no longer sum to 1, and a mask hides queries instead of keys.",
-        "out = weights @ v", "weigh", ({"weigh": _turned_weights},),
+        "The rows of the transposed weights do not sum to 1, and a mask hides queries instead of keys.",
+        "out = weights @ v", "weigh", ({"weigh": _transposed_weights},),
         (r"(weights?|attn\w*|probs?|p|w|a)\.(transpose|mT|permute)", r"(@|matmul|bmm)\(?.*\bv", r"einsum"),
     ),
     Fault(
         "relu added",
-        "there is a ReLU that does not belong there",
+        "a ReLU is applied to the output",
         "relu(..)",
         RIGHT,
         (
             "Look for an activation function other than the softmax.",
-            "Some numbers are never negative.",
-            "Take the ReLU out: multi-head attention has none.",
+            "Some values that should be negative are 0.",
+            "Remove the ReLU: multi-head attention has none.",
         ),
-        "Half of every vector is cut away, and weights of any other implementation give nonsense.",
+        "All negative values are lost, and weights of any other implementation give wrong results.",
         REPAIR, "after",
         (_afterwards(lambda state: torch.relu(state.output)),),
         (r"relu\(", r"ReLU\("),
     ),
     Fault(
         "relu on projections",
-        "there is a ReLU on q, k and v",
+        "a ReLU is applied to q, k and v",
         "relu(W_q query), relu(W_k key), relu(W_v value)",
         RIGHT,
         (
             "Look for an activation function other than the softmax.",
-            "Some numbers are never negative.",
-            "Take the ReLU out: multi-head attention has none.",
+            "Some values that should be negative are 0.",
+            "Remove the ReLU: multi-head attention has none.",
         ),
-        "Half of every vector is cut away, and weights of any other implementation give nonsense.",
+        "All negative values are lost, and weights of any other implementation give wrong results.",
         REPAIR, "project",
         ({"project": _relu_projected},),
         (r"relu\(", r"ReLU\("),
@@ -231,41 +237,42 @@ FAULTS = [
         "query + attention",
         RIGHT,
         (
-            "Subtract the input from your output and look again.",
-            "A residual connection is inside the module.",
-            "Leave the addition to the layer around it.",
+            "Subtract the input from your output, and compare again.",
+            "The module contains a residual connection.",
+            "Remove the addition: it belongs to the layer that contains this module.",
         ),
-        "Whoever adds a residual around this module adds it twice.",
+        "A layer that adds the residual connection itself adds it twice.",
         REPAIR, "after",
         (_afterwards(lambda state: state.output + state.inputs.query),),
         (r"\+=?\s*(residual|query|x|q|identity|shortcut|inputs?)\b", r"return .*\+", *LINES),
     ),
     Fault(
         "layer norm added",
-        "there is a LayerNorm inside",
+        "a LayerNorm is applied to the output",
         "LayerNorm(attention)",
         RIGHT,
         (
-            "Look at the mean and spread of each row of the output.",
-            "Every row has mean 0 and spread 1.",
-            "Leave the norm to the layer around it.",
+            "Look at the mean and the standard deviation of each row of the output.",
+            "Every row has mean 0 and standard deviation 1.",
+            "Remove the LayerNorm: it belongs to the layer that contains this module.",
         ),
-        "Whoever puts a norm around this module normalises twice.",
+        "A layer that normalises the output itself normalises twice.",
         REPAIR, "after",
         tuple(_afterwards(lambda state, eps=eps: _norm(state.output, eps)) for eps in EPS),  # type: ignore[misc]
         (r"(layer_?norm|norm|ln)\w*\(", *LINES),
     ),
     Fault(
         "layer norm before",
-        "the inputs go through a LayerNorm first",
+        "a LayerNorm is applied to the inputs",
         "attention(LayerNorm(query), ..)",
         RIGHT,
         (
-            "Multiply the input by 2 and see whether the output moves.",
-            "The size of the input has no influence: it is normalised first.",
-            "Leave the norm to the layer around it.",
+            "Multiply the input by 2. Does the output change?",
+            "The output does not change, because the input is normalised first.",
+            "Remove the LayerNorm: it belongs to the layer that contains this module.",
         ),
-        "It is a design, not a mistake, as long as nobody puts a second norm before it.",
+        "It is a design and not a mistake, unless the layer that contains this module normalises its "
+        "input, too.",
         REPAIR, "inputs",
         tuple({"inputs": _pre_norm(eps, which)} for eps in EPS for which in (3, 1)),
         (r"(layer_?norm|norm|ln)\w*\(", *LINES),
@@ -273,15 +280,15 @@ FAULTS = [
     ),
     Fault(
         "residual and layer norm",
-        "there is a residual connection and a LayerNorm inside: a whole sub-layer",
+        "the module contains a residual connection and a LayerNorm: it is a whole sublayer",
         "LayerNorm(query + attention), or query + attention(LayerNorm(..))",
         RIGHT,
         (
-            "Compare what the module returns with the attention in it.",
-            "A residual connection and a norm are inside the module.",
-            "Leave both to the layer around it, if that is where you want them.",
+            "Compare the output of the module with that of the attention in it.",
+            "The module contains a residual connection and a LayerNorm.",
+            "Remove both if the layer that contains this module adds them.",
         ),
-        "It is a design, not a mistake, as long as nobody adds them a second time.",
+        "It is a design and not a mistake, unless the layer that contains this module adds them, too.",
         REPAIR, "after",
         tuple(way for eps in EPS for way in _sublayer(eps)),
         (r"(layer_?norm|norm|ln)\w*\(", *LINES),
