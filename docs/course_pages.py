@@ -1,6 +1,6 @@
-"""For the site: the lessons as pages, run while the site is built, with what they print and show.
+"""For the site: the lessons as pages, with their output. They run while the site is built.
 
-A lesson's formulas become MathML, which browsers draw by themselves: nothing is fetched for it.
+Formulas become MathML, which browsers display without further files.
 """
 
 from __future__ import annotations
@@ -27,112 +27,113 @@ from headwise.course.rendering import FORMULA, Shown  # noqa: E402
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """The lessons, below Learn."""
+    """Add the lessons to the navigation, below Learn."""
     learn = next(entry["Learn"] for entry in config["nav"] if "Learn" in entry)
-    learn.append({"Lessons": [{f"{one.number}. {one.title}": page_of(one)} for one in lessons()]})
+    learn.append({"Lessons": [{f"{lesson.number}. {lesson.title}": page_of(lesson)} for lesson in lessons()]})
     return config
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """A page for each lesson, and its pictures."""
-    found = run_all()
-    for one in lessons():
-        shown = found[one.number]
-        files.append(File.generated(config, page_of(one), content=as_page(one, shown)))
-        for cell, each in shown.items():
-            for number, picture in enumerate(each.pictures):
+    """Add a page for each lesson, and its pictures."""
+    outputs = run_all()
+    for lesson in lessons():
+        shown = outputs[lesson.number]
+        files.append(File.generated(config, page_of(lesson), content=as_page(lesson, shown)))
+        for cell, output in shown.items():
+            for number, picture in enumerate(output.pictures):
                 files.append(
-                    File.generated(config, f"learn/{picture_of(one, cell, number)}", content=picture)
+                    File.generated(config, f"learn/{picture_of(lesson, cell, number)}", content=picture)
                 )
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Formulas of every page that is not code."""
+    """Convert the formulas of a page to MathML, except in code."""
     parts = re.split(r"(^```.*?^```|`[^`\n]*`)", markdown, flags=re.DOTALL | re.MULTILINE)
-    return "".join(part if place % 2 else FORMULA.sub(mathml, part) for place, part in enumerate(parts))
+    return "".join(part if index % 2 else FORMULA.sub(mathml, part) for index, part in enumerate(parts))
 
 
-def mathml(found: re.Match[str]) -> str:
-    display = "block" if found[1] else "inline"
-    return latex2mathml.converter.convert(" ".join((found[1] or found[2]).split()), display=display)
+def mathml(match: re.Match[str]) -> str:
+    display = "block" if match[1] else "inline"
+    return latex2mathml.converter.convert(" ".join((match[1] or match[2]).split()), display=display)
 
 
 RUN = """
 import pickle, sys
 from headwise.course.lesson import lesson
 from headwise.course.rendering import run_lesson
-found = {number: run_lesson(lesson(number)) for number in map(int, sys.argv[2:])}
+outputs = {number: run_lesson(lesson(number)) for number in map(int, sys.argv[2:])}
 with open(sys.argv[1], "wb") as file:
-    pickle.dump(found, file)
+    pickle.dump(outputs, file)
 """
 
 
 def run_all() -> dict[int, dict[int, Shown]]:
-    """What the cells of every lesson print and show, in two processes with a thread each."""
-    numbers = [str(one.number) for one in lessons()]
+    """Run every lesson in two processes of one thread. Return what the cells show, by lesson and cell."""
+    numbers = [str(lesson.number) for lesson in lessons()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    found: dict[int, dict[int, Shown]] = {}
+    outputs: dict[int, dict[int, Shown]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        places = [Path(folder) / str(half) for half in range(2)]
-        running = [
-            subprocess.Popen([sys.executable, "-c", RUN, str(place), *numbers[half::2]], env=environment)
-            for half, place in enumerate(places)
+        paths = [Path(folder) / str(half) for half in range(2)]
+        processes = [
+            subprocess.Popen([sys.executable, "-c", RUN, str(path), *numbers[half::2]], env=environment)
+            for half, path in enumerate(paths)
         ]
-        for each, place in zip(running, places, strict=True):
-            if each.wait() != 0:
-                raise PluginError("a lesson does not run; its error stands above")
-            found |= pickle.loads(place.read_bytes())
-    return found
+        for process, path in zip(processes, paths, strict=True):
+            if process.wait() != 0:
+                raise PluginError("a lesson does not run; its error is printed above")
+            outputs |= pickle.loads(path.read_bytes())
+    return outputs
 
 
-def page_of(one: Lesson) -> str:
-    return f"learn/{one.number:02}_{one.name}.md"
+def page_of(lesson: Lesson) -> str:
+    return f"learn/{lesson.number:02}_{lesson.name}.md"
 
 
-def picture_of(one: Lesson, cell: int, number: int) -> str:
-    return f"{one.number:02}_{one.name}-{cell}-{number}.png"
+def picture_of(lesson: Lesson, cell: int, number: int) -> str:
+    return f"{lesson.number:02}_{lesson.name}-{cell}-{number}.png"
 
 
-def as_page(one: Lesson, shown: dict[int, Shown]) -> str:
-    """One lesson in Markdown."""
-    said = [
-        f"# {one.number}. {one.title}",
-        f"*{one.idea[0].upper()}{one.idea[1:]}.*",
-        f"{one.minutes} minutes, for a {one.level}. To work in it: `headwise learn notebook {one.number}`.",
+def as_page(lesson: Lesson, shown: dict[int, Shown]) -> str:
+    """Return a lesson in Markdown."""
+    parts = [
+        f"# {lesson.number}. {lesson.title}",
+        f"*{lesson.idea[0].upper()}{lesson.idea[1:]}.*",
+        f"{lesson.minutes} minutes, for a {lesson.level}. "
+        f"As a notebook: `headwise learn notebook {lesson.number}`.",
     ]
-    asked = False
-    for place, cell in enumerate(one.cells):
+    has_questions = False
+    for index, cell in enumerate(lesson.cells):
         if cell.kind == "markdown":
-            said.append(cell.text)
+            parts.append(cell.text)
         elif cell.kind == "code":
-            said.append(f"```python\n{cell.text}\n```")
-            each = shown[place]
-            if each.printed.strip():
-                said.append(f"```text\n{each.printed.rstrip()}\n```")
-            said += [
-                f"![What the code above draws]({picture_of(one, place, number)})"
-                for number in range(len(each.pictures))
+            parts.append(f"```python\n{cell.text}\n```")
+            output = shown[index]
+            if output.printed.strip():
+                parts.append(f"```text\n{output.printed.rstrip()}\n```")
+            parts += [
+                f"![The plot of the code above]({picture_of(lesson, index, number)})"
+                for number in range(len(output.pictures))
             ]
         elif cell.kind == "exercise":
-            said += [
+            parts += [
                 "## Exercise",
-                f"`headwise learn start {one.number}` lays this into your folder; `headwise learn check` "
-                "examines it.",
+                f"`headwise learn start {lesson.number}` writes this into your folder; "
+                "`headwise learn check` examines it.",
                 f"```python\n{cell.text}\n```",
             ]
         elif cell.kind == "solution":
-            said.append(folded("The solution", f"```python\n{cell.text}\n```"))
+            parts.append(folded("The solution", f"```python\n{cell.text}\n```"))
         else:
-            said += [] if asked else ["## Questions"]
-            asked = True
-            said.append(folded(cell.about, cell.text, "question"))
+            parts += [] if has_questions else ["## Questions"]
+            has_questions = True
+            parts.append(folded(cell.about, cell.text, "question"))
     repairs = [
-        f"`headwise learn repair {list(PLANTS).index(key) + 1}`" for key in one.repairs if key in PLANTS
+        f"`headwise learn repair {list(PLANTS).index(key) + 1}`" for key in lesson.repairs if key in PLANTS
     ]
     if repairs:
-        said.append(f"More to repair, with a fault of this lesson in it: {', '.join(repairs)}.")
-    return "\n\n".join(said) + "\n"
+        parts.append(f"Code to repair, with mistakes of this lesson: {', '.join(repairs)}.")
+    return "\n\n".join(parts) + "\n"
 
 
 def folded(title: str, text: str, kind: str = "note") -> str:

@@ -1,4 +1,4 @@
-"""The course: every lesson runs, every exercise is examined, every repair has the fault it says."""
+"""The course: every lesson runs, every solution is right, every repair has its fault."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from pathlib import Path
 import pytest
 
 import headwise as hw
-from headwise.course.exercises import PLANTS, Plant, exercise_of, laid_out, repair_of
+from headwise.course.exercises import PLANTS, Plant, exercise_of, file_text, repair_of
 from headwise.course.lesson import Lesson, lesson, lessons, read_lesson
 from headwise.course.rendering import notebook, plain_formulas, run_lesson
-from headwise.course.study import FILE, Study, at_a_glance, read_progress
+from headwise.course.study import FILE, Study, read_progress, static_problem
 from headwise.errors import ArgumentError
 from headwise.examiner.marking.template import Template
 from headwise.examiner.source.unwritten import unwritten
 from headwise.examiner.steps import FAULTS
 
 pytest.importorskip("matplotlib")
-every_lesson = pytest.mark.parametrize("one", lessons(), ids=lambda one: one.name)
+every_lesson = pytest.mark.parametrize("chosen", lessons(), ids=lambda chosen: chosen.name)
 KEYS = set(FAULTS)
 
 
 @every_lesson
-def test_a_lesson_has_one_idea_one_exercise_and_two_questions(one: Lesson) -> None:
-    kinds = [cell.kind for cell in one.cells]
+def test_a_lesson_has_one_idea_one_exercise_and_two_questions(chosen: Lesson) -> None:
+    kinds = [cell.kind for cell in chosen.cells]
     assert (kinds.count("exercise"), kinds.count("solution"), kinds.count("question")) == (1, 1, 2)
-    assert 5 <= one.minutes <= 10 and one.idea[0].islower() and not one.idea.endswith(".")
-    assert set(one.repairs) <= KEYS
+    assert 5 <= chosen.minutes <= 10 and chosen.idea[0].islower() and not chosen.idea.endswith(".")
+    assert set(chosen.repairs) <= KEYS
     assert kinds[0] == "markdown"
-    exercise = exercise_of(one)
+    exercise = exercise_of(chosen)
     names = {node.name for node in ast.walk(ast.parse(exercise.solution)) if hasattr(node, "name")}
     assert exercise.name in names
     assert unwritten(exercise.start) and not unwritten(exercise.solution)
-    assert all(cell.about.endswith("?") for cell in one.cells if cell.kind == "question")
+    assert all(cell.about.endswith("?") for cell in chosen.cells if cell.kind == "question")
 
 
 def test_lessons_are_counted_without_a_gap_and_no_two_exercises_are_the_same() -> None:
-    assert [one.number for one in lessons()] == list(range(1, 18))
-    assert len({exercise_of(one).solution for one in lessons()}) == 17
+    assert [entry.number for entry in lessons()] == list(range(1, 18))
+    assert len({exercise_of(entry).solution for entry in lessons()}) == 17
 
 
 def test_a_lesson_that_is_run_says_what_its_cells_print_and_draw() -> None:
@@ -51,11 +51,11 @@ def test_a_lesson_that_is_run_says_what_its_cells_print_and_draw() -> None:
 @pytest.mark.slow
 @every_lesson
 def test_its_start_is_not_judged_and_its_solution_is_right(
-    one: Lesson, tmp_path: Path, one_template: Template
+    chosen: Lesson, tmp_path: Path, one_template: Template
 ) -> None:
-    exercise = exercise_of(one)
-    file = tmp_path / one.file_name
-    file.write_text(laid_out(exercise, one.title, "headwise learn check"), "utf-8")
+    exercise = exercise_of(chosen)
+    file = tmp_path / chosen.file_name
+    file.write_text(file_text(exercise, chosen.title, "headwise learn check"), "utf-8")
     begun = hw.check_file(file, exercise.name, template=one_template)
     assert begun.verdict == "not judged" and "still to be written" in begun.summary
     file.write_text(exercise.solution, "utf-8")
@@ -95,12 +95,14 @@ def test_plants_are_faults_of_the_library_and_change_something() -> None:
 
 
 @every_lesson
-def test_a_notebook_holds_the_lesson_and_its_check(one: Lesson) -> None:
-    told = json.loads(notebook(one))
-    assert told["nbformat"] == 4 and len({cell["id"] for cell in told["cells"]}) == len(told["cells"])
-    sources = ["".join(cell["source"]) for cell in told["cells"]]
+def test_a_notebook_holds_the_lesson_and_its_check(chosen: Lesson) -> None:
+    content = json.loads(notebook(chosen))
+    assert content["nbformat"] == 4 and len({cell["id"] for cell in content["cells"]}) == len(
+        content["cells"]
+    )
+    sources = ["".join(cell["source"]) for cell in content["cells"]]
     assert "%pip install" in sources[1]
-    assert f"import headwise as hw\n\nhw.check({exercise_of(one).name})" in sources
+    assert f"import headwise as hw\n\nhw.check({exercise_of(chosen).name})" in sources
 
 
 @pytest.mark.slow
@@ -108,7 +110,7 @@ def test_a_notebook_holds_the_lesson_and_its_check(one: Lesson) -> None:
 def test_notebooks_run(tmp_path: Path) -> None:
     """One after another in one kernel, which forgets all names in between."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    books = [nbformat.reads(notebook(one), as_version=4) for one in lessons()]
+    books = [nbformat.reads(notebook(entry), as_version=4) for entry in lessons()]
     whole = nbformat.v4.new_notebook()
     for book in books:
         nbformat.validate(book)
@@ -131,7 +133,7 @@ HEAD = '"""A title.\n\nidea: one\nminutes: 5\nlevel: junior\n"""\n'
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (HEAD.replace("minutes: 5\n", ""), "lesson 01_a.py must say its minutes"),
+        (HEAD.replace("minutes: 5\n", ""), "lesson 01_a.py must have a line 'minutes'"),
         (HEAD.replace("junior", "expert"), "got 'expert'"),
         (HEAD + "# %% [html]\n", "got '# %% \\[html\\]'"),
         (HEAD + "# %% [markdown]\nbare\n", "got 'bare'"),
@@ -152,7 +154,7 @@ def test_what_is_still_to_be_written_is_found() -> None:
         "def a():\n    '''Do it.'''\n    raise NotImplementedError\n\nclass B:\n    def c(self): ...\n"
         "    def d(self):\n        pass\n    def e(self):\n        return 1\n"
     )
-    assert [(one.name, one.line, one.task) for one in unwritten(source)] == [
+    assert [(part.name, part.line, part.task) for part in unwritten(source)] == [
         ("a", 3, "Do it."), ("B.c", 6, ""), ("B.d", 8, ""),
     ]  # fmt: skip
     assert unwritten("def (") == []
@@ -172,10 +174,10 @@ def test_formulas_can_be_read_in_a_terminal(text: str, plain: str) -> None:
 
 
 def test_no_formula_of_a_lesson_is_left_in_its_own_letters() -> None:
-    for one in lessons():
-        for cell in one.cells:
+    for entry in lessons():
+        for cell in entry.cells:
             if cell.kind in ("markdown", "question"):
-                assert "\\" not in plain_formulas(cell.text).replace("\\*", ""), (one.name, cell.text)
+                assert "\\" not in plain_formulas(cell.text).replace("\\*", ""), (entry.name, cell.text)
 
 
 # What an exercise asks
@@ -184,26 +186,26 @@ def test_no_formula_of_a_lesson_is_left_in_its_own_letters() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("def scores(q, k):\n    return q", "asks for scaled_scores, and the file has scores"),
+        ("def scores(q, k):\n    return q", "asks for scaled_scores, but the file has scores"),
         ("def scaled_scores(q, k):\n    s = q @ k.mT", "returns nothing"),
-        ("x = 1", "nothing of the kind"),
+        ("x = 1", "no class or function"),
         ("def scaled_scores(q, k):\n    return q", None),
         ("def (", None),
     ],
 )
-def test_some_things_are_seen_at_a_glance(source: str, words: str | None) -> None:
-    said = at_a_glance(source, exercise_of(lesson(1)))
-    assert said is None if words is None else said is not None and words in said
+def test_some_problems_are_found_without_running_the_code(source: str, words: str | None) -> None:
+    problem = static_problem(source, exercise_of(lesson(1)))
+    assert problem is None if words is None else problem is not None and words in problem
 
 
-def test_what_is_to_be_written_is_not_left_to_another() -> None:
+def test_a_forbidden_function_is_found() -> None:
     exercise = exercise_of(lesson(2))
-    said = at_a_glance("def softmax(x, dim=-1):\n    return x.softmax(dim)", exercise)
-    assert said == "This one is to be written without softmax."
-    assert at_a_glance(exercise.solution, exercise) is None
+    problem = static_problem("def softmax(x, dim=-1):\n    return x.softmax(dim)", exercise)
+    assert problem == "This exercise must be solved without softmax."
+    assert static_problem(exercise.solution, exercise) is None
 
 
-OTHERWISE = {
+RIGHT_BUT_DIFFERENT = {
     "no transpose": (
         4, "def split_heads(x, num_heads):\n    return x.unflatten(-1, (num_heads, -1))", "[B, T, H, D]"
     ),
@@ -223,15 +225,15 @@ OTHERWISE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERWISE)
+@pytest.mark.parametrize("name", RIGHT_BUT_DIFFERENT)
 def test_right_in_another_way_is_not_solved(name: str, tmp_path: Path, one_template: Template) -> None:
-    number, source, words = OTHERWISE[name]
+    number, source, words = RIGHT_BUT_DIFFERENT[name]
     study = Study(tmp_path)
     task = study.task(str(number))
     study.start(task)
     task.path.write_text(f"import torch\n\n{source}\n", "utf-8")
     outcome = study.check(task, one_template)
-    assert not outcome.ok and words in " ".join(outcome.otherwise)
+    assert not outcome.ok and words in " ".join(outcome.differences)
     task.path.write_text(task.exercise.solution, "utf-8")
     assert study.check(task, one_template).ok and study.progress.solved(task.key)
 
@@ -246,12 +248,12 @@ def test_nothing_a_learner_wrote_is_overwritten(tmp_path: Path) -> None:
     task.path.write_text("# mine", "utf-8")
     assert not study.start(task)
     assert task.path.read_text("utf-8") == "# mine"
-    kept = study.reset(task)
-    assert kept is not None and kept.read_text("utf-8") == "# mine"
+    moved_to = study.reset(task)
+    assert moved_to is not None and moved_to.read_text("utf-8") == "# mine"
     assert "raise NotImplementedError" in task.path.read_text("utf-8")
     again = study.reset(task)
-    assert again is not None and again != kept
-    assert sorted(one.name for one in tmp_path.iterdir() if one.name.startswith(".")) == []
+    assert again is not None and again != moved_to
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
 def test_progress_is_found_again(tmp_path: Path) -> None:
@@ -283,24 +285,24 @@ def test_a_file_of_progress_that_is_none_of_ours_is_left_alone(tmp_path: Path, t
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        (None, "none was begun"),
+        (None, "none was started"),
         ("x", "got 'x'"),
         ("99", "lesson must be 1 to 17: got 99"),
         ("repair 0", "repair must be 1 to"),
     ],
 )
-def test_what_is_no_exercise_is_said(tmp_path: Path, which: str | None, words: str) -> None:
+def test_an_unknown_exercise_is_refused(tmp_path: Path, which: str | None, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         Study(tmp_path).task(which)
 
 
 def test_an_exercise_has_to_be_begun_and_a_folder_written_to(tmp_path: Path) -> None:
     study = Study(tmp_path / "new")
-    with pytest.raises(ArgumentError, match=r"exercise must be begun first: there is no .*01_"):
+    with pytest.raises(ArgumentError, match=r"exercise must be started first: there is no .*01_"):
         study.check(study.task("1"))
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(ArgumentError, match=r"folder must be a folder: .*file is none"):
+    with pytest.raises(ArgumentError, match=r"folder must be a folder: .*file is a file"):
         Study(tmp_path / "file")
     blocked = Study(Path("/proc/nothing here"))
-    with pytest.raises(ArgumentError, match="folder must be one to write to"):
+    with pytest.raises(ArgumentError, match="folder must be writable"):
         blocked.start(blocked.task("1"))

@@ -1,4 +1,4 @@
-"""The deck of interview questions: how it is read, what is in it, and whether its answers are so."""
+"""The deck of interview questions: reading it, its content, and the numbers of its answers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OWN = tuple(question for question in deck() if question.check)
 
 
 def named(question: Question) -> str:
-    return f"{question.level}-{question.lesson}-{question.asked}"
+    return f"{question.level}-{question.lesson}-{question.text}"
 
 
 def numbers_in(text: str) -> set[float]:
-    """Numbers as they are written: 1,024 and 0.35, not the 3 of Qwen3."""
+    """Return the numbers of a text, such as 1,024 and 0.35, but not the 3 of Qwen3."""
     return {
-        float(found.replace(",", "")) for found in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)", text)
+        float(number.replace(",", "")) for number in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)", text)
     }
 
 
@@ -34,7 +34,7 @@ def test_a_question_has_its_lesson_its_answer_and_its_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "message"),
     [
         ("# %% question: Why?\n# So.\n", r"must be written \[lesson\] ..\?: easy.py has 'Why\?'"),
         ("# %% question: [1] Why\n# So.\n", r"easy.py has '\[1\] Why'"),
@@ -43,11 +43,11 @@ def test_a_question_has_its_lesson_its_answer_and_its_check() -> None:
             "# %% question: [1] Why?\n# So.\n# %%\n1\n# %%\nprint(2)\n",
             r"its one check: easy.py has 'print\(2\)'",
         ),
-        ("# %% question: [1] Why?\nSo.\n", r"texts in comments: got 'So.'"),
+        ("# %% question: [1] Why?\nSo.\n", r"texts in comments only: got 'So.'"),
     ],
 )
-def test_what_is_not_a_question_is_refused(cells: str, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_what_is_not_a_question_is_refused(cells: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         read_questions("easy", f'"""Some."""\n{cells}')
 
 
@@ -57,8 +57,8 @@ def test_the_files_have_their_questions_and_the_lessons_theirs() -> None:
     }
     assert len(deck()) == len(of_lessons) + 16 + 16 + 12
     for question in deck():
-        if question.asked in of_lessons:
-            number = of_lessons[question.asked].number
+        if question.text in of_lessons:
+            number = of_lessons[question.text].number
             level = "easy" if number <= 6 else "medium" if number <= 14 else "hard"
             assert (question.lesson, question.level) == (number, level)
     assert {level: sum(question.level == level for question in OWN) for level in LEVELS} == {
@@ -87,13 +87,13 @@ def test_what_there_is_not_is_refused_by_name() -> None:
 
 
 def test_every_question_is_asked_once_ends_with_a_question_mark_and_is_answered() -> None:
-    asked = [question.asked for question in deck()]
-    assert len(set(asked)) == len(asked)
+    texts = [question.text for question in deck()]
+    assert len(set(texts)) == len(texts)
     for question in deck():
-        assert question.asked.endswith("?") and "\n" not in question.asked
+        assert question.text.endswith("?") and "\n" not in question.text
         assert question.answer.strip()
     for question in OWN:
-        assert 3 <= sum(bool(line) for line in question.answer.splitlines()) <= 12, question.asked
+        assert 3 <= sum(bool(line) for line in question.answer.splitlines()) <= 12, question.text
 
 
 def test_a_check_gives_what_it_prints_and_leaves_random_numbers_alone() -> None:
@@ -113,7 +113,7 @@ def test_a_check_gives_what_it_prints_and_leaves_random_numbers_alone() -> None:
 def test_every_check_runs_alone_and_prints_the_numbers_of_its_answer(question: Question) -> None:
     printed = computed(question)
     assert printed.strip()
-    words = re.sub(r"\$[^$]*\$", "", question.answer)  # formulas define, they do not claim
+    words = re.sub(r"\$[^$]*\$", "", question.answer)  # formulas are definitions, not claims
     stated = {number for number in numbers_in(words) if number > 4}
-    known = numbers_in(printed) | numbers_in(question.asked)
-    assert stated <= known, f"stated and not computed: {sorted(stated - known)}"
+    computed_numbers = numbers_in(printed) | numbers_in(question.text)
+    assert stated <= computed_numbers, f"stated and not computed: {sorted(stated - computed_numbers)}"

@@ -1,7 +1,7 @@
-"""Exercises: a file that a learner writes, or one to repair, with one planted fault.
+"""Exercises: code to write, or code to repair that has one planted fault.
 
-A plant names a fault of the examiner's library and the lines to change in right code. Hints and explanation
-are the library's own.
+A plant names a fault of the examiner's library and the changes to right code that cause it. Its hints and
+explanation come from that library.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Literal
 from ..errors import ArgumentError
 from .lesson import Lesson
 
-__all__ = ["PLANTS", "Exercise", "Plant", "exercise_of", "laid_out", "repair_of"]
+__all__ = ["PLANTS", "Exercise", "Plant", "exercise_of", "file_text", "repair_of"]
 
-Edits = dict[str, str]  # each text becomes the one beside it
+Edits = dict[str, str]  # text in right code -> its replacement
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What is put into the learner's folder, and what of it is checked."""
+    """The code that a learner starts from, its solution, and the name of the class or function to check."""
 
     kind: Literal["write", "repair"]
     name: str  # of the class or function to check
     start: str
     solution: str
-    without: tuple[str, ...] = ()  # functions that it must not call
+    without: tuple[str, ...] = ()  # functions that the learner's code must not call
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Plant:
 
 def exercise_of(lesson: Lesson) -> Exercise:
     """Return the exercise of a lesson."""
-    asked = next((cell for cell in lesson.cells if cell.kind == "exercise"), None)
-    if asked is None:
+    exercise = next((cell for cell in lesson.cells if cell.kind == "exercise"), None)
+    if exercise is None:
         raise ArgumentError(
-            f"lesson must have an exercise: {lesson.number} has none; headwise learn repair gives one"
+            f"lesson must have an exercise: {lesson.number} has none; try headwise learn repair"
         )
     solution = next((cell.text for cell in lesson.cells if cell.kind == "solution"), "")
-    return Exercise("write", asked.about, f"{asked.text}\n", f"{solution}\n", lesson.without)
+    return Exercise("write", exercise.about, f"{exercise.text}\n", f"{solution}\n", lesson.without)
 
 
 def repair_of(fault: str) -> Exercise:
-    """Return the exercise in which this fault is to be found and repaired."""
+    """Return the exercise of finding and repairing this fault."""
     if fault not in PLANTS:
         raise ArgumentError(
             f"fault must be one that can be planted: got {fault!r}; one of {', '.join(PLANTS)}"
@@ -62,12 +62,12 @@ def repair_of(fault: str) -> Exercise:
     return Exercise("repair", plant.name, start, plant.code)
 
 
-def laid_out(exercise: Exercise, title: str, command: str) -> str:
-    """Return the file for the learner's folder: what to do on top, then the code to start from."""
+def file_text(exercise: Exercise, title: str, command: str) -> str:
+    """Return the text of the learner's file: comments with the task, then the code to start from."""
     if exercise.kind == "write":
-        task = f"Write {exercise.name}: put your lines where it says `raise NotImplementedError`."
+        task = f"Write {exercise.name}: replace each `raise NotImplementedError` with your code."
     else:
-        task = f"One thing in {exercise.name} is wrong. Find and repair it."
+        task = f"{exercise.name} has one mistake. Find and repair it."
     return f"# {title}\n# {task}\n# Then: {command}\n\n{exercise.start}"
 
 
@@ -78,7 +78,7 @@ from torch import Tensor, nn
 
 
 class MultiHeadAttention(nn.Module):
-    """mask: [B, 1, T, S] or [B, H, T, S], True where a query may see a key."""
+    """mask: [B, 1, T, S] or [B, H, T, S], True where a query may attend to a key."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class MultiHeadAttention(nn.Module):
         return self.w_o(merged)
 '''
 
-CAUSAL = '''"""Causal self-attention: a position sees itself and what came before."""
+CAUSAL = '''"""Causal self-attention: a position attends to itself and to earlier positions."""
 
 import torch
 from torch import Tensor, nn
@@ -137,12 +137,12 @@ from torch import Tensor
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Shares that sum to 1 along `dim`."""
-    raised = (x - x.amax(dim=dim, keepdim=True)).exp()
-    return raised / raised.sum(dim=dim, keepdim=True)
+    """Weights that sum to 1 along `dim`."""
+    powers = (x - x.amax(dim=dim, keepdim=True)).exp()
+    return powers / powers.sum(dim=dim, keepdim=True)
 '''
 
-SPLIT = '''"""From one wide tensor to heads."""
+SPLIT = '''"""Split the channels into heads."""
 
 import torch
 from torch import Tensor
@@ -154,19 +154,19 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(B, T, num_heads, E // num_heads).transpose(1, 2)
 '''
 
-MERGE = '''"""From heads to one wide tensor."""
+MERGE = '''"""Merge heads."""
 
 import torch
 from torch import Tensor
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """[B, H, T, D] -> [B, T, E]: the heads of a position beside each other."""
+    """[B, H, T, D] -> [B, T, E]: the heads of a position side by side."""
     B, H, T, D = x.shape
     return x.transpose(1, 2).reshape(B, T, H * D)
 '''
 
-BLOCK = '''"""A Transformer block, norms first."""
+BLOCK = '''"""A Transformer block with pre-norm."""
 
 import torch
 from torch import Tensor, nn
@@ -181,8 +181,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [B, T, E] -> [B, T, E]"""
-        seen = self.norm1(x)
-        x = x + self.attention(seen, seen, seen, need_weights=False)[0]
+        h = self.norm1(x)
+        x = x + self.attention(h, h, h, need_weights=False)[0]
         return x + self.linear2(self.linear1(self.norm2(x)).relu())
 '''
 
@@ -252,11 +252,11 @@ _FAULTS: dict[tuple[str, str], dict[str, Edits]] = {  # of code, and a class or 
     (SOFTMAX, "softmax"): {
         "own softmax ignores its axis": {
             "x.amax(dim=dim": "x.amax(dim=-1",
-            "raised.sum(dim=dim": "raised.sum(dim=-1",
+            "powers.sum(dim=dim": "powers.sum(dim=-1",
         },
         "own softmax over everything": {
             "x.amax(dim=dim, keepdim=True)": "x.amax()",
-            "raised.sum(dim=dim, keepdim=True)": "raised.sum()",
+            "powers.sum(dim=dim, keepdim=True)": "powers.sum()",
         },
         "own softmax overflows": {"(x - x.amax(dim=dim, keepdim=True)).exp()": "x.exp()"},
     },

@@ -1,4 +1,4 @@
-"""Lessons and questions: files of plain Python in cells, and what is read from them.
+"""Lessons and interview questions: Python files in cells, and functions that read them.
 
     \"\"\"One head.
 
@@ -11,22 +11,22 @@
     # %% [markdown]
     # Text in Markdown, as comments.
     # %%
-    q = torch.randn(5, 8)            code; pictures that it makes are shown
+    q = torch.randn(5, 8)            code; its output and plots are shown
     # %% exercise: attend
-    def attend(q, k, v): ...         what the learner gets, to be written
+    def attend(q, k, v): ...         what the learner starts from
     # %% solution
-    def attend(q, k, v): ...         the same, written
+    def attend(q, k, v): ...         the solution
     # %% question: Why is ..?
     # The answer, in Markdown.
 
-The file runs from top to bottom. Pages, notebooks and exercises are made of it.
+The file runs from top to bottom. The pages, notebooks and exercises are generated from it.
 
-Interview questions are in interview/easy.py, medium.py and hard.py; those of the lessons are asked as well.
+The deck has the questions of interview/easy.py, medium.py and hard.py, and those of the lessons.
 
-    # %% question: [7] Why is ..?      the lesson it belongs to, and the question
+    # %% question: [7] Why is ..?      the number of its lesson, and the question
     # The answer, in Markdown.
     # %%
-    print(..)                          its check, if it has one: code that runs by itself
+    print(..)                          its check, optional: code that computes the numbers of the answer
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _HEAD = re.compile(r"^# %%(?: \[(markdown)\]| (exercise|solution|question)(?:: (
 READERS = ("product manager", "junior", "data scientist")
 Level = Literal["easy", "medium", "hard"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-_ASKED = re.compile(r"\[(\d+)\] (.+\?)")
+_QUESTION = re.compile(r"\[(\d+)\] (.+\?)")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell; `about` is what stands behind the colon: a name to check, a question."""
+    """A cell; `about` is the text after the colon of its head: a name to check, or a question."""
 
     kind: Kind
     text: str
@@ -61,18 +61,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Question:
-    """Asked in a lesson or in an interview."""
+    """A question of a lesson or of the interview deck."""
 
-    asked: str
+    text: str
     answer: str
     level: Level
     lesson: int
-    check: str = ""  # code that computes what the answer states
+    check: str = ""  # code that computes the numbers of the answer
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson, as its file has it."""
+    """A lesson, as its file defines it."""
 
     number: int
     name: str  # of the file, without number and ending
@@ -86,19 +86,21 @@ class Lesson:
 
     @property
     def file_name(self) -> str:
-        """Of the exercise in the learner's folder."""
+        """The file name of the exercise in the learner's folder."""
         return f"{self.number:02}_{self.name}.py"
 
 
 def read_lesson(file_name: str, text: str) -> Lesson:
-    """Read a lesson from the text of its file."""
+    """Return the lesson of a file's text."""
     number, _, name = file_name.removesuffix(".py").partition("_")
     docstring, cells = read_cells(file_name, text)
     title, _, lines = docstring.partition("\n")
     fields = dict(line.split(": ", 1) for line in lines.strip().splitlines() if ": " in line)
     missing = [field for field in ("idea", "minutes", "level") if field not in fields]
     if missing:
-        raise ArgumentError(f"lesson {file_name} must say its {missing[0]}: got {sorted(fields)}; add a line")
+        raise ArgumentError(
+            f"lesson {file_name} must have a line {missing[0]!r}: got {sorted(fields)}; add it"
+        )
     if fields["level"] not in READERS:
         raise ArgumentError(f"lesson {file_name} must have a level of {READERS}: got {fields['level']!r}")
     return Lesson(
@@ -126,53 +128,51 @@ def read_cells(file_name: str, text: str) -> tuple[str, tuple[Cell, ...]]:
 
 def _cell(file_name: str, text: str) -> Cell:
     head, _, body = text.partition("\n")
-    found = _HEAD.match(head)
-    if found is None:
+    match = _HEAD.match(head)
+    if match is None:
         raise ArgumentError(
             f"lesson {file_name} must have cells of a known kind: got {head!r}; see course/lesson.py"
         )
-    kind: Kind = found[1] or found[2] or "code"  # type: ignore[assignment]
+    kind: Kind = match[1] or match[2] or "code"  # type: ignore[assignment]
     if kind in ("markdown", "question"):
         lines = body.rstrip().splitlines()
         bare = [line for line in lines if line and not line.startswith("#")]
         if bare:
-            raise ArgumentError(f"lesson {file_name} must have its texts in comments: got {bare[0]!r}")
+            raise ArgumentError(f"lesson {file_name} must have texts in comments only: got {bare[0]!r}")
         body = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
-    return Cell(kind, body.strip("\n"), found[3] or "")
+    return Cell(kind, body.strip("\n"), match[3] or "")
 
 
 @cache
 def lessons() -> tuple[Lesson, ...]:
-    """All lessons, in order."""
+    """Return all lessons, in order."""
     folder = files(__package__) / "lessons"
-    found = {file.name: file for file in folder.iterdir() if re.fullmatch(r"\d\d_\w+\.py", file.name)}
-    return tuple(read_lesson(name, found[name].read_text("utf-8")) for name in sorted(found))
+    paths = {file.name: file for file in folder.iterdir() if re.fullmatch(r"\d\d_\w+\.py", file.name)}
+    return tuple(read_lesson(name, paths[name].read_text("utf-8")) for name in sorted(paths))
 
 
 def lesson(number: int) -> Lesson:
-    """The lesson of this number."""
-    found = next((each for each in lessons() if each.number == number), None)
-    if found is None:
-        last = lessons()[-1].number
-        raise ArgumentError(f"lesson must be 1 to {last}: got {number}; headwise learn lists them")
-    return found
+    """Return the lesson of this number."""
+    if number not in range(1, len(lessons()) + 1):
+        raise ArgumentError(f"lesson must be 1 to {len(lessons())}: got {number}; headwise learn lists them")
+    return lessons()[number - 1]
 
 
 # Interview questions
 
 
 def deck(level: str | None = None, lesson: int | None = None) -> tuple[Question, ...]:
-    """Questions from easy to hard, and in the order of the lessons.
+    """Return interview questions, from easy to hard and in the order of the lessons.
 
     Args:
-        level: "easy", "medium" or "hard"; without it, all.
-        lesson: only those that belong to this lesson.
+        level: "easy", "medium" or "hard"; by default all.
+        lesson: the number of a lesson; by default all lessons.
 
     Raises:
-        ArgumentError: a level or a lesson that there is not.
+        ArgumentError: if there is no such level or lesson.
 
     Example:
-        >>> deck("easy", lesson=13)[-1].asked
+        >>> deck("easy", lesson=13)[-1].text
         'What does a heat map of attention weights show, and what does it not show?'
     """
     if level is not None and level not in LEVELS:
@@ -193,9 +193,9 @@ def deck(level: str | None = None, lesson: int | None = None) -> tuple[Question,
 
 
 def computed(question: Question) -> str:
-    """Run the check of a question and return what it prints; empty where it has none.
+    """Run the check of a question and return what it prints; "" if it has no check.
 
-    Whatever the check raises is raised: an AssertionError means that the answer is wrong.
+    Exceptions of the check are raised: an AssertionError means that the answer is wrong.
     """
     import torch
 
@@ -204,21 +204,21 @@ def computed(question: Question) -> str:
     before = torch.random.get_rng_state()
     try:
         with contextlib.redirect_stdout(printed):
-            exec(compile(question.check, f"the check of {question.asked!r}", "exec"), names)
+            exec(compile(question.check, f"the check of {question.text!r}", "exec"), names)
     finally:
         torch.random.set_rng_state(before)
     return printed.getvalue()
 
 
 def read_questions(level: Level, text: str) -> tuple[Question, ...]:
-    """The questions that a file of the deck holds."""
+    """Return the questions of a file of the deck."""
     questions: list[Question] = []
     for cell in read_cells(f"{level}.py", text)[1]:
         if cell.kind == "question":
-            asked = _ASKED.fullmatch(cell.about)
-            if asked is None:
+            match = _QUESTION.fullmatch(cell.about)
+            if match is None:
                 raise ArgumentError(f"a question must be written [lesson] ..?: {level}.py has {cell.about!r}")
-            questions.append(Question(asked[2], cell.text, level, int(asked[1])))
+            questions.append(Question(match[2], cell.text, level, int(match[1])))
         elif cell.kind == "code" and questions and not questions[-1].check:
             questions[-1] = replace(questions[-1], check=cell.text)
         else:
@@ -231,15 +231,15 @@ def read_questions(level: Level, text: str) -> tuple[Question, ...]:
 @cache
 def _questions() -> tuple[Question, ...]:
     folder = files(__package__) / "interview"
-    found = [
+    questions = [
         Question(cell.about, cell.text, _level_of(lesson.number), lesson.number)
         for lesson in lessons()
         for cell in lesson.cells
         if cell.kind == "question"
     ]
     for level in LEVELS:
-        found += read_questions(level, (folder / f"{level}.py").read_text("utf-8"))
-    return tuple(sorted(found, key=lambda question: (LEVELS.index(question.level), question.lesson)))
+        questions += read_questions(level, (folder / f"{level}.py").read_text("utf-8"))
+    return tuple(sorted(questions, key=lambda question: (LEVELS.index(question.level), question.lesson)))
 
 
 def _level_of(lesson: int) -> Level:

@@ -1,4 +1,4 @@
-"""Lessons as people see them: what their cells print and draw, as notebooks, and formulas for a terminal."""
+"""Running lessons, and writing them as notebooks and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["FORMULA", "Shown", "notebook", "plain_formulas", "run_lesson"]
 
 @dataclass
 class Shown:
-    """What a cell printed, its last value in words, and its pictures as PNG."""
+    """What a cell printed, with its last value, and its pictures as PNG."""
 
     printed: str = ""
     pictures: list[bytes] = field(default_factory=list)
 
 
 def run_lesson(lesson: Lesson) -> dict[int, Shown]:
-    """Run what a notebook would run, and return what each cell shows, by the number of the cell."""
+    """Run the code and the solution of a lesson. Return what each cell shows, by the index of the cell."""
     with needed("matplotlib", "the pictures of a lesson need matplotlib"):
         import matplotlib
 
@@ -36,18 +36,18 @@ def run_lesson(lesson: Lesson) -> dict[int, Shown]:
     import torch
 
     names: dict[str, Any] = {"__name__": "__lesson__"}
-    found = {}
+    outputs = {}
     before = torch.random.get_rng_state()
     try:
-        for place, cell in enumerate(lesson.cells):
+        for index, cell in enumerate(lesson.cells):
             if cell.kind not in ("code", "solution"):
                 continue
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
-                value = _run_cell(cell.text, f"{lesson.file_name}, cell {place}", names)
+                value = _run_cell(cell.text, f"{lesson.file_name}, cell {index}", names)
                 if value is not None and not _is_picture(value):
                     print(value)  # noqa: T201 - what a notebook would show
-            shown = found[place] = Shown(printed.getvalue())
+            shown = outputs[index] = Shown(printed.getvalue())
             figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
             figures += [value] if isinstance(value, Figure) and value not in figures else []
             for figure in figures:
@@ -57,7 +57,7 @@ def run_lesson(lesson: Lesson) -> dict[int, Shown]:
             pyplot.close("all")
     finally:
         torch.random.set_rng_state(before)
-    return found
+    return outputs
 
 
 def _run_cell(code: str, called: str, names: dict[str, Any]) -> Any:
@@ -79,7 +79,7 @@ def _is_picture(value: object) -> bool:
 
 # Notebooks
 
-FIRST_CELL = """# Installs headwise where it is missing (on Colab, say).
+FIRST_CELL = """# Installs headwise if it is missing, for example on Colab.
 import importlib.util
 
 if importlib.util.find_spec("headwise") is None:
@@ -88,19 +88,19 @@ if importlib.util.find_spec("headwise") is None:
 
 
 def notebook(lesson: Lesson) -> str:
-    """Return the lesson as JSON of a notebook: the solution and the answers are folded away."""
+    """Return the lesson as the JSON of a notebook, with the solution and the answers folded."""
     cells = [
         _markdown(f"# {lesson.number}. {lesson.title}\n\n*{lesson.idea[0].upper()}{lesson.idea[1:]}.*"),
         _code(FIRST_CELL),
     ]
-    asked = False
+    has_questions = False
     for cell in lesson.cells:
-        if cell.kind == "question" and not asked:
+        if cell.kind == "question" and not has_questions:
             cells.append(_markdown("## Questions"))
-            asked = True
+            has_questions = True
         cells += _notebook_cells(cell)
     content = {
-        "cells": [{**each, "id": f"cell-{place}"} for place, each in enumerate(cells)],
+        "cells": [{**cell, "id": f"cell-{index}"} for index, cell in enumerate(cells)],
         "metadata": {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},
@@ -122,7 +122,7 @@ def _notebook_cells(cell: Cell) -> list[dict[str, Any]]:
     if cell.kind == "solution":
         folded = {"jupyter": {"source_hidden": True}, "collapsed": True, "cellView": "form"}
         return [
-            _markdown("The solution is in the folded cell below."),
+            _markdown("The next cell has the solution. It is folded."),
             _code(f"# @title Solution\n{cell.text}", folded),
         ]
     return [_markdown(f"**{cell.about}**\n\n<details><summary>Answer</summary>\n\n{cell.text}\n\n</details>")]
@@ -156,33 +156,33 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$", r
 
 
 def plain_formulas(text: str) -> str:
-    r"""Write the formulas of a Markdown text in plain letters, `\sqrt{d_k}` as √d_k; code stays as it is."""
+    r"""Write the formulas of a Markdown text in Unicode, `\sqrt{d_k}` as √d_k. Code is left unchanged."""
     parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
     return "".join(
-        part if place % 2 else FORMULA.sub(lambda found: _plain_formula(found[1] or found[2]), part)
-        for place, part in enumerate(parts)
+        part if index % 2 else FORMULA.sub(lambda match: _plain_formula(match[1] or match[2]), part)
+        for index, part in enumerate(parts)
     )
 
 
 def _plain_formula(formula: str) -> str:
-    held = "{([^{}]*)}"
+    group = "{([^{}]*)}"
     before = ""
-    while before != formula:  # from the inside out
+    while before != formula:  # innermost groups first
         before = formula
-        formula = re.sub(rf"\\(?:text|mathrm|mathbf|operatorname|bar|hat){held}", r"\1", formula)
-        formula = re.sub(rf"\\sqrt{held}", lambda found: f"√{_closed(found[1])}", formula)
+        formula = re.sub(rf"\\(?:text|mathrm|mathbf|operatorname|bar|hat){group}", r"\1", formula)
+        formula = re.sub(rf"\\sqrt{group}", lambda match: f"√{_closed(match[1])}", formula)
         formula = re.sub(
-            rf"\\frac{held}{held}", lambda found: f"{_closed(found[1])} / {_closed(found[2])}", formula
+            rf"\\frac{group}{group}", lambda match: f"{_closed(match[1])} / {_closed(match[2])}", formula
         )
-        formula = re.sub(rf"\^{held}", lambda found: f"^{_closed(found[1])}", formula)
-        formula = re.sub(rf"_{held}", lambda found: f"_{found[1]}", formula)
+        formula = re.sub(rf"\^{group}", lambda match: f"^{_closed(match[1])}", formula)
+        formula = re.sub(rf"_{group}", lambda match: f"_{match[1]}", formula)
     for sign in sorted(_SIGNS, key=len, reverse=True):
         formula = formula.replace(sign, _SIGNS[sign])
-    formula = re.sub(r"\\([a-zA-Z]+)", r"\1 ", formula)  # what has no sign of its own, by its name
+    formula = re.sub(r"\\([a-zA-Z]+)", r"\1 ", formula)  # other commands by their names
     return " ".join(formula.replace("^ᵀ", "ᵀ").replace("*", r"\*").split())
 
 
 def _closed(term: str) -> str:
-    """In brackets where it is more than one word."""
+    """Return the term, in brackets if it is more than one word."""
     term = term.strip()
     return term if re.fullmatch(r"[\w\\^√]+|\(.*\)", term) else f"({term})"

@@ -1,6 +1,6 @@
-"""A learner's folder: exercises laid into it, checked, taken up again. Nothing in it is ever overwritten.
+"""A learner's folder: writing exercises into it, checking them, and the learner's progress.
 
-What was done is in one small file of the folder, which is written whole or not at all.
+No file of the learner is ever overwritten. The progress is one file of the folder, replaced as a whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from ..whole_files import name_once, whole_file
-from .exercises import PLANTS, Exercise, exercise_of, laid_out, repair_of
+from .exercises import PLANTS, Exercise, exercise_of, file_text, repair_of
 from .lesson import lesson, lessons
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..examiner.report import Report
     from ..examiner.source.unwritten import Unwritten
 
-__all__ = ["FILE", "FOLDER", "Outcome", "Study", "Task", "at_a_glance", "read_progress"]
+__all__ = ["FILE", "FOLDER", "Outcome", "Study", "Task", "read_progress", "static_problem"]
 
 FOLDER = "headwise-course"
 FILE, VERSION = "progress.json", 1
@@ -36,32 +36,33 @@ FILE, VERSION = "progress.json", 1
 
 @dataclass
 class Done:
-    """What was done of one exercise."""
+    """The progress of one exercise."""
 
     tries: int = 0
-    hints: int = 0  # the last one shown
+    hints: int = 0  # the number of the last hint shown
     solved: bool = False
-    mistake: str = ""  # of the last try: hints are counted for each
+    mistake: str = ""  # of the last try; each mistake starts again at the first hint
 
 
 @dataclass
 class Progress:
-    """What a learner has done in one folder; exercises are known by the names of their files."""
+    """The progress of a learner in one folder, by the names of the exercises' files."""
 
     folder: Path
     exercises: dict[str, Done] = field(default_factory=dict)
-    questions: dict[str, bool] = field(default_factory=dict)  # asked -> known when last asked
-    current: str = ""  # the exercise last begun
+    questions: dict[str, bool] = field(default_factory=dict)  # question -> knew it last time
+    current: str = ""  # the exercise last started
 
     def of(self, file_name: str) -> Done:
-        """What was done of an exercise; made on first use."""
+        """Return the progress of an exercise; create it on first use."""
         return self.exercises.setdefault(file_name, Done())
 
     def solved(self, file_name: str) -> bool:
+        """Return True if the exercise was solved."""
         return file_name in self.exercises and self.exercises[file_name].solved
 
     def save(self) -> None:
-        """Write it; a process killed meanwhile leaves what was there before."""
+        """Replace the file of progress as a whole: a killed process leaves the old file."""
         content = {
             "version": VERSION,
             "current": self.current,
@@ -69,33 +70,33 @@ class Progress:
             "questions": self.questions,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(self.folder / FILE, "folder") as half:
-            half.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        with whole_file(self.folder / FILE, "folder") as new_file:
+            new_file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def read_progress(folder: Path) -> Progress:
-    """What was done in this folder; nothing where there is none yet."""
-    place = folder / FILE
+    """Return the progress of a folder; without its file, nothing is done yet."""
+    path = folder / FILE
     try:
-        content = json.loads(place.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
         if content["version"] > VERSION:
             raise ArgumentError(
-                f"progress must be of version {VERSION}: {place} has {content['version']}; update headwise"
+                f"progress must be of version {VERSION}: {path} has {content['version']}; update headwise"
             )
         exercises = {str(name): Done(**done) for name, done in content["exercises"].items()}
-        questions = {str(asked): bool(known) for asked, known in content["questions"].items()}
+        questions = {str(text): bool(knew) for text, knew in content["questions"].items()}
         return Progress(folder, exercises, questions, str(content["current"]))
     except FileNotFoundError:
         return Progress(folder)
     except NotADirectoryError as error:
         raise ArgumentError(
-            f"folder must be a folder: {folder} is none; name another with --folder"
+            f"folder must be a folder: {folder} is a file; choose another with --folder"
         ) from error
     except ArgumentError:  # a ValueError itself
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"progress must be readable: {place}: {error}; move the file away to begin anew"
+            f"progress must be readable: {path}: {error}; move the file away to start again"
         ) from error
 
 
@@ -104,7 +105,7 @@ def read_progress(folder: Path) -> Progress:
 
 @dataclass(frozen=True)
 class Task:
-    """An exercise, its place in the learner's folder, and how it is called on the command line."""
+    """An exercise, its file in the learner's folder, and its name on the command line."""
 
     title: str
     which: str  # "3", "repair_07"
@@ -113,49 +114,50 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Its name in the file of progress."""
+        """The name of the exercise in the file of progress."""
         return self.path.name
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one try: what is still to be written, what was seen at a glance, or the verdict."""
+    """The result of one try: the parts still to be written, a problem found without running, or a report."""
 
-    left: list[Unwritten]
+    unwritten: list[Unwritten]
     report: Report | None
-    seen: str | None = None
-    otherwise: tuple[str, ...] = ()  # how right code differs from what was asked
+    problem: str | None = None
+    differences: tuple[str, ...] = ()  # between right code and what the exercise asks for
 
     @property
     def ok(self) -> bool:
-        return self.report is not None and self.report.ok and not self.otherwise
+        """True if the code is right and does what the exercise asks for."""
+        return self.report is not None and self.report.ok and not self.differences
 
     @property
     def mistake(self) -> str:
-        """A name for the mistake, by which hints are counted."""
+        """A name for the mistake: hints are counted for each name."""
         if self.report is None or self.ok:
             return ""
         return " + ".join(fault.key for fault in self.report.faults) or self.report.summary
 
 
 class Study:
-    """One folder and what was done in it."""
+    """One folder and the learner's progress in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.progress: Progress = read_progress(folder)
 
     def task(self, which: str | None = None) -> Task:
-        """Return the task by the number of its lesson, "repair 7" or its file; by default the last begun."""
+        """Return the task by the number of its lesson, "repair 7" or its file; by default the last one."""
         if which is None:
             which = self.progress.current
             if not which:
-                raise ArgumentError("lesson must be given: none was begun; headwise learn start 1")
-        found = re.fullmatch(r"(?:(repair)[ _]?)?0*(\d+)(?:_\w+)?(?:\.py)?", which.strip())
-        if found is None:
+                raise ArgumentError("lesson must be given: none was started; headwise learn start 1")
+        match = re.fullmatch(r"(?:(repair)[ _]?)?0*(\d+)(?:_\w+)?(?:\.py)?", which.strip())
+        if match is None:
             raise ArgumentError(f"lesson must be a number: got {which!r}; headwise learn lists them")
-        number = int(found[2])
-        if not found[1]:
+        number = int(match[2])
+        if not match[1]:
             chosen = lesson(number)
             title = f"Lesson {number}: {chosen.title}"
             return Task(title, str(number), self.folder / chosen.file_name, exercise_of(chosen))
@@ -165,44 +167,41 @@ class Study:
         return Task(f"Repair {number}", name, self.folder / f"{name}.py", exercise)
 
     def next_repair(self) -> Task:
-        """The first that was not solved; the first of all where all were."""
+        """Return the first repair that is not solved; the first one if all are solved."""
         repairs = [self.task(f"repair {number}") for number in range(1, len(PLANTS) + 1)]
         return next((task for task in repairs if not self.progress.solved(task.key)), repairs[0])
 
     def after(self, task: Task) -> Task | None:
-        """Behind a lesson the next that is not solved, None when all are; behind a repair another one."""
+        """Return the next unsolved lesson, or repair after a repair; None if all lessons are solved."""
         if not task.which.isdigit():
             return self.next_repair()
-        return self._unsolved(int(task.which)) or self.after_all()
+        return self.next_lesson(int(task.which)) or self.next_lesson()
 
-    def after_all(self) -> Task | None:
-        """The first lesson that was not solved."""
-        return self._unsolved(0)
-
-    def _unsolved(self, number: int) -> Task | None:
-        for each in lessons():
-            if each.number > number and not self.progress.solved(each.file_name):
-                return self.task(str(each.number))
+    def next_lesson(self, after: int = 0) -> Task | None:
+        """Return the first unsolved lesson with a number above `after`; None if there is none."""
+        for entry in lessons():
+            if entry.number > after and not self.progress.solved(entry.file_name):
+                return self.task(str(entry.number))
         return None
 
     def start(self, task: Task) -> bool:
-        """Lay it into the folder, where it is not there yet. Return True if it was laid."""
-        is_new = self.lay(
-            task.path, laid_out(task.exercise, task.title, f"headwise learn check {task.which}")
+        """Write the exercise into the folder, unless its file exists. Return True if it was written."""
+        is_new = self.write_new(
+            task.path, file_text(task.exercise, task.title, f"headwise learn check {task.which}")
         )
         self.progress.of(task.key)
         self.progress.current = task.key
         self.progress.save()
         return is_new
 
-    def lay(self, path: Path, text: str) -> bool:
-        """Write a new file of the folder; False where there is one of that name."""
+    def write_new(self, path: Path, text: str) -> bool:
+        """Write a new file into the folder. Return False if a file of this name exists."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return _write_new(path, text)
         except OSError as error:
             raise ArgumentError(
-                f"folder must be one to write to: {self.folder}: {error.strerror}; name another with --folder"
+                f"folder must be writable: {self.folder}: {error.strerror}; choose another with --folder"
             ) from error
 
     def check(
@@ -211,7 +210,7 @@ class Study:
         """Check an exercise. If `counts`, add one to the number of its tries."""
         if not task.path.is_file():
             raise ArgumentError(
-                f"exercise must be begun first: there is no {task.path}; headwise learn start {task.which}"
+                f"exercise must be started first: there is no {task.path}; headwise learn start {task.which}"
             )
         done = self.progress.of(task.key)
         done.tries += counts
@@ -219,9 +218,9 @@ class Study:
         from ..examiner.source.unwritten import unwritten
 
         source = task.path.read_text("utf-8", errors="replace")
-        left, seen = unwritten(source), at_a_glance(source, task.exercise)
-        if left or seen is not None:
-            outcome = Outcome(left, None, None if left else seen)
+        parts, problem = unwritten(source), static_problem(source, task.exercise)
+        if parts or problem is not None:
+            outcome = Outcome(parts, None, None if parts else problem)
         else:
             outcome = self._examined(task, template, trust)
         done.solved = done.solved or outcome.ok
@@ -240,90 +239,100 @@ class Study:
         with TemporaryDirectory() as folder:
             solution = Path(folder) / task.path.name
             solution.write_text(task.exercise.solution, "utf-8")
-            ours = check_file(solution, name, template=template, trust=trust)
-        return Outcome([], report, None, tuple(_differences(report, ours)))
+            expected = check_file(solution, name, template=template, trust=trust)
+        return Outcome([], report, None, tuple(_differences(report, expected)))
 
     def hint(self, task: Task, at_least: int | None = None) -> int:
-        """The number of the next hint: 1, 2, 3, and 3 again; with `at_least`, of the last one, or that."""
+        """Return the number of the next hint, 3 at most; with `at_least`, of the last one."""
         done = self.progress.of(task.key)
         done.hints = min(3, done.hints + 1) if at_least is None else max(done.hints, at_least)
         self.progress.save()
         return done.hints
 
     def reset(self, task: Task) -> Path | None:
-        """Begin an exercise anew. Return where the learner's file was put, if there was one."""
-        kept = None
+        """Start an exercise again. Return the new name of the learner's file, if there was one."""
+        moved_to = None
         if task.path.exists():
-            places = (task.path.with_suffix(f".before-{number}.py") for number in itertools.count(1))
-            kept = next(place for place in places if not place.exists())
-            task.path.rename(kept)
+            paths = (task.path.with_suffix(f".before-{number}.py") for number in itertools.count(1))
+            moved_to = next(path for path in paths if not path.exists())
+            task.path.rename(moved_to)
         self.progress.exercises.pop(task.key, None)
         self.start(task)
-        return kept
+        return moved_to
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Write a file whole, and only where there is none of that name; return True if it was written."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write a complete file, unless one of this name exists. Return True if it was written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        half.write_text(text, "utf-8")
-        return name_once(half, path)
+        part.write_text(text, "utf-8")
+        return name_once(part, path)
     finally:
-        half.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
-# Whether code is what its exercise asks for
+# Whether code does what its exercise asks for
 #
-# The examiner finds out how code wants to be called and what it means by a mask, and judges it within that.
-# What an exercise asks for is what the examiner finds out about its solution.
+# The examiner finds out how code is called and what its mask means, and judges it by these conventions. An
+# exercise asks for the conventions that the examiner finds in its solution.
 
 
-def at_a_glance(source: str, exercise: Exercise) -> str | None:
-    """Return what can be seen without running code, in one sentence; None if there is nothing.
+def static_problem(source: str, exercise: Exercise) -> str | None:
+    """Return a problem that can be found without running the code, in one sentence; None if there is none.
 
-    The class or function is not there, returns nothing, or calls what it is to do itself.
+    The class or function is missing, returns nothing, or calls a function that it has to replace.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return None  # the examiner says where
-    named = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    asked = next((node for node in named if node.name == exercise.name), None)
-    if asked is None:
-        names = ", ".join(node.name for node in named) or "nothing of the kind"
-        return f"The exercise asks for {exercise.name}, and the file has {names}: keep the name."
-    function = asked
-    if isinstance(asked, ast.ClassDef):
+        return None  # the examiner reports the line
+    definitions = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    subject = next((node for node in definitions if node.name == exercise.name), None)
+    if subject is None:
+        names = ", ".join(node.name for node in definitions) or "no class or function"
+        return f"The exercise asks for {exercise.name}, but the file has {names}: keep the name."
+    function = subject
+    if isinstance(subject, ast.ClassDef):
         methods = [
-            node for node in asked.body if isinstance(node, ast.FunctionDef) and node.name == "forward"
+            node for node in subject.body if isinstance(node, ast.FunctionDef) and node.name == "forward"
         ]
         if not methods:
             return f"{exercise.name} has no method forward."
         function = methods[0]
     if not any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function)):
-        return f"{exercise.name} returns nothing: the last line lacks a return."
-    called = {_name_of(node) for node in ast.walk(asked) if isinstance(node, ast.Call)}
+        return f"{exercise.name} returns nothing: add a return statement."
+    called = {_name_of(node) for node in ast.walk(subject) if isinstance(node, ast.Call)}
     forbidden = sorted(called & set(exercise.without))
-    return f"This one is to be written without {forbidden[0]}." if forbidden else None
+    return f"This exercise must be solved without {forbidden[0]}." if forbidden else None
 
 
 def _name_of(call: ast.Call) -> str:
-    """The last part of what is called."""
+    """Return the last part of the name of the called function."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def _differences(mine: Report, ours: Report) -> list[str]:
-    """Say in which ways right code differs from the solution."""
-    what, found = (re.sub(r", to (?:the last digit|[\d.e+-]+)$", "", each.summary) for each in (ours, mine))
-    said = [f"asked: {what}; yours: {found}"] if found != what else []
-    asked, yours = ([*each.conventions.words, *each.designs] for each in (ours, mine))
-    said += [f"asked: {words}" for words in asked if words not in yours]
-    said += [f"yours: {words}" for words in yours if words not in asked]
-    if ours.conventions.returns_weights != mine.conventions.returns_weights:
-        said.append(f"asked: weights are {'' if ours.conventions.returns_weights else 'not '}returned, too")
-    lacking = [probe for probe in ours.errors if probe not in mine.errors]
-    if lacking:
-        said.append(f"asked: it can be called with all of these: {', '.join(lacking)}; yours cannot")
-    known = {remark.key for remark in ours.remarks}
-    said += [f"{each.title[0].upper()}{each.title[1:]}" for each in mine.remarks if each.key not in known]
-    return said
+def _differences(report: Report, expected: Report) -> list[str]:
+    """Return the differences between right code and the solution, a sentence each."""
+    summary, expected_summary = (
+        re.sub(r", to (?:the last digit|[\d.e+-]+)$", "", each.summary) for each in (report, expected)
+    )
+    differences = []
+    if summary != expected_summary:
+        differences.append(f"expected: {expected_summary}; your code: {summary}")
+    words, expected_words = ([*each.conventions.words, *each.designs] for each in (report, expected))
+    differences += [f"expected: {word}" for word in expected_words if word not in words]
+    differences += [f"your code: {word}" for word in words if word not in expected_words]
+    if expected.conventions.returns_weights != report.conventions.returns_weights:
+        differences.append(
+            f"expected: weights are {'' if expected.conventions.returns_weights else 'not '}returned"
+        )
+    missing = [probe for probe in expected.errors if probe not in report.errors]
+    if missing:
+        differences.append(f"your code cannot be called with: {', '.join(missing)}")
+    expected_remarks = {remark.key for remark in expected.remarks}
+    differences += [
+        f"{remark.title[0].upper()}{remark.title[1:]}"
+        for remark in report.remarks
+        if remark.key not in expected_remarks
+    ]
+    return differences
