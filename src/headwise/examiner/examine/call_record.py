@@ -1,6 +1,6 @@
-"""A call watched: the norms and linear layers at work in it, and the scores on their way into the softmax.
+"""Records of one call: its norms and linear layers, and the scores that go into the softmax.
 
-Norms are measured from what went in and what came out: eps, gains and biases, however they are kept.
+Eps, gains and biases of norms are fitted to their input and output, so that any implementation is recognised.
 
 Letters: B batch, T query_len, S key_len, H num_heads.
 """
@@ -17,25 +17,24 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 from torch.overrides import TorchFunctionMode
 
-from .caller import Caller
+from .caller import QKV, Caller
 from .projections import NEARLY
 from .subject import recorded_dropout
 
-Three = tuple[Tensor, Tensor, Tensor]
 NORMS = frozenset({"layer_norm", "rms_norm"})
 PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ bmm baddbmm einsum scaled_dot_product_attention".split())
 
 
 @dataclass(eq=False)
 class Norm:
-    """A norm at work."""
+    """A norm, with its input and output in one call."""
 
-    given: Tensor
-    made: Tensor
+    input: Tensor
+    output: Tensor
     module: nn.Module | None  # None: a call of torch.nn.functional
     rms: float = 0.0
     eps: float = 0.0
-    groups: int = 0  # of channels that are normalised together, along all positions; 0: each token by itself
+    groups: int = 0  # of channels, normalised along all positions; 0: each token is normalised by itself
     gain: Tensor | None = None
     bias: Tensor | None = None
 
@@ -44,24 +43,26 @@ class Norm:
         return "GroupNorm" if self.groups else "RMSNorm" if self.rms else "LayerNorm"
 
     def numbers(self, prefix: str = "") -> dict[str, float]:
+        """Return its numbers, as a `Design` has them."""
         made = {f"{prefix}rms": self.rms, f"{prefix}eps": self.eps}
         return made | {f"{prefix}groups": float(self.groups)} if self.groups else made
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return its tensors, as a `Design` has them."""
         tensors = {f"{prefix}gain": self.gain, f"{prefix}bias": self.bias}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 @dataclass(eq=False)
 class CallRecord:
-    """What one call was seen to do."""
+    """The operations of one call that designs are recognised by."""
 
     output: Tensor
     norms: list[Norm] = field(default_factory=list)
-    linear: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # (path, given, made)
-    scores: list[Tensor] = field(default_factory=list)  # what went into a softmax, or an exp
-    dropped: list[Tensor] = field(default_factory=list)  # what went into dropout
-    factors: list[Tensor] = field(default_factory=list)  # what went into products of two tensors
+    linear: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # (path, input, output)
+    scores: list[Tensor] = field(default_factory=list)  # inputs of softmax and exp
+    dropped: list[Tensor] = field(default_factory=list)  # inputs of dropout
+    factors: list[Tensor] = field(default_factory=list)  # factors of products of two tensors
 
 
 class _Watch(TorchFunctionMode):
@@ -90,7 +91,7 @@ def _scores(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """What torch's own attention puts into its softmax."""
+    """Return the scores of `scaled_dot_product_attention`."""
     query, key = query.detach(), key.detach()
     if query.ndim > 3 and key.shape[-3] != query.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -103,8 +104,8 @@ def _scores(
     return scores
 
 
-def record_call(caller: Caller, inputs: Three) -> CallRecord:
-    """One call, with an eye on its norms, linear layers and softmax."""
+def record_call(caller: Caller, inputs: QKV) -> CallRecord:
+    """Call the code once, and record its norms, linear layers and softmax."""
     record = CallRecord(torch.empty(0))
     body = caller.subject.body
     hooks = []
@@ -129,9 +130,9 @@ def record_call(caller: Caller, inputs: Three) -> CallRecord:
             if module is not body and (isinstance(module, nn.Linear) or not inner):
                 hooks.append(module.register_forward_hook(note(path)))
     try:
-        with torch.no_grad(), _Watch(record), recorded_dropout() as calm:
+        with torch.no_grad(), _Watch(record), recorded_dropout() as undropped:
             record.output = caller.call(*inputs).output.detach().double()
-        record.dropped += calm
+        record.dropped += undropped
     finally:
         for hook in hooks:
             hook.remove()
@@ -139,29 +140,29 @@ def record_call(caller: Caller, inputs: Three) -> CallRecord:
     record.norms = [
         norm
         for norm in record.norms
-        if norm.module is not None or not any(equal_tensors(norm.given, other.given) for other in modules)
+        if norm.module is not None or not any(equal_tensors(norm.input, other.input) for other in modules)
     ]
-    record.norms = [norm for norm in record.norms if norm.groups or _measured(norm)]
+    record.norms = [norm for norm in record.norms if norm.groups or _fit_norm(norm)]
     return record
 
 
 def _of_groups(module: nn.GroupNorm, x: Tensor, y: Tensor) -> Norm:
-    """A norm of groups of channels, whose input has its channels first; seen as [B, T, E]."""
+    """Return the record of a GroupNorm, with its input [B, E, T] as [B, T, E]."""
     x, y = x.flatten(2).transpose(1, 2), y.flatten(2).transpose(1, 2)
     gain, bias = (None if x is None else x.detach().double() for x in (module.weight, module.bias))
     return Norm(x, y, module, eps=module.eps, groups=module.num_groups, gain=gain, bias=bias)
 
 
 def equal_tensors(a: Tensor, b: Tensor) -> bool:
-    """Equal, batch first or length first."""
+    """Return True if two tensors have equal values, each batch first or length first."""
     if a.ndim == 3 == b.ndim and a.shape[0] != b.shape[0]:
         a = a.transpose(0, 1)
     return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9)
 
 
-def _measured(norm: Norm) -> bool:
-    """Whether it is a norm of the last axis; its eps, gains and biases are found from what it did."""
-    x, y = norm.given.double(), norm.made.double()
+def _fit_norm(norm: Norm) -> bool:
+    """Fit eps, gain and bias of a norm over the last axis; return False if it is no such norm."""
+    x, y = norm.input.double(), norm.output.double()
     n = x.shape[-1]
     if n < 2 or x.numel() // n < 4 or equal_tensors(x, y):
         return False
@@ -187,13 +188,13 @@ def _measured(norm: Norm) -> bool:
 
 @contextlib.contextmanager
 def bypassed_norms(norms: Sequence[Norm]) -> Iterator[None]:
-    """As if these norms were not there."""
+    """Replace these norms by the identity."""
     hooks = [
         norm.module.register_forward_hook(lambda module, args, made: args[0])
         for norm in norms
         if norm.module is not None
     ]
-    functional = [norm.given for norm in norms if norm.module is None]
+    functional = [norm.input for norm in norms if norm.module is None]
     try:
         with _Without() if functional else contextlib.nullcontext():
             yield
@@ -209,8 +210,8 @@ class _Without(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def record_scores(caller: Caller, inputs: Three) -> tuple[CallRecord, Tensor | None]:
-    """What a call did, and its scores [B, H, T, S] if they are among that."""
+def record_scores(caller: Caller, inputs: QKV) -> tuple[CallRecord, Tensor | None]:
+    """Return the record of a call, and its scores [B, H, T, S], or None if they were not found."""
     record = record_call(caller, inputs)
     B, T, S, H = len(inputs[0]), inputs[0].shape[1], inputs[1].shape[1], caller.subject.sizes.H
     candidates = [

@@ -1,7 +1,8 @@
-"""Switches for a causal mask, under any name: what the source asks before it hides the future.
+"""Switches that turn a causal mask on, whatever they are called.
 
-No list of words says which parameter, attribute or field of a configuration it is. The conditions under which
-a triangle is made or used name it; an instance that is built with the switch thrown shows whether it is one.
+They are found in the source: the conditions under which a triangle is made or used name parameters,
+attributes or fields of a configuration. An instance built with the other value shows whether such a name is a
+switch.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from .vocabulary import FRAMEWORKS
 TRIANGLES = frozenset(
     "tril tril_ triu triu_ tril_indices triu_indices generate_square_subsequent_mask".split()
 )
-ASKED_BY_TORCH = "is_causal"
+TORCH_ARGUMENT = "is_causal"
 NO_SWITCH = frozenset(("self", "training"))
 
 
 def conditions_of(obj: Any) -> dict[str, list[object]]:
-    """Names that decide whether the future is hidden -> the constants they are compared with."""
+    """Return the names that decide about a causal mask -> the constants they are compared with."""
     if not inspect.isroutine(obj) and not isinstance(obj, type):
         obj = type(obj)
     try:
         return _conditions(obj)
-    except TypeError:  # it cannot be kept
+    except TypeError:  # not hashable
         return {}
 
 
@@ -49,7 +50,7 @@ def _conditions(obj: Any) -> dict[str, list[object]]:
             continue
         trees += [] if tree is None else [tree]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    made = _made_of_triangles(nodes)
+    triangles = _triangle_names(nodes)
     switches: dict[str, list[object]] = {}
     for node in nodes:
         if isinstance(node, ast.If):
@@ -58,12 +59,12 @@ def _conditions(obj: Any) -> dict[str, list[object]]:
             parts = [node.body, node.orelse]
         elif isinstance(node, ast.Call):
             for keyword in node.keywords:
-                if keyword.arg == ASKED_BY_TORCH:
+                if keyword.arg == TORCH_ARGUMENT:
                     _read(keyword.value, switches)
             continue
         else:
             continue
-        if any(_speaks_of(part, made) for part in parts):
+        if any(_mentions(part, triangles) for part in parts):
             _read(node.test, switches)
     for target, value in _copies(nodes):
         if target in switches:
@@ -71,35 +72,37 @@ def _conditions(obj: Any) -> dict[str, list[object]]:
     return {name: values for name, values in switches.items() if name not in NO_SWITCH}
 
 
-def _speaks_of(node: ast.AST, names: set[str]) -> bool:
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    """Return True if a variable or attribute inside the node has one of these names."""
     return any(_name(child) in names for child in ast.walk(node))
 
 
 def _name(node: ast.AST) -> str:
+    """Return the name of a variable or attribute, "" for any other node."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _made_of_triangles(nodes: list[ast.AST]) -> set[str]:
-    """Names of triangles: functions that make them, what they are kept as, methods that use those."""
+def _triangle_names(nodes: list[ast.AST]) -> set[str]:
+    """Return the names of triangles: functions that make them, variables and methods that use those."""
     names = set(TRIANGLES)
     for _ in range(3):
         before = len(names)
         for node in nodes:
-            if isinstance(node, ast.Assign) and _speaks_of(node.value, names):
+            if isinstance(node, ast.Assign) and _mentions(node.value, names):
                 names |= {_name(target) for target in node.targets} - {""}
             elif isinstance(node, ast.Call) and _name(node.func) == "register_buffer":
                 first = node.args[0] if node.args else None
-                if isinstance(first, ast.Constant) and _speaks_of(node, names):
+                if isinstance(first, ast.Constant) and _mentions(node, names):
                     names.add(str(first.value))
             elif isinstance(node, ast.FunctionDef) and node.name not in ("__init__", "forward", "__call__"):
-                names |= {node.name} if _speaks_of(node, names) else set()
+                names |= {node.name} if _mentions(node, names) else set()
         if len(names) == before:
             break
     return names - {"scores", "attn", "x", "out", "weights"}
 
 
 def _copies(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
-    """(name, value) of each assignment, the last first: what is kept was asked for before."""
+    """Yield (name, value) of each assignment, the last first."""
     for node in reversed(nodes):
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -108,7 +111,7 @@ def _copies(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _read(test: ast.expr, switches: dict[str, list[object]]) -> None:
-    """Add the names of a condition; those of sizes that are compared by more and less are none."""
+    """Add the names in a condition to `switches`; sizes compared with < and > are none."""
     if isinstance(test, ast.Name):
         switches.setdefault(test.id, [])
     elif isinstance(test, ast.Attribute):
@@ -135,7 +138,7 @@ def _read(test: ast.expr, switches: dict[str, list[object]]) -> None:
 
 
 def other_values(now: object, compared: list[object]) -> list[bool | str]:
-    """Other values for a switch that is this now."""
+    """Return the other values of a switch, from its value and the constants it is compared with."""
     if isinstance(now, bool):
         return [not now]
     others = [value for value in compared if value != now and isinstance(value, (str, bool))]
@@ -145,7 +148,7 @@ def other_values(now: object, compared: list[object]) -> list[bool | str]:
 
 
 def instance_switches(body: object) -> list[tuple[object, str, object, list[object]]]:
-    """(what keeps it, its name, what it is, what it is compared with), of an instance and its config."""
+    """Return (owner, name, value, compared constants) of the switches of an instance and its config."""
     names = conditions_of(body)
     owners = list(body.modules()) if isinstance(body, nn.Module) else [body]
     switches = []
@@ -161,5 +164,5 @@ def instance_switches(body: object) -> list[tuple[object, str, object, list[obje
 
 
 def may_change_output(name: str) -> bool:
-    """Whether another value asks for something else, and not for another way to compute the same."""
+    """Return False for switches between ways to compute the same, such as `use_flash`."""
     return re.search(r"flash|sdpa|fused|compile|return|need|train", name.lower()) is None

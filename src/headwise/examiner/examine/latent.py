@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..evidence import Role
 from ..recipe import Design
-from .call_record import CallRecord, Norm, Three, equal_tensors
-from .caller import Caller, inputs_for
+from .call_record import CallRecord, Norm, equal_tensors
+from .caller import QKV, Caller, inputs_for
 from .environment import CAUGHT
 from .parameters import Assignment, ParameterSlice, path_role, weights_of
 from .projections import Projections
@@ -22,16 +22,16 @@ SLOTS = {"q": "query", "k": "key", "v": "value"}
 
 @dataclass(eq=False)
 class _Chain:
-    """A layer that is fed by a narrow one."""
+    """Two linear layers in a row, the first of which is narrow."""
 
     up: str
     down: str
     norm: Norm | None
-    whole: bool = True  # False: by a part of what the narrow one makes
-    letters: list[str] = field(default_factory=list)
+    whole: bool = True  # False: the second reads a part of the channels of the first
 
 
-def _chains(record: CallRecord, inputs: Three) -> list[_Chain]:
+def _chains(record: CallRecord, inputs: QKV) -> list[_Chain]:
+    """Return the pairs of linear layers where the second reads what the first made of the input."""
     first = [layer for layer in record.linear if any(equal_tensors(layer[1], x) for x in inputs)]
     chains = []
     for up, up_input, _ in record.linear:
@@ -40,17 +40,17 @@ def _chains(record: CallRecord, inputs: Three) -> list[_Chain]:
             if up == down or up_input.ndim != made.ndim or n > made.shape[-1]:
                 continue
             for candidate in record.norms:
-                if equal_tensors(candidate.made, up_input):
+                if equal_tensors(candidate.output, up_input):
                     norm = candidate
-            fed = up_input if norm is None else norm.given
+            fed = up_input if norm is None else norm.input
             if any(equal_tensors(fed, made[..., i : i + n]) for i in {0, made.shape[-1] - n}):
                 chains.append(_Chain(up, down, norm, n == made.shape[-1]))
                 break
     return chains
 
 
-def _gradients(caller: Caller, paths: set[str], inputs: Three) -> dict[str, Tensor]:
-    """Of the last position's output, by what each layer made; [B, T, rows]."""
+def _gradients(caller: Caller, paths: set[str], inputs: QKV) -> dict[str, Tensor]:
+    """Return the gradients [B, T, rows] of the output at the last position by the output of each layer."""
     outputs: dict[str, Tensor] = {}
 
     def note(path: str) -> Any:
@@ -78,7 +78,7 @@ def _gradients(caller: Caller, paths: set[str], inputs: Three) -> dict[str, Tens
 
 
 def _letters(caller: Caller, paths: set[str]) -> dict[str, list[str]]:
-    """Which of q, k and v each row of each layer makes."""
+    """Return which of q, k and v each row of each layer computes, "" for none."""
     L = caller.subject.sizes.long
     free = inputs_for(caller, L, L, seed=17)
     flat = free[1][:, :1].expand_as(free[1]).contiguous()
@@ -95,8 +95,11 @@ def _letters(caller: Caller, paths: set[str]) -> dict[str, list[str]]:
     return letters
 
 
-def find_latent(caller: Caller, record: CallRecord, inputs: Three) -> tuple[Projections, Design] | str | None:
-    """The projections behind the narrow matrices, and these; a sentence where it cannot be judged."""
+def find_latent(caller: Caller, record: CallRecord, inputs: QKV) -> tuple[Projections, Design] | str | None:
+    """Return the projections behind the narrow layers and the design that these are.
+
+    It is None for no latent attention, and a string naming a design that cannot be judged.
+    """
     body = caller.subject.body
     if not isinstance(body, nn.Module) or caller.plan.layout != "batch first":
         return None
@@ -115,7 +118,7 @@ def find_latent(caller: Caller, record: CallRecord, inputs: Three) -> tuple[Proj
         return None
     modules: dict[str, Any] = dict(body.named_modules())
     letters_found = {letter for every in letters.values() for letter in every}
-    if not set("qkv") <= letters_found:  # positions or heads are mixed up: names are left
+    if not set("qkv") <= letters_found:  # positions or heads are mixed up: go by names
         named = {path: path_role(path) or "" for path in open_paths}
         letters = {path: [word] * len(modules[path].weight) for path, word in named.items() if len(word) == 1}
     guess = Assignment("calls", narrow=True)
@@ -132,7 +135,7 @@ def find_latent(caller: Caller, record: CallRecord, inputs: Three) -> tuple[Proj
                 own = ParameterSlice(f"{path}.bias", bias.detach()[rows, None], whole)
                 guess.biases.setdefault(role, []).append(own)
             if path in ups:
-                _keep(design, ups[path], slot, modules)
+                _add_chain(design, ups[path], slot, modules)
     guess.weights["o"] = [ParameterSlice(f"{last}.weight", modules[last].weight.detach())]
     if modules[last].bias is not None:
         guess.biases["o"] = [ParameterSlice(f"{last}.bias", modules[last].bias.detach()[:, None])]
@@ -157,16 +160,8 @@ def find_latent(caller: Caller, record: CallRecord, inputs: Three) -> tuple[Proj
     return Projections(made[0], roles, H, False, list(made[1]), guess=guess), design
 
 
-def _say(design: Design, norm: str) -> None:
-    down = {slot: design.tensors.get(f"{slot} down") for slot in SLOTS.values()}
-    plural = {"query": "queries", "key": "keys", "value": "values"}
-    names = " and ".join(plural[slot] for slot, matrix in down.items() if matrix is not None)
-    widths = " and ".join(dict.fromkeys(str(len(matrix)) for matrix in down.values() if matrix is not None))
-    between = f", {norm} between" if norm else ""
-    design.words = f"{names} through {widths} channels inside (latent attention{between})"
-
-
-def _keep(design: Design, chain: _Chain, slot: str, modules: dict[str, Any]) -> None:
+def _add_chain(design: Design, chain: _Chain, slot: str, modules: dict[str, Any]) -> None:
+    """Add the narrow layer of a chain, and the norm behind it, to the design."""
     down = modules[chain.down]
     design.tensors[f"{slot} down"] = down.weight.detach().double().clone()
     if down.bias is not None:

@@ -1,4 +1,4 @@
-"""Proposals of which parameters are the projections: by their names, by gradients, by calls."""
+"""Which parameters are the projections: proposed by names, gradients and calls, and checked by numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from .subject import Subject, cast_loose
 def by_names(
     subject: Subject, prints: dict[str, Fingerprint], given_roles: dict[str, str] | None = None
 ) -> Iterator[Assignment]:
-    """All variants that names leave open, the likeliest first."""
+    """Yield the assignments that parameter names allow, the likeliest first."""
     parameters, H = ParameterLayout(subject, prints), subject.sizes.H
     roles: dict[str, list[str]] = {}
     for name in parameters.weights:
@@ -73,7 +73,11 @@ def by_names(
 def by_request(
     subject: Subject, prints: dict[str, Fingerprint], roles: dict[str, str]
 ) -> Iterator[Assignment]:
-    """As the caller of check says: "q" -> a parameter's path, with or without ".weight"."""
+    """Yield the assignments for the roles that the user passed.
+
+    Args:
+        roles: "q", "k", ... -> a parameter's path, with or without ".weight".
+    """
     path_roles = {}
     for role, name in roles.items():
         for path in subject.parameters:
@@ -85,7 +89,7 @@ def by_request(
 def _outputs(
     parameters: ParameterLayout, roles: dict[str, list[str]], assigned: set[str]
 ) -> Iterator[list[str]]:
-    """Which weights may be the output projection."""
+    """Yield the weights that may be the output projection, as lists of names; an empty list for none."""
     if "o" in roles:
         yield roles["o"][:1] if len(roles["o"]) == 1 else roles["o"]
         return
@@ -107,7 +111,7 @@ def _inputs(
     prints: dict[str, Fingerprint],
     H: int,
 ) -> Iterator[Cut]:
-    """q, k and v, fused or each by itself or both."""
+    """Yield the slices of q, k and v: of a fused weight, of weights of their own, or of both."""
     fused = next((word for word in ("qkv", "kv", "qk") if word in roles), None)
     single = [word for word in "qkv" if word in roles and word not in (fused or "")]
     choices: list[list[Cut]] = []
@@ -132,7 +136,7 @@ def _fused(
     prints: dict[str, Fingerprint],
     H: int,
 ) -> Iterator[Cut]:
-    """One weight that holds several, cut in every way it may be."""
+    """Yield the ways to cut one weight that holds several projections."""
     beside = parameters.bias_of(name) or next(iter(bias_roles.get(word, [])), None)
     for axis in parameters.input_axes(name):
         n = parameters.weights[name].numel() // parameters.weights[name].shape[axis]
@@ -155,7 +159,10 @@ def _singles(
     roles: dict[str, list[str]],
     bias_roles: dict[str, list[str]],
 ) -> Iterator[Cut]:
-    """Each with a weight, or one a head, of its own; orientations that cannot be told are alike for all."""
+    """Yield the slices of projections that have a weight of their own, or one per head.
+
+    Where the numbers leave open which axis is the input, it is the same axis for all of them.
+    """
     every = [parameters.input_axes(roles[word][0]) for word in words]
     together = len({len(axes) for axes in every}) == 1
     for axes in zip(*every, strict=True) if together else product(*every):
@@ -173,7 +180,7 @@ def _singles(
 def _cuts(
     n: int, names: str, H: int, fingerprint: Fingerprint | None
 ) -> Iterator[tuple[str, dict[str, Tensor], str]]:
-    """(what it is called, rows of each role, order) for a weight that holds several projections."""
+    """Yield (layout, rows of each role, order of the roles) for a weight that holds several projections."""
     rows = torch.arange(n)
     parts = len(names)
     if n % parts == 0:
@@ -208,9 +215,9 @@ def _cuts(
 
 
 def _order_of_parts(letters: list[str], parts: int) -> str:
-    """Which projection each part is, where some rows have no gradient; "" where the parts do not say.
+    """Return the role of each part in order, e.g. "kqv", or "" if the gradients do not show it.
 
-    Without an output projection, the rows that make the first channels of the output have none.
+    It is for modules without an output projection, where some rows of each part have no gradient.
     """
     size = len(letters) // parts
     part_letters = [set(letters[i * size : (i + 1) * size]) for i in range(parts)]
@@ -220,7 +227,7 @@ def _order_of_parts(letters: list[str], parts: int) -> str:
 
 
 def by_gradients(subject: Subject, prints: dict[str, Fingerprint], caller: Caller) -> Iterator[Assignment]:
-    """What each row of each parameter does; names are not looked at."""
+    """Yield the assignments that gradients show, whatever the parameters are called."""
     parameters = ParameterLayout(subject, prints)
     guess = Assignment("gradients")
     outs = []
@@ -268,7 +275,7 @@ def by_gradients(subject: Subject, prints: dict[str, Fingerprint], caller: Calle
 
 
 def _channel_by_channel(parameters: ParameterLayout, prints: dict[str, Fingerprint], H: int) -> bool:
-    """Whether the rows of a fused weight change their role every H rows."""
+    """Return True if the rows of a fused weight change their role every H rows."""
     for name in parameters.weights:
         rows = prints[name].rows if name in prints else []
         run = next((i for i, letters in enumerate(rows) if letters != rows[0]), 0)
@@ -278,7 +285,10 @@ def _channel_by_channel(parameters: ParameterLayout, prints: dict[str, Fingerpri
 
 
 def _shared(guess: Assignment) -> Assignment | None:
-    """One input, and a weight that makes two or three of q, k and v: it looks like the last of them."""
+    """Return the assignment in which one weight makes two or three of q, k and v.
+
+    Gradients show such a weight as the last of them only.
+    """
     missing = [role for role in "qkv" if not guess.weights.get(role)]
     if not missing or "v" in missing:
         return None
@@ -292,7 +302,7 @@ def _shared(guess: Assignment) -> Assignment | None:
 
 
 def _turned(guess: Assignment, H: int) -> Assignment | None:
-    """The same where one weight holds its rows channel by channel: [D, q k v, H] instead of [.., H, D]."""
+    """Return the assignment in which one weight has its rows as [D, q k v, H], or None if it cannot have."""
     single = [guess.weights[role] for role in "qkv" if len(guess.weights.get(role, [])) == 1]
     if H == 1 or len(single) != 3 or len({pieces[0].name for pieces in single}) != 1:
         return None
@@ -309,7 +319,10 @@ def _turned(guess: Assignment, H: int) -> Assignment | None:
 
 
 def _loose_biases(parameters: ParameterLayout, guess: Assignment, caller: Caller) -> None:
-    """Biases that stand alone: b_o gets the cotangent's sum, b_k nothing, b_q nothing for equal keys."""
+    """Assign the biases that belong to no weight by their gradients.
+
+    The gradient of b_o is the sum of the cotangent, that of b_k is 0, and that of b_q is 0 for equal keys.
+    """
     beside = {parameters.bias_of(name) for name in parameters.weights}
     loose = [name for name in parameters.biases if name not in beside]
     if not loose:
@@ -342,7 +355,10 @@ def _loose_biases(parameters: ParameterLayout, guess: Assignment, caller: Caller
 
 
 def by_calls(caller: Caller) -> Iterator[Assignment]:
-    """nn.Linear by nn.Linear: which input each received, else in the order they ran; the last one is out."""
+    """Yield the assignment of nn.Linear layers by the input each received, else by their order.
+
+    The last one that ran is the output projection.
+    """
     subject = caller.subject
     body = subject.body
     if not isinstance(body, nn.Module):
@@ -394,7 +410,7 @@ NEARLY = 1e-5  # float32 somewhere inside
 
 @dataclass
 class Projections:
-    """The projections."""
+    """The projections that were found in a module, and how certain they are."""
 
     weights: Weights | None
     roles: dict[str, Role]
@@ -404,12 +420,21 @@ class Projections:
     prints: dict[str, Fingerprint] = field(default_factory=dict)
     guess: Assignment | None = None
     small: bool = False
-    hard_coded: int = 0  # how many heads were asked for, where it uses another number
-    rewired: str = ""  # what gradients say where names say otherwise
-    tried: list[Weights] = field(default_factory=list)  # every proposal, where none was proven
-    choices: list[Projections] = field(default_factory=list)  # the same, each as if it had been chosen
+    hard_coded: int = 0  # the number of heads requested, if the code uses another
+    rewired: str = ""  # what gradients show, if it contradicts the names
+    tried: list[Weights] = field(default_factory=list)  # all proposals, if none was proven
+    choices: list[Projections] = field(default_factory=list)  # likewise, the likeliest first
     elsewhere: bool = False  # the output projection is in another class of the file
-    unjudged: str = ""  # what is inside that headwise has no equal of
+    unjudged: str = ""  # a design inside that headwise cannot compute
+
+
+class Attempt(NamedTuple):
+    """An assignment that was tried, and how far the recipe with its weights is from the code."""
+
+    guess: Assignment
+    weights: Weights
+    words: list[str]
+    error: float
 
 
 def error_of(
@@ -418,9 +443,11 @@ def error_of(
     truth: list[tuple[ProbeInputs, Tensor]],
     steps: Mapping[str, Step] | None = None,
 ) -> float:
-    """The largest difference between recipe and code, as a share of the largest number.
+    """Return the largest difference between the recipe and the code, relative to the largest output.
 
-    steps: of the designs inside.
+    Args:
+        truth: (inputs, output of the code) of each call.
+        steps: steps of the recipe that designs inside the module replace.
     """
     worst = 0.0
     for inputs, output in truth:
@@ -441,12 +468,12 @@ def find_roles(
     override: dict[str, str] | None,
     steps: Mapping[str, Step] | None = None,
 ) -> Projections:
-    """The projections, proved where the code is right.
+    """Return the projections; they are proven if the recipe computes the code's output with them.
 
     Args:
-        truth: calls without a mask (or with the one the code always makes), and what came out.
+        truth: (inputs, output of the code) of each call, without a mask but the one the code always makes.
         override: "q", "k", "v", "o" or "qkv" -> the parameter's path.
-        steps: of the designs it has inside.
+        steps: steps of the recipe that designs inside the module replace.
     """
     subject = caller.subject
     E, H = subject.sizes.E, subject.sizes.H
@@ -457,7 +484,7 @@ def find_roles(
 
     def guesses() -> Iterator[Assignment]:
         nonlocal prints
-        if caller.plan.as_numpy:  # without gradients, prints take a call for each number
+        if caller.plan.as_numpy:  # without gradients, a fingerprint takes one call per number
             named = list(by_request(subject, prints, override) if override else by_names(subject, prints))
             yield from named
             if any(guess.complete for guess in named):
@@ -470,18 +497,18 @@ def find_roles(
         yield from by_gradients(subject, prints, caller)
         yield from by_calls(caller)
 
-    tried: list[tuple[Assignment, Weights, list[str], float]] = []
+    tried: list[Attempt] = []
     for guess in guesses():
         made = weights_of(guess, E, H)
         if made is None:
             continue
-        tried.append((guess, *made, error_of(made[0], H, truth, steps)))
-        if tried[-1][3] <= proven:
+        tried.append(Attempt(guess, *made, error_of(made[0], H, truth, steps)))
+        if tried[-1].error <= proven:
             break
     if not tried:
         return Projections(None, {}, H, False, prints=prints)
-    best = min(tried, key=lambda attempt: attempt[3])
-    if best[3] > NEARLY:
+    best = min(tried, key=lambda attempt: attempt.error)
+    if best.error > NEARLY:
         for guess, weights, words, _ in tried:
             for other in _head_counts(weights, H, subject.heads_given):
                 if error_of(weights, other, truth, steps) <= proven:
@@ -489,63 +516,54 @@ def find_roles(
                     projections.hard_coded = H if subject.heads_given else 0
                     return projections
     rewired = ""
-    if best[3] > NEARLY:
+    if best.error > NEARLY:
         best = _likeliest(tried)
-    elif not best[0].certain and any(attempt[0].certain for attempt in tried):
-        rewired = _wiring(best[0])
-        best = next(attempt for attempt in tried if attempt[0].certain)
-    elif best[0].family == "shared" and tried[0][0].how == "names" and tried[0][0].complete:
+    elif not best.guess.certain and any(attempt.guess.certain for attempt in tried):
+        rewired = _wiring(best.guess)
+        best = next(attempt for attempt in tried if attempt.guess.certain)
+    elif best.guess.family == "shared" and tried[0].guess.how == "names" and tried[0].guess.complete:
         rewired = "one part of the weight makes more than one of q, k and v"
         best = tried[0]
-    elif best[0].spelled and best[0].order not in ("", "qkv"):
-        rewired = f"the fused weight is used in the order {', '.join(best[0].order)}"
-        best = next(attempt for attempt in tried if attempt[0].family == "one after another")
+    elif best.guess.spelled and best.guess.order not in ("", "qkv"):
+        rewired = f"the fused weight is used in the order {', '.join(best.guess.order)}"
+        best = next(attempt for attempt in tried if attempt.guess.family == "one after another")
     choices = []
-    if best[3] > NEARLY:
-        likely = [attempt for attempt in tried if attempt[0].complete]
+    if best.error > NEARLY:
+        likely = [attempt for attempt in tried if attempt.guess.complete]
         choices = [_projections_of(*attempt[:3], H, False, prints, E) for attempt in [best, *likely]]
-    guessed = not best[0].complete or best[0].family == "shared"
-    if best[3] > NEARLY and guessed and best[0].how not in {"names", "given"}:
+    guessed = not best.guess.complete or best.guess.family == "shared"
+    if best.error > NEARLY and guessed and best.guess.how not in {"names", "given"}:
         return Projections(None, {}, H, False, prints=prints, choices=choices)
-    projections = _projections_of(best[0], best[1], best[2], H, best[3] <= NEARLY, prints, E)
+    projections = _projections_of(best.guess, best.weights, best.words, H, best.error <= NEARLY, prints, E)
     projections.rewired = rewired
-    projections.tried = [] if projections.proven else [attempt[1] for attempt in tried]
+    projections.tried = [] if projections.proven else [attempt.weights for attempt in tried]
     projections.choices = choices
     return projections
 
 
 def _head_counts(weights: Weights, H: int, heads_given: bool) -> list[int]:
-    """Other numbers of heads these weights can be cut into; 1 only where nothing was said about heads."""
+    """Return other head counts that divide these weights; 1 is one only if the code names no head count."""
     most = range(2 if heads_given else 1, len(weights.q) + 1)
     return [h for h in most if h != H and len(weights.q) % h == 0 and len(weights.v) % h == 0]
 
 
-def _likeliest(
-    tried: list[tuple[Assignment, Weights, list[str], float]],
-) -> tuple[Assignment, Weights, list[str], float]:
-    """Where nothing is proven: names before gradients; of a fused weight, the layout the gradients show."""
+def _likeliest(tried: list[Attempt]) -> Attempt:
+    """Return the likeliest of the attempts where none is proven.
+
+    Names come before gradients; for a fused weight, gradients decide about its layout.
+    """
     first = tried[0]
-    if first[0].how in {"names", "given"} and first[0].family:
-        layouts = [
-            attempt
-            for attempt in tried
-            if attempt[0].how == first[0].how and attempt[0].family == "as gradients say"
-        ]
-        if layouts:
-            shown = layouts[0]
-            for attempt in tried:
-                if (
-                    attempt[0].how == first[0].how
-                    and torch.equal(attempt[1].q, shown[1].q)
-                    and torch.equal(attempt[1].v, shown[1].v)
-                ):
-                    return attempt
-    complete = [attempt for attempt in tried if attempt[0].complete]
+    if first.guess.how in {"names", "given"} and first.guess.family:
+        named = [attempt for attempt in tried if attempt.guess.how == first.guess.how]
+        for shown in [attempt for attempt in named if attempt.guess.family == "as gradients say"][:1]:
+            q, v = shown.weights.q, shown.weights.v
+            return next(a for a in named if torch.equal(a.weights.q, q) and torch.equal(a.weights.v, v))
+    complete = [attempt for attempt in tried if attempt.guess.complete]
     return complete[0] if complete else first
 
 
 def _wiring(guess: Assignment) -> str:
-    """What feeds what, as gradients show it."""
+    """Return a sentence saying which weight gradients show as which projection."""
     parts = [f"{name} is {pieces[0].name}" for name, pieces in guess.weights.items() if name != "o"]
     return "by gradients " + ", ".join(parts)
 
@@ -574,7 +592,7 @@ def _projections_of(
 
 
 def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]) -> Projections:
-    """A function of q, k and v: every projection is the identity."""
+    """Return identities as projections, for a function of q, k and v without weights."""
     E, H = caller.subject.sizes.E, caller.subject.sizes.H
     eye, zeros = torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64)
     weights = Weights(eye, eye, eye, eye, zeros, zeros, zeros, zeros)
@@ -584,7 +602,7 @@ def _without_projections(caller: Caller, truth: list[tuple[ProbeInputs, Tensor]]
 
 
 def weights_of_module(weights: Weights, caller: Caller, module: nn.Module) -> Weights:
-    """The projections in float64 as the module has them, where `weights` are those of the examined copy."""
+    """Return the projections in float64 with the numbers of `module`, for `weights` of its examined copy."""
     own: Mapping[str, Tensor] = dict(module.named_parameters()) | dict(module.named_buffers())
     examined = {name: value for name, value in caller.subject.parameters.items() if name in own}
     if not examined:
@@ -596,13 +614,13 @@ def weights_of_module(weights: Weights, caller: Caller, module: nn.Module) -> We
 
     def looked_up(x: Tensor) -> Tensor:
         spots = torch.searchsorted(drawn, x.contiguous()).clamp_(max=len(drawn) - 1)
-        return torch.where(drawn[spots] == x, real[spots], x)  # what is in no parameter is 0 or 1
+        return torch.where(drawn[spots] == x, real[spots], x)  # 0 and 1 are in no parameter
 
     return Weights(*(looked_up(x.double()) for x in weights))
 
 
 def caller_of_module(caller: Caller, module: nn.Module) -> Caller:
-    """The same way to call it, for a copy with its own weights, in float64 and without dropout."""
+    """Return a caller for a copy of `module` with its own weights, in float64 and without dropout."""
     body = copy.deepcopy(module).cpu().double().eval()
     cast_loose(body, torch.float64)
     own = dict(body.named_parameters()) | dict(body.named_buffers())

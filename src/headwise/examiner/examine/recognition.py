@@ -1,11 +1,11 @@
-"""Recognising designs by numbers: what a module has inside on purpose, beside the attention.
+"""Recognition of designs by their numbers: norms, residual connections, rotations, position biases, gates.
 
-Norms around the attention are seen at work and then passed by; what is left is examined as plain attention
-is. A residual connection is what comes out where the output projection is zero.
+Norms around the attention are recorded in one call and then replaced by the identity; the rest is examined as
+plain attention. A residual connection is what comes out when the output projection is zero.
 
-Inside, scores are caught on their way into the softmax. They are c q.k + b: how they differ from sample to
-sample gives c, the rest is a bias by position, what is far below it is out of sight. Where q.k alone does
-not explain them, pairs of channels may be turned by position: neighbouring positions give the angles.
+Designs inside the attention show in the scores before the softmax. These are c q.k + b: their differences
+from sample to sample give c, the rest is a bias by position, and keys far below the others are hidden. If q.k
+does not explain them, pairs of channels may be rotated by position: neighbouring positions give the angles.
 
 Letters: B batch, T query_len, S key_len, E width, H num_heads, D head_dim, L one length for both.
 """
@@ -24,8 +24,8 @@ from torch.nn.functional import normalize
 from .. import recipe
 from ..faults import FAULTS
 from ..recipe import EVERY, Design, ProbeInputs, State, Weights, normed, pairs, steps_of, turned
-from .call_record import CallRecord, Norm, Three, bypassed_norms, equal_tensors, record_call, record_scores
-from .caller import Caller, inputs_for
+from .call_record import CallRecord, Norm, bypassed_norms, equal_tensors, record_call, record_scores
+from .caller import QKV, Caller, inputs_for
 from .environment import CAUGHT
 from .latent import find_latent
 from .projections import NEARLY, Projections, error_of, find_roles
@@ -43,12 +43,12 @@ def recognise_designs(
     roles: dict[str, str] | None,
     texts: Sequence[str] | None = None,
 ) -> tuple[Projections, list[Design]]:
-    """The projections, found again with the designs that are inside; and these.
+    """Return the projections, found again with the designs inside the module, and these designs.
 
     Args:
-        causal: bool [L, L], the mask it always makes, if it does.
-        texts: its source, whose numbers may be the base of a rotation that is wrongly made; None: it was
-            given a rotation of ours, and none of theirs is looked for.
+        causal: bool [L, L], the mask that the code always applies, if any.
+        texts: the source, whose numbers may be the base of a wrong rotation; None if the code was called with
+            a rotation of ours, so that it has none of its own.
     """
     L = caller.subject.sizes.long
     inputs = inputs_for(caller, L, L, seed=30)
@@ -59,9 +59,9 @@ def recognise_designs(
     latent = find_latent(caller, record, inputs)
     if isinstance(latent, str):
         return replace(projections, weights=None, unjudged=latent), []
-    before = [norm for norm in record.norms if any(equal_tensors(norm.given, x) for x in inputs)]
+    before = [norm for norm in record.norms if any(equal_tensors(norm.input, x) for x in inputs)]
     after = [norm for norm in record.norms if norm not in before]
-    after = [norm for norm in after if equal_tensors(norm.made, record.output)][-1:]
+    after = [norm for norm in after if equal_tensors(norm.output, record.output)][-1:]
     mask = None if causal is None else causal.expand(len(inputs[0]), L, L)
     if latent is not None:
         return _behind_latent(caller, *latent, record, ProbeInputs(*inputs, mask))
@@ -72,7 +72,7 @@ def recognise_designs(
             return projections, []
 
         def look_again(designs: Sequence[Design] = ()) -> Projections:
-            """The projections, with these designs inside, from what is left of the output."""
+            """Return the projections that explain the rest of the output, with these designs inside."""
             return find_roles(caller, [(ProbeInputs(*inputs, mask), bare)], roles, steps_of(designs))
 
         try:
@@ -127,7 +127,7 @@ def recognise_designs(
 def _behind_latent(
     caller: Caller, projections: Projections, latent: Design, record: CallRecord, probe: ProbeInputs
 ) -> tuple[Projections, list[Design]]:
-    """Designs behind the narrow matrices of latent attention."""
+    """Return the projections and designs behind the narrow layers of latent attention."""
     inputs = probe[:3]
     designs = [latent, *_designs_inside(caller, projections, inputs, probe.mask is not None, [latent])]
     assert projections.weights is not None
@@ -135,8 +135,8 @@ def _behind_latent(
     return replace(projections, proven=off <= NEARLY), designs
 
 
-def _queries_added(caller: Caller, inner: Projections, inputs: Three) -> Tensor | None:
-    """The projected queries, where they are what comes out while the values are zero."""
+def _queries_added(caller: Caller, inner: Projections, inputs: QKV) -> Tensor | None:
+    """Return the projected queries if they are the output when the values are zero, else None."""
     if inner.weights is None or inner.guess is None or inner.guess.weights.get("o"):
         return None
     values = {piece.name for piece in inner.guess.weights.get("v", [])}
@@ -147,8 +147,8 @@ def _queries_added(caller: Caller, inner: Projections, inputs: Three) -> Tensor 
     return queries if silent is not None and equal_tensors(silent, queries) else None
 
 
-def _silenced(caller: Caller, inner: Projections, inputs: Three, role: str = "o") -> Tensor | None:
-    """What comes out where one projection, that of the output, is zero."""
+def _silenced(caller: Caller, inner: Projections, inputs: QKV, role: str = "o") -> Tensor | None:
+    """Return the output when one projection is zero, or None if it has no parameters."""
     guess = inner.guess
     names = {
         piece.name
@@ -173,11 +173,11 @@ def _silenced(caller: Caller, inner: Projections, inputs: Three, role: str = "o"
 def measure_designs(
     caller: Caller, causal: Tensor | None, weights: Weights, H: int, T: int, S: int
 ) -> list[Design] | None:
-    """The designs with the numbers that this module has, for T queries and S keys; None where they cannot be.
+    """Return the designs with the numbers of this module, for T queries and S keys; None if not found.
 
     Args:
-        causal: bool [L, L], the mask it always makes, if it does.
-        weights: the projections, which are known.
+        causal: bool [L, L], the mask that the code always applies, if any.
+        weights: the projections.
     """
     L = caller.subject.sizes.long
     with torch.no_grad():
@@ -201,32 +201,30 @@ def measure_designs(
     return designs
 
 
-def _designs_around(before: list[Norm], after: list[Norm], added: bool, inputs: Three) -> list[Design]:
-    """Norms and the residual connection, where they are a sub-layer's: one of them alone is none."""
+def _designs_around(before: list[Norm], after: list[Norm], added: bool, inputs: QKV) -> list[Design]:
+    """Return the designs of norms and the residual connection around the attention.
+
+    A residual connection or a norm of the output is a design only beside another of them.
+    """
     made: list[Design] = []
     if before:
         slots = {
-            name: float(any(equal_tensors(norm.given, x) for norm in before))
+            name: float(any(equal_tensors(norm.input, x) for norm in before))
             for name, x in zip(("query", "key", "value"), inputs, strict=True)
         }
         for norm in before[:1]:
-            which = (
-                "the input"
-                if all(slots.values())
-                else "the " + " and the ".join(k for k, v in slots.items() if v)
-            )
+            which = "the input" if all(slots.values()) else _slot_names(slots)
             words = f"a {norm.word} of {which} inside"
             made.append(Design("norm before", words, {**norm.numbers(), **slots}, norm.tensors()))
         for norm in before[1:]:  # a norm of its own for keys and values
             own = {
-                name: float(equal_tensors(norm.given, x) and not equal_tensors(before[0].given, x))
+                name: float(equal_tensors(norm.input, x) and not equal_tensors(before[0].input, x))
                 for name, x in zip(("query", "key", "value"), inputs, strict=True)
             }
             if any(own.values()):
                 for name, on in own.items():
                     made[0].numbers[name] = 0.0 if on else made[0].numbers[name]
-                which = "the " + " and the ".join(name for name, on in own.items() if on)
-                words = f"a {norm.word} of {which} inside"
+                words = f"a {norm.word} of {_slot_names(own)} inside"
                 made.append(Design("norm before", words, {**norm.numbers(), **own}, norm.tensors()))
     if added and (before or after):
         made.append(Design("residual", "a residual connection inside: the input is added", {"normed": 0.0}))
@@ -238,8 +236,12 @@ def _designs_around(before: list[Norm], after: list[Norm], added: bool, inputs: 
     return made
 
 
+def _slot_names(slots: dict[str, float]) -> str:
+    return "the " + " and the ".join(name for name, on in slots.items() if on)
+
+
 def _set_residual_kind(residual: Design, designs: list[Design], silent: Tensor | None, query: Tensor) -> None:
-    """Whether the input is added as it is or behind the norm: what comes out without attention tells."""
+    """Set whether the input is added as it is or after the norm, by the output without attention."""
     first = next(each for each in designs if each.key == "norm before")
     behind = normed(query, first) if first.numbers["query"] else query
     for each in designs:
@@ -253,15 +255,15 @@ def _set_residual_kind(residual: Design, designs: list[Design], silent: Tensor |
 
 @dataclass(eq=False)
 class Fit:
-    """scores = scale q.k + bias where they are seen."""
+    """Scores that are scale q.k + bias where they are visible."""
 
     scale: Tensor  # [H]
-    bias: Tensor  # [H, T, S], up to a number per row; 0 where it is nothing
+    bias: Tensor  # [H, T, S], up to a number per row
     seen: Tensor  # bool [T, S]
 
 
 def fit(scores: Tensor, products: Tensor) -> Fit | None:
-    """From the scores [B, H, T, S] that were caught and q.k; None where they are no such thing."""
+    """Fit scores [B, H, T, S] as scale q.k + bias; return None if they are not of that form."""
     if scores.shape != products.shape or scores.shape[0] < 2:
         return None
     top = scores.nan_to_num(-torch.inf).amax(-1, keepdim=True)
@@ -285,19 +287,25 @@ def fit(scores: Tensor, products: Tensor) -> Fit | None:
     if float(bias.abs().max()) <= NEARLY * float(c.abs().max()):
         return Fit(scale, torch.zeros_like(bias), visible)
     whole = torch.where(visible, scores - scale[:, None, None] * products, 0.0)
-    if float((whole - whole[:1]).abs().max()) <= NEARLY * float(c.abs().max()):  # nothing was taken off rows
+    if float((whole - whole[:1]).abs().max()) <= NEARLY * float(
+        c.abs().max()
+    ):  # no row maximum was subtracted
         bias = whole.mean(0)
     return Fit(scale, bias, visible)
 
 
-def _state(weights: Weights, H: int, inputs: Three, steps: Sequence[Design] = ()) -> State:
+def _state(weights: Weights, H: int, inputs: QKV, steps: Sequence[Design] = ()) -> State:
     return recipe.run(ProbeInputs(*inputs), weights, H, steps_of(steps))
 
 
 def _designs_inside(
-    caller: Caller, inner: Projections, inputs: Three, causal: bool, outer: Sequence[Design] = ()
+    caller: Caller, inner: Projections, inputs: QKV, causal: bool, outer: Sequence[Design] = ()
 ) -> list[Design]:
-    """Designs between the projections and the softmax; `known`: what comes before the projections."""
+    """Return the designs between the projections and the softmax.
+
+    Args:
+        outer: designs before the projections.
+    """
     try:
         record, scores = record_scores(caller, inputs)
     except CAUGHT:
@@ -346,13 +354,13 @@ def _designs_inside(
 
 
 def _query_key_norm(record: CallRecord, state: State) -> Design | None:
-    """Norms that got the queries or keys, split into heads or not."""
+    """Return the QK-norm: norms whose input was the queries or keys, split into heads or not."""
     made = Design("query-key norm", "", {"wide": 0.0})
     word = ""
     for name, x, wide in (("query", state.q, state.projected[0]), ("key", state.k, state.projected[1])):
         for norm in record.norms:
-            split = norm.given.ndim == 4 and any(equal_tensors(norm.given, y) for y in (x, x.transpose(1, 2)))
-            if split or (norm.given.shape == wide.shape and equal_tensors(norm.given, wide)):
+            split = norm.input.ndim == 4 and any(equal_tensors(norm.input, y) for y in (x, x.transpose(1, 2)))
+            if split or (norm.input.shape == wide.shape and equal_tensors(norm.input, wide)):
                 made.numbers |= {**norm.numbers(f"{name} "), "wide": float(not split)}
                 made.tensors |= norm.tensors(f"{name} ")
                 word = norm.word
@@ -364,7 +372,7 @@ def _query_key_norm(record: CallRecord, state: State) -> Design | None:
 
 
 def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
-    """The angles by which pairs of channels are turned, from scores of neighbouring positions."""
+    """Return the rotation of channel pairs by position, fitted to the scores of neighbouring positions."""
     D = q.shape[-1]
     parts = [D] + [
         n for n in dict.fromkeys((D // 2, D // 4, 3 * D // 4, *range(2, min(D, 12), 2))) if 0 < n < D
@@ -391,7 +399,7 @@ def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
                 if float(theta.abs().max()) < 1e-6:
                     continue
                 live = (theta.abs() > 1e-9).nonzero().flatten()
-                if neighbours:  # pairs at either end that stay as they are
+                if neighbours:  # leave out pairs at either end that are not rotated
                     first, theta = first + 2 * int(live[0]), theta[int(live[0]) : int(live[-1]) + 1]
                     n = 2 * len(theta)
                 numbers = {"channels": float(n), "first": float(first), "neighbours": neighbours}
@@ -404,7 +412,7 @@ def _rope(scores: Tensor, q: Tensor, k: Tensor) -> Design | None:
 def _with_rotated_values(
     inner: Projections, inside: list[Design], look_again: Callable[[Sequence[Design]], Projections]
 ) -> tuple[Projections, list[Design]]:
-    """The same, with a rotation that turns the values as well, where that explains the output."""
+    """Return the designs with a rotation of the values as well, if that explains the output."""
     turning = [
         replace(design, numbers={**design.numbers, "v": 1.0}) for design in inside if design.key == "rope"
     ]
@@ -416,8 +424,8 @@ def _with_rotated_values(
     return (again, designs) if again.proven else (inner, inside)
 
 
-def _talking_heads(caller: Caller, inner: Projections, inputs: Three) -> list[Design]:
-    """Scores or weights of all heads that are mixed by a matrix [H, H] of its own, before they are used."""
+def _talking_heads(caller: Caller, inner: Projections, inputs: QKV) -> list[Design]:
+    """Return talking heads: a matrix [H, H] that mixes the scores or the weights of all heads."""
     try:
         record, scores = record_scores(caller, inputs)
         assert inner.weights is not None
@@ -455,7 +463,7 @@ Mixer = tuple[Tensor, Tensor | None]  # [H, H] and a bias [H]
 
 
 def _mixers(caller: Caller, H: int) -> list[Mixer]:
-    """Matrices of its own that could mix heads, each as it is and turned, without and with its bias."""
+    """Return the parameters [H, H] that could mix heads, and their transposes, with and without bias."""
     own = {name: tensor.detach().double() for name, tensor in caller.subject.parameters.items()}
     mixers: list[Mixer] = []
     for name, weight in own.items():
@@ -469,7 +477,7 @@ def _mixers(caller: Caller, H: int) -> list[Mixer]:
 
 
 def _is_uniform(fitted: Fit | None) -> bool:
-    """Whether scores are these products, by one scale for all heads."""
+    """Return True if the fit has one scale for all heads."""
     return fitted is not None and torch.allclose(fitted.scale, fitted.scale[:1], rtol=1e-4)
 
 
@@ -479,8 +487,8 @@ def _keep_mixer(made: Design, where: str, mixer: Mixer) -> None:
         made.tensors[f"{where} bias"] = mixer[1].clone()
 
 
-def _gates(caller: Caller, inner: Projections, inputs: Three, record: CallRecord) -> Iterator[Design]:
-    """Layers that get the queries and are no projection: each as if it were a gate of what the heads give."""
+def _gates(caller: Caller, inner: Projections, inputs: QKV, record: CallRecord) -> Iterator[Design]:
+    """Yield layers that read the queries and are no projection, each as a gate of the heads' output."""
     used = {role.path for role in inner.roles.values()}
     own, H = caller.subject.parameters, inner.num_heads
     assert inner.weights is not None
@@ -504,8 +512,8 @@ BASES = (1e4, 5e5, 1e6, 1e3, 1e2)  # of rotations, the usual one first
 NUMBER = re.compile(r"(?<![\w.])\d[\d_]*(?:\.\d+)?(?:e\d+)?(?![\w.])")
 
 
-def _wrong_rotation(caller: Caller, inner: Projections, inputs: Three, texts: Sequence[str]) -> list[Design]:
-    """A rotation by position that is there and wrongly made, or one of shared keys dealt out wrongly."""
+def _wrong_rotation(caller: Caller, inner: Projections, inputs: QKV, texts: Sequence[str]) -> list[Design]:
+    """Return a wrong rotation by position, or a rotation of keys shared by the wrong groups."""
     try:
         scores = record_scores(caller, inputs)[1]
     except CAUGHT:
@@ -544,9 +552,10 @@ def _wrong_rotation(caller: Caller, inner: Projections, inputs: Three, texts: Se
 
 
 def rotation_over_another_axis(caller: Caller, projections: Projections) -> Design | None:
-    """A rotation of queries that goes by the head or the sample, so that no score feels it.
+    """Return a rotation of queries by the number of the head or sample, which changes no score.
 
-    found: projections that are proven without any design.
+    Args:
+        projections: those proven without any design.
     """
     L = caller.subject.sizes.long
     inputs = inputs_for(caller, L, L, seed=33)
@@ -604,7 +613,7 @@ def _rope_words(theta: Tensor, n: int, D: int, first: int, neighbours: bool) -> 
 def _position_designs(
     caller: Caller, weights: Weights, H: int, fitted: Fit, causal: bool, first: list[Design]
 ) -> list[Design]:
-    """The bias, and the window, if they are any; T5's own scale beside its bias."""
+    """Return the designs of the fitted bias, its window, and the scale of 1 that T5 has beside its bias."""
     made: list[Design] = []
     if not causal and not bool(fitted.seen.all()):
         window = _window(fitted.seen)
@@ -637,8 +646,8 @@ def _position_designs(
     return made
 
 
-def describe_position_rule(caller: Caller, weights: Weights, H: int, inputs: Three) -> str:
-    """What is beside scaled q.k here by the distance of a key alone, in words; "" for anything else."""
+def describe_position_rule(caller: Caller, weights: Weights, H: int, inputs: QKV) -> str:
+    """Return a description of a bias or window by distance beside scaled q.k, or "" for anything else."""
     try:
         scores = record_scores(caller, inputs)[1]
         state = _state(weights, H, inputs)
@@ -660,7 +669,7 @@ def describe_position_rule(caller: Caller, weights: Weights, H: int, inputs: Thr
 
 
 def _two_levels(bias: Tensor, visible: Tensor) -> bool:
-    """One number where a triangle of 0 and 1, or of 0 and -5, was added: a causal mask gone wrong."""
+    """Return True if the bias is a triangle of two numbers, such as 0 and -5: a wrong causal mask."""
     if not bool(visible.all()) or not torch.allclose(bias, bias[:1].expand_as(bias), atol=1e-6):
         return False
     lower = torch.ones_like(visible).tril()
@@ -671,7 +680,7 @@ def _two_levels(bias: Tensor, visible: Tensor) -> bool:
 
 
 def _far_keys_favoured(caller: Caller, inner: Projections, inside: list[Design]) -> None:
-    """ALiBi with the wrong sign, where no parameter beside the projections could have learned it."""
+    """Mark ALiBi with the wrong sign as a fault, if no parameter but the projections is learned."""
     guess = inner.guess
     pieces = [] if guess is None else [*guess.weights.values(), *guess.biases.values()]
     projected = {piece.name for every in pieces for piece in every}
@@ -684,9 +693,9 @@ def _far_keys_favoured(caller: Caller, inner: Projections, inside: list[Design])
 
 
 def _relative_bias(bias: Tensor, visible: Tensor) -> tuple[Tensor | None, str]:
-    """(the bias by s - t, [H, 2L - 1], or None where it is not one; what it is in words)."""
+    """Return the bias by s - t, [H, 2L - 1], or None if it depends on more, and a description of it."""
     L = bias.shape[-1]
-    steps = bias.diff(dim=-1)  # [H, L, L - 1]: what a row adds to it says nothing
+    steps = bias.diff(dim=-1)  # [H, L, L - 1]: without the constant of each row
     both_visible = visible[:, :-1] & visible[:, 1:]
     size = float(bias.abs().max())
     table = torch.zeros(len(bias), 2 * L - 1, dtype=bias.dtype)
@@ -719,13 +728,13 @@ def _relative_bias(bias: Tensor, visible: Tensor) -> tuple[Tensor | None, str]:
 
 
 def _window(visible: Tensor) -> Design | None:
-    """What a query sees by position, where that is a band or holds itself."""
+    """Return the window of visible keys, if it is a band or each query sees its own key."""
     L = len(visible)
     away = torch.arange(L) - torch.arange(L)[:, None]
     low, high = int(away[visible].min()), int(away[visible].max())
     if torch.equal(visible, (away >= low) & (away <= high)):
         if low > 0 or high < 0 or (low == 1 - L and high in (-1, 0, 1)):
-            return None  # a causal mask, or one gone wrong
+            return None  # a causal mask, right or wrong
         return _band(EVERY if low == 1 - L else low, -EVERY if high == L - 1 else high)
     if not bool(visible.diagonal().all()):
         return None
@@ -735,7 +744,7 @@ def _window(visible: Tensor) -> Design | None:
 
 
 def _band(low: int, high: int) -> Design:
-    """Keys from `low` to `high`, counted from the query's own."""
+    """Return the window of keys from `low` to `high`, counted from the query's own position."""
     size = f"of {high - low + 1} keys" if -EVERY not in (high, -low) else "open on one side"
     if high == 0:
         words = f"a sliding window {size} inside, a query's own and {-low} before it"
@@ -747,7 +756,7 @@ def _band(low: int, high: int) -> Design:
 
 
 def long_window(caller: Caller) -> Design | None:
-    """A window that no probe is long enough to see: one longer call, where an attribute says how long."""
+    """Return a window longer than the probes, found by one longer call, if an attribute names its size."""
     L = caller.subject.sizes.long
     named = dict(attributes_of(caller.subject.body))
     sizes = [n for name, n in named.items() if "window" in name.lower() and L < n <= 2048]

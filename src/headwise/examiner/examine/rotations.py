@@ -1,10 +1,9 @@
-"""A rotation by position that code takes with its inputs, or in its constructor: tables of cos and sin, a
-pair of them, complex numbers, or an object that turns what it is given.
+"""Rotations by position that code takes as arguments: tables of cos and sin, complex numbers, or an object.
 
-They are given as half-split RoPE has them, the tables in one shape after another. Where the rotation is not
-recognised with those, they turn every position by one angle: what turns queries and keys alike, and nothing
-else, has the scores it would have without, and is judged so. Embeddings of positions, which are added, are
-zeros: under one name both are usual.
+They are passed as half-split RoPE has them, the tables in one shape after another. If the rotation is not
+recognised with those, they rotate every position by one angle: code that rotates queries and keys alike then
+has the same scores as without, and is judged so. Position embeddings that are added are zeros, since the same
+names are usual for them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from .vocabulary import bare
 
 SLOTS = ("cos", "sin", "cos and sin", "turns", "rotation")
-ADDED = "[B, T, E]"  # no table: an embedding of positions
+ADDED = "[B, T, E]"  # a position embedding, not a table
 TABLES = (
     "[T, D]",
     "[B, T, D]",
@@ -40,8 +39,8 @@ STILL_OBJECT = (
     "it is built with a rotation of ours that turns all positions alike: {names}; the rotation was not judged"
 )
 ANGLE = 0.6435
-LONGEST = 67  # positions an object of ours has tables for
-_ONE = re.compile(
+MAX_LENGTH = 67  # positions in the tables of an object of ours
+_COS_OR_SIN = re.compile(
     r"(?:freqs?|rotary|rope|pos(?:ition)?|emb)?(cos|sin)(?:es|ines?|cached?|cache|table|emb|embed|freqs?|pos)?"
 )
 _BOTH = frozenset("positionembeddings positionembedding rotaryposemb cossin ropecache".split())
@@ -50,14 +49,14 @@ _OBJECT = re.compile(
     r"(?:rope|rotary|rotator|rotation)(?:al)?(?:pos|position|positional)?"
     r"(?:s|fn|func|function|module|layer|obj|object|emb|embed|embedder|embedding|embeddings|encoder|encoding|er)?"
 )
-# what an object gives where the code unpacks it so
-_GIVES_TABLES = re.compile(r"\bcos\w*\s*,\s*sin\w*\s*=\s*(?:self\.)?\w*(?:rope|rot|pos|emb)\w*(?:\.\w+)?\(")
+# code that unpacks what an object returns as tables
+_UNPACKS_TABLES = re.compile(r"\bcos\w*\s*,\s*sin\w*\s*=\s*(?:self\.)?\w*(?:rope|rot|pos|emb)\w*(?:\.\w+)?\(")
 
 _thread = threading.local()
 
 
 def rotation_word(name: str) -> str | None:
-    """What a parameter of forward takes of a rotation, one of `SLOTS`."""
+    """Return which part of a rotation a parameter of `forward` takes, one of `SLOTS`, or None."""
     word = bare(name)
     if word in _BOTH:
         return "cos and sin"
@@ -65,18 +64,18 @@ def rotation_word(name: str) -> str | None:
         return "turns"
     if is_rotation(name):
         return "rotation"
-    match = _ONE.fullmatch(word)
+    match = _COS_OR_SIN.fullmatch(word)
     return None if match is None else match[1]
 
 
 def is_rotation(name: str) -> bool:
-    """Whether a parameter of this name takes an object that turns queries and keys."""
+    """Return True if a parameter of this name takes an object that rotates queries and keys."""
     return _OBJECT.fullmatch(bare(name)) is not None
 
 
 @contextlib.contextmanager
 def constant_rotations() -> Iterator[None]:
-    """Plans that are made meanwhile give tables that turn every position alike."""
+    """Make call plans pass tables that rotate every position by the same angle."""
     _thread.still = True
     try:
         yield
@@ -85,7 +84,7 @@ def constant_rotations() -> Iterator[None]:
 
 
 def rotations_are_constant() -> bool:
-    """Whether plans are to give tables that turn every position alike."""
+    """Return True if call plans are to pass tables that rotate every position by the same angle."""
     return getattr(_thread, "still", False)
 
 
@@ -99,7 +98,7 @@ def _angles(T: int, D: int, still: bool) -> Tensor:
 def rotation_table(
     slot: str, shape: str, still: bool, query: Tensor, D: int, heads: tuple[int, ...], dtype: torch.dtype
 ) -> object:
-    """What the parameter is given beside these queries, [B, T, E], with D channels a head."""
+    """Return the argument of a rotation slot for queries [B, T, E] with D channels per head."""
     B, T, _ = query.shape
     if shape == ADDED and slot == "cos and sin":
         return torch.zeros_like(query, dtype=dtype)
@@ -115,21 +114,21 @@ def rotation_table(
 
 
 class Rotation(nn.Module):
-    """Turns queries and keys by whatever name it is asked to, or hands out its tables `cos` and `sin`.
+    """A rotation that rotates queries and keys in any method called, or returns its tables `cos` and `sin`.
 
     Args:
         D: channels of a head.
-        heads: how many heads what it is given may have: the axis of positions is another.
-        still: all positions are turned alike.
-        length: how many positions it has tables for.
-        source: of the code that asks, which may want tables.
+        heads: the head counts that its input may have, by which the axis of positions is recognised.
+        still: all positions are rotated by the same angle.
+        length: positions in its tables.
+        source: of the code that uses it, which may unpack tables.
     """
 
     def __init__(
-        self, D: int, heads: tuple[int, ...], still: bool, length: int = LONGEST, source: str = ""
+        self, D: int, heads: tuple[int, ...], still: bool, length: int = MAX_LENGTH, source: str = ""
     ) -> None:
         super().__init__()
-        self.D, self.heads, self.tables = D, heads, _GIVES_TABLES.search(source) is not None
+        self.D, self.heads, self.tables = D, heads, _UNPACKS_TABLES.search(source) is not None
         self.still = still
         angles, dtype = (
             _angles(length, D, still).repeat(1, 2),
@@ -150,33 +149,33 @@ class Rotation(nn.Module):
         return iter((self.cos, self.sin))
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """As of a module, where it is given a function."""
+        """Apply a function as `nn.Module.apply` does, or rotate tensors."""
         first = args[0] if args else None
         return super().apply(first) if callable(first) else self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same tensors, turned; the tables where no heads are given, or the code unpacks them."""
+        """Return the tensors rotated, or the tables if no heads are passed or the code unpacks tables."""
         every = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         heads = [x for x in every if x.ndim >= 3 and x.is_floating_point() and x.shape[-1] == self.D]
         if self.tables or not heads:
             numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
-            length = self._positions(heads[0])[1] if heads else numbers[0] if numbers else LONGEST
+            length = self._positions(heads[0])[1] if heads else numbers[0] if numbers else MAX_LENGTH
             cos, sin = (wave[:length] for wave in self._waves())
             return (cos[None], sin[None]) if heads else (cos, sin)
-        turned = tuple(self._turn(x) for x in heads)
+        turned = tuple(self._rotated(x) for x in heads)
         return turned if len(turned) > 1 else turned[0]
 
     def _waves(self) -> tuple[Tensor, Tensor]:
-        angles = _angles(LONGEST, self.D, self.still).repeat(1, 2)
+        angles = _angles(MAX_LENGTH, self.D, self.still).repeat(1, 2)
         return angles.cos().to(self.cos.dtype), angles.sin().to(self.cos.dtype)
 
     def _positions(self, x: Tensor) -> tuple[int, int]:
-        """(the axis of positions, how many there are)."""
+        """Return the axis of positions and their number."""
         inside = x.ndim > 3 and x.shape[-2] in self.heads and x.shape[-3] not in self.heads
         axis = -3 if inside else -2
         return axis, x.shape[axis]
 
-    def _turn(self, x: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor) -> Tensor:
         axis, length = self._positions(x)
         cos, sin = (wave[:length].to(x.dtype) for wave in self._waves())
         if axis == -3:

@@ -1,7 +1,7 @@
-"""The numbers an examination works with: all different, so that no two axes can be taken for one another.
+"""The class or function that is examined, made ready: float64, eval, random weights, all in one dict.
 
-The learner's code made ready: float64, eval, well scaled random weights, all of them in one dict. Code that
-works in float32 alone is examined in float32, and less is taken for nothing there.
+Its sizes are all different, so that no two axes can be confused. Code that runs only in float32 is examined
+in float32, with larger tolerances.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .vocabulary import FRAMEWORKS, role_word, size_word
 
 @dataclass(frozen=True)
 class Sizes:
-    """B batch, T = S long, T short, E width, H num_heads, D head_dim."""
+    """Sizes of an examination: B batch, T and S long or short, E width, H num_heads, D head_dim."""
 
     E: int = 24
     H: int = 4
@@ -36,16 +36,16 @@ class Sizes:
     B: int = 3
     long: int = 7
     short: int = 5
-    block: int = 16  # the longest sequence to build for
-    value: int | None = None  # channels of one head's values, where they are others than D
+    block: int = 16  # the longest sequence that the module is built for
+    value: int | None = None  # channels of a head's values, if not D
 
     def of_width(self, E: int, H: int | None = None) -> Sizes:
-        """The same with other widths."""
+        """Return these sizes with another width, and the head_dim that follows from it."""
         H = self.H if H is None else H
         return replace(self, E=E, H=H, D=max(1, E // max(1, H)))
 
     def shorter(self, length: int) -> Sizes:
-        """The same for code that takes no longer sequence than this."""
+        """Return these sizes for code that takes sequences up to this length."""
         return replace(self, long=length, short=max(2, length - 2), block=length)
 
 
@@ -59,7 +59,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def recorded_dropout() -> Iterator[list[Tensor]]:
-    """What dropout is given meanwhile, in this thread."""
+    """Record the inputs of dropout in this thread."""
     _thread.dropped = []
     try:
         yield _thread.dropped
@@ -68,7 +68,7 @@ def recorded_dropout() -> Iterator[list[Tensor]]:
 
 
 class _ExactNumbers(TorchFunctionMode):
-    """No dropout outside of training, and no step down to float32: the numbers behind both can be judged."""
+    """Leave out dropout, and compute in float64 where the code casts to float32."""
 
     def __init__(self, exact: bool = True) -> None:
         super().__init__()
@@ -98,37 +98,37 @@ class _ExactNumbers(TorchFunctionMode):
 
 @dataclass(eq=False)
 class Subject:
-    """What is examined."""
+    """The class or function that is examined, and what is known about it."""
 
     body: Any  # an instance, or a function
     files: frozenset[str]
     sizes: Sizes
     is_function: bool = False
-    parameters: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # leaves, by path; a function's weight arguments
-    unregistered: list[str] = field(default_factory=list)  # those that state_dict() does not know
-    linear: set[str] = field(default_factory=set)  # weights of nn.Linear: [out, in] for certain
-    norms: set[str] = field(default_factory=set)  # a normalisation's own
-    frozen: set[str] = field(default_factory=set)  # parameters that are not to learn, by requires_grad
+    parameters: dict[str, Tensor] = field(default_factory=dict)  # by path, or a function's weight arguments
+    unregistered: list[str] = field(default_factory=list)  # paths that are not in state_dict()
+    linear: set[str] = field(default_factory=set)  # weights of nn.Linear, which are [out, in]
+    norms: set[str] = field(default_factory=set)  # parameters of norms
+    frozen: set[str] = field(default_factory=set)  # parameters without requires_grad
     heads_given: bool = False
     make: Callable[[], Any] | None = None
-    fresh: Callable[[], Any] | None = None  # one more, as its author has it: nothing of it cast or set
+    fresh: Callable[[], Any] | None = (
+        None  # builds an instance with dtypes and weights as its author has them
+    )
     loose_dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # loose tensors of another dtype
-    calm: bool = False
-    dtype: torch.dtype = torch.float64  # float32 for code that works in nothing else
-    numpy: bool = False  # it keeps arrays, and takes them
-    holders: dict[str, str] = field(
-        default_factory=dict
-    )  # arguments that hold several weights: "dict", "list"
+    calm: bool = False  # called without dropout and without casts to float32
+    dtype: torch.dtype = torch.float64  # float32 for code that runs in nothing else
+    numpy: bool = False  # it works on arrays of NumPy
+    holders: dict[str, str] = field(default_factory=dict)  # arguments with several weights: "dict", "list"
     first_paths: frozenset[str] | None = None  # of loose tensors before the first call
-    arguments: Mapping[str, object] = field(default_factory=dict)  # what its parameters are given, as asked
+    arguments: Mapping[str, object] = field(
+        default_factory=dict
+    )  # values of its parameters, as the user passed them
 
     def invoke(self, args: list[object], kwargs: dict[str, object], seed: int = 0) -> object:
-        """Call it. The same seed every time: what is random in it is at least the same."""
+        """Call it, with random generators seeded, so that random code is at least repeatable."""
         sow(seed)
         clear = reset_method(self.body)
-        if clear is not None:  # what is kept on purpose is asked from its beginning
+        if clear is not None:  # state that is kept on purpose starts empty
             getattr(self.body, clear)()
         call = entry_of(self.body)
         with by_default(self.dtype) if self.dtype is torch.float32 else contextlib.nullcontext():
@@ -139,11 +139,11 @@ class Subject:
 
     @property
     def weight_arguments(self) -> set[str]:
-        """A function's arguments that are weights."""
+        """The names of a function's arguments that are weights."""
         return {path.partition(".")[0] for path in self.parameters} if self.is_function else set()
 
     def weights(self) -> dict[str, object]:
-        """A function's weights by argument, those of one dict or list in one."""
+        """Return a function's weights by argument, collected into dicts and lists where it takes these."""
         weights: dict[str, Any] = {}
         for path, tensor in self.parameters.items():
             name, _, key = path.partition(".")
@@ -162,17 +162,17 @@ class Subject:
 
     @property
     def exact(self) -> bool:
-        """Whether what differs in the last digits of float64 differs."""
+        """True if it runs in float64, so that differences in the last digits count."""
         return self.dtype is torch.float64
 
     @property
     def tolerance(self) -> float:
-        """Of the size of the output: a smaller reaction is none, a smaller difference too."""
+        """Differences below this share of the output count as none."""
         return 1e-9 if self.exact else 1e-5
 
     @property
     def gradient_tolerance(self) -> float:
-        """Of the largest gradient: a smaller one is none."""
+        """Gradients below this share of the largest one count as zero."""
         return 1e-13 if self.exact and not self.numpy else 1e-6
 
 
@@ -180,14 +180,14 @@ METHODS = ("forward", "call", "attend", "attention", "compute", "apply", "run")
 
 
 def entry_of(body: Any) -> Any:
-    """What is called: the object itself, or its forward where it cannot be."""
+    """Return what is called: the object itself, or a method of it such as `forward`."""
     if callable(body):
         return body
     return next((getattr(body, name) for name in METHODS if callable(getattr(body, name, None))), body)
 
 
 def signature_of(body: Any) -> inspect.Signature:
-    """Of forward, or of the function; without self."""
+    """Return the signature of `forward` or of the function, without self."""
     target = body.forward if isinstance(body, nn.Module) else entry_of(body)
     if not inspect.isroutine(target) and hasattr(target, "forward"):
         target = target.forward
@@ -198,7 +198,7 @@ def signature_of(body: Any) -> inspect.Signature:
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array of NumPy's with fractions in it; NumPy need not be there."""
+    """Return True for a NumPy array of floats, without importing NumPy."""
     return (
         type(value).__module__ == "numpy"
         and type(value).__name__ == "ndarray"
@@ -207,7 +207,7 @@ def is_array(value: object) -> bool:
 
 
 def of_numpy(body: object) -> bool:
-    """Whether the file it stands in works with NumPy and knows nothing of torch: it gets arrays alone."""
+    """Return True if its file uses NumPy and not torch, so that it is called with arrays."""
     file = getattr(body, "__globals__", None)
     if file is None:
         file = vars(sys.modules.get(type(body).__module__, types.SimpleNamespace()))
@@ -215,12 +215,12 @@ def of_numpy(body: object) -> bool:
         member.__name__ if isinstance(member, types.ModuleType) else getattr(member, "__module__", None) or ""
         for member in list(file.values())
     ]
-    rooms = {name.partition(".")[0] for name in names}
-    return "numpy" in rooms and "torch" not in rooms and not isinstance(body, nn.Module)
+    packages = {name.partition(".")[0] for name in names}
+    return "numpy" in packages and "torch" not in packages and not isinstance(body, nn.Module)
 
 
 def _nested_members(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """Modules, tensors and arrays in lists, tuples and dicts that torch does not look into."""
+    """Yield (path, value) of the modules, tensors and arrays in lists, tuples and dicts."""
     if isinstance(value, (nn.Module, Tensor)) or is_array(value):
         yield path, value
     elif isinstance(value, (list, tuple)) and depth < 3:
@@ -232,7 +232,7 @@ def _nested_members(value: object, path: str, depth: int = 0) -> Iterator[tuple[
 
 
 def loose_members(body: Any) -> Iterator[tuple[str, Any]]:
-    """(path, module or tensor) kept where `parameters()` does not see it."""
+    """Yield (path, value) of modules, tensors and arrays that are not registered with torch."""
     owners = list(body.named_modules()) if isinstance(body, nn.Module) else [("", body)]
     skip = set(vars(nn.Module()))
     for prefix, owner in owners:
@@ -243,9 +243,9 @@ def loose_members(body: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_weight(path: str, tensor: Tensor, in_module: bool) -> bool:
-    """Whether a tensor that is kept beside the parameters is learnt: it says so, by gradient or by name.
+    """Return True if an unregistered tensor is a weight, by `requires_grad` or by its name.
 
-    In a class that is no nn.Module everything is kept so: all that has two axes, and is not a mask.
+    In a class that is no nn.Module, where nothing is registered, all tensors with two axes but masks are.
     """
     if not tensor.is_floating_point():
         return False
@@ -260,7 +260,7 @@ def _is_weight(path: str, tensor: Tensor, in_module: bool) -> bool:
 def _members(
     body: object, first_paths: frozenset[str] | None = None
 ) -> tuple[dict[str, nn.Module], list[tuple[str, Tensor]], list[str]]:
-    """All modules by path, all learnt tensors by path, and the paths of those that are not registered."""
+    """Return all modules by path, all weights by path, and the paths of the weights not registered."""
     in_module = isinstance(body, nn.Module)
     modules = dict(body.named_modules()) if isinstance(body, nn.Module) else {}
     tensors: list[tuple[str, Tensor]] = list(body.named_parameters()) if isinstance(body, nn.Module) else []
@@ -288,7 +288,7 @@ def _members(
 
 
 def _as_tensor(thing: Any) -> Tensor:
-    """A tensor; of an array one over the same memory, so that what is written to it is in the array."""
+    """Return the tensor, or a tensor that shares the memory of an array."""
     return torch.from_numpy(thing) if is_array(thing) else thing
 
 
@@ -296,7 +296,7 @@ _RESET_METHODS: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakK
 
 
 def reset_method(body: object) -> str | None:
-    """A method without arguments by which it forgets what it keeps between calls, and nothing it learned."""
+    """Return the name of a method that clears the state between calls and leaves the weights, or None."""
     names = [name for name in ("reset", "reset_state", "reset_cache", "clear_cache") if hasattr(body, name)]
     if not names or not isinstance(body, nn.Module):
         return None
@@ -306,7 +306,7 @@ def reset_method(body: object) -> str | None:
 
 
 def _only_clears(body: nn.Module, name: str) -> bool:
-    """Whether its parameters are the same afterwards: some begin anew with them."""
+    """Return True if a method without arguments leaves the parameters as they are."""
     try:
         copied = copy.deepcopy(body)
         method = getattr(copied, name)
@@ -314,18 +314,18 @@ def _only_clears(body: nn.Module, name: str) -> bool:
             return False
         method()
         before, after = dict(body.named_parameters()), dict(copied.named_parameters())
-    except Exception:  # one that cannot be copied, or does not want to be called now
+    except Exception:  # it cannot be copied, or not called now
         return False
     return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Its real numbers in this dtype; `Module.to` would cut complex ones, a table of rotations, in half."""
+    """Cast real numbers of the module to this dtype, and leave complex ones, which `Module.to` would cut."""
     return module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def settle(subject: Subject) -> None:
-    """Double, eval, fresh random weights and biases, gradients on."""
+    """Make the subject ready: its dtype, eval, new random weights and biases, gradients on."""
     body = subject.body
     if subject.first_paths is None:
         subject.first_paths = frozenset(path for path, _ in loose_members(body))
@@ -361,7 +361,7 @@ def settle(subject: Subject) -> None:
 
 
 def _loose(body: object) -> list[tuple[str, Any]]:
-    """Plain float tensors and arrays kept as attributes or in lists, which `Module.to` passes by."""
+    """Return (path, value) of unregistered float tensors and arrays, which `Module.to` does not cast."""
     return [
         (path, thing)
         for path, thing in loose_members(body)
@@ -370,12 +370,12 @@ def _loose(body: object) -> list[tuple[str, Any]]:
 
 
 def has_loose(body: object) -> bool:
-    """Whether it keeps plain float tensors."""
+    """Return True if it keeps unregistered float tensors or arrays."""
     return bool(_loose(body))
 
 
 def loose_dtypes(body: object) -> dict[str, torch.dtype]:
-    """The dtypes of loose tensors that are not of the dtype of its weights: no cast of ours may hide them."""
+    """Return the dtypes of unregistered tensors that differ from that of its weights."""
     weights = body.parameters() if isinstance(body, nn.Module) else ()
     main = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
     return {
@@ -386,7 +386,7 @@ def loose_dtypes(body: object) -> dict[str, torch.dtype]:
 
 
 def cast_loose(body: object, dtype: torch.dtype, but: Mapping[str, torch.dtype] | None = None) -> None:
-    """Loose tensors of another dtype in place of its own; those named in `but` of the dtype given there."""
+    """Cast unregistered tensors to `dtype`, or to the dtype that `but` has for their path."""
     for path, thing in _loose(body):
         wanted = dtype if but is None else but.get(path, dtype)
         if is_array(thing):
@@ -398,34 +398,34 @@ def cast_loose(body: object, dtype: torch.dtype, but: Mapping[str, torch.dtype] 
 
 
 def _as_leaves(body: object) -> None:
-    """What the constructor computed from a leaf, `torch.randn(d, d, requires_grad=True) / d`, becomes one."""
+    """Make leaves of tensors computed from leaves, such as `torch.randn(d, d, requires_grad=True) / d`."""
     for path, thing in _loose(body):
         if isinstance(thing, Tensor) and not thing.is_leaf:
             _replace_member(body, path, thing.detach().requires_grad_())
 
 
-def _replace_member(body: object, path: str, made: object) -> None:
-    """Something else in its place, where that can be."""
-    *way, last = path.split(".")
+def _replace_member(body: object, path: str, value: object) -> None:
+    """Put a value in place of the one at this path, where it can be set."""
+    *steps, last = path.split(".")
     owner: object = body
     try:
-        for step in way:
+        for step in steps:
             if isinstance(owner, (list, tuple)):
                 owner = owner[int(step)]
             else:
                 owner = owner[step] if isinstance(owner, dict) else getattr(owner, step)
         if isinstance(owner, list):
-            owner[int(last)] = made
+            owner[int(last)] = value
         elif isinstance(owner, dict):
-            owner[last] = made
+            owner[last] = value
         elif not isinstance(owner, tuple):
-            setattr(owner, last, made)
+            setattr(owner, last, value)
     except (AttributeError, KeyError, IndexError, ValueError, TypeError):
         return
 
 
 def globals_of(cls: type) -> dict[str, int]:
-    """Sizes that the methods of a class read out of its file: what they mean -> the number."""
+    """Return the sizes that a class reads from globals of its file: meaning -> number."""
     sizes: dict[str, int] = {}
     for owner in cls.__mro__:
         module = sys.modules.get(owner.__module__)
@@ -441,7 +441,7 @@ def globals_of(cls: type) -> dict[str, int]:
 
 
 def fields_of(config: object) -> list[tuple[str, object]]:
-    """What a configuration holds: a dict's items, a named tuple's or any other object's attributes."""
+    """Return (name, value) of the fields of a configuration: a dict, a named tuple or any object."""
     if isinstance(config, Mapping):
         return [(str(name), value) for name, value in config.items()]
     if isinstance(config, tuple) and hasattr(config, "_fields"):
@@ -450,20 +450,20 @@ def fields_of(config: object) -> list[tuple[str, object]]:
 
 
 def attributes_of(body: object) -> Iterator[tuple[str, int]]:
-    """Whole numbers kept as attributes, the outermost first."""
+    """Yield (name, value) of the integers kept as attributes, the outermost first."""
     owners = list(body.modules()) if isinstance(body, nn.Module) else [body]
     for owner in owners:
         for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
             if isinstance(value, int) and not isinstance(value, bool):
                 yield name, value
-            elif size_word(name) == "config":  # kept as it came
+            elif size_word(name) == "config":  # the whole configuration is an attribute
                 for field, number in fields_of(value):
                     if isinstance(number, int) and not isinstance(number, bool):
                         yield field, number
 
 
 def head_count(body: object) -> int | None:
-    """How many heads it says it has: an attribute, a list with one module a head, parameters [H, E, D]."""
+    """Return the number of heads, by an attribute, a list of one module per head, or parameters [H, E, D]."""
     for name, value in attributes_of(body):
         if size_word(name) == "heads" and value > 0:
             return value
@@ -486,13 +486,13 @@ def head_count(body: object) -> int | None:
 
 
 def batch_of(body: object) -> int | None:
-    """The size of a batch that it keeps, or reads out of its file."""
+    """Return the batch size that it keeps as an attribute, or reads from its file."""
     batches = [value for name, value in attributes_of(body) if size_word(name) == "batch"]
     return batches[0] if batches else globals_of(type(body)).get("batch")
 
 
 def widths_of(body: object) -> list[int]:
-    """Widths its input may have, the likeliest first."""
+    """Return the widths that its input may have, the likeliest first."""
     widths = [value for name, value in attributes_of(body) if size_word(name) == "width"]
     widths += [value for word, value in globals_of(type(body)).items() if word == "width"]
     modules = body.modules() if isinstance(body, nn.Module) else ()

@@ -1,7 +1,7 @@
-"""What names and comments say: which size, which input, which projection; what a mask means.
+"""Meanings of names and comments: sizes, inputs and projections by name, and the meaning of a mask.
 
-Names propose; numbers decide. Only what numbers cannot decide, which meaning of a mask was intended, is taken
-from words: a module that hides where its mask is 1 is right if that is what it says it does.
+Names only propose, numbers decide. Only the intended meaning of a mask is taken from words, since numbers
+cannot decide it: a module that hides keys where its mask is 1 is right if its documentation says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..source.parsed import unwarned
 
-FRAMEWORKS = ("torch", "pytorch_lightning", "lightning.")  # modules whose code is no learner's
+FRAMEWORKS = ("torch", "pytorch_lightning", "lightning.")  # modules that are not part of a submission
 
 _WIDTH = frozenset(
     """dmodel embeddim embdim emb embed embedsize embedingdim embeddingdim embeddingsize embsize embedding
@@ -82,7 +82,7 @@ _MEMORY = frozenset(
 
 
 def bare(name: str) -> str:
-    """Letters alone, small: d_model, dModel and D_MODEL are dmodel."""
+    """Return the letters of a name in lower case: d_model, dModel and D_MODEL are dmodel."""
     return re.sub(r"[^a-z]", "", name.lower())
 
 
@@ -93,6 +93,7 @@ _SPELLED_OUT = (  # dimension_of_key is key_dim, how_many_heads is num_heads
 
 
 def _shortened(word: str) -> str:
+    """Return the usual short form of a spelled-out name."""
     for pattern, short in _SPELLED_OUT:
         if (match := pattern.fullmatch(word)) is not None:
             return match.expand(short)
@@ -100,7 +101,7 @@ def _shortened(word: str) -> str:
 
 
 def size_word(name: str) -> str | None:
-    """What a constructor's parameter, or a field of a configuration, stands for."""
+    """Return the meaning of a constructor's parameter or a configuration field, such as "heads"."""
     word = _shortened(bare(name))
     if "drop" in word or word in {"p", "attnpdrop", "pdrop"}:
         return "dropout"
@@ -174,7 +175,7 @@ _COUNTED = re.compile(r"(num|n|nb)(valid|real)?(frames|tokens|words|keys|steps)"
 
 
 def input_word(name: str) -> str | None:
-    """Which of forward's inputs a parameter is: query, key, value, x, memory, mask, lengths."""
+    """Return which input of `forward` a parameter is: query, key, value, x, memory, mask or lengths."""
     word = bare(name)
     if "validlen" in word or word.endswith(("lengths", "lens")) or _COUNTED.fullmatch(word):
         return "lengths"
@@ -212,7 +213,7 @@ _ROLES = {role: re.compile(f"{_AROUND}(?:{core}){_AROUND}") for role, core in _C
 
 
 def role_word(name: str) -> str | None:
-    """Which projection one part of a parameter's path names: q, k, v, o, qkv, kv, qk."""
+    """Return which projection a part of a parameter's path names: q, k, v, o, qkv, kv or qk."""
     word = bare(name)
     if word in {"cattn", "inproj", "inprojweight", "inprojbias", "win", "bin"}:
         return "qkv"
@@ -237,17 +238,17 @@ _BETWEEN = (
 
 @dataclass(frozen=True)
 class MaskDescription:
-    """What is said about a mask."""
+    """The meaning of a mask, from documentation and code."""
 
     true_attends: bool | None = None
-    added: bool = False  # numbers that are added to the scores
+    added: bool = False  # its numbers are added to the scores
     shape: str = ""  # "[B, T, S]", "[B, 1, T, S]", "[B, S]", "[T, S]"
-    in_words: bool = False  # in a docstring or comment, not only in code
+    in_words: bool = False  # from a docstring or comment, not only from code
     replaces: bool = False  # the code makes a causal mask only where this one is None
 
 
 def source_texts(obj: object, source: str | None) -> list[str]:
-    """The source of a class, of those it derives from, of a function; then the file's docstring."""
+    """Return the source of a function, or of a class and its bases, then the file's docstring."""
     if inspect.isroutine(obj):
         owners: list[Any] = [obj]
     else:
@@ -282,7 +283,7 @@ def source_texts(obj: object, source: str | None) -> list[str]:
 
 
 def _words(text: str) -> str:
-    """The lines of docstrings and comments that speak of masks, in small letters."""
+    """Return the lines of docstrings and comments about masks, in lower case."""
     quoted = re.findall(r"\"\"\"(.*?)\"\"\"|'''(.*?)'''", text, flags=re.S)
     lines = [line for pair in quoted for part in pair for line in part.splitlines()]
     lines += re.findall(r"#(.*)", text)
@@ -298,6 +299,7 @@ def _words(text: str) -> str:
 
 
 def _polarity_in_words(low: str) -> bool | None:
+    """Return True if the words say that True may be attended to, False if it is hidden, None if neither."""
     polarities = set()
     for values, flips in ((r"true|1|1s|ones?|non-?zeros?", False), (r"false|0|0s|zeros?", True)):
         if re.search(rf"(?<![\w.\-])(?:{values})(?![\w.]){_BETWEEN}{_HIDDEN}", low):
@@ -310,6 +312,7 @@ def _polarity_in_words(low: str) -> bool | None:
 
 
 def _polarity_in_code(text: str, argument: str) -> bool | None:
+    """Return True if the code hides where the mask is False, False where it is True, None if neither."""
     low = re.sub(r"#.*", "", text.lower())
     polarities = set()
     name = rf"(?:self\.)?(?:{re.escape(argument.lower())}|\w*mask\w*)"
@@ -337,7 +340,7 @@ def _polarity_in_code(text: str, argument: str) -> bool | None:
 
 
 _ADDED = r"added to|additive|adds? to the scores|-inf\b|negative infinity|negative number"
-_LOW = r"negative values?|very negative|-\s*1e\d|-\s*10\d{2,}|finfo|bias o[nf]"  # where the code adds it, too
+_LOW = r"negative values?|very negative|-\s*1e\d|-\s*10\d{2,}|finfo|bias o[nf]"  # if the code also adds it
 _B, _T, _S = (
     r"(?:b|n|bs|batch\w*)",
     r"(?:t|l|q|seq\w*|\w*len\w*|time\w*|n_?q)",
@@ -353,7 +356,7 @@ _SHAPES = (
 
 
 def _shape_in_words(low: str) -> str:
-    """The first shape given for a mask."""
+    """Return the first shape that is written for a mask, or ""."""
     matches = [
         (m.start(), shape) for shape, axes in _SHAPES for m in re.finditer(rf"mask[^.\n]{{0,60}}?{axes}", low)
     ]
@@ -361,7 +364,7 @@ def _shape_in_words(low: str) -> str:
 
 
 def describe_mask(texts: list[str], argument: str) -> MaskDescription:
-    """From the class's own words to those of the file; then what the code does with it."""
+    """Return the meaning of a mask argument, by documentation first and by the code otherwise."""
     shape, added = "", False
     for text in texts:
         low = _words(text)
@@ -380,7 +383,7 @@ def describe_mask(texts: list[str], argument: str) -> MaskDescription:
 
 
 def replaces_causal(texts: list[str], argument: str) -> bool:
-    """Whether the code makes its causal mask only where this argument is None."""
+    """Return True if the code makes its causal mask only if this argument is None."""
     code = "\n".join(re.sub(r"#.*", "", text) for text in texts)
     name = re.escape(argument)
     made = rf"\bif {name} is None\s*:\s*{name}\s*=[^\n]*(\btril|\btriu|causal)"
@@ -388,13 +391,13 @@ def replaces_causal(texts: list[str], argument: str) -> bool:
 
 
 def _adds(texts: list[str], argument: str) -> bool:
-    """Whether the code adds this argument to something as it is."""
+    """Return True if the code adds this argument to something unchanged."""
     code = "\n".join(re.sub(r"#.*", "", text) for text in texts)
     return re.search(rf"\+=?\s*\(?{re.escape(argument)}\b(?!\s*[*=<>])", code) is not None
 
 
 def builds_causal_mask(texts: list[str], name: str) -> bool:
-    """Whether it builds a triangle for itself, or is called causal."""
+    """Return True if the code builds a triangle for itself, or has "causal" in its name."""
     code = "\n".join(texts[:-1])
     code = re.sub(r"(\"\"\"|''').*?\1", "", code, flags=re.S)
     code = re.sub(r"#.*", "", code)

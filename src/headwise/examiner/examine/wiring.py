@@ -1,14 +1,14 @@
-"""Classes that are a part of something, or something around torch's own: what stands beside them says which.
+"""Projections that are not four matrices of the module's own.
 
-BERT keeps the output projection of its attention in a class of its own; a module that holds one
-nn.MultiheadAttention and no weights beside it leaves the work to that.
+A wrapper leaves the work to nn.MultiheadAttention, BERT has its output projection in another class, and wrong
+code has projections missing, shared, or applied in a row.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from .subject import Subject, attributes_of
 
 
 def wrapped_torch_attention(body: object) -> Design | None:
-    """One nn.MultiheadAttention inside, and no weights beside it but those of norms."""
+    """Return the design of a wrapper: one nn.MultiheadAttention inside, and no other weights but norms."""
     if not isinstance(body, nn.Module) or isinstance(body, nn.MultiheadAttention):
         return None
     inside = [
@@ -38,7 +38,7 @@ def wrapped_torch_attention(body: object) -> Design | None:
     return Design("torch inside", f"a wrapper: nn.MultiheadAttention ({inside[0][0]}) does the work")
 
 
-ELSEWHERE = re.compile(  # what a docstring says of the projection that is not here
+ELSEWHERE = re.compile(  # a docstring that says where the output projection is
     r"(?is)\b(\w*(?:Self|Attention)Output)\b"
     r"|(?:output|dense|final|last)\W+(?:projection|layer|linear)"
     r"[^.]*?\b(?:outside|elsewhere|lives in|caller|block)\b"
@@ -46,7 +46,7 @@ ELSEWHERE = re.compile(  # what a docstring says of the projection that is not h
 
 
 def projected_elsewhere(name: str, source: str | None) -> Design | None:
-    """Where another class of the file applies the output projection to what this one returns."""
+    """Return the design of an output projection that another class of the file applies."""
     try:
         with unwarned():
             tree = ast.parse(source or "")
@@ -79,7 +79,7 @@ def _split(place: str) -> Design:
 
 
 def _made_in(node: ast.ClassDef) -> dict[str, str]:
-    """self.attribute -> the class it is made of."""
+    """Return self.attribute -> the name of the class it is built from."""
     classes: dict[str, str] = {}
     for child in ast.walk(node):
         if isinstance(child, ast.Assign) and isinstance(child.value, ast.Call):
@@ -91,24 +91,27 @@ def _made_in(node: ast.ClassDef) -> dict[str, str]:
     return classes
 
 
-MOST = 6  # matrices to choose from; with more, chance would have its say and time would pass
+MAX_MATRICES = 6  # more would take long and fit by chance
 WORDS = {"q": "queries", "k": "keys", "v": "values"}
 
 
 @dataclass
 class _Matrix:
-    """[out, in] and a bias; `name`: of the parameter, "" for none at all, two for one after the other."""
+    """A matrix [out, in] and a bias that may be a projection.
+
+    Attributes:
+        names: of its parameter; none for the identity, two for two matrices in a row.
+    """
 
     weight: Tensor
     bias: Tensor
     names: tuple[str, ...] = ()
-    missing: list[str] = field(default_factory=list)
     path: str = ""  # of the parameter
     start: int | None = None  # the first of its rows there, where it is a part
 
 
 def _matrices(subject: Subject) -> list[_Matrix]:
-    """Every [E, E] among the parameters, by itself or as a part of a fused one."""
+    """Return every [E, E] among the parameters, by itself or as a part of a fused one."""
     E, matrices = subject.sizes.E, []
     for name, tensor in subject.parameters.items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
@@ -138,11 +141,13 @@ def _heads(x: Tensor, H: int) -> Tensor:
 def find_wiring(
     caller: Caller, projections: Projections, truth: list[tuple[ProbeInputs, Tensor]]
 ) -> tuple[Projections, list[Finding]]:
-    """The projections as they are used, where some are missing, shared or applied in a row; and what is
-    wrong with that. As it came where that explains nothing."""
+    """Return the projections as the code uses them, and what is wrong with that.
+
+    Some may be missing, shared or applied in a row. If that explains nothing, they are returned unchanged.
+    """
     own = [matrix for matrix in _matrices(caller.subject) if matrix.weight.shape[0] == matrix.weight.shape[1]]
     E, H = caller.subject.sizes.E, projections.num_heads
-    if not truth or projections.proven or not 0 < len(own) <= MOST or E % H:
+    if not truth or projections.proven or not 0 < len(own) <= MAX_MATRICES or E % H:
         return projections, []
     none = _Matrix(torch.eye(E, dtype=torch.float64), torch.zeros(E, dtype=torch.float64))
     single = [*own, none]
@@ -164,7 +169,7 @@ def find_wiring(
 def _chosen(
     probe: ProbeInputs, output: Tensor, H: int, scale: float, single: list[_Matrix], last: list[_Matrix]
 ) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix] | None:
-    """q, k, v and o that compute the output of the first sample, the fewest missing."""
+    """Return the q, k, v and o that compute the output of the first sample, with the fewest missing."""
     if not last:
         return None
     weight, bias = (torch.stack([getattr(matrix, name) for matrix in single]) for name in ("weight", "bias"))
@@ -190,7 +195,7 @@ def _chosen(
 def _describe(
     projections: Projections, chosen: tuple[_Matrix, _Matrix, _Matrix, _Matrix], proven: bool
 ) -> tuple[Projections, list[Finding]]:
-    """What is missing, shared or doubled; nothing where q, k, v and o are four of their own."""
+    """Return the projections and the findings of what is missing, shared or doubled, if anything is."""
     q, k, v, o = chosen
     three = dict(zip("qkv", (q, k, v), strict=True))
     missing = [name for name, matrix in three.items() if not matrix.names]
@@ -214,7 +219,7 @@ def _describe(
     if len(o.names) == 2:
         detail = f"{o.names[0]} and then {o.names[1]}: two matrices in a row"
         findings.append(Finding("output projection", "wrong", detail, "second output projection"))
-    if not findings or (named and len(o.names) != 2):  # a matrix that is there and not used: the numbers tell
+    if not findings or (named and len(o.names) != 2):  # an unused matrix shows in the numbers
         return projections, []
     if not o.names:
         detail = "there is no output projection: the heads' outputs are returned side by side"
@@ -234,11 +239,11 @@ def _describe(
 def choose_by_fault(
     caller: Caller, projections: Projections, truth: list[tuple[ProbeInputs, Tensor]]
 ) -> Projections:
-    """The proposal under which one fault computes what the code computed; as it came if there is none.
+    """Return the proposal with which one fault computes the code's output, or `projections` if none does.
 
-    Where nobody said how many heads there are, every number the code keeps may be.
+    Where the number of heads was not passed, any number that the code keeps may be it.
     """
-    from ..diagnosis import one_fault_explains  # it reads evidence, and knows nothing of proposals
+    from ..diagnosis import one_fault_explains  # imports this package
 
     if projections.proven or not truth:
         return projections
