@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .evidence import Evidence
 from .examine.caller import Caller
 from .examine.environment import CAUGHT, files_of, float64_environment, neutral_torch_state, problem_of
-from .examine.examination import begun, known, understand_whole
+from .examine.examination import checked_arguments, examine_attention, new_evidence
 from .report import Report
 from .source.unwritten import unwritten
 from .steps import bound, examine_step, judge_step, owner_of, step_of, whole_of
@@ -60,11 +60,11 @@ def understand(
 ) -> tuple[Evidence, Caller | None]:
     """Return the evidence, and the `Caller` of the code (None where it could not be called)."""
     obj = whole_of(obj)
-    constructor_arguments = known(owner_of(obj)[0] or obj, arguments)
-    evidence = begun(obj, source, path)
+    constructor_arguments = checked_arguments(owner_of(obj)[0] or obj, arguments)
+    evidence = new_evidence(obj, source, path)
     step = step_of(obj, evidence.name, source)
     if step is None:
-        return understand_whole(obj, source, path, roles, embed_dim, num_heads, constructor_arguments, bound)
+        return examine_attention(obj, source, path, roles, embed_dim, num_heads, constructor_arguments, bound)
     with float64_environment():
         try:
             examine_step(obj, step, evidence, arguments, embed_dim=embed_dim, num_heads=num_heads)

@@ -43,14 +43,14 @@ FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|w
 
 
 def findings(
-    caller: Caller, found: Projections, evidence: Evidence, recipe: Construction | None
+    caller: Caller, found: Projections, evidence: Evidence, construction: Construction | None
 ) -> list[Finding]:
     """All of them; none raises."""
     calls = evidence.calls
     looks: list[Callable[[], Iterator[Finding]]] = [
         lambda: _made_in_forward(caller),
         lambda: _kept(caller),
-        lambda: _deterministic(caller, recipe),
+        lambda: _deterministic(caller, construction),
         lambda: _training(caller, evidence),
         lambda: _inputs_kept(caller),
         lambda: _dropout_before_softmax(caller),
@@ -69,7 +69,7 @@ def findings(
         lambda: other_lengths(caller, evidence) if right else iter(()),
         lambda: wider_values(caller, evidence) if right else iter(()),
     ]
-    right = _right(evidence)
+    right = is_right(evidence)
     said: list[Finding] = []
     for look in looks:
         try:
@@ -81,7 +81,7 @@ def findings(
     return said
 
 
-def _right(evidence: Evidence) -> bool:
+def is_right(evidence: Evidence) -> bool:
     """Whether every probe gave what the recipe gives; rows that may see nothing have no right answer."""
     if evidence.weights is None:
         return False
@@ -176,7 +176,7 @@ def _returned(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def _deterministic(caller: Caller, recipe: Construction | None) -> Iterator[Finding]:
+def _deterministic(caller: Caller, construction: Construction | None) -> Iterator[Finding]:
     """Two runs in eval; once more with half of everything dropped, where the constructor can be told so."""
     name, subject = "deterministic in eval", caller.subject
     if not _equal(run_body(caller, subject.body, 1), run_body(caller, subject.body, 2)):
@@ -190,9 +190,9 @@ def _deterministic(caller: Caller, recipe: Construction | None) -> Iterator[Find
         else:
             yield Finding(name, "wrong", "two runs in eval differ, and not for dropout", "not deterministic")
         return
-    if recipe is not None and recipe.dropout is not None:
+    if construction is not None and construction.takes("dropout"):
         try:
-            body = recipe.dropout(0.5)
+            body = construction.make(0.5)
             in_precision(body, subject.dtype).eval()
             first, second = run_body(caller, body, 1), run_body(caller, body, 2)
         except CAUGHT:

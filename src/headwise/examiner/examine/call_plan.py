@@ -1,4 +1,4 @@
-"""What each parameter of forward is given: inputs, sizes, and a mask in the learner's own convention."""
+"""Plan what each parameter of forward gets: inputs, sizes, and a mask in the learner's own convention."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class MaskConvention:
     whole: bool = False  # it is taken in place of the code's own causal mask, so it hides the future as well
 
 
-def _shaped(mask: Tensor, shape: str, num_heads: int) -> Tensor | None:
-    """bool [B, T, S] in this shape; None where the shape cannot say it."""
+def _in_shape(mask: Tensor, shape: str, num_heads: int) -> Tensor | None:
+    """Return a mask, bool [B, T, S], in another shape; None if that shape cannot hold it."""
     B, T, S = mask.shape
     if shape in SAME_FOR_ALL or shape == "[S]":
         if not bool((mask == mask[:1]).all()):
@@ -73,103 +73,107 @@ def _shaped(mask: Tensor, shape: str, num_heads: int) -> Tensor | None:
     }[shape]()
 
 
-def _lengths(mask: Tensor, shape: str) -> Tensor | None:
-    """How many keys from the first each query may see; None for a mask with holes."""
-    seen = mask.sum(-1)  # [B, T]
-    prefix = torch.arange(mask.shape[-1]) < seen[..., None]  # [B, T, S]
+def _key_counts(mask: Tensor, shape: str) -> Tensor | None:
+    """Return how many of the first keys each query may attend to; None for any other mask."""
+    counts = mask.sum(-1)  # [B, T]
+    prefix = torch.arange(mask.shape[-1]) < counts[..., None]  # [B, T, S]
     if not torch.equal(prefix, mask):
         return None
     if "T" not in shape:
-        return seen[:, 0] if bool((seen == seen[:, :1]).all()) else None
-    return seen
+        return counts[:, 0] if bool((counts == counts[:, :1]).all()) else None
+    return counts
 
 
-def encode(way: MaskConvention, mask: Tensor, num_heads: int) -> object:
-    """A mask, bool [B, T, S], as this argument wants it; None where it cannot say it."""
-    if way.kind == "switch":
+def _encode(convention: MaskConvention, mask: Tensor, num_heads: int) -> object:
+    """Return a mask, bool [B, T, S], as one argument takes it; None if it cannot express the mask."""
+    if convention.kind == "switch":
         causal = torch.ones(mask.shape[1:], dtype=torch.bool).tril()
         if bool(mask.all()):
-            return not way.on if isinstance(way.on, bool) else None
-        return way.on if torch.equal(mask, causal.expand_as(mask)) else None
-    if way.kind == "lengths":
-        counts = _lengths(mask, way.shape)
-        return counts.tolist() if counts is not None and "list" in way.shape else counts
-    if way.whole:
+            return not convention.on if isinstance(convention.on, bool) else None
+        return convention.on if torch.equal(mask, causal.expand_as(mask)) else None
+    if convention.kind == "lengths":
+        counts = _key_counts(mask, convention.shape)
+        return counts.tolist() if counts is not None and "list" in convention.shape else counts
+    if convention.whole:
         mask = mask & torch.ones(mask.shape[1:], dtype=torch.bool).tril()
-    shaped = _shaped(mask, way.shape, num_heads)
+    shaped = _in_shape(mask, convention.shape, num_heads)
     if shaped is None:
         return None
-    if way.kind == "added":
-        return torch.zeros(shaped.shape, dtype=way.number).masked_fill(~shaped, way.hidden)
-    shaped = shaped if way.true_attends else ~shaped
-    return shaped.clone() if way.kind == "bool" else shaped.to(way.number)
+    if convention.kind == "added":
+        return torch.zeros(shaped.shape, dtype=convention.number).masked_fill(~shaped, convention.hidden)
+    shaped = shaped if convention.true_attends else ~shaped
+    return shaped.clone() if convention.kind == "bool" else shaped.to(convention.number)
 
 
-def express(ways: tuple[MaskConvention, ...], mask: Tensor, num_heads: int) -> dict[str, object] | None:
-    """The arguments that say this mask; None where they cannot.
+def express(
+    conventions: tuple[MaskConvention, ...], mask: Tensor, num_heads: int
+) -> dict[str, object] | None:
+    """Return the arguments that express a mask, bool [B, T, S]; None if there are none.
 
-    A mask that is padding goes through the argument for padding where there is one; padding and a triangle
-    through both, a switch before a mask of pairs.
+    A padding mask goes to the argument for padding if there is one, padding and a triangle to both. A switch
+    comes before a mask of pairs.
     """
     keys = mask.any(1, keepdim=True).expand_as(mask)
     triangle = torch.ones(mask.shape[1:], dtype=torch.bool).tril().expand_as(mask)
-    switches = [way for way in ways if way.kind == "switch"]
+    switches = [convention for convention in conventions if convention.kind == "switch"]
+    masks = [convention for convention in conventions if convention.kind != "switch"]
+    masks.sort(key=lambda convention: convention.shape not in PADDING)
     if switches and not bool(keys.all()) and torch.equal(keys & triangle, mask):
-        for way in sorted(ways, key=lambda one: one.shape not in PADDING):
-            value = encode(way, keys, num_heads) if way.kind != "switch" else None
+        for convention in masks:
+            value = _encode(convention, keys, num_heads)
             if value is not None:
-                return {way.argument: value, switches[0].argument: switches[0].on}
-    ways = tuple(way for way in ways if way.kind != "switch") + tuple(switches)
-    for way in sorted(ways, key=lambda one: one.shape not in PADDING):
-        value = encode(way, mask, num_heads)
+                return {convention.argument: value, switches[0].argument: switches[0].on}
+    for convention in [*masks, *switches]:
+        value = _encode(convention, mask, num_heads)
         if value is not None:
-            return {way.argument: value}
-    if len(ways) > 1:
-        every = mask.any(0, keepdim=True).expand_as(mask)
-        if torch.equal(every & keys, mask):
-            padding, full = sorted(ways, key=lambda one: one.shape not in PADDING)[:2]
-            pair = encode(padding, keys, num_heads), encode(full, every, num_heads)
-            if pair[0] is not None and pair[1] is not None:
-                return {padding.argument: pair[0], full.argument: pair[1]}
+            return {convention.argument: value}
+    queries = mask.any(0, keepdim=True).expand_as(mask)
+    if len(masks) > 1 and torch.equal(queries & keys, mask):
+        padding, full = masks[:2]
+        values = _encode(padding, keys, num_heads), _encode(full, queries, num_heads)
+        if values[0] is not None and values[1] is not None:
+            return {padding.argument: values[0], full.argument: values[1]}
     return None
 
 
+PLAIN_ANNOTATIONS = (int, bool, float, str, "int", "bool", "float", "str")
 INPUTS = ("query", "key", "value", "x", "memory")
 COUNTS = ("batch", "query_len", "key_len", "height", "one", "grid")  # numbers that depend on the call
 
 
 @dataclass(frozen=True)
 class CallPlan:
-    """What each parameter of forward is given."""
+    """What each parameter of forward gets."""
 
     slots: tuple[tuple[str, str], ...]  # (parameter, one of INPUTS or of COUNTS)
     constants: tuple[tuple[str, object], ...] = ()
     masks: tuple[str, ...] = ()  # parameters that take a mask, those of certain name first
     needs_mask: tuple[str, ...] = ()  # of these, the ones without a default
     switches: tuple[tuple[str, bool | str], ...] = ()  # (parameter, what makes it causal)
-    positional: bool = False  # *inputs, or nothing has a name
+    positional: bool = False  # forward takes *inputs
     layout: str = "batch first"
     as_numpy: bool = False
-    guessed: tuple[str, ...] = ()  # parameters whose names say nothing: what they are given is ours
+    guessed: tuple[str, ...] = ()  # parameters whose names say nothing
     table: str = ""  # the shape of cos and sin, where it takes them
-    still: bool = False  # they turn nothing
+    still: bool = False  # cos and sin turn nothing
 
     @property
     def self_only(self) -> bool:
+        """True where queries, keys and values come from one argument."""
         return not {"key", "value", "memory"} & {slot for _, slot in self.slots}
 
     @property
     def memory_only(self) -> bool:
-        """Keys and values come from one argument."""
+        """True where keys and values, but not queries, come from one argument."""
         return not self.self_only and "value" not in {slot for _, slot in self.slots}
 
 
 def plans(subject: Subject) -> list[CallPlan]:
-    """The plans the names of forward's parameters suggest, the likeliest first; annotations are obeyed."""
+    """Return the plans that names and annotations of forward's parameters suggest, the likeliest first."""
     signature = signature_of(subject.body)
     target = getattr(subject.body, "forward", entry_of(subject.body))
     hints = annotations_of(target)
-    found: list[tuple[str, str]] = []  # (parameter, slot)
+    slots: list[tuple[str, str]] = []  # (parameter, slot)
     masks: list[str] = []
     needs: list[str] = []
     constants: list[tuple[str, object]] = []
@@ -177,108 +181,106 @@ def plans(subject: Subject) -> list[CallPlan]:
     guessed: list[str] = []
     switches: list[tuple[str, bool | str]] = []
     optional: set[str] = set()
-    image = _image(list(signature.parameters.values()))
-    given, conditions = subject.arguments, conditions_of(subject.body)
-    for one in signature.parameters.values():
-        if one.name in given:
-            constants.append((one.name, given[one.name]))
+    image = _image_sizes(list(signature.parameters.values()))
+    arguments, conditions = subject.arguments, conditions_of(subject.body)
+    for name, parameter in signature.parameters.items():
+        default = parameter.default
+        if name in arguments:
+            constants.append((name, arguments[name]))
             continue
-        if one.kind is one.VAR_KEYWORD:
+        if parameter.kind is parameter.VAR_KEYWORD:
             continue
-        if one.kind is one.VAR_POSITIONAL:
-            if not found and not unknown:
-                return [
-                    _positional("query key value"),
-                    _positional("x"),
-                    _positional("query key value", True),
-                ]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            if not slots and not unknown:
+                three = tuple((f"{i}", slot) for i, slot in enumerate(("query", "key", "value")))
+                plan = CallPlan(three, positional=True)
+                return [plan, replace(plan, slots=(("0", "x"),)), replace(plan, masks=("3",))]
             continue
-        if one.name in subject.weight_arguments and subject.is_function:
+        if name in subject.weight_arguments and subject.is_function:
             continue
-        required = one.default is one.empty
-        slot, annotation = input_word(one.name), hints.get(one.name, one.annotation)
-        plain = annotation in (int, bool, float, str, "int", "bool", "float", "str") or isinstance(
-            one.default, (bool, int, str)
-        )
-        if one.name in image:
+        required = default is parameter.empty
+        slot, annotation = input_word(name), hints.get(name, parameter.annotation)
+        plain = annotation in PLAIN_ANNOTATIONS or isinstance(default, (bool, int, str))
+        if name in image:
             if required:
-                found.append((one.name, image[one.name]))
-        elif required and not plain and rotation_word(one.name) is not None:
-            found.append((one.name, rotation_word(one.name) or ""))
-        elif one.default is False and (slot == "mask" or size_word(one.name) == "causal"):
-            switches.append((one.name, True))
-        elif (on := _switch(one, annotation, conditions)) is not None:
-            switches.append((one.name, on))
-            constants += [(one.name, not on)] if required else []
+                slots.append((name, image[name]))
+        elif required and not plain and rotation_word(name) is not None:
+            slots.append((name, rotation_word(name) or ""))
+        elif default is False and (slot == "mask" or size_word(name) == "causal"):
+            switches.append((name, True))
+        elif (on := _causal_value(parameter, annotation, conditions)) is not None:
+            switches.append((name, on))
+            constants += [(name, not on)] if required else []
         elif slot in INPUTS and not plain:
-            found.append((one.name, slot))
-            optional |= set() if required else {one.name}
+            slots.append((name, slot))
+            optional |= set() if required else {name}
         elif slot in {"mask", "lengths"} and not plain:
-            masks.append(one.name)
-            needs += [one.name] if required else []
-        elif one.name == "average_attn_weights":
-            constants.append((one.name, False))
+            masks.append(name)
+            needs += [name] if required else []
+        elif name == "average_attn_weights":
+            constants.append((name, False))
         elif required:
-            value, sure = _constant(one, annotation, subject.sizes)
-            guessed += [] if sure else [one.name]
+            value, is_named = _constant(parameter, annotation, subject.sizes)
+            guessed += [] if is_named else [name]
             if value is None:
-                unknown.append(one.name)
+                unknown.append(name)
             elif isinstance(value, str) and value in COUNTS:
-                found.append((one.name, value))
+                slots.append((name, value))
             else:
-                constants.append((one.name, value))
+                constants.append((name, value))
     base = CallPlan((), tuple(constants), tuple(masks), tuple(needs), tuple(switches), guessed=tuple(guessed))
-    made = list(_shapes(base, found, unknown, optional))
-    if "m" in map(bare, needs):  # a mask, or what is attended to
-        others = [replace(one, masks=tuple(n for n in one.masks if bare(n) != "m")) for one in made]
-        short = [name for name in needs if bare(name) == "m"]
-        made += [
-            replace(one, slots=(*one.slots, (short[0], "memory")), needs_mask=tuple(set(needs) - set(short)))
-            for one in others
+    call_plans = list(_possible_plans(base, slots, unknown, optional))
+    if "m" in map(bare, needs):  # it may be a mask, or a memory
+        name = next(name for name in needs if bare(name) == "m")
+        others = tuple({name for name in needs if bare(name) != "m"})
+        call_plans += [
+            replace(
+                plan, slots=(*plan.slots, (name, "memory")), needs_mask=others,
+                masks=tuple(name for name in plan.masks if bare(name) != "m"),
+            )
+            for plan in call_plans
+        ]  # fmt: skip
+    if any(slot in SLOTS for _, slot in slots):
+        call_plans = [
+            replace(plan, table=shape, still=rotations_are_constant())
+            for shape in TABLES
+            for plan in call_plans
         ]
-    if any(slot in SLOTS for _, slot in found):
-        made = [replace(one, table=shape, still=rotations_are_constant()) for shape in TABLES for one in made]
-    return made
+    return call_plans
 
 
-def _switch(
-    one: inspect.Parameter, annotation: object, conditions: Mapping[str, list[object]]
+def _causal_value(
+    parameter: inspect.Parameter, annotation: object, conditions: Mapping[str, list[object]]
 ) -> bool | str | None:
-    """What makes it causal, where the source asks this parameter before it hides the future; else None."""
-    if one.name not in conditions or not may_change_output(one.name):
+    """Return the value of a switch that makes the code causal; None if the source does not show one."""
+    if parameter.name not in conditions or not may_change_output(parameter.name):
         return None
-    if one.default is one.empty:
+    if parameter.default is parameter.empty:
         return True if annotation in (bool, "bool") else None
-    if not isinstance(one.default, (bool, str)):
+    if not isinstance(parameter.default, (bool, str)):
         return None
-    values = other_values(one.default, conditions[one.name])
+    values = other_values(parameter.default, conditions[parameter.name])
     return next((value for value in values if isinstance(value, (bool, str))), None)
 
 
-def _image(every: list[inspect.Parameter]) -> dict[str, str]:
-    """H and W of a vision block: the sequence is an image of so many rows, one column wide."""
-    names = {one.name.lower(): one.name for one in every}
+def _image_sizes(parameters: list[inspect.Parameter]) -> dict[str, str]:
+    """Return the parameters for the height and width of an image: T rows, one column."""
+    names = {parameter.name.lower(): parameter.name for parameter in parameters}
     for pair in (("h", "w"), ("height", "width"), ("hh", "ww"), ("rows", "cols")):
         if all(word in names for word in pair):
             return {names[pair[0]]: "height", names[pair[1]]: "one"}
     words = {"hw", "hwshape", "resolution", "inputresolution", "spatialshape", "gridsize", "grid", "imgsize"}
-    return {one.name: "grid" for one in every if bare(one.name) in words}
-
-
-def _positional(words: str, with_mask: bool = False) -> CallPlan:
-    slots = tuple((f"{i}", slot) for i, slot in enumerate(words.split()))
-    return CallPlan(slots, masks=("3",) if with_mask else (), positional=True)
+    return {parameter.name: "grid" for parameter in parameters if bare(parameter.name) in words}
 
 
 def _constant(parameter: inspect.Parameter, annotation: object, sizes: Sizes) -> tuple[object, bool]:
-    """(a value for a required parameter that takes no tensor, or a count's name; whether its own says so).
+    """Return a value for a required parameter that takes no tensor, and True if its name says so.
 
-    (None, False): it may be a tensor.
+    The value may be the name of a count. (None, False): the parameter may take a tensor.
     """
-    word = size_word(parameter.name)
+    word, name = size_word(parameter.name), bare(parameter.name)
     if word == "length":
-        key = bare(parameter.name).startswith(("k", "s", "mem", "src"))
-        return "key_len" if key else "query_len", True
+        return "key_len" if name.startswith(("k", "s", "mem", "src")) else "query_len", True
     value = {
         "heads": sizes.H,
         "key heads": sizes.H,
@@ -293,28 +295,22 @@ def _constant(parameter: inspect.Parameter, annotation: object, sizes: Sizes) ->
         value = None
     if isinstance(value, str) or (value is not None and fits(value, annotation)):
         return value, True
-    if annotation in (bool, "bool"):
-        return False, False
-    if annotation in (float, "float"):
-        return 1.0, False
-    if annotation in (str, "str"):
-        return "", False
     if annotation in (int, "int"):
-        name = bare(parameter.name)
         if name in {"b", "bsz", "nb"}:
             return "batch", True
-        length = name in {"t", "l", "n", "s"} or name.endswith(("len", "length"))
-        return "query_len" if length else 1, length
-    return None, False
+        is_length = name in {"t", "l", "n", "s"} or name.endswith(("len", "length"))
+        return "query_len" if is_length else 1, is_length
+    constants = {bool: False, "bool": False, float: 1.0, "float": 1.0, str: "", "str": ""}
+    return next((value for key, value in constants.items() if annotation == key), None), False
 
 
-def _shapes(
-    base: CallPlan, found: list[tuple[str, str]], unknown: list[str], optional: set[str]
+def _possible_plans(
+    base: CallPlan, pairs: list[tuple[str, str]], unknown: list[str], optional: set[str]
 ) -> Iterator[CallPlan]:
-    """Plans from what the names say, then from how many there are."""
-    slots = {slot for _, slot in found}
-    sizes = [(name, slot) for name, slot in found if slot not in INPUTS]
-    inputs = [(name, slot) for name, slot in found if slot in INPUTS]
+    """Yield plans by what the names say, then by the number of inputs whose names say nothing."""
+    slots = {slot for _, slot in pairs}
+    sizes = [(name, slot) for name, slot in pairs if slot not in INPUTS]
+    inputs = [(name, slot) for name, slot in pairs if slot in INPUTS]
 
     def plan(pairs: list[tuple[str, str]], mask: str | None = None) -> CallPlan:
         masks = base.masks if mask is None else (mask, *base.masks)
@@ -323,7 +319,7 @@ def _shapes(
         return replace(base, slots=tuple(pairs + sizes), masks=masks, needs_mask=needs, guessed=guessed)
 
     if not unknown:
-        inputs = _untangled(inputs)
+        inputs = _with_consistent_slots(inputs)
         slots = {slot for _, slot in inputs}
         if {"x", "memory"} <= slots or {"query", "memory"} <= slots:
             yield plan(inputs)
@@ -364,8 +360,8 @@ def _shapes(
         yield plan([(inputs[0][0], "query"), (unknown[0], "key"), (unknown[1], "value")])
 
 
-def _untangled(inputs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Names that say query and x, or key without value, in the sense they have beside each other."""
+def _with_consistent_slots(inputs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the inputs with slots that go together: x beside a query is a memory, and so on."""
     slots = [slot for _, slot in inputs]
     if "x" in slots and "query" not in slots and "key" in slots and "value" in slots:
         return [(name, "query" if slot == "x" else slot) for name, slot in inputs]

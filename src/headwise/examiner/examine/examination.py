@@ -1,4 +1,4 @@
-"""Run the learner's code, and write down everything the diagnosis needs."""
+"""Run the learner's code, and record everything that the diagnosis needs as evidence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import FunctionType
 from typing import Any
 
@@ -18,14 +19,22 @@ from torch import Tensor, nn
 
 from ...errors import ArgumentError
 from ..evidence import SWITCHED, Conventions, Evidence, Finding, ProbeCall, Problem
-from ..recipe import Design, ProbeInputs, State, steps_of
+from ..recipe import Design, ProbeInputs, State, Step, steps_of
 from ..source.parsed import unwarned
-from .behaviour import _right, findings, one_length, two_lengths
-from .call_plan import MaskConvention
-from .caller import Caller, inputs_for
+from .behaviour import findings, is_right, one_length, two_lengths
+from .caller import Caller, inputs_for, map_inputs, shift_second_sample
 from .causal_switches import conditions_of, instance_switches, may_change_output, other_values
-from .construction import GUESS, BuildResult, Construction, about_dtype, as_given, by_class, others
-from .constructor import parameters_of
+from .construction import (
+    GUESS,
+    PRECISIONS,
+    BuildResult,
+    Construction,
+    about_dtype,
+    construct_class,
+    other_choices,
+    wrap_object,
+)  # fmt: skip
+from .constructor import Choices, parameters_of, words_of
 from .conventions import Doubt, find_conventions, find_layout, is_causal, visible_keys
 from .environment import CAUGHT, files_of, float64_environment, problem_of
 from .generality import other_sizes
@@ -47,7 +56,7 @@ from .subject import Sizes, fields_of, in_precision, signature_of
 from .vocabulary import bare, builds_causal_mask, size_word, source_texts
 from .wiring import choose_by_fault, find_wiring, projected_elsewhere, wrapped_torch_attention
 
-ASKS = frozenset(
+WEIGHT_SWITCHES = frozenset(
     """needweights outputattention outputattentions returnattention returnattentions returnattentionweights
     returnattn returnattnweights returnscores returnweights""".split()
 )
@@ -55,125 +64,137 @@ BACKWARDS = re.compile(r"revers|backward|right_to_left|rtl", re.IGNORECASE)  # s
 QUIETER = 1 / 300  # from scores of 1e5 and more to some thousands
 
 
-def asks_for_weights(caller: Caller) -> tuple[tuple[str, object], ...]:
-    """A switch that makes it return the weights, if the output stays what it was."""
-    every = signature_of(caller.subject.body).parameters.values()
-    names = [one.name for one in every if bare(one.name) in ASKS and one.default is False]
+def find_weights_switch(caller: Caller) -> tuple[tuple[str, object], ...]:
+    """Return the argument that makes the code return its weights, if the output stays the same with it."""
+    parameters = signature_of(caller.subject.body).parameters.values()
+    names = [x.name for x in parameters if bare(x.name) in WEIGHT_SWITCHES and x.default is False]
     if not names:
         return ()
-    asks = ((names[0], True),)
-    inputs = inputs_for(caller, caller.subject.sizes.long, caller.subject.sizes.long)
+    switch = ((names[0], True),)
+    inputs = inputs_for(caller)
     with torch.no_grad():
         try:
             plain = caller.call(*inputs)
-            with_weights = replace(caller, weights_switch=asks).call(*inputs, with_weights=True)
+            with_weights = replace(caller, weights_switch=switch).call(*inputs, with_weights=True)
         except CAUGHT:
             return ()
     near = caller.subject.tolerance
     same = torch.allclose(plain.output, with_weights.output, rtol=near, atol=1e-3 * near, equal_nan=True)
-    return asks if same and with_weights.weights is not None else ()
+    return switch if same and with_weights.weights is not None else ()
 
 
-def conventions(caller: Caller, causal: bool, returns_weights: bool, said: list[str]) -> Conventions:
-    plan = caller.plan
-    made = Conventions(
+def describe_conventions(
+    caller: Caller, causal: bool, returns_weights: bool, sentences: list[str]
+) -> Conventions:
+    """Return how the code is called, as facts and as sentences; `sentences` are appended."""
+    plan, main = caller.plan, caller.conventions[0] if caller.conventions else None
+    conventions = Conventions(
         arguments=(*(slot for _, slot in plan.slots), *("mask" for _ in caller.conventions)),
         self_only=plan.self_only,
         batch_first=plan.layout != "sequence first",
         always_causal=causal,
         returns_weights=returns_weights,
     )
-    main: MaskConvention | None = caller.conventions[0] if caller.conventions else None
     if main is not None:
-        made.mask_argument, made.mask_kind, made.mask_shape = main.argument, main.kind, main.shape or None
-        made.mask_true_attends = main.true_attends if main.kind in {"bool", "0 and 1"} else None
-    made.words = _words(caller, causal) + said
-    return made
+        conventions.mask_argument, conventions.mask_kind = main.argument, main.kind
+        conventions.mask_shape = main.shape or None
+        conventions.mask_true_attends = main.true_attends if main.kind in {"bool", "0 and 1"} else None
+    conventions.words = _call_sentences(caller, causal) + sentences
+    return conventions
 
 
-def _words(caller: Caller, causal: bool) -> list[str]:
-    plan, words = caller.plan, []
+LAYOUTS = {
+    "one sequence": "it takes one sequence at a time, [T, E]",
+    "heads first": "its inputs are [B, H, T, D]",
+    "heads inside": "its inputs are [B, T, H, D]",
+    "heads in the batch": "its inputs are [B * H, T, D]",
+    "channels first": "its inputs are [B, E, T]",
+    "image": "its inputs are images, [B, E, height, width]: a sequence is one column of pixels",
+    "row by row": "its inputs are [B, rows, T, E]: each row is a sequence of its own",
+    "volume": "its inputs are volumes, [B, E, depth, height, width]: a sequence is one line of voxels",
+}
+
+
+def _call_sentences(caller: Caller, causal: bool) -> list[str]:
+    """Return sentences that say how the code is called."""
+    plan = caller.plan
     names = ", ".join(f"{name} ({slot})" if name != slot else name for name, slot in plan.slots)
-    words.append(f"it is called with {names}")
-    layouts = {
-        "one sequence": "it takes one sequence at a time, [T, E]",
-        "heads first": "its inputs are [B, H, T, D]",
-        "heads inside": "its inputs are [B, T, H, D]",
-        "heads in the batch": "its inputs are [B * H, T, D]",
-        "channels first": "its inputs are [B, E, T]",
-        "image": "its inputs are images, [B, E, height, width]: a sequence is one column of pixels",
-        "row by row": "its inputs are [B, rows, T, E]: each row is a sequence of its own",
-        "volume": "its inputs are volumes, [B, E, depth, height, width]: a sequence is one line of voxels",
-    }
-    if plan.layout in layouts:
-        words.append(layouts[plan.layout])
-    turning = ", ".join(name for name, slot in plan.slots if slot in SLOTS)
-    if turning:
-        told = ZEROS if plan.table == ADDED else STILL if plan.still else TOLD
-        words.append(told.format(names=turning, shape=plan.table))
-    for way in caller.conventions:
-        if way.kind == "switch":
-            words.append(f"{way.argument}={way.on!r} hides the future")
-        elif way.kind == "lengths":
-            words.append(f"{way.argument} says how many keys may be seen, {way.shape}")
-        elif way.kind == "added":
-            words.append(
-                f"{way.argument} is added to the scores, {way.shape}: 0 where a key may be seen, else -inf"
+    sentences = [f"it is called with {names}"]
+    if plan.layout in LAYOUTS:
+        sentences.append(LAYOUTS[plan.layout])
+    rotations = ", ".join(name for name, slot in plan.slots if slot in SLOTS)
+    if rotations:
+        template = ZEROS if plan.table == ADDED else STILL if plan.still else TOLD
+        sentences.append(template.format(names=rotations, shape=plan.table))
+    for convention in caller.conventions:
+        argument, kind, shape = convention.argument, convention.kind, convention.shape
+        if kind == "switch":
+            sentences.append(f"{argument}={convention.on!r} hides the future")
+        elif kind == "lengths":
+            sentences.append(f"{argument} says how many keys may be seen, {shape}")
+        elif kind == "added":
+            sentences.append(
+                f"{argument} is added to the scores, {shape}: 0 where a key may be seen, else -inf"
             )
         else:
-            one = "True" if way.kind == "bool" else "1"
-            does = "may be seen" if way.true_attends else "is hidden"
-            words.append(f"{way.argument} is {way.kind}, {way.shape}: {one} where a key {does}")
+            true, effect = (
+                "True" if kind == "bool" else "1",
+                "may be seen" if convention.true_attends else "is hidden",
+            )
+            sentences.append(f"{argument} is {kind}, {shape}: {true} where a key {effect}")
     if causal:
-        words.append("it is always causal: no position sees those after it")
-    return words
+        sentences.append("it is always causal: no position sees those after it")
+    return sentences
 
 
-def begun(obj: object, source: str | None, path: str | None) -> Evidence:
-    """Evidence of this, with nothing in it yet but what it is and where it stands."""
+def new_evidence(obj: object, source: str | None, path: str | None) -> Evidence:
+    """Return evidence that holds only the name, kind and place of the code."""
     name = getattr(obj, "__name__", None) or type(obj).__name__
     evidence = Evidence(name, "function" if _is_function(obj) else "class", path, source)
     evidence.first_line = _first_line(obj, name, source)
     return evidence
 
 
-def understand_whole(
+def examine_attention(
     obj: object,
     source: str | None = None,
     path: str | None = None,
     roles: dict[str, str] | None = None,
     embed_dim: int | None = None,
     num_heads: int | None = None,
-    given: Mapping[str, object] | None = None,
+    arguments: Mapping[str, object] | None = None,
     bind: Callable[..., object] | None = None,
 ) -> tuple[Evidence, Caller | None]:
-    """The evidence, and what calls the code, where it could be called.
+    """Examine code that computes attention; return the evidence and a caller, None where it cannot be called.
 
     Args:
-        given: what was asked for by name, as `known` has it.
-        bind: makes what is called out of a method that was taken from its class.
+        arguments: values that the user passed by name, after `checked_arguments`.
+        bind: returns what is called for a method that was taken from its class.
     """
-    evidence = begun(obj, source, path)
+    evidence = new_evidence(obj, source, path)
     texts = source_texts(obj, source)  # before anything runs: parsing is not for other threads to see
     is_class, is_function = isinstance(obj, type), _is_function(obj)
     caller = None
     with float64_environment():
         try:
             if bind is not None:
-                obj = bind(obj, evidence, given, embed_dim, num_heads)
-            asked = _Request(obj, roles, embed_dim, num_heads, is_class, is_function, given or {}, texts)
-            caller = _examine(evidence, asked)
+                obj = bind(obj, evidence, arguments, embed_dim, num_heads)
+            request = _Request(
+                obj, roles, embed_dim, num_heads, is_class, is_function, arguments or {}, texts
+            )
+            caller = _examine(evidence, request)
         except CAUGHT as error:  # ours or theirs, the report says what there is
             evidence.problems.append(problem_of(error, "call", files_of(obj)))
     return evidence, caller
 
 
 def _is_function(obj: object) -> bool:
-    is_thing = isinstance(obj, (type, nn.Module))
-    return inspect.isroutine(obj) or (not is_thing and hasattr(obj, "__code__"))
+    is_module = isinstance(obj, (type, nn.Module))
+    return inspect.isroutine(obj) or (not is_module and hasattr(obj, "__code__"))
 
 
 def _first_line(obj: object, name: str, source: str | None) -> int | None:
+    """Return the first line of the code in its file, or None."""
     try:
         owner = obj if inspect.isclass(obj) or inspect.isroutine(obj) else type(obj)
         with unwarned():
@@ -185,41 +206,41 @@ def _first_line(obj: object, name: str, source: str | None) -> int | None:
             tree = ast.parse(source or "")
     except SyntaxError:
         return None
-    lines = [
-        node.lineno
-        for node in ast.walk(tree)
-        if getattr(node, "name", None) == name and hasattr(node, "lineno")
-    ]
-    return lines[0] if lines else None
+    nodes = (node for node in ast.walk(tree) if getattr(node, "name", None) == name)
+    return next((node.lineno for node in nodes if hasattr(node, "lineno")), None)
 
 
-def known(obj: object, arguments: Mapping[str, object] | None) -> Mapping[str, object]:
-    """What is to be passed, if there are parameters of these names."""
+def checked_arguments(obj: object, arguments: Mapping[str, object] | None) -> Mapping[str, object]:
+    """Return the arguments that the user passed by name.
+
+    Raises:
+        ArgumentError: the code has no parameter of such a name.
+    """
     if not arguments:
         return {}
-    known: list[str] = []
-    owners = [obj.__init__, getattr(obj, "forward", None)] if isinstance(obj, type) else [obj]  # type: ignore[misc]
-    if not isinstance(obj, type) and not inspect.isroutine(obj):
-        owners = [getattr(obj, "forward", obj)]
-    config = False
-    for owner in owners:
-        every = list(inspect.signature(owner).parameters.values()) if callable(owner) else []
-        if any(one.kind is one.VAR_KEYWORD for one in every):
-            return arguments
-        known += [one.name for one in every if one.name != "self"]
-        config = config or any(size_word(one.name) == "config" for one in every)
+    owners = [getattr(obj, "forward", obj)]
+    if isinstance(obj, type):
+        owners = [obj.__init__, getattr(obj, "forward", None)]  # type: ignore[misc]
+    elif inspect.isroutine(obj):
+        owners = [obj]
+    parameters = [
+        x for owner in owners if callable(owner) for x in inspect.signature(owner).parameters.values()
+    ]
+    names = [parameter.name for parameter in parameters if parameter.name != "self"]
+    takes_any = any(x.kind is x.VAR_KEYWORD or size_word(x.name) == "config" for x in parameters)
     for name in arguments:
-        if name not in known and not config:
-            owned = getattr(obj, "__name__", type(obj).__name__)
+        if name not in names and not takes_any:
+            owner_name = getattr(obj, "__name__", type(obj).__name__)
+            names_text = ", ".join(names) or "none"
             raise ArgumentError(
-                f"arguments must name parameters of {owned}: {name!r}; it has {', '.join(known) or 'none'}"
+                f"arguments must name parameters of {owner_name}: {name!r}; it has {names_text}"
             )
     return arguments
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What is to be examined, and how it was asked for."""
+    """The object to examine, and what the user passed about it."""
 
     obj: Any
     roles: dict[str, str] | None
@@ -227,367 +248,407 @@ class _Request:
     num_heads: int | None
     is_class: bool
     is_function: bool
-    given: Mapping[str, object]
+    arguments: Mapping[str, object]
     texts: list[str]
     containers: set[str] = field(default_factory=set)
 
-    def build(self, **how: Any) -> BuildResult:
-        """Build it; how: `ways`, `manners`."""
+    def build(
+        self,
+        choices: list[tuple[Sizes, Choices]] | None = None,
+        precisions: tuple[str, ...] = PRECISIONS,
+    ) -> BuildResult:
+        """Construct a class with one of these choices, or wrap an instance or a function."""
+        sizes = self.embed_dim, self.num_heads
         if self.is_class:
-            return by_class(
-                self.obj, self.embed_dim, self.num_heads, self.given, containers=self.containers, **how
-            )
-        how.pop("ways", None)
-        return as_given(self.obj, self.embed_dim, self.num_heads, self.is_function, self.given, **how)
+            return construct_class(self.obj, *sizes, self.arguments, choices, precisions, self.containers)
+        return wrap_object(self.obj, *sizes, self.is_function, self.arguments, precisions)
 
 
-def _examine(evidence: Evidence, asked: _Request) -> Caller | None:
-    """Build and look; and look again where what was seen may be owed to us and not to the code."""
-    built = asked.build()
-    evidence.built, evidence.tried = built.text, built.tried
+def _examine(evidence: Evidence, request: _Request) -> Caller | None:
+    """Build the code and gather evidence; in other ways while differences may be due to the examiner."""
+    built = request.build()
+    evidence.built, evidence.tried = built.text, built.attempts
     if built.caller is None:
         if built.problem is not None:
             evidence.problems.append(built.problem)
         return None
-    caller = _look(evidence, built, asked)
-    if _right(evidence):
-        return _elsewhere(evidence, built, asked) or caller
-    turns = caller.plan.table or _rotations(built.recipe)
-    if turns and not any(one.key == "rope" for one in evidence.designs):
+    caller, construction = _gather_evidence(evidence, built, request), built.construction
+    if is_right(evidence):
+        return _examine_other_sizes(evidence, built, request) or caller
+    uses_rotation = caller.plan.table or _stand_in_rotations(construction)
+    if uses_rotation and not any(design.key == "rope" for design in evidence.designs):
         with constant_rotations():
-            again = _again(evidence, asked, lambda other: other.weights is not None)
+            again = _examine_again(evidence, request, _has_weights)
         if again is not None:
             return again
-    recipe = built.recipe
-    if _otherwise_in_single(caller, recipe, asked) or _dtypes(evidence):
-        same = [(recipe.sizes, recipe.constructor.choice)] if recipe and recipe.constructor else None
-        again = _again(evidence, asked, lambda other: not _dtypes(other), manners=("single",), ways=same)
+    if _differs_in_float32(caller, construction, request) or _has_dtype_problem(evidence):
+        again = _examine_again(
+            evidence,
+            request,
+            lambda other: not _has_dtype_problem(other),
+            _same_choice(construction),
+            ("single",),
+        )
         if again is not None:
             return again
-    if recipe is None or recipe.constructor is None:
+    if construction is None:
         return caller
-    choice = recipe.constructor.choice
+    choice, made_up = construction.constructor.choice, construction.constructor.made_up
     if evidence.weights is None and choice.few_keys:
-        ways = [(recipe.sizes, replace(choice, few_keys=False))]
-        again = _again(evidence, asked, lambda other: other.weights is not None, ways=ways)
+        choices = [(construction.sizes, replace(choice, few_keys=False))]
+        again = _examine_again(evidence, request, _has_weights, choices)
         if again is not None:
             return again
-    for way in others(recipe):
-        again = _again(evidence, asked, _right, ways=[way])
+    for other in other_choices(construction):
+        again = _examine_again(evidence, request, is_right, [other])
         if again is not None:
             return again
-    if recipe.constructor.made_up and _depends(caller, recipe, asked):
-        said = ", ".join(f"{name}={value!r}" for name, value in recipe.constructor.made_up.items())
-        message = f"{said} was made up, and the output depends on it"
+    if made_up and _depends_on_made_up(caller, construction, request):
+        values = ", ".join(f"{name}={value!r}" for name, value in made_up.items())
+        message = f"{values} was made up, and the output depends on it"
         evidence.problems = [Problem("build", GUESS, message)]
         evidence.weights, evidence.findings, evidence.calls = None, [], []
     return caller
 
 
-def _elsewhere(evidence: Evidence, built: BuildResult, asked: _Request) -> Caller | None:
-    """Build it again with fewer and with more heads; where it is wrong there, that evidence replaces this."""
-    if evidence.designs or asked.given or asked.embed_dim or asked.num_heads or built.caller is None:
+def _has_weights(evidence: Evidence) -> bool:
+    return evidence.weights is not None
+
+
+def _same_choice(construction: Construction | None) -> list[tuple[Sizes, Choices]] | None:
+    return None if construction is None else [(construction.sizes, construction.constructor.choice)]
+
+
+def _examine_other_sizes(evidence: Evidence, built: BuildResult, request: _Request) -> Caller | None:
+    """Examine right code with fewer and more heads; evidence that it is wrong there replaces this."""
+    construction, caller, own = built.construction, built.caller, evidence.conventions
+    if evidence.designs or request.arguments or request.embed_dim or request.num_heads or caller is None:
         return None
-    recipe, made = built.recipe, evidence.conventions
-    if asked.is_class:
-        if recipe is None or recipe.constructor is None or not (recipe.heads_given and recipe.width_given):
+    if request.is_class:
+        if construction is None or not (construction.takes("heads") and construction.takes("width")):
             return None
-    elif built.caller.subject.parameters or not isinstance(asked.obj, FunctionType) or asked.obj.__closure__:
+    elif caller.subject.parameters or not isinstance(request.obj, FunctionType) or request.obj.__closure__:
         return None  # a method, or a function in another, has sizes of its own
 
-    def differs(other: Evidence) -> bool:
-        """Every probe gave other numbers, in the same way; what raises may be owed to our sizes."""
-        answered = all(call.output is not None for call in other.calls)
-        alike = other.weights is not None and replace(other.conventions, words=[]) == replace(made, words=[])
-        fixed = any(one.fault == "hard-coded heads" for one in other.findings)
-        return alike and answered and not other.problems and (fixed or not _right(other))
+    def is_wrong(other: Evidence) -> bool:
+        """Return True if every probe ran, called in the same way, and numbers are wrong."""
+        ran = not other.problems and all(call.output is not None for call in other.calls)
+        alike = other.weights is not None and replace(other.conventions, words=[]) == replace(own, words=[])
+        fixed = any(finding.fault == "hard-coded heads" for finding in other.findings)
+        return alike and ran and (fixed or not is_right(other))
 
     raised: list[str] = []
-    every = other_sizes(recipe)
-    if (wrong := _groups_that_raise(asked, recipe, every[-1])) is not None:
-        evidence.findings.append(wrong)
+    candidates = other_sizes(construction)
+    if (finding := _groups_that_raise(request, construction, candidates[-1])) is not None:
+        evidence.findings.append(finding)
         return None
-    for sizes in every:
-        how: dict[str, Any] = {}
-        there = asked
-        if recipe is not None and recipe.constructor is not None:
-            how = {"ways": [(sizes, recipe.constructor.choice)], "manners": (recipe.manner,)}
+    for sizes in candidates:
+        choices, precisions, resized = None, PRECISIONS, request
+        if construction is not None:
+            choices, precisions = [(sizes, construction.constructor.choice)], (construction.precision,)
         else:
-            there = replace(asked, embed_dim=sizes.E, num_heads=sizes.H)
-        found: Projections | None = None
+            resized = replace(request, embed_dim=sizes.E, num_heads=sizes.H)
+        projections: Projections | None = None
         with contextlib.suppress(*CAUGHT):
-            again = there.build(**how)
-            if again.caller is not None:
-                other, _ = find_layout(again.caller, "\n".join(asked.texts))
-                found = find_roles(other, _truth(other, made.always_causal), None)
-        if found is None:
+            again = resized.build(choices, precisions).caller
+            if again is not None:
+                again, _ = find_layout(again, "\n".join(request.texts))
+                projections = find_roles(again, _reference_calls(again, own.always_causal), None)
+        if projections is None:
             raised.append(f"{sizes.H} heads of {sizes.E} channels")
-        elif not found.proven or found.hard_coded:
-            caller = _again(evidence, there, differs, **how)
+        elif not projections.proven or projections.hard_coded:
+            caller = _examine_again(evidence, resized, is_wrong, choices, precisions)
             if caller is not None:
                 return caller
-    if len(raised) == len(every):
-        detail = (
-            f"with {' and with '.join(raised)} it raises: it was asked with {evidence.num_heads} heads alone"
-        )
+    if len(raised) == len(candidates):
+        detail = f"with {' and with '.join(raised)} it raises: only {evidence.num_heads} heads were examined"
         evidence.findings.append(Finding("other sizes", "unknown", detail))
     return None
 
 
-def _groups_that_raise(asked: _Request, recipe: Construction | None, sizes: Sizes) -> Finding | None:
-    """A call that raises where groups of query heads that share keys are another size than their number."""
-    if recipe is None or recipe.constructor is None or not recipe.constructor.choice.few_keys:
+def _groups_that_raise(request: _Request, construction: Construction | None, sizes: Sizes) -> Finding | None:
+    """Find code that raises where the size of a group of query heads is not the number of groups."""
+    if construction is None or not construction.constructor.choice.few_keys:
         return None
-    fields = recipe.constructor.told.fields if recipe.constructor.told is not None else {}
-    names = [one.name for one in parameters_of(recipe.constructor.cls)]
-    names += [path.rpartition(".")[2] for path in fields]
-    if not any(size_word(name) == "key heads" for name in names):
+    constructor = construction.constructor
+    fields = constructor.values.fields if constructor.values is not None else {}
+    words = words_of(constructor.cls) | {size_word(path.rpartition(".")[2]) for path in fields}
+    if "key heads" not in words:
         return None
-    built = asked.build(ways=[(sizes, recipe.constructor.choice)], manners=(recipe.manner,))
-    problem = built.problem
+    problem = request.build([(sizes, constructor.choice)], (construction.precision,)).problem
     if problem is None or (problem.stage, problem.kind) != ("call", "RuntimeError") or problem.line is None:
         return None
     detail = f"built with {sizes.H} heads over {sizes.H // 4} of keys, it raises: {problem.message}"
     return Finding("other sizes", "wrong", detail, "groups repeated wrong times", problem.line)
 
 
-def _otherwise_in_single(caller: Caller, recipe: Construction | None, asked: _Request) -> bool:
-    """Whether it computes something else in float32, which is its author's precision: then that counts."""
-    if asked.is_function or not caller.subject.exact or caller.plan.as_numpy or not _steady(caller):
+def _differs_in_float32(caller: Caller, construction: Construction | None, request: _Request) -> bool:
+    """Return True if the code computes something else in float32, the precision of its author."""
+    if (
+        request.is_function
+        or not caller.subject.exact
+        or caller.plan.as_numpy
+        or not _is_deterministic(caller)
+    ):
         return False
-    same = [(recipe.sizes, recipe.constructor.choice)] if recipe and recipe.constructor else None
-    built = asked.build(manners=("single",), ways=same)
-    if built.caller is None:
+    single = request.build(_same_choice(construction), ("single",)).caller
+    if single is None:
         return False
-    single = replace(built.caller, plan=caller.plan, conventions=caller.conventions)
-    with contextlib.suppress(Exception):  # what its constructor drew is drawn otherwise in float32
-        drawn = dict(caller.subject.body.named_parameters())  # its buffers are its own: a mask is one
+    single = replace(single, plan=caller.plan, conventions=caller.conventions)
+    with contextlib.suppress(Exception):  # random parameters differ in float32; buffers (masks) are kept
+        drawn = dict(caller.subject.body.named_parameters())
         single.subject.body.load_state_dict(drawn, strict=False)
-    inputs = inputs_for(single, caller.subject.sizes.long, caller.subject.sizes.long)
+    outputs = _outputs(caller, single)
+    if outputs is None or outputs[0].shape != outputs[1].shape:
+        return False
+    return not _are_close(*outputs, rtol=1e-3, atol=1e-3)
+
+
+def _outputs(*callers: Caller) -> list[Tensor] | None:
+    """Return the output of each caller for the inputs of the last; None where one raises."""
+    inputs = inputs_for(callers[-1])
     with torch.no_grad():
         try:
-            first, second = (one.call(*inputs).output.double() for one in (caller, single))
+            return [caller.output(*inputs) for caller in callers]
         except CAUGHT:
-            return False
-    return first.shape == second.shape and not torch.allclose(
-        first, second, rtol=1e-3, atol=1e-3, equal_nan=True
-    )
+            return None
 
 
-def _dtypes(evidence: Evidence) -> bool:
+def _are_close(a: Tensor, b: Tensor, rtol: float, atol: float = 1e-8) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _has_dtype_problem(evidence: Evidence) -> bool:
     return any(map(about_dtype, [*evidence.problems, *(call.problem for call in evidence.calls)]))
 
 
-def _again(
-    evidence: Evidence, asked: _Request, better: Callable[[Evidence], bool], **how: Any
+def _examine_again(
+    evidence: Evidence,
+    request: _Request,
+    is_better: Callable[[Evidence], bool],
+    choices: list[tuple[Sizes, Choices]] | None = None,
+    precisions: tuple[str, ...] = PRECISIONS,
 ) -> Caller | None:
-    """Built in another way: its evidence in place of the first where it is better."""
+    """Build the code in another way, and replace the evidence if the new one is better."""
     try:
-        built = asked.build(**how)
+        built = request.build(choices, precisions)
         if built.caller is None:
             return None
         other = Evidence(evidence.name, evidence.kind, evidence.path, evidence.source)
         other.first_line, other.built, other.tried = evidence.first_line, built.text, evidence.tried
-        caller = _look(other, built, asked)
+        caller = _gather_evidence(other, built, request)
     except CAUGHT:
         return None
-    if not better(other):
+    if not is_better(other):
         return None
     vars(evidence).update(vars(other))
     return caller
 
 
-def _depends(caller: Caller | None, recipe: Construction, asked: _Request) -> bool:
-    """Whether another value for what was made up gives another output; where it cannot be built, too."""
-    if caller is None:
-        return True
-    inputs = inputs_for(caller, caller.subject.sizes.long, caller.subject.sizes.long)
-    for way in others(recipe)[:1]:
-        built = asked.build(ways=[way], manners=(recipe.manner,))
-        if built.caller is None:
-            return True
-        with torch.no_grad():
-            try:
-                first, second = (
-                    one.call(*inputs).output for one in (caller, replace(built.caller, plan=caller.plan))
-                )
-            except CAUGHT:
-                return True
-        if first.shape != second.shape or not torch.allclose(first, second, rtol=1e-6, equal_nan=True):
+def _depends_on_made_up(caller: Caller, construction: Construction, request: _Request) -> bool:
+    """Return True if another made-up value changes the output, or cannot be used at all."""
+    for choice in other_choices(construction)[:1]:
+        other = request.build([choice], (construction.precision,)).caller
+        outputs = None if other is None else _outputs(replace(other, plan=caller.plan), caller)
+        if outputs is None or not _are_close(*outputs, rtol=1e-6):
             return True
     return False
 
 
-def _look(evidence: Evidence, built: BuildResult, asked: _Request) -> Caller:
-    """How it wants to be called, where its projections are, what it answers."""
-    caller, recipe, roles = built.caller, built.recipe, asked.roles
-    assert caller is not None
-    texts = asked.texts
-    subject = caller.subject
-    written = any(word in text for text in texts for word in ("float32", ".float()"))
-    if (written or not _steady(caller)) and not subject.calm:
-        subject.calm = True
-        try:
-            _steady(caller)
-        except CAUGHT:  # it cannot be kept from its float32
-            subject.calm = False
-    caller, sentence = find_layout(caller, "\n".join(texts))
-    said = [sentence] if sentence else []
-    if rotations := _rotations(recipe):
-        still = isinstance(subject.body, nn.Module) and any(
-            getattr(one, "still", False) for one in subject.body.modules()
+def _gather_evidence(evidence: Evidence, built: BuildResult, request: _Request) -> Caller:
+    """Find how the code is called and where its projections are, then call it with every probe."""
+    assert built.caller is not None
+    construction, texts, subject = built.construction, request.texts, built.caller.subject
+    _leave_out_casts(built.caller, texts)
+    caller, sentence = find_layout(built.caller, "\n".join(texts))
+    sentences = [sentence] if sentence else []
+    if rotations := _stand_in_rotations(construction):
+        modules = subject.body.modules() if isinstance(subject.body, nn.Module) else ()
+        rotations_are_constant = any(getattr(module, "still", False) for module in modules)
+        sentences.append(
+            (STILL_OBJECT if rotations_are_constant else OBJECT).format(names=", ".join(rotations))
         )
-        said.append((STILL_OBJECT if still else OBJECT).format(names=", ".join(rotations)))
-    closed = not caller.plan.masks and not caller.plan.switches and not _switched_off(caller.subject.body)
-    seen = visible_keys(caller)
-    open_ = seen is None or bool(seen.all())  # else it has a pattern, and that is no triangle
-    causal = is_causal(caller, seen)
-    on = None if causal or not open_ else _switched_on(caller, recipe)
-    backwards = any(BACKWARDS.search(name) for name in conditions_of(caller.subject.body))
-    off = on is not None or backwards  # as it was built
-    causal = causal or (closed and open_ and not off and builds_causal_mask(texts, evidence.name))
-    caller.conventions, more = (
-        find_conventions(caller, causal, texts, seen)
-        if caller.plan.masks or caller.plan.switches
-        else ((), [])
-    )
-    said += more
-    caller.weights_switch = asks_for_weights(caller)
-    caller.heads_major = _heads_major(caller)
-    found = find_roles(caller, _truth(caller, causal), roles)
-    if not found.proven:
-        L = caller.subject.sizes.long
-        hidden = causal_mask(1, L, L)[0] if causal else None
-        ours = bool(caller.plan.table or _rotations(recipe))
-        found, evidence.designs = recognise_designs(caller, hidden, found, roles, None if ours else texts)
-    wired: list[Finding] = []
-    if not found.proven and not evidence.designs and not roles and not found.unjudged:
-        truth = _truth(caller, causal)
-        found, wired = find_wiring(caller, found, truth)
-        found = found if wired else choose_by_fault(caller, found, truth)
-    if found.num_heads != caller.subject.sizes.H:
-        sizes = replace(
-            caller.subject.sizes, H=found.num_heads, D=max(1, caller.subject.sizes.E // found.num_heads)
-        )
+    pattern = visible_keys(caller)
+    causal, causal_body = _causality(caller, construction, pattern, texts, evidence.name)
+    if caller.plan.masks or caller.plan.switches:
+        caller.conventions, more = find_conventions(caller, causal, texts, pattern)
+        sentences += more
+    else:
+        caller.conventions = ()
+    caller.weights_switch = find_weights_switch(caller)
+    caller.heads_major = _has_heads_first(caller)
+    projections, wiring = _find_projections(evidence, caller, causal, request, bool(rotations))
+    H = projections.num_heads
+    if H != caller.subject.sizes.H:
+        sizes = replace(caller.subject.sizes, H=H, D=max(1, caller.subject.sizes.E // H))
         caller.subject = replace(caller.subject, sizes=sizes)
-    evidence.designs += _beside(evidence, caller, found)
-    evidence.embed_dim, evidence.num_heads = caller.subject.sizes.E, found.num_heads
-    evidence.roles, evidence.weights = found.roles, found.weights
-    factors = getattr(found, "factors", None)  # of heads that share a smaller projection
-    evidence.origin = origin_of(found.weights, caller.subject.parameters, factors)
-    if found.weights is None:
-        names = ", ".join(list(caller.subject.parameters)[:8]) or "none"
-        message = f"the projections could not be found among its parameters ({names}); pass roles="
-        if found.unjudged:
-            message = f"{found.unjudged} inside: headwise has no equal of it to compare with"
-        evidence.problems.append(Problem("call", "roles", message))
-    evidence.beside = _left_over(evidence, list(caller.subject.parameters))
-    windows = any(one.key == "window" for one in evidence.designs)
-    evidence.calls = probe(caller, causal, seen if windows and not causal else None)
-    if on is not None:
-        evidence.calls += _asked_causal(caller, on)
-    words = {size_word(one.name) for one in parameters_of(type(subject.body))}
-    lengths = one_length(evidence, told=subject.is_function or not words.isdisjoint(("length", "config")))
+    evidence.designs += _designs_without_effect(evidence, caller, projections)
+    _record_projections(evidence, caller, projections)
+    windows = any(design.key == "window" for design in evidence.designs)
+    evidence.calls = probe(caller, causal, pattern if windows and not causal else None)
+    if causal_body is not None:
+        evidence.calls.append(_causal_call(caller, causal_body))
+    takes_length = not words_of(type(subject.body)).isdisjoint(("length", "config"))
+    lengths = one_length(evidence, subject.is_function or takes_length)
     lengths += two_lengths(caller, evidence, texts[0] if texts else "")
-    loud = _without_loud(evidence, caller)
-    _share_first_problem(evidence)
-    returns = any(call.weights is not None for call in evidence.calls)
-    evidence.conventions = conventions(caller, causal, returns, said + found.words)
-    evidence.doubts = [one for one in said if isinstance(one, Doubt)]
-    evidence.findings = wired + lengths + loud + findings(caller, found, evidence, recipe)
+    large_scores = _judge_large_scores(evidence, caller)
+    crashes = [call.problem for call in evidence.calls if call.problem is not None]
+    if crashes and not any(call.output is not None for call in evidence.calls):
+        evidence.problems.append(crashes[0])  # reported once for all probes
+    returns_weights = any(call.weights is not None for call in evidence.calls)
+    sentences += projections.words
+    evidence.conventions = describe_conventions(caller, causal, returns_weights, sentences)
+    evidence.doubts = [sentence for sentence in sentences if isinstance(sentence, Doubt)]
+    evidence.findings = wiring + lengths + large_scores
+    evidence.findings += findings(caller, projections, evidence, construction)
     evidence.findings += [
-        Finding("design", "wrong", one.words, one.fault) for one in evidence.designs if one.fault
+        Finding("design", "wrong", design.words, design.fault) for design in evidence.designs if design.fault
     ]
     return caller
 
 
-def _left_over(evidence: Evidence, names: list[str]) -> list[str]:
-    """Parameters that no projection is made of; what is numbered stands for all its numbers."""
-    used = {re.sub(r"\d+", "0", re.split(r"[\[ ]", one.parameter)[0]) for one in evidence.roles.values()}
-    used |= {re.sub(r"weight$", "bias", one) for one in used}
-    return [name for name in names if re.sub(r"\d+", "0", name) not in used]
+def _leave_out_casts(caller: Caller, texts: list[str]) -> None:
+    """Leave out dropout and casts to float32, for code that casts or is random in evaluation."""
+    subject = caller.subject
+    casts = any(word in text for text in texts for word in ("float32", ".float()"))
+    if (casts or not _is_deterministic(caller)) and not subject.calm:
+        subject.calm = True
+        try:
+            _is_deterministic(caller)
+        except CAUGHT:  # it does not run without its casts
+            subject.calm = False
 
 
-def _heads_major(caller: Caller) -> bool:
-    """Whether weights that come as [B * H, T, S] have the heads first: which rows react to another sample."""
-    sizes = caller.subject.sizes
-    B, H, length = sizes.B, sizes.H, sizes.long
-    inputs = inputs_for(caller, length, length)
+def _causality(
+    caller: Caller, construction: Construction | None, pattern: Tensor | None, texts: list[str], name: str
+) -> tuple[bool, Any]:
+    """Return True if the code is always causal, and an instance that a switch made causal, or None.
+
+    Code that can be causal in no other way, and says that it is, counts as causal even if it hides nothing.
+    """
+    if is_causal(caller, pattern):
+        return True, None
+    if pattern is not None and not bool(pattern.all()):
+        return False, None  # a pattern, and no triangle
+    body = _causal_instance(caller, construction)
+    takes_mask = caller.plan.masks or caller.plan.switches or _has_switch_off(caller.subject.body)
+    backwards = any(BACKWARDS.search(name) for name in conditions_of(caller.subject.body))
+    return not takes_mask and body is None and not backwards and builds_causal_mask(texts, name), body
+
+
+def _find_projections(
+    evidence: Evidence, caller: Caller, causal: bool, request: _Request, has_rotation: bool
+) -> tuple[Projections, list[Finding]]:
+    """Find the projections; where plain attention does not explain the numbers, designs and wrong wiring."""
+    truth = _reference_calls(caller, causal)
+    projections = find_roles(caller, truth, request.roles)
+    wiring: list[Finding] = []
+    if not projections.proven:
+        L = caller.subject.sizes.long
+        hidden = causal_mask(1, L, L)[0] if causal else None
+        texts = None if caller.plan.table or has_rotation else request.texts
+        projections, evidence.designs = recognise_designs(caller, hidden, projections, request.roles, texts)
+    if not projections.proven and not evidence.designs and not request.roles and not projections.unjudged:
+        projections, wiring = find_wiring(caller, projections, truth)
+        if not wiring:
+            projections = choose_by_fault(caller, projections, truth)
+    return projections, wiring
+
+
+def _record_projections(evidence: Evidence, caller: Caller, projections: Projections) -> None:
+    """Write weights, roles and the parameters that no projection uses into the evidence."""
+    evidence.embed_dim, evidence.num_heads = caller.subject.sizes.E, projections.num_heads
+    evidence.roles, evidence.weights = projections.roles, projections.weights
+    parameters = caller.subject.parameters
+    factors = getattr(projections, "factors", None)  # of heads that share a smaller projection
+    evidence.origin = origin_of(projections.weights, parameters, factors)
+    if projections.weights is None:
+        names = ", ".join(list(parameters)[:8]) or "none"
+        message = f"the projections could not be found among its parameters ({names}); pass roles="
+        if projections.unjudged:
+            message = f"{projections.unjudged} inside: headwise has no equal of it to compare with"
+        evidence.problems.append(Problem("call", "roles", message))
+
+    def unnumbered(name: str) -> str:
+        return re.sub(r"\d+", "0", name)
+
+    used = {unnumbered(re.split(r"[\[ ]", role.parameter)[0]) for role in evidence.roles.values()}
+    used |= {re.sub(r"weight$", "bias", name) for name in used}
+    evidence.beside = [name for name in parameters if unnumbered(name) not in used]
+
+
+def _has_heads_first(caller: Caller) -> bool:
+    """Return True if weights come as [H * B, T, S]: by which rows react to another sample 1."""
+    B, H, L = caller.subject.sizes.B, caller.subject.sizes.H, caller.subject.sizes.long
     if caller.plan.layout == "one sequence" or H == 1:
         return False
-    moved = [one.clone() for one in inputs]
-    for one in {id(one): one for one in moved}.values():
-        one[1] += 1.0
-    if caller.plan.self_only:
-        moved = [moved[0]] * 3
-    elif caller.plan.memory_only:
-        moved[2] = moved[1]
+    inputs = inputs_for(caller)
     with torch.no_grad():
         try:
             first, second = (
                 caller.call(*each, with_weights=bool(caller.weights_switch)).weights
-                for each in (inputs, moved)
+                for each in (inputs, map_inputs(inputs, shift_second_sample))
             )
         except CAUGHT:
             return False
-    if first is None or second is None or first.shape != (B, H, length, length):
+    if first is None or second is None or first.shape != (B, H, L, L):
         return False
     changed = ((first - second).abs().amax((2, 3)) > caller.subject.tolerance).flatten()  # [B * H] as it came
     rows = changed.nonzero().flatten().tolist()
     return bool(rows) and rows == list(range(1, B * H, B))
 
 
-def _beside(evidence: Evidence, caller: Caller, found: Projections) -> list[Design]:
-    """Designs that do nothing to the numbers: where the work, or its last step, is done."""
-    wraps = wrapped_torch_attention(caller.subject.body) if found.proven else None
-    plain = found.proven and not evidence.designs and not caller.plan.table
-    elsewhere = rotation_over_another_axis(caller, found) if plain else None
-    lacks = found.guess is not None and not found.guess.weights.get("o")
-    split = projected_elsewhere(evidence.name, evidence.source) if lacks else None
-    adds_queries = any(
-        one.numbers.get("projected") for one in evidence.designs
-    )  # then whoever calls it projects
-    found.elsewhere = split is not None or adds_queries
-    window = long_window(caller) if found.proven else None
-    return [one for one in (wraps, split, window, elsewhere) if one is not None]
+def _designs_without_effect(evidence: Evidence, caller: Caller, projections: Projections) -> list[Design]:
+    """Return designs that leave the numbers as they are, such as an output projection done elsewhere."""
+    wraps = wrapped_torch_attention(caller.subject.body) if projections.proven else None
+    plain = projections.proven and not evidence.designs and not caller.plan.table
+    other_axis = rotation_over_another_axis(caller, projections) if plain else None
+    lacks_output = projections.guess is not None and not projections.guess.weights.get("o")
+    split = projected_elsewhere(evidence.name, evidence.source) if lacks_output else None
+    # whoever calls code that adds queries projects its output
+    adds_queries = any(design.numbers.get("projected") for design in evidence.designs)
+    projections.elsewhere = split is not None or adds_queries
+    window = long_window(caller) if projections.proven else None
+    return [design for design in (wraps, split, window, other_axis) if design is not None]
 
 
-def _rotations(recipe: Construction | None) -> list[str]:
-    return [] if recipe is None or recipe.constructor is None else recipe.constructor.rotations
+def _stand_in_rotations(construction: Construction | None) -> list[str]:
+    return [] if construction is None else construction.constructor.rotations
 
 
-def _switched_on(caller: Caller, recipe: Construction | None) -> Any:
-    """An instance with the switch thrown that hides the future; None where there is no such switch.
+def _causal_instance(caller: Caller, construction: Construction | None) -> Any:
+    """Return an instance with a switch set that hides the future; None if there is no such switch.
 
-    The one that hides something by position; else one that is called causal.
+    A switch that hides something by position comes before one that is only named causal.
     """
-    called, masked = None, bool(caller.plan.masks)
-    for body, causal in _thrown(caller.subject.body, recipe):
-        if masked and not causal:
-            continue  # beside a mask that is handed over only a switch that says causal is asked
+    named_causal = None
+    for body, causal in _switched_instances(caller.subject.body, construction):
+        if caller.plan.masks and not causal:
+            continue  # beside a mask argument, only a switch that is named causal counts
         try:
             in_precision(body, caller.subject.dtype).eval()
             body.load_state_dict(dict(caller.subject.body.named_parameters()), strict=False)
         except CAUGHT:
             continue
-        called = body if causal and called is None else called
-        seen = visible_keys(replace(caller, subject=replace(caller.subject, body=body)))
-        if seen is not None and not bool(seen.all()):
+        named_causal = body if causal and named_causal is None else named_causal
+        pattern = visible_keys(replace(caller, subject=replace(caller.subject, body=body)))
+        if pattern is not None and not bool(pattern.all()):
             return body
-    return called
+    return named_causal
 
 
-def _thrown(body: Any, recipe: Construction | None) -> Iterator[tuple[Any, bool]]:
-    """Instances with one switch at another value each, and whether its name says causal."""
+def _switched_instances(body: Any, construction: Construction | None) -> Iterator[tuple[Any, bool]]:
+    """Yield instances with one switch at another value each, and True if the switch is named causal."""
     if not isinstance(body, nn.Module):
         return
-    if recipe is not None and recipe.constructor is not None and recipe.throw is not None:
-        own = {one.name for one in parameters_of(type(body)) if size_word(one.name) == "causal"}
-        for thrown in recipe.constructor.switches():
-            if any(BACKWARDS.search(name) for name in thrown):
+    if construction is not None:
+        names = {parameter.name for parameter in parameters_of(type(body))}
+        causal_names = {name for name in names if size_word(name) == "causal"}
+        for switches in construction.constructor.switches():
+            if any(BACKWARDS.search(name) for name in switches):
                 continue
             with contextlib.suppress(*CAUGHT):
-                yield recipe.throw(thrown), not own.isdisjoint(thrown)
+                yield construction.make(switches=switches), not causal_names.isdisjoint(switches)
         return
     for i, (_, name, now, compared) in enumerate(instance_switches(body)):
         for value in other_values(now, compared) if may_change_output(name) else ():
@@ -597,68 +658,75 @@ def _thrown(body: Any, recipe: Construction | None) -> Iterator[tuple[Any, bool]
                 yield other, size_word(name) == "causal"
 
 
-def _asked_causal(caller: Caller, body: Any) -> list[ProbeCall]:
-    """The plain probe through an instance that was told to be causal."""
+def _causal_call(caller: Caller, body: Any) -> ProbeCall:
+    """Call an instance that a switch made causal with the plain probe."""
     plan = caller.plan
-    every = signature_of(caller.subject.body).parameters
-    alone = [
+    parameters = signature_of(caller.subject.body).parameters
+    required = tuple(
         (name, slot) for name, slot in plan.slots
-        if slot != "memory" or name not in every or every[name].default is inspect.Parameter.empty
-    ]  # fmt: skip
-    if len(alone) < len(plan.slots):  # a memory that may be left out: what is causal is self-attention
-        plan = replace(plan, slots=tuple(alone))
-    other = replace(caller, plan=plan, subject=replace(caller.subject, body=body))
-    call = probe(other, True)[0]
-    return [replace(call, probe=SWITCHED if caller.conventions else "causal")]
+        if slot != "memory" or name not in parameters or parameters[name].default is inspect.Parameter.empty
+    )  # fmt: skip
+    # where a memory may be left out, what is causal is self-attention
+    other = replace(caller, plan=replace(plan, slots=required), subject=replace(caller.subject, body=body))
+    return replace(probe(other, True)[0], probe=SWITCHED if caller.conventions else "causal")
 
 
-def _without_loud(evidence: Evidence, caller: Caller) -> list[Finding]:
-    """Large scores are for masks that leak; they say nothing about code that is wrong without them."""
+def _judge_large_scores(evidence: Evidence, caller: Caller) -> list[Finding]:
+    """Judge the probe of large scores, and remove it from the evidence unless it says something about a mask.
+
+    It is for masks that leak. It says nothing about code that is wrong without it.
+    """
     loud = evidence.call(LOUD_PROBE) or evidence.call(LOUD_ALONE)
     if loud is None or evidence.weights is None:
         return []
-    others = [call for call in evidence.calls if call is not loud and call.probe != "empty row"]
-    open_ = loud.probe == LOUD_ALONE
-    masked = [call for call in others if (call.inputs.mask is not None or open_) and call.output is not None]
-    truth = [(call.inputs, call.output) for call in masked if call.output is not None]
-    leaves = (
-        not truth or error_of(evidence.weights, evidence.num_heads, truth, steps_of(evidence.designs)) > 1e-5
-    )
-    if not leaves and loud.output is not None and bool(loud.output.isfinite().all()):
-        if _finite_fill(evidence, loud) and _right_below(evidence, caller, loud):
+    truth = [
+        (call.inputs, call.output) for call in evidence.calls
+        if call is not loud and call.probe != "empty row" and call.output is not None
+        and (call.inputs.mask is not None or loud.probe == LOUD_ALONE)
+    ]  # fmt: skip
+    is_wrong = not truth or _error(evidence, truth) > 1e-5
+    if not is_wrong and loud.output is not None and bool(loud.output.isfinite().all()):
+        if _has_finite_fill(evidence, loud) and _is_right_below(evidence, caller, loud):
             evidence.calls.remove(loud)
             detail = "it hides with -1e4 or so: enough for ordinary scores, -inf would do for all"
             return [Finding("hidden scores", "wrong", detail, "finite fill")]
         return []
     evidence.calls.remove(loud)
-    if leaves or loud.output is None:
+    if is_wrong or loud.output is None:
         return []
     detail = "scores beyond 1e5 overflow: subtract each row's largest score before exp, as torch.softmax does"
     return [Finding("large scores", "wrong", detail, "softmax overflows")]
 
 
-def _finite_fill(evidence: Evidence, loud: ProbeCall) -> bool:
-    """Whether -1e4 or so stands in place of hidden scores, or is added to them."""
-    assert evidence.weights is not None and loud.output is not None
-    designed, truth = steps_of(evidence.designs), [(loud.inputs, loud.output)]
-    if loud.inputs.mask is None or error_of(evidence.weights, evidence.num_heads, truth, designed) < 1e-5:
+def _error(
+    evidence: Evidence, truth: list[tuple[ProbeInputs, Tensor]], steps: Mapping[str, Step] | None = None
+) -> float:
+    """Return the largest error of these outputs beside the recipe's; `steps` replace some of its steps."""
+    assert evidence.weights is not None
+    steps = {**steps_of(evidence.designs), **(steps or {})}
+    return error_of(evidence.weights, evidence.num_heads, truth, steps)
+
+
+def _has_finite_fill(evidence: Evidence, loud: ProbeCall) -> bool:
+    """Return True if hidden scores are set to -1e4 or so, or if that is added to them."""
+    assert loud.output is not None
+    truth = [(loud.inputs, loud.output)]
+    if loud.inputs.mask is None or _error(evidence, truth) < 1e-5:
         return False
-    for number in (1e4, 1e5):
-        for added in (False, True):
+    for number, is_added in product((1e4, 1e5), (False, True)):
 
-            def hide(state: State, number: float = number, added: bool = added) -> None:
-                assert state.mask is not None
-                low = state.scaled - number if added else torch.full_like(state.scaled, -number)
-                state.hidden = torch.where(state.mask, state.scaled, low)
+        def hide(state: State, number: float = number, is_added: bool = is_added) -> None:
+            assert state.mask is not None
+            low = state.scaled - number if is_added else torch.full_like(state.scaled, -number)
+            state.hidden = torch.where(state.mask, state.scaled, low)
 
-            steps = {**designed, "hide": hide}
-            if error_of(evidence.weights, evidence.num_heads, truth, steps) < 1e-5:
-                return True
+        if _error(evidence, truth, {"hide": hide}) < 1e-5:
+            return True
     return False
 
 
-def _right_below(evidence: Evidence, caller: Caller, loud: ProbeCall) -> bool:
-    """Whether it hides what it should where scores are in the thousands."""
+def _is_right_below(evidence: Evidence, caller: Caller, loud: ProbeCall) -> bool:
+    """Return True if the code hides what it should where scores are in the thousands."""
     query, key, value, mask = loud.inputs[:4]
     if caller.plan.self_only:
         query = key = value = query * QUIETER**0.5
@@ -666,61 +734,41 @@ def _right_below(evidence: Evidence, caller: Caller, loud: ProbeCall) -> bool:
         query, value = query * QUIETER, key
     else:
         query = query * QUIETER
-    assert evidence.weights is not None
     try:
         with torch.no_grad():
-            output = (
-                caller.call(query, key, value, mask if caller.conventions else None).output.detach().double()
-            )
+            output = caller.output(query, key, value, mask if caller.conventions else None)
     except CAUGHT:
         return False
-    truth = [(ProbeInputs(query, key, value, mask), output)]
-    return error_of(evidence.weights, evidence.num_heads, truth, steps_of(evidence.designs)) < 1e-5
+    return _error(evidence, [(ProbeInputs(query, key, value, mask), output)]) < 1e-5
 
 
-def _share_first_problem(evidence: Evidence) -> None:
-    """Where no probe gave an output, say so once."""
-    crashes = [call.problem for call in evidence.calls if call.problem is not None]
-    if crashes and not any(call.output is not None for call in evidence.calls):
-        evidence.problems.append(crashes[0])
-
-
-def _switched_off(body: object) -> bool:
-    """Whether a switch for a causal mask is off: an attribute, a field, a name of the file."""
+def _has_switch_off(body: object) -> bool:
+    """Return True if a switch for a causal mask is off: an attribute, a field, or a name of the file."""
     owners = body.modules() if isinstance(body, nn.Module) else [body]
-    kept = [(name, value) for one in owners for name, value in getattr(one, "__dict__", {}).items()]
-    kept += [field for _, value in kept if not isinstance(value, nn.Module) for field in fields_of(value)]
+    attributes = [(name, value) for owner in owners for name, value in getattr(owner, "__dict__", {}).items()]
+    attributes += [x for _, value in attributes if not isinstance(value, nn.Module) for x in fields_of(value)]
+    if any(value is False and size_word(name) == "causal" for name, value in attributes):
+        return True
     file = sys.modules.get(type(body).__module__)
-    of_file = (
-        []
-        if file is None
-        else [vars(file).get(name) for name in conditions_of(body) if may_change_output(name)]
-    )
-    return False in [value for value in of_file if isinstance(value, bool)] or any(
-        value is False and size_word(name) == "causal" for name, value in kept
-    )
+    names = [] if file is None else [name for name in conditions_of(body) if may_change_output(name)]
+    return any(vars(file).get(name) is False for name in names)
 
 
-def _steady(caller: Caller) -> bool:
-    """Whether two calls with different seeds agree."""
-    inputs = inputs_for(caller, caller.subject.sizes.long, caller.subject.sizes.long)
+def _is_deterministic(caller: Caller) -> bool:
+    """Return True if two calls with different seeds agree."""
+    inputs = inputs_for(caller)
     with torch.no_grad():
         first, second = (caller.call(*inputs, seed=seed).output for seed in (1, 2))
     return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
-def _truth(caller: Caller, causal: bool) -> list[tuple[ProbeInputs, Tensor]]:
-    """Calls to prove the projections with."""
-    sizes = caller.subject.sizes
-    query, key, value = inputs_for(caller, sizes.long, sizes.long, seed=30)
-    mask = causal_mask(len(query), sizes.long, sizes.long) if causal else None
+def _reference_calls(caller: Caller, causal: bool) -> list[tuple[ProbeInputs, Tensor]]:
+    """Return inputs and output of one call, to prove projections with; nothing where it raises."""
+    L = caller.subject.sizes.long
+    query, key, value = inputs_for(caller, seed=30)
+    mask = causal_mask(len(query), L, L) if causal else None
     with torch.no_grad():
         try:
-            return [
-                (
-                    ProbeInputs(query, key, value, mask),
-                    caller.call(query, key, value).output.detach().double(),
-                )
-            ]
+            return [(ProbeInputs(query, key, value, mask), caller.output(query, key, value))]
         except CAUGHT:
             return []

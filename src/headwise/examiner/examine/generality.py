@@ -35,10 +35,10 @@ MORE_HEADS = ((80, 8, 5, 13, 11), (96, 8, 5, 11, 7))
 WIDER_VALUES = 3  # channels more than a query's
 
 
-def other_sizes(recipe: Construction | None) -> list[Sizes]:
+def other_sizes(construction: Construction | None) -> list[Sizes]:
     """Fewer heads and more; widths drawn anew: a constant fits these by chance only."""
     drawn = random.SystemRandom()
-    usual = Sizes() if recipe is None else recipe.sizes
+    usual = Sizes() if construction is None else construction.sizes
     found = []
     for rows in (FEWER_HEADS, MORE_HEADS):
         width, heads, batch, longest, shorter = drawn.choice(rows)

@@ -26,7 +26,7 @@ from ..evidence import Evidence, Finding, StepAnswer
 from ..examine.construction import GUESS
 from ..examine.conventions import layout_words
 from ..examine.environment import CAUGHT, files_of, problem_of
-from ..examine.examination import understand_whole
+from ..examine.examination import examine_attention
 from ..examine.subject import widths_of
 from ..examine.vocabulary import input_word
 from ..faults import FAULTS as OF_WHOLES
@@ -379,7 +379,7 @@ def _examine_inside(body: nn.Module, evidence: Evidence) -> None:
     for kind, path, module in _parts(body):
         if kind != "attention" or isinstance(module, nn.MultiheadAttention):
             continue
-        inside, _ = understand_whole(module, evidence.source, evidence.path)
+        inside, _ = examine_attention(module, evidence.source, evidence.path)
         report = judge_whole(inside)
         name = f"attention inside ({path})"
         if report.faults:
@@ -784,7 +784,7 @@ def examine_scores(callee: Callee, evidence: Evidence, wanted: Wanted) -> None:
 def _examine_as_attention(callee: Callee, evidence: Evidence, wanted: Wanted) -> None:
     """Examine the function, times v, as an attention, and merge that into its evidence."""
     whole = _TimesValues(callee.body, evidence.step == "scores")
-    whole_evidence, again = understand_whole(
+    whole_evidence, again = examine_attention(
         whole, evidence.source, evidence.path, None, wanted.embed_dim, wanted.num_heads
     )
     conventions = whole_evidence.conventions

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..evidence import Evidence, Finding, Role, StepAnswer
-from ..examine.construction import GUESS, recipes
+from ..examine.construction import GUESS, construction_choices
 from ..examine.constructor import Constructor, parameters_of
 from ..examine.environment import CAUGHT, Unreadable, files_of, problem_of
 from ..examine.environment import seed as sow
@@ -382,7 +382,7 @@ def instances(cls: type, evidence: Evidence, wanted: Wanted) -> Iterator[tuple[A
     arguments, failed = dict(wanted.arguments or {}), None
     own = {each.name for each in parameters_of(cls)}
     constructor_arguments = {name: value for name, value in arguments.items() if name in own or "." in name}
-    for sizes, choice in recipes(cls, wanted.embed_dim, wanted.num_heads, arguments):
+    for sizes, choice in construction_choices(cls, wanted.embed_dim, wanted.num_heads, arguments):
         maker = Constructor(cls, sizes, choice, constructor_arguments)
         try:
             sow(0)
