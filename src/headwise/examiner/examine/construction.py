@@ -222,8 +222,8 @@ def _attempt(
     for sizes in _possible_sizes(body, construction):
         subject = Subject(
             body, files, sizes, heads_given=construction.takes("heads"), make=construction.make,
-            fresh=constructor.make, loose_dtypes=own_dtypes, calm=precision == "calm", dtype=_DTYPES[precision],
-            arguments=passed,
+            fresh=constructor.make, loose_dtypes=own_dtypes, calm=precision == "calm",
+            dtype=_DTYPES[precision], arguments=passed,
         )  # fmt: skip
         caller, problem = _settled_caller(subject)
         if caller is not None:
@@ -356,7 +356,8 @@ def wrap_object(
         for candidate in [*sizes, *_shorter_sizes(body, sizes[0])]:
             subject = Subject(
                 body, files, candidate, heads_given=heads is not None, fresh=lambda: copy.deepcopy(obj),
-                loose_dtypes=own_dtypes, calm=precision == "calm", dtype=_DTYPES[precision], arguments=arguments,
+                loose_dtypes=own_dtypes, calm=precision == "calm", dtype=_DTYPES[precision],
+                arguments=arguments,
             )  # fmt: skip
             caller, problem = _settled_caller(subject)
             if caller is not None:
