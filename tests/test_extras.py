@@ -52,8 +52,8 @@ NO_WATCH = {
 }
 # Of a missing import in a file that is checked: it is theirs, and said to be.
 THEIR_OWN = (
-    "exit 2:   Judged: MultiHeadAttention (line 7)\n\n"
-    "? MultiHeadAttention was not judged: neither right nor wrong\n\n"
+    "exit 2:   Judged: MultiHeadAttention (line 7).\n\n"
+    "? MultiHeadAttention was not judged\n\n"
     "  Why  Line 3, `import a_library_nobody_has`: the package a_library_nobody_has is not installed"
 )
 

@@ -159,19 +159,18 @@ def test_a_right_one_is_short_and_happy(show: Rendering) -> None:
     said = flat(show(right()))
     assert said.startswith("✓ MyAttention computes what torch's class computes, to 4e-16. Well done!")
     for words in (
-        "2 probes",
-        "at most 4.4e-16 apart",
+        "2 test inputs with torch.nn.MultiheadAttention, largest difference 4e-16",
         "plain, causal",
         "forward(x), batch first",
         "queries W_q.weight",
-        "output W_o (kept as [in, out])",
-        "found by names and gradients",
+        "output W_o (stored as [in, out])",
+        "identified by names and gradients",
         "input left unmodified",
-        "Different, but equal",
+        "Differences that are not mistakes",
         "q is scaled before the product",
         "Could not be judged",
         "masks: it takes none",
-        "in mha.py in 1.3 s, behind these protections: user namespace, Landlock 6, limits.",
+        "in mha.py in 1.3 s, with these protections: user namespace, Landlock 6, limits.",
     ):
         assert words in said
     assert "✗" not in said
@@ -213,7 +212,7 @@ def test_a_wrong_one_begins_with_what_is_wrong(show: Rendering) -> None:
 @pytest.mark.parametrize("hint", [1, 2, 3])
 def test_a_hint_gives_no_more_than_it_should(show: Rendering, hint: int) -> None:
     said = flat(show(wrong(), hint))
-    assert said.startswith("✗ MyAttention is not yet the same as torch.nn.MultiheadAttention")
+    assert said.startswith("✗ MyAttention does not yet compute the same as torch.nn.MultiheadAttention")
     for at, words in enumerate(HINTS, 1):
         assert (words in said) == (at <= hint)
     fault = SCALE
@@ -290,7 +289,7 @@ def test_what_to_pass_is_said_for_projections_and_packages() -> None:
     assert "--role q=NAME --role k=NAME" in report.counsel_for_files[0]
     assert 'roles={"q": NAME' in report.counsel[0] and "roles=" not in report.summary
     report = unjudged("No module named 'einops'", "ModuleNotFoundError")
-    assert report.counsel == ["install what it imports, where headwise runs: pip install einops"]
+    assert report.counsel == ["install the missing package beside headwise: pip install einops"]
 
 
 @RENDERINGS
@@ -302,24 +301,24 @@ def test_designs_and_what_cannot_be_told_apart_are_said_in_a_sentence_each(show:
     report = wrong()
     report.alike = ["scaled twice", "no scale and softmax twice"]
     words = " ".join(show(report).split())
-    assert "it cannot be told from scaled twice, no scale and softmax twice" in words
+    assert "would give the same output: scaled twice, no scale and softmax twice" in words
 
 
 @RENDERINGS
 def test_two_faults_are_both_told(show: Rendering) -> None:
     said = flat(show(wrong(SCALE, MERGE)))
-    assert said.startswith("✗ 2 faults: scale by d_model, and merge without transpose")
+    assert said.startswith("✗ 2 mistakes: scale by d_model, and merge without transpose")
     for fault in (SCALE, MERGE):
         assert said.count(fault.title) == 1 and flat(fault.repair) in said
     hinted = flat(show(wrong(SCALE, MERGE), 1))
-    assert "2 things to find" in hinted
+    assert "2 mistakes to find" in hinted
     assert SCALE.hints[0] in hinted and MERGE.hints[0] in hinted
     assert SCALE.hints[1] not in hinted and MERGE.hints[1] not in hinted and MERGE.key not in hinted
 
 
 def test_two_faults_of_one_name_are_told_by_their_titles() -> None:
     twice = [Named("undefined name", f"{name} is never defined", "", "", HINTS, "", "") for name in "FG"]
-    assert as_plain(wrong(*twice)).startswith("✗ 2 faults: F is never defined, and G is never defined\n")
+    assert as_plain(wrong(*twice)).startswith("✗ 2 mistakes: F is never defined, and G is never defined\n")
 
 
 def test_a_repair_of_several_lines_keeps_its_lines() -> None:
@@ -335,14 +334,14 @@ def test_an_exception_is_told_once_and_explained(show: Rendering) -> None:
     said = flat(show(stopped()))
     assert said.startswith("✗ Line 20, `o.view(B, T, E)`: view needs numbers that lie one after another")
     assert said.count("RuntimeError at line 20 while it was being called") == 1
-    assert "(probes: plain, self, causal and 1 more): view size is not compatible." in said
+    assert "(test inputs: plain, self, causal and 1 more): view size is not compatible." in said
     assert said.count("Use reshape there.") == 1
 
 
 @RENDERINGS
 def test_hints_for_an_exception_climb_from_where_to_what_it_means(show: Rendering) -> None:
     one, two, three = (flat(show(stopped(), hint)) for hint in (1, 2, 3))
-    assert one.startswith("✗ MyAttention stops before it can be compared")
+    assert one.startswith("✗ MyAttention raises an exception")
     assert "line 20" in one and "not compatible" not in one and "one after another" not in one
     assert "not compatible" in two and "one after another" not in two
     assert "one after another" in three and "Use reshape" not in three
@@ -354,9 +353,9 @@ def test_an_undefined_name_is_told_once() -> None:
     report.problems = [Problem("import", "NameError", "name 'F' is not defined", 3)]
     report.explained = ["line 3 uses F"]
     said = as_plain(report)
-    assert "import F" in said and "NameError" not in said and "What stopped it" not in said
+    assert "import F" in said and "NameError" not in said and "Exceptions" not in said
     report.errors = {}
-    assert "stops before it can be compared" in as_plain(report, 1)
+    assert "raises an exception" in as_plain(report, 1)
 
 
 def test_what_is_wrong_beside_the_numbers() -> None:
@@ -379,8 +378,8 @@ def test_what_has_no_name_has_no_hint() -> None:
         "MyAttention", ok=False, summary="MyAttention computes something else", errors={"plain": math.inf}
     )
     assert as_plain(report).startswith("✗ MyAttention computes something else\n")
-    assert "infinitely far" in as_plain(report)
-    assert "there is no hint" in flat(as_plain(report, 1))
+    assert "plain infinite" in as_plain(report)
+    assert "there are no hints" in flat(as_plain(report, 1))
 
 
 @RENDERINGS

@@ -239,7 +239,7 @@ def test_a_repair_is_shown_once_the_file_passed_with_it(tmp_path: Path, one_temp
     assert named.tried is True
     text = str(report)
     assert "weights = scores.softmax(-1)" in " ".join(text.split())
-    assert "with this line the file passes" in " ".join(text.split())
+    assert "with this repair the file passes" in " ".join(text.split())
     assert (tmp_path / "attention.py").read_text("utf-8") == DROPPED.replace("{}", "scores.softmax(-2)")
 
 

@@ -178,15 +178,15 @@ def test_code_for_another_framework_is_not_judged_in_one_sentence(
 ROPE = {
     "cos, sin": (
         "        q, k = q * cos + half(q) * sin, k * cos + half(k) * sin\n",
-        "right within its design",
+        "a correct variant",
     ),
     "position_embeddings": (
         "        cos, sin = (one.unsqueeze(1) for one in position_embeddings)\n"
         "        q, k = q * cos + half(q) * sin, k * cos + half(k) * sin\n",
-        "right within its design",
+        "a correct variant",
     ),
-    "freqs_cis": ("        q, k = turn(q, freqs_cis), turn(k, freqs_cis)\n", "right within its design"),
-    "cos, sin, ": ("        q, k = q * cos + pairs(q) * sin, k * cos + pairs(k) * sin\n", "computes what"),
+    "freqs_cis": ("        q, k = turn(q, freqs_cis), turn(k, freqs_cis)\n", "a correct variant"),
+    "cos, sin, ": ("        q, k = q * cos + pairs(q) * sin, k * cos + pairs(k) * sin\n", "the same as"),
 }
 TURNS = """def half(x):
     one, two = x.chunk(2, -1)
@@ -218,7 +218,7 @@ def test_tables_of_a_rotation_are_given(taken: str, tmp_path: Path, one_template
     file.write_text(source)
     report = check_file(file, template=one_template)
     assert report.ok and said in report.summary, report
-    assert ("was not judged" in " ".join(report.conventions.words)) == (said == "computes what")
+    assert ("was not judged" in " ".join(report.conventions.words)) == (said == "the same as")
     file.write_text(source.replace(" / self.width**0.5", ""))
     assert "no scale" in [one.key for one in check_file(file, template=one_template).faults]
 

@@ -15,7 +15,7 @@ from headwise.examiner.marking.submissions import as_table, check_files, write_c
 from headwise.examiner.marking.template import Template
 from headwise.examiner.report import Other, Report
 from headwise.examiner.report_formats import as_json, as_text
-from headwise.examiner.several_classes import Several
+from headwise.examiner.several_classes import SeveralClasses
 from headwise.examiner.source.likely_classes import Candidate, Cells, line_of_name, plausible
 
 TOP = "import torch\nfrom torch import nn\n\n\n"
@@ -101,7 +101,8 @@ def _reports() -> list[Report]:
 
 def test_the_first_line_says_what_was_judged() -> None:
     first = as_text(_reports()[0]).split("\n\n")[0]
-    assert " ".join(first.split()).startswith("Judged: B (line 22); A (line 5): right; not judged")
+    line = " ".join(first.split())
+    assert line.startswith("Judged: B (line 22). Also judged: A (line 5): right. Not judged")
     assert "helper (line 40)" in first
 
 
@@ -163,6 +164,6 @@ def test_a_class_beside_the_likeliest_is_checked_until_it_can_be_judged(
         return check
 
     judged = [Candidate(name, "class", 1, 2, 5.0) for name in "AB"]
-    report = Several(judged, [], Cells()).check_each(*map(way, answers))
+    report = SeveralClasses(judged, [], Cells()).check_each(*map(way, answers))
     every = {report.name: report.verdict} | {one.name: one.verdict for one in report.others}
     assert met == asked and every == {"A": "right", "B": verdict}

@@ -27,21 +27,21 @@ def check(
     num_heads: int | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> Report:
-    """Whether a class, a module or a function is multi-head attention, and if not, which mistake it makes.
+    """Check whether a class, module or function computes multi-head attention, and name its mistake if not.
 
-    The code runs here, in this process, with all its rights: for files of others there is `check_file`, and
-    `headwise check FILE`. It is called some hundred times, and what it prints is printed each time: that
-    cannot be held back for one thread alone. Generators of random numbers are put back.
+    The code runs in this process with all its rights; for code of others use `check_file` or `headwise check
+    FILE`. It is called about a hundred times, and what it prints is printed each time. The state of random
+    number generators is restored.
 
     Args:
         obj: a class, an `nn.Module`, or a function of q, k, v.
-        roles: where headwise cannot find the projections itself: "q", "k", "v", "o" -> the parameter's name.
-        d_model, num_heads: to build a class with, where the usual ones do not suit it.
-        arguments: what else to give its constructor ("config.n_head" for a field of its configuration), or to
-            parameters of the function that take no tensor: name -> value.
+        roles: "q", "k", "v", "o" -> the name of the parameter, where headwise cannot find the projections.
+        d_model, num_heads: sizes to build a class with, if the default ones do not suit it.
+        arguments: name -> value of other arguments of the constructor ("config.n_head" for a field of its
+            configuration), or of parameters of the function that take no tensor.
 
     Raises:
-        ArgumentError: something that is none of these; arguments that it does not have.
+        ArgumentError: obj is not a class, a module or a function, or does not have these arguments.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ def check(
 
 
 def _source_of(obj: object) -> tuple[str | None, str | None]:
-    """The text of the file it stands in, and its path; None where there is none."""
+    """Return the text and the path of the file that defines obj; None where there is none."""
     owner = obj if inspect.isclass(obj) or inspect.isroutine(obj) else type(obj)
     try:
         path = inspect.getsourcefile(owner)
@@ -99,24 +99,24 @@ def check_file(
     arguments: Mapping[str, object] | None = None,
     template: Template | None = None,
 ) -> Report:
-    """The same for a file, which is run in a process of its own, fenced in.
+    """Check a file. The file is run in a sandboxed process of its own.
 
-    It is right only if it also is with weights and inputs that are drawn here once its code was examined:
-    what the code could do to the examination does not make it right. Gradients, dropout and what its state
-    dict holds are taken as examined.
+    A file is right only if it is also right for weights and inputs that are drawn in this process after the
+    examination, so code that tampers with the examination does not pass. Gradients, dropout and the state
+    dict are judged as examined.
 
     Args:
-        path: a file of Python source, or a notebook (`.ipynb`): its code cells in order.
-        name: which class or function; None: the one that looks most like multi-head attention, and others
-            that are attention as much as it is; one that is wrong makes the file wrong.
-        seconds, memory: the most each may take: seconds, bytes.
-        trust: run it even where the system offers no fences.
+        path: a Python file, or a notebook (`.ipynb`), whose code cells are run in order.
+        name: the class or function; None for those that look most like multi-head attention. If one of them
+            is wrong, the file is wrong.
+        seconds, memory: limits, in seconds of processor time and in bytes.
+        trust: run the file even if this system has no sandbox.
         d_model, num_heads, roles: as in `check`.
-        arguments: for its constructor, or a function's parameters that are no tensors: literals.
-        template: a `Template` that is running already, for many files; None: one for this file.
+        arguments: as in `check`; the values are literals.
+        template: a running `Template` to use for many files; None starts one for this file.
 
     Raises:
-        ArgumentError: no such file or name; no fences and no trust.
+        ArgumentError: there is no such file or name, or there is no sandbox and trust is False.
     """
     from .marking.template import FORKS, Template
     from .several_classes import each_judged
@@ -128,10 +128,10 @@ def check_file(
     with Template() if template is None and FORKS else nullcontext(template) as shared:
         limits: dict[str, Any] = {"seconds": seconds, "memory": memory, "trust": trust, "template": shared}
         if several is not None:
-            alike: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, **limits}
-            checks = [lambda one: check_file(path, one, roles=roles, arguments=arguments, **alike)]
-            if roles or arguments:  # which may fit the likeliest class alone
-                checks.append(lambda one: check_file(path, one, **alike))
+            shared_options: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, **limits}
+            checks = [lambda each: check_file(path, each, roles=roles, arguments=arguments, **shared_options)]
+            if roles or arguments:  # they may fit the likeliest class only
+                checks.append(lambda each: check_file(path, each, **shared_options))
             return several.check_each(*checks)
         options: dict[str, Any] = {"embed_dim": d_model, "num_heads": num_heads}
         if roles:
@@ -149,7 +149,7 @@ def _judged(
     path: Path, name: str | None, source: str, cells: Cells, options: dict[str, Any],
     arguments: Mapping[str, object] | None, limits: dict[str, Any], changed: str | None = None,
 ) -> Report:  # fmt: skip
-    """By another process than the one it is run in; changed: this text in place of the file's."""
+    """Return the report of a judge process on the file, or on the text `changed` in its place."""
     from .sandbox.run import run_file
 
     with _judge_of(limits["template"], path, name, source, cells, options["num_heads"]) as judge:
@@ -169,7 +169,7 @@ def _try_repairs(
     report: Report, path: Path, source: str, cells: Cells, options: dict[str, Any],
     arguments: Mapping[str, object] | None, limits: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Check the file with its faults' repairs in it: a repair that does not help is not shown."""
+    """Check the file with the repairs of its faults; a repair that does not pass is not shown."""
     from .source.likely_classes import package_root
     from .source.repairs import repaired
 
@@ -179,7 +179,9 @@ def _try_repairs(
     if cells.first_lines or package_root(path, source) is not None:
         return
     text = source
-    for named in sorted(report.faults, key=lambda named: -(named.line or 0)):  # lines above keep their place
+    for named in sorted(
+        report.faults, key=lambda named: -(named.line or 0)
+    ):  # from the end, so that line numbers stay valid
         changed = repaired(text, named.line, named.repair)
         named.tried, text = changed is not None, changed or text
     passed = False
@@ -193,7 +195,7 @@ def _try_repairs(
 def _judge_of(
     template: Template | None, path: Path, name: str | None, source: str, cells: Cells, num_heads: int | None
 ) -> AbstractContextManager[Judge | RemoteJudge]:
-    """A copy of the template; where there are none, this process."""
+    """Return a judge in a copy of the template, or in this process if copies are not available."""
     from .sandbox.run import reach_of
 
     about = str(path), name, source, cells, num_heads, reach_of(path.resolve(), template)

@@ -1,13 +1,12 @@
-"""Which fault, or pair of faults, computes what the learner's code computed.
+"""Find the fault, or the pair of faults, that computes what the learner's code computed.
 
-Every fault of the library is a wrong step of the recipe. Run with the learner's own weights on the very
-inputs their code was given, it yields the numbers they would have got; the fault whose numbers are theirs,
-on every probe, is the one they made. Calls without a mask are explained first, by nothing, one fault or two;
-what hides keys is then explained by nothing or one more.
+Every fault is a wrong step of the recipe. The recipe with that step is run with the learner's weights on the
+inputs of each probe; the fault whose outputs equal the learner's on every probe explains them. Calls without
+a mask are explained first, by no fault, one or two; calls with a mask by at most one more.
 
-Two faults are thousands of pairs. What one fault computes is kept step by step, and a pair goes on from where
-the second sets in: for one sample, with all first faults stacked as if they were a batch. What explains that
-sample is run on every call.
+There are thousands of pairs. The state before each step is stored for every single fault, and a pair
+continues from the state before the step of its second fault: for one sample, with all first faults stacked as
+a batch. Pairs that explain that sample are run on every call.
 
 Letters: B batch, T query_len, S key_len, E width, H num_heads.
 """
@@ -28,17 +27,14 @@ from .faults import FAULTS, computed, pairs
 from .faults.fault import Fault, Way
 from .recipe import RIGHT, ProbeInputs, State, Step, Weights, steps_of
 
-NEAR = 2e-5  # of the size of the numbers: float32 somewhere inside passes, the nearest fault is off by 1e-2
-INFORMATION = ("empty row",)  # a probe that has three right answers
-STRESS = (
-    "scores x1e4 with mask",
-    "scores x1e4",
-)  # one that tells how keys are hidden, where the rest is right
+NEAR = 2e-5  # relative to the largest number: float32 inside passes; the nearest fault differs by 1e-2
+INFORMATION = ("empty row",)  # a probe with three right answers
+STRESS = ("scores x1e4 with mask", "scores x1e4")  # probes that show how keys are hidden
 FIELDS = (
     ("projected", "q, k and v as projected"), ("q", "q, split into heads"), ("k", "k, split into heads"),
     ("v", "v, split into heads"), ("scores", "the scores q k^T"), ("scaled", "the scaled scores"),
     ("hidden", "the masked scores"), ("p", "the weights"), ("heads", "the heads' outputs"),
-    ("joined", "the heads side by side"), ("output", "the output"),
+    ("joined", "the concatenated heads"), ("output", "the output"),
 )  # fmt: skip
 
 
@@ -47,8 +43,7 @@ R = TypeVar("R")
 
 
 def _bare(function: Callable[P, R]) -> Callable[P, R]:
-    """Without gradients, and without modes of torch that look at every operation: they take half the time,
-    and numbers here are float64 on the CPU whatever anybody's defaults are."""
+    """Run a function without gradients and without torch's function modes, which double the time."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,10 +58,7 @@ PLACE = {name: i for i, name in enumerate(RIGHT)}
 
 @dataclass(frozen=True)
 class Made:
-    """A fault, the way it was made, and the number it was made with where there is one.
-
-    For hard-coded heads the number is how many there are.
-    """
+    """One form of a fault, with its fitted number where there is one (of hard-coded heads, the heads)."""
 
     fault: Fault
     way: int = 0
@@ -74,19 +66,19 @@ class Made:
 
     @functools.cached_property
     def steps(self) -> Way:
-        """What it computes."""
+        """The steps it replaces."""
         if self.fault.fit is not None and self.number is not None:
             return self.fault.fit(self.number)
         return self.fault.ways[self.way] if self.fault.ways else {}
 
     @functools.cached_property
     def start(self) -> int:
-        """The place of the first step it changes."""
+        """The index of the first step it replaces."""
         return min(PLACE[name] for name in self.steps)
 
     @functools.cached_property
     def end(self) -> int:
-        """The place of the last."""
+        """The index of the last step it replaces."""
         return max(PLACE[name] for name in self.steps)
 
 
@@ -95,81 +87,76 @@ Explanation = tuple[Made, ...]
 
 @functools.cache
 def _made(fault: Fault) -> tuple[Made, ...]:
-    """Every way to make it."""
+    """Return every form of a fault."""
     return tuple(Made(fault, way) for way in range(len(fault.ways)))
 
 
 def _together(made: Explanation) -> dict[str, Step] | None:
-    """What they compute; None where two of them change the same step."""
+    """Return the steps they replace; None if two of them replace the same step."""
     steps: dict[str, Step] = {}
-    for one in made:
-        if steps.keys() & one.steps.keys():
+    for each in made:
+        if steps.keys() & each.steps.keys():
             return None
-        steps |= one.steps
+        steps |= each.steps
     return steps
 
 
 @dataclass
 class Diagnosis:
-    """What explains the numbers of all calls."""
+    """What explains the outputs of all calls."""
 
     faults: Explanation | None  # (): they are right; None: nothing in the library explains them
-    alike: list[Explanation]  # others that would compute the same in every probe
-    errors: dict[str, float]  # probe -> how far it is from the truth, as a share of the largest number
-    fit: float = 0.0  # how far the explanation is from the learner's numbers, at most
-    partly: Explanation = ()  # where nothing explains all calls: what explains those without a mask
+    alike: list[Explanation]  # others with the same outputs in every probe
+    errors: dict[str, float]  # probe -> largest difference from the truth, relative to the largest number
+    fit: float = 0.0  # the largest difference of the explanation from the learner's outputs
+    partly: Explanation = ()  # if nothing explains all calls: what explains those without a mask
 
 
-def difference(found: Tensor | None, wanted: Tensor | None) -> float:
-    """The largest difference as a share of the largest number; NaN belongs where NaN is wanted."""
-    if found is None or wanted is None or found.shape != wanted.shape:
+def difference(output: Tensor | None, wanted: Tensor | None) -> float:
+    """Return the largest difference relative to the largest number; NaN and infinities must be equal."""
+    if output is None or wanted is None or output.shape != wanted.shape:
         return float("inf")
-    found, wanted = found.double(), wanted.double()
-    missing = wanted.isnan()
-    if not torch.equal(found.isnan(), missing):
+    output, wanted = output.double(), wanted.double()
+    finite = wanted.isfinite()
+    special = [x[~finite].nan_to_num(0.0, posinf=1.0, neginf=-1.0) for x in (output, wanted)]
+    if not torch.equal(output.isfinite(), finite) or not torch.equal(*special):
         return float("inf")
-    if bool(missing.all()):
+    output, wanted = output[finite], wanted[finite]
+    if not len(output):
         return 0.0
-    found, wanted = found[~missing], wanted[~missing]
-    endless = wanted.isinf()
-    if not torch.equal(found.isinf(), endless) or not torch.equal(found[endless], wanted[endless]):
-        return float("inf")
-    found, wanted = found[~endless], wanted[~endless]
-    if not len(found):
-        return 0.0
-    return float((found - wanted).abs().max()) / max(1e-3, float(wanted.abs().max()))
+    return float((output - wanted).abs().max()) / max(1e-3, float(wanted.abs().max()))
 
 
 @_bare
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Explain the outputs of every probe that gave one."""
+    """Return the diagnosis of the outputs of all probes."""
     judge = _Judge(evidence, evidence.num_heads)
-    found = _explained(judge)
-    if found.faults is None:
+    diagnosis = _explained(judge)
+    if diagnosis.faults is None:
         E = evidence.embed_dim
         for heads in (n for n in range(2, E // 2 + 1) if E % n == 0 and n != evidence.num_heads):
             other = _Judge(evidence, heads)
             if other.explains((), other.plain) and other.explains((), other.masked):
                 made = Made(FAULTS["hard-coded heads"], number=heads)
-                return Diagnosis((made,), [], found.errors)
-    return found
+                return Diagnosis((made,), [], diagnosis.errors)
+    return diagnosis
 
 
 @_bare
-def one_fault_explains(weights: Weights, num_heads: int, given: ProbeInputs, output: Tensor) -> bool:
-    """Whether one fault, with these weights, computes this output of this call."""
-    call = ProbeCall("plain", given, output)
-    asked = Evidence(
+def one_fault_explains(weights: Weights, num_heads: int, inputs: ProbeInputs, output: Tensor) -> bool:
+    """Return True if one fault, with these weights, computes this output."""
+    call = ProbeCall("plain", inputs, output)
+    evidence = Evidence(
         "", "class", embed_dim=len(weights.q), num_heads=num_heads, weights=weights, calls=[call]
     )
-    judge, cut = _Judge(asked, num_heads), _first_sample(call)
+    judge, cut = _Judge(evidence, num_heads), _first_sample(call)
     for fault in computed():
-        if fault.design or (fault.needs_mask and given.mask is None):
+        if fault.design or (fault.needs_mask and inputs.mask is None):
             continue
         for made in _made(fault):
-            one = call if fault.mixes_samples else cut
-            state = judge._run(State(one.inputs, weights, num_heads), 0, made.steps)
-            if state is not None and judge._glance(one, state.output) and judge.explains((made,), [call]):
+            part = call if fault.mixes_samples else cut
+            state = judge._run(State(part.inputs, weights, num_heads), 0, made.steps)
+            if state is not None and judge._glance(part, state.output) and judge.explains((made,), [call]):
                 return True
     return False
 
@@ -192,52 +179,60 @@ def _explained(judge: _Judge) -> Diagnosis:
         )
         return Diagnosis(tuple(alone[:1]), [], errors, judge.worst((), [*plain, *masked]))
     first: Explanation | None = None
-    found: list[Explanation] = []
+    explanations: list[Explanation] = []
     size = None
     for base in judge.explanations(plain, without_mask=True) if plain else iter([()]):
         if size is not None and len(base) > size:
             break  # the smallest explanation is the one to name
         first = base if first is None else first
         more = list(judge.extended(base, masked))
-        found += more
+        explanations += more
         if more:
             size = len(base)
-    if not found:  # faults that show without a mask, and other faults with one
-        found = [(one,) for one in judge.singles(masked)] if not plain else []
-    if not found and (not plain or first == ()):  # what shows without a mask was looked for with its masks
-        found = list(judge.explanations([*plain, *masked], without_mask=False))
-    if not found:
+    if not explanations:  # faults that show without a mask, and other faults with one
+        explanations = [(made,) for made in judge.singles(masked)] if not plain else []
+    if not explanations and (
+        not plain or first == ()
+    ):  # what shows without a mask was looked for with its masks
+        explanations = list(judge.explanations([*plain, *masked], without_mask=False))
+    if not explanations:
         return Diagnosis(None, [], errors, partly=first or ())
-    found = _smallest(found, judge)
-    return Diagnosis(found[0], found[1:], errors, judge.worst(found[0], [*plain, *masked]))
+    explanations = _smallest(explanations, judge)
+    return Diagnosis(
+        explanations[0], explanations[1:], errors, judge.worst(explanations[0], [*plain, *masked])
+    )
 
 
-def _smallest(found: Sequence[Explanation], judge: _Judge) -> list[Explanation]:
-    """The explanations of the fewest faults, the commonest first, else in the order of the library.
+def _smallest(explanations: Sequence[Explanation], judge: _Judge) -> list[Explanation]:
+    """Return the explanations with the fewest faults, the commonest first, then in the order of the library.
 
-    Where every mask was a causal one, a fault of causal masks comes first.
+    If every mask is causal, faults of causal masks come first.
     """
-    nearest: dict[tuple[str, ...], Explanation] = {}  # of several ways to make the same faults
-    for one in sorted(found, key=lambda one: judge.worst(one, [*judge.plain, *judge.masked]), reverse=True):
-        nearest[tuple(made.fault.key for made in one)] = one
-    order = dict.fromkeys(tuple(made.fault.key for made in one) for one in found)
-    unique = [nearest[names] for names in order]
-    fewest = min(len(one) for one in unique)
-    best = [one for one in unique if len(one) == fewest]
-    best.sort(key=lambda one: (_far_fetched(one, judge.evidence), -sum(made.fault.common for made in one)))
+    calls = [*judge.plain, *judge.masked]
+    nearest: dict[tuple[str, ...], Explanation] = {}  # of several forms of the same faults
+    for explanation in sorted(explanations, key=lambda each: judge.worst(each, calls), reverse=True):
+        nearest[_keys(explanation)] = explanation
+    unique = [nearest[keys] for keys in dict.fromkeys(map(_keys, explanations))]
+    fewest = min(map(len, unique))
+    best = [explanation for explanation in unique if len(explanation) == fewest]
+    best.sort(key=lambda each: (_far_fetched(each, judge.evidence), -sum(made.fault.common for made in each)))
     if judge.masked and all(_is_causal(call.inputs.mask) for call in judge.masked):
-        best.sort(key=lambda one: not any(made.fault.key.startswith("causal") for made in one))
+        best.sort(key=lambda each: not any(key.startswith("causal") for key in _keys(each)))
     return best
 
 
-def _far_fetched(explanation: Explanation, evidence: Evidence) -> bool:
-    """Whether it is about the order in a fused weight where there is none, or about scores where there is.
+def _keys(explanation: Explanation) -> tuple[str, ...]:
+    return tuple(made.fault.key for made in explanation)
 
-    From one input, queries and keys that change places are the same numbers wherever they do.
+
+def _far_fetched(explanation: Explanation, evidence: Evidence) -> bool:
+    """Return True if it names the order of a fused weight where none is fused, or else "scores transposed".
+
+    With one input, exchanging queries and keys gives the same numbers in either place.
     """
     held = {(role.parameter.split("[")[0]) for name, role in evidence.roles.items() if name in {"q", "k"}}
     fused = len(held) == 1
-    keys = {made.fault.key for made in explanation}
+    keys = _keys(explanation)
     return "scores transposed" in keys if fused else any(key.startswith("fused order") for key in keys)
 
 
@@ -248,17 +243,17 @@ def _is_causal(mask: Tensor | None) -> bool:
 def _first_sample(call: ProbeCall) -> ProbeCall:
     if len(call.inputs.query) == 1:
         return call
-    given = ProbeInputs(*(None if x is None else x[:1] for x in call.inputs))  # type: ignore[arg-type]
-    return ProbeCall(f"{call.probe}, first sample", given, None if call.output is None else call.output[:1])
+    inputs = ProbeInputs(*(None if x is None else x[:1] for x in call.inputs))  # type: ignore[arg-type]
+    return ProbeCall(f"{call.probe}, first sample", inputs, None if call.output is None else call.output[:1])
 
 
 def _most(fault: Fault) -> int:
-    """How many of its ways are tried in pairs: of a design, one number beneath the root."""
+    """Return how many forms of a fault are tried in pairs."""
     return 3 if fault.design else len(fault.ways)
 
 
 def _copied(state: State) -> State:
-    """A state to go on from; tensors are never written to."""
+    """Return a copy of a state that shares its tensors, which are never written to."""
     made = State.__new__(State)
     made.__dict__.update(state.__dict__)
     return made
@@ -268,11 +263,11 @@ def _shapes(value: object) -> object:
     if isinstance(value, Tensor):
         return value.shape
     own = type(value) is tuple
-    return tuple(one.shape for one in value) if own else None  # type: ignore[attr-defined]
+    return tuple(tensor.shape for tensor in value) if own else None  # type: ignore[attr-defined]
 
 
 class _Judge:
-    """Runs faults on the inputs of calls, and remembers."""
+    """Runs faults on the inputs of calls, and caches the states."""
 
     def __init__(self, evidence: Evidence, num_heads: int) -> None:
         assert evidence.weights is not None
@@ -288,7 +283,7 @@ class _Judge:
         self._sizes: dict[str, float] = {}
 
     def state(self, call: ProbeCall, made: Explanation) -> State | None:
-        """What these faults compute; None where they cannot."""
+        """Return the state with these faults; None if they cannot be run."""
         if not made and self.num_heads == self.evidence.num_heads:
             return self.evidence.truth(call)
         wrong = _together(made)
@@ -296,7 +291,7 @@ class _Judge:
             return None
         if not made:
             return self._run(State(call.inputs, self.weights, self.num_heads), 0, wrong)
-        order = sorted(made, key=lambda one: one.start)
+        order = sorted(made, key=lambda each: each.start)
         trail = self._trail(call, order[0])
         start = order[1].start if len(order) > 1 else len(PLACE)
         if start >= len(trail):  # the first cannot run so far
@@ -306,7 +301,7 @@ class _Judge:
     def _run(
         self, state: State, start: int, wrong: Mapping[str, Step], trail: list[State] | None = None
     ) -> State | None:
-        """The steps from this one on; `trail` gets the state before each and after the last."""
+        """Run the steps from `start`; `trail` gets the state before each step and after the last."""
         try:
             for name, right in self.steps[start:]:
                 if trail is not None:
@@ -319,7 +314,7 @@ class _Judge:
         return state
 
     def _trail(self, call: ProbeCall, made: Made) -> list[State]:
-        """The states before each step with this one fault, and after the last; fewer where it cannot run."""
+        """Return the states before each step with one fault, and after the last; fewer if it fails."""
         key = call.probe, made
         if made.number is not None or key not in self._trails:
             trail: list[State] = []
@@ -330,52 +325,52 @@ class _Judge:
         return self._trails[key]
 
     def off(self, call: ProbeCall, made: Explanation) -> float:
-        """How far what these faults compute is from what the learner's code did."""
+        """Return the difference between the output with these faults and the learner's."""
         key = call.probe, made
         if key not in self._off:
             state = self.state(call, made)
             if state is None or (call.inputs.mask is None and bool(state.output.isnan().all())):
-                self._off[key] = float("inf")  # what is NaN everywhere without a mask explains nothing
+                self._off[key] = float("inf")  # an output of NaN alone, without a mask, explains nothing
             else:
                 self._off[key] = difference(call.output, state.output)
         return self._off[key]
 
     def explains(self, made: Explanation, calls: Sequence[ProbeCall]) -> bool:
-        """Whether it does so for all of them."""
+        """Return True if these faults compute the learner's output of every call."""
         return all(self.off(call, made) <= NEAR for call in calls)
 
     def worst(self, made: Explanation, calls: Sequence[ProbeCall]) -> float:
-        """The largest difference over calls."""
+        """Return the largest difference over the calls."""
         return max((self.off(call, made) for call in calls), default=0.0)
 
     def singles(self, calls: Sequence[ProbeCall]) -> Iterator[Made]:
-        """The faults that explain all of these calls alone; one with a free number only if no other does."""
+        """Yield single faults that explain all calls; faults with a free number only if no other does."""
         if not calls:
             return
-        found = [made for fault in computed() for made in _made(fault) if self.explains((made,), calls)]
-        yield from found
-        for fault in computed():
-            made = self._fitted(fault, calls) if fault.fit is not None and not found else None
+        singles = [made for fault in computed() for made in _made(fault) if self.explains((made,), calls)]
+        yield from singles
+        for fault in computed() if not singles else ():
+            made = None if fault.fit is None else self._fitted(fault, calls)
             if made is not None:
                 yield made
 
     def explanations(self, calls: Sequence[ProbeCall], without_mask: bool) -> Iterator[Explanation]:
-        """Nothing, one fault or two that explain these calls, the fewest first.
+        """Yield explanations by no fault, one or two, the fewest first.
 
-        without_mask: faults that show only where something is hidden are left out.
+        without_mask: leave out faults that need a mask.
         """
         if self.explains((), calls):
             yield ()
-        alone = [one for one in self.singles(calls) if not (without_mask and one.fault.needs_mask)]
-        yield from ((one,) for one in alone)
+        alone = [single for single in self.singles(calls) if not (without_mask and single.fault.needs_mask)]
+        yield from ((single,) for single in alone)
         if alone or self.explains((), calls):
             return
         yield from self._pairs(calls, without_mask)
 
     def _pairs(self, calls: Sequence[ProbeCall], without_mask: bool) -> Iterator[Explanation]:
-        """The first two that explain these calls: hundreds of others would be no simpler."""
+        """Yield the first pair that explains these calls."""
         tried = [fault for fault in computed() if not (without_mask and fault.needs_mask)]
-        near = self._near(calls[0], [one for fault in tried for one in _made(fault)[: _most(fault)]])
+        near = self._near(calls[0], [form for fault in tried for form in _made(fault)[: _most(fault)]])
         for first, second in pairs():
             for both in product(_made(first), _made(second)):
                 if (both in near or both[::-1] in near) and self.explains(both, calls):
@@ -383,46 +378,45 @@ class _Judge:
                     return
 
     def _near(self, call: ProbeCall, made: Sequence[Made]) -> set[Explanation]:
-        """The pairs that may explain this call, the one that sets in first before the other.
+        """Return the pairs that may explain this call, in the order of their steps.
 
-        Of its first sample alone, all first faults that are done when the second sets in are stacked; but for
-        those that let samples meet.
+        They are run on the first sample, with all first faults stacked, except those that mix samples.
         """
-        found: set[Explanation] = set()
+        near: set[Explanation] = set()
         stacks: dict[int, list[tuple[list[Made], State]]] = {}
-        stacked = {one for one in made if not one.fault.mixes_samples}
+        stacked = {first for first in made if not first.fault.mixes_samples}
         whole, call = call, _first_sample(call)
         for second in made:
             start, steps = second.start, second.steps.keys()
-            rest = [one for one in made if one.start < start and not one.steps.keys() & steps]
+            rest = [first for first in made if first.start < start and not first.steps.keys() & steps]
             if second in stacked:
                 if start not in stacks:
-                    done = [one for one in made if one in stacked and one.end < start]
+                    done = [first for first in made if first in stacked and first.end < start]
                     stacks[start] = list(self._stacks(call, done, start))
                 for firsts, state in stacks[start]:
                     ran = self._run(_copied(state), start, second.steps)
                     close = [False] * len(firsts) if ran is None else self._close(call, ran.output)
-                    found.update((one, second) for one, yes in zip(firsts, close, strict=True) if yes)
-                together = {one for firsts, _ in stacks[start] for one in firsts}
-                rest = [one for one in rest if one not in together]
-            for one in rest:
-                asked = call if one in stacked and second in stacked else whole
-                alone = self.state(asked, (one, second))
-                if alone is not None and self._glance(asked, alone.output):
-                    found.add((one, second))
-        return found
+                    near.update((first, second) for first, yes in zip(firsts, close, strict=True) if yes)
+                together = {first for firsts, _ in stacks[start] for first in firsts}
+                rest = [first for first in rest if first not in together]
+            for first in rest:
+                part = call if first in stacked and second in stacked else whole
+                alone = self.state(part, (first, second))
+                if alone is not None and self._glance(part, alone.output):
+                    near.add((first, second))
+        return near
 
     def _stacks(
         self, call: ProbeCall, made: Sequence[Made], start: int
     ) -> Iterator[tuple[list[Made], State]]:
-        """What each has computed before this step, those of equal shapes in one state."""
+        """Yield the states before this step, those of equal shapes stacked to one."""
         groups: dict[tuple[object, ...], list[tuple[Made, State]]] = {}
-        for one in made:
-            trail = self._trail(call, one)
+        for form in made:
+            trail = self._trail(call, form)
             if start < len(trail):
                 state = trail[start]
                 shapes = ((name, _shapes(value)) for name, value in vars(state).items())
-                groups.setdefault((id(state.inputs), *shapes), []).append((one, state))
+                groups.setdefault((id(state.inputs), *shapes), []).append((form, state))
         for group in groups.values():
             whole = _copied(group[0][1])
             for name, value in vars(whole).items():
@@ -431,45 +425,45 @@ class _Judge:
                     whole.projected = tuple(map(torch.cat, zip(*each, strict=True)))  # type: ignore[assignment]
                 elif isinstance(value, Tensor):
                     setattr(whole, name, torch.cat(each))
-            yield [one for one, _ in group], whole
+            yield [form for form, _ in group], whole
 
-    def _glance(self, call: ProbeCall, found: Tensor) -> bool:
-        """`_close` for one output: where its last number is far off, the others need not be looked at."""
+    def _glance(self, call: ProbeCall, output: Tensor) -> bool:
+        """Return `_close` for one output; its last number is compared first, because it is cheap."""
         wanted = call.output
         assert wanted is not None
-        if found.shape != wanted.shape:
+        if output.shape != wanted.shape:
             return False
-        off = abs(float(found[-1, -1, -1]) - float(wanted[-1, -1, -1]))
-        return not off > 10 * NEAR * self._size(call) and all(self._close(call, found))
+        off = abs(float(output[-1, -1, -1]) - float(wanted[-1, -1, -1]))
+        return not off > 10 * NEAR * self._size(call) and all(self._close(call, output))
 
     def _size(self, call: ProbeCall) -> float:
-        """The largest finite number the learner's code gave."""
+        """Return the largest finite number of the learner's output."""
         if call.probe not in self._sizes:
             assert call.output is not None
             self._sizes[call.probe] = max(1e-3, float(call.output.nan_to_num(0.0, 0.0, 0.0).abs().max()))
         return self._sizes[call.probe]
 
-    def _close(self, call: ProbeCall, found: Tensor) -> list[bool]:
-        """For each sample of these outputs, whether it may be the learner's; NaN where NaN is."""
+    def _close(self, call: ProbeCall, output: Tensor) -> list[bool]:
+        """Return for each sample of an output whether it may equal the learner's."""
         wanted = call.output
         assert wanted is not None
-        if found.shape[1:] != wanted.shape[1:]:
-            return [False] * len(found)
-        off = (found - wanted).nan_to_num(0.0, torch.inf, torch.inf).abs()
-        same = (found.isfinite() == wanted.isfinite()) & (off <= 10 * NEAR * self._size(call))
+        if output.shape[1:] != wanted.shape[1:]:
+            return [False] * len(output)
+        off = (output - wanted).nan_to_num(0.0, torch.inf, torch.inf).abs()
+        same = (output.isfinite() == wanted.isfinite()) & (off <= 10 * NEAR * self._size(call))
         return [bool(yes) for yes in same.flatten(1).all(1)]
 
     def extended(self, base: Explanation, masked: Sequence[ProbeCall]) -> Iterator[Explanation]:
-        """This explanation as it is or with one fault more that shows only with a mask."""
+        """Yield this explanation, or the explanation with one more fault that needs a mask."""
         if self.explains(base, masked):
             yield base
             return
         for fault in computed():
             if fault.needs_mask:
-                yield from ((*base, one) for one in _made(fault) if self.explains((*base, one), masked))
+                yield from ((*base, form) for form in _made(fault) if self.explains((*base, form), masked))
 
     def _fitted(self, fault: Fault, calls: Sequence[ProbeCall]) -> Made | None:
-        """The fault with the number that explains the first call, if it explains the others."""
+        """Return the fault with the number fitted to the first call, if it explains all calls."""
         call = calls[0]
 
         def off(exponent: float) -> float:
@@ -502,12 +496,12 @@ class _Judge:
 
 
 def _round(number: float) -> float:
-    """To the digits a search finds, so that 0.5 is 0.5."""
+    """Return the number with the digits that the search determines: 0.4999999 becomes 0.5."""
     return float(f"{number:.6g}")
 
 
 def first_difference(evidence: Evidence, faults: Explanation) -> tuple[str, str] | None:
-    """(probe, which intermediate tensor in words): where these faults part from the truth first."""
+    """Return (probe, tensor in words) of the first intermediate tensor that differs with these faults."""
     judge = _Judge(evidence, evidence.num_heads)
     for call in judge.all:
         right, wrong = judge.state(call, ()), judge.state(call, faults)
@@ -524,21 +518,21 @@ def first_difference(evidence: Evidence, faults: Explanation) -> tuple[str, str]
 
 
 def beside_truth(evidence: Evidence) -> list[tuple[ProbeCall, State]]:
-    """Every answered call that has one right answer, with it; none where the recipe cannot be run."""
-    found = []
+    """Return each call that has one right answer, with its true state; empty if the recipe cannot be run."""
+    pairs_of_calls = []
     for call in evidence.calls:
         if call.output is None or call.probe in INFORMATION:
             continue
         truth = evidence.truth(call)
         if truth is None:
             return []
-        found.append((call, truth))
-    return found
+        pairs_of_calls.append((call, truth))
+    return pairs_of_calls
 
 
 def where_right(evidence: Evidence) -> list[str]:
-    """Which positions, samples and heads of a wrong probe are right."""
-    said = []
+    """Return which positions, samples and heads of wrong outputs are right, a sentence for several probes."""
+    probes: dict[str, list[str]] = {}
     for call, truth in beside_truth(evidence):
         assert call.output is not None
         if difference(call.output, truth.output) <= NEAR or call.output.shape != truth.output.shape:
@@ -548,50 +542,49 @@ def where_right(evidence: Evidence) -> list[str]:
         positions, samples = _numbers(right.all(2).all(0)), _numbers(right.all(2).all(1))
         B, T, _ = right.shape
         if 0 < len(positions) < T:
-            said.append(f"probe {call.probe}: right at position{_list(positions)} of {T}")
+            probes.setdefault(f"{_list('position', positions)} of {T}", []).append(call.probe)
         elif 0 < len(samples) < B:
-            said.append(f"probe {call.probe}: right for sample{_list(samples)} of {B}")
+            probes.setdefault(f"{_list('sample', samples)} of {B}", []).append(call.probe)
         if call.weights is not None and call.weights.shape == truth.p.shape:
             close = (call.weights.double() - truth.p).abs() <= NEAR
             heads = _numbers(close.all(3).all(2).all(0))
             if 0 < len(heads) < evidence.num_heads:
-                said.append(f"probe {call.probe}: the weights of head{_list(heads)} are right")
+                probes.setdefault(f"the attention weights of {_list('head', heads)}", []).append(call.probe)
             elif len(heads) == evidence.num_heads:
-                said.append(f"probe {call.probe}: all weights are right, so it goes wrong after the softmax")
-    return list(dict.fromkeys(said))
+                message = "all attention weights, so the mistake is in the values or after the softmax"
+                probes.setdefault(message, []).append(call.probe)
+    return [f"{', '.join(dict.fromkeys(names))}: {message}" for message, names in probes.items()]
 
 
 def _numbers(yes: Tensor) -> list[int]:
     return [int(i) for i in yes.nonzero().flatten()]
 
 
-def _list(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return f" {numbers[0]} alone"
-    return "s " + ", ".join(map(str, numbers))
+def _list(noun: str, numbers: list[int]) -> str:
+    return f"only {noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def first_by_weights(evidence: Evidence) -> str | None:
-    """Without a diagnosis: whether the weights the code returned are right tells on which side to look."""
+    """Return whether the first difference is in the returned weights or after them; None if unknown."""
     for call, truth in beside_truth(evidence):
         if call.weights is None or call.weights.shape != truth.p.shape:
             continue
         if difference(call.output, truth.output) <= NEAR:
             continue
         if difference(call.weights, truth.p) > NEAR:
-            return f"the weights (probe: {call.probe})"
-        return f"after the weights, which are right (probe: {call.probe})"
+            return f"the attention weights (test input: {call.probe})"
+        return f"after the attention weights, which are right (test input: {call.probe})"
     return None
 
 
 def empty_row(evidence: Evidence) -> str | None:
-    """What a query gets that may see nothing, where that was asked."""
+    """Return what the output is for a query whose keys are all hidden; None if that was not tried."""
     call = evidence.call("empty row")
     if call is None or call.output is None or call.inputs.mask is None:
         return None
     rows = call.output[~call.inputs.mask.any(-1)]
     if bool(rows.isnan().all()):
-        return "NaN, as a softmax over -inf alone does"
+        return "the output is NaN: this is the softmax of -inf alone"
     if bool((rows == 0).all()):
-        return "0"
-    return "finite numbers: a large negative number in place of -inf makes its weights uniform, or they are 0"
+        return "the output is 0"
+    return "the output is finite: its weights are 0, or uniform from a large negative number in place of -inf"

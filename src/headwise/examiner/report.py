@@ -1,6 +1,6 @@
-"""`Report`: what was found, in words; printed, drawn in a notebook, or as JSON for graders.
+"""`Report`: the verdict of `check`, printed, shown in a notebook, or as JSON for graders.
 
-Nothing here needs torch: who prints a report need not have made it.
+This module does not import torch, so a report can be printed in a process without it.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ def largest_difference(error: float) -> str:
 
 @dataclass
 class Problem:
-    """Something the learner's code raised, or that kept it from being run."""
+    """An exception of the learner's code, or a reason why it could not be run."""
 
     stage: str  # "import", "build", "call", "backward", "limits"
     kind: str  # the exception's class, or a word such as "timeout"
     message: str
-    line: int | None = None  # in the learner's file, the last of their lines on the way
+    line: int | None = None  # the last line of the traceback in the learner's file
     probe: str | None = None
     cell: int | None = None  # of a notebook; then the line is counted in it
-    shapes: dict[str, list[int]] = field(default_factory=dict)  # of the tensors there, by variable
-    no_output: bool = False  # of the kind "shape": heads are still apart, or None came back
+    shapes: dict[str, list[int]] = field(default_factory=dict)  # of the tensors at that line, by variable
+    no_output: bool = False  # of the kind "shape": heads were not merged, or None was returned
 
 
 @dataclass
 class Role:
-    """Where one projection was found."""
+    """The parameter of one projection."""
 
     parameter: str  # "W_q.weight", "heads.0.key.weight and 3 more", "qkv.weight[0:24]"
     how: str  # "names", "calls", "gradients", "given"
-    transposed: bool = False  # kept as [in, out]
-    path: str = ""  # of the parameter, the first where there are several: "qkv.weight"
-    start: int | None = None  # the first of its rows, where they are a run of a larger parameter's
+    transposed: bool = False  # stored as [in, out]
+    path: str = ""  # of the parameter, or the first of several: "qkv.weight"
+    start: int | None = None  # its first row in a larger parameter
 
     def __post_init__(self) -> None:
         self.path = self.path or self.parameter
@@ -52,11 +52,9 @@ class Role:
 
 @dataclass
 class Conventions:
-    """How the learner's code wants to be called."""
+    """How the learner's code is called."""
 
-    arguments: tuple[
-        str, ...
-    ] = ()  # forward's parameters in order, by what they take: query, key, value, x, mask
+    arguments: tuple[str, ...] = ()  # the roles of forward's parameters in order: query, key, value, x, mask
     self_only: bool = False  # one input for queries, keys and values
     batch_first: bool = True
     mask_argument: str | None = None
@@ -65,17 +63,17 @@ class Conventions:
     mask_shape: str | None = None  # "[B, 1, T, S]", "[B, T, S]", "[T, S]", "[B, S]", "[B, 1, 1, S]"
     always_causal: bool = False
     returns_weights: bool = False
-    words: list[str] = field(default_factory=list)  # all of it in sentences, for the report
+    words: list[str] = field(default_factory=list)  # the conventions as sentences, for the report
 
 
 @dataclass
 class Finding:
-    """One thing that was looked at beside the numbers: "input left unmodified", "state dict complete"."""
+    """The result of one check beside the numbers, such as "input left unmodified"."""
 
     name: str
     verdict: str  # "right", "wrong", "unknown"; once judged also "remark"
     detail: str  # a sentence
-    fault: str | None = None  # the key of the fault this is, where it has one
+    fault: str | None = None  # the key of the fault, if it is one
     line: int | None = None
     cell: int | None = None
     parts: list[str] = field(default_factory=list)  # the parameters and inputs that it is about
@@ -83,7 +81,7 @@ class Finding:
 
 @dataclass
 class Named:
-    """A fault that explains what the code computes, with all there is to say about it."""
+    """A fault that explains what the code computes, with its texts."""
 
     key: str
     title: str
@@ -92,16 +90,16 @@ class Named:
     hints: tuple[str, str, str]
     why: str
     repair: str
-    detail: str = ""  # how well it fits: "your output equals ... to 3e-16"
+    detail: str = ""  # the evidence: "your output equals ... (largest difference 3e-16)"
     line: int | None = None
     text: str = ""  # that line
     number: float | None = None  # where a number was fitted
     cell: int | None = None  # of a notebook; then the line is counted in it
-    tried: bool | None = None  # whether the file passed with the repair in it; None: it was not tried
+    tried: bool | None = None  # whether the file passed with the repair; None if it was not tried
 
     @classmethod
     def of(cls, fault: Fault, detail: str, line: int | None = None, text: str = "") -> Named:
-        """What the library says of a fault."""
+        """Return a fault with its texts from the library."""
         return cls(
             fault.key, fault.title, fault.formula, fault.right, fault.hints, fault.why, fault.repair, detail,
             line, text,
@@ -115,7 +113,7 @@ class Other:
     name: str
     line: int | None
     cell: int | None = None  # of a notebook; then the line is counted in it
-    verdict: str = ""  # "right", "wrong", "not judged"; "": it was not looked at
+    verdict: str = ""  # "right", "wrong", "not judged"; "" if it was not checked
     summary: str = ""
 
 
@@ -127,34 +125,34 @@ class Report:
     ok: bool
     summary: str  # one sentence
     path: str | None = None
-    judged: bool = True  # False: neither right nor wrong was proved
-    designs: list[str] = field(default_factory=list)  # what it has inside on purpose
+    judged: bool = True  # False if neither right nor wrong was proved
+    designs: list[str] = field(default_factory=list)  # the variants of attention it contains
     faults: list[Named] = field(default_factory=list)
-    remarks: list[Named] = field(default_factory=list)  # named, and no reason to fail
-    alike: list[str] = field(default_factory=list)  # what computes the same as `faults` in every probe
+    remarks: list[Named] = field(default_factory=list)  # known faults that do not make it wrong
+    alike: list[str] = field(default_factory=list)  # other explanations with the same output in every probe
     problems: list[Problem] = field(default_factory=list)
-    explained: list[str] = field(default_factory=list)  # problems in plain words, one each
+    explained: list[str] = field(default_factory=list)  # each problem in plain words
     findings: list[Finding] = field(default_factory=list)
-    equal: list[str] = field(default_factory=list)  # different, but equal: what was noticed and is no fault
+    equal: list[str] = field(default_factory=list)  # differences that are not mistakes
     not_judged: list[str] = field(default_factory=list)  # what could not be judged, and why
     where_right: list[str] = field(default_factory=list)  # positions, heads, samples that are right
-    first_wrong: str | None = None  # the first intermediate tensor that parts from the truth
+    first_wrong: str | None = None  # the first intermediate tensor that differs
     conventions: Conventions = field(default_factory=Conventions)
     roles: dict[str, Role] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)  # probe -> largest difference from torch's class
     protections: list[str] = field(default_factory=list)  # in force while the code ran
     missing_protections: list[str] = field(default_factory=list)  # those this system lacks, with the reason
-    facts: list[str] = field(default_factory=list)  # of one of many: what it shares with others; no verdict
+    facts: list[str] = field(default_factory=list)  # of one of many files: what it shares with others
     seconds: float = 0.0
     beside: str = "torch.nn.MultiheadAttention"  # what it was compared with
     built: str = ""  # how it was built, as Python
-    tried: list[str] = field(default_factory=list)  # what was tried in vain
-    counsel: list[str] = field(default_factory=list)  # where nothing was judged: what to do, for Python
+    tried: list[str] = field(default_factory=list)  # attempts that failed
+    counsel: list[str] = field(default_factory=list)  # if it was not judged: what to do, in Python
     counsel_for_files: list[str] = field(default_factory=list)  # the same for the command line
-    on_command_line: bool = False  # which of the two its reader needs
-    line: int | None = None  # of a file: where what was judged begins
+    on_command_line: bool = False  # whether to show the advice for the command line
+    line: int | None = None  # the first line of the code in its file
     cell: int | None = None  # of a notebook; then the line is counted in it
-    others: list[Other] = field(default_factory=list)  # of a file, where no name was given
+    others: list[Other] = field(default_factory=list)  # other classes of the file, if no name was given
 
     @property
     def verdict(self) -> str:
@@ -177,7 +175,7 @@ class Report:
         return as_html(self)
 
     def to_json(self) -> str:
-        """For graders."""
+        """Return the report as JSON, for graders."""
         from .report_formats import as_json
 
         return as_json(self)

@@ -1,7 +1,7 @@
-"""What is the learner's doing, and what to do where nothing could be judged.
+"""The verdict on a whole attention: evidence and diagnosis become a `Report`.
 
-A crash is the learner's where it happened at a line of theirs, in their own terms: not where headwise made up
-the arguments, where a package or a device is missing, or where a fence was in the way.
+An exception counts against the code only if a line of the code raised it with inputs it is made for: not if
+headwise guessed the arguments, if a package or a device is missing, or if the sandbox was the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .examine.environment import neutral_torch_state
 from .exceptions import explain
 from .faults import FAULTS
 from .faults.fault import Fault
-from .report import Named, Report
+from .report import Named, Report, largest_difference
 from .source.likely_classes import candidates
 from .source.lines import line_of, own_code, says_weights
 from .source.names import settings_under_main
@@ -38,38 +38,32 @@ from .source.parsed import Place, methods_of, text_of, tree_of
 from .source.promises import promises_output_projection
 from .source.repairs import in_learners_names
 
-# arguments we made up; what we could not find, or not read; a field of a configuration we made up
-OURS = {"guess", "roles", "shape", "MissingField"}
-THEIRS = {
-    "timeout",
-    "exit",
-    "segfault",
-    "crash",
-}  # of the limits: an endless loop, an end of their own making
-HERE = re.compile(
+# Problems with arguments, projections, outputs or configuration fields that headwise guessed.
+GUESSED = {"guess", "roles", "shape", "MissingField"}
+BLAMED_LIMITS = {"timeout", "exit", "segfault", "crash"}  # limits that the code itself ran into
+SYSTEM = re.compile(
     r"No module named|not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs|CUDA is not available"
     r"|Torch not compiled|MPS"
 )
 INPUTS = frozenset({"query", "key", "value"})
 UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 NO_FORWARD = re.compile(r"missing the required \"forward\"")
-SIZES = re.compile(r"heads|width|d_model|embed|dim|divisible", re.IGNORECASE)
 
 
 def is_theirs(problem: Problem, evidence: Evidence) -> bool:
-    """Whether the code itself is to blame, whatever it had been called with."""
+    """Return True if the code itself is the reason for the problem."""
     if problem.stage == "limits":
-        return problem.kind in THEIRS
+        return problem.kind in BLAMED_LIMITS
     if NO_FORWARD.search(problem.message):
         return True
     if problem.kind == "shape" and problem.no_output and evidence.kind == "class":
         return True
     if (name := UNDEFINED.match(problem.message)) and name[1] in settings_under_main(evidence.source or ""):
-        return False  # whoever runs the file has it
-    if problem.kind in OURS or HERE.search(problem.message) or problem.line is None:
+        return False  # running the file defines it
+    if problem.kind in GUESSED or SYSTEM.search(problem.message) or problem.line is None:
         return False
     if problem.kind == "AttributeError" and setter_of(problem, evidence.source or "") is not None:
-        return False  # whoever uses it calls that method first
+        return False  # the code expects a call of that method first
     return not (problem.stage in ("build", "call") and _is_refusal(problem, evidence.source))
 
 
@@ -77,10 +71,10 @@ SETS_UP = re.compile(r"^_?(re)?(set_?up|reset|start|begin|prepare|alloc|init(?!_
 
 
 def setter_of(problem: Problem, source: str) -> str | None:
-    """A method that assigns the missing attribute, and that nothing in the class calls."""
-    found = re.search(r"'(\w+)' object has no attribute '(\w+)'", problem.message)
-    owner = None if found is None else Place(source, problem.line).definition(found[1])
-    if found is None or not isinstance(owner, ast.ClassDef):
+    """Return the method that assigns the missing attribute and that nothing in the class calls."""
+    missing = re.search(r"'(\w+)' object has no attribute '(\w+)'", problem.message)
+    owner = None if missing is None else Place(source, problem.line).definition(missing[1])
+    if missing is None or not isinstance(owner, ast.ClassDef):
         return None
     called = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute)}
     for name, method in methods_of(owner).items():
@@ -89,91 +83,94 @@ def setter_of(problem: Problem, source: str) -> str | None:
             for node in ast.walk(method)
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         }
-        if found[2] in stores and name not in called and SETS_UP.search(name) is not None:
+        if missing[2] in stores and name not in called and SETS_UP.search(name) is not None:
             return name
     return None
 
 
 def _is_refusal(problem: Problem, source: str | None) -> bool:
-    """Whether a check of the code's own did not like what it was given."""
+    """Return True if an assert or raise of the code itself raised the problem."""
     return re.match(r"(assert|raise)\b", text_of(source or "", problem.line)) is not None
 
 
 def advise(report: Report, evidence: Evidence) -> None:
-    """What to pass, in Python and on the command line."""
+    """Add to the report what to pass, in Python and on the command line."""
     for words, for_files in _advice(report, evidence):
         report.counsel.append(words)
         report.counsel_for_files.append(for_files)
 
 
 def _advice(report: Report, evidence: Evidence) -> list[tuple[str, str]]:
-    problem = next((one for one in report.problems if not is_theirs(one, evidence)), None)
+    problem = next((each for each in report.problems if not is_theirs(each, evidence)), None)
     file = "FILE" if evidence.path is None else Path(evidence.path).name
     command = f"headwise check {file}:{evidence.name}"
-    said: list[tuple[str, str]] = []
+    advice: list[tuple[str, str]] = []
     if problem is None or problem.stage == "limits" or problem.kind == "NotImplementedError":
-        return said
+        return advice
     if package := re.search(r"No module named '(\w+)", problem.message):
-        both = f"install what it imports, where headwise runs: pip install {package[1]}"
+        both = f"install the missing package beside headwise: pip install {package[1]}"
         return [(both, both)]
-    if HERE.search(problem.message):
-        both = "let the code run where its inputs are: x.device in place of .cuda() or a fixed device"
+    if SYSTEM.search(problem.message):
+        both = "use the device of the input, x.device, instead of .cuda() or a fixed device"
         return [(both, both)]
     if problem.kind == "roles":
-        said.append(
+        advice.append(
             (
-                'say which parameter is which: roles={"q": NAME, "k": NAME, "v": NAME, "o": NAME}',
-                f"say which parameter is which: {command} --role q=NAME --role k=NAME --role v=NAME "
-                "--role o=NAME",
+                'name the parameters of the projections: roles={"q": NAME, "k": NAME, "v": NAME, "o": NAME}',
+                f"name the parameters of the projections: {command} --role q=NAME --role k=NAME --role v=NAME"
+                " --role o=NAME",
             )
         )
     elif needed := _needed(evidence):
-        example = needed[0]
-        said.append(
+        advice.append(
             (
-                f"say what to build it with: arguments={{{', '.join(f'{one!r}: ...' for one in needed)}}}",
-                f"say what to build it with: {command} {' '.join(f'--arg {one}=VALUE' for one in needed)}"
-                + (f" (a number, a word in quotes, True, None: --arg {example}=64)" if example else ""),
+                f"pass its arguments: arguments={{{', '.join(f'{name!r}: ...' for name in needed)}}}",
+                f"pass its arguments: {command} {' '.join(f'--arg {name}=VALUE' for name in needed)}"
+                f" (VALUE is a Python literal: --arg {needed[0]}=64)",
             )
         )
-    said.append(
+    advice.append(
         (
-            "where other sizes suit it: d_model=32, num_heads=4",
-            f"where other sizes suit it: {command} --d-model 32 --heads 4",
+            "try other sizes: d_model=32, num_heads=4",
+            f"try other sizes: {command} --d-model 32 --heads 4",
         )
     )
-    others = [one.name for one in candidates(evidence.source or "") if one.name != evidence.name][:4]
+    others = [each.name for each in candidates(evidence.source or "") if each.name != evidence.name][:4]
     if others:
-        said.append(
+        advice.append(
             (
-                f"where another class or function was meant, check that: {', '.join(others)}",
-                f"where another class or function was meant: headwise check {file}:{others[0]}"
-                + (f" (there are also {', '.join(others[1:])})" if others[1:] else ""),
+                f"check a different class or function of the file: {', '.join(others)}",
+                f"check a different class or function of the file: headwise check {file}:{others[0]}"
+                + (f" (or {', '.join(others[1:])})" if others[1:] else ""),
             )
         )
-    return said
+    return advice
 
 
 def _needed(evidence: Evidence) -> list[str]:
-    """The constructor's parameters without a default."""
+    """Return the names of the constructor's parameters without a default."""
     tree = tree_of(evidence.source or "")
-    owners = [one for one in (tree.body if tree is not None else ()) if isinstance(one, ast.ClassDef)]
-    own = [methods_of(one).get("__init__") for one in owners if one.name == evidence.name]
-    if not own or own[0] is None:
+    for node in () if tree is None else tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == evidence.name:
+            constructor = methods_of(node).get("__init__")
+            break
+    else:
         return []
-    spec = own[0].args
-    every = [one.arg for one in (*spec.posonlyargs, *spec.args)]
-    required = every[: len(every) - len(spec.defaults)]
+    if constructor is None:
+        return []
+    spec = constructor.args
+    names = [parameter.arg for parameter in (*spec.posonlyargs, *spec.args)]
+    required = names[: len(names) - len(spec.defaults)]
     keywords = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
-    required += [one.arg for one, default in keywords if default is None]
-    return [one for one in required if one not in ("self", "cls")]
+    required += [parameter.arg for parameter, default in keywords if default is None]
+    return [name for name in required if name not in ("self", "cls")]
 
 
 TORCHS = "torch.nn.MultiheadAttention"
 NOTHING_MIXES = "no output projection"  # a fault where the source promises one, else a remark
 CONCATENATED = "there is no output projection: the heads are concatenated and returned"
 INSIDE = "torch inside"  # the key of the design that is torch's own class
-# what code says that does something beside attention on purpose, and that no number of ours speaks of
+# Words in code that does something beside plain attention, which no design describes.
 MORE = re.compile(
     r"\b(\w*multiplier\w*|layer_?scale\w*|(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*|pos(ition)?_bias|sinusoid\w*|gate\w*|gating"
     r"|normalize|cosine\w*|talking\w*|landmark\w*|kernel\w*|feature_map|elu|conv\w*|cache\w*|landmarks|top_?k"
@@ -181,18 +178,18 @@ MORE = re.compile(
     r"|log_?n|mup|prefix\w*|train_len\w*|temperature|temp))\b",
     re.IGNORECASE,
 )
-# The same of lengths beyond those that the other probes have.
+# The same for code that depends on lengths beyond those of most probes.
 REACH = re.compile(
     r"\b(\w*radius|\w*span|\w*chunk_?(size|len)?|\w*context_?(len\w*|size|window)|local_context|\w*block_?(size|len)"
     r"|train_\w*len\w*|\w*dist(ances?)?|clamp\w*|clip|\w*stride)\b",
     re.IGNORECASE,
 )
-TEMPERATURE = re.compile(  # a number for the scale that whoever builds it chooses
+TEMPERATURE = re.compile(  # a constructor argument for the scale
     r"def __init__\([^)]*?\b(temperature|temp|softmax_scale|scale_factor|attn_scale)\b\s*"
     r"(?::[^,=)]*)?=\s*[\d.]",
     re.S,
 )
-BY_CHOICE = {  # faults that have the numbers of a design, and words that tell of it
+BY_CHOICE = {  # faults with the numbers of a design, and the words that show the design
     "weights scaled after softmax": re.compile(r"\w*multiplier\w*|\w*gain\b|layer_?scale|\.mean\(", re.I),
     "masks joined with or": re.compile(r"\w*prefix\w*|\w*global\w*", re.I),
 }
@@ -201,7 +198,7 @@ POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel
 
 @neutral_torch_state()
 def judge_whole(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Report:
-    """The verdict; `diagnosis`: where it has been made already."""
+    """Return the report on a whole attention. `diagnosis` is passed where it has been made already."""
     report = Report(evidence.name, ok=False, summary="", path=evidence.path)
     report.conventions, report.roles, report.findings = (
         evidence.conventions,
@@ -209,21 +206,23 @@ def judge_whole(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Repor
         evidence.findings,
     )
     report.built, report.tried = evidence.built, list(evidence.tried)
-    report.designs = [one.words for one in evidence.designs if not one.fault]
-    report.problems = _once([*evidence.problems, *(call.problem for call in evidence.calls if call.problem)])
+    report.designs = [design.words for design in evidence.designs if not design.fault]
+    report.problems = _unique(
+        [*evidence.problems, *(call.problem for call in evidence.calls if call.problem)]
+    )
     report.explained = [explain(problem, evidence.source) for problem in report.problems]
     if evidence.weights is None or not any(call.output is not None for call in evidence.calls):
         diagnosis = None
     else:
         diagnosis = diagnose(evidence) if diagnosis is None else diagnosis
         report.errors = diagnosis.errors
-        _say_numbers(report, evidence, diagnosis)
-        _say_weights(report, evidence)
-        _say_order(report, evidence)
-    _say_crashes(report, evidence)
-    _say_findings(report, evidence)
+        _report_numbers(report, evidence, diagnosis)
+        _report_weights(report, evidence)
+        _report_order(report, evidence)
+    _report_crashes(report, evidence)
+    _report_findings(report, evidence)
     _decide(report, evidence, diagnosis)
-    _say_limits(report, evidence)
+    _report_limits(report, evidence)
     report.conventions = replace(evidence.conventions, words=_words(report, evidence))
     for named in (*report.faults, *report.remarks):
         if evidence.source is not None:
@@ -231,24 +230,24 @@ def judge_whole(evidence: Evidence, diagnosis: Diagnosis | None = None) -> Repor
     return report
 
 
-def _once(problems: list[Problem]) -> list[Problem]:
-    """Each but once: what stopped every probe is kept as the first of them, too."""
-    return [one for i, one in enumerate(problems) if not any(one is other for other in problems[:i])]
+def _unique(problems: list[Problem]) -> list[Problem]:
+    """Return each problem once; one that stopped every probe is recorded with each of them."""
+    return list({id(problem): problem for problem in problems}.values())
 
 
 # Faults
 
 
 def _named(fault: Fault, detail: str, evidence: Evidence, line: int | None = None) -> Named:
-    """What the library says of it, with the learner's line."""
+    """Return the fault with its texts and the learner's line."""
     if line is None and evidence.source is not None:
-        found = line_of(fault, evidence.source, evidence.first_line)
-        if found is not None:
-            return Named.of(fault, detail, found[0], text_of(evidence.source, found[0]) or found[1])
+        place = line_of(fault, evidence.source, evidence.first_line)
+        if place is not None:
+            return Named.of(fault, detail, place[0], text_of(evidence.source, place[0]) or place[1])
     return Named.of(fault, detail, line, text_of(evidence.source or "", line))
 
 
-def _say_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> None:
+def _report_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> None:
     if diagnosis.faults:
         inside = diagnosis.faults[0].fault.design if len(diagnosis.faults) == 1 else ""
         if inside:
@@ -258,27 +257,29 @@ def _say_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> No
             return
         own = TEMPERATURE.search(own_code(evidence.source or "", evidence.first_line))
         if own is not None and any(made.fault.step == "scale" for made in diagnosis.faults):
-            report.not_judged.append(f"the scale: it has a number of its own for it ({own[1]}), by choice")
+            report.not_judged.append(f"the scale: the constructor takes it as an argument ({own[1]})")
             diagnosis.faults = None
             return
         for made in diagnosis.faults:
             choice = BY_CHOICE.get(made.fault.key)
-            found = choice and choice.search(own_code(evidence.source or "", evidence.first_line))
-            if found:
-                report.not_judged.append(f"{made.fault.title}: there is {found[0]} in it, by choice perhaps")
+            word = choice and choice.search(own_code(evidence.source or "", evidence.first_line))
+            if word:
+                report.not_judged.append(
+                    f"{made.fault.title}: the code contains {word[0]}, so this may be intended"
+                )
                 diagnosis.faults = None
                 return
         report.faults = [_computed(made, evidence, diagnosis.fit) for made in diagnosis.faults]
         report.alike = [" and ".join(made.fault.key for made in others) for others in diagnosis.alike]
-        parted = first_difference(evidence, diagnosis.faults)
-        if parted is not None:
-            report.first_wrong = f"{parted[1]} (probe: {parted[0]})"
+        difference_at = first_difference(evidence, diagnosis.faults)
+        if difference_at is not None:
+            report.first_wrong = f"{difference_at[1]} (test input: {difference_at[0]})"
     elif diagnosis.faults is None:
         report.first_wrong = first_by_weights(evidence)
         if diagnosis.partly:
             names = " and ".join(made.fault.key for made in diagnosis.partly)
             report.not_judged.append(
-                f"without a mask it computes what '{names}' would; with one, something else"
+                f"without a mask the output is that of the mistake '{names}'; with a mask it is not explained"
             )
     if diagnosis.faults != ():
         report.where_right = where_right(evidence)
@@ -286,62 +287,71 @@ def _say_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) -> No
 
 def _computed(made: Made, evidence: Evidence, fit: float) -> Named:
     fault = made.fault
-    detail = f"your output equals {fault.formula} to {fit:.0e}"
+    detail = f"your output equals {fault.formula} ({largest_difference(fit)})"
     if fault.key == "hard-coded heads":
-        detail = f"it has {made.number:g} heads whatever it was told; it was told {evidence.num_heads}"
+        detail = f"it was built with {evidence.num_heads} heads and computes with {made.number:g}"
     elif made.number is not None:
         assert evidence.weights is not None
         scale = (evidence.weights.q.shape[0] // evidence.num_heads) ** -0.5
-        detail += f", with {made.number:g} in place of {scale:.4g}"
+        detail += f", with the number {made.number:g} instead of {scale:.4g}"
     named = _named(fault, detail, evidence)
     named.number = made.number
     return named
 
 
-def _say_weights(report: Report, evidence: Evidence) -> None:
-    """Weights that are returned and are not those the right output was made with."""
+def _report_weights(report: Report, evidence: Evidence) -> None:
+    """Add a fault if it returns weights other than those of its output, which is right."""
     own = evidence.conventions.always_causal
     batches = [call for call in evidence.calls if call.output is not None and len(call.output) > 1]
     if batches and all(call.weights is None or _by_position_alone(call.weights) for call in batches):
-        return  # a bias; one without an axis of samples fits a batch of one alone
+        return  # a bias, not weights; without a batch axis it fits a batch of one only
     for call, truth in beside_truth(evidence):
         mask = call.inputs.mask
         if report.faults or call.weights is None or (mask is not None and not own):
             continue
         if call.weights.shape != truth.p.shape or difference(call.output, truth.output) > NEAR:
-            continue  # of an output that nothing explains, the weights are not known either
-        seen = (
+            continue  # if the output is not explained, its weights are unknown
+        visible = (
             torch.ones_like(truth.p, dtype=torch.bool) if mask is None else mask[:, None].expand_as(truth.p)
         )
-        off = difference(call.weights[seen], truth.p[seen])
+        off = difference(call.weights[visible], truth.p[visible])
         if off <= NEAR:
             continue
         scores = {"scaled scores": truth.scaled, "bare scores": truth.scores}
         which = next(
-            (words for words, one in scores.items() if difference(call.weights[seen], one[seen]) <= NEAR), ""
+            (
+                words
+                for words, tensor in scores.items()
+                if difference(call.weights[visible], tensor[visible]) <= NEAR
+            ),
+            "",
         )
         if mask is not None and not which:
-            continue  # of weights under a mask the findings speak
+            continue  # the findings cover weights with a mask
         called = says_weights(evidence.source or "", evidence.first_line)
         if not which and not called and difference(call.weights.sum(-1), truth.p.sum(-1)) > NEAR:
-            continue  # a bias by position, say: nothing of it looks like weights
+            continue  # not weights: a bias by position, for example
         if which and not called:
-            if "scores returned" not in {one.key for one in report.remarks}:
-                detail = f"it returns the {which} beside the output, not the weights"
+            if "scores returned" not in {remark.key for remark in report.remarks}:
+                detail = f"it returns the {which} with the output, not the weights"
                 report.remarks.append(_named(FAULTS["scores returned"], detail, evidence))
             continue
-        detail = f"they are the {which}, before the softmax" if which else f"they are off by {off:.2g}"
+        detail = (
+            f"the returned tensor is the {which}, before the softmax"
+            if which
+            else f"the returned weights differ from those of the output by up to {off:.2g}"
+        )
         report.faults.append(_named(FAULTS["other weights returned"], detail, evidence))
 
 
 def _by_position_alone(returned: torch.Tensor) -> bool:
-    """Whether it is the same for every sample and no row sums to 1: a bias or a mask, and no weights."""
+    """Return True if it is the same for every sample and no row sums to 1: a bias or a mask, not weights."""
     alike = torch.equal(returned, returned[:1].expand_as(returned))
     return alike and not bool(torch.isclose(returned.sum(-1), torch.ones((), dtype=returned.dtype)).any())
 
 
-def _say_order(report: Report, evidence: Evidence) -> None:
-    """A fused projection that is called qkv, or is torch's, and is taken apart in another order."""
+def _report_order(report: Report, evidence: Evidence) -> None:
+    """Add a fault if a fused projection named qkv (or in_proj) is split in a different order."""
     if report.faults:
         return
     roles = [evidence.roles[letter] for letter in "qkv" if letter in evidence.roles]
@@ -352,24 +362,24 @@ def _say_order(report: Report, evidence: Evidence) -> None:
     if order == "qkv":
         return
     key = "fused order k q v" if order == "kqv" else "fused order v k q"
-    detail = f"{roles[0].path} holds {', '.join(order)} in this order"
+    detail = f"{roles[0].path} is split in the order {', '.join(order)}"
     report.faults.append(_named(FAULTS[key], detail, evidence))
 
 
-def _say_crashes(report: Report, evidence: Evidence) -> None:
-    """Crashes that have a name are faults; each once, and never those that may be our doing."""
+def _report_crashes(report: Report, evidence: Evidence) -> None:
+    """Add exceptions that are known faults, each once, if the code itself is the reason."""
     for problem in report.problems:
         for fault in FAULTS.values():
             ends_so = any(words in problem.message for words in fault.crash)
             if not ends_so or not (problem.probe or "").startswith(fault.crash_probe):
                 continue
-            if fault.key not in {one.key for one in report.faults} and is_theirs(problem, evidence):
+            if fault.key not in {named.key for named in report.faults} and is_theirs(problem, evidence):
                 detail = f"line {problem.line}: {problem.message}"
                 report.faults.append(_named(fault, detail, evidence, problem.line))
 
 
-def _say_findings(report: Report, evidence: Evidence) -> None:
-    """Findings that are wrong and have a name are faults, unless a fault found before brings them along."""
+def _report_findings(report: Report, evidence: Evidence) -> None:
+    """Add findings that are known faults, unless they follow from a fault that is already reported."""
     for finding in evidence.findings:
         fault = FAULTS.get(finding.fault or "")
         if finding.verdict == "unknown":
@@ -377,8 +387,10 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
         own = own_code(evidence.source or "", evidence.first_line)
         more = MORE.search(own) or REACH.search(own)
         if finding.fault == "wrong at other lengths" and finding.verdict == "wrong" and more is not None:
-            finding.verdict = "unknown"  # a window that is wider than the other probes, say
-            report.not_judged.append(f"{finding.name}: {finding.detail}; there is more in it ({more[0]})")
+            finding.verdict = "unknown"  # it may be a window wider than the other probes
+            report.not_judged.append(
+                f"{finding.name}: {finding.detail}; the code contains {more[0]}, so this may be intended"
+            )
         if finding.verdict == "wrong" and fault is None and report.faults:
             finding.verdict = "consequence"
         if finding.verdict != "wrong" or fault is None:
@@ -394,18 +406,18 @@ def _say_findings(report: Report, evidence: Evidence) -> None:
             remark = _named(fault, finding.detail, evidence, finding.line)
             report.remarks.append(replace(remark, title=CONCATENATED))
             finding.verdict = "remark"
-        elif {fault.key, *fault.said_by} & {one.key for one in (*report.faults, *report.remarks)}:
-            finding.verdict = "remark" if fault.remark else "consequence"  # told already
+        elif {fault.key, *fault.said_by} & {named.key for named in (*report.faults, *report.remarks)}:
+            finding.verdict = "remark" if fault.remark else "consequence"  # reported already
         else:
             named = _named(fault, finding.detail, evidence, finding.line)
             if fault.alone:
-                report.faults = []  # the numbers of a module of another shape explain nothing
+                report.faults = []  # for a module of this shape they explain nothing
             (report.remarks if fault.remark else report.faults).append(named)
             finding.verdict = "remark" if fault.remark else finding.verdict
 
 
 def _concerns_projections(finding: Finding, evidence: Evidence) -> bool:
-    """Whether it is about an input or about a parameter that a projection was made of."""
+    """Return True if it is about an input or about a parameter of a projection."""
     theirs = {name for role in evidence.roles.values() for name in (role.path, role.parameter)}
     return not theirs or bool({*finding.parts} & (theirs | INPUTS | {*evidence.conventions.arguments}))
 
@@ -414,7 +426,7 @@ def _concerns_projections(finding: Finding, evidence: Evidence) -> bool:
 
 
 def _decide(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> None:
-    wrong = [one for one in report.findings if one.verdict == "wrong"]
+    wrong = [finding for finding in report.findings if finding.verdict == "wrong"]
     if diagnosis is not None and diagnosis.errors and diagnosis.faults == ():
         report.ok = not (report.faults or report.problems or wrong)
     doubt = None if report.ok or report.faults or wrong else _doubt(report, evidence, diagnosis)
@@ -430,94 +442,91 @@ def _decide(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> 
     elif wrong:
         report.summary = wrong[0].detail
     elif report.problems:
-        theirs = [one for one in report.problems if is_theirs(one, evidence)]
+        theirs = [problem for problem in report.problems if is_theirs(problem, evidence)]
         report.summary = report.explained[report.problems.index(theirs[0])]
     else:
         report.summary = (
-            f"{report.name} computes something other than multi-head attention; no fault we know explains it"
+            f"{report.name} does not compute multi-head attention, and no known mistake explains its output"
         )
 
 
 def _doubt(report: Report, evidence: Evidence, diagnosis: Diagnosis | None) -> str | None:
-    """Why nothing is proved, in one sentence; None where it is proved to be wrong."""
-    own = evidence.conventions.always_causal  # then a causal mask is the code's, and nothing of ours went in
+    """Return why it was not judged, in one sentence; None if it is proved to be wrong."""
+    own = evidence.conventions.always_causal  # then a causal mask is the code's own, and none was passed
     masked = {
         call.probe
         for call in evidence.calls
         if (mask := call.inputs.mask) is not None
         and not (own and bool((mask == torch.ones_like(mask).tril()).all()))
     }
-    theirs = [one for one in report.problems if is_theirs(one, evidence) and one.probe not in masked]
-    if theirs:
+    if any(is_theirs(problem, evidence) and problem.probe not in masked for problem in report.problems):
         return None
     if report.problems:
         return report.explained[0].replace("; pass roles=", "")
     if diagnosis is None or not diagnosis.errors:
-        return f"{report.name} gave no numbers that have one right answer"
+        return f"{report.name} returned no output that could be compared"
     plain = max((off for probe, off in diagnosis.errors.items() if probe not in masked), default=0.0)
     if plain <= NEAR:
         argument = evidence.conventions.mask_argument or "a mask"
         return (
-            f"without a mask {report.name} is right; what {argument} means I could not find out: with it, "
-            "the numbers are others, and no mistake I know gives them"
+            f"{report.name} is right without a mask, but headwise could not find out what {argument} means: "
+            "no known meaning or mistake gives the output with it"
         )
     made = None if evidence.weights is None else len(evidence.weights.o)
     widths = {call.output.shape[-1] for call in evidence.calls if call.output is not None}
     if made is not None and widths and widths != {made}:
-        return (
-            f"the projections that were found make {made} channels, and {report.name} returns {max(widths)}"
-        )
+        return f"{report.name} returns {max(widths)} channels, but its output projection seems to have {made}"
     more = MORE.search(own_code(evidence.source or "", evidence.first_line))
     if more is not None and POSITIONS.fullmatch(more[0]):
-        return f"there is a position encoding inside ({more[0]}) that headwise does not know"
+        return f"{report.name} has a position encoding that headwise does not know ({more[0]})"
     if more is not None or evidence.beside:
-        what = more[0] if more is not None else ", ".join(evidence.beside[:3])
+        extra = more[0] if more is not None else ", ".join(evidence.beside[:3])
         return (
-            f"{report.name} computes something other than plain multi-head attention; there is more in it "
-            f"({what}), and I cannot tell whether that is why"
+            f"{report.name} differs from plain multi-head attention, and contains something that headwise "
+            f"does not know ({extra}), which may be the reason"
         )
     return None
 
 
 def _praise(report: Report, evidence: Evidence) -> str:
     worst = max(report.errors.values(), default=0.0)
-    how = f"to {worst:.0e}" if worst else "to the last digit"
-    if any(one.key == INSIDE for one in evidence.designs):
-        return f"torch's own class does the work in {report.name}; what you wrote around it is right, {how}"
+    fit = largest_difference(worst)
+    if any(design.key == INSIDE for design in evidence.designs):
+        return f"{report.name} uses torch's own class, and the code around it is correct ({fit})"
     if report.designs:
-        return f"{report.name} is right within its design, {how}"
-    if any(one.key == NOTHING_MIXES for one in report.remarks):
-        return f"{report.name} computes multi-head attention without an output projection, {how}"
-    return f"{report.name} computes what {TORCHS} computes, {how}"
+        return f"{report.name} is a correct variant of multi-head attention ({fit})"
+    if any(remark.key == NOTHING_MIXES for remark in report.remarks):
+        return f"{report.name} computes multi-head attention without an output projection ({fit})"
+    return f"{report.name} computes the same as {TORCHS} ({fit})"
 
 
-# What is said beside it
+# Limits and conventions
 
 
-def _say_limits(report: Report, evidence: Evidence) -> None:
+def _report_limits(report: Report, evidence: Evidence) -> None:
     conventions = evidence.conventions
     if evidence.weights is None or not report.judged:
         return
     if conventions.self_only:
         report.not_judged.append(
-            "queries, keys and values come from one input: whether two are swapped makes no difference here"
+            "swapped projections: queries, keys and values have the same input, so a swap changes nothing"
         )
     if conventions.mask_argument is None and not conventions.always_causal:
-        report.not_judged.append("masks: it takes none")
+        report.not_judged.append("masks: it takes no mask")
     if report.ok and (row := empty_row(evidence)) is not None:
-        report.equal.append(f"a query that may see nothing gets {row}")
+        report.equal.append(f"for a query whose keys are all hidden, {row}")
 
 
 def _words(report: Report, evidence: Evidence) -> list[str]:
-    """How it is called, without what the verdict has answered since, or would contradict."""
+    """Return the words on its conventions, without those that the verdict settles or contradicts."""
     if not report.judged:
         return evidence.conventions.words
-    kept = [one for one in evidence.conventions.words if one not in evidence.doubts]
+    words = [sentence for sentence in evidence.conventions.words if sentence not in evidence.doubts]
     about_masks = any(
-        one.key in FAULTS and (FAULTS[one.key].needs_mask or "mask" in one.key) for one in report.faults
+        named.key in FAULTS and (FAULTS[named.key].needs_mask or "mask" in named.key)
+        for named in report.faults
     )
-    if about_masks:  # what was asked for, not what it does
-        kept = [
-            re.sub(r" is ((?:bool|0 and 1).*: (?:True|1) where)", r" was given as \1", one) for one in kept
-        ]
-    return kept
+    if about_masks:  # what was passed, not what the code does
+        pattern = re.compile(r" is ((?:bool|0 and 1).*: (?:True|1) where)")
+        words = [pattern.sub(r" was given as \1", sentence) for sentence in words]
+    return words

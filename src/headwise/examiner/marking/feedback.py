@@ -12,7 +12,7 @@ from ...errors import ArgumentError
 from ...show.texts import plain
 from ...whole_files import whole_file
 from ..report import Report
-from ..report_formats.sentences import MARKS, Heading, Listed, Note, Part, Quote, Rows, tell
+from ..report_formats.sentences import MARKS, Heading, Listed, Note, Part, Quote, Rows, report_parts
 from .rubric import Mark
 from .submissions import (
     facts_in_words,
@@ -63,7 +63,7 @@ def for_student(report: Report, name: str, mark: Mark | None = None, hint: int |
     if mark is not None:
         blocks.append(_points(mark, hint))
     report = rewritten(report, partial(without_folder, report))
-    blocks += [_block(part) for part in tell(report, hint)]
+    blocks += [_block(part) for part in report_parts(report, hint)]
     return "\n\n".join(blocks) + "\n"
 
 

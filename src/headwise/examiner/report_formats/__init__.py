@@ -1,7 +1,7 @@
-"""A `Report` for eyes and for programs: plain text, terminal, notebook, JSON.
+"""A `Report` as plain text, on a terminal, in a notebook and as JSON.
 
-What is said is decided once, in `sentences.tell`; here it is only set. So a hint gives away the same
-everywhere, and nothing the learner wrote reaches a screen unless it was made harmless there.
+`sentences.report_parts` decides the content once, so a hint reveals the same in every format, and text from
+the learner's code is made safe to print in one place.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ..report import Report
-from .sentences import MARKS, Heading, Listed, Note, Part, Quote, Row, Rows, fitting, tell
+from .sentences import MARKS, Heading, Listed, Note, Part, Quote, Row, Rows, fitting, report_parts
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-SCHEMA = 1  # a field may be added under the same number; one that goes or changes its meaning counts it up
+SCHEMA = 1  # increased if a field is removed or changes its meaning, not if one is added
 
 
 def as_json(
     report: Report, indent: int | None = 2, hint: int | None = None, beside: dict[str, Any] | None = None
 ) -> str:
-    """Everything the report knows: "schema", "verdict" (right, wrong or not judged) and "exit_code", then its
-    fields under their own names. With a hint, and where it is wrong, only what the hint lets through: "hints"
-    of each fault, "text" as a terminal shows it, and the name and path.
+    """Return the report as JSON: "schema", "verdict" (right, wrong or not judged), "exit_code", its fields.
 
-    JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity". Only ascii is
-    written, so that any terminal and any file can hold it.
+    With a hint, a wrong report has only the name, the path, the "hints" of each fault, and the "text" that a
+    terminal shows. JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity".
+    The text is ascii.
 
     Args:
         report: the verdict.
-        indent: spaces a level; None for one line.
-        hint: None for everything; 1, 2 or 3 for hints up to that one and no more.
-        beside: more fields, of whoever asks.
+        indent: spaces per level; None for one line.
+        hint: None for everything; 1, 2 or 3 for hints up to this one.
+        beside: fields to add.
     """
     facts: dict[str, Any] = {"schema": SCHEMA, "verdict": report.verdict, "exit_code": report.exit_code}
     if hint is not None and report.verdict == "wrong":
@@ -52,9 +51,9 @@ def as_json(
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -65,19 +64,19 @@ IN = "  "
 
 
 def as_text(report: Report, hint: int | None = None, *, encoding: str | None = None) -> str:
-    """The report, or the hints up to `hint`, as lines without colour.
+    """Return the report, or the hints up to `hint`, as lines without colour.
 
     Args:
         report: the verdict.
-        hint: None for everything; 1, 2 or 3 for hints up to that one and no more.
-        encoding: letters that may be used; None for those of standard output.
+        hint: None for everything; 1, 2 or 3 for hints up to this one.
+        encoding: the characters that may be used; None for the encoding of standard output.
 
     Raises:
-        ArgumentError: another hint.
+        ArgumentError: hint is not None, 1, 2 or 3.
     """
     if encoding is None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    blocks = ["\n".join(_lines(part)) for part in tell(report, hint)]
+    blocks = ["\n".join(_lines(part)) for part in report_parts(report, hint)]
     return fitting("\n\n".join(blocks), encoding)
 
 
@@ -128,12 +127,12 @@ COLOURS = {"right": "bold green", "wrong": "bold red", "unknown": "bold yellow",
 def print_to(console: Console, report: Report, hint: int | None = None) -> None:
     """Print the report, or the hints up to `hint`, on a rich console.
 
-    Every text goes in as text: rich reads no markup, no emoji codes and no escape codes in it.
+    Texts are passed as `Text`, so rich interprets no markup, emoji codes or escape codes in them.
 
     Raises:
         ArgumentError: a hint other than None, 1, 2, 3.
     """
-    for at, part in enumerate(tell(report, hint)):
+    for at, part in enumerate(report_parts(report, hint)):
         if at:
             console.print()
         console.print(_printed(part, console.encoding))
@@ -148,8 +147,8 @@ def _printed(part: Part, encoding: str) -> RenderableType:
     def text(words: str, style: str = "") -> Text:
         return Text(fitting(words, encoding), style=style, overflow="fold")
 
-    def indented(what: RenderableType, by: int = 2) -> Padding:
-        return Padding(what, (0, 0, 0, by))
+    def indented(content: RenderableType, by: int = 2) -> Padding:
+        return Padding(content, (0, 0, 0, by))
 
     match part:
         case Heading(mark, words):
@@ -175,8 +174,8 @@ def _printed(part: Part, encoding: str) -> RenderableType:
             return indented(text(words, "dim"))
 
 
-# Text has the page's own colour. A notebook's theme need not be the system's, so for the three marks what
-# JupyterLab, VS Code and Colab say of theirs comes last.
+# Text has the colour of the page. The theme of a notebook may differ from the system's, so for the colours of
+# the marks the rules for JupyterLab, VS Code and Colab come last.
 LIGHT = "--good:#116329;--bad:#b3261e;--doubt:#7d4e00"
 DARK = "--good:#56d364;--bad:#ff8a80;--doubt:#e3b341"
 STYLE = f"""
@@ -203,13 +202,13 @@ background:none;color:inherit;white-space:pre-wrap;overflow-wrap:anywhere;margin
 
 
 def as_html(report: Report, hint: int | None = None) -> str:
-    """The report as one `<div>` with its own style; no script, nothing fetched, every text escaped.
+    """Return the report as one `<div>` with its own style, without scripts and with every text escaped.
 
     Raises:
         ArgumentError: a hint other than None, 1, 2, 3.
     """
-    parts = "\n".join(map(_drawn, tell(report, hint)))
-    # Notebooks read $...$ in HTML as formulas; these classes ask them not to.
+    parts = "\n".join(map(_drawn, report_parts(report, hint)))
+    # Notebooks read $...$ in HTML as formulas; these classes prevent it.
     return (
         f'<div class="headwise-report tex2jax_ignore mathjax_ignore"><style>{STYLE}</style>\n{parts}\n</div>'
     )

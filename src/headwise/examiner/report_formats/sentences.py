@@ -1,4 +1,4 @@
-"""What a report says, in sentences and rows, harmless to print; and how much of it a hint lets through."""
+"""A report as headings, rows and sentences that are safe to print; with a hint, only what the hint allows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from itertools import zip_longest
 
 from ...errors import ArgumentError
 from ...show.texts import plain
-from ..report import Finding, Named, Other, Problem, Report, line_in_words
+from ..report import Finding, Named, Other, Problem, Report, largest_difference, line_in_words
 
 
 @dataclass(frozen=True)
 class Heading:
-    """One line that says it all; `mark` is "right" or "wrong"."""
+    """The verdict in one line; `mark` is "right", "wrong" or "unknown"."""
 
     mark: str
     text: str
@@ -27,14 +27,14 @@ class Heading:
 class Quote:
     """A line of the learner's source."""
 
-    place: str  # "mha.py:41", or "" where it is not known
+    place: str  # "mha.py:41", or "" if it is unknown
     line: int | None
     text: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """A label and what it stands for; code is set as it was written."""
+    """A label and its text; code is shown unchanged."""
 
     label: str
     text: str
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that stand together."""
+    """Rows that are shown as one table."""
 
     rows: tuple[Row, ...]
 
@@ -53,7 +53,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Listed:
-    """A title and sentences under it, each with its mark: "right", "wrong", "unknown", "item"."""
+    """A title and a list of (mark, sentence); a mark is "right", "wrong", "unknown" or "item"."""
 
     title: str
     items: tuple[tuple[str, str], ...]
@@ -64,7 +64,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Note:
-    """A remark, said quietly."""
+    """A remark in small print."""
 
     text: str
 
@@ -74,18 +74,18 @@ Part = Heading | Quote | Rows | Listed | Note
 
 MARKS = {"right": "✓", "wrong": "✗", "unknown": "?", "item": "·", "": " "}
 
-PLAINER = {  # for encodings that lack them; whatever else is missing becomes \u....
+PLAINER = {  # replacements for encodings without these characters; others become \u....
     "✓": "ok", "✗": "x", "·": "-", "→": ">", "│": "|", "↵": "\\n", "⇥": "\\t",
     "\N{REPLACEMENT CHARACTER}": "?",
     "√": "sqrt", "×": "x", "−": "-", "ᵀ": "^T", "…": "...", "≠": "!=", "≤": "<=", "≥": ">=", "≈": "~",
     "–": "-", "—": "-", "‘": "'", "’": "'", "“": '"', "”": '"',
 }  # fmt: skip
-LONGEST = 1_000  # characters of one line: a message may hold all that a program printed
+LONGEST = 1_000  # characters of one line: a message may hold all the output of a program
 MOST_LINES = 20
 
 
 def harmless(text: str) -> str:
-    """Line by line without control characters; tabs as spaces, what is far too long cut off.
+    """Return the text without control characters, with tabs as spaces, and cut off if it is too long.
 
     Example:
         >>> harmless("a\\x1b[31m\\n\\tb")
@@ -99,12 +99,12 @@ def harmless(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`harmless`, with spaces where lines ended."""
+    """Return `harmless(text)` on one line."""
     return " ".join(harmless(text).split())
 
 
 def fitting(text: str, encoding: str | None) -> str:
-    """The text in letters that `encoding` has; None is the narrowest, ascii.
+    """Return the text in characters that `encoding` has; None is ascii.
 
     Example:
         >>> fitting("✗ scores / √24", "ascii"), fitting("✗ scores / √24", "utf-8")
@@ -136,19 +136,19 @@ WHILE = {
     "call": "while it was being called",
     "backward": "while gradients were computed",
 }
-RIGHT = 2e-5  # apart by less than this, two numbers are one: `diagnose.NEAR`, without torch
-MOST_TRIED, MOST_ALIKE = 6, 3  # of each, that many are told
+RIGHT = 2e-5  # numbers that differ by less are equal; `diagnosis.NEAR`, without importing torch
+MOST_TRIED, MOST_ALIKE = 6, 3  # how many of each are listed
 LETTERS = {"q": "queries", "k": "keys", "v": "values", "o": "output"}
 
 
 def sentence(text: str) -> str:
-    """On one line, with a full stop."""
+    """Return the text on one line, with a full stop."""
     text = one_line(text)
     return text if not text or text[-1] in ".!?:" else f"{text}."
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first full stop that is followed by a capital letter: "v1.2" and "e.g. x" are not ends.
+    """Return the text up to the first full stop before a capital letter: "v1.2" and "e.g. x" are no ends.
 
     Example:
         >>> first_sentence("line 3: F is not defined. Import it: import torch.nn.functional as F")
@@ -158,7 +158,7 @@ def first_sentence(text: str) -> str:
 
 
 def listed(title: str, mark: str, texts: Iterable[str]) -> Listed:
-    """Sentences under a title, each once."""
+    """Return a list of sentences under a title, each sentence once."""
     return Listed(title, tuple((mark, each) for each in dict.fromkeys(map(sentence, texts)) if each))
 
 
@@ -166,24 +166,24 @@ def listed(title: str, mark: str, texts: Iterable[str]) -> Listed:
 
 
 def compared(report: Report) -> list[Row]:
-    """How many probes, how far apart at most, and which; where some are wrong, each of those."""
+    """Return the largest difference over all test inputs, or that of each wrong one."""
     if not report.errors:
         return []
-    counted = f"{len(report.errors)} probe{'s' * (len(report.errors) != 1)} beside {report.beside}"
+    tests = f"{len(report.errors)} test input{'s' * (len(report.errors) != 1)}"
     right = {one_line(probe): error for probe, error in report.errors.items() if error <= RIGHT}
     wrong = {one_line(probe): error for probe, error in report.errors.items() if not error <= RIGHT}  # or NaN
-    worst = max(right.values(), default=0.0)
-    apart = "every number the same" if worst == 0 else f"at most {_size(worst)} apart"
     if not wrong:
-        return [Row("Compared", f"{counted}, {apart}: {', '.join(right)}")]
+        fit = largest_difference(max(right.values()))
+        return [Row("Compared", f"{tests} with {report.beside}, {fit}: {', '.join(right)}")]
     each = ", ".join(f"{probe} {_size(error)}" for probe, error in wrong.items())
-    fine = f"; right: {', '.join(right)}" if right else ""
-    return [Row("Compared", f"{counted}. Apart, as a share of the largest number: {each}{fine}")]
+    fine = f". Equal: {', '.join(right)}" if right else ""
+    title = "Largest difference, relative to the largest number"
+    return [Row("Compared", f"{tests} with {report.beside}. {title}: {each}{fine}")]
 
 
 def _size(error: float) -> str:
     if not math.isfinite(error):
-        return "NaN" if math.isnan(error) else "infinitely far"
+        return "NaN" if math.isnan(error) else "infinite"
     return f"{error:.2g}"
 
 
@@ -191,86 +191,91 @@ def _size(error: float) -> str:
 
 
 def what_was_judged(report: Report) -> list[Note]:
-    """Of a file: which class or function, on which line; and which others look like attention."""
+    """Return which classes or functions of a file were judged, and which were not."""
     if report.line is None:
         return []
-    said = [f"Judged: {_at(report)}"]
-    said += [f"{_at(one)}: {one.verdict}" for one in report.others if one.verdict]
-    left = [_at(one) for one in report.others if not one.verdict]
-    said += [f"not judged, for there is a likelier one: {', '.join(left)} (--name NAME)"] if left else []
-    return [Note("; ".join(said))]
+    judged = [f"{_at(other)}: {other.verdict}" for other in report.others if other.verdict]
+    skipped = [_at(other) for other in report.others if not other.verdict]
+    text = f"Judged: {_at(report)}."
+    if judged:
+        text += f" Also judged: {', '.join(judged)}."
+    if skipped:
+        text += f" Not judged: {', '.join(skipped)}; to judge one of these, use --name NAME."
+    return [Note(text)]
 
 
-def _at(one: Report | Other) -> str:
-    where = "" if one.line is None else f" ({line_in_words(one.line, one.cell)})"
-    return f"{one_line(one.name)}{where}"
+def _at(code: Report | Other) -> str:
+    where = "" if code.line is None else f" ({line_in_words(code.line, code.cell)})"
+    return f"{one_line(code.name)}{where}"
 
 
 def what_it_is(report: Report) -> list[Row]:
-    """What it has inside on purpose."""
+    """Return the variants of attention that were recognised."""
     if not report.designs:
         return []
-    each = [re.sub(r"[;,] within (it|them|that), right$", "", one_line(one)) for one in report.designs]
-    return [Row("It is", sentence("attention with " + "; ".join(each)))]
+    designs = [re.sub(r"[;,] within (it|them|that), right$", "", one_line(each)) for each in report.designs]
+    return [Row("Variant", sentence("attention with " + "; ".join(designs)))]
 
 
 def how_it_was_built(report: Report) -> list[Row]:
-    """With which arguments, and what was tried before."""
-    built = [Row("I built it with", one_line(report.built), code=True)] if report.built else []
+    """Return how it was built, and the attempts that failed."""
+    built = [Row("Built with", one_line(report.built), code=True)] if report.built else []
     tried = "\n".join(one_line(each) for each in report.tried[:MOST_TRIED])
-    return [*built, *([Row("I tried", tried)] if tried else [])]
+    return [*built, *([Row("Tried", tried)] if tried else [])]
 
 
 def what_to_do(report: Report) -> list[str]:
-    """What to pass, on the command line or in Python, as its reader needs."""
+    """Return what to pass, on the command line or in Python."""
     return report.counsel_for_files if report.on_command_line else report.counsel
 
 
 def not_told_apart(report: Report) -> str:
-    """Which others would have computed the same."""
+    """Return a sentence on the other explanations that compute the same."""
     names = [one_line(each) for each in report.alike[:MOST_ALIKE]]
     more = len(report.alike) - len(names)
     listed = ", ".join(names) + (f" and {more} more" if more else "")
-    return f"Ambiguous: in these probes it cannot be told from {listed}; the smallest explanation is named."
+    return f"Ambiguous: these mistakes would give the same output: {listed}. The simplest one is reported."
 
 
 def how_it_is_called(report: Report) -> list[Row]:
-    """The conventions that were found, one a line."""
+    """Return how the code is called, one convention a line."""
     words = "\n".join(one_line(each) for each in report.conventions.words)
     return [Row("How it is called", words)] if words else []
 
 
 def its_weights(report: Report) -> list[Row]:
-    """Where the projections were found, and how."""
-    found = {word: report.roles[letter] for letter, word in LETTERS.items() if letter in report.roles}
-    if not found:
+    """Return the parameters of the projections, and how they were identified."""
+    roles = {word: report.roles[letter] for letter, word in LETTERS.items() if letter in report.roles}
+    if not roles:
         return []
     each = ", ".join(
-        f"{word} {one_line(role.parameter)}{' (kept as [in, out])' if role.transposed else ''}"
-        for word, role in found.items()
+        f"{word} {one_line(role.parameter)}{' (stored as [in, out])' if role.transposed else ''}"
+        for word, role in roles.items()
     )
-    ways = " and ".join(dict.fromkeys(one_line(role.how) for role in found.values() if role.how))
-    return [Row("Its weights", each + (f"; found by {ways}" if ways else ""))]
+    ways = " and ".join(dict.fromkeys(one_line(role.how) for role in roles.values() if role.how))
+    return [Row("Projections", each + (f"; identified by {ways}" if ways else ""))]
 
 
 def how_it_ran(report: Report) -> str:
-    """What was checked, how long it took, what fenced it in: names alone, what each does is in the JSON."""
+    """Return what was checked, how long it took, and the names of the protections."""
     where = f" in {place}" if (place := _place(report, None)) else ""
     took = f" in {report.seconds:.1f} s" if report.seconds >= 0.05 else ""
     named = [one_line(each).partition(":") for each in report.protections]
-    fenced = "; ".join(f"without protections{colon}{why}" for name, colon, why in named if name == "none")
+    protection = "; ".join(
+        f"without protections{colon}{text}" for name, colon, text in named if name == "none"
+    )
     if names := ", ".join(name for name, _, _ in named if name != "none"):
-        fenced = f"behind these protections: {names}"
+        protection = f"with these protections: {names}"
     if missing := ", ".join(one_line(each).partition(":")[0] for each in report.missing_protections):
-        fenced += f"{'; ' if fenced else ''}this system lacks: {missing}"
-    return f"Checked {one_line(report.name)}{where}{took}{', ' if fenced else ''}{fenced}."
+        protection += f"{'; ' if protection else ''}not available on this system: {missing}"
+    return f"Checked {one_line(report.name)}{where}{took}{', ' if protection else ''}{protection}."
 
 
 def remarks(report: Report) -> list[Part]:
-    """What is no fault, and what nobody can tell."""
+    """Return the lists of harmless differences and of what could not be judged."""
     unknown = [finding_in_words(each) for each in report.findings if each.verdict == "unknown"]
     return [
-        listed("Different, but equal: no fault", "item", report.equal),
+        listed("Differences that are not mistakes", "item", report.equal),
         listed("Could not be judged", "unknown", [*report.not_judged, *unknown]),
     ]
 
@@ -279,27 +284,27 @@ def remarks(report: Report) -> list[Part]:
 
 
 def fault_in_full(report: Report, fault: Named) -> list[Part]:
-    """Its line, and all that is known of it."""
+    """Return the learner's line and everything known about a fault."""
     text = " ".join(harmless(fault.text).strip().split("\n"))
     quote = (
         [Quote(_place(report, fault.line, fault.cell), fault.line, text)]
         if text or fault.line is not None
         else []
     )
-    known = (
+    rows = (
         Row("You compute", harmless(fault.formula), code=True),
         Row("It should be", harmless(fault.right), code=True),
-        Row("Number found", "" if fault.number is None else f"{fault.number:.6g}"),
-        Row("How we know", sentence(fault.detail)),
+        Row("Your number", "" if fault.number is None else f"{fault.number:.6g}"),
+        Row("Evidence", sentence(fault.detail)),
         Row("Why it matters", sentence(fault.why)),
         Row("Repair", "" if fault.tried is False else harmless(fault.repair), code=True),
-        Row("Tried", "with this line the file passes" if fault.tried else ""),
+        Row("Tested", "with this repair the file passes the check" if fault.tried else ""),
     )
-    return [*quote, Rows(tuple(row for row in known if row.text))]
+    return [*quote, Rows(tuple(row for row in rows if row.text))]
 
 
 def _place(report: Report, line: int | None, cell: int | None = None) -> str:
-    """As editors and terminals make links of it."""
+    """Return "file:line", which editors and terminals turn into a link."""
     if report.path is None:
         return ""
     path = report.path
@@ -311,21 +316,25 @@ def _place(report: Report, line: int | None, cell: int | None = None) -> str:
 
 
 def other_findings(report: Report) -> list[Finding]:
-    """What was found wrong beside the numbers and is not told as a fault anyway."""
-    told = {fault.key for fault in report.faults}
-    return [each for each in report.findings if each.verdict == "wrong" and each.fault not in told]
+    """Return the wrong findings that are not reported as faults."""
+    reported = {fault.key for fault in report.faults}
+    return [each for each in report.findings if each.verdict == "wrong" and each.fault not in reported]
 
 
 def finding_in_words(finding: Finding) -> str:
-    """What was looked at, and what was seen."""
+    """Return the name and the detail of a finding."""
     line = "" if finding.line is None else f" ({line_in_words(finding.line, finding.cell)})"
     return one_line(finding.name) + line + (f": {one_line(finding.detail)}" if finding.detail else "")
 
 
-def stops(report: Report, told: int = 4, headline: str = "", exceptions: bool = False) -> Listed:
-    """What was raised, once a line of source: 1 tells where, 2 also what, 3 also what it means,
-    4 also what to do. What `headline` says is not repeated.
-    `exceptions`: without what is told in words, not raised.
+def stops(report: Report, level: int = 4, headline: str = "", exceptions: bool = False) -> Listed:
+    """Return the exceptions, each line of source once.
+
+    Args:
+        report: the verdict.
+        level: 1 shows where it was raised, 2 also the message, 3 also its meaning, 4 also what to do.
+        headline: what it says is not repeated.
+        exceptions: leave out problems that were not raised as exceptions.
     """
     lines_of_faults = {(fault.cell, fault.line) for fault in report.faults if fault.line is not None}
     probes: dict[tuple[object, ...], list[str]] = {}
@@ -334,27 +343,27 @@ def stops(report: Report, told: int = 4, headline: str = "", exceptions: bool = 
         place: tuple[object, ...] = (meaning,)
         if problem is not None:
             if problem.stage == "import" and (problem.cell, problem.line) in lines_of_faults:
-                continue  # told as that fault
+                continue  # reported as that fault
             if exceptions and not problem.kind[:1].isupper():
                 continue
             where = problem.message if problem.line is None else (problem.cell, problem.line)
             place = (problem.stage, problem.kind, where)
         firsts.setdefault(place, (problem, meaning or ""))
         probes.setdefault(place, []).extend([problem.probe] if problem and problem.probe else [])
-    said: list[tuple[str, str]] = []
+    items: list[tuple[str, str]] = []
     for place, (problem, meaning) in firsts.items():
         if problem is not None:
-            said.append(("wrong", sentence(problem_in_words(problem, probes[place], message=told >= 2))))
+            items.append(("wrong", sentence(problem_in_words(problem, probes[place], message=level >= 2))))
         meaning, first = one_line(meaning), first_sentence(meaning)
         if headline and first == first_sentence(headline):
             meaning = meaning[len(first) :].lstrip(". ")
-        if told >= 3 and meaning and meaning.rstrip(".") not in headline:
-            said.append(("item", sentence(meaning if told >= 4 else first)))
-    return Listed("What stopped it", tuple(dict.fromkeys(said)))
+        if level >= 3 and meaning and meaning.rstrip(".") not in headline:
+            items.append(("item", sentence(meaning if level >= 4 else first)))
+    return Listed("Exceptions", tuple(dict.fromkeys(items)))
 
 
 def problem_in_words(problem: Problem, probes: Sequence[str] = (), message: bool = True) -> str:
-    """What was raised, at which line, while what was being done."""
+    """Return what was raised, at which line, during which stage."""
     words = [one_line(problem.kind)]
     if problem.line is not None:
         words.append(f"at {line_in_words(problem.line, problem.cell)}")
@@ -362,28 +371,28 @@ def problem_in_words(problem: Problem, probes: Sequence[str] = (), message: bool
         words.append(WHILE[problem.stage])
     if probes:
         more = f" and {len(probes) - 3} more" if len(probes) > 3 else ""
-        words.append(f"(probe{'s' * (len(probes) > 1)}: {', '.join(map(one_line, probes[:3]))}{more})")
-    said = one_line(problem.message)
-    return " ".join(words) + (f": {said}" if message and said else "")
+        words.append(f"(test input{'s' * (len(probes) > 1)}: {', '.join(map(one_line, probes[:3]))}{more})")
+    text = one_line(problem.message)
+    return " ".join(words) + (f": {text}" if message and text else "")
 
 
-LOOKED_AT = "Looked at beside the numbers"
-RIGHT_ALREADY = "Where it is right already"
-PARTS_AT = "Goes wrong first at"
-WATCH_OUT = "Right here, and yet to be watched"
+OTHER_CHECKS = "Other checks that failed"
+RIGHT_ALREADY = "Already right"
+FIRST_DIFFERENCE = "First difference"
+WARNINGS = "Warnings"
 
 
-def tell(report: Report, hint: int | None = None) -> list[Part]:
-    """The report in parts, harmless to print.
+def report_parts(report: Report, hint: int | None = None) -> list[Part]:
+    """Return the report in parts that are safe to print.
 
     Args:
         report: the verdict.
-        hint: None for all of it, as where it is right or was not judged. 1, 2 or 3: that it is not right yet,
-            and the hints up to that one; never the fault's name, formula, line or repair. From the second
-            on, where the output is right; with the third, the first tensor that parts from the truth.
+        hint: None for the full report. 1, 2 or 3 for hints up to this one where the code is wrong, without
+            the name, formula, line or repair of the fault. Hint 2 also shows where the output is right, and
+            hint 3 the first tensor that differs.
 
     Raises:
-        ArgumentError: another hint.
+        ArgumentError: hint is something else.
     """
     if hint not in (None, 1, 2, 3):
         raise ArgumentError(f"hint must be 1, 2, 3 or None: got {hint!r}; start with 1")
@@ -402,7 +411,7 @@ def tell(report: Report, hint: int | None = None) -> list[Part]:
 def _right(report: Report) -> list[Part]:
     name, summary = one_line(report.name), one_line(report.summary)
     if not summary:
-        summary = f"{name} computes what {report.beside} computes"
+        summary = f"{name} computes the same as {report.beside}"
     elif name not in summary:
         summary = f"{name}: {summary}"
     fine = ", ".join(one_line(each.name) for each in report.findings if each.verdict == "right")
@@ -412,8 +421,8 @@ def _right(report: Report) -> list[Part]:
         Rows(
             (*what_it_is(report), *compared(report), *how_it_is_called(report), *its_weights(report), *also)
         ),
-        listed(LOOKED_AT, "wrong", map(finding_in_words, other_findings(report))),
-        listed(WATCH_OUT, "item", map(_remark, report.remarks)),
+        listed(OTHER_CHECKS, "wrong", map(finding_in_words, other_findings(report))),
+        listed(WARNINGS, "item", map(_remark, report.remarks)),
         *remarks(report),
         Note(how_it_ran(report)),
     ]
@@ -421,19 +430,19 @@ def _right(report: Report) -> list[Part]:
 
 def _not_judged(report: Report) -> list[Part]:
     name, summary = one_line(report.name), one_line(report.summary)
-    why = first_sentence(summary) or "it gave no numbers"
+    reason = first_sentence(summary) or "it returned no output"
     return [
-        Heading("unknown", f"{name} was not judged: neither right nor wrong"),
+        Heading("unknown", f"{name} was not judged"),
         Rows(
             (
-                Row("Why", sentence(why)),
+                Row("Why", sentence(reason)),
                 *what_it_is(report),
                 *how_it_was_built(report),
                 *compared(report),
                 *how_it_is_called(report),
             )
         ),
-        stops(report, headline=f"{summary} {why}", exceptions=True),
+        stops(report, headline=f"{summary} {reason}", exceptions=True),
         listed("What you can do", "item", what_to_do(report)),
         *remarks(report),
         Note(how_it_ran(report)),
@@ -449,12 +458,14 @@ def _wrong(report: Report) -> list[Part]:
         parts += fault_in_full(report, fault)
     if report.alike:
         parts.append(Note(not_told_apart(report)))
-    first = [] if report.first_wrong is None else [Row(PARTS_AT, one_line(report.first_wrong))]
-    weights = [] if report.faults else its_weights(report)  # without a name for it, they may be the reason
+    first = [] if report.first_wrong is None else [Row(FIRST_DIFFERENCE, one_line(report.first_wrong))]
+    weights = (
+        [] if report.faults else its_weights(report)
+    )  # if no fault is named, wrongly identified projections may be the reason
     return [
         *parts,
         stops(report, headline=headline),
-        listed(LOOKED_AT, "wrong", map(finding_in_words, other_findings(report))),
+        listed(OTHER_CHECKS, "wrong", map(finding_in_words, other_findings(report))),
         listed(RIGHT_ALREADY, "right", report.where_right),
         Rows((*first, *what_it_is(report), *compared(report), *how_it_is_called(report), *weights)),
         *remarks(report),
@@ -463,7 +474,7 @@ def _wrong(report: Report) -> list[Part]:
 
 
 def _headline(report: Report) -> str:
-    """What a learner reads first, and perhaps alone."""
+    """Return the first line of a wrong report."""
     name, summary = one_line(report.name), one_line(report.summary)
     if len(report.faults) == 1:
         return _named(report.faults[0])
@@ -471,16 +482,16 @@ def _headline(report: Report) -> str:
         keys = [one_line(each.key) for each in report.faults]
         if len(set(keys)) < len(keys):
             keys = [one_line(each.title) for each in report.faults]
-        return f"{len(keys)} faults: {', and '.join(keys)}"
+        return f"{len(keys)} mistakes: {', and '.join(keys)}"
     if report.explained:  # begins with the line
         return first_sentence(report.explained[0])
     if report.problems:
-        said = problem_in_words(report.problems[0])
+        headline = problem_in_words(report.problems[0])
     elif wrong := other_findings(report):
-        said = finding_in_words(wrong[0])
+        headline = finding_in_words(wrong[0])
     else:
-        said = summary or f"this is not what {report.beside} computes"
-    return said if name in said else f"{name}: {said}"
+        headline = summary or f"the output differs from that of {report.beside}"
+    return headline if name in headline else f"{name}: {headline}"
 
 
 def _remark(named: Named) -> str:
@@ -495,31 +506,31 @@ def _named(fault: Named) -> str:
 def _hinted(report: Report, hint: int) -> list[Part]:
     stopped, findings = stops(report, hint), other_findings(report)
     if not (report.faults or stopped or findings):
-        seen = Note(
-            "No mistake with a name fits these numbers, so there is no hint: this is all that was seen."
-        )
-        return [*_wrong(report), seen]
-    verdict = "is not right yet" if "(" in report.beside else f"is not yet the same as {report.beside}"
+        note = "No known mistake explains the output, so there are no hints. This is the full report."
+        return [*_wrong(report), Note(note)]
+    verdict = "is not right yet"
+    if "(" not in report.beside:
+        verdict = f"does not yet compute the same as {report.beside}"
     if report.problems and not report.errors:
-        verdict = "stops before it can be compared"
+        verdict = "raises an exception"
     elif stopped and not report.faults:
-        verdict = "stops in some of the probes"
+        verdict = "raises an exception for some test inputs"
     parts: list[Part] = [Heading("wrong", f"{one_line(report.name)} {verdict}")]
     several = len(report.faults) > 1
     if several:
-        parts.append(Note(f"There are {len(report.faults)} things to find."))
+        parts.append(Note(f"There are {len(report.faults)} mistakes to find."))
     for number, fault in enumerate(report.faults, 1):
-        label = f"{number} of {len(report.faults)}, hint" if several else "Hint"
+        label = f"Mistake {number}, hint" if several else "Hint"
         rows = [Row(f"{label} {at}", one_line(text)) for at, text in enumerate(fault.hints[:hint], 1)]
         parts.append(Rows(tuple(rows)))
     parts.append(stopped)
     if hint == 1 and findings:
-        parts.append(listed(LOOKED_AT, "wrong", ["something there is not right: hint 2 says what"]))
+        parts.append(listed(OTHER_CHECKS, "wrong", ["hint 2 says which check failed"]))
     elif findings:
         words = [finding_in_words(each) if hint == 3 else one_line(each.name) for each in findings]
-        parts.append(listed(LOOKED_AT, "wrong", words))
+        parts.append(listed(OTHER_CHECKS, "wrong", words))
     if hint >= 2:
         parts.append(listed(RIGHT_ALREADY, "right", report.where_right))
     if hint >= 3 and report.first_wrong is not None:
-        parts.append(Rows((Row(PARTS_AT, one_line(report.first_wrong)),)))
+        parts.append(Rows((Row(FIRST_DIFFERENCE, one_line(report.first_wrong)),)))
     return parts
