@@ -39,7 +39,7 @@ headwise VERB --help tells more. headwise --install-completion lets Tab complete
 
 
 def application() -> typer.Typer:
-    """The typer application, made on demand so that importing this needs no typer."""
+    """Return the typer application, made on demand so that importing this needs no typer."""
     from ..errors import needed
 
     with needed("typer", "the headwise command needs typer"):
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> int:
-    """The command line of this very process, which ends with it: Ctrl-C is heard until then.
+    """Run the command line of this process and return its exit code; Ctrl-C is handled until then.
 
     A program that has more to do calls `main`.
     """
@@ -247,7 +247,7 @@ def may_just_end(frame: FrameType | None) -> bool:
 
 
 def tidy_and_end(number: int, _: FrameType | None) -> None:
-    """What ends a process at once ends this one as well, as soon as no half of a file is left."""
+    """Remove half-written files, then end the process as the signal does by default."""
     files = sys.modules.get("headwise.whole_files")
     for half in tuple(files.half_written) if files is not None else ():
         with suppress(OSError):

@@ -40,6 +40,11 @@ ALONE = ("--roles", "--written", "--terminal", "--json", "--sort", "--ascending"
 PRINTED = ("--terminal", "--sort", "--ascending", "--top")
 UNKNOWN = 80  # columns, where nobody says how many there are
 DRAWN = 6  # heads, of two texts
+CHANGE = (
+    "Change: Jensen-Shannon divergence between the weights on the two texts, averaged over tokens, in "
+    "nats (0 = the "
+    "same weights, 0.69 = no key in common)."
+)
 BESIDE = (  # columns where it is measured what heads write
     "special", "written_special", "first", "written_first", "entropy", "distance", "previous", "itself",
 )  # fmt: skip
@@ -404,6 +409,7 @@ def show_changes(options: LookOptions, choice: HeadChoice, progress: ProgressLin
         answer.append(sentence(f"The texts have the same {len(first.tokens):,} tokens: no head differs."))
     else:
         answer.append(changes.table(top=top))
+        answer.append(sentence(CHANGE))
         if top < len(changes):
             answer.append(sentence(f"Showing {top} of {len(changes)} heads; --top {len(changes)} shows all."))
     with progress.aside():

@@ -52,7 +52,7 @@ ends_with_it = False  # whether the process ends with the command line: `program
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No search for garbage meanwhile: loading and drawing make a million objects, and hardly any garbage.
+    """Disable garbage collection inside the context: loading and drawing make hardly any garbage.
 
     Where the process ends with the command line, none of these is searched later, either.
     """
@@ -68,7 +68,7 @@ def uncollected() -> Iterator[None]:
 
 
 def file_and_name(argument: str) -> tuple[Path, str | None]:
-    """The file, which exists, and the name behind the colon; None where there is no name.
+    """Return the existing file and the name after the colon, or None if there is no name.
 
     What exists as a whole is a file, whatever colons are in its name, such as that of a drive; else the last
     colon is the one before NAME.
@@ -141,7 +141,7 @@ END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 
 
 def texts_of(arguments: Sequence[str] | None, example: str) -> list[str]:
-    """One text or two: as they are, from files, or through a pipe; the example where there is none.
+    """Return one text or two, from arguments, files or a pipe; the example if there is none.
 
     A pipe is read where no text is given. "-" is standard input in any case. Of files and of standard input
     the line break at the very end is not part of the text: `echo` and editors add it.
@@ -191,7 +191,7 @@ def _unquoted(arguments: Sequence[str], words: int) -> ArgumentError:
 
 
 def text_or_file(argument: str) -> str:
-    """The text itself, what the file of that name holds, or for "-" what standard input holds.
+    """Return the text itself, the content of the file of that name, or for "-" that of standard input.
 
     Of more than `MOST_BYTES` the beginning is read, and stderr says so.
     """
@@ -225,7 +225,7 @@ def text_or_file(argument: str) -> str:
 
 
 def _decoded(data: bytes, argument: str, name: str) -> str:
-    """Text in UTF-8, or in what its byte order mark says, without the line break at its end.
+    """Decode UTF-8, or the encoding of the byte order mark, without the line break at the end.
 
     Every line ends in a newline alone. Of more than `MOST_BYTES` only so many are decoded, up to the last
     whole character, and stderr says so.
@@ -265,7 +265,7 @@ def _is_piped() -> bool:
 
 
 def _standard_input() -> str | None:
-    """All of it, see `_decoded`; None: there is none, or nobody can read it.
+    """Return standard input as text, see `_decoded`, or None if there is none or it cannot be read.
 
     What one waits for is said at once on a terminal, elsewhere after a second.
     """
@@ -314,7 +314,7 @@ def complete_devices(typed: str) -> list[str]:
 
 
 def complete_models(typed: str) -> list[str]:
-    """Models of ours, and folders: those with a model in them without a slash at their end."""
+    """Return completions of --model: names of built-in models, and folders."""
     own = [name for name in MODELS if name.startswith(typed)]
     for folder in complete_folders(typed):
         has_model = os.path.isfile(os.path.join(os.path.expanduser(folder), "config.json"))
@@ -340,7 +340,7 @@ complete_corpora = _completing(*CORPORA)
 
 
 def _paths(typed: str, endings: tuple[str, ...]) -> list[str]:
-    """Folders, and files with these endings, that begin so: ~ and ./ stay; hidden ones only if asked for."""
+    """Return folders, and files with these endings, that begin with the typed text."""
     folder, begun = os.path.split(typed)
     front = typed[: len(typed) - len(begun)]
     try:

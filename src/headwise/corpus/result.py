@@ -123,7 +123,7 @@ class Survey:
         return str(self.about["model"]["title"])
 
     def __getitem__(self, place: tuple[Layer, int]) -> HeadSummary:
-        """survey[layer, head].
+        """Return the summary of a head for survey[layer, head].
 
         Raises:
             ArgumentError: not a pair; no such head.
@@ -173,7 +173,7 @@ class Survey:
     def table(
         self, *, sort: str = "dependence", descending: bool = True, top: int | None = None
     ) -> ShownTable:
-        """A table of heads for the terminal (rich).
+        """Return a table of heads for the terminal (rich).
 
         Args:
             sort: "dependence", "share", "layer" or a statistic, by its mean.
@@ -190,7 +190,7 @@ class Survey:
         return _table(self, _sorted(self.heads, sort, descending)[:top], sort)
 
     def to_pandas(self, table: str = "statistics") -> pandas.DataFrame:
-        """A summary as a data frame: "heads", "statistics", "labels" or "movers".
+        """Return a summary as a data frame: "heads", "statistics", "labels" or "movers".
 
         Raises:
             ArgumentError: another table.
@@ -203,7 +203,7 @@ class Survey:
         return self.tables()[table].to_pandas()
 
     def tables(self) -> dict[str, pyarrow.Table]:
-        """Every summary as a table of pyarrow, as `summary-*.parquet` hold them."""
+        """Return every summary as a table of pyarrow, as `summary-*.parquet` hold them."""
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
         by_number = all(isinstance(head.layer, int) for head in self.heads)
         for head in self.heads:
@@ -242,7 +242,7 @@ class Survey:
     # A page
 
     def document(self, position: int) -> Document:
-        """A document of the corpus, with its text, if the corpus is still where it was.
+        """Return a document of the corpus, with its text, if the corpus is still where it was.
 
         Args:
             position: in the corpus, as in `documents-*.parquet`.
@@ -259,7 +259,7 @@ class Survey:
         return next(document for document in block if document.position == position)
 
     def typical(self, trained: Pretrained | None = None) -> tuple[Heads, str]:
-        """The heads of the document that is nearest to all their means, watched anew; and its text.
+        """Return the heads on the most typical document, watched again, and its text.
 
         Args:
             trained: the model and its tokenizer, as `headwise.models.load` gives them; None: those that were
@@ -287,7 +287,7 @@ class Survey:
         return heads, text
 
     def to_html(self, path: str | os.PathLike[str], trained: Pretrained | None = None) -> Path:
-        """A page: every head of the typical document, coloured by what it does over all of them.
+        """Return a page of all heads on the most typical document, with statistics over all documents.
 
         Args:
             path: where, .html.
@@ -301,7 +301,7 @@ class Survey:
         return Path(path)
 
     def to_page(self, heads: Heads, batch: int | None = None) -> dict[str, Any]:
-        """What a page of these heads is told of the corpus, whichever sequence is shown: as `CorpusData` of
+        """Return the data of the corpus for a page of these heads: `CorpusData` of
         page_data.ts says.
 
         Raises:
@@ -311,7 +311,7 @@ class Survey:
 
 
 def load_survey(folder: str | os.PathLike[str]) -> Survey:
-    """What a survey left in a folder, whether it is finished or not.
+    """Load a survey from its folder, finished or not.
 
     Raises:
         ArgumentError: there is no survey.

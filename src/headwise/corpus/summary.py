@@ -236,7 +236,7 @@ class Moments:
         self._sums = _numpy().zeros((6, columns), object)
 
     def add(self, values: Any, tokens: Any) -> None:
-        """Numbers, float32 [N, C], NaN where there is none; and a whole number t for each row, int [N]."""
+        """Add numbers, float32 [N, C], NaN if missing, and a whole number t for each row, int [N]."""
         for start in range(0, len(values), ROOM):
             self._add(values[start : start + ROOM], tokens[start : start + ROOM, None])
 
@@ -291,7 +291,7 @@ class Moments:
 
 
 def quantiles(walk: Callable[[], Iterator[Any]], columns: int, shares: Sequence[float]) -> list[list[float]]:
-    """The quantiles of each of C columns, [C][Q]; NaN where there is no number.
+    """Return the quantiles of each of C columns, [C][Q]; NaN where there is no number.
 
     They are numbers that were measured: the smallest one that at least a share of all are not above (numpy's
     "inverted_cdf"). They are found by their bits, eleven at a time from the highest, in three walks over the

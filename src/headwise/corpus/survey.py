@@ -65,7 +65,7 @@ def survey(
     workers: int | None = None,
     progress: bool | Progress = True,
 ) -> Survey:
-    """Every document of a corpus through a model: what each head does in each of them, and over all.
+    """Measure every head of a model on every document of a corpus, and over all documents.
 
         told = hw.survey("mini", "corpus/", out="survey/")
         told.table()

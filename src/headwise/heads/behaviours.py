@@ -75,7 +75,7 @@ class Behaviour:
     changes: tuple[Change, ...]
 
     def pairs(self, count: int = COUNT) -> tuple[Pair, ...]:
-        """So many pairs, the same ones every time; fewer where there are no more.
+        """Return `count` pairs, always the same ones; fewer if there are no more.
 
         Frames take turns, and so do changes, so that each is there about as often as the others.
 
@@ -97,7 +97,7 @@ class Behaviour:
 
 
 def behaviours_of(relation: str) -> tuple[Behaviour, ...]:
-    """Those that may rest on the heads of a relation.
+    """Return the behaviours that may depend on the heads of a relation.
 
     Example:
         >>> [behaviour.name for behaviour in behaviours_of("verb > auxiliary")]
@@ -533,7 +533,7 @@ class RoleEffects(Sequence[RoleEffect]):
         return f"RoleEffects({', '.join(f'{kind}: {count}' for kind, count in kinds.items()) or 'none'})"
 
     def __str__(self) -> str:
-        """A table of at most 80 columns, then each row's sentence."""
+        """Return a table of at most 80 columns, then each row's sentence."""
         if not self.rows and not self.unasked:
             return "No role was found, so there are no heads to switch off."
         lines = []
@@ -577,14 +577,14 @@ class RoleEffects(Sequence[RoleEffect]):
         return "\n".join([*lines, "", *textwrap.wrap(" ".join(notes), WIDTH)]).strip()
 
     def to_json(self) -> str:
-        """All of it as text, null where there is no number; `from_json` reads it back."""
+        """Return the results as JSON, with null for NaN; `from_json` reads it back."""
         rows = [asdict(row) | {"kind": row.kind, "verdict": row.verdict} for row in self.rows]
         effects = [{name: None if x != x else x for name, x in row.items()} for row in rows]  # NaN is none
         return json.dumps({"method": self.method, "unasked": self.unasked, "effects": effects}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> RoleEffects:
-        """As `to_json` wrote it.
+        """Return the results in a text of `to_json`.
 
         Raises:
             ArgumentError: something else.
@@ -605,7 +605,7 @@ class RoleEffects(Sequence[RoleEffect]):
             ) from error
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row per role and behaviour.
+        """Return a row per role and behaviour.
 
         Raises:
             PackageMissing: pandas is not installed.

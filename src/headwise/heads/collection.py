@@ -150,7 +150,7 @@ class Heads(ByLayer[LayerHeads]):
     def __getitem__(self, layer: tuple[Layer, int]) -> Head: ...
 
     def __getitem__(self, layer: Layer | tuple[Layer, int]) -> LayerHeads | Head:
-        """heads[layer]: `LayerHeads`; heads[layer, head]: `Head`.
+        """Return `LayerHeads` for heads[layer], `Head` for heads[layer, head].
 
         Raises:
             ArgumentError: no such layer; a number where there are several stacks.
@@ -168,7 +168,7 @@ class Heads(ByLayer[LayerHeads]):
     # Reading
 
     def all(self) -> list[Head]:
-        """Every head, in order of layers.
+        """Return every head, in order of layers.
 
         Raises:
             ArgumentError: nothing was watched.
@@ -178,7 +178,7 @@ class Heads(ByLayer[LayerHeads]):
         return [head for layer in self.values() for head in layer]
 
     def chosen(self, which: Sequence[tuple[Layer, int]] | None = None) -> list[Head]:
-        """The heads that were chosen by (layer, head), each once and in order of layers; None: all.
+        """Return the heads that were chosen by (layer, head), each once and in order of layers; None: all.
 
         Raises:
             ArgumentError: nothing was watched; none chosen; no such layer or head; not a pair.
@@ -213,7 +213,7 @@ class Heads(ByLayer[LayerHeads]):
         return [head for head in all_heads if (head.path, head.head) in wanted]
 
     def words(self, call: Record, batch: int = 0) -> list[str] | None:
-        """The names of a call's keys: `tokens`, where these are known to be the text that it read.
+        """Return the names of a call's keys: `tokens`, where these are known to be the text that it read.
 
         Its queries are the last ones of the same text. Where the ids of any text are known, lengths that
         happen to agree say nothing: an encoder and a decoder, or two forwards, may read texts equally long.
@@ -238,7 +238,7 @@ class Heads(ByLayer[LayerHeads]):
         return max(reversed(calls), key=lambda call: call.forward).marks if calls else None
 
     def find(self, name: str, *, threshold: float | None = None, top: int | None = None) -> list[Head]:
-        """The heads that do something, most first.
+        """Return the heads with a label or with a statistic, the largest score first.
 
         Args:
             name: a label ("induction", "previous-token", ...) or any number measured ("entropy", ...).
@@ -301,7 +301,7 @@ class Heads(ByLayer[LayerHeads]):
         top: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> ShownTable:
-        """A table of heads for the terminal (rich): where, label and score, numbers.
+        """Return a table of heads for the terminal (rich): where, label and score, numbers.
 
         Args:
             sort: a column to sort by; by default in order of layers.
@@ -329,7 +329,7 @@ class Heads(ByLayer[LayerHeads]):
         text: str | None = None,
         chosen: Sequence[tuple[Layer, int]] | None = None,
     ) -> Figure:
-        """Heads as heat maps, a matplotlib figure: a grid of all, one layer's, or one head, large.
+        """Draw heads as heat maps, a matplotlib figure: a grid of all heads, one layer, or one head, large.
 
         Args:
             layer: its heads alone; with `head`, that one alone.
@@ -371,7 +371,7 @@ class Heads(ByLayer[LayerHeads]):
         return head_picture(self, layer, head, batch=batch, written=written, text=text, **names)
 
     def changes(self, other: Heads, *, batch: int = 0) -> Changes:
-        """The same model on another text: which heads changed where they look, most first.
+        """Return how much each head's weights changed on another text, the largest change first.
 
         Tokens are partners where the texts say the same, and where a run of tokens was replaced by one of as
         many ("he" by "she"). A head's distance is the mean over queries that have a partner of the
@@ -407,7 +407,7 @@ class Heads(ByLayer[LayerHeads]):
     def plot_layers(
         self, statistics: Sequence[str] | str = ("entropy", "distance", "first", "previous")
     ) -> Figure:
-        """Statistics by layer as a figure: a dot per head, in the colour of its label, and the layer's mean.
+        """Draw statistics by layer: a dot per head, in the colour of its label, and the mean of the layer.
 
         Args:
             statistics: which numbers, one panel each: any that were measured.
@@ -429,7 +429,7 @@ class Heads(ByLayer[LayerHeads]):
         return layers_picture(self, statistics)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row per head: layer, head, path, label, and every number measured.
+        """Return a row per head: layer, head, path, label, and every number measured.
 
         Raises:
             PackageMissing: pandas is not installed.
@@ -451,7 +451,7 @@ class Heads(ByLayer[LayerHeads]):
         text: str | None = None,
         roles: Roles | None = None,
     ) -> dict[str, Any]:
-        """All of it as plain data, and as a JSON file where a path is given: whole, or not at all.
+        """Return everything measured as plain data, and write it to a JSON file if a path is passed.
 
         Its keys, which stay as they are while "format" does: format, title, text, tokens, layers (layer,
         path, kind, num_heads, queries, keys), heads (layer, head, path, label, score, sentence, roles,
@@ -494,7 +494,7 @@ class Heads(ByLayer[LayerHeads]):
         query_tokens: Sequence[str] | None = None,
         key_tokens: Sequence[str] | None = None,
     ) -> Path:
-        """One page to look around in, which needs nothing else: every head's map, labels, numbers.
+        """Return an interactive page of all heads as one HTML file: maps, labels, statistics.
 
         It opens from disk, loads nothing, and takes whatever a text or a name holds as text. Written whole,
         or not at all. A weight is there within 1% or 1e-4. Maps of up to 256 positions a side are exact,
@@ -570,7 +570,7 @@ class Heads(ByLayer[LayerHeads]):
 
 
 def load_heads(path: str | os.PathLike[str]) -> Heads:
-    """Heads as they were saved, in main memory.
+    """Load heads that `Heads.save` wrote, into main memory.
 
     Raises:
         ArgumentError: no such file, or not one of ours.

@@ -312,7 +312,7 @@ class Sentence:
     pair: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `ArgumentError` for words without a class, a third half, a relation to no other word."""
+        """Raise `ArgumentError` for words without a class, a third half, or a relation to no other word."""
         count = len(self.words)
         if not count or isinstance(self.words, str) or len(self.classes) != count:
             raise ArgumentError(
@@ -439,7 +439,7 @@ def _class_of(word: str) -> str:
 
 
 def sentences(count: int = 700, seed: int = 0) -> list[Sentence]:
-    """As many sentences as asked for, or a few less: half of them for choosing, half for judging.
+    """Return about `count` sentences, half of them for choosing heads, half for judging them.
 
     Raises:
         ArgumentError: too few for every shape to have its turn.

@@ -36,7 +36,7 @@ ACROSS = 64  # maximal number of queries to compare heads of different layers by
 
 @torch.no_grad()
 def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | None = None) -> Tensor:
-    """How differently two heads look: the mean over queries of JS(p_i^a || p_i^b), in nats.
+    """Return the Jensen-Shannon divergence of heads: the mean over queries of JS(p_i^a || p_i^b), in nats.
 
         JS(p || q) = H((p + q) / 2) - (H(p) + H(q)) / 2,    0: the same weights; log 2: no key in common
 
@@ -86,7 +86,7 @@ def jensen_shannon(map: AttentionMap, *, smooth: float = 0.0, queries: int | Non
 
 @torch.no_grad()
 def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tensor:
-    """How often two heads look at the same key: the mean over queries of sum_j p_ij^a p_ij^b.
+    """Return the overlap of heads' weights: the mean over queries of sum_j p_ij^a p_ij^b.
 
     The element-wise product of Li 2018 (disagreement on attended positions: minus its mean over pairs). 1:
     both look at one key, the same; the diagonal is 1 only for a head that looks at one key a query.
@@ -117,7 +117,7 @@ def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tenso
 
 
 def similarity(x: Tensor, counted: Tensor | None = None) -> Tensor:
-    """How alike two heads' outputs or values point: the mean over positions of cos(x_t^a, x_t^b).
+    """Return the cosine similarity of heads' outputs or values: the mean over positions of cos(x_t^a, x_t^b).
 
     1: the same direction everywhere; 0: nothing in common. Li 2018: the disagreement of a layer is minus the
     mean of this over pairs, `-one_number(...)` (theirs counts a head with itself as a pair, too). A vector of
@@ -166,7 +166,7 @@ def similarity(x: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def one_number(matrix: Tensor) -> Tensor:
-    """A number per layer: the mean over pairs of two different heads; pairs not measured (NaN) are left out.
+    """Return a number per layer: the mean over pairs of different heads, NaN left out.
 
     Args:
         matrix: [B, H, H], or any [..., H, H].
@@ -224,7 +224,7 @@ ASYMMETRY = 1e-4  # tolerated difference of d[i, j] and d[j, i], as a share of t
 
 
 def layout(distances: Tensor) -> Tensor:
-    """Points on a plane that are about as far apart as the heads are: classical multidimensional scaling.
+    """Return points on a plane with about the distances of the heads: classical multidimensional scaling.
 
         the two largest eigenvectors of -1/2 J D^2 J, J = 1 - 1/N, each times the root of its eigenvalue
 
@@ -261,7 +261,7 @@ def layout(distances: Tensor) -> Tensor:
 
 
 def clusters(distances: Tensor, count: int | None = None, threshold: float | None = None) -> list[int]:
-    """Groups of heads that are near each other: the two nearest groups are joined, again and again.
+    """Return groups of near heads: the two nearest groups are joined repeatedly.
 
     Groups are as far apart as their heads are on average (average linkage, UPGMA; Sokal and Michener 1958).
     Of pairs equally near the first is joined.
@@ -372,11 +372,11 @@ class Diversity:
         return sum(numbers) / len(numbers)
 
     def layout(self) -> Tensor:
-        """Every head as a point, [N, 2], about as far apart as they differ (`headwise.heads.layout`)."""
+        """Return a point per head, [N, 2], with about the distances of heads (`headwise.heads.layout`)."""
         return layout(self._distances())
 
     def clusters(self, count: int | None = None, threshold: float | None = None) -> list[int]:
-        """A group's number per head, in the order of `heads` (`headwise.heads.clusters`)."""
+        """Return a group's number per head, in the order of `heads` (`headwise.heads.clusters`)."""
         return clusters(self._distances(), count, threshold)
 
     def _distances(self) -> Tensor:
@@ -406,7 +406,7 @@ def diversity(
     smooth: float = 0.0,
     queries: int | None = QUERIES,
 ) -> Diversity:
-    """How much heads differ: by what they look at and, where it was measured, by what they say.
+    """Return how much heads differ in their weights and, if measured, in their outputs and values.
 
     Means are over queries: a longer sequence counts for more.
 

@@ -152,7 +152,7 @@ class Label:
 
 
 def label(scores: Mapping[str, float]) -> Label:
-    """The strongest label, see `Label.strength`; "mixed" where no score reaches its threshold.
+    """Return the strongest label, see `Label.strength`; "mixed" where no score reaches its threshold.
 
     A score that is not there or NaN was not measured, and earns nothing. General labels are asked last; of
     equals, but for rounding, the first in `LABELS` wins: where the only special token is the first, a head

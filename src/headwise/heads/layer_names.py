@@ -34,7 +34,7 @@ NUMBER = re.compile(r"(?:(?<![^.])|(?<=_))\d+(?![^.#])")  # in "layers.3.attn" a
 
 
 def stack_of(path: str) -> str:
-    """The stack a place belongs to.
+    """Return the stack that a place belongs to.
 
     Example:
         >>> stack_of("encoder.layer.3.attention.self")
@@ -44,7 +44,7 @@ def stack_of(path: str) -> str:
 
 
 def stacks(paths: Iterable[str]) -> dict[str, dict[int, str]]:
-    """The places by stack, and in each by number: the one in its path, else its rank in the stack.
+    """Return the places by stack and number: the number in the path, else the rank in the stack.
 
     Example:
         >>> stacks(["layers.4.attn", "layers.12.attn", "head"])
@@ -74,7 +74,7 @@ def _numbers(members: Sequence[str]) -> list[int]:
 
 
 def resolve(layer: Layer, paths: Sequence[str]) -> str:
-    """The path a user means by a number or a path.
+    """Return the path a user means by a number or a path.
 
     Raises:
         ArgumentError: no such layer; a number where there are several stacks.
@@ -122,7 +122,7 @@ def _some(paths: Sequence[str]) -> str:
 
 
 def names_of(paths: Sequence[str]) -> dict[str, Layer]:
-    """What each path goes by: a number where there is one stack, else the path itself.
+    """Return the name of each path: a number if the model has one stack, else the path itself.
 
     Example:
         >>> names_of(["h.0.attn", "h.1.attn"])
@@ -170,11 +170,11 @@ class ByLayer(Mapping[Layer, Value]):
         return list(self._values)
 
     def name_of(self, path: str) -> Layer:
-        """What the layer at a path goes by: its number, where there is one stack; else the path itself."""
+        """Return the name of the layer at a path: its number in a model of one stack, else the path."""
         return self._names.get(path, path)
 
     def path_of(self, layer: Layer) -> str:
-        """The module path of a layer.
+        """Return the module path of a layer.
 
         Raises:
             ArgumentError: no such layer; one that did not run; a number where there are several stacks.
@@ -193,7 +193,7 @@ class ByLayer(Mapping[Layer, Value]):
         return path
 
     def __getitem__(self, layer: Layer) -> Value:
-        """The value of a layer, by number or path; -1 is the model's last.
+        """Return the value of a layer, by number or path; -1 is the model's last.
 
         Raises:
             ArgumentError: no such layer; one that did not run; a number where there are several stacks.
@@ -207,7 +207,7 @@ class ByLayer(Mapping[Layer, Value]):
     def get(self, layer: Layer, default: Value | Default) -> Value | Default: ...
 
     def get(self, layer: Layer, default: object = None) -> object:
-        """The value of a layer, or the default where there is no such layer."""
+        """Return the value of a layer, or the default where there is no such layer."""
         try:
             return self[layer]
         except (ArgumentError, IndexError):
@@ -217,7 +217,7 @@ class ByLayer(Mapping[Layer, Value]):
         return map(self.name_of, self._values)
 
     def values(self) -> ValuesView[Value]:
-        """Every layer's, in the order in which they first ran."""
+        """Return the value of every layer, in the order in which they first ran."""
         return self._values.values()
 
     def __len__(self) -> int:
@@ -285,7 +285,7 @@ class HeadChoice:
         return bool(self.layers or self.heads)
 
     def among(self, heads: Heads) -> list[tuple[Layer, int]]:
-        """The (layer, head) pairs that are meant, in the order of the model; all of them where none is named.
+        """Return the chosen (layer, head) pairs in the order of the model; all pairs if none is named.
 
         Raises:
             ArgumentError: nothing was watched; no such layer or head, with those there are.

@@ -41,7 +41,7 @@ NO_TOKEN = torch.iinfo(torch.int64).min  # the label of a key that matches no qu
 def previous_token(
     map: AttentionMap, method: str = "mean", exclude_bos: bool = False, exclude_current: bool = False
 ) -> Tensor:
-    """How much the head looks at the token before: D_ij = 1 where j = i - 1.
+    """Return the weight on the previous token: D_ij = 1 where j = i - 1.
 
         mean:  mean_i sum_j p_ij D_ij                   the weight on D, over queries that may see a key of it
         mul:   sum_ij p_ij D_ij / sum_ij p_ij           the share of all weight that lies on D
@@ -86,7 +86,7 @@ def duplicate_token(
     exclude_bos: bool = False,
     exclude_current: bool = False,
 ) -> Tensor:
-    """How much the head looks at earlier copies of its token: D_ij = 1 where token_j = token_i and j < i.
+    """Return the weight on earlier copies of the query's token: D_ij = 1 where token_j = token_i and j < i.
 
     Methods and exclusions are those of `previous_token`. "abs" expects weight on all of D, also where a
     window hides it. The pattern: TransformerLens, `head_detector.py`; the name: Wang 2022.
@@ -118,7 +118,7 @@ def induction(
     exclude_bos: bool = False,
     exclude_current: bool = False,
 ) -> Tensor:
-    """How much the head looks at what followed earlier copies of its token.
+    """Return the weight on the tokens that followed earlier copies of the query's token.
 
     D_ij = 1 where token_(j-1) = token_i and j - 1 < i: the pattern of `duplicate_token` shifted by one key,
     the first key never. On a text said twice "mean" is `induction_stripe` without its first query, whose
@@ -202,7 +202,7 @@ def _labels(map: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def induction_stripe(map: AttentionMap, period: int) -> Tensor:
-    """The mean weight on the token after the last copy, where the input repeats with a period.
+    """Return the mean weight on the token after the last copy, where the input repeats with a period.
 
         mean over i >= period - 1 of p_(i, i + 1 - period)
 
@@ -238,7 +238,7 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
 
 
 def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
-    """The mean weight on some tokens, e.g. special ones or punctuation: mean_i sum of p_ij over chosen j.
+    """Return the mean weight on some tokens, such as punctuation: mean_i sum of p_ij over chosen j.
 
     The mean is over the queries that may see one of them. Clark 2019, section 3.2: heads of BERT that rest on
     [SEP], which every query sees.
@@ -271,7 +271,7 @@ def token_mass(map: AttentionMap, which: Tensor) -> Tensor:
 
 
 def sink(map: AttentionMap, key: int = 0) -> Tensor:
-    """The mean weight that the queries from key k on put on it: alpha_k = 1/(T - k) sum_(i >= k) p_ik.
+    """Return the mean weight that the queries from key k on put on it: alpha_k = 1/(T - k) sum_(i >= k) p_ik.
 
     Gu 2024, section 3.1 (there k counts from 1). Padding is not counted: key 0 is the first real key.
 
@@ -302,7 +302,7 @@ def sink(map: AttentionMap, key: int = 0) -> Tensor:
 
 
 def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
-    """The share of heads whose `sink` is above epsilon, over sequences, layers and heads alike.
+    """Return the share of heads whose `sink` is above epsilon, over sequences, layers and heads alike.
 
     Gu 2024, section 3.1, with epsilon = 0.3 on 64 tokens; the number depends on the length.
 
@@ -321,7 +321,7 @@ def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
 
 
 def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Tensor:
-    """The weight on the first keys and the recent ones: mean_i sum of p_ij over j < sink or i - j < recent.
+    """Return the weight on first and recent keys: mean_i sum of p_ij over j < sink or i - j < recent.
 
     The mean is over the queries that may see others, too. Near 1: the head works as well on a cache of the
     two. StreamingLLM, Xiao 2024; DuoAttention, Xiao 2025, whose numbers the defaults are. For causal heads:
@@ -365,7 +365,7 @@ def streaming(map: AttentionMap, sink: int, recent: int) -> tuple[Tensor, Tensor
 
 
 def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
-    """How evenly the head looks at all it may see: mean_i H_i / mean_i log n_i, n_i the keys query i may see.
+    """Return how even the weights are: mean_i H_i / mean_i log n_i, where query i can see n_i keys.
 
     1: all alike. Entropy itself grows with the length (Clark 2019, section 3.3, calls 3.8 nats of 128 tokens
     broad), this does not. A learned sink counts as one more key, as in entropy.
@@ -390,7 +390,7 @@ def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
 
 
 def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> Tensor:
-    """How much more the head looks near by than evenly: (m - u) / (1 - u).
+    """Return how much more weight is near the query than with uniform attention: (m - u) / (1 - u).
 
     m is the mean weight on keys at most `reach` away, u what m would be if each query weighed all it sees
     alike. 1: never farther; 0: no nearer than evenly. In a short text all is near, and m alone says nothing.
@@ -423,7 +423,7 @@ def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> 
 
 
 def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0, prefix: int = 1) -> Tensor:
-    """The mean attention distance of a vision Transformer's head: mean_i sum_j p_ij |x_i - x_j|.
+    """Return the mean attention distance of a vision Transformer's head: mean_i sum_j p_ij |x_i - x_j|.
 
     x is where a patch lies on the grid, times its size (in pixels, say). The tokens before the patches
     (class, registers) are left out, as queries and as keys, and what remains is not scaled up.
@@ -472,7 +472,7 @@ def grid_distance(map: AttentionMap, height: int, width: int, patch: float = 1.0
 
 
 def retrieval(top_keys: Tensor, key_tokens: Tensor, generated: Tensor, needle: tuple[int, int]) -> Tensor:
-    """How much of a needle the head copies out of the context while the model says it.
+    """Return the share of a needle that the head copies from the context while the model generates it.
 
     1 / (stop - start) for each step at which the head's heaviest key lies in the needle and carries the token
     that is generated. Wu 2024, `retrieval_head_detection.py`; there a score is the mean over runs in which

@@ -118,7 +118,7 @@ class Record:
         return self._in_main_memory(NORMS)
 
     def written(self, batch: int = 0, most: int = 256) -> Tensor:
-        """Weight times the norm of what is written there, p_ij ||v_j W_O||, as cells [H, rows, columns].
+        """Return weights times norms, p_ij ||v_j W_O||, as cells [H, rows, columns].
 
         A cell a query and key; where there are more than `most` of either, positions share a cell, which
         shows the mean over its queries of what falls into it, padded queries left out. A block of queries is

@@ -129,7 +129,7 @@ class Roles(Mapping[str, Role]):
         self.sentences, self.left_out, self.causal = sentences, left_out, causal
 
     def __getitem__(self, name: str) -> Role:
-        """Raises `ArgumentError` for a relation that was not asked about."""
+        """Return the role of a relation. Raise `ArgumentError` if it was not measured."""
         if name in self._roles:
             return self._roles[name]
         if name in self.unasked:
@@ -146,7 +146,7 @@ class Roles(Mapping[str, Role]):
     def get(self, name: str, default: Role | Default, /) -> Role | Default: ...
 
     def get(self, name: str, default: object = None, /) -> object:
-        """The role, or the default where nothing was asked about it."""
+        """Return the role, or the default if it was not measured."""
         return self._roles.get(name, default)
 
     def __contains__(self, name: object) -> bool:
@@ -169,7 +169,7 @@ class Roles(Mapping[str, Role]):
         return {name: role for name, role in self.items() if role.found}
 
     def of(self, layer: Layer, head: int) -> list[str]:
-        """Names of the relations that a head was found for."""
+        """Return names of the relations that a head was found for."""
         return [
             name for name, role in self.found.items() if any(at[:2] == (layer, head) for at in role.heads)
         ]
@@ -177,7 +177,7 @@ class Roles(Mapping[str, Role]):
     # Output
 
     def table(self) -> ShownTable:
-        """One row per relation: head, share and interval, cases, rules beside it, verdict.
+        """Return a table with a row per relation: head, share and interval, cases, rules, verdict.
 
         Raises:
             PackageMissing: rich is not installed.
@@ -187,7 +187,7 @@ class Roles(Mapping[str, Role]):
         return roles_table(self)
 
     def plot(self) -> Figure:
-        """Relations by heads as a figure, and each relation's best head against the best rule.
+        """Draw relations by heads, and each relation's best head against the best rule.
 
         Raises:
             ArgumentError: no relation was asked about.
@@ -206,7 +206,7 @@ class Roles(Mapping[str, Role]):
         return f"Roles({len(self.found)} of {len(self)} found)"
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per relation.
+        """Return a data frame with a row per relation.
 
         Raises:
             PackageMissing: pandas is not installed.
@@ -225,7 +225,7 @@ class Roles(Mapping[str, Role]):
     # As text
 
     def to_json(self) -> str:
-        """All of it, as text; `from_json` is the way back."""
+        """Return the roles as JSON; `from_json` reads it back."""
         data = {
             "format": FORMAT,
             "title": self.title,
@@ -244,7 +244,7 @@ class Roles(Mapping[str, Role]):
 
     @classmethod
     def from_json(cls, text: str) -> Roles:
-        """What `to_json` wrote.
+        """Return the roles in a text of `to_json`.
 
         Raises:
             ArgumentError: something else.

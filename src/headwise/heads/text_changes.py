@@ -86,11 +86,11 @@ class Alignment:
         return [at for at, place in enumerate(self.places) if None not in place]
 
     def positions(self, side: int, places: Iterable[int]) -> list[int]:
-        """The positions of some places in the first text (0) or the second (1)."""
+        """Return the positions of some places in the first text (0) or the second (1)."""
         return [at for place in places if (at := self.places[place][side]) is not None]
 
     def without_partner(self, side: int) -> list[int]:
-        """The positions in the first text (0) or the second (1) that have no partner in the other."""
+        """Return the positions in the first text (0) or the second (1) that have no partner in the other."""
         return self.positions(side, (at for at, place in enumerate(self.places) if place[1 - side] is None))
 
     @property
@@ -311,7 +311,7 @@ class Changes:
         return list(self.layers.values())[-1].queries
 
     def first(self, top: int | None) -> list[Change]:
-        """The most changed.
+        """Return the heads that changed most.
 
         Raises:
             ArgumentError: top below 1; no head at all.
@@ -323,7 +323,7 @@ class Changes:
         return self.all[:top]
 
     def weights(self, change: Change) -> tuple[Tensor, Tensor]:
-        """The weights of a head on both texts, float32 [places of queries, places of keys] each.
+        """Return the weights of a head on both texts, float32 [places of queries, places of keys] each.
 
         Rows and columns are the places of the alignment, so that the two can be laid on each other; NaN where
         a text has no such token.
@@ -333,7 +333,7 @@ class Changes:
         return first, second
 
     def table(self, top: int | None = 10) -> ShownTable:
-        """The heads that changed most, for the terminal (rich).
+        """Return the heads that changed most, for the terminal (rich).
 
         Args:
             top: at most so many; None: all.
@@ -347,7 +347,7 @@ class Changes:
         return changes_table(self, top=top)
 
     def plot(self, top: int = 6) -> Figure:
-        """The heads that changed most as a figure: on the first text, on the second, and the difference.
+        """Draw the heads that changed most: on the first text, on the second, and the difference.
 
         Args:
             top: at most so many.
@@ -369,7 +369,7 @@ class Changes:
 
 @torch.no_grad()
 def changes(before: Heads, after: Heads, *, batch: int = 0) -> Changes:
-    """How much every head changed between two texts: see `headwise.Heads.changes`."""
+    """Return how much every head changed between two texts: see `headwise.Heads.changes`."""
     _check_same_model(before, after)
     watched = _WatchedTexts(before, batch), _WatchedTexts(after, batch)
     aligned = functools.cache(align)  # two texts have one alignment, however many layers read them

@@ -42,7 +42,7 @@ def ablate(
     means: GivenByLayer[Tensor] | None = None,
     fallback: str | None = None,
 ) -> Changing:
-    """The model without some heads, inside a `with` block; afterwards it is as it was.
+    """Switch off heads of a model inside a `with` block; afterwards the model is as before.
 
     Blocks may be nested, and one may be entered again. Gradients flow as if the heads were so. Where layers
     are checkpointed, the backward pass runs them again: keep it inside the block.
@@ -106,7 +106,7 @@ def ablate(
 def head_means(
     model: nn.Module, batches: Iterable[object], *, fallback: str | None = None
 ) -> ByLayer[Tensor]:
-    """What each head says on average over all real positions of some batches, [H, Dv] by layer.
+    """Return the mean output of each head over all real positions of some batches, [H, Dv] by layer.
 
     Args:
         batches: what the model takes: a mapping of its arguments, a tuple of them, or one tensor.

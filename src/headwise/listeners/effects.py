@@ -84,7 +84,7 @@ class Effects(HeadScores):
         self._after = dict(after or {})  # by path: of each head, for each sequence
 
     def after(self, layer: Layer, head: int, batch: int = 0) -> Words | None:
-        """The likeliest words of one sequence without a head; None of an output.
+        """Return the likeliest words of one sequence without a head; None of an output.
 
         Raises:
             ArgumentError: no such layer or head.
@@ -96,11 +96,11 @@ class Effects(HeadScores):
         return None if self.before is None else self._after[path][head][batch]
 
     def ranking(self) -> list[Ranked]:
-        """All heads, the one that does most first; what is no number comes last."""
+        """Return all heads, the largest effect first, NaN last."""
         return ranked(self)
 
     def to_page(self, heads: Heads, batch: int | None = None) -> dict[str, Any]:
-        """As the page of these heads takes it: `EffectsData` of page/src/heads/page_data.ts.
+        """Return the effects for the page of these heads: `EffectsData` of page/src/heads/page_data.ts.
 
         Args:
             heads: whose page it is; layers are counted as in it. Heads that were not measured are left out.
@@ -181,7 +181,7 @@ def effects(
     progress: bool | Callable[[int, int], None] = True,
     fallback: str | None = None,
 ) -> Effects:
-    """What each head does on these inputs: the model's answer without it, beside the answer with all heads.
+    """Return the effect of each head on these inputs: the model's output without it, compared with all heads.
 
         effects = hw.effects(model, tokenizer("The cat sat on the", return_tensors="pt"), tokenizer=tokenizer)
         print(effects)
@@ -310,7 +310,7 @@ def role_effects(
     seed: int = 0,
     progress: bool = True,
 ) -> RoleEffects:
-    """What each role that was found is for: a behaviour stated beforehand, with its heads switched off.
+    """Return the effect of switching off the heads of each role on behaviours stated beforehand.
 
     Beside it stand as many other heads of the same layers, drawn several times: switching off anything may
     lower anything. No effect is a result. Runs every prompt draws + 2 times.

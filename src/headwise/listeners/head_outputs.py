@@ -57,7 +57,7 @@ class HeadOutputs(ByLayer[Tensor]):
         return {name: value for name, value in self.__dict__.items() if name != "_model"}
 
     def written(self, layer: Layer) -> Tensor:
-        """What each head of a layer adds to its output, [B, H, T, E], in float32 at least.
+        """Return what each head of a layer adds to its output, [B, H, T, E], in float32 at least.
 
         The heads' parts sum to the layer's output without its bias. The projection is the model's of now.
 
@@ -74,7 +74,7 @@ class HeadOutputs(ByLayer[Tensor]):
         batch: int = 0,
         title: str | None = None,
     ) -> Figure:
-        """From heads to the output of a layer, by default the last, as a figure (`headwise[viz]`).
+        """Draw the steps from heads to the output of a layer, by default the last (`headwise[viz]`).
 
         Each head's output, all of them side by side, what W_O makes of each, and their sum: see
         `headwise.show.outputs_picture`.
@@ -113,7 +113,7 @@ torch.serialization.add_safe_globals([HeadOutputs])
 def collect(
     model: nn.Module, heads: Heads | None = None, *, fallback: str | None = None
 ) -> AbstractContextManager[HeadOutputs]:
-    """What the heads of some layers say while a `with` block lasts, [B, H, T, Dv] by layer, detached.
+    """Collect the outputs of heads inside a `with` block, [B, H, T, Dv] by layer, detached.
 
     A layer is kept whole, whichever of its heads were chosen; a second run takes the place of the first.
     `outputs.written(layer)` is what each head adds to the layer's output, `outputs.plot(layer, tokens)` a
@@ -160,7 +160,7 @@ def patch(
     *,
     fallback: str | None = None,
 ) -> Changing:
-    """Some heads say what they said in another run, inside a `with` block; afterwards all is as it was.
+    """Replace outputs of heads by those of another run inside a `with` block.
 
     Args:
         heads: as in `headwise.ablate`.
@@ -316,14 +316,14 @@ def _why_not_plain(name: str, out: nn.Module, is_split: bool) -> str | None:
 
 
 def written(heads: Tensor, projection: OutputProjection) -> Tensor:
-    """What each head adds to its layer's output, [B, H, T, E], of heads [B, H, T, Dv]; without the bias."""
+    """Return what each head adds to the output of its layer, [B, H, T, E], without the bias."""
     with torch.no_grad(), own_precision(heads.device):
         dtype = tile_dtype(heads.dtype)
         return heads.detach().to(dtype) @ projection.weight.to(heads.device, dtype)
 
 
 def written_norms(model: nn.Module, call: LayerCall) -> Tensor:
-    """||v_j W_O|| of every head and key of a call, [B, H, S], in float32 at least.
+    """Return ||v_j W_O|| of every head and key of a call, [B, H, S], in float32 at least.
 
     The product itself is made, in blocks of keys: v G v with G = W_O W_O^T would be less work, and may come
     out below 0 by rounding where a norm is small.

@@ -48,7 +48,7 @@ class Ranked(NamedTuple):
 
 
 def ranked(scores: ByLayer[Tensor]) -> list[Ranked]:
-    """All heads, the highest score first; what is no number comes last."""
+    """Return all heads, the highest score first, NaN last."""
     every = [
         Ranked(layer, head, score)
         for layer, of_layer in scores.items()
@@ -92,11 +92,11 @@ class Importance(HeadScores):
         self.num_kv_heads = dict(num_kv_heads or {})  # by path; a missing layer has one per head
 
     def ranking(self) -> list[Ranked]:
-        """All heads, the most important first."""
+        """Return all heads, the most important first."""
         return ranked(self)
 
     def least(self, count: int, *, groups: bool = True) -> list[tuple[Layer, int]]:
-        """The least important heads, the very least first, as `headwise.prune` and `ablate` take them.
+        """Return the least important heads, in order, as `headwise.prune` and `ablate` take them.
 
         Where several query heads share a key/value head, whole groups go, since `prune` takes no others: by
         the mean score of their heads, and the best group of every layer after all that are not, since a layer
@@ -156,7 +156,7 @@ class Importance(HeadScores):
         return [group for _, _, group in sorted(scored, key=itemgetter(0, 1))]
 
     def most(self, count: int) -> list[tuple[Layer, int]]:
-        """The most important heads, the first first.
+        """Return the most important heads, the most important first.
 
         Raises:
             ArgumentError: a count below 0.
@@ -206,7 +206,7 @@ def importance(
     progress: bool = True,
     fallback: str | None = None,
 ) -> Importance:
-    """How much the loss depends on each head: I_h = E_x | Att_h(x)^T dL(x) / dAtt_h(x) |.
+    """Return how much the loss depends on each head: I_h = E_x | Att_h(x)^T dL(x) / dAtt_h(x) |.
 
     The model stays in the mode it is in (dropout of training makes scores noisy), and neither its parameters
     nor their `grad` and `requires_grad` change. A layer that runs several times in a forward has one score a
@@ -413,7 +413,7 @@ class Robustness:
     single: ByLayer[Tensor] | None  # [H], one head off at a time
 
     def to_dict(self) -> dict[str, object]:
-        """Plain numbers and lists, as JSON takes them."""
+        """Return the results as plain numbers and lists, for JSON."""
         return {
             "baseline": self.baseline,
             "num_heads": self.num_heads,
@@ -424,7 +424,7 @@ class Robustness:
         }
 
     def plot(self) -> Figure:
-        """The curves, as a matplotlib figure (`pip install "headwise[viz]"`)."""
+        """Return the curves, as a matplotlib figure (`pip install "headwise[viz]"`)."""
         from ..show.curves import robustness_curve
 
         return robustness_curve(self)
@@ -476,7 +476,7 @@ def robustness(
     progress: bool = True,
     fallback: str | None = None,
 ) -> Robustness:
-    """The loss against the number of heads removed (at zero), and with each single head removed.
+    """Return the loss against the number of heads removed (at zero), and with each single head removed.
 
     Takes one forward a batch for each point of each curve, and one for each head if `single`. Removal goes
     on where it was: the heads of a point are among those of the next. The model stays in the mode it is in.

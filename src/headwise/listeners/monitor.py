@@ -186,7 +186,7 @@ class Monitor:
         attach(model, Measuring((), False), fallback)  # raises if the arguments are wrong
 
     def step(self) -> AbstractContextManager[Monitor]:
-        """One step of training: its forward; its backward, too, where layers are checkpointed.
+        """Return a context for one training step: its forward, and with checkpointing its backward, too.
 
         A step that raises, or in which the model does not run, is not measured; the next one is in its place.
         Three of the latter in a row give a warning, once; each that is never entered, by `with`, gives one.
@@ -350,7 +350,7 @@ class Monitor:
         return [] if self._alarm_state is None else list(self._alarm_state.raised)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row per head and measured step: step, layer, head, and its numbers.
+        """Return a row per head and measured step: step, layer, head, and its numbers.
 
         Raises:
             ArgumentError: nothing was measured yet.
@@ -390,7 +390,7 @@ class MonitorOptions(TypedDict, total=False):
 
 
 def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOptions]) -> Any:
-    """A `transformers.TrainerCallback` that measures a step in `every` and adds its numbers to the logs.
+    """Return a `transformers.TrainerCallback` that measures every n-th step and adds numbers to the logs.
 
         callback = hw.trainer_callback(every=100)
         trainer = Trainer(model, args, train_dataset=data, callbacks=[callback])

@@ -172,7 +172,7 @@ def _record_pruned(model: nn.Module, path: str, new: list[int], num_heads: int) 
 
 
 def load_pruned(cls_or_model: Any, folder: str | os.PathLike[str], **changes: Any) -> Any:
-    """A pruned Hugging Face model from where `save_pretrained` has put it.
+    """Load a pruned Hugging Face model that `save_pretrained` wrote.
 
     Builds the model from its config, prunes it as the config says, then loads the weights.
 

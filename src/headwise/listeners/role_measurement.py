@@ -71,7 +71,7 @@ def roles(
     progress: bool | Callable[[int, int], None] = True,
     keep: bool = True,
 ) -> Roles:
-    """Which head looks from a word to the word it belongs to, measured on sentences of a grammar.
+    """Measure which heads attend from a word to the related word, on sentences of a grammar.
 
         roles = hw.roles(model, tokenizer)
         print(roles)
@@ -515,7 +515,7 @@ class Retrieval:
         return self.recall > ENOUGH
 
     def ranking(self) -> list[tuple[Layer, int, float]]:
-        """(layer, head, score), the best first."""
+        """Return (layer, head, score), the best first."""
         return [(layer, head, score) for layer, head, score in ranked(self.scores)]
 
     def __str__(self) -> str:

@@ -78,7 +78,7 @@ def own_loss(model: nn.Module, batch: object) -> Tensor:
 
 
 def token_loss(model: Transformer, batch: Any) -> Tensor:
-    """How far a Transformer is from each next token: the mean cross-entropy over all that are real.
+    """Return the mean cross-entropy of next tokens, without padding.
 
     A decoder is to say ids[:, 1:]. An encoder-decoder, given ids, is to say target_ids[:, 1:], the first of
     which is where it starts.

@@ -88,7 +88,7 @@ class BytePairs:
 
     @classmethod
     def of(cls, tokenizer: object) -> BytePairs:
-        """One of ours, the library's, or one of transformers that is built on the library's.
+        """Return a `BytePairs` of a tokenizer of the library tokenizers, or of a fast one of transformers.
 
         Raises:
             ArgumentError: another.
@@ -106,7 +106,7 @@ class BytePairs:
 
     @classmethod
     def from_file(cls, file: Path, *, model_max_length: int | None = None) -> BytePairs:
-        """What a tokenizer.json holds.
+        """Load a tokenizer from a tokenizer.json.
 
         Raises:
             ArgumentError: a file that the library cannot read.
@@ -124,7 +124,7 @@ class BytePairs:
         return cls(inner, model_max_length=model_max_length)
 
     def to_json(self) -> str:
-        """What tokenizer.json holds."""
+        """Return the tokenizer as the text of a tokenizer.json."""
         return self._inner.to_str()
 
     # From text to ids
@@ -142,7 +142,7 @@ class BytePairs:
         return_offsets_mapping: bool = False,
         verbose: bool = True,
     ) -> dict[str, Any]:
-        """A text, or several, as ids: input_ids and attention_mask; as tensors also lengths, int64 [B].
+        """Return texts as input_ids and attention_mask; as tensors also lengths, int64 [B].
 
         Args:
             add_special_tokens: those in front of a text and after it.
@@ -196,7 +196,7 @@ class BytePairs:
         return result
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of one text."""
+        """Return the ids of one text."""
         ids: list[int] = self(text, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
 
@@ -242,7 +242,7 @@ class BytePairs:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> str:
-        """The text of tokens, ids or a tensor of one sequence of them.
+        """Return the text of tokens, ids or a tensor of one sequence of them.
 
         Raises:
             ArgumentError: ids that there are not; spaces to be cleaned up, which would not be the text.
@@ -262,7 +262,7 @@ class BytePairs:
     def convert_ids_to_tokens(self, ids: Iterable[int] | Tensor, /) -> list[str]: ...
 
     def convert_ids_to_tokens(self, ids: int | Iterable[int] | Tensor, /) -> str | list[str]:
-        """Each token as people read it: without the space before it; a space alone as ␣, part of a letter
+        """Return each token in readable form: without a leading space; a space alone as ␣, part of a letter
         by its bytes as <C3>."""
         if isinstance(ids, int):
             return self._shown(self._ids(ids)[0])
@@ -349,7 +349,7 @@ LETTERS = {chr(byte): byte for byte in _SEEN} | {chr(256 + at): byte for at, byt
 
 
 def shown_bytes(entry: str) -> str:
-    """What an entry of a byte-level vocabulary stands for, without spaces around it: its letters, and bytes
+    """Return the text of an entry of a byte-level vocabulary without spaces around it: letters, and bytes
     as <C3> where no letter is whole.
 
     Example:

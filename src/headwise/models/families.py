@@ -63,7 +63,7 @@ class Settings:
         self._left, self._family, self._defaults = dict(fields), family, defaults
 
     def read(self, fields: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-        """The values of a table of fields, by our names and in our words."""
+        """Return the values of a table of fields by headwise's names."""
         read: dict[str, Any] = {}
         for ours, (theirs, _) in fields.items():
             value = self.may(theirs) if theirs in MAY_BE_NONE else self.take(theirs)
@@ -73,14 +73,14 @@ class Settings:
         return read
 
     def take(self, name: str) -> Any:
-        """The value of a field that must have one."""
+        """Return the value of a required field."""
         value = self.may(name)
         if value is None:
             raise self._refusal(name, None, "its config has to say")
         return value
 
     def may(self, name: str) -> Any:
-        """The value of a field that may be None."""
+        """Return the value of a field that may be None."""
         return self._left.pop(name, self._defaults.get(name))
 
     def must(self, **fields: Any) -> None:
@@ -121,7 +121,7 @@ class Family:
     beside: str = ""  # their tensors that are no weights of the model
 
     def config(self, fields: Mapping[str, Any], with_output: bool) -> TransformerConfig:
-        """Our config for theirs."""
+        """Return headwise's config for a config of the family."""
         settings = Settings(fields, fields["model_type"], self.defaults)
         settings.must(is_encoder_decoder=False, add_cross_attention=False, quantization_config=None)
         read = settings.read(self.fields)
@@ -247,7 +247,7 @@ def _rotary(s: Settings, read: Values) -> Values:
 
 
 def _windows(s: Settings, num_layers: int) -> tuple[Window | None, ...]:
-    """The window of each layer of a Qwen."""
+    """Return the window of each layer of a Qwen."""
     is_used, size = s.take("use_sliding_window"), s.may("sliding_window")
     size = size if is_used else None
     kinds, full_layers = s.may("layer_types"), s.take("max_window_layers")
@@ -263,7 +263,7 @@ def _windows(s: Settings, num_layers: int) -> tuple[Window | None, ...]:
 
 
 def _rope(s: Settings, max_length: int) -> Rope:
-    """rope_theta and rope_scaling, or both in rope_parameters, as it is since transformers 5."""
+    """Return the `Rope` of rope_theta and rope_scaling, or of rope_parameters since transformers 5."""
     base, parameters = s.take("rope_theta"), s.may("rope_parameters") or s.may("rope_scaling") or {}
     s.must(rope_scaling=None)
     defaults = {"rope_theta": base, "original_max_position_embeddings": max_length, **ROPE_DEFAULTS}
@@ -328,7 +328,7 @@ WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_laye
 
 
 def _like_llama(name: str, rest: Rest, others: Mapping[str, Any], **defaults: Any) -> Family:
-    """Llama's fields and names; `defaults`, by our names, where those of its class are others."""
+    """Return a family with Llama's fields and names; `defaults` replace those of its class."""
     fields = LLAMA_FIELDS | {ours: (LLAMA_FIELDS[ours][0], value) for ours, value in defaults.items()}
     classes = {f"{name}ForCausalLM": True, f"{name}Model": False}
     others = {"rope_theta": 10_000.0, **others}

@@ -59,7 +59,7 @@ class Sampling(NamedTuple):
 
 
 def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unpack[Options]) -> Tensor:
-    """What the model says after ids: new tokens alone, int [B, N]; torch.cat([ids, new], 1) is all of it.
+    """Generate tokens after ids: only new tokens, int [B, N]; torch.cat([ids, new], 1) is the whole text.
 
     Without gradients and dropout, whatever mode the model is in, which is as before afterwards.
 
@@ -104,7 +104,7 @@ def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unp
 def stream(
     self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unpack[Options]
 ) -> Iterator[Tensor]:
-    """The same tokens as they come: int [B] at each step.
+    """Yield generated tokens step by step, int [B] each.
 
         for token in model.stream(ids, 100, stop=tokenizer.eos_token_id):
             print(tokenizer.decode(token), end="")
@@ -250,7 +250,7 @@ def chosen(
 def filtered(
     logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """logits [B, V] of what may be drawn, float32 at least; -inf: may not.
+    """Return logits [B, V], float32 at least, with -inf for tokens that may not be drawn.
 
     Example:
         >>> filtered(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), top_k=3, top_p=0.8)

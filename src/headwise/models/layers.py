@@ -31,7 +31,7 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def norm_of(config: TransformerConfig, **made: Any) -> nn.Module:
-    """The norm a config asks for, over E channels."""
+    """Return the norm a config asks for, over E channels."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.d_model, eps=config.norm_eps, **made)
 
@@ -70,7 +70,7 @@ class Embedding(nn.Module):
 
 
 def sinusoids(positions: Tensor, width: int) -> Tensor:
-    """sin and cos of p / 10000^(2i / E), in turn, float64 [.., T, E]. Vaswani 2017, section 3.5."""
+    """Return sin and cos of p / 10000^(2i / E), alternating, float64 [.., T, E]. Vaswani 2017, 3.5."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     angles = positions[..., None] * 10_000.0**-exponents  # [.., T, E / 2]
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
@@ -116,7 +116,7 @@ class FeedForward(nn.Module):
         return self.activation if self.gate_proj is None else f"{self.activation}, gated"
 
     def _pack(self) -> None:
-        """Gate and up share a block of memory, as q, k and v of `MultiHeadAttention` do."""
+        """Pack gate and up into one block of memory, as `MultiHeadAttention` does with q, k and v."""
         if self.gate_proj is None:
             return
         both = (self.gate_proj, self.up_proj)
@@ -362,7 +362,7 @@ def _plain_layer(layer: nn.Module, x: Tensor, cache: KVCache) -> PlainLayer | No
 
 
 def one_token(layers: Sequence[PlainLayer], x: Tensor, caches: Sequence[KVCache]) -> Tensor:
-    """[B, 1, E] -> [B, 1, E]: as the layers would, one after another."""
+    """Run one token through all layers, [B, 1, E] -> [B, 1, E]."""
     B, rope, factors = x.shape[0], None, None
     for layer, cache in zip(layers, caches, strict=True):
         attention = layer.attention

@@ -68,7 +68,7 @@ def load(name_or_path: str | os.PathLike[str] | None = None, *, ours: bool = Fal
 def load(
     name_or_path: str | os.PathLike[str] | nn.Module | None = None, *, ours: bool | None = None
 ) -> Pretrained | Transformer:
-    """A trained model and its tokenizer: the built-in one, your own, or one of Hugging Face's.
+    """Return a trained model and its tokenizer: the built-in one, your own, or one of Hugging Face's.
 
         model, tokenizer, title = load()                               # "mini", a headwise.models.Transformer
         model(tokenizer("to be or not to be", return_tensors="pt")["input_ids"])
@@ -318,7 +318,7 @@ def from_hub(name: str) -> Path:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """No progress bars and no advice from the libraries meanwhile; afterwards as before.
+    """Silence progress bars and advice of the libraries inside the context.
 
     Both are the process's: models are loaded one after another, or one would put back what another had set.
     """

@@ -106,7 +106,7 @@ class Specialisation:
     __str__ = __repr__
 
     def scores(self, name: str) -> Tensor:
-        """A statistic or a role by its name, [C, L, H].
+        """Return a statistic or a role by its name, [C, L, H].
 
         Raises:
             ArgumentError: neither a statistic nor a role.
@@ -119,7 +119,7 @@ class Specialisation:
         return measured[name]
 
     def when(self, name: str, at_least: float) -> Moment | None:
-        """The first checkpoint at which some head has at least this score; of several heads, the best.
+        """Return the first checkpoint at which a head has at least this score, and the best head there.
 
         Args:
             name: a statistic, such as "induction_stripe", or a role, such as "pronoun > antecedent".
@@ -149,7 +149,7 @@ class Specialisation:
         return None
 
     def best(self, name: str) -> tuple[int, int]:
-        """(layer, head) with the largest score at the last checkpoint.
+        """Return (layer, head) with the largest score at the last checkpoint.
 
         Raises:
             ArgumentError: neither a statistic nor a role; one that was measured of no head.
@@ -161,7 +161,7 @@ class Specialisation:
         return layer, head
 
     def of(self, layer: int, head: int) -> list[dict[str, Any]]:
-        """The life of one head: a row per checkpoint with step, tokens, label, statistics and roles.
+        """Return the life of one head: a row per checkpoint with step, tokens, label, statistics and roles.
 
         Raises:
             ArgumentError: no such layer or head.
@@ -184,7 +184,7 @@ class Specialisation:
         ]
 
     def table(self) -> ShownTable:
-        """A row per checkpoint: losses, the best head of each kind, how many heads have which label.
+        """Return a row per checkpoint: losses, the best head of each kind, how many heads have which label.
 
         Raises:
             PackageMissing: rich is not installed.
@@ -194,7 +194,7 @@ class Specialisation:
         return specialisation_table(self)
 
     def plot(self) -> Figure:
-        """The loss above, and below it how heads came to do what they do, as a matplotlib figure.
+        """Draw the loss and the scores of all heads over training, as a matplotlib figure.
 
         Raises:
             PackageMissing: matplotlib is not installed.
@@ -243,7 +243,7 @@ def _check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def specialisation(folder: str | os.PathLike[str] | None = None) -> Specialisation:
-    """How the heads of the built-in model specialised: each at some twenty checkpoints of its training.
+    """Return how the heads of the built-in model specialised, at about twenty checkpoints of its training.
 
         life = hw.models.specialisation()
         life.when("induction_stripe", 0.4)         # the first checkpoint with an induction head, and which

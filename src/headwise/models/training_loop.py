@@ -326,7 +326,7 @@ def _check_finite(loss: float, norm: float | None, step: int) -> None:
 def _training_mode(
     model: nn.Module, optimizer: Optimizer, generators: Sequence[torch.Generator], seed: int | None
 ) -> Iterator[None]:
-    """Training mode, gradients, and a seed's random numbers; at the end all of it is as before."""
+    """Set training mode, gradients and the seed inside the context; restore them at the end."""
     modes = [(module, module.training) for module in model.modules()]
     rates, states = [group["lr"] for group in optimizer.param_groups], _states(generators)
     try:

@@ -161,7 +161,7 @@ class Transformer(nn.Module):
     def hidden(
         self, ids: Tensor | None, target_ids: Tensor | None = None, *, every: bool = False, **reading: Any
     ) -> Tensor | list[Tensor]:
-        """Hidden states [B, T, E] before the output.
+        """Return hidden states [B, T, E] before the output.
 
         Args:
             every: a list of num_layers + 1 instead: what goes into each layer, and what comes out of the last
@@ -181,7 +181,7 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """What the encoder makes of ids, [B, T, E]; arguments as in a call.
+        """Return the output of the encoder, [B, T, E]; arguments as in a call.
 
         Raises:
             ArgumentError: a decoder has no encoder.
@@ -193,7 +193,7 @@ class Transformer(nn.Module):
         )
 
     def cache(self, batch: int | None = None, max_length: int | None = None) -> ModelCache:
-        """Room for the keys and values of what is read: model(ids, cache=cache), then token by token.
+        """Return an empty cache of keys and values: model(ids, cache=cache), then token by token.
 
         Args:
             batch, max_length: where both are given, the room is taken at once; else it grows.
@@ -227,7 +227,7 @@ class Transformer(nn.Module):
         token_types: Tensor | None = None,
         cache: ModelCache | None = None,
     ) -> Tensor:
-        """Hidden states [B, T, E]; of an encoder-decoder, the decoder's."""
+        """Return hidden states [B, T, E]; of an encoder-decoder, the decoder's."""
         if self.config.kind != "encoder-decoder":
             for name, value in (("target_ids", target_ids), ("target_lengths", target_lengths)):
                 if value is not None:
@@ -273,7 +273,7 @@ class Transformer(nn.Module):
         cache: ModelCache | None = None,
         **source: Any,
     ) -> Tensor:
-        """Embedding and layers: [B, T] -> [B, T, E]. Layers get only arguments that are not None."""
+        """Run embedding and layers, [B, T] -> [B, T, E]. Layers get only arguments that are not None."""
         if cache is not None:
             _check_cache(cache, len(stack.layers))
             source["caches"] = cache.layers
@@ -409,21 +409,21 @@ class ModelCache:
         return self.layers[0].batch
 
     def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
-        """Of the next `count` tokens: int [T], or [B, T] where sequences are of different lengths."""
+        """Return positions of the next `count` tokens: int [T], or [B, T] if lengths differ."""
         return self.layers[0].positions(count, device)
 
     def reorder(self, index: Tensor | Sequence[int]) -> None:
-        """Sequence i becomes what sequence index[i] was; as many as are named, as beams need it."""
+        """Replace sequence i by sequence index[i], as beam search needs."""
         for held in (*self.layers, *(self.memories or ())):
             held.reorder(index)
 
     def crop(self, length: int) -> None:
-        """Forget all tokens from this one on; the source is kept."""
+        """Remove all tokens from this position on; the source stays."""
         for layer in self.layers:
             layer.crop(length)
 
     def reset(self) -> None:
-        """Forget everything, the source as well."""
+        """Remove all tokens and the source."""
         for layer in self.layers:
             layer.reset()
         self.memories = None

@@ -175,7 +175,7 @@ class TransformerConfig:
             raise ArgumentError("alibi must stand alone: got alibi=True and relative_bias; choose one")
 
     def window_of(self, layer: int) -> Window | None:
-        """The window of a layer, counted from 0."""
+        """Return the window of a layer, counted from 0."""
         return self.windows[layer % len(self.windows)]
 
     @property

@@ -62,7 +62,7 @@ CHANNELS = ("gate_proj", "up_proj", "down_proj")
 def shard_heads(
     model: Model, mesh: DeviceMesh, *, axis: str = "tp", output_layout: Placement | None = None
 ) -> Model:
-    """Lay the heads of a model over the devices of a mesh, in place: rank r of n gets H / n of each layer.
+    """Shard the heads of a model over the devices of a mesh, in place: each rank gets H / n of each layer.
 
         mesh = torch.distributed.init_device_mesh("cuda", (4,))
         hw.parallel.shard_heads(model, mesh)
@@ -453,19 +453,19 @@ class ShardedAttention(MultiHeadAttention):
         bias: Bias | None = None,
         **more: Any,
     ) -> Tensor:
-        """The outputs of this rank's heads, [B, heads here, T, Dv]."""
+        """Return the outputs of this rank's heads, [B, heads here, T, Dv]."""
         query, key, value, mask, bias, *_ = self._received(Inputs(query, key, value, mask, bias))
         with self._rank_random_state(query):
             return super().head_outputs(query, key, value, mask, bias=bias, **more)
 
     def remember(self, key: Tensor, value: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
-        """As `MultiHeadAttention.remember`, for this rank's heads."""
+        """Return a `Memory` as `MultiHeadAttention.remember` does, for this rank's heads."""
         value = None if value is None or value is key else self._enter(value)
         key = self._enter(key)
         return super().remember(key, value, self.local_heads.mask(mask, len(key), 1))
 
     def reset_parameters(self) -> None:
-        """Refused: each rank would draw other numbers.
+        """Raise an error: each rank would draw other numbers.
 
         Raises:
             ArgumentError: always.
@@ -476,7 +476,7 @@ class ShardedAttention(MultiHeadAttention):
         )
 
     def extra_repr(self) -> str:
-        """This rank's heads, then the shapes."""
+        """Return this rank's heads and the shapes."""
         return f"{self.local_heads}; {super().extra_repr()}"
 
     def _received(self, inputs: Inputs) -> Inputs:

@@ -199,7 +199,7 @@ class Merged:
 
     @classmethod
     def empty(cls, q: Tensor, value_dim: int | None) -> Merged:
-        """Rows without any key."""
+        """Return rows without any key."""
         dtype = tile_dtype(q.dtype)
         top = torch.full(q.shape[:3], HIDDEN, dtype=dtype, device=q.device)
         mixed = None if value_dim is None else top.new_zeros(*q.shape[:3], value_dim)
@@ -241,7 +241,7 @@ class Merged:
         return (high + low).masked_fill(self.top <= HIDDEN, -torch.inf)
 
     def output(self, dtype: torch.dtype) -> Tensor:
-        """[B, H, t, Dv]"""
+        """Return the output, [B, H, t, Dv]."""
         assert self.mixed is not None
         empty = self.top <= HIDDEN
         return (self.mixed / self.total.masked_fill(empty, 1)[..., None]).to(dtype)
@@ -349,7 +349,7 @@ def _backward(shard: Shard, v: Tensor, rows: _Rows, added: bool) -> tuple[Tensor
 def _backward_of_block(
     shard: Shard, rows: _Rows, owner: int, k: Tensor, v: Tensor, packed: Tensor, gradients: dict[str, Tensor]
 ) -> None:
-    """Backward through the keys of `owner`: add dk and dv to `packed`, the other gradients to `gradients`."""
+    """Run the backward through the keys of `owner`: add dk and dv to `packed`, the rest to `gradients`."""
     dk, dv = _unpacked(packed, k, v)
     added = any(name in gradients for name in ADDED)
     for part in shard.parts(owner, k):

@@ -64,7 +64,7 @@ class Measuring:
             yield block, (batch, heads, slice(rows.start + inside.start, rows.start + inside.stop))
 
     def full_rows(self) -> Block:
-        """All rows of this rank as one block without tiles, for formulas over sums."""
+        """Return all rows of this rank as one block without tiles, for formulas over sums."""
         mine = self.shard.mine
         B, H, t, _ = mine.shape
         everything = Piece(slice(0, B), slice(0, H), slice(0, H), t, 1)

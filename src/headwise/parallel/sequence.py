@@ -66,7 +66,7 @@ class Layout:
     order: str = "zigzag"
 
     def runs(self, rank: int) -> list[Run]:
-        """The runs of tokens that a rank holds, in the order in which it holds them."""
+        """Return the runs of tokens that a rank holds, in the order in which it holds them."""
         if self.order == "zigzag":
             chunks, mine = 2 * self.ranks, [rank, 2 * self.ranks - 1 - rank]
         else:
@@ -82,11 +82,11 @@ class Layout:
         return runs
 
     def size(self, rank: int) -> int:
-        """The number of tokens of a rank."""
+        """Return the number of tokens of a rank."""
         return self.runs(rank)[-1].local.stop
 
     def positions(self, rank: int) -> Tensor:
-        """The positions of a rank's tokens in the sequence, int64 [t], on the CPU."""
+        """Return the positions of a rank's tokens in the sequence, int64 [t], on the CPU."""
         return torch.cat([torch.arange(r.span.start, r.span.stop, device="cpu") for r in self.runs(rank)])
 
     def check(self, sizes: Mapping[int, int], name: str) -> None:
@@ -134,7 +134,7 @@ def check_order(order: str) -> None:
 def split(
     tensor: Tensor, mesh: Mesh = None, dim: int = 1, *, order: str = "zigzag", axis: str | None = None
 ) -> Tensor:
-    """This rank's tokens of a whole sequence, which every rank has: nothing is sent.
+    """Return this rank's tokens of a sequence that every rank has; nothing is communicated.
 
     The tensor is marked with its order, which a sharded model and `attention` compare with their own.
     Operations on it return tensors without the mark: move and convert first, then split.
@@ -219,7 +219,7 @@ def not_split(fingerprints: Sequence[float], tokens: Tensor, order: str) -> Argu
 def join(
     tensor: Tensor, mesh: Mesh = None, dim: int = 1, *, order: str = "zigzag", axis: str | None = None
 ) -> Tensor:
-    """The whole sequence, in order, on every rank, from each one's tokens: the way back of `split`.
+    """Return the whole sequence on every rank from the tokens of all ranks: the inverse of `split`.
 
     No gradient flows: a loss is worked out on each rank's own tokens.
 
@@ -426,7 +426,7 @@ class Ring:
     def agree(
         self, mine: Sequence[float], error: BaseException | None, device: torch.device
     ) -> list[list[float]]:
-        """`numbers`, unless some rank has an error: then every rank raises.
+        """Return `numbers`, or raise on every rank if some rank has an error.
 
         Raises:
             error: this rank's own.

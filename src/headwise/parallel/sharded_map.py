@@ -147,7 +147,7 @@ class ShardedMap(AttentionMap):
         reach: int = 8,
         pooled: int | tuple[int, int] | None = None,
     ) -> Statistics:
-        """What each head does, as `AttentionMap.statistics`; whole, and the same on every rank.
+        """Return statistics of the whole sequence, as `AttentionMap.statistics`, the same on every rank.
 
         Raises:
             ArgumentError: an unknown name, per or reach; fewer than one cell; a gradient of entropy.
@@ -170,17 +170,17 @@ class ShardedMap(AttentionMap):
         return Statistics(ring_statistics.measure(measuring, names, per == "query", reach, cells))
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
-        """A picture of the whole, [B, H, rows, columns], as `AttentionMap.pooled`."""
+        """Return the pooled map of the whole sequence, [B, H, rows, columns], as `AttentionMap.pooled`."""
         measuring, pair = self._agreed("pooled", lambda: self._cells(cells))
         return ring_statistics.measure(measuring, (), False, 0, pair)[PICTURE]
 
     def top(self, count: int = 8) -> Top:
-        """The heaviest keys of every query, [B, H, T, count], as `AttentionMap.top`."""
+        """Return the heaviest keys of every query, [B, H, T, count], as `AttentionMap.top`."""
         measuring, _ = self._agreed("top", lambda: self._check_count(count))
         return ring_statistics.top(measuring, count)
 
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
-        """The weight each query puts on the keys that `on` allows, as `AttentionMap.mass`."""
+        """Return the weight each query puts on the keys that `on` allows, as `AttentionMap.mass`."""
 
         def check() -> Mask:
             if per not in ("head", "query"):
@@ -207,7 +207,7 @@ class ShardedMap(AttentionMap):
     # Through an ordinary map
 
     def whole(self, *, limit: int | str | None = None) -> AttentionMap:
-        """An ordinary map of the whole, on every rank: q, k and lse of all ranks, put together.
+        """Return an `AttentionMap` of the whole sequence on every rank.
 
         Args:
             limit: a memory budget for them, e.g. "2 GiB"; see `headwise.budget`.
@@ -246,18 +246,18 @@ class ShardedMap(AttentionMap):
     def select(
         self, *, batch: Choice = None, heads: Choice = None, queries: Choice = None, keys: Choice = None
     ) -> AttentionMap:
-        """Part of the map, an ordinary one: see `whole`."""
+        """Return part of the map as an `AttentionMap`; see `whole`."""
         return self.whole().select(batch=batch, heads=heads, queries=queries, keys=keys)
 
     def by_document(self) -> AttentionMap:
-        """Each document's own map, see `AttentionMap.by_document` and `whole`."""
+        """Return the map of each document; see `AttentionMap.by_document` and `whole`."""
         return self.whole().by_document()
 
     def __getitem__(self, index: Any) -> Tensor:
         return self.whole()[index]
 
     def dense(self, *, limit: int | str | None = None) -> Tensor:
-        """All of it as a tensor, [B, H, T, S], on every rank; no gradient.
+        """Return the weights as a tensor, [B, H, T, S], on every rank; no gradient.
 
         Raises:
             BudgetExceeded: it would not fit.
@@ -265,7 +265,7 @@ class ShardedMap(AttentionMap):
         return self._gathered(limit, (self.shape, self.dtype), "dense").dense(limit=limit)
 
     def mean_heads(self, *, limit: int | str | None = None) -> Tensor:
-        """The mean over heads, [B, T, S], on every rank; no gradient.
+        """Return the mean over heads, [B, T, S], on every rank; no gradient.
 
         Raises:
             BudgetExceeded: it would not fit.
@@ -274,20 +274,20 @@ class ShardedMap(AttentionMap):
         return self._gathered(limit, ((B, T, S), self._scores.dtype), "mean_heads").mean_heads(limit=limit)
 
     def plot(self, *args: Any, **named: Any) -> Any:
-        """A heat map of every head, as `AttentionMap.plot`; see `whole`."""
+        """Draw a heat map of every head, as `AttentionMap.plot`; see `whole`."""
         return self.whole().plot(*args, **named)
 
     # Copies
 
     def detach(self) -> ShardedMap:
-        """The same map, cut from the graph."""
+        """Return the map without gradients."""
         self.check_unchanged()
         new = ShardedMap(self._shard.detach(), self._local_lse)
         new._lse = self._lse
         return new
 
     def to(self, device: torch.device | str) -> NoReturn:
-        """It stays where its ranks are."""
+        """Raise `ArgumentError`: the map stays on the devices of its ranks."""
         raise ArgumentError(
             f"device must be the rank's own: a map over {self._shard.ring.size} ranks is on {self.device}, "
             f"got {device!r}; use map.whole().to(device)"
@@ -329,7 +329,7 @@ def attention(
     length: int | tuple[int, int] | None = None,
     **wrong: object,
 ) -> tuple[Tensor, ShardedMap]:
-    """`headwise.attention` with the tokens over several ranks, each with its own queries, keys and values.
+    """Compute `headwise.attention` with tokens over several ranks, each with its own q, k and v.
 
     Masks and biases are those of the whole sequence, the same on every rank, as one process would be given
     them. A learned bias, slopes and sinks get the gradient of this rank's queries: add it up over ranks

@@ -58,7 +58,7 @@ PART = (
 
 
 def changes_picture(changes: Changes, top: int = 6) -> Figure:
-    """Of each of the most changed heads three maps: on the first text, on the second, and the difference.
+    """Draw three maps of each of the most changed heads: first text, second text, difference.
 
     All three share their rows and columns: the tokens of both texts as one line, "he/she" where they differ,
     and hatched where a text has no such token. Of more than 24 tokens those are shown, with their positions,
@@ -138,7 +138,7 @@ def _largest(numbers: Tensor) -> list[int]:
 
 
 def _readable(text: Alignment) -> Alignment:
-    """Tokens as readers know them: "Ġthe" is "the"."""
+    """Return the tokens without the marks of their tokenizer: "Ġthe" is "the"."""
     sides = (readable([pair[side] for pair in text.tokens]) for side in (0, 1))
     return replace(text, tokens=tuple(zip(*sides, strict=True)))
 
@@ -198,7 +198,7 @@ class Sheet:
         )  # fmt: skip
 
     def corner(self, number: int) -> tuple[float, float]:
-        """Where the first map of a head begins, from the left and from above."""
+        """Return the position of the first map of a head, from the left and from the top."""
         row, column = divmod(number, self.across)
         x = self.left + column * (self.left + 3 * self.side + 2 * GAP + 0.23)
         return x, self.top + self.above + row * (self.above + self.side + self.below)
@@ -361,11 +361,11 @@ def _bars(figure: Figure, sheet: Sheet, of_kind: dict[bool, Axes]) -> None:
 
 
 def changes_table(changes: Changes, top: int | None = 10) -> HeadsTable:
-    """One row per head: how much it changed, at which token most, and what it is called on both texts."""
+    """Return a row per head: mean and largest change, the token of the largest, its label on each text."""
     table = empty_table(title_of(changes), elsewhere="Changes.all has every number")
     table.add("head", least=0)
-    table.add("mean\nnats")
-    table.add("most", rank=1)
+    table.add("mean\nchange", "mean change")
+    table.add("largest\nchange", "largest change", rank=1)
     table.add("at", rank=2, least=6)
     table.add("label (score)", "label", rank=3, least=14, easy=21)
     for change in changes.first(top):

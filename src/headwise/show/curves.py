@@ -56,7 +56,7 @@ CLOSEST = 0.085  # names in a margin, in the panel's height
 
 
 def specialisation_picture(life: Specialisation) -> Figure:
-    """The loss; each head's previous-token and induction score; roles; how many heads have which label.
+    """Draw the training of all heads: loss, previous-token and induction scores, roles, and heads by label.
 
     Every line is one head. Those that end above the threshold (dashed) are coloured and named, layer.head, or
     else the best one; all others are grey. The dotted line through all panels is where induction forms: the
@@ -144,7 +144,7 @@ def _curves(ax: Axes, scores: Tensor, at: Sequence[float], threshold: float, col
 
 
 def _in_margin(ax: Axes, words: Sequence[tuple[float, str, str]]) -> None:
-    """(height, text, colour) to the right of a panel from 0 to 1, kept apart from each other."""
+    """Write texts (height, text, colour) to the right of a panel from 0 to 1, without overlap."""
     placed: list[float] = []
     for height, text, colour in sorted(words, reverse=True):
         place = min(height, 1.0) if not placed else min(height, placed[-1] - CLOSEST)
@@ -216,7 +216,7 @@ def _finish(axes: Sequence[Axes], life: Specialisation, at: Sequence[float]) -> 
 
 
 def specialisation_table(life: Specialisation) -> HeadsTable:
-    """A row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label."""
+    """Return a row per checkpoint: steps, tokens, losses, best heads, roles found, heads by label."""
     table = empty_table(life.title)
     shown = [panel.name for panel in PANELS if panel.name in life.statistics]
     best = [f"best\n{name.replace('_', ' ')}" for name in shown]
@@ -257,7 +257,7 @@ class Curve(NamedTuple):
 
 
 def robustness_curve(measured: Robustness) -> Figure:
-    """Both curves, random orders with their range, and single heads as dots at 1, the costliest named."""
+    """Draw the loss against the number of removed heads, and single heads as dots at 1."""
     figure = new_figure(7.6, 4.4, layout="constrained")
     ax = figure.add_subplot()
     removed, curves = measured.removed, []
@@ -308,7 +308,7 @@ def _single(ax: Axes, measured: Robustness) -> None:
 
 
 def _names(ax: Axes, removed: Sequence[int], curves: Sequence[Curve]) -> None:
-    """Each curve's name beside it, where the two are farthest apart: the upper one's above, to the left."""
+    """Write each curve's name where the two curves are farthest apart."""
     ends = [removed[-1] * share for share in ROOM_FOR_NAMES]
     inside = [at for at, count in enumerate(removed) if ends[0] <= count <= ends[1]] or [len(removed) // 2]
     first, last = (curves[0].losses, curves[-1].losses) if curves else ([0.0], [0.0])

@@ -65,7 +65,7 @@ class FittedTable(Table):
         easy: int | None = None,
         style: str = "",
     ) -> None:
-        """A column: of numbers, or of words where `least` or `easy` says how many cells these need.
+        """Add a column: of numbers, or of words if `least` or `easy` is given, the cells that words need.
 
         Words of a cell are never broken where `least` is 0: then it is the longest of them.
         """
@@ -219,7 +219,7 @@ def joined(parts: Sequence[Text], between: str, width: int) -> list[Text]:
 
 
 def wrapped(text: Text, width: int) -> list[Text]:
-    """Lines of at most `width` cells: broken at spaces, then in words at dots and the like, then anywhere.
+    """Wrap text into lines of at most `width` cells: at spaces, else at punctuation in words, else anywhere.
 
     Example:
         >>> [line.plain for line in wrapped(Text("in encoder.layers.12.attention"), 12)]
@@ -245,8 +245,8 @@ def _starts(line: str, width: int) -> list[int]:
 
 
 def _parts(line: str, width: int) -> Iterator[tuple[int, str, bool]]:
-    """(where it begins, text, whether it begins a line): words; of one too long for a line, its pieces, of a
-    piece too long its characters."""
+    """Yield (start, text, whether it begins a line) of each word; of a word longer than a line its
+    parts, of a part too long its characters."""
     for match in WORDS.finditer(line):
         word, at = match.group(), match.start()
         if cell_len(word.rstrip()) <= width:

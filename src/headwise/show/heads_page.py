@@ -122,7 +122,7 @@ def page_data(
     key_tokens: Sequence[str] | None = None,
     side: int = EXACT,
 ) -> tuple[dict[str, Any], Blobs]:
-    """The data, and the arrays that it points to: see `headwise.Heads.to_html`.
+    """Return the data of the page and its packed arrays; see `headwise.Heads.to_html`.
 
     side: maps of more positions are pooled, as in a notebook.
     """
@@ -189,7 +189,7 @@ def page_data(
 
 
 def _start(sources: list[list[Reading]], compared: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the page opens on, unless its address says otherwise.
+    """Return the head that the page shows first, unless its address names another.
 
     Two texts: their comparison, and the head that moved most. Else the head with the strongest label.
     """
@@ -391,7 +391,7 @@ def _alive(alive: Pretrained, heads: Heads, text: str | Sequence[str] | None, bl
 
 
 def in_notebook(heads: Heads) -> str | None:
-    """The page in a frame that is kept apart from the notebook; where it would be larger than 4 MB, with
+    """Return the page in a sandboxed frame for a notebook; if it would be larger than 4 MB, with
     coarser maps, or the table alone."""
     if not heads:
         return None
@@ -443,7 +443,7 @@ Pack = Callable[[bytes], Any]
 
 
 def alive_data(pretrained: Pretrained, pack: Pack, example: str = FIRST_TEXT) -> dict[str, Any]:
-    """What a page needs to run a model, `AliveData`; `ArgumentError` where the page cannot compute it.
+    """Return what a page needs to run a model: `AliveData`. Raise `ArgumentError` if the page cannot run it.
 
     Args:
         pack: keeps bytes and says where: a `Blob`.

@@ -90,7 +90,7 @@ def model_picture(
     key_tokens: Sequence[str] | None = None,
     written: bool = False,
 ) -> Figure:
-    """`headwise.Heads.plot` of all heads: layers downwards, heads to the right.
+    """Draw `headwise.Heads.plot` of all heads: layers downwards, heads to the right.
 
     In each, queries run down and keys to the right, on one scale from 0 to 1. Above a head that earned one
     stands its label with the score, in the colour of its frame; below all, what the labels mean. A cell is a
@@ -145,7 +145,7 @@ def model_picture(
 
 
 def _lines(sheet: Sheet, row: Row, x: float, y: float) -> list[Segment]:
-    """Thin lines between the cells of a heat map, where these are large enough."""
+    """Return thin lines between the cells of a heat map, if cells are large enough."""
     T, S = row.lengths
     if max(T, S) > MOST_NAMED or sheet.side < TITLED:
         return []
@@ -264,7 +264,7 @@ def _written_out(names: list[str] | None, length: int, side: float) -> list[str]
 
 
 def points(side: float, length: int) -> float:
-    """The size of names along a heat map."""
+    """Return the size of names along a heat map."""
     return min(7.0, 0.88 * 72 * side / length)
 
 
@@ -405,8 +405,8 @@ def layer_picture(
     written: bool = False,
     text: str | None = None,
 ) -> Figure:
-    """`headwise.Heads.plot` of one layer: a heat map of every head, with its label; of the map where one was
-    kept, else pooled."""
+    """Draw `headwise.Heads.plot` of one layer: a heat map of every head with its label, of the map if it
+    was kept, else pooled."""
     shown = heads[layer]
     need_matplotlib()
     picture, lengths, call = cells_of(shown, batch, CELLS)
@@ -445,7 +445,7 @@ def head_picture(
     written: bool = False,
     text: str | None = None,
 ) -> Figure:
-    """`headwise.Heads.plot` of one head: words on both sides, and above it how much every key receives.
+    """Draw `headwise.Heads.plot` of one head: tokens on both sides, and the weight that keys receive above.
 
     Words are written for up to 60 tokens, else positions; beyond 256 of them positions share cells. Above a
     key stands its share of all the weight: the mean over queries.

@@ -93,7 +93,7 @@ def heads_table(
     chosen: Chosen | None = None,
     roles: Roles | None = None,
 ) -> HeadsTable:
-    """`headwise.Heads.table`: shares of at least one half stand out.
+    """Return `headwise.Heads.table`: shares of at least one half are bold.
 
     The number that heads are sorted by is always among them; heads without it come last.
 
@@ -154,7 +154,7 @@ def _measured(heads: Iterable[Head]) -> list[str]:
 
 
 def places_of(heads: Heads) -> dict[str, int]:
-    """The number of each layer, by path and place: the first visit of several is "path" and "path#0"."""
+    """Return the number of each layer by path and place: a first visit is "path" and "path#0"."""
     return {name: number for number, layer in enumerate(heads.values()) for name in (layer.path, layer.place)}
 
 
@@ -187,7 +187,7 @@ def _key(
 
 
 def census(heads: Iterable[Head]) -> list[tuple[str, int, str]]:
-    """(label, how many heads, what it means): the most frequent first, those without a label last."""
+    """Return (label, number of heads, meaning) of labels that occur, the most frequent first, mixed last."""
     meanings = {entry.name: entry.meaning for entry in LABELS}
     counts = Counter(head.label.name for head in heads)
     order = sorted(counts.items(), key=lambda counted: (counted[0] == MIXED, -counted[1]))
@@ -206,7 +206,7 @@ MANY_SINKS = 1 / 3  # the share of heads from which on the explanation is added
 
 
 def as_sentences(heads: Heads | Iterable[Head], *, chosen: Chosen | None = None) -> list[str]:
-    """A plain sentence for each label that occurs, the most frequent first.
+    """Return a sentence for each label that occurs, the most frequent first.
 
     If at least a third of the heads attend mostly to special tokens or the first token, one more sentence
     explains why.
@@ -230,7 +230,7 @@ OF_LAYER = ("entropy", "distance", "first")
 
 
 def layers_table(heads: Heads, *, title: str | None = None, chosen: Chosen | None = None) -> HeadsTable:
-    """One row per layer: means over its heads, how much they differ, and how many have which label.
+    """Return one row per layer: means over its heads, how much they differ, and how many have which label.
 
     Diversity is the mean Jensen-Shannon divergence between two heads, in nats: 0 where all look alike, 0.69
     (log 2) where no two look at the same keys. A layer whose maps were not kept has a dash, unless it was
@@ -269,7 +269,7 @@ def _mean(heads: Sequence[Head], name: str) -> float:
 
 
 def _diversity(layer: LayerHeads, some: Sequence[int]) -> float:
-    """How much these heads of a layer differ, in nats: the mean over pairs and queries, or NaN."""
+    """Return the mean divergence of pairs of these heads of a layer, in nats, or NaN."""
     matrix = attention_between(layer) if len(some) > 1 else None
     return math.nan if matrix is None else float(one_number(matrix[..., some, :][..., some]))
 
@@ -281,7 +281,7 @@ def as_data(
     text: str | None = None,
     roles: Roles | None = None,
 ) -> dict[str, Any]:
-    """Everything measured of the heads that were chosen, as lists, dicts, texts and numbers."""
+    """Return everything measured of the chosen heads as lists, dicts, strings and numbers."""
     some = heads.chosen(chosen)
     paths = {head.path for head in some}
     counted, sentences = census(some), as_sentences(some)
@@ -318,7 +318,7 @@ def _head(head: Head, sentence: str, roles: Roles | None) -> dict[str, Any]:
 
 
 def rounded(value: float | None, digits: int) -> float | None:
-    """So many digits; None where it is not finite."""
+    """Return a number rounded to `digits` significant digits, or None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
@@ -340,7 +340,7 @@ def save_json(data: dict[str, Any], out: str | os.PathLike[str]) -> Path:
 
 
 def check_json_path(out: str | os.PathLike[str]) -> Path:
-    """Where it may be written, links followed; raises `ArgumentError` as `save_json` does."""
+    """Return the resolved path, or raise `ArgumentError` as `save_json` does."""
     return place_for(out, (".json",), ".json", "heads.json")
 
 

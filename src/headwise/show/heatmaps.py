@@ -56,7 +56,7 @@ def heatmaps(
     key_tokens: Sequence[str] | None = None,
     batch: int = 0,
 ) -> Figure:
-    """`headwise.AttentionMap.plot`: a heat map of every head of one sequence, queries down, keys across.
+    """Draw `headwise.AttentionMap.plot`: a heat map of every head of one sequence.
 
     Colours share one scale from 0 to 1, by square root so that small weights can be told apart; where no
     weight is, as under a mask, the cell is grey. Beyond 256 positions the picture is pooled: a cell shows how
@@ -81,14 +81,14 @@ def summed(values: Tensor, dim: int, cells: int) -> Tensor:
 
 
 def cells(weights: AttentionMap, most: int = CELLS) -> Cells:
-    """[H, rows, columns], hidden where there is no weight: weights, or shares of a query's weight."""
+    """Return the cells of a map, [H, rows, columns], pooled if it is large; weights of 0 are masked."""
     if max(weights.shape[2:]) <= most:
         return _hidden(weights.dense().detach()[0])
     return _shares(weights.pooled(most)[0], counted_queries(weights))
 
 
 def _shares(mass: Tensor, queries: Tensor) -> Cells:
-    """Cells of pooled mass [H, rows, columns]; queries: how many each is the mass of, [rows] or finer."""
+    """Return cells from pooled mass [H, rows, columns] and the numbers of queries, [rows] or finer."""
     inside = summed(queries, 0, mass.shape[1])
     return _hidden(mass / inside.clamp(min=1).to(mass)[:, None])
 
@@ -111,7 +111,7 @@ def counted_queries(weights: AttentionMap) -> Tensor:
 def cells_of(
     layer: LayerHeads, batch: int, most: int, *, written: bool = False
 ) -> tuple[Cells, tuple[int, int], Record]:
-    """Cells of every head, [H, rows, columns], how many queries and keys they stand for, and of which call.
+    """Return the cells of every head, [H, rows, columns], the numbers of queries and keys, and the call.
 
     written: weights times the norm of what is written, as shares of the largest norm of the layer.
     """
@@ -140,7 +140,7 @@ def call_of(layer: LayerHeads) -> Record:
 
 
 def queries_pooled(call: Record, batch: int) -> Tensor:
-    """How many queries each row of the picture that a call kept is the mass of, [rows]."""
+    """Return the number of queries in each row of a call's pooled map, [rows]."""
     if call.pooled_queries is not None:
         return call.pooled_queries[batch].cpu().float()
     assert call.pooled is not None
@@ -148,7 +148,7 @@ def queries_pooled(call: Record, batch: int) -> Tensor:
 
 
 def queries_in(call: Record, batch: int, rows: int) -> Tensor:
-    """How many queries each of so many rows of cells stands for, [rows]; padded ones are none."""
+    """Return the number of queries in each of `rows` rows of cells, without padding."""
     if call.map is not None:
         return summed(counted_queries(call.map.select(batch=batch)), 0, rows)
     return summed(queries_pooled(call, batch), 0, rows)
@@ -173,7 +173,7 @@ def check_tokens(
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
 ) -> Names:
-    """The names of queries and keys as readers know them; raises `ShapeError` where they do not fit."""
+    """Return readable names of queries and keys, or raise `ShapeError` if their numbers do not fit."""
     T, S = lengths
     if tokens is not None and not len(tokens) == T == S:
         raise ShapeError(
@@ -198,7 +198,7 @@ def names_of(
     key_tokens: Sequence[str] | None = None,
     texts: dict[int, list[str]] | None = None,
 ) -> Names:
-    """The names of a call's queries and keys: as given, else of the text that it read, where it is known.
+    """Return the names of a call's queries and keys: those passed, else the tokens of its text, if known.
 
     texts: by `id`, the lists of tokens that were made readable already: layers share theirs.
     """
@@ -221,7 +221,7 @@ def names_in(
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
 ) -> list[Names]:
-    """The same for several layers: names that are given stand wherever they fit, and must fit somewhere.
+    """Return the names of queries and keys of several layers; names passed must fit at least one layer.
 
     In self-attention queries and keys are one text: that of the queries or that of the keys, by its length.
     """
@@ -285,7 +285,7 @@ def draw(
     columns: int | None = None,
     meaning: str | None = None,
 ) -> Figure:
-    """`heatmaps` of cells that are there already, [H, rows, columns], for this many queries and keys.
+    """Draw `heatmaps` of computed cells, [H, rows, columns], of these numbers of queries and keys.
 
     Args:
         tints: per head, the colour of its title and of the frame around it, or None.

@@ -70,7 +70,7 @@ RULES = {"before": "before", "after": "after", "the first": "first", "the last":
 
 
 def layers_picture(heads: Heads, statistics: Sequence[str] | str) -> Figure:
-    """`headwise.Heads.plot_layers`: a panel per statistic; layers, and in them heads, from left to right.
+    """Draw `headwise.Heads.plot_layers`: a panel per statistic, layers and their heads from left to right.
 
     A dot is a head, in the colour of its label; the line goes through the layers' means. The largest of a
     panel is named, layer.head.
@@ -205,7 +205,7 @@ def _legend(everyone: Sequence[Head], room: float) -> list[list[tuple[str, str]]
 
 
 def roles_picture(roles: Roles) -> Figure:
-    """`headwise.Roles.plot`. Left, relations down and heads across: how often a head is right.
+    """Draw `headwise.Roles.plot`. Left, relations in rows and heads in columns: how often a head is right.
 
     Right, the best head of each relation (a dot, with its 95% interval) against the best rule that
     understands nothing (a diamond). Those that are found are coloured, and outlined on the left.
@@ -331,7 +331,7 @@ def _dots(ax: Axes, order: Sequence[Role]) -> None:
 
 
 def as_lines(roles: Roles) -> Iterator[str]:
-    """The table as plain lines of at most 80 characters.
+    """Yield the table as plain lines of at most 80 characters.
 
     In three parts: found; not found; not found, since a rule is always right. The last column is the best
     rule that goes by classes: the nearest word of the related one's class (before, after, or on either
@@ -389,7 +389,7 @@ def _by_class(role: Role) -> tuple[str, float]:
 
 
 def roles_table(roles: Roles) -> HeadsTable:
-    """`headwise.Roles.table`: numbers are whole at any width, what has no room is left out."""
+    """Return `headwise.Roles.table`: numbers are never cut; columns without room are left out."""
     table = empty_table(roles.title, elsewhere="print(roles) and to_json() have every number")
     table.add("relation", least=0, easy=24)
     add_place(table, "head", (role.layer for role in roles.values()))

@@ -40,13 +40,13 @@ class Built(NamedTuple):
 
 
 def built(name: str) -> Built:
-    """The template, style and script of one of our pages, "heads" or "explain"."""
+    """Return the template, style and script of one of our pages, "heads" or "explain"."""
     folder = files(__package__) / "page"
     return Built(*((folder / f"{name}.{ending}").read_text("utf-8") for ending in ("html", "css", "js")))
 
 
 def filled(template: str, fill: Mapping[str, str]) -> str:
-    """The template with {{MARK}} replaced by what belongs there.
+    """Return the template with each {{MARK}} replaced.
 
     Example:
         >>> filled("<p>{{TEXT}}</p>", {"TEXT": "{{TEXT}}"})
@@ -60,7 +60,7 @@ def filled(template: str, fill: Mapping[str, str]) -> str:
 
 
 def policy(*, style: str, script: str | None = None, images: bool = False, wasm: bool = False) -> str:
-    """The Content-Security-Policy of a page: this very style and script, pictures inside it, no network.
+    """Return the Content-Security-Policy of a page: its own style, script and images, and no network.
 
     Args:
         images: pictures that are in the page, and those that its script makes.
@@ -81,7 +81,7 @@ def _hash(text: str) -> str:
 
 
 def framed(page: str, title: str, *, height: int, scripts: bool = False) -> str:
-    """A page inside a notebook, kept apart from it; with scripts, its pictures can be saved, too."""
+    """Return a page in a sandboxed frame for a notebook; with scripts, its pictures can be saved, too."""
     allowed = "allow-scripts allow-downloads" if scripts else ""
     return (
         f'<iframe title="{html.escape(title)}" sandbox="{allowed}" '
@@ -99,7 +99,7 @@ def save_page(text: str, path: str | os.PathLike[str], example: str) -> Path:
 
 
 def check_page_path(path: str | os.PathLike[str], example: str) -> Path:
-    """Where a page may be written, links followed; raises `ArgumentError` as `save_page` does."""
+    """Return the resolved path of a page, or raise `ArgumentError` as `save_page` does."""
     return place_for(path, (".html", ".htm"), ".html", example)
 
 
@@ -115,7 +115,7 @@ Blob = tuple[int, int]  # from and to, in letters of base64
 
 
 def levels(cells: Tensor) -> bytes:
-    """Weights of one map as levels, before packing; nothing, or no number, is hidden.
+    """Return the weights of a map as levels for packing; 0 and NaN are hidden.
 
     Args:
         cells: [rows, columns], from 0 to 1.
@@ -142,7 +142,7 @@ def levels(cells: Tensor) -> bytes:
 
 
 def as_bytes(values: Tensor) -> bytes:
-    """The numbers of a tensor as they lie in memory, in order; numpy is not asked."""
+    """Return the bytes of a tensor in order, without numpy."""
     array = values.detach().cpu().contiguous()
     return ctypes.string_at(array.data_ptr(), array.nbytes) if array.nbytes else b""
 
@@ -181,7 +181,7 @@ LEADING = 8  # tokens at most that stand before the patches of an image: [CLS], 
 def image_data(
     image: Any, patches: tuple[int, int] | None, sequences: int, tokens: int
 ) -> dict[str, Any] | None:
-    """The image that was read as so many tokens, as a PNG, and where its patches stand among them."""
+    """Return the input image as a PNG, and the positions of its patches among the tokens."""
     if image is None:
         if patches is not None:
             raise ArgumentError(f"patches must come with their image: got {patches!r}; give image=, too")
@@ -220,7 +220,7 @@ def _patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int, int
 
 
 def _pixels(image: Any) -> Tensor:
-    """uint8 [H, W, 3]"""
+    """Return the pixels of an image, uint8 [H, W, 3]."""
     pixels = image if isinstance(image, Tensor) else torch.as_tensor(image)
     pixels = pixels.detach().cpu()
     if pixels.ndim == 2:

@@ -39,7 +39,7 @@ def outputs_picture(
     batch: int = 0,
     title: str | None = None,
 ) -> Figure:
-    """Four steps from heads to output, rows of each map the tokens, columns the channels.
+    """Draw the four steps from heads to output; rows of each map are tokens, columns channels.
 
     1. the output of each head, [T, Dv]; 2. all of them concatenated, [T, H Dv]; 3. each head's output times
     its rows of W_O, [T, E], and beside it the norm at each token; 4. the sum of these over heads, with the
@@ -202,7 +202,7 @@ def _map(ax: Axes, values: Tensor, scale: Normalize, x: float, y: float, wide: f
 
 
 def _strongest(values: Tensor, most: int) -> Any:
-    """[T, columns]: where there are more channels than pixels, of neighbours the one farthest from 0.
+    """Return values [T, columns]: if channels outnumber pixels, the one farthest from 0 of each group.
 
     Their mean would be next to nothing: channels have no order.
     """

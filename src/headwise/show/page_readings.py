@@ -130,7 +130,7 @@ def readings_of(
     chosen: Sequence[tuple[Layer, int]] | None = None,
     names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
 ) -> list[Reading]:
-    """Every sequence of the last forward, or one; names: of its queries and of its keys."""
+    """Return a `Reading` of every sequence of the last forward, or of one."""
     some = heads.chosen(chosen)
     runs = _runs(heads)
     if not any(runs.values()):
@@ -149,12 +149,12 @@ def readings_of(
 
 
 def row_of(batch: int, sequences: int, rows: int) -> int:
-    """Where a sequence begins in a batch that has several rows for each: beams of a search, windows."""
+    """Return the first row of a sequence in a batch with several rows per sequence, such as beams."""
     return batch * (rows // sequences) if rows % sequences == 0 else batch % rows
 
 
 def side_within(views: Iterable[View], side: int, most: int) -> int:
-    """The longest side up to which maps are exact, so that all of them have at most so many cells."""
+    """Return the largest side of exact maps with which all maps together have at most `most` cells."""
     views = list(views)
     for shorter in SHORTER:
         if sum(len(view.heads) * math.prod(view.size(side)) for view in views) <= most:
@@ -299,7 +299,7 @@ def _real_queries(call: Record, real: Tensor) -> Tensor:
 
 
 def _all_names(heads: Heads, layer: LayerHeads, joined: Record, names: Names) -> Names:
-    """Names of all queries and keys, of a text that goes on behind its known beginning, too."""
+    """Return the names of all queries and keys; tokens after the known beginning of a text get numbers."""
     queries, keys = names
     _, _, T, S = joined.shape
     if joined.kind != "self" or T > S or (queries is not None and keys is not None):
@@ -419,7 +419,7 @@ def call_data(
     finer: Sequence[int] = (),
     outputs: Tensor | None = None,
 ) -> dict[str, Any]:
-    """As `CallData` of page_data.ts says.
+    """Return the data of one call of a layer: `CallData` of page_data.ts.
 
     Args:
         finer: heads to zoom into, where the map is not exact.
@@ -457,7 +457,7 @@ def call_data(
 
 
 def _packed(view: View, cells: Tensor, blobs: Blobs) -> list[Blob | None]:
-    """Cells of the heads that are shown, [h, rows, columns], by head; None: not shown."""
+    """Return the packed cells of each head, or None for heads that are not shown."""
     shown = {head: blobs.pack(levels(mine)) for head, mine in zip(view.heads, cells, strict=True)}
     return [shown.get(head) for head in range(view.calls[-1].shape[1])]
 
@@ -467,7 +467,7 @@ def _number(names: list[str] | None, texts: Texts) -> int | None:
 
 
 def _cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
-    """[h, rows, columns]: weights, or the share of a query's weight that falls into a cell."""
+    """Return the cells of a view, [h, rows, columns]: weights, or a query's weight in a cell."""
     T, S = view.lengths
     call, made = view.calls[-1], view.calls[-1].pooled
     if view.whole and (rows, columns) != (T, S):
@@ -481,7 +481,7 @@ def _cells(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
 
 
 def _from_map(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
-    """The same from a map, in fewer cells than it has weights."""
+    """Return the cells of a view from its map, pooled."""
     if not view.whole:
         return _in_blocks(view, heads, rows, columns)
     map = view.calls[0].map
@@ -493,7 +493,7 @@ def _from_map(view: View, heads: list[int], rows: int, columns: int) -> Tensor:
 def _in_blocks(
     view: View, heads: list[int], rows: int, columns: int, factors: Tensor | None = None
 ) -> Tensor:
-    """The same from weights, a block of queries at a time; factors: what they are multiplied by, [h, S]."""
+    """Return the cells of a view, computed in blocks of queries; `factors` [h, S] multiply the weights."""
     T = view.lengths[0]
     row = torch.arange(T) * rows // T
     cells = torch.zeros(len(heads), rows, columns)
@@ -504,7 +504,7 @@ def _in_blocks(
 
 
 def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """(which queries, counted without padding, int [t]; their weights [h, t, S])."""
+    """Yield blocks of (queries, counted without padding, int [t]; their weights [h, t, S])."""
     end = int(view.keys[-1]) + 1 if len(view.keys) else 0
     for map, queries, done in _steps(view):
         S = map.shape[3]
@@ -522,7 +522,7 @@ def _blocks(view: View, heads: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _steps(view: View) -> Iterator[tuple[AttentionMap, Tensor, int]]:
-    """Each call's map, which of its queries are no padding, int [t], and how many there were before it."""
+    """Yield each call's map, its queries without padding, int [t], and the number of queries before it."""
     start = done = 0
     for call in view.calls:
         assert call.map is not None, "of a call without a map there is the picture"
@@ -550,7 +550,7 @@ def _visible(map: AttentionMap) -> Tensor:
 def _written(
     view: View, rows: int, columns: int, exact: bool, blobs: Blobs
 ) -> tuple[Blob | None, list[Blob | None] | None, float | None]:
-    """Norms of what is written; maps of weight times norm, where positions share cells; the largest norm."""
+    """Return norms ‖v W_O‖; pooled maps of weight × norm; the largest norm."""
     call = view.calls[-1]
     if call.written_norms is None or call.map is None:
         return None, None, None
@@ -566,7 +566,7 @@ def _written(
 
 
 def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Finer | None:
-    """Heads to zoom into, by path and number; raises `ArgumentError` where there is no such head."""
+    """Return the heads to zoom into, by path and number, or raise `ArgumentError` if one does not exist."""
     if finer is None:
         return None
     if isinstance(finer, Sequence) and not isinstance(finer, str) and not finer:
@@ -578,7 +578,7 @@ def check_finer(heads: Heads, finer: Sequence[tuple[Layer, int]] | None) -> Fine
 
 
 def maps_in(reading: Reading) -> dict[str, View]:
-    """By place, the layers whose maps were kept."""
+    """Return the layers whose maps were kept, by place."""
     return {
         layer.place: view
         for layer, view in zip(reading.heads.values(), reading.layers, strict=True)
@@ -587,7 +587,7 @@ def maps_in(reading: Reading) -> dict[str, View]:
 
 
 def strongest_of_labels(reading: Reading, side: int) -> Finer:
-    """Where maps were kept that are not exact: the strongest head of each label, 8 at most."""
+    """Return the strongest head of each label among pooled maps, at most 8."""
     maps = [place for place, view in maps_in(reading).items() if not view.is_exact(side)]
     by_label: dict[str, Head] = {}
     for head in sorted(reading.shown, key=lambda head: head.label.strength, reverse=True):

@@ -41,7 +41,7 @@ def need_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float, dpi: int = 150, **options: Any) -> Figure:
-    """A figure of so many inches that pyplot does not know of; `PackageMissing` without matplotlib."""
+    """Return a figure of this size in inches, without pyplot; raise `PackageMissing` without matplotlib."""
     need_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,38 +52,38 @@ def new_figure(width: float, height: float, dpi: int = 150, **options: Any) -> F
 
 
 def axes_at(figure: Figure, x: float, y: float, wide: float, tall: float) -> Axes:
-    """Axes of so many inches, with this upper left corner in the figure."""
+    """Return axes of this size in inches, with this upper left corner in the figure."""
     width, height = figure.get_size_inches()
     return figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
 
 
 def write(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
-    """Text so many inches from the upper left corner of the figure."""
+    """Write text at a position in inches from the upper left corner of the figure."""
     width, height = figure.get_size_inches()
     figure.text(x / width, 1 - y / height, text, **{"va": "center"} | style)
 
 
 def weight_scale() -> PowerNorm:
-    """The scale of weights: from 0 to 1, by square root so that small weights can be told apart."""
+    """Return the scale of weights from 0 to 1, by square root, so that small weights can be distinguished."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, vmin=0, vmax=1)
 
 
 def fine_enough(side: float, dpi: int, most: int) -> int:
-    """Cells that a heat map of so many inches has room for, two dots each: `most`, or halves of it."""
+    """Return the number of cells that fit into a heat map with two dots each: `most`, or halves of it."""
     while most > 8 and LEAST * most > 1.25 * side * dpi:
         most //= 2
     return most
 
 
 def sharpness(width: float, height: float) -> int:
-    """Dots per inch for a figure of so many inches."""
+    """Return dots per inch for a figure of this size in inches."""
     return FINE if width * height * FINE**2 <= LARGEST else COARSE
 
 
 def whole(side: float, count: int, dpi: int) -> float:
-    """About so many inches, as a whole number of dots for each of so many cells."""
+    """Return about `side` inches, as a whole number of dots for each of `count` cells."""
     return max(LEAST, round(side * dpi / count)) * count / dpi
 
 
@@ -104,7 +104,7 @@ class Page:
         return round(inches * self.dpi) / self.dpi
 
     def axes(self, x: float, y: float, wide: float, tall: float) -> Axes:
-        """Axes with this upper left corner."""
+        """Return axes with this upper left corner."""
         return axes_at(self.figure, self.even(x), self.even(y), wide, tall)
 
     def heat(
@@ -119,7 +119,7 @@ class Page:
         left: bool,
         bottom: bool,
     ) -> Axes:
-        """One heat map, in positions, framed in its `tint`; names or numbers at the `left` and `bottom`."""
+        """Draw one heat map, framed in its `tint`, with names or numbers at the `left` and `bottom`."""
         T, S = lengths
         ax = self.axes(*corner, *size)
         heat(ax, picture, (-0.5, S - 0.5, T - 0.5, -0.5), self.scale)
@@ -138,7 +138,7 @@ class Page:
         across: tuple[float, float],
         down: tuple[float, float],
     ) -> None:
-        """What runs downwards and what to the right, beside heat maps that reach from here to there."""
+        """Label the axes of queries and keys beside heat maps."""
         keys, queries = "key (is attended to)", "query (attends)"
         if tuple(shape) != lengths:
             keys += f", {lengths[1]} in {shape[1]} cells"
@@ -175,7 +175,7 @@ def heat(
     scale: Normalize,
     colour: Colormap | None = None,
 ) -> None:
-    """Cells as they are, none of them blended with its neighbours; extent: left, right, bottom, top."""
+    """Draw cells without blending them; extent: left, right, bottom, top."""
     ax.imshow(
         picture,
         cmap=colour or weight_colours(),
@@ -187,7 +187,7 @@ def heat(
 
 
 def in_letters(figure: Figure) -> Figure:
-    """The figure, its texts drawn as shapes where a PDF would show other letters."""
+    """Return the figure with texts drawn as shapes if a PDF would show wrong letters."""
     from matplotlib.patheffects import Normal
     from matplotlib.text import Text
 
@@ -199,14 +199,14 @@ def in_letters(figure: Figure) -> Figure:
 
 
 def named(names: list[str] | None, length: int, beside: int) -> list[str]:
-    """The names that are written along an axis of so many heat maps, shortened; none: there is no room."""
+    """Return the shortened names along an axis, or an empty list if there is no room."""
     if names is None or length > NAMED or length * beside * SMALLEST > WIDEST:
         return []
     return [label(token, LONGEST) for token in names]
 
 
 def side_of(length: int, beside: int, with_names: bool) -> float:
-    """The side of one heat map: room for every token's name, or for a good look."""
+    """Return the side of one heat map in inches."""
     if with_names:
         return max(1.5, length * min(USUAL, max(SMALLEST, WIDEST / (length * beside))))
     return max(1.5, USUAL * length) if length <= LINED else 2.6
@@ -218,7 +218,7 @@ def _points(pitch: float) -> float:
 
 
 def room(names: list[str], pitch: float, length: int | None) -> float:
-    """Inches that names take beside a heat map, or, without, the last position; below it: None."""
+    """Return the inches that names, or the last position, take beside a map; below it `length` is None."""
     if names:
         return max(inches(name, _points(pitch)) for name in names)
     return 0.12 if length is None else inches(str(length - 1), 7)
@@ -232,7 +232,7 @@ def open_frame(ax: Axes, hidden: Sequence[str] = ("top", "right")) -> None:
 
 
 def faint_axes(ax: Axes, grid: Literal["x", "y"], hidden: Sequence[str] = ("top", "right")) -> None:
-    """Axes of numbers: small, faint labels, pale lines from the marks of one axis, an open frame."""
+    """Style axes of numbers: small, faint labels, pale grid lines of one axis, an open frame."""
     ax.tick_params(labelsize=7.5, labelcolor=FAINT, color=PALE, length=2)
     ax.grid(axis=grid, color="#eef0f3", linewidth=0.8)
     ax.set_axisbelow(True)
@@ -240,7 +240,7 @@ def faint_axes(ax: Axes, grid: Literal["x", "y"], hidden: Sequence[str] = ("top"
 
 
 def plain_bar(bar: Colorbar, size: float) -> None:
-    """A scale of colours with small, faint numbers and no outline."""
+    """Style a colour bar: small, faint numbers and no outline."""
     bar.ax.tick_params(length=2, labelsize=size, labelcolor=FAINT, color=FAINT)
     bar.outline.set_visible(False)
 
@@ -276,7 +276,7 @@ def _name_axes(
     left: bool,
     bottom: bool,
 ) -> None:
-    """Names or numbers along the outer axes, thin lines between cells that are large enough."""
+    """Write names or numbers along the outer axes, and draw thin lines between large cells."""
     (T, S), (wide, tall), (down, across) = lengths, size, names
     ax.set_frame_on(False)
     ax.grid(False)

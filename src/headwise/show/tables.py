@@ -102,7 +102,7 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
 
 
 def empty_table(title: str | None = None, *, elsewhere: str | None = None) -> FittedTable:
-    """A table as headwise prints them, without columns: it fits any width, and cuts no number.
+    """Return an empty table that fits any width and cuts no number.
 
     Args:
         elsewhere: where all numbers are to be had, for the line that says which columns are left out.
@@ -117,7 +117,7 @@ def empty_table(title: str | None = None, *, elsewhere: str | None = None) -> Fi
 
 
 def table_class() -> type[FittedTable]:
-    """rich's tables, fitted."""
+    """Return the table class, a subclass of rich's."""
     with needed("rich", "headwise tables need rich"):
         import rich.table  # noqa: F401 - fitted_tables may be here without it
 
@@ -133,7 +133,7 @@ def as_text(text: str) -> Text:
 
 
 def as_number(name: str, value: float) -> Text:
-    """The number of a column; shares from one half on stand out."""
+    """Return a number as text; shares of at least one half are bold."""
     from rich.text import Text
 
     if math.isnan(value):  # no query had such a key
@@ -183,7 +183,7 @@ class Bar:
 
 
 def _time(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Return a duration as hours, minutes and seconds.
 
     Example:
         >>> _time(3725)
@@ -283,7 +283,7 @@ def figures(preset: Preset) -> Figures:
 
 
 def described(preset: Preset) -> str:
-    """The layer's shapes and options in one line, as its repr has it.
+    """Return the layer's shapes and options in one line, as its repr has it.
 
     Example:
         >>> from headwise.nn.presets import find
@@ -307,7 +307,7 @@ def _sizes(preset: Preset) -> Sizes:
 
 
 def presets_table(presets: Iterable[Preset]) -> Table:
-    """One row per preset, at any width. Counts are of attention layers alone, not of the whole model."""
+    """Return a table with a row per preset. Counts are of attention layers only."""
     table = empty_table(elsewhere="--json has every number")
     table.add("name", least=0)
     for header, rank in COLUMNS.items():
@@ -329,7 +329,7 @@ def presets_table(presets: Iterable[Preset]) -> Table:
 
 
 def distribution(presets: Iterable[Preset]) -> list[str]:
-    """How many of these layers have how many heads, and of what size: a line each, most common first.
+    """Return how many of these layers have how many heads, and of what size: a line each, most common first.
 
     Example:
         >>> from headwise.nn.presets import matching
@@ -365,7 +365,7 @@ def _common(numbers: Sequence[int], total: int | None = None) -> str:
 
 
 def count(number: int) -> str:
-    """Three digits and a unit.
+    """Return a number with three digits and a unit.
 
     Example:
         >>> count(2_362_368), count(603_979_776), count(999_999), count(999)

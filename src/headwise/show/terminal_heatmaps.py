@@ -76,7 +76,7 @@ def terminal_heatmaps(
     encoding: str = "utf-8",
     colour: bool = True,
 ) -> TerminalHeatmaps:
-    """A box for each head: queries downwards, keys to the right, the more weight the darker.
+    """Return a box for each head: queries in rows, keys in columns, darker for larger weights.
 
     One head alone is drawn as large as fits, each query with the key that it looks at most. Where positions
     do not fit they share cells: then a cell shows how much of a query's weight falls into it, in the mean.
@@ -184,7 +184,7 @@ def _fit(box: int, room: int) -> int:
 
 
 def _margin(names: list[str] | None, length: int, width: int) -> int:
-    """Cells beside a row of boxes for names, or for the numbers of the first and the last position."""
+    """Return the width in cells for names, or for the first and last position, beside a row of boxes."""
     from rich.cells import cell_len
 
     longest = len(str(length - 1)) if names is None else max(map(cell_len, names), default=0)
@@ -192,7 +192,7 @@ def _margin(names: list[str] | None, length: int, width: int) -> int:
 
 
 def _names(names: list[str] | None, length: int, rows: int, margin: int, pen: Pen) -> list[Text]:
-    """What stands beside each line of a box, its edges too: names, or the first and the last position."""
+    """Return the text beside each line of a box, edges included: names, or the first and last position."""
     if names is not None:
         shown = [pen.name(name, margin, right=True) for name in names]
     else:
@@ -290,7 +290,7 @@ def _large_head(drawn: Drawn, width: int, pen: Pen) -> list[Text]:
 
 
 def _positions(length: int, columns: int, wide: int) -> str:
-    """Numbers above the columns they begin at, as many as can be told apart; the last cell's, too."""
+    """Return a line of positions above the columns, as many as fit."""
     line = ""
     for column in range(columns):
         number, at = str(column * length // columns), column * wide
@@ -345,7 +345,7 @@ class Drawn:
         return cls(members, mass[which], counts, (T, S), queries, keys, not isinstance(layer.layer, int))
 
     def cells(self, rows: int, columns: int) -> Tensor:
-        """[H, rows, columns]: the mean over the queries of a row of the weight in a cell."""
+        """Return [H, rows, columns]: the mean over the queries of a row of the weight in a cell."""
         mass = summed(self.mass, -1, columns)
         if self.mass.shape[-2] == self.lengths[0]:  # of weights; padded queries have theirs, until they share
             if rows == self.lengths[0]:
@@ -356,7 +356,7 @@ class Drawn:
 
 
 def _mass(layer: LayerHeads, batch: int) -> tuple[Tensor, Tensor, Record]:
-    """Weights, beyond 256 positions pooled; queries of each row; of which call, the last that has them."""
+    """Return the weights of the last call that has them, pooled beyond 256 positions; queries of each row."""
     call = call_of(layer)
     _, _, T, S = call.shape
     if call.map is None:
@@ -436,7 +436,7 @@ class Pen:
 
 
 def colours_of(weight: float) -> str:
-    """The ramp of pictures; ground and letter alike, so that a cell is one field, and shaded where copied."""
+    """Return the style of a weight: text and background in one colour of the map of pictures."""
     if not weight > 0:
         return f"on {NOTHING}"
     at = min(math.sqrt(weight), 1.0) * (len(WEIGHTS) - 1)

@@ -18,7 +18,7 @@ MISSING = "□"  # in the place of what no font of this machine can draw
 
 
 def plain(text: str, length: int | None = None) -> str:
-    """The text on one line: control characters made visible, the end cut off beyond `length` characters.
+    """Return the text on one line: control characters made visible, cut to `length` characters.
 
     Example:
         >>> plain("a\\nb\\x1b[31m"), plain("incomprehensibilities", 8)
@@ -46,7 +46,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte of a l
 
 
 def readable(tokens: Sequence[str]) -> list[str]:
-    """Tokens of one text as readers know them, whatever a tokenizer writes them with.
+    """Return the tokens of a text without the marks of their tokenizer.
 
     Bytes are put back together ("Ġthe" is "the", "cafÃ©" is "café"), marks of where a word begins or ends go
     ("▁the", "the</w>"), a space alone is ␣ and a byte that is part of a letter <C3>. "##ing" stays: it says
@@ -80,7 +80,7 @@ def _one_byte(match: re.Match[str]) -> str:
 
 
 def _in_bytes(tokens: Sequence[str]) -> bool:
-    """Whether tokens are written in the letters of a byte-level vocabulary.
+    """Return True if tokens are written in the letters of a byte-level vocabulary.
 
     "Ã©" may be those two letters or the two bytes of é: bytes it is where all tokens are written in letters
     that stand for bytes, and these are a text: with spaces or new lines in it, or letters beyond ASCII.
@@ -114,7 +114,7 @@ _more: list[str] = []  # families that were looked for and found, in the order i
 
 
 def label(text: str, length: int) -> str:
-    """`plain`, with an empty square for what no font here can draw: matplotlib would warn of each.
+    """Return `plain` text with an empty square for each character in no installed font.
 
     Right-to-left letters stand in the order in which they are drawn.
     """
@@ -123,7 +123,7 @@ def label(text: str, length: int) -> str:
 
 
 def families(*, bold: bool = False) -> list[str]:
-    """The fonts of this machine that labels so far need, first choice first.
+    """Return the installed fonts that the labels so far need, in order of preference.
 
     bold: those alone that have bold letters, as matplotlib logs a line for every other.
     """
@@ -149,7 +149,7 @@ def _drawable(char: str) -> bool:
 
 @lru_cache(1)
 def _faces() -> dict[str, dict[int, str]]:
-    """The upright fonts of this machine that are made of letters: family -> weight -> file."""
+    """Return the installed upright fonts with letters: family -> weight -> file."""
     from matplotlib.font_manager import fontManager, weight_dict
 
     faces: dict[str, dict[int, str]] = {}
@@ -163,7 +163,7 @@ def _faces() -> dict[str, dict[int, str]]:
 
 @lru_cache(1)
 def _others() -> list[str]:
-    """Every family, in the order in which it is asked for letters that the first one lacks."""
+    """Return all font families in the order in which they are tried for missing letters."""
     faces = _faces()
     usual = [name for name in WIDE_FONTS if name in faces]
     rest = sorted(
@@ -207,7 +207,7 @@ def _has_outline(file: str, char: str) -> bool:
 
 
 def as_outlines(text: str) -> bool:
-    """Whether a label must be drawn as shapes: in a PDF, letters of a font that has no names for them are all
+    """Return True if a label must be drawn as shapes: in a PDF, letters of a font without glyph names are all
     drawn as the first."""
     from matplotlib.font_manager import get_font
 
@@ -228,7 +228,7 @@ def _lays_out() -> bool:
 
 
 def in_drawn_order(text: str) -> str:
-    """Letters from left to right: runs of right-to-left letters turned round, Arabic ones joined.
+    """Return text in drawing order: right-to-left runs reversed, Arabic letters joined.
 
     Enough for a token or a title, not the whole of Unicode's algorithm: numbers and signs inside a run keep
     their own order, and brackets at its end stay where they are.
@@ -346,7 +346,7 @@ def wrapped(text: str, room: float, size: float, *, bold: bool = False) -> list[
 
 
 def quoted(text: str, room: float, size: float) -> str:
-    """A text in quotes on one line of so many inches: as many words as fit, … where some are left out."""
+    """Return a text in quotes on one line of this width in inches, shortened with … if it is too long."""
     words = label(" ".join(text[:1000].split()), 400).split(" ")
     for count in range(len(words), 0, -1):
         shown = f"“{' '.join(words[:count])}{'' if count == len(words) else ' …'}”"

@@ -430,7 +430,7 @@ def _as_4d(x: Tensor, H: int | None) -> Tensor:
 def weights_shape(
     shape: Size, num_heads: int | None, inputs: list[Size], returned: list[Size]
 ) -> tuple[int, int, int, int] | str:
-    """[B, H, T, S] of a softmax over the last dimension, or why it cannot be all of a layer's weights.
+    """Return [B, H, T, S] of a softmax over the last dimension, or why it cannot be all of a layer's weights.
 
     It is all of them if there is a row for every position of an input or an output of the layer; some layers
     have fewer queries than keys. In layers that attend within windows, each window is a sequence.
