@@ -568,7 +568,7 @@ X = "A()(torch.zeros(3, 7, 24))"
 RAISED = {
     "view after transpose": (
         "x.view(B, T, 4, 6).transpose(1, 2).view(B, T, E)",
-        ("transpose moves no numbers", "reshape"),
+        ("a transpose does not move numbers", "reshape"),
     ),
     "view later": ("x.narrow(2, 0, 5).view(B, -1)", ("view cannot", ".contiguous()")),
     "a layer of the wrong width": (
@@ -576,40 +576,46 @@ RAISED = {
         ("self.W_q (line 9: `self.W_q = nn.Linear(6, 24)`)", "6 numbers", "24"),
     ),
     "a product": ("x[0] @ x[1]", ("7 × 24", "inner sizes")),
-    "sizes that do not multiply": ("x.view(B, T, 5, 6)", ("room for 630", "holds 504")),
-    "sizes beside -1": ("x.view(B, -1, 5, 7)", ("no multiple", "504")),
+    "sizes that do not multiply": ("x.view(B, T, 5, 6)", ("has 630 numbers", "the tensor has 504")),
+    "sizes beside -1": ("x.view(B, -1, 5, 7)", ("does not divide 504", "504")),
     "a mask that does not line up": (
         "x.masked_fill(torch.ones(3, 5, 24) > 0, 0)",
-        ("the mask does not line up", "None, None"),
+        ("shapes of the mask and the scores do not match", "None, None"),
     ),
-    "two tensors that do not line up": ("x + torch.ones(3, 5, 24)", ("axis 1 is 7 in one and 5",)),
+    "two tensors that do not line up": ("x + torch.ones(3, 5, 24)", ("dimension 1 has the sizes 7 and 5",)),
     "scores without a transpose": (
         "x.matmul(x) if (k := x) is None else torch.bmm(x, k)",
-        ("trade places", "k.transpose(-2, -1)"),
+        ("is not transposed", "k.transpose(-2, -1)"),
     ),
-    "einsum, axes": ("torch.einsum('bqhd,bkhd->bhqk', x, x)", ("3 axes", "name 4")),
-    "einsum, sizes": ("torch.einsum('bqd,bkd->bqk', x, x[..., :5])", ("letter d is 24", "5 in tensor 2")),
+    "einsum, axes": ("torch.einsum('bqhd,bkhd->bhqk', x, x)", ("3 dimensions", "has 4 letters for it")),
+    "einsum, sizes": (
+        "torch.einsum('bqd,bkd->bqk', x, x[..., :5])",
+        ("letter d stands for a size of 24", "5 in tensor 2"),
+    ),
     "einsum, output": ("torch.einsum('bqd->bhq', x)", ("letter h",)),
     "dtypes": ("self.linear(x.double())", ("float64 and float32",)),
     "whole numbers": ("self.linear(x.long())", ("int64", ".float()")),
-    "half": ("x.half().masked_fill(x > 0, -1e9)", ("-1e9 does not fit into float16", "finfo")),
-    "a mask of numbers": ("x.masked_fill(torch.ones(3, 7, 24), 0)", ("True and False", "mask == 0")),
+    "half": ("x.half().masked_fill(x > 0, -1e9)", ("-1e9 is out of the range of float16", "finfo")),
+    "a mask of numbers": ("x.masked_fill(torch.ones(3, 7, 24), 0)", ("of dtype bool", "mask == 0")),
     "a mask of whole numbers": ("x.masked_fill(torch.ones(3, 7, 24).long(), 0)", ("int64", "mask.bool()")),
     "~ of numbers": ("~x", ("~", "mask == 0")),
     "softmax of whole numbers": ("x.long().softmax(-1)", ("softmax", "int64")),
-    "an axis too far": ("x.transpose(1, 3)", ("no axis 3", "3 axes")),
-    "torch.sqrt of a number": ("torch.sqrt(24)", ("plain number", "math.sqrt")),
+    "an axis too far": ("x.transpose(1, 3)", ("no dimension 3", "3 dimensions")),
+    "torch.sqrt of a number": ("torch.sqrt(24)", ("a Python number", "math.sqrt")),
     "a fraction as size": ("x.view(B, T, 4, E / 4)", ("//",)),
     "unpacking": ("[a for a, b, c, d in [x.shape]]", ("4 names", "3 values")),
     "an attribute misspelt": ("self.linaer(x)", ("A has no self.linaer", "Did you mean self.linear?")),
     "an attribute of nothing": ("self.zebra(x)", ("assign it in __init__", "self.zebra")),
     "a method of tensors misspelt": ("x.contigous()", ("Did you mean .contiguous?",)),
     "a function of torch misspelt": ("torch.softmx(x)", ("Did you mean torch.softmax?",)),
-    "None": ("x.masked_fill(mask == 0, 0) + mask", ("mask is None here", "if mask is not None")),
+    "None": ("x.masked_fill(mask == 0, 0) + mask", ("mask is None, and None == 0", "if mask is not None")),
     "None's attribute": ("mask.bool()", ("None", "is not None")),
     "a tuple": ("(x, x).transpose(1, 2)", ("a tuple", "output, weights")),
     "in place": ("self.linear.weight.add_(1)", ("in place", "x = x + y")),
-    "in place, seen backward": ("(y := self.linear(x).exp()).add_(1).sum().backward()", ("still needs",)),
+    "in place, seen backward": (
+        "(y := self.linear(x).exp()).add_(1).sum().backward()",
+        ("that the backward pass needs",),
+    ),
     "cut off": ("self.linear(x).detach().sum().backward()", ("no gradient", ".detach()")),
     "another device": ("x + torch.ones(3, 7, 24, device='meta')", ("devices", "register_buffer")),
     "a name": ("Q.softmax(-1)", ("Q is not defined",)),
@@ -617,7 +623,7 @@ RAISED = {
     "a package misspelt": ("__import__('einopps')", ("Did you mean einops?",)),
     "the wrong axes swapped": (
         "(k := x.view(B, T, 4, 6)) @ k.transpose(0, 1)",
-        ("all axes but the last two", "-2, -1"),
+        ("all dimensions but the last two", "-2, -1"),
     ),
     # every argument given: Python 3.13 before 3.13.8 never ends a call that leaves some to their defaults
     "itself": ("self.forward(x, mask)", ("forward calls itself",)),
@@ -648,15 +654,20 @@ BUILT = {
         "A()",
         ("super().__init__()", "Line 8"),
     ),
-    "no forward": ("def forward", "def forwrad", X, ("has no forward", "forwrad")),
-    "__init__ misspelt": ("__init__", "__int__", "A(3)", ("has no __init__", "where you wrote __int__?")),
+    "no forward": ("def forward", "def forwrad", X, ("has no method forward", "forwrad")),
+    "__init__ misspelt": ("__init__", "__int__", "A(3)", ("has no __init__", "instead of __int__?")),
     "a fraction, where it comes from": (
         "self.h = h",
         "self.h = d / 4",
         "A()(torch.zeros(3, 7, 24)).view(A().h)",
         ("//",),
     ),
-    "no self": ("def forward(self, x, mask=None)", "def forward(x)", X, ("lacks self", "def forward(self")),
+    "no self": (
+        "def forward(self, x, mask=None)",
+        "def forward(x)",
+        X,
+        ("has no parameter self", "def forward(self"),
+    ),
     "missing argument": ("", "", "A()()", ("A.forward was called without 'x'",)),
     "one too many": ("", "", "A()(1, 2, 3)", ("takes 3 arguments", "given 4")),
     "unknown argument": ("", "", "A()(1, masks=2)", ("no argument called masks", "Did you mean mask?")),
@@ -665,16 +676,16 @@ BUILT = {
         "self.h = h",
         "assert h > 5, 'too few'",
         "A()",
-        ("your own assert", "too few", "`h > 5` is not true"),
+        ("an assert of yours", "too few", "`h > 5` is not true"),
     ),
-    "bare assert": ("self.h = h", "assert h > 5", "A()", ("your own assert stopped it;",)),
+    "bare assert": ("self.h = h", "assert h > 5", "A()", ("an assert of yours failed:",)),
     "never imported": (
         "import torch.nn.functional as F\n",
         "\n",
         X,
         ("add at the top: import torch.nn.functional as F",),
     ),
-    "used too early": ("B, T, E = x.shape", "x = y; y = x", X, ("y has no value yet",)),
+    "used too early": ("B, T, E = x.shape", "x = y; y = x", X, ("y has no value when this line runs",)),
 }
 
 
@@ -690,8 +701,8 @@ def test_what_is_no_python() -> None:
     def said(source: str, line: int) -> str:
         return explain(Problem("import", "SyntaxError", "invalid syntax", line), source)
 
-    assert "command for notebooks" in said("import torch\n!pip install einops\n", 2)
-    assert "frame of a code block" in said("```python\nimport torch\n", 1)
+    assert "notebook command" in said("import torch\n!pip install einops\n", 2)
+    assert "marks a code block" in said("```python\nimport torch\n", 1)
     assert said("x = (1\ny = 2\n", 2) == (
         "Line 2, `y = 2`: Python cannot read the file: invalid syntax. Look at this line and the one "
         "before it: "

@@ -47,13 +47,21 @@ def checked(tmp_path: Any, template: Any, weights: str, end: str = RETURN) -> Re
     [
         (
             "e = s.exp()\nw = e / e.sum(dim=-1)",
-            ["Line 22", "e is [3, 4, 7, 7]", "keepdim=True): [3, 4, 7, 1] beside [3, 4, 7, 7]"],
+            [
+                "Line 22",
+                "e is [3, 4, 7, 7]",
+                "keepdim=True), which has the shape [3, 4, 7, 1] instead of [3, 4, 7]",
+            ],
         ),
         (
             "w = (q * k).softmax(dim=-1)",
-            ["Line 22", "w is [3, 4, 7, 6] and v is [3, 4, 7, 6]", "q @ k.transpose(-2, -1), line 21 has *"],
+            [
+                "Line 22",
+                "w is [3, 4, 7, 6] and v is [3, 4, 7, 6]",
+                "q @ k.transpose(-2, -1) instead of * on line 21",
+            ],
         ),
-        ("w = s.softmax(-1)[..., :5]", ["Line 22", "Make w [3, 4, 7, 7]"]),
+        ("w = s.softmax(-1)[..., :5]", ["Line 22", "its shape should be [3, 4, 7, 7]"]),
         ("w = (q @ k).softmax(-1)", ["Line 21", "q is [3, 4, 7, 6] and k is [3, 4, 7, 6]", "k.transpose"]),
         ("w = (s - s.max(dim=-1, keepdim=True)).softmax(-1)", ["Line 21", "keepdim=True).values"]),
     ],

@@ -1,6 +1,7 @@
-"""Exceptions in plain words: what happened, in which of the learner's lines, why, and what to do.
+"""Explain exceptions: what happened, on which of the learner's lines, why, and what to do.
 
-Here are those of Python: names, imports and what is no Python; calls, operators and asserts.
+This module has the rules for Python's exceptions (syntax, names, imports, calls, operators, asserts), and
+torch_errors.py those for torch's.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import sys
 
 from ..evidence import Problem
 from ..source.names import undefined_names
-from ..source.parsed import Place, attributes_of, import_for, methods_of, nearest
-from .of_torch import OF_SIZES, OF_TYPES, Match, Rule, Said, always
+from ..source.parsed import FUNCTIONS, Place, attributes_of, import_for, methods_of, nearest
+from .torch_errors import SIZES, TYPES, Explanation, Match, Rule, always
 
 __all__ = ["explain"]
 
@@ -31,124 +32,128 @@ PACKAGES = (
 INSTALLED_AS = {"cv2": "opencv-python", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
-def _syntax(match: Match, place: Place) -> Said:
+def _syntax(match: Match, place: Place) -> Explanation:
     line = place.text
     if line.startswith(("!", "%")):
-        return Said("this is a command for notebooks, not Python", "delete the line, or put # before it")
+        return Explanation("this is a notebook command, not Python", "delete the line, or put # before it")
     if line.startswith("```"):
-        return Said("this is the frame of a code block, not Python", "delete the line")
+        return Explanation("this line marks a code block in Markdown; it is not Python", "delete the line")
     if re.match(r"(>>>|\.\.\.) ", line):
-        return Said(
-            "this is a copy of a Python prompt", "delete the >>> and ... at the beginning of the lines"
+        return Explanation(
+            "this line was copied with the Python prompt",
+            "delete the >>> and ... at the beginning of the lines",
         )
-    do = "look at this line and the one before it: a bracket, a colon, an indent"
-    return Said(f"Python cannot read the file: {match[0]}", do)
+    advice = "check the brackets, colons and indentation of this line and the one before it"
+    return Explanation(f"Python cannot read the file: {match[0]}", advice)
 
 
-def _name(match: Match, place: Place) -> Said:
+def _name(match: Match, place: Place) -> Explanation:
     name = match[1]
-    found = {one.name: one for one in undefined_names(place.source or "")}
-    if name in found:
-        do = found[name].suggestion
+    undefined = {missing.name: missing for missing in undefined_names(place.source or "")}
+    if name in undefined:
+        advice = undefined[name].suggestion
     else:
-        do = import_for(name) or ""
+        advice = import_for(name) or ""
         close = nearest(name, place.locals | set(dir(builtins)))
-        do = do or (f"did you mean {close}?" if close else "assign or import it before this line")
-    if do.startswith(("import ", "from ")):
-        return Said(f"{name} is not defined: it was never imported", f"add at the top: {do}")
-    return Said(f"{name} is not defined where this line runs", do)
+        advice = advice or (f"did you mean {close}?" if close else "assign or import it before this line")
+    if advice.startswith(("import ", "from ")):
+        return Explanation(f"{name} is not defined: it was never imported", f"add at the top: {advice}")
+    return Explanation(f"{name} is not defined where this line runs", advice)
 
 
-def _too_early(match: Match, place: Place) -> Said:
+def _too_early(match: Match, place: Place) -> Explanation:
     name = match[1] or match[2]
-    return Said(
-        f"{name} has no value yet when this line runs: the line that assigns it comes later, or in a branch "
-        "that was not taken",
-        f"assign {name} before this line, in every case",
+    return Explanation(
+        f"{name} has no value when this line runs: it is assigned later, or in a branch that did not run",
+        f"assign {name} before this line in all branches",
     )
 
 
-def _no_start(match: Match, place: Place) -> Said:
+def _no_start(match: Match, place: Place) -> Explanation:
     where = place.owner.name if place.owner is not None else "the class"
-    return Said(
-        f"{where} keeps a layer, parameter or buffer before nn.Module is set up",
+    return Explanation(
+        f"{where} assigns a layer, parameter or buffer before nn.Module is initialised",
         "make super().__init__() the first line of __init__",
     )
 
 
-def _attribute(match: Match, place: Place) -> Said | None:
+def _attribute(match: Match, place: Place) -> Explanation | None:
     kind, name = match.groups()
     node = place.definition(kind)
     if isinstance(node, ast.ClassDef):
         have = attributes_of(node) | methods_of(node).keys()
         if name in have:
-            return Said(
-                f"self.{name} has no value yet: the line that assigns it{place.where_set(name)} has not run",
+            return Explanation(
+                f"self.{name} has no value: the line that assigns it{place.where_set(name)} has not run",
                 f"assign self.{name} in __init__, before it is used",
             )
         close = nearest(name, have, 0.6)
-        do = f"did you mean self.{close}?" if close else f"assign it in __init__: self.{name} = ..."
-        return Said(f"{kind} has no self.{name}: nothing in the class assigns it", do)
+        advice = f"did you mean self.{close}?" if close else f"assign it in __init__: self.{name} = ..."
+        return Explanation(f"{kind} has no self.{name}: nothing in the class assigns it", advice)
     if kind == "NoneType":
-        return Said(
-            f"something is None where a tensor is needed (.{name} was asked of it)",
-            "ask `is not None` before using an optional argument; see that every function returns something",
+        return Explanation(
+            f"`.{name}` is used on None where a tensor is needed",
+            "test optional arguments with `is not None`, and check that every function returns a value",
         )
     if kind in ("tuple", "list"):
-        return Said(
-            f"a {kind} has no .{name}: several values, e.g. (output, weights), were used as one tensor",
-            "unpack it first: output, weights = ...",
+        return Explanation(
+            f"a {kind} has no .{name}: several values, such as (output, weights), are used as one tensor",
+            "unpack them first: output, weights = ...",
         )
     if kind in ("int", "float"):
-        return Said(
-            f"a plain number has no .{name}: a tensor was expected", "print what comes in before this line"
+        return Explanation(
+            f"a Python number has no .{name}: a tensor was expected", "print the value before this line"
         )
     if kind == "Tensor":
         close = nearest(name, TENSOR_WORDS, 0.7)
-        do = f"did you mean .{close}?" if close else "look it up under torch.Tensor"
-        return Said(f"a tensor has no .{name}", do)
+        advice = f"did you mean .{close}?" if close else "see the documentation of torch.Tensor"
+        return Explanation(f"a tensor has no .{name}", advice)
     return None
 
 
-def _module_attribute(match: Match, place: Place) -> Said:
+def _module_attribute(match: Match, place: Place) -> Explanation:
     module, name = match.groups()
     loaded = sys.modules.get(module) if module.partition(".")[0] in ("torch", "math") else None
-    close = nearest(name, [one for one in dir(loaded) if not one.startswith("_")], 0.6) if loaded else None
-    do = f"did you mean {module}.{close}?" if close else f"look for it in the documentation of {module}"
-    return Said(f"{module} has no {name}", do)
+    close = (
+        nearest(name, [attribute for attribute in dir(loaded) if not attribute.startswith("_")], 0.6)
+        if loaded
+        else None
+    )
+    advice = f"did you mean {module}.{close}?" if close else f"see the documentation of {module}"
+    return Explanation(f"{module} has no {name}", advice)
 
 
-def _no_forward(match: Match, place: Place) -> Said:
+def _no_forward(match: Match, place: Place) -> Explanation:
     node = place.definition(match[1])
     body = node.body if isinstance(node, ast.ClassDef) else []
-    methods = [one.name for one in body if isinstance(one, ast.FunctionDef)]
+    methods = [method.name for method in body if isinstance(method, ast.FunctionDef)]
     close = nearest("forward", methods, 0.6)
-    near = f"; {close} is a different name" if close else ""
-    return Said(
-        f"{match[1]} has no forward, which nn.Module calls{near}",
-        "write def forward(self, ...), indented as __init__ is",
+    near = f", but a method {close}" if close else ""
+    return Explanation(
+        f"{match[1]} has no method forward{near}",
+        "write def forward(self, ...), with the same indentation as __init__",
     )
 
 
-def _not_installed(match: Match, place: Place) -> Said:
+def _not_installed(match: Match, place: Place) -> Explanation:
     package = match[1].partition(".")[0]
     close = None if package in PACKAGES else nearest(package, PACKAGES)
     if close is not None:
-        return Said(f"there is no package {package} where the code is checked", f"did you mean {close}?")
-    return Said(
-        f"the package {package} is not installed where the code is checked",
-        f"install it there: pip install {INSTALLED_AS.get(package, package)}",
+        return Explanation(f"the package {package} is not installed on this system", f"did you mean {close}?")
+    return Explanation(
+        f"the package {package} is not installed on this system, where the code is checked",
+        f"install it: pip install {INSTALLED_AS.get(package, package)}",
     )
 
 
-OF_NAMES = (
+NAMES = (
     Rule(r".*", _syntax, "SyntaxError|IndentationError|TabError"),
     Rule(r"name '(\w+)' is not defined", _name),
     Rule(r"cannot access (?:local|free) variable '(\w+)'|local variable '(\w+)' referenced", _too_early),
     Rule(r"before Module\.__init__\(\) call", _no_start),
     always(
         r"'(\w+)' object has no attribute '_(?:\w+_hooks|parameters|modules)'",
-        "nn.Module was never set up in {1}",
+        "{1} does not initialise nn.Module",
         "make super().__init__() the first line of its __init__",
     ),
     Rule(r"module '([\w.]+)' has no attribute '(\w+)'", _module_attribute),
@@ -156,101 +161,104 @@ OF_NAMES = (
     Rule(r"Module \[(\w+)\] is missing the required \"forward\"", _no_forward),
     always(
         r"attempted relative import|relative import",
-        "`from .x import y` works inside a package only, and this file is run by itself",
-        "put what it needs into the same file, or import it by its full name",
+        "`from .x import y` works inside a package only, and this file is not part of one",
+        "move the imported code into this file, or import it by its full name",
         "ImportError|ModuleNotFoundError",
     ),
     Rule(r"No module named '([\w.]+)'", _not_installed),
     always(
         r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'",
-        "{2} has nothing called {1}",
-        "check the spelling, and the version that is installed",
+        "{2} does not define {1}",
+        "check the spelling and the installed version",
     ),
 )
 
 
-def _missing(match: Match, place: Place) -> Said:
+def _missing(match: Match, place: Place) -> Explanation:
     function, names = match[1], match[2]
-    do = _own(function, place, "pass it, or give it a default")
-    return Said(f"{_callee(function)} was called without {names}", do)
+    advice = _own(function, place, "pass it, or give it a default")
+    return Explanation(f"{_callee(function)} was called without {names}", advice)
 
 
-def _unexpected(match: Match, place: Place) -> Said:
+def _unexpected(match: Match, place: Place) -> Explanation:
     function, name = match[1], match[2]
     node = place.definition(function.rpartition(".")[0] or function)
-    arguments = {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)} if node is not None else set()
+    arguments = (
+        {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
+        if node is not None
+        else set()
+    )
     close = nearest(name, arguments - {name}, 0.6)
     if name == "axis":
         close = "dim"
-    do = (
-        f"did you mean {close}?"
-        if close
-        else _own(function, place, "leave it out, or add it to the parameters")
+    advice = (
+        f"did you mean {close}?" if close else _own(function, place, "remove it, or add it to the parameters")
     )
-    return Said(f"{_callee(function)} has no argument called {name}", do)
+    return Explanation(f"{_callee(function)} has no argument called {name}", advice)
 
 
-def _count(match: Match, place: Place) -> Said:
-    function, takes, given = match[1], match[2], match[3]
+def _count(match: Match, place: Place) -> Explanation:
+    function, takes, passed = match[1], match[2], match[3]
     owner, _, method = function.rpartition(".")
     node = place.definition(owner)
     if isinstance(node, ast.ClassDef):
-        methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+        methods = [method.name for method in node.body if isinstance(method, ast.FunctionDef)]
         if method == "__init__" not in methods and (close := nearest(method, methods, 0.7)):
-            return Said(
-                f"{owner} has no __init__, and nn.Module's takes no arguments",
-                f"did you mean __init__ where you wrote {close}?",
+            return Explanation(
+                f"{owner} has no __init__, and that of nn.Module takes no arguments",
+                f"did you mean __init__ instead of {close}?",
             )
-        own = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == method]
+        own = [each for each in node.body if isinstance(each, FUNCTIONS) and each.name == method]
         first = own[0].args.args[0].arg if own and own[0].args.args else None
         if own and first not in ("self", "cls") and not own[0].decorator_list:
-            return Said(
-                f"{function} lacks self: Python passes the object itself as the first argument",
+            return Explanation(
+                f"{function} has no parameter self: Python passes the object itself as the first argument",
                 f"write def {method}(self, ...)",
             )
-    counting = " (self counted)" if owner else ""
-    count = f"{takes} argument{'s' if takes != '1' else ''}{counting} and was given {given}"
-    return Said(
+    counting = " (including self)" if owner else ""
+    count = f"{takes} argument{'s' if takes != '1' else ''}{counting} and was given {passed}"
+    return Explanation(
         f"{_callee(function)} takes {count}", _own(function, place, "compare the call with the parameters")
     )
 
 
 def _callee(function: str) -> str:
-    """A class is called by its own name, not by __init__."""
+    """Return the name that is called: "A" for "A.__init__"."""
     return function.removesuffix(".__init__")
 
 
-def _own(function: str, place: Place, do: str) -> str:
-    node = place.definition(function.rpartition(".")[0]) if "." in function else place.definition(function)
-    return (
-        do
-        if node is not None or place.source is None
-        else "compare the call with the function's documentation"
-    )
+def _own(function: str, place: Place, advice: str) -> str:
+    """Return the advice if the learner's file defines the function, else a hint at its documentation."""
+    own = place.definition(function.rpartition(".")[0] or function)
+    if own is None and place.source is not None:
+        return "compare the call with the documentation of the function"
+    return advice
 
 
-def _not_callable(match: Match, place: Place) -> Said:
-    do = {
-        "Parameter": "multiply by it: x @ self.W",
+def _not_callable(match: Match, place: Place) -> Explanation:
+    advice = {
+        "Parameter": "multiply by it instead: x @ self.W",
         "ModuleList": "call its members: [layer(x) for layer in self.layers]",
         "Size": "write x.shape[0] or x.size(0)",
-    }.get(match[1], "a function of that name was overwritten, or a * is missing before the bracket")
-    return Said(f"{_type(match[1])} was called like a function", do)
+    }.get(
+        match[1], "check whether the function's name was assigned again, or a * is missing before the bracket"
+    )
+    return Explanation(f"{_type(match[1])} was called like a function", advice)
 
 
-def _pair_of_torch(match: Match, place: Place) -> Said:
-    return Said(
-        f"{match[1]} along an axis returns two tensors, the values and where they are",
+def _pair_of_torch(match: Match, place: Place) -> Explanation:
+    return Explanation(
+        f"{match[1]} along a dimension returns two tensors, the values and their indices",
         f"take the values: x.{match[1]}(dim=-1, keepdim=True).values, or x.a{match[1]}(dim=-1, keepdim=True)",
     )
 
 
-def _operand(match: Match, place: Place) -> Said:
-    sign, one, other = match.groups()
-    none = "NoneType" in (one, other)
-    why = "; an optional argument, e.g. the mask, was not given" if none else ""
-    do = "ask `is not None` first" if none else "print both before this line"
-    return Said(f"{sign} was asked of {_type(one)} and {_type(other)}{why}", do)
+def _operand(match: Match, place: Place) -> Explanation:
+    sign, left, right = match.groups()
+    none = "NoneType" in (left, right)
+    reason = ": an optional argument, such as the mask, was not passed" if none else ""
+    advice = "test `is not None` first" if none else "print both values before this line"
+    return Explanation(f"{sign} was asked of {_type(left)} and {_type(right)}{reason}", advice)
 
 
 def _type(name: str) -> str:
@@ -264,46 +272,49 @@ def _type(name: str) -> str:
     return plain.get(name, f"a {name}")
 
 
-def _invalid_combination(match: Match, place: Place) -> Said:
+def _invalid_combination(match: Match, place: Place) -> Explanation:
     function, got = match[1], match[2]
     if function.startswith("masked_fill") and got.startswith("bool"):
-        what = "the mask is None here, and None == 0 is a plain False, not a mask"
-        return Said(what, "put it under `if mask is not None:`")
+        reason = "the mask is None, and None == 0 is the value False instead of a mask"
+        return Explanation(reason, "move the line under `if mask is not None:`")
     if "NoneType" in got:
-        return Said(
-            f"{function} was given None: an optional argument was not given", "ask `is not None` first"
+        return Explanation(
+            f"{function} got None: an optional argument was not passed", "test `is not None` first"
         )
-    return Said(
-        f"{function} was given ({got}), which it does not take", f"look at the arguments of {function}"
+    return Explanation(
+        f"{function} does not accept arguments of the types ({got})", f"check the arguments of {function}"
     )
 
 
-def _recursion(match: Match, place: Place) -> Said:
+def _recursion(match: Match, place: Place) -> Explanation:
     function = place.function.name if place.function is not None else "a function"
-    return Said(f"{function} calls itself without end", "call the other function, or the parent's, super()")
-
-
-def _divisible(match: Match, place: Place) -> Said:
-    return Said(
-        "the width is not divisible by the number of heads, so heads of equal size are impossible",
-        "build it with a width that is a multiple of the number of heads; see that the two are not swapped",
+    return Explanation(
+        f"{function} calls itself endlessly",
+        "call the function you meant, or that of the parent class, super()",
     )
 
 
-def _assertion(match: Match, place: Place) -> Said:
+def _divisible(match: Match, place: Place) -> Explanation:
+    return Explanation(
+        "the width is not divisible by the number of heads",
+        "use a width that is a multiple of the number of heads, and check that the two are not swapped",
+    )
+
+
+def _assertion(match: Match, place: Place) -> Explanation:
     statement = place.statement
     if isinstance(statement, ast.Assert) and "%" in place.text:
         return _divisible(match, place)
     message = f": {match[0]}" if match[0] not in ("", "AssertionError") else ""
     if isinstance(statement, ast.Assert):
-        return Said(
-            f"your own assert stopped it{message}; `{ast.unparse(statement.test)}` is not true here",
-            "print the values in it; either the check or what it checks is wrong",
+        return Explanation(
+            f"an assert of yours failed{message}: `{ast.unparse(statement.test)}` is not true",
+            "print its values; either the assert or the value it tests is wrong",
         )
-    return Said(f"an assert stopped it{message}", "print the values that it compares")
+    return Explanation(f"an assert failed{message}", "print the values that it compares")
 
 
-OF_CALLS = (
+CALLS = (
     Rule(r"([\w.]+)\(\) missing \d+ required (?:positional|keyword-only) arguments?: (['\"].*)", _missing),
     Rule(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'", _unexpected),
     Rule(
@@ -317,7 +328,7 @@ OF_CALLS = (
         r"(\w+)\(\) received an invalid combination of arguments - got \((.*?)\), but", _invalid_combination
     ),
     always(
-        r".*", "this part is still to be written", "put your own lines in its place", "NotImplementedError"
+        r".*", "this part is still to be written", "replace this line by your own code", "NotImplementedError"
     ),
     Rule(r".*", _recursion, "RecursionError"),
     Rule(r".*divisible.*", _divisible),
@@ -325,57 +336,61 @@ OF_CALLS = (
     always(
         r"division by zero|modulo by zero",
         "a number is divided by 0",
-        "print the divisor: d_model // num_heads is 0 where there are more heads than d_model",
+        "print the divisor: d_model // num_heads is 0 if num_heads is larger than d_model",
     ),
     always(
         r"(list|tuple) index out of range",
-        "a {1} has fewer entries than were asked for",
-        "print its length before this line",
+        "the index is larger than the last one of the {1}",
+        "print the length of the {1} before this line",
     ),
-    always(r".*", "there is no entry {0}", "print the keys before this line", "KeyError"),
+    always(r".*", "the dictionary has no key {0}", "print its keys before this line", "KeyError"),
 )
-RULES = (*OF_SIZES, *OF_TYPES, *OF_NAMES, *OF_CALLS)
+RULES = (*SIZES, *TYPES, *NAMES, *CALLS)
 
 
 def explain(problem: Problem, source: str | None = None) -> str:
-    """One problem, in a few sentences.
+    """Explain a problem in a few sentences.
 
     Args:
-        problem: what was raised, or what kept the code from running.
+        problem: the exception, or another reason why the code did not run to its end.
         source: the text of the learner's file, from which the line is quoted.
 
     Returns:
-        "Line 41, `the line`: what happened and why. What to do." A message not known is quoted as it is.
+        "Line 41, `the line`: what happened and why. What to do." A message without a rule is quoted.
     """
     place = Place(source, problem.line, problem.shapes)
     message = " ".join(problem.message.split())
-    if not problem.kind[:1].isupper():  # no exception, but a limit or the like, in words already
+    if not problem.kind[:1].isupper():  # not an exception, but a limit whose message is a sentence
         return f"{_where(problem, place)}: {_ended(message or problem.kind)}"
-    said = _said(problem, place)
-    if said is None:
+    explanation = _explanation(problem, place)
+    if explanation is None:
         words = f"{problem.kind}: {message}" if message else problem.kind
         return f"{_where(problem, place)}: {_ended(words)}"
     shapes = " and ".join(f"{name} is {shape}" for name, shape in [*place.shapes_named().items()][:4])
-    here = f" Here {shapes}." if shapes else ""
-    return f"{_where(problem, place)}: {_ended(said.what)}{here} {_ended(said.do[0].upper() + said.do[1:])}"
+    shape_note = f" On this line {shapes}." if shapes else ""
+    advice = explanation.advice[0].upper() + explanation.advice[1:]
+    return f"{_where(problem, place)}: {_ended(explanation.reason)}{shape_note} {_ended(advice)}"
 
 
 def _ended(words: str) -> str:
+    """Return the words with a full stop, unless they end with another mark."""
     return words if words.endswith((".", "!", "?")) else f"{words}."
 
 
-def _said(problem: Problem, place: Place) -> Said | None:
+def _explanation(problem: Problem, place: Place) -> Explanation | None:
+    """Return the explanation of the first rule that applies, or None."""
     for rule in RULES:
         if rule.kind and not re.fullmatch(rule.kind, problem.kind):
             continue
         match = re.search(rule.message, problem.message, re.DOTALL)
-        said = None if match is None else rule.say(match, place)
-        if said is not None:
-            return said
+        explanation = None if match is None else rule.explain(match, place)
+        if explanation is not None:
+            return explanation
     return None
 
 
 def _where(problem: Problem, place: Place) -> str:
+    """Return where the problem occurred: a line with its text, or a stage; and the probe."""
     if problem.line is not None:
         where = f"Line {problem.line}, `{place.text}`" if place.text else f"Line {problem.line}"
     else:

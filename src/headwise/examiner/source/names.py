@@ -287,7 +287,7 @@ def undefined_names(source: str) -> list[Undefined]:
         if name not in first:
             first[name] = line, f"it is assigned only later, on line {bound_on}: move that above"
     undefined = [Undefined(name, line, text_of(source, line), do) for name, (line, do) in first.items()]
-    return sorted(undefined, key=lambda name: (name.line, name.name))
+    return sorted(undefined, key=lambda entry: (entry.line, entry.name))
 
 
 def _binds_unseen(tree: ast.Module) -> bool:
