@@ -1,4 +1,4 @@
-"""Every error headwise raises, in one form: `<argument> <rule>: <the numbers>; <what to do>`.
+"""The errors headwise raises, in one form: `<argument> <rule>: <the numbers>; <what to do>`.
 
 Each class also derives from the built-in exception a caller would have expected, so `except ValueError`
 keeps working.
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class HeadwiseError(Exception):
-    """Anything headwise refuses to do."""
+    """The base class of all errors that headwise raises."""
 
 
 class ShapeError(HeadwiseError, ValueError):
@@ -40,7 +40,7 @@ class ArgumentError(HeadwiseError, ValueError):
 
 
 class MaskError(HeadwiseError, ValueError):
-    """A mask that cannot mean what it seems to mean."""
+    """A mask of the wrong shape, or one whose values suggest another meaning."""
 
 
 class BackendUnavailable(HeadwiseError, RuntimeError):

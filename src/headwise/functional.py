@@ -52,7 +52,7 @@ def attention(
 ) -> tuple[Tensor, AttentionMap]:
     """Return softmax(Q K^T / sqrt(D)) V for every head, and a map of the weights, computed only on demand.
 
-    With T queries over S keys the last query is aligned with the last key: query i stands at i + S - T.
+    With T queries over S keys the last query is aligned with the last key: query i is at position i + S - T.
     Causal, and window=2, for T = 2 over S = 4:
 
         query 0   x x x .        . x x .
@@ -63,26 +63,27 @@ def attention(
         k: [B, Hk, S, D]; H must be a multiple of Hk: each key head serves H / Hk query heads.
         v: [B, Hk, S, Dv]
         mask: a `Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 = may attend. A
-            tensor that seems to be meant otherwise is refused (see `Mask`); `Mask.dense(tensor)` is not.
-        causal: keys after the query are hidden. With T > S the first queries would see none, which raises;
-            `mask=Mask.causal()` lets them, and their output is 0.
-        window: how many keys are seen, counting the query itself; or a pair (before, after).
-        scale: instead of 1 / sqrt(D).
-        softcap: scores are bent into (-softcap, softcap) by softcap * tanh(score / softcap).
-        bias: added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or by distance,
-            `headwise.scoring.alibi(num_heads)`, `headwise.scoring.Relative(values)`; or a tuple, for their
-            sum. A value of -1e30 or less hides its key.
-        sinks: [H], learned: one more column of the softmax with this score and no value.
-        dropout: the share of weights dropped, at random, here and now; the map shows weights before it. Takes
-            the whole matrix, so memory grows with T * S, inside `headwise.budget`.
-        backend: "auto", or one of decode, triton, cudnn, flash, efficient, tiles, plain. One that is named
-            runs or raises.
-        statistics: row statistics that the map will be asked for; True: all. On a GPU they are collected
-            on the way, for a tenth of the time another pass would take; elsewhere they are measured when
-            asked for, as without it.
+            tensor whose values suggest another meaning raises (see `Mask`); `Mask.dense(tensor)` does not.
+        causal: hide the keys after the query. With T > S the first queries would have no key, which raises;
+            with `mask=Mask.causal()` their output is 0.
+        window: the number of keys each query may attend to, its own included; or a pair (before, after).
+        scale: the factor of the scores. Default 1 / sqrt(D).
+        softcap: limit scores to (-softcap, softcap) by softcap * tanh(score / softcap).
+        bias: a tensor added to the scores after scale and softcap, broadcastable to [B, H, T, S]; or by
+            distance, `headwise.scoring.alibi(num_heads)`, `headwise.scoring.Relative(values)`; or a tuple,
+            for their sum. A value of -1e30 or less hides its key.
+        sinks: [H], learned: each is the score of one more column of the softmax, which has no value.
+        dropout: the share of weights dropped at random, whatever mode a module is in; the map holds the
+            weights before dropout. It needs the whole matrix, so memory grows with T * S, within
+            `headwise.budget`.
+        backend: "auto", or one of decode, triton, cudnn, flash, efficient, tiles, plain. A backend given by
+            name runs or raises.
+        statistics: names of row statistics that will be read from the map; True: all. On a GPU they are
+            collected in the forward, in a tenth of the time of a second pass; on a CPU the argument changes
+            nothing.
 
     Returns:
-        output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. A query that sees nothing has output 0.
+        output [B, H, T, Dv], and an `AttentionMap` [B, H, T, S]. Queries without a key have output 0.
 
     Raises:
         ShapeError: sizes that disagree or are 0, but for an empty batch; H not a multiple of Hk.
@@ -215,7 +216,7 @@ def _names(statistics: bool | str | Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Why:
-    """Who would run a call of `attention` and why not the others; print it.
+    """The backend that would run a call of `attention`, and the reasons against the others; print it.
 
     Shortcuts of modules (`mha(x)` without options, for one) choose a kernel themselves.
     """

@@ -40,7 +40,7 @@ LATER = ("_scores", "_lse", "_versions")  # attributes that a map of `later` set
 
 
 class AttentionMap(StandIn):
-    """The weights of attention, [B, H, T, S], computed where they are looked at.
+    """The weights of attention, [B, H, T, S], computed only where they are read.
 
     Maps can be pickled, passed through `torch.compile` and `torch.export`, and read by `torch.load` with
     `weights_only=True`. Importing this module registers them: a program that imports headwise before torch
@@ -217,7 +217,7 @@ class AttentionMap(StandIn):
         return real if self._columns is None else real[:, self._columns]
 
     def counted_queries(self, statistic: str = "local") -> Tensor:
-        """Return which queries count in a head's mean, bool [B, H, T]: real ones that see something.
+        """Return which queries count in a head's mean, bool [B, H, T]: real ones that may attend to a key.
 
         statistic: `previous`, `itself` and `next` count only queries for which that key exists and is not
             padding.
@@ -226,7 +226,7 @@ class AttentionMap(StandIn):
         return statistics.counted(statistic, self._scores, self.lse)
 
     def to_keep(self) -> AttentionMap:
-        """Return the same map for those who look at it later, and not on every rank."""
+        """Return a map that can be read later and on a single rank; this one, unless its text is sharded."""
         return self
 
     @property
@@ -240,14 +240,14 @@ class AttentionMap(StandIn):
 
     @property
     def counts_every_query(self) -> bool:
-        """True if every query is known to count: none is padding, each sees its own key."""
+        """True if every query is known to count: none is padding, and each may attend to its own key."""
         scores = self._scores
         return isinstance(scores, Scores) and scores.mask.queries is None and not scores.may_see_nothing
 
     def visible(self, mask: Mask | Tensor | None = None) -> Tensor:
         """Return how many keys a mask shows each query, int [B, 1 or H, T]; by default the map's own.
 
-        Scores are not asked, so a key hidden by an endless bias counts.
+        Scores are not computed, so a key hidden by a bias of -inf counts as visible.
 
         Raises:
             ArgumentError: a map of chosen keys.
@@ -258,7 +258,7 @@ class AttentionMap(StandIn):
 
     @property
     def mask(self) -> Mask:
-        """Who may attend to whom; a copy, but for a dense mask's tensor."""
+        """The mask: which query may attend to which key. A copy, except for the tensor of a dense mask."""
         return self._scores.mask.unbound()
 
     def __getattr__(self, name: str) -> Any:
@@ -405,10 +405,10 @@ class AttentionMap(StandIn):
         return weights.weights(self._scores, self._lse, self._columns, mean=True)
 
     def pooled(self, cells: int | tuple[int, int] = 128) -> Tensor:
-        """Return a picture of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
+        """Return a pooled map of at most cells x cells (rows x columns if a pair), [B, H, rows, columns].
 
-        Each cell holds the true mass: the weights in it, summed. The picture of a head sums to the number of
-        queries counted; padded queries are left out.
+        Each cell holds the sum of the weights in it. The cells of a head sum to the number of counted
+        queries; padded queries are left out.
 
         Raises:
             ArgumentError: fewer than one cell; a map of chosen keys.
@@ -432,9 +432,9 @@ class AttentionMap(StandIn):
     def top(self, count: int = 8) -> Top:
         """Return the heaviest keys of every query: (values, indices), each [B, H, T, count].
 
-        Where a query sees fewer than `count` keys, the rest of its values are 0 and the rest of its indices
-        -1, which in indexing would mean the last key: leave them out by `indices >= 0`. The values carry no
-        gradient; weights that do are `dense()` and what indexing gives.
+        Where a query may attend to fewer than `count` keys, its remaining values are 0 and its remaining
+        indices -1. Indexing would read -1 as the last key, so select with `indices >= 0`. The values carry no
+        gradient; `dense()` and indexing do.
 
         Raises:
             ArgumentError: count below 1 or above S; a map of chosen keys.
@@ -457,15 +457,17 @@ class AttentionMap(StandIn):
         reach: int = 8,
         pooled: int | tuple[int, int] | None = None,
     ) -> Statistics:
-        """Return what each head does, in numbers: [B, H] each, and `received` [B, H, S].
+        """Return statistics of each head: [B, H] each, and `received` [B, H, S].
 
         Gradients flow through `entropy` and `effective_keys`: a training loss may use them.
 
         Args:
-            names: which ones, only those are computed; none: all. `Statistics.formula(name)` says what it is.
+            names: the statistics to compute; without names, all. `Statistics.formula(name)` returns a
+                definition.
             per: "head", the mean over counted queries (see `counted_queries`); or "query", [B, H, T].
-            reach: how near counts as `local`.
-            pooled: also make a picture of so many cells, as `AttentionMap.pooled` does, in the same walk.
+            reach: the largest distance that counts as `local`.
+            pooled: also compute a pooled map of this many cells, as `AttentionMap.pooled` does, in the same
+                pass.
 
         Raises:
             ArgumentError: an unknown name, per or reach; a map of chosen keys; fewer than one cell.
@@ -488,7 +490,7 @@ class AttentionMap(StandIn):
     def mass(self, on: Mask | Tensor, *, per: str = "head") -> Tensor:
         """Return the weight each query puts on the keys that `on` allows; no gradient.
 
-        One light pass over q and k, without weights; a band costs only the keys in it.
+        It takes one pass over q and k and stores no weights; a band costs only the keys in it.
 
         Args:
             on: which keys, as a mask of who may attend to whom. Queries it calls padding (`query_lengths`)
@@ -525,8 +527,8 @@ class AttentionMap(StandIn):
         """Return a heat map of every head, as a matplotlib figure (`pip install "headwise[viz]"`).
 
         Args:
-            tokens: one a position, where queries and keys are one text.
-            query_tokens: one a query, as for cross-attention; and key_tokens, one a key.
+            tokens: one for each position, where queries and keys are one text.
+            query_tokens: one for each query, and key_tokens: one for each key, as for cross-attention.
             batch: which sequence.
 
         Raises:
@@ -542,7 +544,7 @@ class AttentionMap(StandIn):
         return self._scores.versions()
 
     def check_unchanged(self) -> None:
-        """Raise `ArgumentError` where q, k, mask or bias was written to: it would be a map of nothing."""
+        """Raise `ArgumentError` if q, k, the mask or the bias was written to since the map was made."""
         if self._versions is not None and self._versions != self._versions_now():
             raise ArgumentError(
                 "q, k, mask and bias must not change while their map is in use: one was written to in place; "

@@ -100,15 +100,16 @@ class Mask(RuleFacts):
         Mask.documents(ids)                only keys of the query's own document
         Mask.dense(allowed)                a bool tensor broadcastable to [B, H, T, S]
 
-    A mask holds a few numbers and small tensors; `full` makes the [T, S] matrix and `tile` any piece of it.
-    `~` and `|` give a mask where the answer is one rule again (causal, dense, bool padding), and say what to
-    write where it is not. `==` compares rules: the same numbers, tensors of the same values.
+    A mask holds a few numbers and small tensors; `full` returns the [T, S] matrix and `tile` any part of it.
+    `~` and `|` return a mask where the result is one rule again (causal, dense, bool padding); otherwise they
+    raise, and the message says what to write instead. `==` compares rules: the same numbers, tensors of the
+    same values.
 
     A tensor is read as [T, S] where it has two dimensions, True or 1 = may attend, joined to a mask as in
-    `mask=`. Where its values say that something else was meant, that raises `MaskError`: a causal mask the
-    other way round, as torch has it (of two queries or more); rows that read as the padding of sequences, not
-    as causal or banded, where there may be as many sequences as queries. `Mask.dense(tensor)` is taken as it
-    is. Values are looked at in eager mode on a CPU alone: a GPU would have to finish first what it was given.
+    `mask=`. A tensor whose values suggest another meaning raises `MaskError`: a causal mask with True =
+    hidden, as torch writes it (for two queries or more); or rows that look like the padding of sequences
+    where there may be as many sequences as queries. `Mask.dense(tensor)` accepts any values. They are checked
+    in eager mode on a CPU only, as reading them on a GPU would wait for it.
 
     Example:
         >>> m = Mask.causal() & Mask.window(2)
@@ -147,11 +148,11 @@ class Mask(RuleFacts):
 
     @classmethod
     def window(cls, size: int | None = None, *, left_right: tuple[int, int] | None = None) -> Mask:
-        """Return the `size` most recent keys, the query's own among them; or a band (left, right) around it.
+        """Return a mask of the `size` most recent keys, the query's own included; or of a band (left, right).
 
         Args:
-            size: number of keys seen, counting the query itself: 1 sees itself alone. Keys after the query
-                are not among them, so `window(W)` needs no `causal()` beside it.
+            size: the number of keys a query may attend to, its own included: 1 is its own key alone. Keys
+                after the query are not among them, so `window(W)` needs no `causal()`.
             left_right: instead of size, how many keys may be seen before and after the query.
 
         Raises:
@@ -183,7 +184,7 @@ class Mask(RuleFacts):
         lengths: Tensor | Sequence[int],
         query_lengths: Tensor | Sequence[int] | None = None,
     ) -> Mask:
-        """Hides the keys that are only padding.
+        """Return a mask that hides the keys that are padding.
 
         Args:
             lengths: int [B], the first lengths[b] keys are real; or bool [B, S], True = real. A list, or a
@@ -201,7 +202,7 @@ class Mask(RuleFacts):
 
     @classmethod
     def documents(cls, ids: Tensor | Sequence[int], query_ids: Tensor | Sequence[int] | None = None) -> Mask:
-        """Return a mask of packed documents: a query sees keys that have its own document's id.
+        """Return a mask of packed documents: a query may attend to the keys with its own document's id.
 
         Args:
             ids: int [S] or [B, S]. A list, or a tensor in CPU memory, goes to the device of q by itself.

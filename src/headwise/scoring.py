@@ -1,4 +1,4 @@
-"""Scoring: from a raw product q . k to the number the softmax sees.
+"""Scoring: from a raw product q . k to the score that enters the softmax.
 
     s_ij = cap(scale * q_i . k_j) + bias_ij - slope * |p_i - j| + relative[clamp(j - p_i, -r, r) + r]
     cap(x) = softcap * tanh(x / softcap)

@@ -104,10 +104,10 @@ class Heads(ByLayer[LayerHeads]):
     # Adding calls
 
     def add(self, path: str, record: Record, layer: Layer | None = None) -> None:
-        """Take note of one call of a layer.
+        """Record one call of a layer.
 
         Args:
-            layer: what it goes by; by default its number among the paths added, where they are one stack.
+            layer: its name or number; by default its number among the paths added, if they are one stack.
         """
         self.deferred.settle()
         self.take(path, record, layer)
@@ -244,7 +244,7 @@ class Heads(ByLayer[LayerHeads]):
             name: a label ("induction", "previous-token", ...) or any number measured ("entropy", ...).
             threshold: the least score; by default the label's, which also asks for enough queries to tell (as
                 `headwise.heads.LABELS` says), and none for a number.
-            top: at most so many.
+            top: the largest number of heads to return.
 
         Raises:
             ArgumentError: an unknown name; a score that was not measured.
@@ -306,7 +306,7 @@ class Heads(ByLayer[LayerHeads]):
         Args:
             sort: a column to sort by; by default in order of layers.
             descending: largest first.
-            top: at most so many rows.
+            top: the largest number of rows.
             columns: which numbers.
 
         Raises:
@@ -373,12 +373,11 @@ class Heads(ByLayer[LayerHeads]):
     def changes(self, other: Heads, *, batch: int = 0) -> Changes:
         """Return how much each head's weights changed on another text, the largest change first.
 
-        Tokens are partners where the texts say the same, and where a run of tokens was replaced by one of as
-        many ("he" by "she"). A head's distance is the mean over queries that have a partner of the
+        Tokens are partners where the texts are the same, and where a run of tokens was replaced by a run of
+        the same length ("he" by "she"). A head's distance is the mean over queries that have a partner of the
         Jensen-Shannon divergence between their two rows, in nats, 0 .. log 2, over keys that are partners and
-        one bin for all others. A model that only looks back sees nothing new before the first difference:
-        these queries, whose rows are the same, are not in the mean. Where tokens are unknown, as of images,
-        partners are what stands in the same position.
+        one bin for all others. In a causal model the rows before the first difference are the same: they are
+        not in the mean. Where tokens are unknown, as of images, partners have the same position.
 
         Args:
             other: of the same model, which read the other text.
@@ -410,7 +409,7 @@ class Heads(ByLayer[LayerHeads]):
         """Draw statistics by layer: a dot per head, in the colour of its label, and the mean of the layer.
 
         Args:
-            statistics: which numbers, one panel each: any that were measured.
+            statistics: the numbers to plot, one panel each: any that were measured.
 
         Raises:
             ArgumentError: nothing was watched; a number that was not measured.
@@ -458,7 +457,7 @@ class Heads(ByLayer[LayerHeads]):
         numbers), labels (label, heads, sentence), sentences. A number that is not finite is None.
 
         Args:
-            chosen: (layer, head) of those to tell of; None: all.
+            chosen: (layer, head) of the heads to include; None: all.
             text: what the model read.
             roles: of `headwise.roles`, to tell which heads were found for one.
 
@@ -496,11 +495,11 @@ class Heads(ByLayer[LayerHeads]):
     ) -> Path:
         """Return an interactive page of all heads as one HTML file: maps, labels, statistics.
 
-        It opens from disk, loads nothing, and takes whatever a text or a name holds as text. Written whole,
-        or not at all. A weight is there within 1% or 1e-4. Maps of up to 256 positions a side are exact,
-        longer ones have 128 x 128 cells, and coarser ones still where all maps together would have more than
-        2^24 cells (about 12 MB). Padding is left out. Steps of generation that were kept
-        (`watch(model, keep=True)`) are one map.
+        The page opens from disk and loads nothing. Texts and names are escaped. The file is written whole or
+        not at all. Weights are exact within 1% or 1e-4. Maps of up to 256 positions a side are exact, longer
+        ones have 128 x 128 cells, and coarser ones still where all maps together would have more than 2^24
+        cells (about 12 MB). Padding is left out. Steps of generation that were kept (`watch(model,
+        keep=True)`) are one map.
 
         Args:
             batch: which sequence of the last forward; None: every one is a text to choose.
@@ -512,7 +511,7 @@ class Heads(ByLayer[LayerHeads]):
             finer: (layer, head) of those to zoom into where maps are not exact: 512 x 512 cells and the 64
                 strongest pairs. By default, where maps were kept, the strongest head of each label, 8 at
                 most.
-            outputs: what the heads said, of `headwise.collect` in the same run; shown where maps are exact.
+            outputs: the heads' outputs, of `headwise.collect` in the same run; shown where maps are exact.
             effects: of `headwise.effects`: what switching off each head does.
             corpus: of `headwise.survey`: what heads do over many documents, which then colours the page.
             training: of `headwise.models.specialisation`: the heads at checkpoints of their training.
@@ -554,7 +553,7 @@ class Heads(ByLayer[LayerHeads]):
         return in_notebook(self)
 
     def save(self, path: str | os.PathLike[str], *, maps: bool = True) -> None:
-        """Write all of it into one safetensors file; `headwise.load_heads` reads it back.
+        """Write all heads into one safetensors file; `headwise.load_heads` reads it back.
 
         Args:
             maps: with the maps that were kept: their q and k.

@@ -89,7 +89,8 @@ def attention_overlap(map: AttentionMap, *, queries: int | None = None) -> Tenso
     """Return the overlap of heads' weights: the mean over queries of sum_j p_ij^a p_ij^b.
 
     The element-wise product of Li 2018 (disagreement on attended positions: minus its mean over pairs). 1:
-    both look at one key, the same; the diagonal is 1 only for a head that looks at one key a query.
+    both attend to a single key, the same; the diagonal is 1 only for a head that attends to one key per
+    query.
 
     Args:
         map: [B, H, T, S].
@@ -172,7 +173,7 @@ def one_number(matrix: Tensor) -> Tensor:
         matrix: [B, H, H], or any [..., H, H].
 
     Returns:
-        [B]; NaN for a single head, which has nobody to differ from.
+        [B]; NaN for a single head.
 
     Raises:
         ShapeError: not square.
@@ -228,8 +229,8 @@ def layout(distances: Tensor) -> Tensor:
 
         the two largest eigenvectors of -1/2 J D^2 J, J = 1 - 1/N, each times the root of its eigenvalue
 
-    The first axis is the one along which the heads differ most. Always the same picture: in each axis the
-    point farthest out is on the positive side. Torgerson 1952; of attention heads: Clark 2019, section 6.
+    The first axis is the one along which the heads differ most. Signs are fixed: on each axis the point
+    farthest from 0 is positive. Torgerson 1952; of attention heads: Clark 2019, section 6.
 
     Args:
         distances: [N, N], symmetric, not negative.

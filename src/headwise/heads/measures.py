@@ -206,7 +206,7 @@ def induction_stripe(map: AttentionMap, period: int) -> Tensor:
 
         mean over i >= period - 1 of p_(i, i + 1 - period)
 
-    On random tokens said twice (a sequence of `period` tokens repeated) nothing but induction looks there.
+    On random tokens said twice (a sequence of `period` tokens repeated) only induction attends there.
     TransformerLens' demos: the mean of the diagonal at offset 1 - seq_len. In padded batches the diagonal of
     the real tokens.
 
@@ -323,9 +323,9 @@ def sink_rate(alpha: Tensor, epsilon: float = 0.3) -> float:
 def streaming_mass(map: AttentionMap, sink: int = 128, recent: int = 256) -> Tensor:
     """Return the weight on first and recent keys: mean_i sum of p_ij over j < sink or i - j < recent.
 
-    The mean is over the queries that may see others, too. Near 1: the head works as well on a cache of the
-    two. StreamingLLM, Xiao 2024; DuoAttention, Xiao 2025, whose numbers the defaults are. For causal heads:
-    keys after the query count as recent.
+    The mean is over queries that may attend to other keys, too. Near 1, the head works as well with a cache
+    of these keys alone. StreamingLLM, Xiao 2024; DuoAttention, Xiao 2025, whose numbers the defaults are. For
+    causal heads: keys after the query count as recent.
 
     Args:
         map: [B, H, T, S].
@@ -367,8 +367,8 @@ def streaming(map: AttentionMap, sink: int, recent: int) -> tuple[Tensor, Tensor
 def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
     """Return how even the weights are: mean_i H_i / mean_i log n_i, where query i can see n_i keys.
 
-    1: all alike. Entropy itself grows with the length (Clark 2019, section 3.3, calls 3.8 nats of 128 tokens
-    broad), this does not. A learned sink counts as one more key, as in entropy.
+    1: uniform attention. Entropy grows with the length (Clark 2019, section 3.3, calls 3.8 nats over 128
+    tokens broad); this ratio does not. A learned sink counts as one more key, as in entropy.
 
     Args:
         map: [B, H, T, S].
@@ -392,16 +392,16 @@ def spread(map: AttentionMap, entropy: Tensor | None = None) -> Tensor:
 def locality(map: AttentionMap, reach: int = 8, local: Tensor | None = None) -> Tensor:
     """Return how much more weight is near the query than with uniform attention: (m - u) / (1 - u).
 
-    m is the mean weight on keys at most `reach` away, u what m would be if each query weighed all it sees
-    alike. 1: never farther; 0: no nearer than evenly. In a short text all is near, and m alone says nothing.
+    m is the mean weight on keys at most `reach` away, and u is m for uniform attention. 1: never farther; 0:
+    as uniform attention. In a short text all keys are near, so m alone says nothing.
 
     Args:
         map: [B, H, T, S].
-        reach: how near counts.
+        reach: the largest distance that counts as near.
         local: [B, H], where `map.statistics("local", reach=reach)` was measured already.
 
     Returns:
-        [B, H]; NaN where there is nothing farther away to see.
+        [B, H]; NaN where no query may attend to a key farther away.
 
     Raises:
         ArgumentError: reach below 0; a map of chosen keys.

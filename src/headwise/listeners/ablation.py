@@ -44,8 +44,8 @@ def ablate(
 ) -> Changing:
     """Switch off heads of a model inside a `with` block; afterwards the model is as before.
 
-    Blocks may be nested, and one may be entered again. Gradients flow as if the heads were so. Where layers
-    are checkpointed, the backward pass runs them again: keep it inside the block.
+    Blocks may be nested, and a block may be entered again. Gradients are those of the changed model. With
+    checkpointed layers, keep the backward pass inside the block, as it runs them again.
 
     Args:
         heads: (layer, head) pairs. A layer is a number, where the model has one stack of layers, or a module
@@ -53,10 +53,11 @@ def ablate(
             each time, "path#1" only the second time. Heads as `Heads.find` and `Importance.ranking` give
             them are taken as they are.
         method: what takes the place of a head's output before concatenation and W_O: "zero"; "mean", its mean
-            over the real positions of the batch at hand; "uniform", what it would say if it attended evenly
-            to every key it may see.
+            over the real positions of the batch at hand; "uniform", its output under uniform attention to
+            every key that it may attend to.
         means: with method="mean", [H, Dv] by layer from `head_means`, or made by hand, instead of the batch's
-            own. While text is generated a batch has one position, whose mean is itself: give them there.
+            own. While text is generated a batch has one position, whose mean is its own output: pass means
+            there.
         fallback: for other layers, that bypass every hook: None raises; "eager" or "skip" lets them be.
 
     Raises:

@@ -41,25 +41,25 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             model(**inputs)
         heads.table()
 
-    For Hugging Face models, `torch.nn.Transformer*`, `torch.nn.MultiheadAttention`, headwise's own modules,
-    timm's and torchvision's vision Transformers, and whatever calls torch's `scaled_dot_product_attention`. A
-    layer that does none of this raises `AttentionBypassed` with its name. So does a Hugging Face layer with
-    an attention function of your own that computes something else; to know, it is run once on small tensors.
-    What may be attention in a module of any other name, and was not heard beside layers that were, gives a
-    warning, `errors.AttentionUnheard`, and is listed in `heads.unheard`.
+    It works with Hugging Face models, `torch.nn.Transformer*`, `torch.nn.MultiheadAttention`, headwise's own
+    modules, vision Transformers of timm and torchvision, and all code that calls torch's
+    `scaled_dot_product_attention`. An attention layer of another kind raises `AttentionBypassed` with its
+    name, and so does a Hugging Face layer with a custom attention function that computes something else (the
+    function is run once on small tensors to find out). A module that may compute attention and was not heard,
+    beside layers that were, gives the warning `errors.AttentionUnheard` and is listed in `heads.unheard`.
 
-    Inside the block attention runs on headwise's engines, fused and without the T x S matrix (short
-    calls on a GPU, and calls with dropout but neither soft cap nor sinks, run on torch's own function);
-    results are the same up to rounding. A compiled model runs uncompiled inside it, and everything else
-    as it is: a compiled function that calls the model lets it run by itself, or raises if it was
-    compiled with fullgraph=True. Forwards may run in several threads. What is copied or saved inside
-    the block is the model without all this. Every forward is measured as it happens, long calls one by
-    one, the others together at its end, or as soon as somebody looks at them: what stays are numbers
-    per head, a picture, and for texts of up to 2,048 keys the map itself (q and k). After the block,
-    also after an exception, the model is exactly as it was. Prefill and generation, any number of
-    forwards, may follow each other; means are over all queries of all of them, padding left out. What a
-    checkpointed forward repeats in backward is not counted twice; the backward must then be inside the
-    block, too. A query that sees nothing, as padding may, has output 0 inside the block.
+    Inside the block attention runs on headwise's engines, fused and without the T x S matrix (short calls on
+    a GPU, and calls with dropout but neither soft cap nor sinks, run on torch's own function); results are
+    the same up to rounding. A compiled model runs uncompiled inside it, and everything else as it is: a
+    compiled function that calls the model lets it run by itself, or raises if it was compiled with
+    fullgraph=True. Forwards may run in several threads. What is copied or saved inside the block is the model
+    without all this. Every forward is measured as it happens, long calls one by one, the others together at
+    its end, or as soon as somebody looks at them: what stays are numbers per head, a picture, and for texts
+    of up to 2,048 keys the map itself (q and k). After the block, also after an exception, the model is
+    exactly as it was. Prefill and generation, any number of forwards, may follow each other; means are over
+    all queries of all of them, padding left out. What a checkpointed forward repeats in backward is not
+    counted twice; the backward must then be inside the block, too. A query that may attend to no key, as
+    padding may, has output 0 inside the block.
 
     Args:
         model: watched with everything inside it.
@@ -77,7 +77,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
             weight that they get (`first`, `special`). Kobayashi 2020. Steps of generation are left out,
             unless keep=True. Of heads that are ablated, it is what they would write.
         tokenizer: tells special tokens and punctuation, and gives tokens their names in pictures.
-        reach: how near counts as `local`.
+        reach: the largest distance that counts as `local`.
         fallback: for layers that compute their own weights: None raises, "eager" reads those (the model makes
             them anyway: B x H x T x S numbers per layer) and warns of the layers whose weights cannot be
             read, "skip" leaves all of these layers out. Those left out are in `heads.unheard`.
@@ -160,9 +160,9 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
     # Beginning and ending
 
     def start(self) -> Heads:
-        """Begin to watch; without a `with` block, `stop` ends it.
+        """Start watching without a `with` block; `stop` ends it.
 
-        Keep the object this is called on: when nobody has it any more watching ends, with a warning.
+        Keep the object this is called on: if it is deleted, watching ends with a warning.
         """
         with self._lock:
             self._depth += 1
@@ -178,7 +178,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
         return self.heads
 
     def stop(self) -> Heads:
-        """End watching: the model is as it was.
+        """Stop watching and restore the model.
 
         Raises:
             AttentionBypassed: the model ran, and no attention was heard.

@@ -193,8 +193,8 @@ def effects(
     the tokenizer tells. Of every other, how far its output moves as a share of its norm,
     ||y_off - y|| / ||y||, in the mean over the real positions. `effects.of` says which it is.
 
-    A head that is off says 0, as in `headwise.ablate`; a layer that runs several times in a forward is
-    off each time. The model runs once and once more per head, and is afterwards as it was.
+    A head that is off has output 0, as in `headwise.ablate`; a layer that runs several times in a forward is
+    off each time. The model runs once, and once more per head.
 
     Args:
         model: any that `headwise.watch` hears, in eval mode.
@@ -312,8 +312,9 @@ def role_effects(
 ) -> RoleEffects:
     """Return the effect of switching off the heads of each role on behaviours stated beforehand.
 
-    Beside it stand as many other heads of the same layers, drawn several times: switching off anything may
-    lower anything. No effect is a result. Runs every prompt draws + 2 times.
+    For comparison as many other heads of the same layers are switched off, drawn several times, since
+    switching off any head may lower the result. No effect is a result, too. Every prompt runs draws + 2
+    times.
 
     Args:
         model: a causal language model: of transformers, or a `headwise.models.Transformer` that decodes; in

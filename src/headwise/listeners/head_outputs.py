@@ -115,9 +115,8 @@ def collect(
 ) -> AbstractContextManager[HeadOutputs]:
     """Collect the outputs of heads inside a `with` block, [B, H, T, Dv] by layer, detached.
 
-    A layer is kept whole, whichever of its heads were chosen; a second run takes the place of the first.
-    `outputs.written(layer)` is what each head adds to the layer's output, `outputs.plot(layer, tokens)` a
-    picture of both.
+    All heads of a chosen layer are kept; a second run replaces the first. `outputs.written(layer)` is what
+    each head adds to the layer's output, `outputs.plot(layer, tokens)` a picture of both.
 
     Args:
         heads: as in `headwise.ablate`; None: all of every layer that is heard.

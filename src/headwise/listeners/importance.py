@@ -485,7 +485,7 @@ def robustness(
         batches: kept in memory and gone through again and again.
         loss_fn: as in `headwise.importance`; that of several batches is their mean, weighted by their
             sequences.
-        method: which curves: "importance", the least important head first, and "random".
+        method: the order of removal: "importance", the least important head first, and "random".
         repeats: random orders.
         points: how many after the one with all heads, evenly spaced up to no head at all; or the
             numbers of removed heads themselves. None: 10, or as many as there are heads.

@@ -289,27 +289,28 @@ class Step(ContextDecorator, AbstractContextManager[Owner]):
 
 @dataclass(frozen=True)
 class Alarms:
-    """When a `headwise.Monitor` raises an alarm: a warning, and a call of its `on_alarm`.
+    """Thresholds at which a `headwise.Monitor` raises an alarm: a warning, and a call of its `on_alarm`.
 
         monitor = hw.Monitor(model, alarms=hw.Alarms(max_logit=100), on_alarm=page_me)
 
-    What is past its threshold is told once. It is told again after it was back, by a quarter of the
-    threshold: a number that dances on it makes no flood. Several heads at one step are one warning, which
-    names the worst; `on_alarm` is called for each.
+    A number that passes its threshold raises one alarm. The next alarm for it comes only after it has
+    returned by a quarter of the threshold, so that a number close to the threshold does not raise one at
+    every step. Several heads at one step make one warning, which names the worst; `on_alarm` is called for
+    each.
 
     Args:
-        entropy: entropy collapse: the share of the largest entropy, log n over the n keys that a query sees,
-            that more than half of a layer's heads fall short of; None: not looked for. Even attention has 1,
-            heads of random weights have nearly that. A single head may well look at one key; "entropy/min" of
-            the monitor's numbers shows it.
-        max_logit: logit growth: what a head's largest score goes beyond; None: not looked for. Three times
-            the largest that was met in a healthy model, 82 in all-MiniLM-L6-v2.
-        dead: whether to tell of heads that are dead, as the monitor's own `dead` has it.
+        entropy: entropy collapse: an alarm if more than half of a layer's heads have less than this share of
+            the largest entropy, log n for the n keys that a query may attend to; None: no such alarm. Uniform
+            attention has 1, and heads with random weights nearly 1. A single head may well attend to one key;
+            "entropy/min" of the monitor's numbers shows it.
+        max_logit: logit growth: an alarm if a head's largest score is above this; None: no such alarm. The
+            default is three times the largest score measured in a healthy model (82, in all-MiniLM-L6-v2).
+        dead: whether dead heads raise an alarm; `Monitor` defines them by its own `dead`.
 
-    Numbers that are no numbers (NaN) are past any threshold.
+    NaN is past every threshold.
 
     Raises:
-        ArgumentError: thresholds out of their range; nothing to look for.
+        ArgumentError: thresholds out of their range; no alarm at all.
 
     Example:
         >>> Alarms(max_logit=None, dead=False)

@@ -70,24 +70,24 @@ class Monitor:
             if monitor.measured:
                 log(monitor.latest)
 
-    Measured are the first step and then the first of every `every`. In all others nothing is attached to the
-    model: they cost what they cost without a monitor. In a measured one attention runs on headwise's engines,
-    and loss and gradients are the same up to rounding; dropout may be drawn otherwise, and numbers (but for
-    `output`) are those before it. A compiled model runs that one step uncompiled. Several forwards in a step,
-    as in gradient accumulation, count together: means are over all their queries, padding left out. What a
-    checkpointed forward repeats in backward is not counted; with checkpointing, keep backward inside the
-    block, or torch may refuse it for repeating something else. Numbers stay where the model is until the
+    Step 0 is measured, and then one step in `every`. In all other steps nothing is attached to the model, and
+    they take no longer than without a monitor. In a measured step attention runs on headwise's engines: loss
+    and gradients are the same up to rounding, dropout may draw other numbers, and statistics (except
+    `output`) are those before dropout. A compiled model runs a measured step uncompiled. Several forwards in
+    a step, as in gradient accumulation, count together: means are over all their queries, padding left out.
+    What a checkpointed forward repeats in backward is not counted; with checkpointing, keep backward inside
+    the block, or torch may refuse it for repeating something else. Numbers stay where the model is until the
     block ends, and are then read at once. In distributed training every rank has a monitor, which measures
     that rank's part of the batch; `nn.DataParallel` is not supported.
 
-    A head is dead when its output, before W_O, has on average at most `dead` times the norm that the heads
-    of its layer have on average. That is the average head output norm, layer-normalised, of Sandoval-Segura
-    2025, which finds heads that can be removed and that weights alone would not tell. The threshold is ours,
-    and strict: a hundredth of what its neighbours say. A head that rests on a first key with next to no value
-    is dead; one that rests there and repeats a large value is not, and shows in `first`. Where all heads of a
-    layer say nothing at all, all are dead; where all grow faint together, none is.
+    A head is dead when its output, before W_O, has on average at most `dead` times the norm that the heads of
+    its layer have on average. That is the average head output norm, layer-normalised, of Sandoval-Segura
+    2025, which finds heads that can be removed and that weights alone would not tell. The default threshold
+    is ours, and strict: a hundredth of the layer's mean. A head that attends to a first key whose value is
+    almost 0 is dead; a head that attends to a first key with a large value is not, and shows in `first`. If
+    the outputs of all heads of a layer are 0, all are dead; if all shrink together, none is.
 
-    With `alarms`, numbers that go too far are told of: see `headwise.Alarms`. Each is a warning
+    With `alarms`, numbers past a threshold raise an alarm: see `headwise.Alarms`. Each alarm is a warning
     (`headwise.errors.HeadsAlarm`; `warnings.simplefilter("error", HeadsAlarm)` makes it stop the training), a
     call of `on_alarm`, and kept in `raised`. They come where the block of a measured step ends, and so does
     what `on_alarm` raises.
@@ -188,8 +188,9 @@ class Monitor:
     def step(self) -> AbstractContextManager[Monitor]:
         """Return a context for one training step: its forward, and with checkpointing its backward, too.
 
-        A step that raises, or in which the model does not run, is not measured; the next one is in its place.
-        Three of the latter in a row give a warning, once; each that is never entered, by `with`, gives one.
+        A step that raises, or in which the model does not run, is not measured; the next one is measured
+        instead. Three steps in a row in which the model does not run give one warning, and so does each step
+        that is never entered by `with`.
 
         Raises:
             AttentionBypassed: in a measured step: a layer that cannot be heard, or nothing heard at all.
@@ -303,7 +304,7 @@ class Monitor:
 
     @property
     def summary(self) -> dict[str, float]:
-        """Those of the latest numbers that are over all heads."""
+        """The latest numbers over all heads."""
         prefixes = ("heads/", "layers/")
         return {name: value for name, value in self.latest.items() if not name.startswith(prefixes)}
 
@@ -345,7 +346,7 @@ class Monitor:
             ...     output, _ = model(torch.randn(1, 5, 8))
             dead 0 1
             >>> str(monitor.raised[0]).split(": ")[0]
-            'head 1 of layer 0 must say something'
+            'head 1 of layer 0 must have an output'
         """
         return [] if self._alarm_state is None else list(self._alarm_state.raised)
 
@@ -401,12 +402,12 @@ def trainer_callback(every: int | Monitor = 100, **options: Unpack[MonitorOption
     A step is all that lies between two updates of the weights: every forward of gradient accumulation, and
     backward, so that checkpointing works. Logs get the numbers over all heads ("heads/entropy/min",
     "heads/dead", ...), once for each measured step; those of every head are in `callback.monitor`. Trainer
-    calls what it is given as `callbacks` after what reports to TensorBoard and its like: there the numbers
-    reach `state.log_history` and the terminal only. `callback.join(trainer)` puts it before them. What
-    `on_alarm` raises ends `train()`.
+    calls its `callbacks` after those that report to TensorBoard and the like, so the numbers reach only
+    `state.log_history` and the terminal. `callback.join(trainer)` puts it before them. What `on_alarm` raises
+    ends `train()`.
 
-    Trainer tells nobody of an exception. After one that ended `train()` in a measured step, the model stays
-    attached until `callback.close()` or the next `train()`.
+    Trainer does not report exceptions to its callbacks. After one that ended `train()` in a measured step,
+    the model stays attached until `callback.close()` or the next `train()`.
 
     Args:
         every: how many steps from one that is measured to the next; or a `Monitor` of the trainer's model.

@@ -77,12 +77,12 @@ def roles(
         print(roles)
         roles["pronoun > antecedent"].share
 
-    Each relation's head is chosen on one half of the sentences and judged on the other, which has other
-    words and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that
-    class, the first and the last. It is found where it beats every one of them by 0.15 and by more than
-    chance. Asked is the word that gets most of a head's weight, special tokens, punctuation and the word
-    itself left out. A model that sees only what came before, as its weights tell, is asked about nothing
-    else, and reads a start token first, or where there is none the word "Well".
+    Each relation's head is chosen on one half of the sentences and judged on the other, which has other words
+    and other shapes, beside rules that need no model: the best fixed offset, the nearest word of that class,
+    the first and the last. A role is found where the head beats every rule by 0.15 and by more than chance.
+    The head's answer is the word that gets most of its weight, without special tokens, punctuation and the
+    word itself. A model whose weights show that it attends only backwards is tested only on words that came
+    before, and reads a start token first, or the word "Well" where it has none.
 
     Args:
         model: any that `headwise.watch` hears, reading one text. It is in eval mode meanwhile.
@@ -554,7 +554,7 @@ def retrieval_scores(
     new_tokens: int | None = None,
     fallback: str | None = None,
 ) -> Retrieval:
-    """Let a causal language model answer greedily, and see which heads fetch the needle.
+    """Return which heads copy a needle out of a long text while a causal language model answers greedily.
 
     Args:
         model: a Hugging Face causal language model with a cache: in training mode, gradient checkpointing

@@ -308,7 +308,7 @@ class BytePairs:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Of tokens that stand for no text."""
+        """The ids of tokens that stand for no text."""
         return list(self._special)
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ class Sampling(NamedTuple):
 def generate(self: Transformer, ids: Tensor, max_new_tokens: int, **options: Unpack[Options]) -> Tensor:
     """Generate tokens after ids: only new tokens, int [B, N]; torch.cat([ids, new], 1) is the whole text.
 
-    Without gradients and dropout, whatever mode the model is in, which is as before afterwards.
+    It runs without gradients and dropout, whatever mode the model is in, and restores the mode.
 
     Args:
         ids: the prompt, int [B, T]; of an encoder-decoder the source.

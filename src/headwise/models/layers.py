@@ -79,8 +79,8 @@ def sinusoids(positions: Tensor, width: int) -> Tensor:
 class FeedForward(nn.Module):
     """down(act(up(x))), or gated: down(act(gate(x)) * up(x)). Every token for itself.
 
-    gate_proj and up_proj are ordinary `nn.Linear` modules. While nobody touches them, their weights lie in
-    one block and make one matrix product; see `nn/packed_weights.py`.
+    gate_proj and up_proj are ordinary `nn.Linear` modules. As long as they are untouched, their weights lie
+    in one block and make one matrix product; see `nn/packed_weights.py`.
 
     Args:
         config: what it is made of.
@@ -139,7 +139,7 @@ def _pack_again(module: FeedForward, _: object) -> None:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each added to the stream; every token sees every other.
+    """Self-attention and feed-forward, each added to the stream; every token attends to every other.
 
     Args:
         config: what it is made of.
@@ -194,7 +194,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """The same for a decoder: no token sees those after it.
+    """A layer of a decoder: as `EncoderLayer`, but no token attends to later ones.
 
     In an encoder-decoder there is cross-attention between the two: queries are the decoder's, keys and values
     the encoder's.

@@ -37,7 +37,7 @@ Schedule = Callable[[int], float]
 
 @dataclass
 class History:
-    """What a training was: the loss of every step, those before it was resumed among them."""
+    """The loss of every step of a training, those before it was resumed included."""
 
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0  # inside fit, all its runs together
@@ -45,12 +45,12 @@ class History:
 
     @property
     def steps(self) -> int:
-        """How many were taken."""
+        """The number of steps."""
         return len(self.losses)
 
     @property
     def steps_per_second(self) -> float:
-        """How fast it was."""
+        """The number of steps per second."""
         return self.steps / self.seconds if self.seconds else math.nan
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class History:
 
 
 class TrainingStep(NamedTuple):
-    """A step that was just taken, as callbacks hear of it."""
+    """A training step, as passed to callbacks."""
 
     step: int  # from 0
     epoch: int

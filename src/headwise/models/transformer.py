@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         last: bool = False,
         **wrong: object,
     ) -> Tensor:
-        """Logits [B, T, V]; of a model without an output, hidden states [B, T, E].
+        """Return logits [B, T, V]; for a model without an output, hidden states [B, T, E].
 
         Args:
             ids: int [B, T]; of an encoder-decoder the source, [B, S], or None once its cache has read it.
@@ -400,12 +400,12 @@ class ModelCache:
 
     @property
     def length(self) -> int:
-        """Tokens held; of the longest sequence."""
+        """The number of tokens in the cache; of the longest sequence."""
         return self.layers[0].length
 
     @property
     def batch(self) -> int | None:
-        """B; None while nothing was read."""
+        """The batch size; None while the cache is empty."""
         return self.layers[0].batch
 
     def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:

@@ -80,10 +80,10 @@ class Owned:
 class KVCache(Owned):
     """The keys and values of the tokens so far, for `mha(x, cache=cache)`; made by `mha.cache()`.
 
-    It is for one module: another one, even of equal sizes, is refused until the cache is empty (`reset`).
+    It belongs to one module: another one, even of equal sizes, raises until the cache is empty (`reset`).
 
     Args:
-        max_length: columns there can be; room for all of them is taken at once. Default: it grows.
+        max_length: the largest number of columns, allocated at once. Default: the cache grows.
         ring: the last max_length tokens are kept and older ones forgotten, for modules with a window.
 
     Raises:
@@ -126,7 +126,7 @@ class KVCache(Owned):
 
     @property
     def seen(self) -> int:
-        """Tokens that came so far, also those that a ring forgot; of the longest sequence."""
+        """The number of tokens added so far, those that a ring dropped included; of the longest sequence."""
         if self._count is None:
             assert self._at is not None
             self._count = int(self._at)
@@ -134,12 +134,12 @@ class KVCache(Owned):
 
     @property
     def length(self) -> int:
-        """Columns in use."""
+        """The number of columns in use."""
         return min(self.seen, self.max_length) if self.ring and self.max_length else self.seen
 
     @property
     def batch(self) -> int | None:
-        """B; None until the first tokens come."""
+        """The batch size; None until the first tokens are added."""
         return None if self._k is None else self._k.shape[0]
 
     @property
@@ -156,7 +156,7 @@ class KVCache(Owned):
 
     @property
     def nbytes(self) -> int:
-        """Memory taken, with room for what is to come."""
+        """Bytes allocated, room for later tokens included."""
         return sum(x.numel() * x.element_size() for x in (self._k, self._v) if x is not None)
 
     def positions(self, count: int, device: torch.device | str | None = None) -> Tensor:
@@ -196,7 +196,7 @@ class KVCache(Owned):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> KVCache:
-        """Take room for max_length columns now, as steps that are compiled need it; the cache itself."""
+        """Allocate max_length columns now, as compiled steps need it; return the cache itself."""
         assert self.max_length is not None
         shape = (batch, num_kv_heads, self.max_length)
         self._k = _zeros((*shape, head_dim), dtype or torch.get_default_dtype(), device)

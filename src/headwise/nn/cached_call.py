@@ -342,10 +342,10 @@ def _bias_by_distance(module: MultiHeadAttention, q: Tensor, ahead: Tensor) -> T
 
 
 class Memory(Owned):
-    """What cross-attention looks at, projected once by `mha.remember(key)`, for `mha(query, cache=memory)`.
+    """The keys and values of cross-attention, projected once: `mha(query, cache=mha.remember(key))`.
 
-    A call gives what `mha(query, key, value, mask)` would: nothing is added to a memory. It is for the module
-    that made it; another one, even of equal sizes, is refused.
+    A call returns what `mha(query, key, value, mask)` returns; nothing is added to a memory. Only the module
+    that made it accepts it, whatever the sizes.
     """
 
     def __init__(self, k: Tensor, v: Tensor, mask: Mask | None = None) -> None:

@@ -36,9 +36,9 @@ class MultiHeadAttention(nn.Module):
                      -- v_proj --> v [B, Hk, S, Dv] --+        concatenated --> [B, T, H * Dv]
                                                                 -- out_proj --> [B, T, E]
 
-    The four projections are ordinary `nn.Linear` modules: hook, wrap, prune or replace them. While nobody
-    does, those with the same input run as one matrix product in calls without options. The initial weights
-    are those that `torch.nn.MultiheadAttention` draws from the same seed.
+    The four projections are ordinary `nn.Linear` modules: hook, wrap, prune or replace them. As long as they
+    are untouched, projections with the same input run as one matrix product in calls without options. The
+    initial weights are those that `torch.nn.MultiheadAttention` draws from the same seed.
 
     Args:
         d_model: E, the width of queries and output.
@@ -50,18 +50,18 @@ class MultiHeadAttention(nn.Module):
         bias: whether q_proj, k_proj and v_proj add one.
         out_bias: whether out_proj does. Default as `bias`.
         dropout: the share of weights dropped in training.
-        causal: keys after the query are hidden; with T != S the last query sees the last key.
-        window: how many keys are seen, counting the query itself; or a pair (before, after).
-        scale: instead of 1 / sqrt(D).
-        softcap: scores are bent into (-softcap, softcap).
+        causal: hide the keys after the query; with T != S the last query is aligned with the last key.
+        window: the number of keys each query may attend to, its own included; or a pair (before, after).
+        scale: the factor of the scores. Default 1 / sqrt(D).
+        softcap: limit scores to (-softcap, softcap), see `headwise.attention`.
         sinks: a learned score per head, for one more column of the softmax without a value.
-        rope: positions turned into queries and keys; see `Rope`.
+        rope: rotary position embedding of queries and keys; see `Rope`.
         alibi: scores fall with distance, by a slope per head; see `headwise.scoring.alibi`.
         relative_bias: a learned number per head and distance, added to the scores; see `RelativeBias`. One
             made elsewhere is shared, as all of T5's layers share the first one's.
         qk_norm: queries and keys normalised, "rms" or "layer" for each head, or a `QKNorm`.
-        gate: what each head says is multiplied by sigmoid(x W_g): "head", by one number per head, or
-            "channel", by one per channel.
+        gate: multiply each head's output by sigmoid(x W_g): "head", one number per head, or "channel", one
+            per channel.
 
     Raises:
         ShapeError: sizes that do not divide, or are not whole numbers of at least 1.
@@ -229,32 +229,32 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = True,
         **wrong: object,
     ) -> tuple[Tensor, AttentionMap | None]:
-        """Attend: mha(x) to itself, mha(query, key, value) to something else.
+        """Compute self-attention, mha(x), or cross-attention, mha(query, key, value).
 
         Args:
             query: [B, T, d_model]
             key: [B, S, kdim]; without it, query.
             value: [B, S, vdim]; with key or not at all.
             mask: a `headwise.Mask`, or a tensor broadcastable to [B, H, T, S], bool or 0 and 1; True or 1 =
-                may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention what is
-                padding among the keys is so among the queries: means and statistics leave it out. A tensor
-                that seems to be meant otherwise, as torch's are, is refused; `Mask.dense(tensor)` is not.
+                may attend. Padding is [B, 1, 1, S] or `Mask.padding(lengths)`. In self-attention padded keys
+                are padded queries, too: means and statistics leave them out. A tensor whose values suggest
+                another meaning, such as torch's masks, raises; `Mask.dense(tensor)` does not.
             bias: added to the scores, broadcastable to [B, H, T, S]; or `headwise.scoring.alibi(num_heads)`,
-                `headwise.scoring.Relative(values)`, or a tuple of those. What the layer has of its own is
-                added to it.
+                `headwise.scoring.Relative(values)`, or a tuple of those. A bias of the layer itself is added
+                to it.
             positions: of the tokens, int [T] or [B, T], for `rope`; in cross-attention a pair, the queries'
                 and the keys'. By default 0, 1, 2, .., after those in the cache; in cross-attention the last
-                query stands beside the last key. Masks and biases count tokens, whatever their positions.
+                query is aligned with the last key. Masks and biases count tokens, whatever their positions.
             cache: keys and values of earlier calls, to which this one's are added; see `KVCache`. A mask or
                 bias then has a column for each of them, and for the new ones. Or what `remember` gives.
             lengths: int [B], how many tokens of each sequence are real, the first ones. Nothing is computed
-                for the others: the output there is 0, in the map their queries are zeros and in no statistic.
-                Otherwise as with mask=Mask.padding(lengths). A list or a tensor on the CPU costs no wait for
-                a GPU. With a cache, each sequence goes on from its own end.
-            documents: int [T] or [B, T], several texts packed one after another, each attending to itself:
-                runs of equal ids. As with mask=Mask.documents(ids), but that no more than the texts' own
-                squares is computed; positions of `rope` begin anew in each.
-            need_weights: False gives None in their place. They cost nothing until they are looked at.
+                for the others: their output is 0, and so are their rows of the map, which no statistic
+                counts. Otherwise as mask=Mask.padding(lengths). A list or a tensor on the CPU avoids a wait
+                for the GPU. With a cache, each sequence continues from its own end.
+            documents: int [T] or [B, T], for texts packed one after another, each of which attends to itself:
+                runs of equal ids. As mask=Mask.documents(ids), but only the texts' own squares are computed,
+                and positions of `rope` start again in each text.
+            need_weights: False returns None instead of the map. The map costs nothing until it is read.
 
         Returns:
             output [B, T, d_model], and an `AttentionMap` [B, H, T, S], before dropout, or None.
@@ -337,9 +337,9 @@ class MultiHeadAttention(nn.Module):
         """Return an empty cache for this module: `mha(x, cache=cache)` adds x to it and attends to all of it.
 
         Args:
-            batch: B; with max_length, room is taken at once, as steps inside `torch.compile` need it.
-            max_length: the most columns there can be. Default: it grows.
-            ring: keeps the last max_length tokens alone, for a module with a window. Default the window.
+            batch: B; with max_length, memory is allocated at once, as steps inside `torch.compile` need it.
+            max_length: the largest number of columns. Default: the cache grows.
+            ring: keep only the last max_length tokens (by default the window), for a module with a window.
 
         Raises:
             ArgumentError: a module that is not causal; a ring without a window, or shorter than it.

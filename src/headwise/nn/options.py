@@ -59,13 +59,13 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class QKNorm(Settings):
-    """Queries and keys normalised after their projections, before positions are turned into them.
+    """Normalise queries and keys after their projections and before rotary positions.
 
         "rms":    q / sqrt(mean(q²) + eps) · g                  Qwen3, Gemma 3, OLMo 2; Henry 2020
         "layer":  (q - mean(q)) / sqrt(var(q) + eps) · g + b    ViT-22B; Dehghani 2023
 
-    Scores cannot grow without bound then, which keeps large models from diverging. Gemma stores g - 1: add
-    the 1 to its weights before they are loaded.
+    This bounds the scores, which keeps large models from diverging. Gemma stores g - 1: add 1 to its weights
+    before loading them.
 
     Args:
         kind: "rms" or "layer".
@@ -98,7 +98,7 @@ class QKNorm(Settings):
 
 @dataclass(frozen=True, repr=False)
 class Buckets(Settings):
-    """How T5 tells distances apart: one by one up to a quarter or half of the buckets, then by logarithm.
+    """T5's buckets of distances: one distance each up to a quarter or half of the buckets, then logarithmic.
 
         n of the buckets are for one direction, e = n / 2 of them for one distance each:
         bucket(d) = d                                                                  d < e
@@ -168,7 +168,7 @@ class Buckets(Settings):
 class RelativeBias(nn.Module):
     """A learned number per head and bucket of distance, added to the scores: s_ij + b_h[bucket(j - p_i)].
 
-    All of T5's layers share the first one's: give one made here to each of them.
+    All of T5's layers share the first layer's bias: pass the same module to each of them.
 
     Args:
         num_heads: H.

@@ -114,16 +114,16 @@ class Scaling(Settings):
 
 @dataclass(frozen=True, repr=False)
 class Rope(Settings):
-    """Positions turned into queries and keys.
+    """Rotary position embedding: queries and keys are rotated by angles that grow with their positions.
 
     Args:
         base: of the angles; 10,000 in the paper, 500,000 in Llama 3.
-        dims: how many channels of each head are turned, from its first on; the others stay as they are.
+        dims: how many channels of each head are rotated, from its first on; the others stay as they are.
             Default all of them. A quarter in GPT-NeoX.
-        interleaved: whether a pair is two neighbours, channels 2i and 2i + 1, as in the paper and GPT-J; else
-            channels i and i + dims / 2, as in GPT-NeoX and Llama.
-        scaling: `Linear`, `Ntk`, `Llama3` or `Yarn`. Dynamic NTK is not one of them: its angles change with
-            the length, and keys in a cache would have to be turned anew.
+        interleaved: True: a pair is channels 2i and 2i + 1, as in the paper and GPT-J; False: channels i and
+            i + dims / 2, as in GPT-NeoX and Llama.
+        scaling: `Linear`, `Ntk`, `Llama3` or `Yarn`. Dynamic NTK is not among them: its angles change with
+            the length, so keys in a cache would have to be rotated again.
 
     Raises:
         ArgumentError: base not above 1; a scaling that is none.

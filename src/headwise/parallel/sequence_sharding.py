@@ -44,7 +44,7 @@ def shard_sequence(
     order: str = "zigzag",
     length: int | None = None,
 ) -> Model:
-    """Let a model take the tokens of its rank, and give what belongs to them: in place.
+    """Change a model in place so that each rank runs it on its own tokens of a sequence.
 
     Every `headwise.MultiHeadAttention` in it attends to the tokens of all ranks, which must all run the same
     model with the same weights on the same batch. Masks, biases, `lengths` and `documents` are given for the

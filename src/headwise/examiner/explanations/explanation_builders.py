@@ -177,11 +177,11 @@ def explain(
     tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
     batch: int = 0,
 ) -> Explanation:
-    """Every step of multi-head attention in this module's own numbers.
+    """Compute every step of multi-head attention in this module's own numbers.
 
-    The steps are computed in float64 with the module's weights; its own weights and output, as it computes
-    them without dropout, stand beside them. What it has inside on purpose, a norm, a rotation or a bias by
-    position, a residual connection, is a step of its own.
+    The steps are computed in float64 with the module's weights and shown beside the module's own weights and
+    output without dropout. A norm, a rotation or bias by position and a residual connection are steps of
+    their own.
 
     Args:
         module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention` or ours that is torch's; or

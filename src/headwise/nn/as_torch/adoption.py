@@ -325,11 +325,11 @@ class Adopted:
 
 
 def adopt(model: nn.Module) -> Adopted:
-    """Make every `torch.nn.MultiheadAttention` in a model ours, in place: the same results, faster.
+    """Replace every `torch.nn.MultiheadAttention` in a model by ours, in place: the same results, faster.
 
-    `torch.nn.TransformerEncoder` and its layers are taken along, as they would not ask their attention
-    otherwise. Subclasses somebody else wrote are left alone, and so is what is parametrised or sharded
-    already: adopt first. In training nothing but the speed changes (and which numbers a seed drops: dropout
+    `torch.nn.TransformerEncoder` and its layers are replaced as well, as their fast path would not call our
+    attention. Subclasses of others are left alone, and so are modules that are already parametrised or
+    sharded: adopt first. In training nothing but the speed changes (and which numbers a seed drops: dropout
     goes through memory in order, and our output is contiguous where torch's is transposed); in evaluation
     results are those of training, where torch's native path has others. `torch.ao.quantization.prepare` looks
     for torch's very class: `restore` the model before it.
@@ -382,7 +382,7 @@ def _why_not(module: nn.Module) -> str:
 
 
 def restore(model: nn.Module) -> int:
-    """Give every adopted module its own class back; how many there were.
+    """Give every adopted module its own class back; return the number of modules.
 
     What was parametrised or sharded meanwhile stays so, over torch's class instead of ours.
 

@@ -60,15 +60,15 @@ SERVES = ("cuda",)  # devices that wait for Python: torch's own function, which 
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`: its arguments, its masks (True = may *not* attend), its results; faster.
 
-    A subclass of it with the same parameters, state dict and initial weights. Unlike torch's class it says
-    the same in training and evaluation, calls `out_proj` as a module (hooks fire, another module may take its
-    place), recognises a causal mask by its content and, where there are many weights, never builds those of
-    every head to average them. Its output is always contiguous; torch's is a transposed view where the batch
-    comes first, except in its fast path.
+    A subclass of it with the same parameters, state dict and initial weights. Unlike torch's class it gives
+    the same results in training and evaluation, calls `out_proj` as a module (hooks fire, another module may
+    take its place), recognises a causal mask by its content and, where there are many weights, never builds
+    those of every head to average them. Its output is always contiguous; torch's is a transposed view where
+    the batch comes first, except in its fast path.
 
     Args:
-        empty_rows: what comes of a query that may see nothing. "nan": as in torch, NaN where weights are
-            asked for. "zero": attends to nothing, weights 0, gradients finite.
+        empty_rows: the result of a query that may attend to no key. "nan": as in torch, NaN if weights are
+            requested. "zero": output and weights 0, gradients finite.
 
     Raises:
         ValueError, AssertionError, RuntimeError: as torch's class does.
