@@ -383,7 +383,99 @@ class CacheThatCrashes(WithACache):
         return torch.ones(T, T, dtype=torch.bool).tril()
 
 
-RIGHT_TWINS = [FusedAndPermuted, SumWithKeepdim, WithACache]
+class FourLayers(nn.Module):
+    """Right; what follows changes one line of it."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.d_k = num_heads, d_model // num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.num_heads, self.d_k)).transpose(1, 2)
+
+    def join(self, heads):
+        return self.W_o(heads.transpose(1, 2).flatten(2))
+
+
+class HalfForTheRoot(FourLayers):
+    def forward(self, x):
+        q, k, v = (self.split(layer(x)) for layer in (self.W_q, self.W_k, self.W_v))
+        return self.join((q @ k.mT / (self.d_k**1 / 2)).softmax(-1) @ v)
+
+
+class WeightsTimesTheRoot(FourLayers):
+    def forward(self, x):
+        q, k, v = (self.split(layer(x)) for layer in (self.W_q, self.W_k, self.W_v))
+        return self.join((q @ k.mT).softmax(-1) * math.sqrt(self.d_k) @ v)
+
+
+class TwoMasks(FourLayers):
+    """attn_mask [T, S] and key_padding_mask [B, S] are bool.
+
+    attn_mask: True where a query may attend
+    key_padding_mask: True at padding
+    """
+
+    def hide(self, scores, attn_mask, key_padding_mask):
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        if key_padding_mask is not None:
+            scores = scores.masked_fill(key_padding_mask[:, None, None, :], -torch.inf)
+        return scores
+
+    def forward(self, x, attn_mask=None, key_padding_mask=None):
+        q, k, v = (self.split(layer(x)) for layer in (self.W_q, self.W_k, self.W_v))
+        scores = self.hide(q @ k.mT / math.sqrt(self.d_k), attn_mask, key_padding_mask)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class PaddingDropped(TwoMasks):
+    def hide(self, scores, attn_mask, key_padding_mask):
+        return super().hide(scores, attn_mask, key_padding_mask if attn_mask is None else None)
+
+
+class MemoryAndQueries(FourLayers):
+    def forward(self, x, memory):
+        q, k, v = self.split(self.W_q(x)), self.split(self.W_k(memory)), self.split(self.values(x, memory))
+        return self.join((q @ k.mT / math.sqrt(self.d_k)).softmax(-1) @ v)
+
+    def values(self, x, memory):
+        return self.W_v(memory)
+
+
+class ValuesOfTheQueries(MemoryAndQueries):
+    def values(self, x, memory):
+        return self.W_v(x)
+
+
+class HeadsOfOneToken(FourLayers):
+    def forward(self, x, mask=None):
+        q, k, v = (self.split(layer(x)).transpose(1, 2) for layer in (self.W_q, self.W_k, self.W_v))
+        scores = q @ k.mT / math.sqrt(self.d_k)  # [B, T, H, H]
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, :, None, None] == 0, -1e9)
+        return self.W_o((scores.softmax(-1) @ v).flatten(2))
+
+
+class CountedMask(FourLayers):
+    """mask is 1 at real tokens, [B, S]."""
+
+    large = 1e9
+
+    def forward(self, x, mask=None):
+        q, k, v = (self.split(layer(x)) for layer in (self.W_q, self.W_k, self.W_v))
+        scores = q @ k.mT / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores + (1 - mask)[:, None, None, :] * -self.large
+        return self.join(scores.softmax(-1) @ v)
+
+
+class CountedMaskMistyped(CountedMask):
+    large = 1e-9
+
+
+RIGHT_TWINS = [FusedAndPermuted, SumWithKeepdim, WithACache, TwoMasks, MemoryAndQueries, CountedMask]
 
 UNSTYLED = [
     ("no projections", NoProjections, "only an output matrix"),
@@ -394,6 +486,12 @@ UNSTYLED = [
     ("layers made in forward", MadeInForward, "new in every call"),
     ("causal only in training", CausalInTraining, "if self.training"),
     ("causal only in evaluation", CausalInEvaluation, "if not self.training"),
+    ("half in place of the root", HalfForTheRoot, "d_k ** 1 / 2"),
+    ("scale after softmax", WeightsTimesTheRoot, "weights * sqrt(d_k), scores as they are"),
+    ("one mask replaces another", PaddingDropped, "if attn_mask .. elif key_padding_mask"),
+    ("value from query", ValuesOfTheQueries, "cross-attention that hands on its own queries"),
+    ("attention across heads", HeadsOfOneToken, "scores [B, T, H, H], a padding mask [B, T, 1, 1]"),
+    ("mask ignored", CountedMaskMistyped, "(1 - mask) * -1e-9"),
     ("scores of sums", ScoresOfSums, "d and e for one axis"),
     ("scores mixed over heads", ScoresOverHeads, "h and g for one axis"),
     ("scores transposed", ScoresTransposed, "->bhkq"),

@@ -193,6 +193,8 @@ BY_CHOICE = {  # faults with the numbers of a design, and the words that show th
     "weights scaled after softmax": re.compile(r"\w*multiplier\w*|\w*gain\b|layer_?scale|\.mean\(", re.I),
     "masks joined with or": re.compile(r"\w*prefix\w*|\w*global\w*", re.I),
 }
+TINY = re.compile(r"-\s*1e-\d+|-\s*10(\.0?)?\s*\*\*\s*-\s*\d+")  # a mistyped fill
+EXCLUSIVE = re.compile(r"precedence|overrid|mutually|\beither\b[^.\n]*mask|ignored (if|when)|instead", re.I)
 POSITIONS = re.compile(r"(apply_)?(rope|rotary\w*|alibi|relative_position\w*|rel_pos\w*)", re.IGNORECASE)
 
 
@@ -260,6 +262,12 @@ def _report_numbers(report: Report, evidence: Evidence, diagnosis: Diagnosis) ->
             report.not_judged.append(f"the scale: the constructor takes it as an argument ({own[1]})")
             diagnosis.faults = None
             return
+        if EXCLUSIVE.search(evidence.source or "") and any(
+            made.fault.key == "one mask replaces another" for made in diagnosis.faults
+        ):
+            report.not_judged.append("two masks at once: the source speaks of one in place of the other")
+            diagnosis.faults = None
+            return
         for made in diagnosis.faults:
             choice = BY_CHOICE.get(made.fault.key)
             word = choice and choice.search(own_code(evidence.source or "", evidence.first_line))
@@ -295,6 +303,8 @@ def _computed(made: Made, evidence: Evidence, fit: float) -> Named:
         scale = (evidence.weights.q.shape[0] // evidence.num_heads) ** -0.5
         detail += f", with the number {made.number:g} instead of {scale:.4g}"
     named = _named(fault, detail, evidence)
+    if fault.needs_mask and (tiny := TINY.search(own_code(evidence.source or "", evidence.first_line))):
+        named.detail += f"; {tiny[0]} is nearly 0, a large negative number such as -1e9 hides"
     named.number = made.number
     return named
 

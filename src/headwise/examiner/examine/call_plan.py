@@ -123,6 +123,18 @@ def express(
             value = _encode(convention, keys, num_heads)
             if value is not None:
                 return {convention.argument: value, switches[0].argument: switches[0].on}
+    is_square = mask.shape[1] == mask.shape[2] > 1
+    if is_square and not bool(keys.all()) and torch.equal(keys & triangle, mask):
+        of_keys = [convention for convention in masks if convention.shape in PADDING]
+        of_pairs = [
+            convention
+            for convention in masks
+            if convention.shape not in PADDING and convention.kind != "lengths"
+        ]
+        if of_keys and of_pairs and of_keys[0].argument != of_pairs[0].argument:
+            both = _encode(of_keys[0], keys, num_heads), _encode(of_pairs[0], triangle, num_heads)
+            if both[0] is not None and both[1] is not None:
+                return {of_keys[0].argument: both[0], of_pairs[0].argument: both[1]}
     for convention in [*masks, *switches]:
         value = _encode(convention, mask, num_heads)
         if value is not None:

@@ -431,6 +431,8 @@ def _candidates(argument: str, layout: str, description: MaskDescription) -> Ite
     polarities = [True, False]
     if description.in_words and description.true_attends is not None:
         kinds, polarities = kinds[:-1], [description.true_attends]
+    if description.counted:
+        kinds = [kind for kind in kinds if kind[0] != "added"]
     for shape in shapes:
         for kind, number in kinds:
             if kind == "added":

@@ -245,6 +245,7 @@ class MaskDescription:
     shape: str = ""  # "[B, T, S]", "[B, 1, T, S]", "[B, S]", "[T, S]"
     in_words: bool = False  # from a docstring or comment, not only from code
     replaces: bool = False  # the code makes a causal mask only where this one is None
+    counted: bool = False  # the code subtracts it from 1: its numbers are 0 and 1
 
 
 def source_texts(obj: object, source: str | None) -> list[str]:
@@ -282,8 +283,12 @@ def source_texts(obj: object, source: str | None) -> list[str]:
     return texts
 
 
-def _words(text: str) -> str:
-    """Return the lines of docstrings and comments about masks, in lower case."""
+def _words(text: str, argument: str = "") -> str:
+    """Return the lines of docstrings and comments about masks, in lower case.
+
+    argument: only those that begin with this name, as an entry of a list of arguments does.
+    """
+    about = rf"^[\s\-*`:]*{re.escape(argument.lower())}\b" if argument else r"mask|padding|hide"
     quoted = re.findall(r"\"\"\"(.*?)\"\"\"|'''(.*?)'''", text, flags=re.S)
     lines = [line for pair in quoted for part in pair for line in part.splitlines()]
     lines += re.findall(r"#(.*)", text)
@@ -291,7 +296,7 @@ def _words(text: str) -> str:
         lines = text.splitlines()
     about_masks = []
     for i, line in enumerate(lines):
-        if re.search(r"mask|padding|hide", line.lower()):
+        if re.search(about, line.lower()):
             about_masks.append(line)
             if i + 1 < len(lines) and not re.match(r"\s*\w+\s*(?:\([^)]*\))?:", lines[i + 1]):
                 about_masks.append(lines[i + 1])
@@ -358,7 +363,7 @@ _SHAPES = (
 def _shape_in_words(low: str) -> str:
     """Return the first shape that is written for a mask, or ""."""
     matches = [
-        (m.start(), shape) for shape, axes in _SHAPES for m in re.finditer(rf"mask[^.\n]{{0,60}}?{axes}", low)
+        (m.end(), shape) for shape, axes in _SHAPES for m in re.finditer(rf"mask[^.\n]{{0,60}}?{axes}", low)
     ]
     return min(matches)[1] if matches else ""
 
@@ -366,8 +371,8 @@ def _shape_in_words(low: str) -> str:
 def describe_mask(texts: list[str], argument: str) -> MaskDescription:
     """Return the meaning of a mask argument, by documentation first and by the code otherwise."""
     shape, added = "", False
-    for text in texts:
-        low = _words(text)
+    own = [_words(text, argument) for text in texts]  # several masks may mean different things
+    for low in (*own, *map(_words, texts)):
         if not low:
             continue
         added = added or bool(re.search(_ADDED, low) or (re.search(_LOW, low) and _adds(texts, argument)))
@@ -378,7 +383,8 @@ def describe_mask(texts: list[str], argument: str) -> MaskDescription:
     for text in texts:
         polarity = _polarity_in_code(text, argument)
         if polarity is not None:
-            return MaskDescription(polarity, False, shape)
+            counted = re.search(rf"\(\s*1(?:\.0?)?\s*-\s*{re.escape(argument)}\b", text) is not None
+            return MaskDescription(polarity, False, shape, counted=counted)
     return MaskDescription(None, False, shape)
 
 

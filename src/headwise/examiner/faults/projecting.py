@@ -359,6 +359,18 @@ INPUTS = [
         (r"(W_v|w_v|v_proj|value|v)\w*\(\s*(key|k|keys)\b", *ENTRY),
     ),
     Fault(
+        "value from query",
+        "values are made from the query input",
+        "softmax(q k^T) W_v(query)",
+        RIGHT_INPUTS,
+        (
+            "Call it with a memory that differs from the queries.",
+            "The memory decides where to attend, and nothing of it reaches the output.",
+            "Project value, or the memory, where the query is projected a second time.",
+        ),
+        WHY, REPAIR, "inputs", _way("qkq"), (r"(W_v|w_v|v_proj|to_v|value|v)\w*\(\s*(x|query|q)\b", *ENTRY),
+    ),
+    Fault(
         "key from value",
         "keys are computed from the value input",
         "softmax(q W_k(value)^T) v",

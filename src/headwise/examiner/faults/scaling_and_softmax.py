@@ -187,7 +187,7 @@ SCORING = [
     ),
     Fault(
         "scale after softmax",
-        "the weights are divided by sqrt(d_k), not the scores",
+        "the weights are divided by sqrt(d_k), or multiplied with it, and the scores are not divided",
         "softmax(q k^T) / sqrt(d_k) v",
         RIGHT,
         (
@@ -198,8 +198,36 @@ SCORING = [
         "The weights sum to 1 / sqrt(d_k) instead of 1, and the softmax of the unscaled scores saturates.",
         REPAIR,
         "drop",
-        ({"scale": _unscaled, "drop": _shrunk},),
+        (
+            {"scale": _unscaled, "drop": _shrunk},
+            {"scale": _unscaled, **_weights_times(lambda state: state.head_dim**0.5)},
+            {"scale": _unscaled, **_weights_times(lambda state: _width(state) ** -0.5)},
+            {"scale": _unscaled, **_weights_times(lambda state: 1 / state.head_dim)},
+        ),
         (r"softmax\(.*\)\s*/", r"softmax\(.*\)\s*\*", DIVIDED),
+    ),
+    Fault(
+        "half in place of the root",
+        "an exponent is written 1/2 without brackets: d_k is halved, and no square root is taken",
+        "softmax(q k^T / (d_k / 2)) v",
+        RIGHT,
+        (
+            "Print the number the scores are divided by, or multiplied with.",
+            "** binds more strongly than /: d_k ** 1/2 is (d_k ** 1) / 2.",
+            "Write d_k ** 0.5, or math.sqrt(d_k).",
+        ),
+        "The scale grows like d_k, or falls like it, and the softmax is too flat or too sharp.",
+        REPAIR,
+        "scale",
+        (
+            *_scaled(lambda state: 2 / state.head_dim),
+            *_scaled(lambda state: state.head_dim / 2),
+            *_scaled(lambda state: 1 / (2 * state.head_dim)),
+            *_scaled(lambda state: 2 / _width(state)),
+            *_scaled(lambda state: _width(state) / 2),
+            *_scaled(lambda state: 1 / (2 * _width(state))),
+        ),
+        (r"\*\*\s*\(?-?\s*1(\.0?)?\s*/\s*2", r"\*\*", DIVIDED),
     ),
     Fault(
         "constant scale",

@@ -61,6 +61,15 @@ def _causal_over_heads(state: State) -> None:
     state.hidden = state.scaled.masked_fill(later, -torch.inf)
 
 
+def _padding_over_heads(state: State) -> None:
+    """A padding mask [B, T, 1, 1], for scores [B, T, H, H]: hidden positions weigh their heads equally."""
+    if state.mask is None:
+        state.hidden = state.scaled
+        return
+    visible = state.mask[:, 0].any(1)  # [B, S]
+    state.hidden = state.scaled.masked_fill(~visible[:, :, None, None], -1e9)
+
+
 def _last_weights(state: State) -> None:
     state.p = state.p[:, -1:].expand_as(state.p)
 
@@ -382,6 +391,7 @@ SPLITTING = [
         (
             {"split": _positions_as_heads, "merge": _side_by_side},
             {"split": _positions_as_heads, "hide": _causal_over_heads, "merge": _side_by_side},
+            {"split": _positions_as_heads, "hide": _padding_over_heads, "merge": _side_by_side},
         ),
         (r"\.(view|reshape)\(.*(num_heads|n_heads?|heads|\bh\b|\bH\b)", r"\.(view|reshape|unflatten)\("),
     ),
