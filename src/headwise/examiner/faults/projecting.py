@@ -368,7 +368,8 @@ INPUTS = [
             "The memory decides where to attend, and nothing of it reaches the output.",
             "Project value, or the memory, where the query is projected a second time.",
         ),
-        WHY, REPAIR, "inputs", 91:    for order in ("qqq", "kkk", "vvv", "qkq", "vkv", "qvv")("qkq"), (r"(W_v|w_v|v_proj|to_v|value|v)\w*\(\s*(x|query|q)\b", *ENTRY),
+        WHY, REPAIR, "inputs", _from_inputs("qkq"),
+        (r"(W_v|w_v|v_proj|to_v|value|v)\w*\(\s*(x|query|q)\b", *ENTRY),
     ),
     Fault(
         "key from value",
