@@ -271,7 +271,7 @@ def words(evidence: Evidence) -> str:
     return "; ".join(one.words for one in evidence.designs)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda cls: cls.__name__)
 def test_a_design_is_right_and_said(design: type[Plain]) -> None:
     evidence = examine(design, embed_dim=24, num_heads=4)
@@ -297,6 +297,7 @@ def test_what_is_wrong_within_a_design_is_named(design: type[Plain], wrong: type
     assert evidence.designs
 
 
+@pytest.mark.thinned(keep=["PositionsAdded"])
 @pytest.mark.parametrize("cls", [RopeWithTables, RopeInCall, PositionsAdded])
 def test_a_rotation_of_ours_is_handed_over_and_said(cls: type[Plain]) -> None:
     report = check(cls)

@@ -206,7 +206,7 @@ def finding(evidence: Evidence, name: str) -> Finding:
     return next(one for one in evidence.findings if one.name == name)
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("obj", RIGHT, ids=name_of)
 def test_right_styles_are_proved_on_every_probe(obj: Any) -> None:
     evidence = examined(obj)
@@ -279,20 +279,35 @@ def test_conventions() -> None:
     assert "it takes one sequence at a time, [T, E]" in examined(OneSequence).conventions.words
 
 
-def test_where_the_projections_were_found() -> None:
-    assert examined(Four).roles["k_bias"].parameter == "W_k.bias"
-    assert examined(FourLinears).roles["v"].parameter == "linears.2.weight"
-    assert examined(FourLinears).roles["v"].how == "gradients"
-    assert examined(HeadsSideBySide).roles["q"].parameter == "heads.0.query.weight and 3 more"
-    assert examined(nn.MultiheadAttention).roles["k"].parameter == "in_proj_weight[24:48]"
+@pytest.mark.thinned(keep=["a bias", "nameless"])
+@pytest.mark.parametrize(
+    ("obj", "role", "parameter", "how"),
+    [
+        (Four, "k_bias", "W_k.bias", None),
+        (FourLinears, "v", "linears.2.weight", "gradients"),
+        (HeadsSideBySide, "q", "heads.0.query.weight and 3 more", None),
+        (nn.MultiheadAttention, "k", "in_proj_weight[24:48]", None),
+        (Nameless, "v", "p0[0:24]", None),
+    ],
+    ids=["a bias", "a list", "side by side", "torch's", "nameless"],
+)
+def test_where_the_projections_were_found(obj: Any, role: str, parameter: str, how: str | None) -> None:
+    projection = examined(obj).roles[role]
+    assert projection.parameter == parameter
+    assert how is None or projection.how == how
+
+
+def test_projections_that_have_no_parameter_of_their_own() -> None:
     assert examined(InOutMatrices).roles["q"].transposed
-    assert examined(Nameless).roles["v"].parameter == "p0[0:24]"
     assert examined(scaled_dot_product).roles == {}
     assert examined(OneSequence).num_heads == 1
-    given = examine(
+
+
+def test_roles_that_are_passed_are_used() -> None:
+    evidence = examine(
         FourLinears, roles={"q": "linears.0", "k": "linears.1", "v": "linears.2", "o": "linears.3"}
     )
-    assert given.roles["q"].how == "given" and max(off(given).values()) < 1e-7
+    assert evidence.roles["q"].how == "given" and max(off(evidence).values()) < 1e-7
 
 
 def test_sizes_asked_for() -> None:

@@ -645,6 +645,7 @@ def multiplied(found: Explanation) -> None:
     torch.testing.assert_close(first["output"], x["joined"] @ weights.o.mT + weights.o_bias)
 
 
+@pytest.mark.thinned(keep=["Rotary", "PreNorm"])
 @pytest.mark.parametrize("name", OWN_STEPS)
 def test_a_design_is_a_step_of_its_own_and_the_steps_lead_to_the_output(name: str) -> None:
     module = module_of(name)

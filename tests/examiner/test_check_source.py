@@ -636,7 +636,13 @@ RAISED = {
 }
 
 
-@pytest.mark.parametrize(("line", "words"), RAISED.values(), ids=RAISED)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.slow if "meta" in case[0] else ())  # imports much
+        for name, case in RAISED.items()
+    ],
+)
 def test_exceptions_are_explained_at_the_learners_line(line: str, words: tuple[str, ...]) -> None:
     source = MODULE.format(line)
     problem = raised(source, X)

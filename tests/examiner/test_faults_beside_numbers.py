@@ -189,6 +189,7 @@ def checked(tmp_path: Path, template: Template, source: str) -> Report:
     return check_file(path, template=template)
 
 
+@pytest.mark.thinned(keep=["in place", "broadcast"])
 @pytest.mark.parametrize(("source", "right", "wrong", "fault"), PAIRS.values(), ids=PAIRS)
 def test_the_fault_is_named_and_its_twin_passes(
     source: str, right: str, wrong: str, fault: str, tmp_path: Path, one_template: Template

@@ -122,6 +122,7 @@ class TurnsQueriesOnly(Plain):
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.thinned(keep=["FourHeads-hard-coded heads", "LateKeys-wrong at other lengths"])
 @pytest.mark.parametrize(
     ("made", "fault"),
     [

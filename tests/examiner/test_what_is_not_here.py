@@ -74,6 +74,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.thinned(keep=["a GPU in forward", "Lightning"])
 @pytest.mark.parametrize("what", NEEDS)
 def test_what_is_right_without_it_passes_and_what_is_wrong_does_not(
     what: str, tmp_path: Path, one_template: Template
@@ -204,6 +205,7 @@ def turn(x, by):
 class"""
 
 
+@pytest.mark.thinned(keep=["freqs_cis"])
 @pytest.mark.parametrize("taken", ROPE)
 def test_tables_of_a_rotation_are_given(taken: str, tmp_path: Path, one_template: Template) -> None:
     turning, said = ROPE[taken]
