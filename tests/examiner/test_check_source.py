@@ -710,9 +710,8 @@ def test_what_is_no_python() -> None:
     assert "notebook command" in said("import torch\n!pip install einops\n", 2)
     assert "marks a code block" in said("```python\nimport torch\n", 1)
     assert said("x = (1\ny = 2\n", 2) == (
-        "Line 2, `y = 2`: Python cannot read the file: invalid syntax. Look at this line and the one "
-        "before it: "
-        "a bracket, a colon, an indent."
+        "Line 2, `y = 2`: Python cannot read the file: invalid syntax. Check the brackets, colons and "
+        "indentation of this line and the one before it."
     )
 
 
