@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headwise.errors import BackendUnavailable
 from headwise.examiner import check_file
+from headwise.examiner.marking.template import Copy, Template
 from headwise.examiner.report import Report
 
 FILE = """import torch
@@ -102,3 +105,24 @@ def test_an_empty_forward_is_still_to_be_written(tmp_path: Any, one_template: An
     report = check_file(path, template=one_template)
     assert report.verdict == "not judged"
     assert "MultiHeadAttention.forward is still to be written" in report.summary
+
+
+def test_the_verdict_stays_if_the_process_for_the_repaired_file_cannot_start(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception of the second process replaced the verdict of the first."""
+    tried = checked(tmp_path, None, "w = s.softmax(-2)")
+    assert [fault.tried for fault in tried.faults] == [True] and "with this repair" in str(tried)
+
+    def copy(self: Template, folder: Path, *ends: int) -> Copy:
+        if folder.name != "1":
+            raise BackendUnavailable("a process cannot start: no memory is left")
+        return own_copy(self, folder, *ends)
+
+    own_copy = Template.copy
+    monkeypatch.setattr(Template, "copy", copy)
+    report = checked(tmp_path, None, "w = s.softmax(-2)")
+    assert report.verdict == "wrong" and report.summary == tried.summary
+    assert [(fault.key, fault.tried) for fault in report.faults] == [("softmax over queries", None)]
+    assert "the repair was not tried: a process cannot start: no memory is left" in report.not_judged
+    assert "repair was not tried" in str(report) and "with this repair" not in str(report)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, HeadwiseError
 from .report import Report
 
 if TYPE_CHECKING:
@@ -169,7 +169,10 @@ def _try_repairs(
     report: Report, path: Path, source: str, cells: Cells, options: dict[str, Any],
     arguments: Mapping[str, object] | None, limits: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Check the file with the repairs of its faults; a repair that does not pass is not shown."""
+    """Check the file with the repairs of its faults; a repair that does not pass is not shown.
+
+    If the process for the repaired file cannot start, the verdict stays and the report says so.
+    """
     from .source.likely_classes import package_root
     from .source.repairs import repaired
 
@@ -186,8 +189,13 @@ def _try_repairs(
         named.tried, text = changed is not None, changed or text
     passed = False
     if text != source:
-        again = _judged(path, report.name, text, cells, options, arguments, limits, text)
-        passed = again.ok
+        try:
+            passed = _judged(path, report.name, text, cells, options, arguments, limits, text).ok
+        except (HeadwiseError, OSError) as error:
+            report.not_judged.append(f"the repair was not tried: {error}")
+            for named in report.faults:
+                named.tried = None if named.tried else False
+            return
     for named in report.faults:
         named.tried = named.tried and passed
 
