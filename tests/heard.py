@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.heads import together
+from headwise.heads import joint_measurement
 from headwise.listeners.active import LayerCall, Listener
 
 
@@ -33,7 +33,7 @@ class Heard(Listener):
 def one_by_one() -> Iterator[None]:
     """Inside, every call is measured by itself while its layer runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(together.DeferredCalls, "note", lambda *_: None)
+        patch.setattr(joint_measurement.DeferredCalls, "note", lambda *_: None)
         yield
 
 

@@ -12,7 +12,7 @@ import headwise
 
 ROOT = Path(headwise.__file__).parents[2]
 # Options of mypy that pyproject.toml leaves off for our own files. With all others as they are there, what
-# `make lint` has found out of torch and headwise is known here, too: it takes a minute.
+# `make lint` has found out of torch and headwise is supported, too: it takes a minute.
 SOURCE = """
 # mypy: disallow-untyped-calls, disallow-untyped-decorators, warn-return-any
 from contextlib import AbstractContextManager

@@ -91,7 +91,7 @@ def test_the_exit_code_tells_what_is_not_in_the_numbers(
     (place / "4.parquet").write_bytes(b"x")
     said = survey(own, str(place), "--out", str(tmp_path / "other"), "--no-roles", code=3, columns=120)
     assert "Not measured: 1 file, 1 file of other kinds." in said
-    assert re.search(r"^ *1 file +4.parquet +it is no Parquet file", said, re.MULTILINE)
+    assert re.search(r"^ *1 file +4.parquet +it is not a Parquet file", said, re.MULTILINE)
     assert "documents-*.parquet lists every document that was not measured" in said
 
 
@@ -199,6 +199,8 @@ def test_a_disk_that_is_full_is_said_and_survived(own: str, tmp_path: Path) -> N
     small = "ulimit -f 8; trap '' XFSZ; exec \"$@\""  # 8 KiB
     code, _, err = run("bash", "-c", small, "bash", *PROGRAM, "survey", *command)
     assert code == 2, err
-    assert re.fullmatch(r"headwise: out must be writable: .*File too large; .*run the same again\n", err)
+    assert re.fullmatch(
+        r"headwise: out must be writable: .*File too large; .*run the same command again\n", err
+    )
     assert not list((tmp_path / "out").glob(".*"))
     assert "small read 48 documents" in survey(*command, code=0)

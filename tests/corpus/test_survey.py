@@ -173,7 +173,7 @@ def test_names_in_any_letters_are_documents(tmp_path: Path) -> None:
         (lambda place: _file(place / "a.pdf", b"x"), r"corpus must end in .*: got '.*a.pdf'; rename it"),
         (
             lambda place: _file(place / "a.parquet", b"x"),
-            r"a document that can be read: 'a.parquet': it is no Parquet file \(.*\); check",
+            r"a document that can be read: 'a.parquet': it is not a Parquet file \(.*\); check",
         ),
         (
             lambda place: table(place / "a.parquet", body=["a"]).parent,
@@ -271,7 +271,7 @@ def test_what_cannot_be_read_is_counted_named_and_read_by_a_later_run(
     lost = {loss.kind: (loss.count, loss.first) for loss in message.lost}
     assert lost["folders"] == (1, [("locked/", "Permission denied")])
     assert dict(lost["files"][1]) | {"bad.parquet": ""} == {
-        "bad.parquet": "", "gone.txt": "No such file or directory", "pipe.md": "it is no regular file",
+        "bad.parquet": "", "gone.txt": "No such file or directory", "pipe.md": "it is not a regular file",
         "unread.jsonl": "Input/output error", "z/column.parquet": "it has no column 'text', but body",
     }  # fmt: skip
     count, first = lost["files of other kinds"]
@@ -996,7 +996,7 @@ def test_where_the_store_is_lost_each_goes_on_by_the_folder(capsys: pytest.Captu
         done.append(number)
         finished.there.add(number)
     assert sorted(done) == list(range(7)) and done[:2] == [0, 1]
-    message = "survey: rank 1 goes on without the store, which is lost: connection reset\n"
+    message = "survey: rank 1 continues without the store, which is lost: connection reset\n"
     assert capsys.readouterr().err == message
 
 
@@ -1005,10 +1005,10 @@ def test_who_joins_waits_until_the_first_has_begun(monkeypatch: pytest.MonkeyPat
     group.tell("")
     group.hear()
     group.tell("corpus must be there: no; check it")
-    with pytest.raises(ArgumentError, match=r"begin a survey: it could not: corpus must be there"):
+    with pytest.raises(ArgumentError, match=r"start the survey: it failed: corpus must be there"):
         group.hear()
     monkeypatch.setattr(shards, "BEGIN_TIMEOUT", 0.0)
-    with pytest.raises(ArgumentError, match=r"rank 0 must begin a survey: nothing was heard of it in 0 s"):
+    with pytest.raises(ArgumentError, match=r"rank 0 must start the survey: no message from it in 0 s"):
         shards.Group(Counter(), 1, 2).hear()
 
 

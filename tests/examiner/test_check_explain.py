@@ -373,14 +373,14 @@ def test_text_marks_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
     text = explanation.text()
     scaling = text[text.index("4. Scale") : text.index("5. Mask")]
     assert (
-        "HERE YOURS PARTS" in scaling
+        "YOUR NUMBERS FIRST DIFFER HERE" in scaling
         and "scaled: expected [7, 7]" in scaling
         and "scaled: yours [7, 7]" in scaling
     )
     assert f"{yours.scaled[0, 0, 0, 0]:.2f}*" in scaling
     assert "*" not in text[text.index("3. Score") : text.index("4. Scale")]
     explanation.print()
-    assert "HERE YOURS PARTS" in capsys.readouterr().out
+    assert "YOUR NUMBERS FIRST DIFFER HERE" in capsys.readouterr().out
 
 
 def test_long_sequences_are_cut_in_text() -> None:

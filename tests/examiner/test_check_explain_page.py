@@ -220,7 +220,7 @@ def test_a_mask_is_told_in_words(browser: Browser, explained: Any) -> None:
     _, path = explained("self")
     page = browser.open(path, fragment="#step=mask")
     page.click(cell(1, 3))
-    assert "query 1 “cat” may not see key 3 “on”: it comes later." in page.text(".sum")
+    assert "query 1 “cat” may not attend to key 3 “on”: the key comes later." in page.text(".sum")
     page.click(cell(3, 1))
     assert "query 3 “on” may see key 1 “cat”: the mask is True here" in page.text(".sum")
     said = page.text("#step")
@@ -260,7 +260,7 @@ def test_a_moved_number_is_found_where_it_came_from(browser: Browser, explained:
     _, path = explained("split wrongly")
     page = browser.open(path)
     page.click(cell(2, 0, "yours", "q"))
-    assert "Yours was taken from query 0, channel 8 of Q." in page.text(
+    assert "Your number is that of query 0, channel 8 of Q." in page.text(
         "#panel"
     )  # 2 * 4 channels on, in one row
     assert is_quiet(page)

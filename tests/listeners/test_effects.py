@@ -395,7 +395,7 @@ def test_an_answer_without_numbers_is_refused() -> None:
     model = Silent(hw.MultiHeadAttention(6, 2)).eval()
     for messages, message in ((None, "got NoneType"), ({"loss": torch.zeros(())}, "got dict")):
         model.said = messages
-        with pytest.raises(ArgumentError, match=f"a tensor of two dimensions or more: {message}"):
+        with pytest.raises(ArgumentError, match=f"a tensor of at least two dimensions: {message}"):
             hw.effects(model, torch.randn(1, 3, 6))
     model.said = torch.tensor([[[1.0, math.nan, 3.0]]])
     with pytest.raises(ArgumentError, match="1 of 3 that Silent gave are not"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import headwise as hw
 import small_models
 from headwise.engines import first_pass
-from headwise.heads import together
+from headwise.heads import joint_measurement
 from headwise.listeners.adapters import attended, huggingface
 from headwise.listeners.capture import Tokens
 
@@ -401,13 +401,13 @@ def test_nothing_of_a_forward_is_kept_by_a_block_that_is_over(ways: str) -> None
     block = hw.watch(model, keep=False)
     groups: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        noting = together.Group.__init__
+        noting = joint_measurement.Group.__init__
 
         def known(self: Any, *args: Any) -> None:
             noting(self, *args)
             groups.append(weakref.ref(self.q))
 
-        patch.setattr(together.Group, "__init__", known)
+        patch.setattr(joint_measurement.Group, "__init__", known)
         with block:
             model(input_ids=ids)
     gc.collect()

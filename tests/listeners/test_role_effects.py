@@ -314,8 +314,8 @@ def test_what_cannot_be_asked_is_refused() -> None:
     words, some = Words(size=47), role((0, 1))
     for match, model, roles in (
         ("model must be a torch.nn.Module: got Words", words, some),
-        ("what headwise.roles found: got dict", decoder(), {}),
-        ("what headwise.roles found: got NoneType", decoder(), None),
+        ("the result of headwise.roles: got dict", decoder(), {}),
+        ("the result of headwise.roles: got NoneType", decoder(), None),
         ("Transformer is in training; use", decoder().train(), some),
         ("kind='encoder', output=None; use a decoder", decoder(kind="encoder"), some),
         (r"got shape \[1, 3\] of BertForSequenceClassification", bert(), some),

@@ -434,7 +434,7 @@ def test_a_damaged_file_is_measured_anew_and_a_full_disk_is_told_of(roles_folder
     file.unlink()
     roles_folder.rmdir()
     roles_folder.write_text("in the way")
-    with pytest.warns(UserWarning, match="roles were measured but not kept"):
+    with pytest.warns(UserWarning, match="roles were measured but could not be saved"):
         assert measured(a_model(), **KEPT) == roles
 
 

@@ -417,7 +417,9 @@ def test_a_watch_that_was_dropped_ends_and_says_so(x: Tensor) -> None:
     watching = hw.watch(model)
     watching.start()
     model(x)
-    with pytest.warns(RuntimeWarning, match="watching must be ended: what watched Sequential was dropped"):
+    with pytest.warns(
+        RuntimeWarning, match="watching must be stopped: the watcher of Sequential was dropped"
+    ):
         watching = None  # type: ignore[assignment]
     assert as_it_is(model) == before and not active
 

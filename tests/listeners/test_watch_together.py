@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import headwise as hw
 import model_families
 import small_models
-from headwise.heads import together
+from headwise.heads import joint_measurement
 from heard import Reused, assert_same, both, one_by_one
 from model_families import FAMILIES, Family
 
@@ -29,9 +29,9 @@ SOME = ("llama", "gpt2", "bert", "gemma2", "gemma3 text", "gpt-oss", "mistral", 
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many calls were measured together, time after time."""
     calls: list[int] = []
-    measured = together._some_measured
+    measured = joint_measurement._some_measured
 
-    def counting(group: together.Group, notes: slice) -> together.Measured:
+    def counting(group: joint_measurement.Group, notes: slice) -> joint_measurement.Measured:
         calls.append(len(group.notes[notes]))
         return measured(group, notes)
 
@@ -106,16 +106,16 @@ def test_where_memory_is_short_each_is_measured_alone(
 ) -> None:
     model, ids = small_models.llama(num_hidden_layers=3), small_models.tokens()
 
-    joined_map = together.Group.joined_map
+    joined_map = joint_measurement.Group.joined_map
 
-    def no_room(group: together.Group, notes: slice) -> hw.AttentionMap:
+    def no_room(group: joint_measurement.Group, notes: slice) -> hw.AttentionMap:
         if len(group.notes[notes]) > 1:
             raise torch.OutOfMemoryError("no room")
         return joined_map(group, notes)
 
     with one_by_one(), hw.watch(model) as alone:
         model(ids)
-    monkeypatch.setattr(together.Group, "joined_map", no_room)
+    monkeypatch.setattr(joint_measurement.Group, "joined_map", no_room)
     with hw.watch(model) as heads:
         model(ids)
     assert sizes == [3, 1, 1, 1]
@@ -302,16 +302,16 @@ def test_who_looks_from_another_thread_never_finds_a_group_without_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, ids = small_models.llama(), small_models.tokens()
-    new, looks = together._DeferredGroups.new, []
+    new, looks = joint_measurement._DeferredGroups.new, []
 
-    def interrupted(self: Any, *args: Any) -> together.Group:
+    def interrupted(self: Any, *args: Any) -> joint_measurement.Group:
         group = new(self, *args)
         looks.append(threading.Thread(target=lambda: len(heads)))
         looks[-1].start()
         looks[-1].join(0.1)  # it has to wait for the call that the group is made for
         return group
 
-    monkeypatch.setattr(together._DeferredGroups, "new", interrupted)
+    monkeypatch.setattr(joint_measurement._DeferredGroups, "new", interrupted)
     with torch.no_grad(), hw.watch(model) as heads:
         model(ids)
         model(ids)

@@ -390,7 +390,7 @@ def test_class_probabilities_are_no_attention() -> None:
 
 def test_vmap_over_a_watched_model_says_what_to_do() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).eval()
-    message = r"torch\.vmap while it is listened to: \[1, 2, 5, 4\]"
+    message = r"torch\.vmap while it is watched: \[1, 2, 5, 4\]"
     with pytest.raises(hw.errors.ArgumentError, match=message), hw.watch(model):
         torch.vmap(lambda y: model(y[None])[0])(torch.randn(3, 5, 8))
 

@@ -238,7 +238,7 @@ def test_timms_is_known_unless_a_norm_stands_between(monkeypatch: pytest.MonkeyP
     with refused, hw.watch(model, written=True):
         model(x)
     monkeypatch.setattr(Attention, "__module__", "mine")
-    refused = pytest.raises(ArgumentError, match=r"0 \(Attention\) is of no family")
+    refused = pytest.raises(ArgumentError, match=r"0 \(Attention\) is of an unknown family")
     with refused, hw.watch(model, written=True):
         model(x)
 
@@ -268,7 +268,7 @@ def test_layers_whose_heads_do_not_go_straight_into_a_projection_are_refused_by_
         r"has gate='head'": hw.MultiHeadAttention(E, H, gate="head"),
         r"has out_proj of Wrapped": wrapped,
         r"has out_proj\.weight of Tensor": masked,
-        r"joins its heads in a way of its own": Own(E, H),
+        r"combines its heads in its own way": Own(E, H),
     }
     for reason, mha in cases.items():
         with (

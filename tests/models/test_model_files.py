@@ -242,7 +242,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path, copy: Path) -> None:
         (wide, new, half, r"'embedding.tokens.weight' has 1e\+06, float16 ends at 6.55e\+04"),
         (mixed, new, {}, "in one dtype of .*: got float16 and float32; "),
         (model, new, {"dtype": torch.int8}, "dtype must be one of .*: got torch.int8"),
-        (model, new, {"title": 3}, "title must be words: got int"),
+        (model, new, {"title": 3}, "title must be a string: got int"),
         (unreadable, new, {}, "config.norm_first must be bool: got 1"),
         (model, 5, {}, "folder must be a path: got 5"),
         (model, "a\0b", {}, "folder must be a path: got 'a"),
@@ -300,12 +300,12 @@ SPOILED: dict[str, tuple[Any, str]] = {
         lambda at: changed(at, "config", "rope", "scaling", to={"name": "Dynamic"}),
         "config.rope.scaling must be one of Linear, Ntk, Llama3, Yarn: got 'Dynamic'",
     ),
-    "wrong value": (lambda at: changed(at, "config", "num_heads", to=5), r"a config that can be: .* 18 .* 5"),
+    "wrong value": (lambda at: changed(at, "config", "num_heads", to=5), r"a valid config: .* 18 .* 5"),
     "no config": (lambda at: changed(at, "config", to=[]), "config must be an object of fields: got list"),
     "version": (lambda at: changed(at, "version", to=2), r"version 1: '.*' is \['headwise', 2\]; update"),
     "header": (lambda at: changed(at, "extra", to=2), "config.json must have fields .*: got 'extra'"),
     "dtype": (lambda at: changed(at, "dtype", to="int8"), "dtype must be one of .*: config.json says 'int8'"),
-    "title": (lambda at: changed(at, "title", to=5), "title must be words: config.json says 5"),
+    "title": (lambda at: changed(at, "title", to=5), "title must be a string: config.json says 5"),
     "cut config": (
         lambda at: (at / "config.json").write_text((at / "config.json").read_text()[:99]),
         "a config.json that can be read: .*copy' has none",
@@ -338,7 +338,7 @@ SPOILED: dict[str, tuple[Any, str]] = {
     "rope's base": (lambda at: changed(at, "config", "rope", "base", to="9"), "base must be float: got '9'"),
     "too wide for torch": (
         lambda at: changed(at, "config", "d_ff", to=2**70),
-        r"config that can be: that of .* cannot \(empty\(\): .*overflow|Overflow",
+        r"valid config: that of .* is not \(empty\(\): .*overflow|Overflow",
     ),
     "negative count": (lambda at: changed(at, "config", "token_types", to=-3), r"cannot \(.*dimension -3"),
     "layers without end": (

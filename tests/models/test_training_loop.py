@@ -394,7 +394,7 @@ def test_batches_that_come_in_another_order_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path / "training.pt", "steps": 9}
     fit(a_model(), BATCHES, loss, **{**options, "steps": 5})
     with pytest.raises(
-        ArgumentError, match="as they came before the checkpoint: the first of epoch 0 is another"
+        ArgumentError, match="the same as before the checkpoint: the first of epoch 0 is another"
     ):
         fit(a_model(), BATCHES[::-1], loss, **options)
     with pytest.raises(ArgumentError, match="epoch 0 ends after 3 of 5 that were taken"):

@@ -495,7 +495,7 @@ def corners() -> list[str]:
     if model.unused.weight.grad is not None or model.attention.q_proj.weight.grad is None:
         wrong.append("gradients are made up, or lost")  # None is left alone by weight decay, 0 is not
     rank, mine = torch.distributed.get_rank(), hw.parallel.split(x)
-    message = "must not be negative: got -5" if rank else "arguments must be right on every rank"
+    message = "must not be negative: got -5" if rank else "arguments must be valid on every rank"
     with pytest.raises(HeadwiseError, match=message):
         many(mine, positions=torch.arange(mine.shape[1]) - 5 * rank)
     return wrong

@@ -170,11 +170,11 @@ function header(): void {
   byId("notes").append(...data.notes.map((note) => el("li", null, note)));
 }
 
-const SAID = { same: ", equal", first: ", here yours parts", after: ", differs", unseen: "" };
+const STATUS = { same: ", equal", first: ", your numbers first differ here", after: ", differs", unseen: "" };
 
 function controls(): void {
   for (const [i, step] of data.steps.entries()) {
-    const name = `${i} ${step.key}: ${step.title}${SAID[step.status]}`;
+    const name = `${i} ${step.key}: ${step.title}${STATUS[step.status]}`;
     const button = el("button", { type: "button", class: step.status, "aria-label": name });
     button.append(el("span", { class: "count" }, String(i)), " ", el("span", null, step.key));
     button.addEventListener("click", () => show({ step: i }));

@@ -34,7 +34,7 @@ export function drawPanel(panel: HTMLElement, map: FieldMap, r: number, c: numbe
     numbersOf(wanted, found, differs),
   );
   if (wanted === null) {
-    panel.append(el("p", null, "The expected map has no such cell."));
+    panel.append(el("p", null, "The expected result has no such cell."));
     return;
   }
   const right = sumBehind(field, r, c, at, "expected");
@@ -66,29 +66,30 @@ function numbersOf(wanted: number | null, found: number | null, differs: boolean
     box.append(el("p", { class: "quiet" }, "Equal, up to rounding."));
   if (differs && Number.isFinite(wanted - found)) {
     const how = found > wanted ? "larger" : "smaller";
-    box.append(el("p", { class: "quiet" }, `Yours is ${how} by ${longer(Math.abs(found - wanted))}.`));
+    box.append(el("p", { class: "quiet" }, `Your number is ${how} by ${longer(Math.abs(found - wanted))}.`));
   }
   return box;
 }
 
-/** Yours: whether this step went wrong, or only what came into it. */
+/** Say whether this step of the user's code is wrong, or only its input. */
 function yoursBehind(field: string, r: number, c: number, at: At, right: Sum, found: number): HTMLElement[] {
   const theirs = sumBehind(field, r, c, at, "yours");
   if (theirs.total === null && isOfDesign(field)) return [];
-  if (theirs.total === null) return [el("p", { class: "said wrong" }, "Yours was not made this way.")];
+  if (theirs.total === null)
+    return [el("p", { class: "said wrong" }, "Your code does not compute it this way.")];
   if (!parts(field, theirs.total, found)) {
-    const words = "This step is right. What came into it already differed: go back to the step marked red.";
+    const words = "This step is correct, but its input already differed: go to the step marked red.";
     const same = theirs.kind === "words" && right.kind === "words" && theirs.words === right.words;
-    const again = same ? [] : [sumOf(theirs, "Yours: the same sum on your numbers")];
+    const again = same ? [] : [sumOf(theirs, "The same sum with your numbers")];
     return [...again, el("p", { class: "said" }, words)];
   }
   const same =
     right.total !== null &&
     (sameNumber(theirs.total, right.total) || Math.abs(theirs.total - right.total) <= 1e-9);
   const lead = same
-    ? "From the very same numbers, yours is"
-    : `On your numbers this sum would give ${longer(theirs.total)}; yours is`;
-  const end = same ? "this step itself is different." : "this step is different, too.";
+    ? "From the same inputs, your result is"
+    : `From your inputs this sum gives ${longer(theirs.total)}; your result is`;
+  const end = same ? "this step itself differs." : "this step differs, too.";
   const said = [el("p", { class: "said wrong" }, `${lead} ${longer(found)}: ${end}`)];
   const taken = takenFrom(field, found, at);
   if (taken !== null) said.push(el("p", { class: "said" }, taken));
@@ -118,7 +119,7 @@ function takenFrom(field: string, x: number, at: At): string | null {
       );
     }
   }
-  return places.length === 1 ? `Yours was taken from ${places[0]}.` : null;
+  return places.length === 1 ? `Your number is that of ${places[0]}.` : null;
 }
 
 /** A sum as a table, or in words. */

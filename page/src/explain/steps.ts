@@ -24,9 +24,9 @@ import {
 const { H } = data.sizes;
 
 const STATUS: Record<Status, string | null> = {
-  same: "Yours equals the expected numbers here.",
-  first: "Here yours parts from the expected numbers: everything before is right.",
-  after: "Yours differs here, too, because of an earlier step.",
+  same: "Your numbers equal the expected numbers here.",
+  first: "Your numbers first differ here: every step before is correct.",
+  after: "Your numbers differ here because of an earlier step.",
   unseen: null,
 };
 const AXES: Record<Axis, string> = {
@@ -43,7 +43,7 @@ const SMALL: Room = { least: 3, most: 12, width: 150, height: 120 };
 /** A map of the step, and what it is there for. */
 export interface StepMap extends DrawnMap {
   map: FieldMap;
-  role: "operand" | "result" | "another shape" | "thumbnail";
+  role: "operand" | "result" | "different shape" | "thumbnail";
   head: number | null; // of an operand, where every head has one
 }
 
@@ -102,7 +102,7 @@ export class DrawnStep {
     const m = matrix("expected", map.field, { ...this.at, head: head ?? this.at.head });
     if (!m) return [];
     const title = head === null ? map.name : `head ${head}`;
-    const name = `${title}, ${m.rows} by ${m.cols}, what goes in`;
+    const name = `${title}, ${m.rows} by ${m.cols}, input`;
     const made = picture(map, m, null, extent([m]), name, null, GOES_IN);
     this.maps.push({ ...made, map, role: "operand", head });
     if (made.overflows) dress(made.element, { role: "group", "aria-label": name, tabindex: 0 });
@@ -121,7 +121,11 @@ export class DrawnStep {
       made.append(
         this.result(map, wanted, null, extent([wanted]), "expected", "expected"),
         this.result(map, own, null, extent([own]), "yours", "yours"),
-        el("p", { class: "status first" }, `Yours has another shape: ${shapes.join(" instead of ")}.`),
+        el(
+          "p",
+          { class: "status first" },
+          `Your result has a different shape: ${shapes.join(" instead of ")}.`,
+        ),
       );
     } else if (own && parted && firstDifference(map.field, wanted, own)) {
       const most = extent([wanted, own]);
@@ -154,7 +158,7 @@ export class DrawnStep {
     const made = isReadable(m)
       ? grid(map, m, other, most, name, pick)
       : picture(map, m, other, most, walked, pick, COMES_OUT);
-    const kept: StepMap = { ...made, map, role: another ? "another shape" : "result", head: null };
+    const kept: StepMap = { ...made, map, role: another ? "different shape" : "result", head: null };
     this.maps.push(kept);
     const caption = el(
       "figcaption",

@@ -67,7 +67,7 @@ function products(
 
 const inWords = (words: string, total: number | null = null): Words => ({ kind: "words", words, total });
 const nothing = (): Words =>
-  inWords("The shapes on the way do not fit the formula, so there is no sum to show.");
+  inWords("The shapes of earlier steps do not fit the formula, so no sum can be shown.");
 
 /** x[r] · W[c] + b[c], if the weights are on this page. */
 function projection(
@@ -80,7 +80,7 @@ function projection(
 ): Sum {
   const w = matrix("expected", `w_${letter}`, at);
   const b = matrix("expected", `b_${letter}`, at);
-  if (!w || !b) return inWords("The weights are too many for this page.");
+  if (!w || !b) return inWords("The weights are too large for this page.");
   if (x?.cols !== w.cols) return inWords("These shapes do not fit the weights.");
   return products(
     range(w.cols).map((i) => [String(i), x.at(r, i), w.at(c, i)]),
@@ -94,9 +94,9 @@ function hiddenBecause(at: At, t: number, s: number): string | null {
   const mask = matrix("expected", "mask", at);
   if (!mask || !data.masks || mask.at(t, s)) return null;
   const words = data.masks[at.sample];
-  if (words.padding.includes(s)) return "the mask hides this key from every query, as padding is";
-  if (words.later !== null && s > t + words.later) return "it comes later";
-  return "the mask says so";
+  if (words.padding.includes(s)) return "the mask hides this key from every query, like padding";
+  if (words.later !== null && s > t + words.later) return "the key comes later";
+  return "the mask hides it";
 }
 
 /**
@@ -137,7 +137,7 @@ export function sumBehind(field: string, r: number, c: number, at: At, side: Sid
     case "query":
     case "key":
     case "value":
-      return inWords("It is given: one number of the input.");
+      return inWords("A number of the input.");
     case "projected_q":
     case "projected_k":
     case "projected_v": {
@@ -152,7 +152,7 @@ export function sumBehind(field: string, r: number, c: number, at: At, side: Sid
       const from = channelOf(name, c, at);
       const whole = get(WHOLE[name]);
       const own = name === "q" ? at.head : data.keyHeads[at.head];
-      const used = own === at.head ? "" : `Head ${at.head} uses head ${own} of keys and values. `;
+      const used = own === at.head ? "" : `Head ${at.head} uses key/value head ${own}. `;
       const words =
         `${used}Head ${own} begins at channel ${own} × ${width} = ${own * width}; its channel ${c} is ` +
         `channel ${from} of ${name.toUpperCase()}, in the same row.`;
@@ -217,15 +217,15 @@ function scaledOf(x: number, scale: number): Words {
 }
 
 function hiddenOf(x: number, r: number, c: number, at: At): Words {
-  const why = hiddenBecause(at, r, c);
+  const reason = hiddenBecause(at, r, c);
   const query = place("query", r);
   const key = place("key", c);
-  if (why !== null) {
-    const words = `${query} may not see ${key}: ${why}. The mask is False here, so the score becomes −∞.`;
+  if (reason !== null) {
+    const words = `${query} may not attend to ${key}: ${reason}. The mask is False here, so the score becomes −∞.`;
     return inWords(words, -Infinity);
   }
   return inWords(
-    `${query} may see ${key}${data.masks ? ": the mask is True here" : ""}, so the score stays.`,
+    `${query} may attend to ${key}${data.masks ? ": the mask is True here" : ""}, so the score stays.`,
     x,
   );
 }
@@ -236,7 +236,7 @@ function softmaxOf(hidden: Matrix | null, r: number, c: number): Sum {
   const row = range(hidden.cols).map((s) => hidden.at(r, s));
   const largest = Math.max(...row.filter((x) => !Number.isNaN(x)));
   if (largest === -Infinity)
-    return inWords(`${place("query", r)} may see no key at all: there is nothing to share out.`);
+    return inWords(`${place("query", r)} may not attend to any key, so its weights are 0.`);
   const shift = Math.abs(largest) > 300 ? largest : 0;
   const powers = row.map((x) => Math.exp(x - shift));
   const sum = powers.reduce((a, b) => a + b, 0);

@@ -166,7 +166,7 @@ class Measure:
         except RuntimeError as error:
             raise ArgumentError(
                 f"device must stay usable: {self.device} is lost since {row['document']!r} "
-                f"({_describe(error)}); what is finished stays: run the same again"
+                f"({_describe(error)}); finished documents are saved: run the same command again"
             ) from error
 
     def watched(self, reading: Reading, **options: Any) -> Heads:

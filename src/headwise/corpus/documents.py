@@ -322,7 +322,7 @@ def _files_of(place: Path, besides: Path | None) -> tuple[list[tuple[Path, str |
 def _why_no_file(path: Path) -> str | None:
     """Return why a path cannot be opened (a broken link, a pipe), or None if it can."""
     try:
-        return None if stat.S_ISREG(path.stat().st_mode) else "it is no regular file"
+        return None if stat.S_ISREG(path.stat().st_mode) else "it is not a regular file"
     except OSError as error:
         return _reason(error)
 
@@ -422,7 +422,7 @@ def _pieces_of_row_groups(file: Path, path: str, field: str, most: int) -> Itera
             names = opened.schema_arrow.names
             counts = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
     except arrow().lib.ArrowException as error:
-        raise _Unreadable(f"it is no Parquet file ({first_line(error)})") from error
+        raise _Unreadable(f"it is not a Parquet file ({first_line(error)})") from error
     if field not in names:
         raise _Unreadable(f"it has no column {field!r}, but {', '.join(names)}")
     before = 0
@@ -473,7 +473,7 @@ class Texts:
         except FileNotFoundError as error:
             raise ArgumentError(
                 f"corpus must stay as it is during a survey: {path!r} cannot be read "
-                f"({error.strerror}); put it back, and run the same again"
+                f"({error.strerror}); put it back, and run the same command again"
             ) from error
 
     def _text(self, file: Path, path: str, piece: Piece) -> Iterator[Read]:

@@ -193,7 +193,8 @@ def write_atomic(place: Path, data: bytes, *, anew: bool = False) -> bool:
         if error.errno in DISK_FULL:
             rule, remedy = f"out must have room: {str(place.parent)!r}", "make room"
         raise ArgumentError(
-            f"{rule}: {error.strerror or error}; what is finished stays: {remedy}, and run the same again"
+            f"{rule}: {error.strerror or error}; finished documents are saved: {remedy}, and run the same "
+            "command again"
         ) from error
     finally:
         with suppress(OSError):
@@ -249,13 +250,13 @@ class Group:
         while not self.store.check([READY]):
             if monotonic() > end:
                 raise ArgumentError(
-                    f"rank 0 must begin a survey: nothing was heard of it in {BEGIN_TIMEOUT:.0f} s; "
+                    f"rank 0 must start the survey: no message from it in {BEGIN_TIMEOUT:.0f} s; "
                     "see what it says"
                 )
             sleep(POLL)
         message = self.store.get(READY).decode()
         if message:
-            raise ArgumentError(f"rank 0 must begin a survey: it could not: {message}")
+            raise ArgumentError(f"rank 0 must start the survey: it failed: {message}")
 
     def next(self) -> int | None:
         """Return the next block that no process has taken; None if the store is lost."""
@@ -265,7 +266,7 @@ class Group:
             return int(self.store.add(NEXT, 1)) - 1
         except RuntimeError as error:  # the store is lost
             self.store = None
-            text = f"rank {self.rank} goes on without the store, which is lost: {first_line(error)}"
+            text = f"rank {self.rank} continues without the store, which is lost: {first_line(error)}"
             sys.stderr.write(f"survey: {text}\n")
             return None
 

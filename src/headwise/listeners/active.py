@@ -348,8 +348,8 @@ def announce(
         return output
     if output is not None and torch._C._functorch.is_batchedtensor(output):
         raise ArgumentError(
-            f"model must not run under torch.vmap while it is listened to: {list(output.shape)} is one of "
-            "many at once; give it the whole batch"
+            f"model must not run under torch.vmap while it is watched: {list(output.shape)} is one "
+            "example of many; pass the whole batch"
         )
     silence.depth += 1  # `quietly` inlined: this runs for every layer
     try:

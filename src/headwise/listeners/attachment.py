@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .adapters.torch_functions import TorchFunctions
 
 NO_SOFTMAX = "no softmax was seen"  # reasons read on after "where"
-REPLACED = "the model has put one layer in the place of another meanwhile: watch it once more"
+REPLACED = "the model replaced a layer by another one in the meantime; watch it again"
 
 
 class LayerHook:
@@ -186,8 +186,8 @@ class Attachment:
         self.remove(listener)
         if not sys.is_finalizing():
             warnings.warn(
-                f"watching must be ended: what watched {type(self.model).__name__} was dropped, and hears it "
-                "no more; keep what `start()` was called on and call its `stop()`, or use a `with` block",
+                f"watching must be stopped: the watcher of {type(self.model).__name__} was dropped without "
+                "stop(); keep the object that `start()` was called on and stop it, or use a `with` block",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -460,7 +460,7 @@ def _sizes(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[int, ..
 def _memory(sizes: tuple[int, ...]) -> str:
     """Return how much memory the weights of a layer take, as text."""
     if len(sizes) < 2:
-        return "B x H x T x S numbers per layer, which the model makes anyway"
+        return "B x H x T x S numbers per layer, which the model computes anyway"
     B, T = sizes
     size = f"{B * T * T * 4 / 2**20:.3g} MiB per head and layer in float32"
-    return f"B x H x T x S, {size}, made by the model anyway"
+    return f"B x H x T x S, {size}, computed by the model anyway"

@@ -153,7 +153,7 @@ class watch(AbstractContextManager[Heads]):  # noqa: N801, a verb: with watch(mo
 
         def __getitem__(self, layer: Layer) -> NoReturn:
             raise ArgumentError(
-                f"watch must be entered to hear anything: got watch(model)[{layer!r}]; write with "
+                f"watch must be entered before its heads are read: got watch(model)[{layer!r}]; write with "
                 f"headwise.watch(model) as heads, run the model in it, and ask heads[{layer!r}]"
             )
 

@@ -251,7 +251,7 @@ def outputs_of(call: LayerCall) -> Tensor:
     """
     if call.output is None:
         raise AttentionBypassed(
-            f"heads must have outputs in hand to be used: of {call.path} only the weights "
+            f"heads must have outputs that can be changed: of {call.path} only the weights "
             f"{list(call.weights.shape)} are heard (fallback='eager'); leave this layer out"
         )
     return call.output

@@ -284,7 +284,7 @@ def _check_inputs(inputs: object) -> None:
     for name in PAST:
         if isinstance(inputs, Mapping) and inputs.get(name) is not None:
             raise ArgumentError(
-                f"inputs must not hold a cache: got {name}, to which every run would add; give the whole text"
+                f"inputs must not hold a cache: got {name}, which every run would extend; pass the whole text"
             )
 
 
@@ -336,7 +336,7 @@ def role_effects(
     attach(model, Switches())  # raises if it is not a module
     if not isinstance(getattr(roles, "found", None), Mapping):
         raise ArgumentError(
-            f"roles must be what headwise.roles found: got {type(roles).__name__}; give all of its answer"
+            f"roles must be the result of headwise.roles: got {type(roles).__name__}; pass the whole `Roles`"
         )
     _check_eval_mode(model)
     measurable = [(name, behaviour) for name in roles.found for behaviour in behaviours_of(name)]

@@ -265,8 +265,8 @@ def output_projection(model: nn.Module, path: str, num_heads: int, value_dim: in
             return OutputProjection(weight, bias, num_heads)
         reason = f"has {num_heads} heads of {value_dim} and {weight.shape[0]} channels into {name}"
     raise ArgumentError(
-        f"written must know what heads go through: {base or 'the model itself'} ({type(module).__name__}) "
-        f"{reason}; look at its weights alone, watch(model)"
+        f"written must know the output projection of heads: {base or 'the model itself'} "
+        f"({type(module).__name__}) {reason}; read only its weights: watch(model)"
     )
 
 
@@ -276,12 +276,12 @@ def _projection_name(model: nn.Module, path: str, module: nn.Module) -> tuple[st
         if module.gate_proj is not None:
             return "", f"has gate={module.gate!r}, so that what a head writes depends on the query as well"
         if type(module)._finish is not MultiHeadAttention._finish:
-            return "", "joins its heads in a way of its own"
+            return "", "combines its heads in its own way"
         return "out_proj", None
     if type(module) in (nn.MultiheadAttention, MultiheadAttention):
         return "out_proj", None
     if not type(module).__module__.startswith(LIBRARIES):
-        return "", "is of no family that is known"
+        return "", "is of an unknown family"
     names = [name for name in PROJECTIONS if isinstance(getattr(module, name, None), nn.Module)]
     parent = model.get_submodule(path.rpartition(".")[0]) if path else None
     if not names and isinstance(getattr(getattr(parent, "output", None), "dense", None), nn.Module):
@@ -332,8 +332,8 @@ def written_norms(model: nn.Module, call: LayerCall) -> Tensor:
     """
     if call.value is None or isinstance(call.weights.parts()[0], GivenWeights):
         raise ArgumentError(
-            f"written must have values in hand: of {call.path} only the weights {list(call.weights.shape)} "
-            "are heard (fallback='eager'); look at those alone, watch(model, fallback='eager')"
+            f"written must have values: of {call.path} only the weights {list(call.weights.shape)} "
+            "are heard (fallback='eager'); read only those: watch(model, fallback='eager')"
         )
     v = call.value.detach()
     (B, Hk, S, Dv), H = v.shape, call.num_heads

@@ -52,8 +52,8 @@ class Comparison:
         wrong = ~values.isfinite() if self.of == OUTPUT else values.isnan() | (values == math.inf)
         if bool(wrong.any()):
             raise ArgumentError(
-                f"model must answer with numbers: {int(wrong.sum())} of {values.numel()} that "
-                f"{type(model).__name__} gave are not; look for NaN in the weights or the inputs"
+                f"model must return finite numbers: {int(wrong.sum())} of {values.numel()} outputs of "
+                f"{type(model).__name__} are NaN or infinite; look for NaN in the weights or the inputs"
             )
 
     def effect(self, before: Tensor, after: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _tensor_of(output: object) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
             return value.to_padded_tensor(0.0) if value.is_nested else value
     raise ArgumentError(
-        f"model must answer with a tensor of two dimensions or more: got {type(output).__name__}; wrap it in "
+        f"model must return a tensor of at least two dimensions: got {type(output).__name__}; wrap it in "
         "a module that returns one"
     )
 
@@ -141,7 +141,7 @@ def _real(model: nn.Module, B: int, T: int, calls: Sequence[CallShape]) -> Tenso
     padded = next(((b, t) for _, b, t, real in calls if real is not None and not bool(real.all())), None)
     if padded is not None:
         raise ArgumentError(
-            f"model must answer at the positions that it reads: {type(model).__name__} gave {[B, T]} for "
+            f"model must return an output for every position: {type(model).__name__} gave {[B, T]} for "
             f"padded {list(padded)}, and which are real is not known; give one sequence"
         )
     return None
@@ -352,7 +352,7 @@ class LanguageModel:
         if not isinstance(logits, Tensor) or logits.ndim != 3:
             shape = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
             raise ArgumentError(
-                f"model must say what comes next, as logits [B, T, V]: got {shape} of "
+                f"model must return logits [B, T, V] of the next token: got {shape} of "
                 f"{type(self.model).__name__}; use a causal language model"
             )
         return logits[:, -last:]
@@ -375,7 +375,7 @@ class LanguageModel:
         config = self.model.config if isinstance(self.model, Transformer) else None
         if config is not None and (config.kind != "decoder" or config.output is None):
             raise ArgumentError(
-                f"model must say what comes next: kind={config.kind!r}, output={config.output!r}; use "
+                f"model must predict the next token: kind={config.kind!r}, output={config.output!r}; use "
                 "a decoder"
             )
         text = torch.tensor([list(ids)])

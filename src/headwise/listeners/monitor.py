@@ -160,7 +160,7 @@ class Monitor:
         if dead is not None and (isinstance(dead, bool) or not 0 <= dead < 1):
             raise ArgumentError(
                 f"dead must be a share of the layer's mean output norm, from 0 to below 1: got {dead!r}; "
-                "0.01 finds heads that say next to nothing, None looks for none"
+                "0.01 finds heads with almost no output, None looks for none"
             )
         if alarms is not None and not isinstance(alarms, Alarms):
             raise ArgumentError(f"alarms must be headwise.Alarms: got {alarms!r}; for example Alarms()")

@@ -212,7 +212,7 @@ def _encode(tokenizer: Any, sentence: Sentence, causal: bool = False) -> _Tokeni
         touched = [at for at, (left, right) in enumerate(spans) if begin < right and end > left]
         if len(touched) > 1:
             raise ArgumentError(
-                f"tokenizer must cut a text between its words: a token of {type(tokenizer).__name__} is "
+                f"tokenizer must not join words: a token of {type(tokenizer).__name__} is "
                 f"{text[begin - shift : end - shift]!r}; use a model with smaller tokens"
             )
         for at in touched:
@@ -488,7 +488,7 @@ def _write_cached(name: str, result: Roles, weights: list[list[list[float]]]) ->
             file.write_text(json.dumps({"roles": result.to_json(), "proof": weights}), "utf-8")
     except (OSError, ArgumentError) as error:
         # 4: past `roles` and its no_grad, to the caller
-        warnings.warn(f"roles were measured but not kept: {error}; or use keep=False", stacklevel=4)
+        warnings.warn(f"roles were measured but could not be saved: {error}; or use keep=False", stacklevel=4)
 
 
 # Retrieval

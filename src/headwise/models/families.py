@@ -68,7 +68,7 @@ class Settings:
         for ours, (theirs, _) in fields.items():
             value = self.may(theirs) if theirs in MAY_BE_NONE else self.take(theirs)
             if ours in WORDS and value not in WORDS[ours]:
-                raise self._refusal(theirs, value, f"known are {', '.join(map(str, WORDS[ours]))}")
+                raise self._refusal(theirs, value, f"supported are {', '.join(map(str, WORDS[ours]))}")
             read[ours] = WORDS[ours][value] if ours in WORDS else value
         return read
 
@@ -88,19 +88,19 @@ class Settings:
         for name, only in fields.items():
             value = self._left.pop(name, None)
             if value is not None and value != only:
-                raise self._refusal(name, value, f"only {only!r} is known here")
+                raise self._refusal(name, value, f"only {only!r} is supported")
 
     def finish(self) -> None:
         """Refuse what nobody asked for."""
         for name, value in self._left.items():
             if value is not None and not BESIDE.fullmatch(name):
-                raise self._refusal(name, value, "nothing here is known to do as it says")
+                raise self._refusal(name, value, "this field is unknown")
 
     def _refusal(self, name: str, value: object, reason: str) -> ArgumentError:
         return ArgumentError(
-            f"config must be one that headwise can follow: {name}={value!r} of {self._family} is not, "
+            f"config must be supported by headwise: {name}={value!r} of {self._family} is not, "
             f"{reason}; "
-            "use the model as transformers has it"
+            "use the model of transformers"
         )
 
 
@@ -257,7 +257,7 @@ def _windows(s: Settings, num_layers: int) -> tuple[Window | None, ...]:
     if size is not None:
         sizes["sliding_attention"] = size
     if len(kinds) != num_layers or not sizes.keys() >= set(kinds):
-        supported = f"known are {', '.join(sizes)}, one for each of {num_layers} layers"
+        supported = f"supported are {', '.join(sizes)}, one for each of {num_layers} layers"
         raise s._refusal("layer_types", kinds, supported)
     return tuple(sizes[kind] for kind in kinds)
 
@@ -286,7 +286,7 @@ def _rope(s: Settings, max_length: int) -> Rope:
             rope.may("attention_factor"),
         )
     elif kind != "default":
-        raise rope._refusal("rope_type", kind, "known are default, linear, llama3, yarn")
+        raise rope._refusal("rope_type", kind, "supported are default, linear, llama3, yarn")
     rope.finish()
     return Rope(base, scaling=scaling)
 
@@ -354,7 +354,7 @@ def family_of(fields: Mapping[str, Any]) -> Family:
     if kind not in FAMILIES:
         raise ArgumentError(
             f"model must be of a family that headwise knows: got {kind!r}, known are {', '.join(FAMILIES)}; "
-            "use the model as transformers has it"
+            "use the model of transformers"
         )
     return FAMILIES[kind]
 

@@ -277,7 +277,7 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> S
     config, settings = model.config, Sampling(**options)
     if config.output is None:
         raise ArgumentError(
-            f"generate must be asked of a model with an output: kind={config.kind!r} ends with hidden "
+            f"generate must be called on a model with an output: kind={config.kind!r} ends with hidden "
             "states; use a decoder"
         )
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -301,7 +301,7 @@ def _checked(model: Transformer, ids: Tensor, count: int, options: Options) -> S
     if (settings.start is None) == (config.kind == "encoder-decoder"):
         raise ArgumentError(
             f"start must be given to an encoder-decoder, and to no other: got {settings.start!r} for "
-            f"{config.kind}; it is the token with which what it says begins"
+            f"{config.kind}; it is the first token of the output"
         )
     stops = _list_stops(settings.stop)
     for token in (settings.start, *stops):

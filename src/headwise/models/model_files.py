@@ -73,7 +73,7 @@ def save(
         from safetensors.torch import save as to_bytes
     if title is not None and not isinstance(title, str):
         raise ArgumentError(
-            f"title must be words: got {type(title).__name__}; leave it out for the folder's name"
+            f"title must be a string: got {type(title).__name__}; leave it out for the folder's name"
         )
     vocabulary = None if tokenizer is None else BytePairs.of(tokenizer)
     if vocabulary is not None:
@@ -335,7 +335,7 @@ def read(folder: Path, kind: type[Transformer]) -> tuple[Transformer, str | None
     except (HeadwiseError, TypeError, RuntimeError) as error:  # sizes beyond what torch counts
         reason = str(error).partition("\n")[0]
         raise ArgumentError(
-            f"model must have a config that can be: that of {str(folder)!r} cannot ({reason}); save it again"
+            f"model must have a valid config: that of {str(folder)!r} is not ({reason}); save it again"
         ) from error
     if model is None:
         raise ArgumentError(
@@ -376,7 +376,7 @@ def _read_header(folder: Path) -> Plain:
                 f"{name} must be one of {', '.join(DTYPES)}: {CONFIG} says {header[name]!r}; was it changed?"
             )
     if not isinstance(header["title"], str | None):
-        raise ArgumentError(f"title must be words: {CONFIG} says {header['title']!r}; was it changed?")
+        raise ArgumentError(f"title must be a string: {CONFIG} says {header['title']!r}; was it changed?")
     return header
 
 

@@ -153,8 +153,8 @@ def built_in() -> Path:
     missing = [name for name in BUILT_IN if not (folder / name).is_file()]
     if missing:
         raise PackageMissing(
-            f"the built-in model must be where headwise is: {str(folder)!r} has no {', '.join(missing)}; "
-            "install headwise anew: pip install --force-reinstall headwise",
+            f"the built-in model must be installed: {str(folder)!r} has no {', '.join(missing)}; "
+            "reinstall headwise: pip install --force-reinstall headwise",
             name="headwise",
         )
     return folder
@@ -298,7 +298,8 @@ def from_hub(name: str) -> Path:
         raise ArgumentError(f"model must be a name that the hub can have: got {name!r}; {advice}") from error
     except GatedRepoError as error:
         raise ArgumentError(
-            f"model must be open to you: {name!r} is gated; accept its terms there, then: hf auth login"
+            f"model must be accessible: {name!r} is gated; accept its terms on the hub, then run: "
+            "hf auth login"
         ) from error
     except RepositoryNotFoundError as error:
         raise ArgumentError(

@@ -83,7 +83,7 @@ class Specialisation:
             _check_shape(name, getattr(self, name), (C,))
         for name, value in (self.statistics | self.roles).items():
             _check_shape(name, value, (C, L, H))
-        counts = {len(self.labels), *(len(found) for found in self.found.values())}
+        counts = {len(self.labels), *map(len, self.found.values())}
         sizes = {(len(each), len(layer)) for each in self.labels for layer in each}
         if counts != {C} or sizes != {(L, H)}:
             raise ArgumentError(

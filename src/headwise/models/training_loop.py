@@ -479,7 +479,7 @@ def _remaining(
 
 def _another_order(evidence: str) -> ArgumentError:
     return ArgumentError(
-        f"batches must come again as they came before the checkpoint: {evidence}; let them draw from "
+        f"batches must be the same as before the checkpoint: {evidence}; let them draw from "
         "torch or "
         "from the epoch's number, or give resume=False to begin anew"
     )

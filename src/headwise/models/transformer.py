@@ -187,7 +187,7 @@ class Transformer(nn.Module):
             ArgumentError: a decoder has no encoder.
         """
         if self.encoder is None:
-            raise ArgumentError("encode must be asked of a model with an encoder: got a decoder; use hidden")
+            raise ArgumentError("encode must be called on a model with an encoder: got a decoder; use hidden")
         return self._run(
             self.encoder, ids, mask=mask, lengths=lengths, positions=positions, token_types=token_types
         )

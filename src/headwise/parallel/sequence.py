@@ -438,8 +438,8 @@ class Ring:
         refusing = [rank for rank, numbers in enumerate(by_rank) if numbers[0]]
         if refusing:
             raise HeadwiseError(
-                f"arguments must be right on every rank: refused on {refusing} of {self.size} ranks; what is "
-                "wrong stands in what was raised there"
+                f"arguments must be valid on every rank: refused on {refusing} of {self.size} ranks; see the "
+                "error raised there"
             )
         return [numbers[1:] for numbers in by_rank]
 

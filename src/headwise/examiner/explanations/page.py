@@ -181,9 +181,9 @@ def page(explanation: Explanation) -> str:
 
 MOST = 12  # rows and columns of a table
 STATUS = {
-    "same": "Yours equals the expected numbers here.",
-    "first": "HERE YOURS PARTS from the expected numbers: everything before is right.",
-    "after": "Yours differs here, too, because of an earlier step.",
+    "same": "Your numbers equal the expected numbers here.",
+    "first": "YOUR NUMBERS FIRST DIFFER HERE: every step before is correct.",
+    "after": "Your numbers differ here because of an earlier step.",
 }
 
 
