@@ -901,7 +901,7 @@ def test_a_full_disk_leaves_what_is_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        with pytest.raises(ArgumentError, match=r"out must have room: .*No space left on device; what"):
+        with pytest.raises(ArgumentError, match=r"out must have room: .*No space left on device; finished"):
             run(small, corpus, tmp_path / "out", block=5)
     shards = Shards(tmp_path / "out")
     assert 0 < len(shards.finished()) < 3 and not list((tmp_path / "out").glob(".*"))

@@ -222,7 +222,7 @@ def test_a_mask_is_told_in_words(browser: Browser, explained: Any) -> None:
     page.click(cell(1, 3))
     assert "query 1 “cat” may not attend to key 3 “on”: the key comes later." in page.text(".sum")
     page.click(cell(3, 1))
-    assert "query 3 “on” may see key 1 “cat”: the mask is True here" in page.text(".sum")
+    assert "query 3 “on” may attend to key 1 “cat”: the mask is True here" in page.text(".sum")
     said = page.text("#step")
     assert "Causal: a query may see the keys up to its own place" in said and "True = may not attend" in said
     _, path = explained("cross")
@@ -248,9 +248,9 @@ def test_where_yours_parts_is_red_and_yours_stands_beside_the_expected(
     number = float(page.evaluate("document.querySelector('#your-number').dataset.value"))
     assert number == float(explanation.yours["scaled"][0, 0, 2, 3])
     assert expected_number(page) == float(explanation.fields["scaled"][0, 0, 2, 3])
-    assert "this step itself is different" in page.text("#panel")
+    assert "this step itself differs" in page.text("#panel")
     page.click("#steps li:nth-child(7) button")
-    assert "This step is right. What came into it already differed" in page.text("#panel")
+    assert "This step is correct, but its input already differed" in page.text("#panel")
     page.click("#steps li:nth-child(4) button")
     assert page.evaluate("document.querySelectorAll('figure[data-side=yours]').length") == 0
     assert is_quiet(page)

@@ -31,11 +31,11 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     measured = joint_measurement._some_measured
 
-    def counting(group: joint_measurement.Group, notes: slice) -> joint_measurement.Measured:
+    def counting(group: joint_measurement.Group, notes: slice) -> joint_measurement.MeasuredCalls:
         calls.append(len(group.notes[notes]))
         return measured(group, notes)
 
-    monkeypatch.setattr(together, "_some_measured", counting)
+    monkeypatch.setattr(joint_measurement, "_some_measured", counting)
     return calls
 
 
@@ -84,7 +84,7 @@ def test_as_many_wait_as_there_is_room_for(sizes: list[int], monkeypatch: pytest
     with hw.watch(model) as heads:
         model(ids)
     q = heads[0].map.parts()[0].q  # type: ignore[union-attr]
-    monkeypatch.setattr(together, "ROOM_ON_CPU", 2 * q.nbytes)  # k has as many heads or fewer
+    monkeypatch.setattr(joint_measurement, "ROOM_ON_CPU", 2 * q.nbytes)  # k has as many heads or fewer
     with hw.watch(model) as fewer:
         model(ids)
     assert sizes[0] == 5 and len(sizes) > 2 and sum(sizes[1:]) == 5

@@ -340,7 +340,7 @@ SPOILED: dict[str, tuple[Any, str]] = {
         lambda at: changed(at, "config", "d_ff", to=2**70),
         r"valid config: that of .* is not \(empty\(\): .*overflow|Overflow",
     ),
-    "negative count": (lambda at: changed(at, "config", "token_types", to=-3), r"cannot \(.*dimension -3"),
+    "negative count": (lambda at: changed(at, "config", "token_types", to=-3), r"is not \(.*dimension -3"),
     "layers without end": (
         lambda at: changed(at, "config", "num_layers", to=10**9),
         "of them for num_layers = 1000000000",

@@ -95,7 +95,7 @@ def test_names_of_ours_come_before_folders_of_that_name(
 
 def test_a_broken_installation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "__file__", str(tmp_path / "pretrained.py"))
-    with pytest.raises(ImportError, match=r"has no config.json, .*, tokenizer.json; install") as caught:
+    with pytest.raises(ImportError, match=r"has no config.json, .*, tokenizer.json; reinstall") as caught:
         load()
     assert "pip install --force-reinstall headwise" in str(caught.value) and caught.value.name == "headwise"
 
