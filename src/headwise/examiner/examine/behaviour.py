@@ -1,5 +1,5 @@
-"""What is looked at beside the numbers: randomness, gradients, inputs left alone, saving, half precision,
-missing biases, shared weights, a batch of one.
+"""Checks beside the numbers: randomness, gradients, inputs left unchanged, saving, half precision, missing
+biases, shared weights, a batch of one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..evidence import Evidence, Finding, ProbeCall
 from ..recipe import ProbeInputs
 from .call_record import record_call
-from .caller import Caller, inputs_for
+from .caller import Caller, inputs_for, map_inputs
 from .construction import Construction
 from .environment import CAUGHT, by_default, problem_of, seed
 from .generality import other_lengths, seeds_kept, state_kept, wider_values
@@ -43,46 +43,45 @@ FIXED = re.compile(r"def __init__\([^)]*\b(seq_len\w*|n\w*_patches|n\w*_tokens|w
 
 
 def findings(
-    caller: Caller, found: Projections, evidence: Evidence, construction: Construction | None
+    caller: Caller, projections: Projections, evidence: Evidence, construction: Construction | None
 ) -> list[Finding]:
-    """All of them; none raises."""
-    calls = evidence.calls
-    looks: list[Callable[[], Iterator[Finding]]] = [
+    """Return the findings of all checks; a check that raises is a finding, too."""
+    right, same = is_right(evidence), _same(caller)
+    checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: _made_in_forward(caller),
-        lambda: _kept(caller),
+        lambda: _independent_calls(caller),
         lambda: _deterministic(caller, construction),
         lambda: _training(caller, evidence),
-        lambda: _inputs_kept(caller),
+        lambda: _inputs_unchanged(caller),
         lambda: _dropout_before_softmax(caller),
-        lambda: _one_head_in_a_list(caller),
-        lambda: _gradients(caller, found, evidence, right),
-        lambda: _state(caller),
-        lambda: half(caller, right),
-        lambda: dtype_kept(caller),
-        lambda: alone(calls, _same(caller), batch_of(caller.subject.body)),
-        lambda: apart(calls, _same(caller)),
-        lambda: _returned(evidence),
-        lambda: biases(caller, found),
-        lambda: projections(caller, found, evidence),
+        lambda: _same_head_in_a_list(caller),
+        lambda: _gradients(caller, projections, evidence, right),
+        lambda: _state_dict(caller),
+        lambda: half_precision(caller, right),
+        lambda: output_dtype(caller),
+        lambda: batch_of_one(evidence, same, batch_of(caller.subject.body)),
+        lambda: non_contiguous_input(evidence, same),
+        lambda: _returned_weights(evidence),
+        lambda: biases(projections),
+        lambda: missing_projections(caller, projections, evidence),
         lambda: cached(caller, evidence, right),
         lambda: seeds_kept(caller),
         lambda: other_lengths(caller, evidence) if right else iter(()),
         lambda: wider_values(caller, evidence) if right else iter(()),
     ]
-    right = is_right(evidence)
-    said: list[Finding] = []
-    for look in looks:
+    results: list[Finding] = []
+    for check in checks:
         try:
-            said += look()
+            results += check()
         except CAUGHT as error:
             problem = problem_of(error, "call", caller.subject.files)
-            name = "one of the looks beside the numbers"
-            said.append(Finding(name, "unknown", f"{problem.kind}: {problem.message}", None, problem.line))
-    return said
+            name = "a check beside the numbers"
+            results.append(Finding(name, "unknown", f"{problem.kind}: {problem.message}", None, problem.line))
+    return results
 
 
 def is_right(evidence: Evidence) -> bool:
-    """Whether every probe gave what the recipe gives; rows that may see nothing have no right answer."""
+    """Return True if every probe gave the recipe's output; rows that may attend to nothing do not count."""
     if evidence.weights is None:
         return False
     for call in evidence.calls:
@@ -90,14 +89,14 @@ def is_right(evidence: Evidence) -> bool:
         if call.output is None or state is None or call.output.shape != state.output.shape:
             return False
         truth, mask = state.output, call.inputs.mask
-        seen = torch.ones(truth.shape[:2], dtype=torch.bool) if mask is None else mask.any(-1)
-        if not share_off(call.output[seen], truth[seen]) <= 1e-5:
+        has_keys = torch.ones(truth.shape[:2], dtype=torch.bool) if mask is None else mask.any(-1)
+        if not share_off(call.output[has_keys], truth[has_keys]) <= 1e-5:
             return False
     return True
 
 
 class _WeightDrawCounter(TorchFunctionMode):
-    """Notes parameters that are filled with random numbers: layers that are being made."""
+    """Counts parameters that are filled with random numbers: layers that are being made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class _WeightDrawCounter(TorchFunctionMode):
 
 
 def _made_in_forward(caller: Caller) -> Iterator[Finding]:
-    """Layers are made once, and not in every call."""
+    """Find layers that are made in every call."""
     if not isinstance(caller.subject.body, nn.Module):
         return
     run_body(caller, caller.subject.body)  # lazy layers are made by the first call
@@ -124,8 +123,8 @@ def _made_in_forward(caller: Caller) -> Iterator[Finding]:
         yield Finding("layers made once", "wrong", detail, "layers made in forward")
 
 
-def _kept(caller: Caller) -> Iterator[Finding]:
-    """What was called before makes no difference; with one seed for all, chance makes none either."""
+def _independent_calls(caller: Caller) -> Iterator[Finding]:
+    """Find outputs that depend on earlier calls, with one seed for all calls."""
     name = "calls are independent"
     clear = reset_method(caller.subject.body)
     if clear is not None:
@@ -133,11 +132,10 @@ def _kept(caller: Caller) -> Iterator[Finding]:
         return
     body = copy.deepcopy(caller.subject.body)
     other = replace(caller, subject=replace(caller.subject, body=body, calm=True))
-    sizes = caller.subject.sizes
     before = run_body(other, body, calm=True)
     with torch.no_grad():
         B = batch_of(body) or 1
-        other.call(*inputs_for(caller, sizes.long, sizes.long, seed=107, B=B))
+        other.call(*inputs_for(caller, seed=107, B=B))
         try:
             after = run_body(other, body, calm=True)
         except CAUGHT as error:
@@ -146,10 +144,10 @@ def _kept(caller: Caller) -> Iterator[Finding]:
             yield Finding(name, "wrong", detail, "state kept between calls")
             return
         later = run_body(other, body, calm=True)
-    off = max(share_off(one.nan_to_num(), before.nan_to_num()) for one in (after, later))
+    off = max(share_off(x.nan_to_num(), before.nan_to_num()) for x in (after, later))
     if off <= SAME and bool((after.isnan() == before.isnan()).all()):
-        if kept := state_kept(caller, _same(caller)):
-            yield Finding(name, "wrong", kept, "state kept between calls")
+        if difference := state_kept(caller, _same(caller)):
+            yield Finding(name, "wrong", difference, "state kept between calls")
         else:
             yield Finding(name, "right", "what was called before makes no difference")
     else:
@@ -157,8 +155,8 @@ def _kept(caller: Caller) -> Iterator[Finding]:
         yield Finding(name, "wrong", detail, "state kept between calls")
 
 
-def _returned(evidence: Evidence) -> Iterator[Finding]:
-    """Weights of masked calls are those the values were mixed with, and not those before the mask."""
+def _returned_weights(evidence: Evidence) -> Iterator[Finding]:
+    """Find returned weights that are those before the mask, where the values were mixed with masked ones."""
     for call in evidence.calls:
         mask = call.inputs.mask
         if call.weights is None or call.output is None or mask is None or call.probe == "empty row":
@@ -177,7 +175,7 @@ def _returned(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _deterministic(caller: Caller, construction: Construction | None) -> Iterator[Finding]:
-    """Two runs in eval; once more with half of everything dropped, where the constructor can be told so."""
+    """Find outputs that differ between two calls in eval, also with dropout of 0.5 where that can be set."""
     name, subject = "deterministic in eval", caller.subject
     if not _equal(run_body(caller, subject.body, 1), run_body(caller, subject.body, 2)):
         calm = _equal(
@@ -205,12 +203,12 @@ def _deterministic(caller: Caller, construction: Construction | None) -> Iterato
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two outputs are the same, NaN where NaN is."""
+    """Return True if two outputs are equal, with NaN in the same places."""
     return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
-    """Without dropout, training computes what evaluation does."""
+    """Find outputs that differ between training without dropout and evaluation."""
     name, body = "train equals eval without dropout", caller.subject.body
     if not isinstance(body, nn.Module):
         return
@@ -249,39 +247,39 @@ def _training(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _causal_once(caller: Caller, training: nn.Module, evidence: Evidence) -> str:
-    """Whether the future is hidden in "training" or in "evaluation" alone, else ""."""
+    """Return "training" or "evaluation" if the future is hidden in that mode alone, else ""."""
     if evidence.weights is None:
         return ""
     inputs, calm = plain(caller), caller.subject.calm
     B, T, S = len(inputs[0]), inputs[0].shape[1], inputs[1].shape[1]
-    hidden, seen = (
+    hidden, unmasked = (
         evidence.truth(ProbeCall("", ProbeInputs(*inputs, mask))) for mask in (causal_mask(B, T, S), None)
     )
-    if hidden is None or seen is None:
+    if hidden is None or unmasked is None:
         return ""
     outputs = run_body(caller, training, calm=calm), run_body(caller, caller.subject.body, calm=calm)
-    for word, (one, other) in (("training", outputs), ("evaluation", outputs[::-1])):
-        if share_off(one, hidden.output) <= 1e-5 and share_off(other, seen.output) <= 1e-5:
+    for word, (masked_output, other) in (("training", outputs), ("evaluation", outputs[::-1])):
+        if share_off(masked_output, hidden.output) <= 1e-5 and share_off(other, unmasked.output) <= 1e-5:
             return word
     return ""
 
 
 def _dropout_before_softmax(caller: Caller) -> Iterator[Finding]:
-    """Dropout falls on the weights, not on the scores."""
+    """Find dropout that is applied to scores instead of weights."""
     if caller.plan.as_numpy:
         return
     ran = record_call(caller, plain(caller))
     for x in ran.dropped:
         for each in ran.scores:
-            seen = each.isfinite() & (each > -FAR)
-            if x.ndim > 2 and x.shape == each.shape and _scaled_alike(x[seen], each[seen]):
+            visible = each.isfinite() & (each > -FAR)
+            if x.ndim > 2 and x.shape == each.shape and _scaled_alike(x[visible], each[visible]):
                 detail = "dropout falls on the scores, whose zeros are ordinary scores, not on the weights"
                 yield Finding("dropout", "wrong", detail, "dropout before softmax")
                 return
 
 
 def _scaled_alike(x: Tensor, y: Tensor) -> bool:
-    """Whether y is x times one positive number."""
+    """Return True if y is x times one positive number."""
     if not x.numel() or not bool(x.any()):
         return False
     at = x.abs().argmax()
@@ -289,8 +287,8 @@ def _scaled_alike(x: Tensor, y: Tensor) -> bool:
     return bool(factor > 0) and torch.allclose(x * factor, y, rtol=1e-6, atol=1e-9)
 
 
-def _one_head_in_a_list(caller: Caller) -> Iterator[Finding]:
-    """Heads that stand in a list are modules of their own."""
+def _same_head_in_a_list(caller: Caller) -> Iterator[Finding]:
+    """Find lists of heads that hold one module several times."""
     body = caller.subject.body
     for path, module in body.named_modules() if isinstance(body, nn.Module) else ():
         if not isinstance(module, nn.ModuleList) or len(module) != caller.subject.sizes.H:
@@ -299,7 +297,7 @@ def _one_head_in_a_list(caller: Caller) -> Iterator[Finding]:
             continue  # a norm, or keys that all heads share on purpose
         if (
             len(module) > 1
-            and len({id(one) for one in module}) == 1
+            and len({id(head) for head in module}) == 1
             and any(True for _ in module.parameters())
         ):
             detail = f"{path} holds one module {len(module)} times, with one set of weights"
@@ -307,14 +305,14 @@ def _one_head_in_a_list(caller: Caller) -> Iterator[Finding]:
             return
 
 
-def _inputs_kept(caller: Caller) -> Iterator[Finding]:
-    """Neither inputs nor masks are written to."""
+def _inputs_unchanged(caller: Caller) -> Iterator[Finding]:
+    """Find inputs and masks that a call writes to."""
     name = "input left unmodified"
     written = _written_to(caller, None)
     changed = [slot for argument, slot in caller.plan.slots if argument in written]
     if changed:
-        what = "input" if caller.plan.self_only else changed[0].replace("memory", "key")
-        yield Finding(name, "wrong", f"the {what} is changed in place", "input modified")
+        argument = "input" if caller.plan.self_only else changed[0].replace("memory", "key")
+        yield Finding(name, "wrong", f"the {argument} is changed in place", "input modified")
     else:
         yield Finding(name, "right", "the inputs are as they were")
     mask = some_mask(caller)
@@ -330,7 +328,7 @@ def _inputs_kept(caller: Caller) -> Iterator[Finding]:
 
 
 def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
-    """The arguments whose tensors a call changes, as they are handed over."""
+    """Return the arguments whose tensors a call changes."""
     handed: list[tuple[str, Tensor, Tensor]] = []
     names = [argument for argument, _ in caller.plan.slots]
 
@@ -346,22 +344,22 @@ def _written_to(caller: Caller, mask: Tensor | None) -> set[str]:
     return {name for name, after, before in handed if not _equal(after, before)}
 
 
-def _gradients(caller: Caller, found: Projections, evidence: Evidence, right: bool) -> Iterator[Finding]:
-    """They reach every input and every parameter that counts."""
+def _gradients(
+    caller: Caller, projections: Projections, evidence: Evidence, right: bool
+) -> Iterator[Finding]:
+    """Find inputs and parameters that no gradient reaches."""
     name, subject = "gradients", caller.subject
     if caller.plan.as_numpy:
         return
-    inputs = plain(caller)
-    leaves: dict[int, Tensor] = {id(one): one.clone().requires_grad_() for one in inputs}
-    query, key, value = (leaves[id(one)] for one in inputs)
+    query, key, value = map_inputs(plain(caller), lambda x: x.clone().requires_grad_())
     parameters = {k: p for k, p in subject.parameters.items() if p.is_floating_point()}
-    learn = [one for one in (*leaves.values(), *parameters.values()) if one.requires_grad]
+    leaves = {id(x): x for x in (query, key, value, *parameters.values()) if x.requires_grad}
     try:
         output = caller.call(query, key, value).output
-        dice = torch.Generator().manual_seed(8)
-        loss = (output * torch.randn(output.shape, generator=dice, dtype=output.dtype)).sum()
+        generator = torch.Generator().manual_seed(8)
+        loss = (output * torch.randn(output.shape, generator=generator, dtype=output.dtype)).sum()
         with _unhooked(parameters.values()):
-            found_grads = torch.autograd.grad(loss, learn, allow_unused=True)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     except CAUGHT as error:
         problem = problem_of(error, "backward", subject.files)
         detail = f"backward raises {problem.kind}: {problem.message}"
@@ -376,13 +374,14 @@ def _gradients(caller: Caller, found: Projections, evidence: Evidence, right: bo
         words = {"input": query}
     elif caller.plan.memory_only:
         words = {"query": query, "memory": key}
-    grads = {id(one): grad for one, grad in zip(learn, found_grads, strict=True) if grad is not None}
+    grads = {key: grad for key, grad in zip(leaves, gradients, strict=True) if grad is not None}
 
-    def is_dead(one: Tensor) -> bool:
-        return id(one) not in grads or not bool(grads[id(one)].any())
+    def is_dead(x: Tensor) -> bool:
+        return id(x) not in grads or not bool(grads[id(x)].any())
 
-    dead = [f"the {word}" for word, one in words.items() if is_dead(one)]
-    keys = {piece.name for piece in (found.guess.biases.get("k", []) if found.guess else [])}
+    dead = [f"the {word}" for word, x in words.items() if is_dead(x)]
+    guess = projections.guess
+    keys = {piece.name for piece in (guess.biases.get("k", []) if guess else [])}
     keys |= {k for k in parameters if "k" in k.lower() and parameters[k].ndim == 1}
     lost = [k for k, p in parameters.items() if is_dead(p) and k not in keys | subject.frozen]
     lost += _slices_lost(caller, evidence, lost, grads)
@@ -392,7 +391,7 @@ def _gradients(caller: Caller, found: Projections, evidence: Evidence, right: bo
     elif dead or lost:
         which = ", ".join(dead + lost[:6])
         fault = "gradients blocked" if right else None  # else a symptom of what is wrong with the numbers
-        parts = [*(word for word, one in words.items() if is_dead(one)), *lost]
+        parts = [*(word for word, x in words.items() if is_dead(x)), *lost]
         yield Finding(name, "wrong", f"no gradient reaches {which}", fault, parts=parts)
     else:
         yield Finding(name, "right", "gradients reach every input and every parameter")
@@ -400,36 +399,36 @@ def _gradients(caller: Caller, found: Projections, evidence: Evidence, right: bo
 
 @contextlib.contextmanager
 def _unhooked(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Without the hooks by which rows of a weight are frozen on purpose: only the graph counts."""
-    hooks = [(one, one._backward_hooks) for one in parameters]
+    """Remove the hooks of parameters meanwhile; they may freeze rows on purpose."""
+    hooks = [(parameter, parameter._backward_hooks) for parameter in parameters]
     try:
-        for one, _ in hooks:
-            one._backward_hooks = None
+        for parameter, _ in hooks:
+            parameter._backward_hooks = None
         yield
     finally:
-        for one, kept in hooks:
-            one._backward_hooks = kept
+        for parameter, hook in hooks:
+            parameter._backward_hooks = hook
 
 
-def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], found: dict[int, Tensor]) -> list[str]:
-    """Projections that are a part of one parameter, and get no gradient although another part of it does."""
-    every = caller.subject.parameters.values()
-    if not every:
+def _slices_lost(caller: Caller, evidence: Evidence, lost: list[str], grads: dict[int, Tensor]) -> list[str]:
+    """Return projections, each a part of a parameter, that get no gradient although another part does."""
+    parameters = caller.subject.parameters.values()
+    if not parameters:
         return []
-    grads = torch.cat(
-        [found[id(p)].cpu().flatten() if id(p) in found else torch.zeros(p.numel()) for p in every]
+    flat_grads = torch.cat(
+        [grads[id(p)].cpu().flatten() if id(p) in grads else torch.zeros(p.numel()) for p in parameters]
     )
     return [
         role.parameter
         for name in "qkvo"
         if (role := evidence.roles.get(name)) is not None and role.path not in {*lost, *caller.subject.frozen}
         for places in evidence.origin.get(name, [])
-        if bool((places >= 0).any()) and not bool(grads[places[places >= 0]].any())
+        if bool((places >= 0).any()) and not bool(flat_grads[places[places >= 0]].any())
     ]
 
 
 def _heads_unused(caller: Caller, evidence: Evidence, grads: dict[int, Tensor]) -> list[str]:
-    """The parts of the weights of q, k and v, of a head or more, that no output depends on."""
+    """Return parts of the weights of q, k and v, at least as large as a head, that no output depends on."""
     sizes, unused = caller.subject.sizes, []
     if not {"q", "k", "v"} <= evidence.roles.keys():
         return []
@@ -448,8 +447,8 @@ def _heads_unused(caller: Caller, evidence: Evidence, grads: dict[int, Tensor]) 
     return unused
 
 
-def _state(caller: Caller) -> Iterator[Finding]:
-    """A fresh instance with this one's state dict computes the same."""
+def _state_dict(caller: Caller) -> Iterator[Finding]:
+    """Find code whose new instance, with this one's state dict, computes something else."""
     name, subject = "state dict complete", caller.subject
     if not isinstance(subject.body, nn.Module):
         return
@@ -488,14 +487,14 @@ def _state(caller: Caller) -> Iterator[Finding]:
 
 
 def _in(dtype: torch.dtype, caller: Caller) -> object:
-    """A copy in another precision, with the plain tensors it keeps, which `Module.to` leaves in float64."""
+    """Return a copy of the code in another precision, with tensors that `Module.to` does not convert."""
     other = in_precision(copy.deepcopy(caller.subject.body), dtype)
     cast_loose(other, dtype, caller.subject.loose_dtypes)
     return other
 
 
-def half(caller: Caller, right: bool) -> Iterator[Finding]:
-    """bfloat16 and float16 run, stay finite and come near."""
+def half_precision(caller: Caller, right: bool) -> Iterator[Finding]:
+    """Find code that raises, overflows or is far off in bfloat16 or float16."""
     body = caller.subject.body
     if caller.plan.as_numpy or caller.subject.unregistered:
         return
@@ -534,10 +533,10 @@ def half(caller: Caller, right: bool) -> Iterator[Finding]:
             yield Finding(name, "right", f"within {off:.1%} of float64")
 
 
-def dtype_kept(caller: Caller) -> Iterator[Finding]:
-    """In the precision of its own weights, as its author builds and calls it: what goes in comes out.
+def output_dtype(caller: Caller) -> Iterator[Finding]:
+    """Find outputs of another dtype than the input, in the precision of the code's own parameters.
 
-    A fresh instance, nothing of it cast or set: what only our float64 brought about is no fault.
+    A new instance is called that the examiner has not converted, so that its float64 is no reason.
     """
     subject = caller.subject
     if not isinstance(subject.body, nn.Module) or caller.plan.as_numpy or subject.unregistered:
@@ -549,7 +548,9 @@ def dtype_kept(caller: Caller) -> Iterator[Finding]:
         with torch.no_grad(), by_default(torch.float32):
             seed(0)
             other = subject.fresh().eval()
-            own = next((one.dtype for one in other.parameters() if one.is_floating_point()), own)
+            own = next(
+                (parameter.dtype for parameter in other.parameters() if parameter.is_floating_point()), own
+            )
             small = replace(caller, subject=replace(subject, body=other, calm=False, dtype=torch.float32))
             output = small.call(*cast(plain(caller), own)).output
     except CAUGHT as error:
@@ -564,7 +565,7 @@ def dtype_kept(caller: Caller) -> Iterator[Finding]:
 
 
 def _same(caller: Caller) -> float:
-    """What two outputs may differ by and be the same."""
+    """Return the largest difference of two outputs that count as the same."""
     return SAME if caller.subject.exact else caller.subject.tolerance
 
 
@@ -572,48 +573,58 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def alone(calls: list[ProbeCall], same: float = SAME, fixed: int | None = None) -> Iterator[Finding]:
-    """A batch of one is the batch's own row; `fixed`: the only size it was built for, by its own words."""
-    name, plain, one = "batch of one", _call(calls, "plain"), _call(calls, "batch of one")
-    if plain is None or one is None or plain.output is None:
+def batch_of_one(evidence: Evidence, same: float, fixed: int | None) -> Iterator[Finding]:
+    """Find a sequence whose output depends on the batch; `fixed`: the batch size that the file sets."""
+    name = "batch of one"
+    plain, single = evidence.call("plain"), evidence.call(name)
+    if plain is None or single is None or plain.output is None:
         return
-    if one.problem is not None and fixed:
-        calls.remove(one)
-        detail = f"a batch of one raises {one.problem.kind}: it is meant for batches of {fixed}"
-        yield Finding(name, "unknown", detail, None, one.problem.line)
-    elif one.problem is not None:
-        yield Finding(name, "wrong", f"a batch of one raises {one.problem.kind}", None, one.problem.line)
-    elif one.output is not None:
-        off = share_off(one.output, plain.output[2:3])
+    if single.problem is not None and fixed:
+        evidence.calls.remove(single)
+        detail = f"a batch of one raises {single.problem.kind}: it is meant for batches of {fixed}"
+        yield Finding(name, "unknown", detail, None, single.problem.line)
+    elif single.problem is not None:
+        yield Finding(
+            name, "wrong", f"a batch of one raises {single.problem.kind}", None, single.problem.line
+        )
+    elif single.output is not None:
+        off = share_off(single.output, plain.output[2:3])
         if off <= max(same, 1e-7):
             yield Finding(name, "right", "alone, a sequence gives what it gives in a batch")
         else:
             yield Finding(name, "wrong", "a sequence gives something else alone than in a batch")
 
 
-def apart(calls: list[ProbeCall], same: float = SAME) -> Iterator[Finding]:
-    """Strides do not matter."""
-    name, plain, one = "non-contiguous input", _call(calls, "plain"), _call(calls, "non-contiguous input")
-    if plain is None or one is None or plain.output is None:
+def non_contiguous_input(evidence: Evidence, same: float) -> Iterator[Finding]:
+    """Find outputs that depend on the strides of the inputs."""
+    name = "non-contiguous input"
+    plain, strided = evidence.call("plain"), evidence.call(name)
+    if plain is None or strided is None or plain.output is None:
         return
-    if one.problem is not None:
-        fault = "view after transpose" if "view" in one.problem.message else None
+    if strided.problem is not None:
+        fault = "view after transpose" if "view" in strided.problem.message else None
         yield Finding(
-            name, "wrong", f"raises {one.problem.kind}: {one.problem.message}", fault, one.problem.line
+            name,
+            "wrong",
+            f"raises {strided.problem.kind}: {strided.problem.message}",
+            fault,
+            strided.problem.line,
         )
-    elif one.output is not None:
-        right = share_off(one.output, plain.output) <= same
-        said = "gives the same output" if right else "gives another output"
-        yield Finding(name, "right" if right else "wrong", said)
+    elif strided.output is not None:
+        right = share_off(strided.output, plain.output) <= same
+        detail = "gives the same output" if right else "gives another output"
+        yield Finding(name, "right" if right else "wrong", detail)
 
 
-def one_length(evidence: Evidence, told: bool = True) -> list[Finding]:
-    """Whether it takes another length than it was built for; calls that crash by it are taken out.
+def one_length(evidence: Evidence, takes_length: bool = True) -> list[Finding]:
+    """Find code that raises at another length than it was built for, and remove such calls from the evidence.
 
-    A constructor that is told the length, and not the longest, may mean it; one that was told none has a
-    length of its own.
+    A constructor that takes the length, and not the longest one, may be meant for one length.
+
+    Args:
+        takes_length: True if the length is an argument.
     """
-    plain_, other = _call(evidence.calls, "plain"), _call(evidence.calls, SHORT_PROBE)
+    plain_, other = evidence.call("plain"), evidence.call(SHORT_PROBE)
     if other is None or other.problem is None:
         return []
     if plain_ is None or plain_.output is None:  # it crashes anyway
@@ -624,7 +635,7 @@ def one_length(evidence: Evidence, told: bool = True) -> list[Finding]:
         call for call in evidence.calls if call.problem is None or call.inputs.query.shape[1] != short
     ]
     words = f"{short} positions raise {other.problem.kind}, {plain_.inputs.query.shape[1]} do not"
-    if not told or FIXED.search(evidence.source or ""):
+    if not takes_length or FIXED.search(evidence.source or ""):
         words += ": it may be meant for one length"
         return [Finding("other lengths", "unknown", words, None, other.problem.line)]
     return [Finding("other lengths", "wrong", words, "one length only", other.problem.line)]
@@ -637,52 +648,52 @@ CROSS = re.compile(
 
 
 def two_lengths(caller: Caller, evidence: Evidence, text: str) -> list[Finding]:
-    """Whether it takes more keys than queries; where nothing says that it should, the crash is taken out.
+    """Find code that raises with more keys than queries, and remove the call if no other length is promised.
 
-    It says so by a word about another sequence, by an argument for one or for a mask, or by reading the
-    length of its keys.
+    A word about another sequence promises one, and so does an argument for one or for a mask, or a line that
+    reads the length of the keys.
 
-    text: the source of the class or function.
+    Args:
+        text: the source of the class or function.
     """
-    call, same = _call(evidence.calls, LONGER), _call(evidence.calls, "plain")
+    call, same = evidence.call(LONGER), evidence.call("plain")
     if call is None or call.problem is None or same is None or same.output is None or not text:
         return []
     names = "|".join(re.escape(name) for name, slot in caller.plan.slots if slot in ("key", "value"))
     read = re.search(rf"\b({names})\s*\.\s*(shape|size)\b|\blen\(({names})\)", text)
-    says = CROSS.search(evidence.source or text) is not None  # by whoever uses it in the same file, too
-    if caller.plan.memory_only or caller.conventions or read is not None or says:
+    mentions_two = CROSS.search(evidence.source or text) is not None  # also where the file uses it
+    if caller.plan.memory_only or caller.conventions or read is not None or mentions_two:
         return []
     evidence.calls.remove(call)
     words = f"more keys than queries raise {call.problem.kind}: it says nothing of two lengths"
     return [Finding("keys of another length", "unknown", words, None, call.problem.line)]
 
 
-def biases(caller: Caller, found: Projections) -> Iterator[Finding]:
-    """Biases that some projections have and others lack; the key's has no effect."""
-    if found.guess is None or not found.guess.complete or found.guess.how not in {"names", "given"}:
+def biases(projections: Projections) -> Iterator[Finding]:
+    """Find biases that some projections have and others lack; that of the key has no effect."""
+    guess = projections.guess
+    if guess is None or not guess.complete or guess.how not in {"names", "given"}:
         return
-    has = {name: bool(found.guess.biases.get(name)) for name in "qkv"}
-    if all(has.values()) or not any(has.values()):
-        return
-    lacking = [name for name in "qkv" if not has[name]]
-    words = {"q": "query", "k": "key", "v": "value"}
+    lacking = [name for name in "qkv" if not guess.biases.get(name)]
     if lacking == ["k"]:
         detail = "the key projection has no bias; softmax would not see it, so nothing is lost"
         yield Finding("key bias", "right", detail, "no key bias")
-        return
-    for name in (one for one in lacking if one != "k"):
-        detail = f"the {words[name]} projection has no bias, others have one"
-        yield Finding(f"{words[name]} bias", "wrong", detail, f"no {name} bias")
+    elif len(lacking) < 3:
+        for name in lacking:
+            if name != "k":
+                word = {"q": "query", "v": "value"}[name]
+                detail = f"the {word} projection has no bias, others have one"
+                yield Finding(f"{word} bias", "wrong", detail, f"no {name} bias")
 
 
-def projections(caller: Caller, found: Projections, evidence: Evidence | None = None) -> Iterator[Finding]:
-    """Projections that are missing, small or shared, where numbers say that those found are right."""
-    guess, sizes = found.guess, caller.subject.sizes
-    if guess is None or found.weights is None:
+def missing_projections(caller: Caller, projections: Projections, evidence: Evidence) -> Iterator[Finding]:
+    """Find projections that are missing, small or shared, where numbers prove the others."""
+    guess, sizes = projections.guess, caller.subject.sizes
+    if guess is None or projections.weights is None:
         return
-    proven = found.proven or (evidence is not None and _one_fault(found, evidence))
-    if found.small:
-        detail = f"the projections are [{sizes.D}, {sizes.D}], one for all {found.num_heads} heads"
+    proven = projections.proven or _one_fault(projections, evidence)
+    if projections.small:
+        detail = f"the projections are [{sizes.D}, {sizes.D}], one for all {projections.num_heads} heads"
         yield Finding("projection size", "wrong", detail, "same projection for every head")
     missing = [name for name in "qkv" if not guess.weights.get(name)]
     if missing and proven:
@@ -692,25 +703,21 @@ def projections(caller: Caller, found: Projections, evidence: Evidence | None = 
     if len(places) == 3 and len(set(places)) < 3 and proven:
         detail = "one weight makes more than one of q, k and v"
         yield Finding("projections", "wrong", detail, "shared projection")
-    if not guess.weights.get("o") and proven and found.num_heads > 1 and not found.elsewhere:
+    if not guess.weights.get("o") and proven and projections.num_heads > 1 and not projections.elsewhere:
         detail = "there is no output projection: the heads' outputs are returned side by side"
         yield Finding("output projection", "wrong", detail, "no output projection")
-    if found.hard_coded:
-        detail = f"{found.hard_coded} heads were asked for, and it uses {found.num_heads}"
+    if projections.hard_coded:
+        detail = f"{projections.hard_coded} heads were asked for, and it uses {projections.num_heads}"
         yield Finding("number of heads", "wrong", detail, "hard-coded heads")
-    if found.rewired:
-        yield Finding("wiring", "unknown", f"names and gradients disagree: {found.rewired}")
+    if projections.rewired:
+        yield Finding("wiring", "unknown", f"names and gradients disagree: {projections.rewired}")
 
 
-def _one_fault(found: Projections, evidence: Evidence) -> bool:
-    """Whether these projections and one fault compute what the code computed."""
-    from ..diagnosis import one_fault_explains  # it reads evidence, and knows nothing of this room
+def _one_fault(projections: Projections, evidence: Evidence) -> bool:
+    """Return True if these projections and one fault compute the code's output."""
+    from ..diagnosis import one_fault_explains  # imported here: it imports this package
 
-    call = _call(evidence.calls, "plain")
-    if call is None or call.output is None or found.weights is None:
+    call = evidence.call("plain")
+    if call is None or call.output is None or projections.weights is None:
         return False
-    return one_fault_explains(found.weights, found.num_heads, call.inputs, call.output)
-
-
-def _call(calls: list[ProbeCall], name: str) -> ProbeCall | None:
-    return next((one for one in calls if one.probe == name), None)
+    return one_fault_explains(projections.weights, projections.num_heads, call.inputs, call.output)

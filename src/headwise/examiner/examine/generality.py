@@ -1,7 +1,7 @@
-"""What must hold at other sizes than those of the probes: lengths, widths, values of another size.
+"""Whether right code is also right at other sizes, after other calls, and with values of another width.
 
 Right numbers at one set of sizes can come from a constant that happens to fit it. Only code that was right
-so far is asked here; what raises at sizes that nobody promised is not accused.
+so far is examined; an exception at sizes that nobody promised is no fault.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..evidence import Evidence, Finding, ProbeCall
+from ..evidence import Evidence, Finding
 from ..recipe import ProbeInputs, Weights, run
-from .call_plan import express
 from .caller import Caller, inputs_for
 from .construction import Construction
 from .conventions import likely_conventions, padding_mask
 from .environment import CAUGHT, seed
-from .probes import causal_mask, plain, share_off, some_mask
+from .probes import call_with, can_express, causal_mask, plain, share_off, some_mask
 from .recognition import describe_position_rule
 from .subject import Sizes, in_precision
 
@@ -36,36 +35,28 @@ WIDER_VALUES = 3  # channels more than a query's
 
 
 def other_sizes(construction: Construction | None) -> list[Sizes]:
-    """Fewer heads and more; widths drawn anew: a constant fits these by chance only."""
-    drawn = random.SystemRandom()
+    """Return sizes with fewer and with more heads, of random widths, which a constant fits only by chance."""
+    generator = random.SystemRandom()
     usual = Sizes() if construction is None else construction.sizes
-    found = []
+    candidates = []
     for rows in (FEWER_HEADS, MORE_HEADS):
-        width, heads, batch, longest, shorter = drawn.choice(rows)
+        width, heads, batch, longest, shorter = generator.choice(rows)
         sizes = usual.of_width(width, heads)
-        found.append(replace(sizes, B=batch, long=longest, short=shorter, value=sizes.D + WIDER_VALUES))
-    return found
+        candidates.append(replace(sizes, B=batch, long=longest, short=shorter, value=sizes.D + WIDER_VALUES))
+    return candidates
 
 
 def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
-    """Three positions, then many; each as the recipe has it. Many become one more call of the evidence."""
+    """Compare calls with few and with many positions with the recipe; one of them becomes evidence."""
     if evidence.designs or caller.plan.layout in ("image", "volume") or caller.subject.sizes.E == MANY:
         return
     name = f"lengths of {FEW} to {MANY}"
-    asked: list[tuple[int, Tensor | None]] = [(FEW, None), (MANY, None)]
-    asked += [(MANY, mask) for mask in _masks(caller)]
-    for length, mask in asked:
+    cases: list[tuple[int, Tensor | None]] = [(FEW, None), (MANY, None)]
+    cases += [(MANY, mask) for mask in _masks(caller)]
+    for length, mask in cases:
         inputs = inputs_for(caller, length, length, seed=108)
-        query, key, value = (one.clone() for one in inputs)
-        hidden = causal_mask(len(query), length, length) if evidence.conventions.always_causal else None
-        both = mask if hidden is None else hidden if mask is None else mask & hidden
-        call = ProbeCall(
-            LONG_PROBE, ProbeInputs(query, key, value, both, mask if hidden is not None else None)
-        )
-        try:
-            with torch.no_grad():
-                call.output = caller.call(*inputs, mask).output.detach().double()
-        except CAUGHT:
+        call = call_with(caller, LONG_PROBE, inputs, mask, evidence.conventions.always_causal)
+        if call.output is None:
             return  # it may be built for so many positions and no more
         truth = evidence.truth(call)
         if truth is None:
@@ -91,27 +82,22 @@ def other_lengths(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _masks(caller: Caller) -> list[Tensor]:
-    """One mask for many positions that its arguments can say, if there is one."""
-    B = caller.subject.sizes.B
+    """Return a mask for many positions that the code can express, bool [B, T, S], if there is one."""
     if caller.plan.layout == "one sequence":
         return []
+    B = caller.subject.sizes.B
     choices = (
         causal_mask(B, MANY, MANY),
         padding_mask(B, MANY, MANY),
         padding_mask(B, MANY, MANY, same=True),
     )
-    said = [
-        one
-        for one in choices
-        if caller.conventions and express(caller.conventions, one, caller.subject.sizes.H)
-    ]
-    return said[:1]
+    return [mask for mask in choices if can_express(caller, mask)][:1]
 
 
-def twin(caller: Caller) -> Caller | None:
-    """A fresh instance with the same parameters; its buffers, masks among them, are as it made them itself.
+def fresh_caller(caller: Caller) -> Caller | None:
+    """Return a caller of a new instance with the same parameters and its own buffers, such as masks.
 
-    None where it cannot be made, or its parameters have other shapes: some are drawn.
+    None if it cannot be constructed, or its parameters have other shapes: some sizes are random.
     """
     subject = caller.subject
     if subject.make is None or not isinstance(subject.body, nn.Module):
@@ -129,29 +115,29 @@ def twin(caller: Caller) -> Caller | None:
 
 
 def state_kept(caller: Caller, same: float) -> str:
-    """How an instance that was asked something else before answers otherwise; "" where it does not."""
+    """Return how an earlier call with other inputs changes the output of an instance; "" if it does not."""
     sizes = caller.subject.sizes
     few, many = sizes.short, sizes.long
-    questions: list[tuple[str, tuple[int, Tensor | None], tuple[int, Tensor | None]]] = []
-    by_mask = _masked_twin(caller)
+    cases: list[tuple[str, tuple[int, Tensor | None], tuple[int, Tensor | None]]] = []
+    by_mask = _masked_caller(caller)
     if by_mask is not None:
         caller, mask = by_mask
         other = mask.flip(0)
         other = torch.ones_like(mask) if torch.equal(other, mask) else other
-        questions.append(("another mask the same call", (many, other), (many, mask)))
-    questions.append((f"{few} positions, one with {many}", (few, None), (many, None)))
-    for words, before, asked in questions:
+        cases.append(("another mask the same call", (many, other), (many, mask)))
+    cases.append((f"{few} positions, one with {many}", (few, None), (many, None)))
+    for words, first_call, last_call in cases:
         after, outputs = f"after a call with {words}", list[Tensor]()
-        for first in (None, before):
-            one = twin(caller)
-            if one is None:
+        for earlier_call in (None, first_call):
+            new_caller = fresh_caller(caller)
+            if new_caller is None:
                 return ""
             try:
-                _ = None if first is None else _answer(one, *first)
+                _ = None if earlier_call is None else _output(new_caller, *earlier_call)
             except CAUGHT:
                 break
             try:
-                outputs.append(_answer(one, *asked).nan_to_num())
+                outputs.append(_output(new_caller, *last_call).nan_to_num())
             except CAUGHT as error:
                 if outputs:
                     return f"{after} raises {type(error).__name__}"
@@ -162,30 +148,35 @@ def state_kept(caller: Caller, same: float) -> str:
 
 
 @torch.no_grad()
-def _answer(caller: Caller, length: int, mask: Tensor | None) -> Tensor:
-    """To inputs that are drawn anew: it may write to those it was given."""
+def _output(caller: Caller, length: int, mask: Tensor | None) -> Tensor:
+    """Return the output for new inputs of this length, because the code may write to its inputs."""
     return caller.call(*inputs_for(caller, length, length, seed=109), mask).output.detach()
 
 
-def _masked_twin(caller: Caller) -> tuple[Caller, Tensor] | None:
-    """A mask that can be said, bool [B, T, S]; in the first way that runs, where none was understood."""
+def _masked_caller(caller: Caller) -> tuple[Caller, Tensor] | None:
+    """Return a caller and a mask that it can express, bool [B, T, S]; None if there is none.
+
+    Where the convention of the mask was not found, it is the first in which the code runs.
+    """
     mask = some_mask(caller)
     if mask is not None or caller.conventions:
         return None if mask is None else (caller, mask)
-    for way in [way for argument in caller.plan.masks for way in likely_conventions(argument)]:
-        told = replace(caller, conventions=(way,))
-        mask, one = some_mask(told), twin(told)
+    for convention in [
+        convention for argument in caller.plan.masks for convention in likely_conventions(argument)
+    ]:
+        candidate = replace(caller, conventions=(convention,))
+        mask, new_caller = some_mask(candidate), fresh_caller(candidate)
         try:
-            if mask is not None and one is not None:
-                _answer(one, caller.subject.sizes.long, mask)
-                return told, mask
+            if mask is not None and new_caller is not None:
+                _output(new_caller, caller.subject.sizes.long, mask)
+                return candidate, mask
         except CAUGHT:
             continue
     return None
 
 
 def seeds_kept(caller: Caller) -> Iterator[Finding]:
-    """Random numbers drawn after a call depend on the seed set before it."""
+    """Find code that sets a seed: random numbers after a call must depend on the seed set before it."""
     drawn: list[tuple[float, ...]] = []
     numpy = sys.modules.get("numpy")
     for number in (11, 12):
@@ -193,16 +184,18 @@ def seeds_kept(caller: Caller) -> Iterator[Finding]:
             caller.call(*plain(caller), seed=number)
         after = [float(torch.rand(1, dtype=torch.float64)), random.random()]
         drawn.append((*after, *([] if numpy is None else [float(numpy.random.rand())])))
-    whose = [
-        what for what, one, other in zip(("torch", "Python", "NumPy"), *drawn, strict=False) if one == other
+    libraries = [
+        library
+        for library, first, second in zip(("torch", "Python", "NumPy"), *drawn, strict=False)
+        if first == second
     ]
-    if whose:
-        detail = f"whatever seed was set before a call, {whose[0]} draws the same numbers after it"
+    if libraries:
+        detail = f"whatever seed was set before a call, {libraries[0]} draws the same numbers after it"
         yield Finding("random numbers left alone", "wrong", detail, "seed set in forward")
 
 
 def wider_values(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
-    """A function of q, k and v: values may have other channels than queries and keys."""
+    """Compare a function of q, k and v with the recipe where values have more channels than keys."""
     subject, plan, weights = caller.subject, caller.plan, evidence.weights
     if not subject.is_function or subject.parameters or plan.self_only or plan.memory_only or weights is None:
         return
@@ -210,17 +203,17 @@ def wider_values(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
         return
     name, sizes = "values of another size", subject.sizes
     width = sizes.E + WIDER_VALUES * sizes.H
-    query, key, _ = inputs_for(caller, sizes.long, sizes.long, seed=110)
-    dice = torch.Generator().manual_seed(111)
-    value = torch.randn(sizes.B, sizes.long, width, generator=dice).double()
-    one, none = torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
-    wide = Weights(weights.q, weights.k, one, one, weights.q_bias, weights.k_bias, none, none)
+    query, key, _ = inputs_for(caller, seed=110)
+    generator = torch.Generator().manual_seed(111)
+    value = torch.randn(sizes.B, sizes.long, width, generator=generator).double()
+    identity, zero = torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    wide = Weights(weights.q, weights.k, identity, identity, weights.q_bias, weights.k_bias, zero, zero)
     mask = causal_mask(len(query), sizes.long, sizes.long) if evidence.conventions.always_causal else None
     truth = run(ProbeInputs(query, key, value, mask), wide, evidence.num_heads).output
     channels = f"keys of {sizes.D} channels and values of {width // sizes.H}"
     try:
         with torch.no_grad():
-            output = caller.call(query, key, value).output.detach().double()
+            output = caller.output(query, key, value)
     except CAUGHT as error:
         detail = f"{channels} raise {type(error).__name__}"
         yield Finding(name, "wrong", detail, "values as wide as keys only")
@@ -229,5 +222,5 @@ def wider_values(caller: Caller, evidence: Evidence) -> Iterator[Finding]:
     if off <= NEAR:
         yield Finding(name, "right", f"right with {channels}")
     else:
-        how = f"off by {off:.0e}" if output.shape == truth.shape else f"of shape {list(output.shape)}"
-        yield Finding(name, "wrong", f"with {channels} the output is {how}", "wrong with wider values")
+        difference = f"off by {off:.0e}" if output.shape == truth.shape else f"of shape {list(output.shape)}"
+        yield Finding(name, "wrong", f"with {channels} the output is {difference}", "wrong with wider values")
