@@ -105,19 +105,20 @@ def of_the_sentence(subject: Subject) -> Iterator[Claim]:
     for about, arrows in CLAIMED.items():
         drawn = judge(weights, untrained, arrows, seed=subject.seed)
         if not drawn.arrows:
-            yield Claim(f"in its sentence, {about}", "-", "-", "-", "cannot be asked", "the model is causal")
+            yield Claim(
+                f"in its own sentence, {about}", "-", "-", "-", "cannot be asked", "the model is causal"
+            )
             continue
-        offset = "which is the claim" if about in OFFSETS else f"one offset {drawn.offset}"
+        offset = "the same as the claim" if about in OFFSETS else f"one offset {drawn.offset}"
         elsewhere = [
             f"{name} {float(subject.roles.scores[name][drawn.layer, drawn.head]):.2f}"
             for name in SAME.get(about, ())
             if name in subject.roles.scores
         ]
-        note = (
-            f"one sentence chooses among {weights.shape[0] * weights.shape[1]} heads: P = {drawn.chance:.2f}"
-        )
+        heads = weights.shape[0] * weights.shape[1]
+        note = f"the best head is chosen among {heads} heads: P = {drawn.chance:.2f}"
         yield Claim(
-            f"in its sentence, {about}",
+            f"in its own sentence, {about}",
             f"{drawn.layer}.{drawn.head}",
             f"{drawn.hits} of {drawn.arrows} arrows, weight {drawn.weight:.2f}",
             f"shuffled {drawn.by_chance:.1f}, random weights {drawn.untrained} (weight "
@@ -250,7 +251,7 @@ def of_positions(subject: Subject) -> Iterator[Claim]:
         best, other = (watched.find(about, top=1) for watched in (heads, drawn))
         if about == "next" and subject.roles.causal:
             yield Claim(
-                "a head looks at the next word", "-", "-", "-", "cannot be asked", "the model is causal"
+                "a head attends to the next word", "-", "-", "-", "cannot be asked", "the model is causal"
             )
             continue
         score, chance = float(best[0].score or 0), float(other[0].score or 0)
@@ -267,7 +268,7 @@ def of_positions(subject: Subject) -> Iterator[Claim]:
     yield Claim(
         "every head has a pattern that can be named",
         "-",
-        f"{sum(labels.values()) - idle} of {sum(labels.values())} have a label that says where they look",
+        f"{sum(labels.values()) - idle} of {sum(labels.values())} have a label for what they attend to",
         "-",
         "wrong" if idle > 0.2 * sum(labels.values()) else "holds",
         told,
@@ -278,22 +279,22 @@ def of_difference(subject: Subject) -> Iterator[Claim]:
     """Different heads learn different patterns, in subspaces of their own."""
     numbers = [hw.diversity(heads).number for heads in (subject.heads, subject.watched(subject.untrained))]
     yield Claim(
-        "different heads look at different things",
+        "different heads attend to different things",
         "-",
         f"mean divergence of two heads of a layer {numbers[0]:.3f} nats",
-        f"random weights, which look evenly, {numbers[1]:.3f}; at most 0.693",
+        f"random weights, nearly uniform attention: {numbers[1]:.3f}; at most 0.693",
         "holds" if numbers[0] > 2 * numbers[1] else "holds in part" if numbers[0] > numbers[1] else "wrong",
     )
     overlaps = list(_overlaps(subject.model))
     if overlaps:
         mean, expected = (sum(values) / len(overlaps) for values in zip(*overlaps, strict=True))
         yield Claim(
-            "each head reads a subspace of its own",
+            "each head reads its own subspace",
             "-",
             f"queries of two heads of a layer share {mean:.2f} of their subspace",
             f"random subspaces of that size {expected:.2f}",
             "holds" if mean < 1.5 * expected else "holds in part",
-            "nothing keeps them apart: they are learnt from the same input",
+            "all are learned from the same input, without a constraint",
         )
 
 

@@ -65,11 +65,11 @@ def of_failure(subject: Subject) -> Iterator[Claim]:
         f"{worst[0]}.{worst[1]}",
         f"{little} of {len(some)} heads alone raise {unit} by at most {small:.2g}, "
         f"the worst by {alone[worst]:.2g}",
-        f"{count} together {joint:+.2g}, each alone summed {added:+.2g}, "
+        f"{count} together {joint:+.2g}, sum of single costs {added:+.2g}, "
         f"more together in {more} of {DRAWS} draws",
         "holds" if enough and made_up else "holds in part" if enough or made_up else "wrong",
-        f"heads at zero; the whole model has {whole:.2f}"
-        + ("" if more > DRAWS / 2 else "; what is lost adds up"),
+        f"heads set to zero; with all heads on it is {whole:.2f}"
+        + ("" if more > DRAWS / 2 else "; the costs add up"),
     )
 
 
@@ -181,5 +181,5 @@ def _at_once(subject: Subject) -> Claim:
         f"without head 0.0 the others of its layer change by {same:.1g}",
         f"those of later layers by {later:.2g}",
         "holds" if same == 0 and not later else "holds in part" if same == 0 else "wrong",
-        "within a layer; layers wait for one another",
+        "within a layer; each layer needs the one before",
     )

@@ -71,7 +71,7 @@ def markdown(results: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str:
         >>> print(markdown({"title": "tiny", "heads": 4, "claims": [row]}))
         ### tiny, 4 heads
         <BLANKLINE>
-        | claim | best head | measured | beside it | verdict |
+        | claim | best head | measured | compared with | verdict |
         |---|---|---|---|---|
         | a | 0.1 | 1 | 2 | **holds** |
         <BLANKLINE>
@@ -80,7 +80,7 @@ def markdown(results: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str:
     lines = []
     for one in several:
         lines += [f"### {one['title']}, {one['heads']} heads", ""]
-        lines += ["| claim | best head | measured | beside it | verdict |", "|---|---|---|---|---|"]
+        lines += ["| claim | best head | measured | compared with | verdict |", "|---|---|---|---|---|"]
         for row in one["claims"]:
             note = f"; {row['note']}" if row["note"] else ""
             cells = (row["about"], row["head"], row["number"], row["rule"], f"**{row['verdict']}**{note}")

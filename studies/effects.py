@@ -58,7 +58,7 @@ def markdown(rows: Sequence[RoleEffect]) -> str:
 
     Example:
         >>> print(markdown([]))
-        | role | heads | behaviour | margin (accuracy) | off | change, 95% | draws | as much | verdict |
+        | role | heads | behaviour | margin (accuracy) | off | change, 95% | draws | as large | verdict |
         |---|---|---|---|---|---|---|---|---|
     """
     columns = (
@@ -69,7 +69,7 @@ def markdown(rows: Sequence[RoleEffect]) -> str:
         "off",
         "change, 95%",
         "draws",
-        "as much",
+        "as large",
         "verdict",
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

@@ -1,4 +1,4 @@
-"""What the study of head counts says, from its JSON: sentences, a page, a picture; the presets beside it.
+"""Report of the study of head counts, from its JSON: sentences, a page and a picture, with the presets.
 
 Every sentence is worked out from the numbers. A difference is clear where its interval leaves out 0.
 """
@@ -48,11 +48,11 @@ def sentences(results: Results) -> list[str]:
     """What the numbers say, whichever way they came out."""
     said = [
         _ranked(results, LOSS, "Validation loss", "nats per token", 4),
-        _ranked(results, rise("1/4"), "What a quarter of all heads costs when switched off", "nats", 3),
-        _ranked(results, rise("one"), "What one head costs when switched off, on average", "nats", 4),
-        _ranked(results, AFTER, "How much trained heads of a layer differ", "nats", 3),
+        _ranked(results, rise("1/4"), "Rise of the loss with a quarter of all heads switched off", "nats", 3),
+        _ranked(results, rise("one"), "Mean rise of the loss with one head switched off", "nats", 4),
+        _ranked(results, AFTER, "Diversity of the trained heads of a layer", "nats", 3),
         _trained(results),
-        _formed(results, "induction", at("induction", "score"), "on random tokens said twice"),
+        _formed(results, "induction", at("induction", "score"), "on repeated random tokens"),
         _formed(results, "previous-token", at("previous", "score"), "on validation text"),
     ]
     return [*filter(None, said), *_caveats(results)]
@@ -75,18 +75,18 @@ def _ranked(results: Results, value: Value, what: str, unit: str, digits: int) -
     gaps = {count: difference(found[count], found[common]) for count in found if count != common}
     lower, higher, same = _sorted(gaps)
     parts = [f"clearly lower with {lower}"] * bool(lower) + [f"clearly higher with {higher}"] * bool(higher)
-    parts += [f"not told apart with {same}"] * bool(same)
-    return f"{words} Beside {heads_in_words(common)} it is {', '.join(parts)}." if parts else words
+    parts += [f"not clearly different with {same}"] * bool(same)
+    return f"{words} Compared with {heads_in_words(common)} it is {', '.join(parts)}." if parts else words
 
 
 def _trained(results: Results) -> str | None:
     before, after = by_heads(results, BEFORE), by_heads(results, AFTER)
     gaps = {count: difference(after[count], before[count]) for count in after if count in before}
     less, more, same = _sorted(gaps)
-    parts = [f"clearly more at {more}"] * bool(more) + [f"clearly less at {less}"] * bool(less)
-    parts += [f"not told apart from before at {same}"] * bool(same)
+    parts = [f"clearly more with {more}"] * bool(more) + [f"clearly less with {less}"] * bool(less)
+    parts += [f"not clearly differently with {same}"] * bool(same)
     return (
-        f"After training, heads of a layer differ in what they look at {', '.join(parts)}." if parts else None
+        f"After training, the weights of the heads of a layer differ {', '.join(parts)}." if parts else None
     )
 
 
@@ -107,7 +107,7 @@ def _formed(results: Results, name: str, value: Value, where: str) -> str | None
         f"{sum(score >= least for score in scores.values())} of {len(scores)} with {heads_in_words(count)}"
         for count, scores in found.items()
     ]
-    return f"Models with a head of {name} at {least} or more {where}: {', '.join(each)}."
+    return f"Models with a head whose {name} score is {least} or more {where}: {', '.join(each)}."
 
 
 def _caveats(results: Results) -> list[str]:
@@ -115,8 +115,8 @@ def _caveats(results: Results) -> list[str]:
     settings, models = results["settings"], results["models"]
     counts, seeds = counts_of(results), {model["seed"] for model in models}
     said = [
-        f"One learning rate ({settings['lr']:g}, mini's) for all, tuned for none; {settings['steps']} steps "
-        f"of {settings['batch'] * settings['length']:,} tokens."
+        f"One learning rate ({settings['lr']:g}, mini's) for all models, not tuned; {settings['steps']} "
+        f"steps of {settings['batch'] * settings['length']:,} tokens."
     ]
     said += results.get("remarks", [])
     weights = {
@@ -125,30 +125,33 @@ def _caveats(results: Results) -> list[str]:
     parameters = {model["parameters"] for model in models}
     if len(parameters) == 1 and all(len(some) == 1 for some in weights.values()):
         said.append(
-            f"Every model has {parameters.pop():,} parameters, and those of one seed began with the same "
-            "numbers in them."
+            f"Every model has {parameters.pop():,} parameters, and models of one seed start with the same "
+            "weights."
         )
     else:
-        said.append("Models are not equal: parameters or first weights of one seed differ.")
+        said.append(
+            "The models are not equal: the number of parameters or the initial weights of one seed differ."
+        )
     pairs = {model["heads"]: model["rope_pairs"] for model in models}
     if None not in pairs.values() and len(counts) > 1:
         few, many = counts[0], counts[-1]
         said.append(
-            f"RoPE turns pairs of channels, each at its own pace: {pairs[few]} paces with "
-            f"{heads_in_words(few)}, {pairs[many]} with {heads_in_words(many)}. More heads are fewer paces."
+            f"RoPE rotates pairs of channels, each with its own frequency: {pairs[few]} frequencies with "
+            f"{heads_in_words(few)}, {pairs[many]} with {heads_in_words(many)}. More heads have fewer "
+            "frequencies."
         )
     if counts[0] == 1:
         said.append(
-            "With 1 head a layer, switching it off takes all attention of that layer, it has no other head "
-            "to differ from, and an eighth of all heads may be less than one."
+            "With 1 head per layer, switching it off removes all attention of that layer, there is no "
+            "diversity within a layer, and an eighth of all heads may be less than one."
         )
     if len(counts) > 2:
         said.append(
-            f"{len(counts) - 1} comparisons at 95 % each: where nothing differs, one in twenty is clear by "
-            "chance."
+            f"{len(counts) - 1} comparisons at 95 % each: without any true difference, one in twenty is "
+            "clear by chance."
         )
     if len(seeds) == 1:
-        said.append("One seed: nothing is known of the spread.")
+        said.append("There is only one seed, so the spread is unknown.")
     return said
 
 
@@ -164,8 +167,8 @@ def markdown(results: Results) -> str:
     lines = [
         f"{len(results['models'])} models, {len({m['seed'] for m in results['models']})} seeds, on {where} "
         f"({results['run']['versions']['torch']}). Mean ± standard deviation over seeds; losses in nats per "
-        f"token; without: how much the loss rises with heads switched off, one of all, or that share of all "
-        f"({settings['draws']} draws, or all there are).",
+        f'token. "Without": rise of the loss with one head, or that fraction of all heads, switched off '
+        f"({settings['draws']} draws, or all possible ones).",
         "",
         table(results),
         "",
@@ -173,7 +176,7 @@ def markdown(results: Results) -> str:
         "",
         further_table(results),
         "",
-        "The attention layers of models people know (`headwise presets`):",
+        "The attention layers of well-known models (`headwise presets`):",
         "",
         *(f"- {line}" for line in distribution(PRESETS.values())),
     ]

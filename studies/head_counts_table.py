@@ -79,8 +79,8 @@ FURTHER: dict[str, tuple[Value, int]] = {
     "trained": (at("after", "outputs"), 3),
     "heads that matter": (mattering, 2),
     "labelled heads": (labelled, 2),
-    "random tokens, first time": (at("said_twice", "first"), 2),
-    "second time": (at("said_twice", "second"), 2),
+    "loss on random tokens, first copy": (at("said_twice", "first"), 2),
+    "second copy": (at("said_twice", "second"), 2),
 }
 
 
@@ -152,7 +152,7 @@ def table(results: Results) -> str:
         own = losses.get(count, {})
         gap = difference(own, losses.get(common, {})) if count != common else None
         start[count] = [spread([*own.values()], 4), "–" if gap is None else _gap(*gap)]
-    return _table(results, ["validation loss", f"beside {heads_in_words(common)}"], start, COLUMNS)
+    return _table(results, ["validation loss", f"difference from {heads_in_words(common)}"], start, COLUMNS)
 
 
 def further_table(results: Results) -> str:

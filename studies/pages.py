@@ -26,29 +26,30 @@ TITLES = {"minilm": "MiniLM-L6", "smollm2": "SmolLM2-135M", "mini": "mini"}
 
 OPENING = """# What heads do, measured
 
-Course pages say: one head for subject and verb, one for adjectives, one for far words, one for positions; many heads see more than one; where one fails,
-others step in. Here is what becomes of that in trained models. Every number comes out of a file in `studies/results/`, and each stands beside the number
-that no understanding is needed for.
+Courses say: one head for subject and verb, one for adjectives, one for distant words, one for positions; many heads find more than one; if one fails,
+others compensate. This page tests these claims in three trained models: MiniLM-L6, SmolLM2-135M and mini. All numbers are from files in `studies/results/`.
+Each is compared with a rule that needs no model, or with the same model with random weights.
 """
 ROLES = """## Roles
 
-`hw.roles(model, tokenizer)` asks, for every head: does its heaviest word belong to the word it looks from? Sentences come from a small grammar, so every
-relation is known (Clark 2019 used a treebank). The head is chosen on one half of the words and sentence shapes and judged on the other. Found is what beats
-every trivial rule, a fixed offset, the nearest word of that class, the first noun, by 0.15 and more. With random weights nothing is found. The grammar was
-written while looking at these models, judged half included, so that shares are somewhat favourable.
+`hw.roles(model, tokenizer)` measures for every head how often its heaviest word is the related word. The sentences come from a small grammar, so every
+relation is known (Clark 2019 used a treebank). The head is chosen on one half of the words and sentence shapes and measured on the other. A role is found if
+the head is better by 0.15 or more than every trivial rule: a fixed offset, the nearest word of that class, the first noun. With random weights no role is
+found. The grammar, including the measured half, was written while looking at these models, so the shares are somewhat favourable.
 """
-EFFECTS = """## What roles are for
+EFFECTS = """## Effects of roles
 
-For each role a behaviour was stated beforehand. The role's heads are put to their mean, and beside them, in turn, as many others of the same layers: does the
-model prefer the right continuation less? No effect is a result, and the usual one: what a head looks at is not yet what the model needs it for.
+For each role, a behaviour was defined beforehand. The heads with that role are set to their mean, and for comparison as many other heads of the same layers
+(draws). "margin" is the log-probability of the right continuation minus that of the wrong one, "as large" the number of draws with at least as large a drop.
+"No effect" is the most common result: that a head attends to a word does not show that the model uses it.
 """
 CLAIMS = """## The claims, one by one
 
-Of five course pages on multi-head attention; in their own sentence, "The cat that I saw yesterday ran away", and in general.
+Claims of five course pages on multi-head attention, in the pages' own sentence, "The cat that I saw yesterday ran away", and in general.
 """
 HEADS = """## Why many heads?
 
-![The same Transformer with 1 to 32 heads a layer: validation loss, what heads cost when switched off, how much they differ](head_counts.png)
+![The same Transformer with 1 to 32 heads per layer: validation loss, its rise with heads switched off, how much heads differ](head_counts.png)
 """
 
 
@@ -57,16 +58,16 @@ def page(results: Path = RESULTS) -> str:
     parts = [OPENING, ROLES]
     for name, title in TITLES.items():
         roles = Roles.from_json((results / f"roles_{name}.json").read_text("utf-8"))
-        told = f"{len(roles.found)} of {len(roles)} relations found in {roles.sentences} sentences."
-        parts.append(f"### {title}\n\n{told}\n\n{roles_table(roles)}\n")
+        summary = f"{len(roles.found)} of {len(roles)} relations found in {roles.sentences} sentences."
+        parts.append(f"### {title}\n\n{summary}\n\n{roles_table(roles)}\n")
     parts.append(EFFECTS)
     for name in ("smollm2", "mini"):
-        told = RoleEffects.from_json((results / f"effects_{name}.json").read_text("utf-8"))
-        parts.append(f"### Effects in {TITLES[name]}\n\n{effects.markdown(told)}\n")
+        stored = RoleEffects.from_json((results / f"effects_{name}.json").read_text("utf-8"))
+        parts.append(f"### Effects in {TITLES[name]}\n\n{effects.markdown(stored)}\n")
     parts.append(CLAIMS)
     for name, title in TITLES.items():
-        stored = json.loads((results / f"claims_{name}.json").read_text("utf-8"))
-        table = claims.markdown(stored).partition("\n")[2].strip()  # without its heading
+        measured = json.loads((results / f"claims_{name}.json").read_text("utf-8"))
+        table = claims.markdown(measured).partition("\n")[2].strip()  # without its heading
         parts.append(f"### Claims about {title}\n\n{table}\n")
     counted = json.loads((results / "head_counts.json").read_text("utf-8"))
     parts += [HEADS, head_counts_report.markdown(counted)]

@@ -158,7 +158,9 @@ def test_every_claim_gets_a_row_with_a_verdict(kind: str, monkeypatch: pytest.Mo
     assert unasked >= 2 if causal else unasked < 6
     assert json.loads(json.dumps(actual)) == actual
     table = claims.markdown([actual, actual])
-    assert table.count("### tiny, 6 heads") == 2 and table.count("\n| in its sentence, ") == 2 * len(CLAIMED)
+    assert table.count("### tiny, 6 heads") == 2 and table.count("\n| in its own sentence, ") == 2 * len(
+        CLAIMED
+    )
 
 
 def test_more_heads_are_judged_by_models_that_were_trained(tmp_path: Path) -> None:

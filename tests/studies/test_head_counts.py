@@ -187,7 +187,7 @@ def test_the_table_gives_mean_spread_and_difference() -> None:
         [cell.strip() for cell in line.split("|")[1:-1]] for line in tables.table(three_seeds()).split("\n")
     ]
     header, four, eight = rows[0], rows[2], rows[3]
-    assert header[:3] == ["heads", "validation loss", "beside 8 heads"]
+    assert header[:3] == ["heads", "validation loss", "difference from 8 heads"]
     assert four[:3] == ["4", "3.7500 ± 0.2500", "+0.6250 (+0.3145 to +0.9355)"]
     assert eight[:3] == ["8", "3.1250 ± 0.1250", "–"]
     message = dict(zip(header, eight, strict=True))
@@ -202,13 +202,13 @@ def test_the_table_gives_mean_spread_and_difference() -> None:
 def test_sentences_follow_the_numbers_either_way() -> None:
     message = "\n".join(shown.sentences(three_seeds()))
     assert "Validation loss: from 3.1250 ± 0.1250 (8 heads) to 3.7500 ± 0.2500 (4 heads)" in message
-    assert "Beside 8 heads it is clearly higher with 4, not told apart with 16." in message
-    assert "differ in what they look at clearly more at 4, 8 and 16." in message
-    assert "induction at 0.4 or more on random tokens said twice: 3 of 3 with 4 heads" in message
+    assert "Compared with 8 heads it is clearly higher with 4, not clearly different with 16." in message
+    assert "the weights of the heads of a layer differ clearly more with 4, 8 and 16." in message
+    assert "induction score is 0.4 or more on repeated random tokens: 3 of 3 with 4 heads" in message
     assert "1,000,003 parameters" in message and "one in twenty" in message
     better = made(
         [model(h, s, 2.0 + s / 8 - h / 64 - s * h / 1024, after={}) for h in (8, 16) for s in range(3)]
     )
     message = "\n".join(shown.sentences(better))
-    assert "Beside 8 heads it is clearly lower with 16." in message
-    assert "look at" not in message
+    assert "Compared with 8 heads it is clearly lower with 16." in message
+    assert "the weights of the heads" not in message
