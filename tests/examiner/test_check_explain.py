@@ -177,7 +177,7 @@ def test_a_query_that_sees_nothing_is_what_the_module_makes_of_it() -> None:
     assert not explain(ours, x, mask=mask).fields["p"].isnan().any()
     theirs = explain(torchs, x, mask=mask)
     assert theirs.first is None and bool(theirs.fields["p"][:, :, 0].isnan().all())
-    assert "Query 0 is left with no key to see." in theirs.masks[0].words
+    assert "Query 0 is left without a visible key." in theirs.masks[0].words
 
 
 # A mask in words
@@ -191,7 +191,7 @@ def test_masks_are_told_in_words() -> None:
     padded[1, :, 3:] = False
     words = in_words(padded, 1)
     assert words.padding == (3, 4) and words.later == 0
-    assert "Keys 3 and 4 are hidden from every query, as padding is." in words.words
+    assert "Keys 3 and 4 are hidden from every query, like padding." in words.words
     longer = hw.Mask.causal().full(3, 5)[:, 0]
     assert in_words(longer, 0).later == 2
     only_padding = torch.ones(1, 3, 4, dtype=torch.bool)
@@ -200,7 +200,7 @@ def test_masks_are_told_in_words() -> None:
     odd = torch.ones(1, 4, 4, dtype=torch.bool)
     odd[0, 2, 0] = False
     assert in_words(odd, 0).words[0] == "1 pair of query and key is hidden by the mask."
-    assert in_words(None, 0).words == ("There is no mask: every query may see every key.",)
+    assert in_words(None, 0).words == ("There is no mask: every query attends to every key.",)
 
 
 # Expected beside yours
@@ -212,8 +212,8 @@ def test_the_first_step_that_parts_is_named() -> None:
     assert explanation.first is not None and explanation.first.key == "scale"
     assert [step.status for step in explanation.steps] == ["same"] * 4 + ["first"] + ["after"] * 6
     assert explanation.first.error == pytest.approx(float((yours.scaled - yours.scores / 2).abs().max()))
-    assert explanation.verdict == "Mine parts from the expected numbers at step 4, 'Scale: divide by √4'."
-    assert any(note.startswith("Your output equals what these steps give") for note in explanation.notes)
+    assert explanation.verdict == "Mine differs from the expected numbers at step 4, 'Scale: divide by √4'."
+    assert any(note.startswith("Your code computes these steps") for note in explanation.notes)
 
 
 def test_it_never_says_that_all_is_equal_where_check_says_it_is_wrong() -> None:
@@ -240,8 +240,8 @@ def test_without_a_diagnosis_only_the_output_is_compared() -> None:
     evidence, _ = evidence_of({"scale": by_d_model})
     explanation = explain_evidence(evidence)
     assert explanation.first is explanation.steps[-1]
-    assert explanation.verdict.endswith("the steps before it could not be seen.")
-    assert any("your numbers on the way are not known" in note for note in explanation.notes)
+    assert explanation.verdict.endswith("your numbers of the steps before are unknown.")
+    assert any("your intermediate numbers are unknown" in note for note in explanation.notes)
 
 
 def test_steps_of_another_shape_or_left_out_are_shown_as_they_are() -> None:
@@ -254,7 +254,7 @@ def test_steps_of_another_shape_or_left_out_are_shown_as_they_are() -> None:
     evidence, yours = evidence_of({"split": across, "merge": joined})
     explanation = explain_evidence(evidence, yours)
     assert explanation.first is explanation.steps[2] and explanation.first.error == float("inf")
-    assert "of another shape, [3, 7, 3, 4]" in explanation.text()
+    assert "with the wrong shape [3, 7, 3, 4]" in explanation.text()
     assert json.loads(json.dumps(data_of(page(explanation))))["yours"]["q"]["shape"] == [3, 7, 3, 4]
     del yours.scaled
     assert explain_evidence(evidence, yours).steps[4].status == "unseen"
@@ -335,7 +335,7 @@ def test_a_page_may_load_nothing() -> None:
 def test_weights_too_many_for_a_page_are_left_out_with_a_note() -> None:
     module = hw.MultiHeadAttention(1280, 2)
     held = data_of(page(explain(module, torch.randn(1, 3, 1280))))
-    assert "w_q" not in held["expected"] and any("too many for this page" in note for note in held["notes"])
+    assert "w_q" not in held["expected"] and any("too large for this page" in note for note in held["notes"])
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_every_step_is_told_as_text() -> None:
     text = explanation.text()
     for number, step in enumerate(explanation.steps):
         assert f"\n{number}. {step.title}\n" in text
-    assert "−∞" in text and "Causal: a query may see" in text and " [bold]s…" in text
+    assert "−∞" in text and "Causal: a query attends to" in text and " [bold]s…" in text
     weight = explanation.fields["p"][0, 0, 3, 1]
     assert f"{weight:.2f}" in text[text.index("6. Softmax") : text.index("7. Weigh")]
     assert str(explanation) == text and repr(explanation).startswith("Explanation(B=2, T=4, S=4, H=3: ")
@@ -392,7 +392,7 @@ def test_an_explanation_can_be_made_of_states_alone() -> None:
     evidence, yours = evidence_of({})
     explanation = Explanation("Mine", yours, yours)
     assert explanation.verdict == "Every step of Mine equals the expected numbers, exactly."
-    assert "nothing to compare" in Explanation("Mine", yours).verdict
+    assert "no numbers of yours" in Explanation("Mine", yours).verdict
 
 
 # The command
@@ -437,7 +437,7 @@ def test_the_command_explains_a_file(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "out.html"
     file.write_text(LEARNER.replace("SCALE", "self.d_model"))
     said = run_command(f"{file}:Mine", "--out", str(out), "--trust")
-    assert "Mine parts from the expected numbers at step 4" in said and "Wrote" in said
+    assert "Mine differs from the expected numbers at step 4" in said and "Wrote" in said
     held = data_of(out.read_text("utf-8"))
     assert held["first"] == 4 and held["faults"][0]["line"] == 15 and "d_model" in held["faults"][0]["title"]
 
@@ -503,7 +503,7 @@ def test_a_module_whose_weights_wait_for_a_call_is_refused() -> None:
     one = next(r for r in right.RIGHT if r.style == "lazy layers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(ArgumentError, match="wait for a first call"):
+        with pytest.raises(ArgumentError, match="has lazy parameters"):
             explain(one.build(), torch.randn(1, 3, 24))
 
 

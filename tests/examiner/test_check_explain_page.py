@@ -224,11 +224,14 @@ def test_a_mask_is_told_in_words(browser: Browser, explained: Any) -> None:
     page.click(cell(3, 1))
     assert "query 3 “on” may attend to key 1 “cat”: the mask is True here" in page.text(".sum")
     said = page.text("#step")
-    assert "Causal: a query may see the keys up to its own place" in said and "True = may not attend" in said
+    assert (
+        "Causal: a query attends to the keys up to its own position" in said
+        and "True = may not attend" in said
+    )
     _, path = explained("cross")
     page = browser.open(path, fragment="#step=mask&sample=0")
     page.click(cell(0, 5))
-    assert "the mask hides this key from every query, as padding is" in page.text(".sum")
+    assert "the mask hides this key from every query, like padding" in page.text(".sum")
     assert "Keys 4 and 5 are hidden" in page.text("#step")
     assert is_quiet(page)
 

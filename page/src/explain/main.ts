@@ -39,7 +39,7 @@ function at(): At {
   return { sample: shown.sample, head: shown.head, query: shown.query };
 }
 
-/** Choose a cell: outline it, outline what it is made of, and tell the sum. */
+/** Choose a cell: outline it and its operands, and show the sum. */
 function choose(map: FieldMap, r: number, c: number, focus: boolean, from: StepMap | null): void {
   Object.assign(shown, { field: map.field, row: r, column: c });
   if (map.rows === "query") shown.query = r;
@@ -59,7 +59,7 @@ function choose(map: FieldMap, r: number, c: number, focus: boolean, from: StepM
   drawPanel(byId("panel"), map, r, c, at());
 }
 
-/** Where to look first: where yours differs, else where the reader was looking. */
+/** The cell to show first: the first difference, else the cell shown before. */
 function firstCell(step: Step): [FieldMap, number, number] {
   for (const { result: map } of step.flows) {
     const wanted = expectedMatrix(map.field, at());
@@ -88,7 +88,7 @@ function show(change: Partial<Shown>): void {
   const made = new DrawnStep(shown.step, at(), { choose, goToHead: (head) => show({ head }) });
   drawn = made.maps;
   byId("step").replaceChildren(made.element);
-  tellControls(step);
+  updateControls(step);
   const kept = sameStep ? step.flows.find((flow) => flow.result.field === shown.field) : undefined;
   if (kept && shown.row !== null && shown.column !== null)
     choose(kept.result, shown.row, shown.column, false, null);
@@ -101,8 +101,8 @@ function show(change: Partial<Shown>): void {
   }
 }
 
-/** The controls say what is shown. */
-function tellControls(step: Step): void {
+/** Set the controls to what is shown. */
+function updateControls(step: Step): void {
   slider.value = String(shown.step);
   slider.setAttribute("aria-valuetext", `${shown.step}. ${step.title}`);
   previous.disabled = shown.step === 0;
@@ -121,7 +121,7 @@ function tellControls(step: Step): void {
   byId("query-choice").hidden = step.key !== "weigh";
 }
 
-/** What comes out stands beside what goes in, or below it where there is no room. */
+/** Point arrows to the result, which is beside its operands, or below them on narrow pages. */
 function pointArrows(): void {
   for (const flow of document.querySelectorAll(".flow")) {
     const arrow = flow.querySelector<HTMLElement>(".arrow");

@@ -1,4 +1,4 @@
-/** Heat maps: small ones as tables with numbers, large ones and what goes in as pictures. */
+/** Heat maps: small results as tables with numbers, large results and operands as pictures. */
 
 import { el } from "../shared/elements.ts";
 import { cellAfter } from "../shared/keys.ts";

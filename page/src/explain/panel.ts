@@ -1,4 +1,4 @@
-/** The panel: one cell, expected beside yours, and the sum behind it. */
+/** The panel: one cell, expected and yours, and how it is computed. */
 
 import { byId, el } from "../shared/elements.ts";
 import { styled } from "../shared/theme.ts";
@@ -38,7 +38,7 @@ export function drawPanel(panel: HTMLElement, map: FieldMap, r: number, c: numbe
     return;
   }
   const right = sumBehind(field, r, c, at, "expected");
-  const title = right.kind === "words" ? "where it comes from" : "the sum behind it";
+  const title = right.kind === "words" ? "where this number comes from" : "how this number is computed";
   panel.append(sumOf(right, `${differs ? "Expected: " : ""}${title}`));
   if (differs) panel.append(...yoursBehind(field, r, c, at, right, found));
   for (const row of panel.querySelectorAll<HTMLElement>("tr.chosen")) {
@@ -47,7 +47,7 @@ export function drawPanel(panel: HTMLElement, map: FieldMap, r: number, c: numbe
   }
 }
 
-/** The number itself, all digits; two where they differ. */
+/** The number with all digits; both numbers where they differ. */
 function numbersOf(wanted: number | null, found: number | null, differs: boolean): HTMLElement {
   const line = (name: string, x: number, id: string, wrong: boolean) =>
     el(
@@ -63,7 +63,7 @@ function numbersOf(wanted: number | null, found: number | null, differs: boolean
   if (wanted === null) return list;
   const box = el("div", null, list);
   if (!differs && !sameNumber(wanted, found))
-    box.append(el("p", { class: "quiet" }, "Equal, up to rounding."));
+    box.append(el("p", { class: "quiet" }, "Equal up to rounding."));
   if (differs && Number.isFinite(wanted - found)) {
     const how = found > wanted ? "larger" : "smaller";
     box.append(el("p", { class: "quiet" }, `Your number is ${how} by ${longer(Math.abs(found - wanted))}.`));
@@ -91,12 +91,12 @@ function yoursBehind(field: string, r: number, c: number, at: At, right: Sum, fo
     : `From your inputs this sum gives ${longer(theirs.total)}; your result is`;
   const end = same ? "this step itself differs." : "this step differs, too.";
   const said = [el("p", { class: "said wrong" }, `${lead} ${longer(found)}: ${end}`)];
-  const taken = takenFrom(field, found, at);
-  if (taken !== null) said.push(el("p", { class: "said" }, taken));
+  const source = takenFrom(field, found, at);
+  if (source !== null) said.push(el("p", { class: "said" }, source));
   return said;
 }
 
-/** Where steps only move numbers, each can be found again: the place yours was taken from, in words. */
+/** For steps that only move numbers: the place that your number comes from, in words. */
 function takenFrom(field: string, x: number, at: At): string | null {
   const places: string[] = [];
   const look = (m: Matrix | null, words: (r: number, c: number) => string) => {

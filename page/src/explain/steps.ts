@@ -154,7 +154,7 @@ export class DrawnStep {
     const name = `${map.name}${side ? `, ${side}` : ""}: rows are ${AXES[map.rows]}, columns are ${AXES[map.columns]}`;
     const pick: Choose | null =
       actions && !another ? (r, c, focus) => actions.choose(map, r, c, focus, kept) : null;
-    const walked = `${name}; ${m.rows} by ${m.cols}, move with the arrow keys`;
+    const walked = `${name}; ${m.rows} by ${m.cols}, the arrow keys move between cells`;
     const made = isReadable(m)
       ? grid(map, m, other, most, name, pick)
       : picture(map, m, other, most, walked, pick, COMES_OUT);

@@ -1,4 +1,4 @@
-/** The sum behind a cell: what it was made from, and what the right formula makes of that. */
+/** How a cell is computed: its operands, and the result of the right formula. */
 
 import { data, type Side } from "./explain_data.ts";
 import { type At, longer, type Matrix, margin, matrix, operand, place, range } from "./numbers.ts";
@@ -154,7 +154,7 @@ export function sumBehind(field: string, r: number, c: number, at: At, side: Sid
       const own = name === "q" ? at.head : data.keyHeads[at.head];
       const used = own === at.head ? "" : `Head ${at.head} uses key/value head ${own}. `;
       const words =
-        `${used}Head ${own} begins at channel ${own} × ${width} = ${own * width}; its channel ${c} is ` +
+        `${used}Head ${own} starts at channel ${own} × ${width} = ${own * width}; its channel ${c} is ` +
         `channel ${from} of ${name.toUpperCase()}, in the same row.`;
       return inWords(words, fits(whole, r, from) ? whole.at(r, from) : null);
     }

@@ -1,4 +1,4 @@
-"""`Explanation`: the expected numbers of every step beside someone's own, and where they part."""
+"""`Explanation`: the expected numbers of every step, those of a module, and their first difference."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .shown_steps import (
     steps_of,
 )
 
-# How far apart numbers may be, as a share of the largest expected one, before they count as different.
+# Differences up to this, relative to the largest expected number, are ignored.
 CLOSE = {torch.float64: 1e-7, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 def differing(expected: Tensor, yours: Tensor) -> tuple[Tensor, float, float]:
-    """Which numbers differ (bool, in the shape of `expected`), how much at most, and how much does not count.
+    """Return which numbers differ (bool, the shape of `expected`), the largest difference, and the tolerance.
 
-    Other shapes: all of them, by infinity. NaN is equal to NaN.
+    If the shapes differ, all numbers differ by infinity. NaN equals NaN.
     """
     finite = expected[expected.isfinite()]
     size = float(finite.abs().max()) if finite.numel() else 1.0
@@ -43,22 +43,22 @@ def differing(expected: Tensor, yours: Tensor) -> tuple[Tensor, float, float]:
 
 
 class Explanation:
-    """Every step of one call of multi-head attention, in its own numbers.
+    """Every step of one call of multi-head attention, in numbers.
 
     Args:
-        name: whose numbers they are.
-        expected: the right recipe on these inputs with these weights.
-        yours: what the module made of them: a state for every step, or some tensors by field ("p", "output").
-        query_labels, key_labels: a word a token; numbers where there are none.
-        scale: what the scores are multiplied by; 1 / sqrt(head_dim) unless told.
-        faults: what is known to be wrong with it.
-        notes: sentences to show with it.
-        batch: which sequence is shown first, where nothing differs.
-        checked: what `check` said of it, where that was not that it is right.
+        name: the name of the module.
+        expected: the state of the right recipe on these inputs with these weights.
+        yours: the numbers of the module: a state, or some tensors by field ("p", "output").
+        query_labels, key_labels: a word for each token; None shows numbers.
+        scale: the factor of the scores; None is 1 / sqrt(head_dim).
+        faults: the faults of the module.
+        notes: sentences to show.
+        batch: the sequence shown first, if nothing differs.
+        checked: the summary of `check`, if the module is not right.
 
     Attributes:
-        steps: an `ExplainedStep` each.
-        first: the first step where yours parts from the expected; None where it does not, or is not known.
+        steps: the steps, as `ExplainedStep`.
+        first: the first step where `yours` differs; None if it does not, or is unknown.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Explanation:
         self.query_labels = None if query_labels is None else list(query_labels)
         self.key_labels = None if key_labels is None else list(key_labels)
         H = expected.num_heads
-        own = [one.design.tensors["scale"] for one in expected.changes if one.design.key == "own scale"]
+        designs = [change.design for change in expected.changes]
+        own = [design.tensors["scale"] for design in designs if design.key == "own scale"]
         self.scales = tuple(own[0].expand(H).tolist()) if own and scale is None else ()
         self.scales = self.scales or (expected.head_dim**-0.5 if scale is None else scale,) * H
         self.scale = self.scales[0]
@@ -99,21 +100,22 @@ class Explanation:
             self._compare(step)
 
     def _shared(self, uses: tuple[int, ...]) -> tuple[int, ...]:
-        """Keys and values as wide as they are, where heads share them; `uses`, or each head its own."""
+        """Store keys and values that heads share once, and return the key/value head of each head."""
         every = [
             fields[name] for fields in (self.fields, self.yours) for name in PROJECTED[1:] if name in fields
         ]
-        if len(set(uses)) == len(uses) or not all(are_shared(one, uses) for one in every):
+        if len(set(uses)) == len(uses) or not all(are_shared(tensor, uses) for tensor in every):
             return tuple(range(len(uses)))
         for fields in (self.fields, self.yours):
             fields |= {name: of_key_heads(fields[name], uses) for name in PROJECTED[1:] if name in fields}
         return uses
 
     def _compare(self, step: ExplainedStep) -> None:
-        if step.key == "weigh":  # not kept for every query: it differs where what it is made of does
-            before = [one.status for one in self.steps if one.key in ("split", "softmax")]
-            seen = {"p", "v"} <= set(self.yours)
-            step.status = "unseen" if not seen else "after" if {"first", "after"} & set(before) else "same"
+        if step.key == "weigh":  # not stored for every query: it differs if its operands do
+            operands = {part.status for part in self.steps if part.key in ("split", "softmax")}
+            step.status = "unseen"
+            if {"p", "v"} <= set(self.yours):
+                step.status = "after" if {"first", "after"} & operands else "same"
             return
         step.expected = {name: self.fields[name] for name in step.fields}
         step.yours = {name: self.yours[name] for name in step.fields if name in self.yours}
@@ -124,7 +126,7 @@ class Explanation:
             if not bool(where.any()):
                 continue
             wrong = True
-            if self.first is None:  # begin where there is something to see
+            if self.first is None:  # show the first difference first
                 place = where.nonzero()[0].tolist()
                 self.batch = place[0]
                 self.head = place[1] if where.ndim == 4 else 0
@@ -134,36 +136,36 @@ class Explanation:
 
     @property
     def verdict(self) -> str:
-        """What came of the comparison, in a sentence or two; never more than `check` says."""
-        said = self._compared()
+        """The result of the comparison in a sentence or two, consistent with `check`."""
+        comparison = self._compared()
         if self.first is not None or self.checked is None:
-            return said
+            return comparison
         checked = self.checked.rstrip(".")
-        return f"In these numbers nothing differs, and yet headwise check says: {checked}. {said}"
+        return f"headwise check says: {checked}. It does not show in these numbers: {comparison}"
 
     def _compared(self) -> str:
         number = {step.key: i for i, step in enumerate(self.steps)}
         if self.first is None:
-            known = [step for step in self.steps if step.error is not None]
-            if not known:
-                return "These are the expected numbers; there is nothing to compare them with."
-            error = max(step.error or 0.0 for step in known)
+            compared = [step for step in self.steps if step.error is not None]
+            if not compared:
+                return "These are the expected numbers. There are no numbers of yours to compare them with."
+            error = max(step.error or 0.0 for step in compared)
             equal = "exactly" if error == 0 else f"to {error:.0e}"
-            if len(known) > 2:
+            if len(compared) > 2:
                 which = "Every step" if self.checked is None else "Every step that is shown"
                 return f"{which} of {self.name} equals the expected numbers, {equal}."
-            which = "The weights and the output" if len(known) == 2 else "The output"
-            return f"{which} of {self.name} equal{'s' * (len(known) == 1)} the expected numbers, {equal}."
+            which = "The weights and the output" if len(compared) == 2 else "The output"
+            return f"{which} of {self.name} equal{'s' * (len(compared) == 1)} the expected numbers, {equal}."
         step = self.first
-        text = f"{self.name} parts from the expected numbers at step {number[step.key]}, {step.title!r}"
-        unseen = [one for one in self.steps[: number[step.key]] if one.status == "unseen"]
-        return text + ("; the steps before it could not be seen." if unseen else ".")
+        text = f"{self.name} differs from the expected numbers at step {number[step.key]}, {step.title!r}"
+        unseen = any(earlier.status == "unseen" for earlier in self.steps[: number[step.key]])
+        return text + ("; your numbers of the steps before are unknown." if unseen else ".")
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one page that needs nothing else: all of it or, where anything goes wrong, nothing.
+        """Write the explanation as one self-contained page, and return its path.
 
         Raises:
-            ArgumentError: not .html; no such folder, or one that cannot be written to.
+            ArgumentError: the path does not end in .html, or cannot be written.
         """
         from ...show.offline_pages import save_page
         from .page import EXAMPLE, page
@@ -177,7 +179,7 @@ class Explanation:
         return framed(page(self), "headwise explain", height=760, scripts=True)
 
     def text(self, batch: int | None = None, head: int | None = None, width: int = 110) -> str:
-        """All steps as text, for one sequence and one head.
+        """Return all steps as text, for one sequence and one head.
 
         Raises:
             PackageMissing: rich is not installed.
@@ -188,7 +190,7 @@ class Explanation:
         return as_text(self, batch, head, width)
 
     def print(self, batch: int | None = None, head: int | None = None) -> None:
-        """The same on the terminal, in colour."""
+        """Print all steps on the terminal, in colour."""
         from .page import to_terminal
 
         to_terminal(self, batch, head)

@@ -1,4 +1,6 @@
-"""The classes whose weights we know where to find: headwise's own, torch's, and ours that is torch's.
+"""Explanations of a module, of the evidence of an examination, and of a file.
+
+The weights of headwise's and torch's classes are read directly; other modules are examined first.
 
 Letters: B batch, T query_len, S key_len, E d_model, H num_heads, Hk num_kv_heads, D head_dim.
 """
@@ -26,7 +28,7 @@ from ..examine.environment import CAUGHT, float64_environment, neutral_torch_sta
 from ..examine.projections import caller_of_module, weights_of_module
 from ..examine.recognition import measure_designs
 from ..recipe import Design, ProbeInputs, State, Step, Weights, steps_of
-from ..report import Named, Report
+from ..report import Named, Report, largest_difference
 from .explanation import Explanation, differing
 from .page import check_size
 from .shown_steps import fields_of
@@ -36,19 +38,18 @@ if TYPE_CHECKING:
 
 
 def is_known(module: object) -> bool:
-    """Whether `weights_of` knows this class."""
+    """Return True if `weights_of` knows this class."""
     return isinstance(module, MultiHeadAttention | nn.MultiheadAttention)
 
 
 def weights_of(module: nn.Module) -> tuple[Weights, int]:
-    """The four projections in float64, and num_heads.
+    """Return the four projections in float64, and num_heads.
 
-    Heads that share keys and values get a copy each, so that every head has its own rows:
-    [Hk * D, E] -> [H * D, E].
+    Shared keys and values are repeated, so that every head has its own rows: [Hk * D, E] -> [H * D, E].
 
     Raises:
-        ArgumentError: another class; an option that has no step in the recipe; a replaced projection.
-        ShapeError: keys or values of another width than the queries.
+        ArgumentError: an unknown class, an option without a step in the recipe, or a replaced projection.
+        ShapeError: the keys or values have a width other than that of the queries.
     """
     if isinstance(module, MultiHeadAttention):
         return _of_ours(module)
@@ -56,7 +57,7 @@ def weights_of(module: nn.Module) -> tuple[Weights, int]:
         return _of_torchs(module)
     raise ArgumentError(
         f"module must be headwise's or torch's multi-head attention: got {type(module).__name__}; "
-        "for a class of your own, headwise explain FILE finds the weights"
+        "for your own class, use headwise explain FILE, which finds the weights"
     )
 
 
@@ -64,12 +65,12 @@ def _of_ours(module: MultiHeadAttention) -> tuple[Weights, int]:
     _check_widths(module.d_model, module.kdim, module.vdim)
     unknown = [name for name in ("softcap", "sinks") if getattr(module, name) is not None]
     for name in (*unknown, *in_use(module)):
-        raise ArgumentError(f"module must not use {name}: its steps are not drawn yet; explain it without")
+        raise ArgumentError(f"module must not use {name}: it has no step; explain the module without it")
     layers = [module.q_proj, module.k_proj, module.v_proj, module.out_proj]
     for layer in layers:
         if not isinstance(layer, nn.Linear):
             raise ArgumentError(
-                f"projections must be nn.Linear: got {type(layer).__name__}; merge it into one first"
+                f"projections must be nn.Linear: got {type(layer).__name__}; replace it by one nn.Linear"
             )
     q, k, v, o = (layer.weight for layer in layers)
     q_bias, k_bias, v_bias, o_bias = (
@@ -92,10 +93,11 @@ def _of_ours(module: MultiHeadAttention) -> tuple[Weights, int]:
 
 def _of_torchs(module: nn.MultiheadAttention) -> tuple[Weights, int]:
     _check_widths(module.embed_dim, module.kdim, module.vdim)
-    for name, there in (("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn)):
-        if there:
+    options = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
+    for name, is_used in options.items():
+        if is_used:
             raise ArgumentError(
-                f"module must not append keys: it has {name}=True, which has no step; explain one without"
+                f"module must not append keys: it has {name}=True, which has no step; leave it out"
             )
     weight, bias, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
     nothing = weight.new_zeros(3 * module.embed_dim) if bias is None else bias
@@ -108,7 +110,7 @@ def _check_widths(width: int, kdim: int, vdim: int) -> None:
     if not width == kdim == vdim:
         raise ShapeError(
             f"module must take queries, keys and values of one width: {width}, kdim={kdim}, vdim={vdim}; "
-            "explain one without kdim and vdim"
+            "explain a module without kdim and vdim"
         )
 
 
@@ -117,7 +119,7 @@ def _as_numbers(x: Tensor) -> Tensor:
 
 
 def own_steps(module: nn.Module, scale: float) -> dict[str, Step]:
-    """Where this module's rules are not the recipe's: its scale, and what a query that sees nothing gets."""
+    """Return the steps that differ from the recipe: the scale, and the weights of a query without keys."""
     steps: dict[str, Step] = {}
     if isinstance(module, MultiHeadAttention) and module.scale is not None:
 
@@ -127,27 +129,28 @@ def own_steps(module: nn.Module, scale: float) -> dict[str, Step]:
         steps["scale"] = scaled
     if isinstance(module, MultiHeadAttention) or getattr(module, "empty_rows", "nan") == "zero":
 
-        def nothing_where_nothing_is_seen(state: Any) -> None:
-            seen = (state.hidden > -torch.inf).any(-1, keepdim=True)
-            state.p = torch.softmax(state.hidden, -1).masked_fill(~seen, 0.0)
+        def zero_without_keys(state: Any) -> None:
+            visible = (state.hidden > -torch.inf).any(-1, keepdim=True)
+            state.p = torch.softmax(state.hidden, -1).masked_fill(~visible, 0.0)
 
-        steps["softmax"] = nothing_where_nothing_is_seen
+        steps["softmax"] = zero_without_keys
     return steps
 
 
 @torch.no_grad()
-def own_numbers(module: nn.Module, given: ProbeInputs) -> dict[str, Tensor]:
-    """What the module itself says, in its own dtype and as if in evaluation: `p` [B, H, T, S], `output`.
+def own_numbers(module: nn.Module, inputs: ProbeInputs) -> dict[str, Tensor]:
+    """Return the weights `p` [B, H, T, S] and the `output` of the module, in its dtype and without dropout.
 
     Args:
-        given: batch first, float64; cast to the module's dtype here.
+        module: headwise's or torch's multi-head attention.
+        inputs: batch first, float64; they are cast to the dtype of the module.
     """
     weight = next(module.parameters())
-    query, key, value = (x.to(weight.device, weight.dtype) for x in given[:3])
-    if given.key is given.query and given.value is given.query:
+    query, key, value = (x.to(weight.device, weight.dtype) for x in inputs[:3])
+    if inputs.key is inputs.query and inputs.value is inputs.query:
         key = value = query
-    mask = None if given.mask is None else given.mask.to(weight.device)  # [B, T, S]
-    training, module.training = module.training, False  # no dropout; its parts keep their own mode
+    mask = None if inputs.mask is None else inputs.mask.to(weight.device)  # [B, T, S]
+    training, module.training = module.training, False  # no dropout; the mode of submodules is not changed
     try:
         if isinstance(module, MultiHeadAttention):
             output, weights = module(query, key, value, None if mask is None else mask[:, None])
@@ -163,7 +166,8 @@ def own_numbers(module: nn.Module, given: ProbeInputs) -> dict[str, Tensor]:
     return {"p": p.detach().cpu(), "output": output.detach().cpu()}
 
 
-PROBES = ("causal", "random mask", "padding", "plain", "self")  # the likeliest to show all there is, first
+UNEXPLAINED = "No known mistake explains your output, so your intermediate numbers are unknown."
+PROBES = ("causal", "random mask", "padding", "plain", "self")  # the most informative first
 
 
 def explain(
@@ -177,27 +181,27 @@ def explain(
     tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
     batch: int = 0,
 ) -> Explanation:
-    """Compute every step of multi-head attention in this module's own numbers.
+    """Explain every step of multi-head attention in the numbers of a module.
 
-    The steps are computed in float64 with the module's weights and shown beside the module's own weights and
-    output without dropout. A norm, a rotation or bias by position and a residual connection are steps of
-    their own.
+    The steps are computed in float64 with the module's weights, and compared with the attention weights and
+    the output that the module computes without dropout. A norm, a rotation or a bias by position, a residual
+    connection and other variants have a step of their own.
 
     Args:
-        module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention` or ours that is torch's; or
-            any module that `headwise.check` understands: its code is run here to find out how it works.
+        module: a `headwise.MultiHeadAttention`, a `torch.nn.MultiheadAttention`, a
+            `headwise.nn.MultiheadAttention`, or any module that `headwise.check` understands; it is run here.
         query: [B, T, E], or as the module takes it: [T, B, E] without batch_first, [T, E] for one sequence.
-        key, value: likewise, with S for T; without them, query; without value, key.
-        mask: True = may attend, whatever the module's own masks say: a `headwise.Mask`, or a tensor
+        key, value: the same with S in place of T; key defaults to query, value to key.
+        mask: True = may attend, whatever convention the module has: a `headwise.Mask`, or a tensor
             broadcastable to [B, H, T, S], the same for every head.
-        causal: hide the keys that come after the query; with T != S the last query sees the last key.
-        tokens: T words, or a pair of lists, T words for queries and S for keys.
-        batch: which sequence to show first.
+        causal: hide the keys after the query; if T != S the last query is aligned with the last key.
+        tokens: T words, or a pair of lists: T words for queries and S words for keys.
+        batch: the sequence to show first.
 
     Raises:
-        ArgumentError: a class that `headwise.check` does not understand; more numbers than a page can hold.
-        ShapeError: inputs or tokens that do not fit.
-        MaskError: a mask that does not fit, or differs between heads.
+        ArgumentError: `headwise.check` does not understand the class, or a page cannot hold the numbers.
+        ShapeError: inputs or tokens do not fit.
+        MaskError: the mask does not fit, or differs between heads.
 
     Example:
         >>> explanation = explain(MultiHeadAttention(8, 2), torch.randn(1, 5, 8), causal=True)
@@ -223,33 +227,31 @@ def explain(
     own_mask = _own_mask(module) & mask_of_call(mask, B, T) & (CAUSAL if causal else Mask())
     if mine is not None:
         own_mask = own_mask & (CAUSAL if mine.evidence.conventions.always_causal else Mask())
-        given = ProbeInputs(*inputs, _dense(own_mask, B, num_heads, T, S))
-        labels = _labels(tokens, T, S, given.query is given.key)
-        return mine.explanation(given, labels, batch)
-    given = ProbeInputs(*inputs, _dense(own_mask, B, num_heads, T, S))
+    call_inputs = ProbeInputs(*inputs, _dense(own_mask, B, num_heads, T, S))
+    query_labels, key_labels = _labels(tokens, T, S, call_inputs.query is call_inputs.key)
+    if mine is not None:
+        return mine.explanation(call_inputs, (query_labels, key_labels), batch)
     if isinstance(module, MultiHeadAttention) and module.scale is not None:
         scale = module.scale
     else:
         scale = (weights.q.shape[0] // num_heads) ** -0.5
-    state = recipe.run(given, weights, num_heads, own_steps(module, scale))
-    itself = given.query is given.key
-    query_labels, key_labels = _labels(tokens, T, S, itself)
+    state = recipe.run(call_inputs, weights, num_heads, own_steps(module, scale))
     weight = next(module.parameters())
     name = type(module).__name__
+    dtype = str(weight.dtype).removeprefix("torch.")
     notes = [
-        f"The steps are computed in float64 with the weights of your {name}; its own weights and output, "
-        f"computed in {str(weight.dtype).removeprefix('torch.')}, are compared with them at the softmax "
-        "and at the output."
+        f"The steps are computed in float64 with the weights of your {name}. Its attention weights and its "
+        f"output, in {dtype}, are compared with the softmax and the output."
     ]
     if isinstance(module, nn.MultiheadAttention) and not module.batch_first and query.ndim == 3:
-        notes.append("Your module takes the sequence first, [T, B, E]; here the batch comes first.")
+        notes.append("Your module takes the sequence first, [T, B, E]; the page shows the batch first.")
     if getattr(module, "dropout", 0.0) and module.training:
-        notes.append("Your module is in training, where dropout is random; here it is left out.")
+        notes.append("Your module is in training mode; dropout is left out on this page.")
     if isinstance(module, MultiHeadAttention) and module.num_kv_heads < num_heads:
         shared = num_heads // module.num_kv_heads
-        notes.append(f"{shared} heads share their keys and values.")
+        notes.append(f"Every {shared} heads share their keys and values.")
     return Explanation(
-        name, state, own_numbers(module, given), query_labels=query_labels, key_labels=key_labels,
+        name, state, own_numbers(module, call_inputs), query_labels=query_labels, key_labels=key_labels,
         scale=scale, notes=notes, batch=batch,
     )  # fmt: skip
 
@@ -257,9 +259,9 @@ def explain(
 def _batch_first(
     module: nn.Module, query: Tensor, key: Tensor | None, value: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The inputs as [B, T, E] and [B, S, E], float64; one tensor where they were one."""
+    """Return the inputs as [B, T, E] and [B, S, E] in float64; equal inputs stay one tensor."""
     if key is None and value is not None:
-        raise ArgumentError("key must be given with value: got value alone; give both or neither")
+        raise ArgumentError("key must be passed with value: got value alone; pass both or neither")
     key = query if key is None else key
     value = key if value is None else value
     made: dict[int, Tensor] = {}
@@ -271,7 +273,7 @@ def _batch_first(
         if x.ndim not in (2, 3) or x.shape[-1] != width or not x.numel():
             raise ShapeError(
                 f"{name} must be [B, T, {width}] or [T, {width}], not empty: got {list(x.shape)}; "
-                "give what the module takes"
+                "pass inputs of that shape"
             )
         if id(x) not in made:
             batched = x[None] if x.ndim == 2 else x.transpose(0, 1) if sequence_first else x
@@ -286,7 +288,7 @@ def _batch_first(
 
 
 def _own_mask(module: nn.Module) -> Mask:
-    """What the module hides by itself."""
+    """Return the mask that the module applies by itself."""
     rules = Mask()
     if isinstance(module, MultiHeadAttention):
         if module.causal:
@@ -300,13 +302,13 @@ def _own_mask(module: nn.Module) -> Mask:
 
 
 def _dense(mask: Mask, B: int, H: int, T: int, S: int) -> Tensor | None:
-    """bool [B, T, S]; None where nothing is hidden."""
+    """Return the mask as bool [B, T, S]; None if nothing is hidden."""
     if mask.hides_nothing:
         return None
     full = mask.full(T, S, B, H).cpu()
     if full.shape[1] > 1 and not bool((full == full[:, :1]).all()):
         raise MaskError(
-            f"mask must be the same for every head: it differs among {H}; explain one head's at a time"
+            f"mask must be the same for every head: it differs among {H}; explain one head at a time"
         )
     return full[:, 0].expand(B, T, S)
 
@@ -328,9 +330,9 @@ def _labels(tokens: Any, T: int, S: int, itself: bool) -> tuple[list[str] | None
     for name, words, length in (("queries", queries, T), ("keys", keys, S)):
         if words is not None and len(words) != length:
             raise ShapeError(
-                f"tokens must be one a position: {len(words)} for {length} {name}; give {length}"
+                f"tokens must have one word per position: got {len(words)} for {length} {name}; pass {length}"
             )
-    return [str(one) for one in queries], None if keys is None else [str(one) for one in keys]
+    return [str(token) for token in queries], None if keys is None else [str(token) for token in keys]
 
 
 def explain_evidence(
@@ -341,17 +343,17 @@ def explain_evidence(
     probe: str | None = None,
     report: Report | None = None,
 ) -> Explanation:
-    """Every step of one probe of an examination, the learner's numbers beside the expected ones.
+    """Explain one call of an examination: the learner's numbers and the expected ones.
 
     Args:
-        evidence: with weights, and at least one call.
-        yours: the recipe with the fault that was found, on the inputs of one of the calls.
-        faults: what was found, to be told on the page.
-        probe: which call, where `yours` does not say.
-        report: what `check` says of it, so that both say the same; its faults stand for `faults`.
+        evidence: evidence with weights and at least one call.
+        yours: the recipe with the learner's faults, on the inputs of one of the calls.
+        faults: the faults to show.
+        probe: the call to show, if `yours` is None.
+        report: the report of `check`; its faults replace `faults`.
 
     Raises:
-        ArgumentError: nothing to explain: no weights were found, or no such call was answered.
+        ArgumentError: no weights were found, or there is no such call with an output.
     """
     call = _call_of(evidence, yours, probe)
     if evidence.weights is None or call is None:
@@ -359,39 +361,35 @@ def explain_evidence(
             f"evidence must hold weights and an answered call: {evidence.name} has weights: "
             f"{evidence.weights is not None}, calls: {len(evidence.calls)}; run headwise check"
         )
-    given = call.inputs if yours is None else yours.inputs
-    B, T, E = given.query.shape
-    check_size(B, evidence.num_heads, T, given.key.shape[1], E)
-    expected = (evidence.truth(call) if given is call.inputs else None) or recipe.run(
-        given, evidence.weights, evidence.num_heads, steps_of(evidence.designs)
+    probe_inputs = call.inputs if yours is None else yours.inputs
+    B, T, E = probe_inputs.query.shape
+    check_size(B, evidence.num_heads, T, probe_inputs.key.shape[1], E)
+    expected = (evidence.truth(call) if probe_inputs is call.inputs else None) or recipe.run(
+        probe_inputs, evidence.weights, evidence.num_heads, steps_of(evidence.designs)
     )
-    found = {} if yours is None else fields_of(yours)
-    notes = [
-        f"The numbers are those of the probe {call.probe!r}: inputs headwise made up, weights of your own."
-    ]
+    theirs = {} if yours is None else fields_of(yours)
+    notes = [f"The numbers are those of the test input {call.probe!r}: headwise's inputs, and your weights."]
     if call.output is not None:
         if yours is not None:
             notes.append(_proof(yours, call.output))
-        found["output"] = call.output
+        theirs["output"] = call.output
     if call.weights is not None and call.weights.shape == expected.p.shape:
-        found["p"] = call.weights
+        theirs["p"] = call.weights
     if yours is None and call.output is not None and bool(differing(expected.output, call.output)[0].any()):
-        notes.append(
-            "No fault of the library explains your output, so your numbers on the way are not known."
-        )
+        notes.append(UNEXPLAINED)
     conventions = evidence.conventions
-    if given.mask is not None and conventions.mask_true_attends is not None:
+    if probe_inputs.mask is not None and conventions.mask_true_attends is not None:
         means = "may attend" if conventions.mask_true_attends else "may not attend"
         notes.append(
-            f"In your code's own mask, {conventions.mask_argument or 'mask'}, True (or 1) = {means}."
+            f"In the mask of your code, {conventions.mask_argument or 'mask'}, True (or 1) = {means}."
         )
     faults = faults if report is None else report.faults
     checked = None if report is None or report.ok else report.summary
-    return Explanation(evidence.name, expected, found, faults=faults, notes=notes, checked=checked)
+    return Explanation(evidence.name, expected, theirs, faults=faults, notes=notes, checked=checked)
 
 
 def best_call(evidence: Evidence, probe: str | None) -> ProbeCall | None:
-    """The answered call of this probe, or the one that is likeliest to show all there is."""
+    """Return the call of this probe with an output, or the most informative call."""
     answered = [call for call in evidence.calls if call.output is not None]
     if probe is not None:
         return next((call for call in answered if call.probe == probe), None)
@@ -413,13 +411,12 @@ def _call_of(evidence: Evidence, yours: State | None, probe: str | None) -> Prob
 def _proof(yours: State, output: Tensor) -> str:
     where, error, _ = differing(yours.output, output)
     if bool(where.any()):
-        return f"Your output is off from these steps by up to {error:.0e}: they are only a guess."
-    equal = "exactly" if error == 0 else f"to {error:.0e}"
-    return f"Your output equals what these steps give, {equal}: they are what your code computes."
+        return f"Your output differs from these steps by up to {error:.0e}, so they are only a guess."
+    return f"Your code computes these steps: they give your output ({largest_difference(error)})."
 
 
 class Understood:
-    """A module that is neither headwise's nor torch's, and what it computes."""
+    """A module that is neither headwise's nor torch's, with the evidence of its examination."""
 
     def __init__(self, module: nn.Module, evidence: Evidence, caller: Caller) -> None:
         assert evidence.weights is not None
@@ -427,104 +424,103 @@ class Understood:
         self.weights: Weights = weights_of_module(evidence.weights, caller, module)
         self.num_heads = evidence.num_heads
 
-    def _designs(self, given: ProbeInputs) -> list[Design]:
-        """What is inside on purpose, with the numbers that this module has, for inputs of this length.
+    def _designs(self, inputs: ProbeInputs) -> list[Design]:
+        """Return its designs, with the numbers of this module for inputs of this length.
 
         Raises:
             ArgumentError: they cannot be measured.
         """
-        there = [one for one in self.evidence.designs if steps_of([one])]
-        windows = [one for one in there if _is_band(one)]  # they hold no number of the module's
-        if len(windows) == len(there):
+        expected = [design for design in self.evidence.designs if steps_of([design])]
+        windows = [design for design in expected if _is_band(design)]  # without numbers of the module
+        if len(windows) == len(expected):
             return windows
-        caller, T, S = self._caller, given.query.shape[1], given.key.shape[1]
+        caller, T, S = self._caller, inputs.query.shape[1], inputs.key.shape[1]
         causal = None
         if self.evidence.conventions.always_causal:
             causal = torch.ones(caller.subject.sizes.long, caller.subject.sizes.long).tril().bool()
         with float64_environment():
             try:
-                found = measure_designs(caller, causal, self.weights, self.num_heads, T, S) or []
+                measured_designs = measure_designs(caller, causal, self.weights, self.num_heads, T, S) or []
             except CAUGHT:
-                found = []
-        designs = [one for one in found if not _is_band(one)]
-        if [one.key for one in designs] != [one.key for one in there if not _is_band(one)]:
-            name, what = type(self.module).__name__, "; ".join(one.words for one in self.evidence.designs)
+                measured_designs = []
+        designs = [design for design in measured_designs if not _is_band(design)]
+        if [design.key for design in designs] != [design.key for design in expected if not _is_band(design)]:
+            words = "; ".join(design.words for design in self.evidence.designs)
             raise ArgumentError(
-                f"module must have designs whose numbers can be measured: {name} has {what}, and for {T} "
-                f"queries and {S} keys they were not found; headwise explain FILE shows it"
+                f"module must have variants that can be measured: {type(self.module).__name__} has {words}, "
+                f"which could not be measured for {T} queries and {S} keys; use headwise explain FILE"
             )
         return [*designs, *windows]
 
     @neutral_torch_state()
     def explanation(
-        self, given: ProbeInputs, labels: tuple[list[str] | None, list[str] | None], batch: int
+        self, inputs: ProbeInputs, labels: tuple[list[str] | None, list[str] | None], batch: int
     ) -> Explanation:
-        """Every step on these inputs, the module's own numbers beside the expected ones."""
-        designs = self._designs(given)
-        expected = recipe.run(given, self.weights, self.num_heads, steps_of(designs))
+        """Return the explanation of every step on these inputs."""
+        designs = self._designs(inputs)
+        expected = recipe.run(inputs, self.weights, self.num_heads, steps_of(designs))
         diagnosis = diagnose(self.evidence)
-        faults = diagnosis.faults  # before the judgement, for which some are a design
+        faults = diagnosis.faults  # before `judge`, which takes some of them as a design
         report = judge(self.evidence, diagnosis)
         yours = {}
         if faults:
             wrong = dict(steps_of(designs))
             wrong |= {name: step for made in faults for name, step in made.steps.items()}
-            yours = fields_of(recipe.run(given, self.weights, self.num_heads, wrong))
+            yours = fields_of(recipe.run(inputs, self.weights, self.num_heads, wrong))
         name = type(self.module).__name__
         notes = [f"The steps are computed in float64 with the weights of your {name}."]
         if faults is None:
-            notes.append(
-                "No fault of the library explains your output, so your numbers on the way are not known."
-            )
-        mask = None if self.evidence.conventions.always_causal else given.mask
+            notes.append(UNEXPLAINED)
+        mask = None if self.evidence.conventions.always_causal else inputs.mask
         with float64_environment(), torch.no_grad():
             try:
-                yours["output"] = self._caller.call(given.query, given.key, given.value, mask).output
+                yours["output"] = self._caller.call(inputs.query, inputs.key, inputs.value, mask).output
             except CAUGHT as error:
-                notes.append(f"Your module could not be called with these inputs: {error}")
+                notes.append(f"Your module raised an exception for these inputs: {error}")
         return Explanation(
             name, expected, yours, query_labels=labels[0], key_labels=labels[1], faults=report.faults,
             notes=notes, batch=batch, checked=None if report.ok else report.summary,
         )  # fmt: skip
 
 
-def _is_band(one: Design) -> bool:
-    """A window by distance alone, whatever it is computed from."""
-    return one.key == "window" and "from" in one.numbers
+def _is_band(design: Design) -> bool:
+    """Return True for a window that depends on the distance alone."""
+    return design.key == "window" and "from" in design.numbers
 
 
 def understood(module: nn.Module) -> Understood:
-    """How it works.
+    """Return the module with the evidence of its examination.
 
     Raises:
-        ArgumentError: that could not be found out.
+        ArgumentError: `check` does not understand the module.
     """
-    if any(isinstance(one, UninitializedParameter) for one in module.parameters()):
+    if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
         raise ArgumentError(
-            f"module must have its weights: {type(module).__name__}'s wait for a first call; call it once"
+            f"module must be initialised: {type(module).__name__} has lazy parameters; call it once"
         )
     evidence, caller = understand(module)
     if caller is None or evidence.weights is None:
-        why = next((one.message for one in evidence.problems), "it gave no numbers")
+        reason = next((problem.message for problem in evidence.problems), "it returned no output")
         raise ArgumentError(
-            f"module must be one that headwise.check understands: {type(module).__name__} is not: {why}; "
-            "see what headwise.check says of it"
+            f"module must be one that headwise.check understands: {type(module).__name__} is not: {reason}; "
+            "run headwise.check on it"
         )
     return Understood(module, evidence, caller)
 
 
-SECONDS, MEMORY = 60.0, 4 * 2**30  # the most it may take
+SECONDS, MEMORY = 60.0, 4 * 2**30  # limits of a file
 
 
 def explain_file(path: Path, name: str | None = None, *, trust: bool = False) -> Explanation:
-    """Every step in the numbers of a learner's code, with the fault that was found in it, if any.
+    """Explain every step in the numbers of the code in a file, with its fault, if it has one.
 
     Args:
-        name: which class or function; None: the one that looks most like multi-head attention.
-        trust: run it even where the system offers no fences.
+        path: the file.
+        name: the class or function; None for the one that looks most like multi-head attention.
+        trust: run the file even if this system has no sandbox.
 
     Raises:
-        ArgumentError: no such file or name; no fences and no trust; nothing that could be explained.
+        ArgumentError: there is no such file or name, no sandbox, or nothing that can be explained.
     """
     from ..diagnosis import diagnose
     from ..dispatch import judge
@@ -536,7 +532,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     report = before_running(path, name, source, cells)
     if report is not None:
         raise ArgumentError(
-            f"file must run to be explained: {report.summary}; see headwise check {path.name}"
+            f"file must run to be explained: {report.summary}; run headwise check {path.name}"
         )
     chosen = likeliest(path, source) if name is None else name
     outcome = run_file(path.resolve(), chosen, seconds=SECONDS, memory=MEMORY, trust=trust, options={})
@@ -544,7 +540,7 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
     if evidence is not None and evidence.step is not None:
         raise ArgumentError(
             f"name must be a whole attention to be explained: {chosen} is one step of it ({evidence.step}); "
-            f"see headwise check {path.name}:{chosen}"
+            f"run headwise check {path.name}:{chosen}"
         )
     if (
         evidence is None
@@ -552,28 +548,29 @@ def explain_file(path: Path, name: str | None = None, *, trust: bool = False) ->
         or not any(call.output is not None for call in evidence.calls)
     ):
         problems = [outcome.problem, *(evidence.problems if evidence is not None else [])]
-        why = next((one.message for one in problems if one is not None), "it gave no numbers")
+        messages = [problem.message for problem in problems if problem is not None]
+        reason = messages[0] if messages else "it returned no output"
         raise ArgumentError(
-            f"{chosen} must run and have weights to be explained: {why}; see headwise check {path.name}"
+            f"{chosen} must run and have weights to be explained: {reason}; run headwise check {path.name}"
         )
     evidence.source, evidence.path = source, str(path)
     diagnosis = diagnose(evidence)
-    theirs = _theirs(evidence, diagnosis.faults)  # before the judgement, for which some are a design
+    theirs = _theirs(evidence, diagnosis.faults)  # before `judge`, which takes some of them as a design
     report = judge(evidence, diagnosis)
     number_by_cell(report, cells)
     return explain_evidence(evidence, theirs, report=report)
 
 
 def _theirs(evidence: Evidence, faults: tuple[Made, ...] | None) -> State | None:
-    """The recipe with the fault that explains the learner's numbers, on the first probe where it shows."""
+    """Return the recipe with these faults, on the first probe whose numbers differ."""
     from ..diagnosis import first_difference
 
     assert evidence.weights is not None
     if faults is None:
         return None
-    parted = first_difference(evidence, faults)
-    call = best_call(evidence, None if parted is None else parted[0])
-    assert call is not None, "the caller looked for one"
+    place = first_difference(evidence, faults)
+    call = best_call(evidence, None if place is None else place[0])
+    assert call is not None, "explain_file checked this"
     wrong = {**steps_of(evidence.designs)}
     wrong |= {name: step for made in faults for name, step in made.steps.items()}
     return recipe.run(call.inputs, evidence.weights, evidence.num_heads, wrong)

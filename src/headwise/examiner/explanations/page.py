@@ -1,4 +1,4 @@
-"""What a page holds, as one JSON object: every tensor exactly, every word as data."""
+"""The content of the explain page as JSON, and the same steps as text for a terminal."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from .shown_steps import ExplainedStep, Map
 
 
-LARGEST = 20 * 2**20  # bytes of a page
+LARGEST = 20 * 2**20  # bytes of the numbers of a page
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
-PAIRS = 5  # numbers kept for every pair of query and key: scores, scaled, hidden, weights, your weights
+PAIRS = 5  # numbers for every pair of query and key: scores, scaled, hidden, weights, your weights
 
 
 def check_size(B: int, H: int, T: int, S: int, E: int) -> None:
-    """Raise where a page would be too large.
+    """Raise an error if the page would be too large.
 
     Raises:
-        ArgumentError: it would be.
+        ArgumentError: it would be too large.
     """
     size = _encoded(8 * B * (PAIRS * H * T * S + 6 * (T + S) * E))
     if size > LARGEST:
         raise ArgumentError(
             f"query and key must be short enough for a page of {LARGEST >> 20} MB: batch {B}, {H} heads, "
-            f"{T} queries and {S} keys would make {size / 2**20:.0f} MB; slice them first, query[:1, :64] "
+            f"{T} queries and {S} keys need {size / 2**20:.0f} MB; slice them first, query[:1, :64] "
             "and key[:1, :64]"
         )
 
 
 def page_json(explanation: Explanation) -> str:
-    """The data of a page, safe inside a script element."""
+    """Return the data of a page, escaped for a script element."""
     text = json.dumps(_contents(explanation), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.translate(ESCAPES)
 
@@ -79,9 +79,7 @@ def _contents(explanation: Explanation) -> dict[str, object]:
     held = rest + sum(map(_bytes, weights.values())) <= LARGEST
     notes = list(explanation.notes)
     if not held:
-        notes.append(
-            "The weights are too many for this page, so the sums behind the projections are not shown."
-        )
+        notes.append("The weights are too large for this page, so the sums of the projections are not shown.")
     return {
         "name": explanation.name,
         "sizes": sizes,
@@ -90,7 +88,7 @@ def _contents(explanation: Explanation) -> dict[str, object]:
         "keyHeads": explanation.key_heads,
         "labels": {"query": explanation.query_labels, "key": explanation.key_labels},
         "polarity": POLARITY,
-        "masks": None if state.inputs.mask is None else [asdict(one) for one in explanation.masks],
+        "masks": None if state.inputs.mask is None else [asdict(words) for words in explanation.masks],
         "steps": [_step(step) for step in explanation.steps],
         "first": None if explanation.first is None else explanation.steps.index(explanation.first),
         "sample": explanation.batch,
@@ -99,13 +97,13 @@ def _contents(explanation: Explanation) -> dict[str, object]:
         "right": explanation.first is None and explanation.checked is None,
         "faults": [
             {
-                "title": one.title,
-                "formula": one.formula,
-                "right": one.right,
-                "line": one.line,
-                "text": one.text,
+                "title": fault.title,
+                "formula": fault.formula,
+                "right": fault.right,
+                "line": fault.line,
+                "text": fault.text,
             }
-            for one in explanation.faults
+            for fault in explanation.faults
         ],
         "notes": notes,
         "allowed": explanation.allowed,
@@ -123,7 +121,7 @@ def _step(step: Any) -> dict[str, Any]:
 
 
 def _packed(tensors: dict[str, Tensor]) -> dict[str, object]:
-    """Shape, kind and bytes of each; a tensor that is another one is named after it."""
+    """Return shape, kind and bytes of each tensor; a tensor that occurs twice refers to the first name."""
     packed: dict[str, object] = {}
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
     for name, tensor in tensors.items():
@@ -142,12 +140,12 @@ def _packed(tensors: dict[str, Tensor]) -> dict[str, object]:
 
 
 def _memory(tensor: Tensor) -> bytes:
-    """Its bytes as they lie there; numpy, which has a way to say so, need not be installed."""
+    """Return the bytes of a tensor, without numpy."""
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def _kind(tensor: Tensor) -> tuple[str, Tensor]:
-    """float32 where that loses nothing, float64 otherwise; bytes for a mask."""
+    """Return the numbers as float32 if that is exact, else as float64; a mask as bytes."""
     if tensor.dtype == torch.bool:
         return "u1", tensor.to(torch.uint8)
     narrow = tensor.to(torch.float32)
@@ -167,7 +165,7 @@ EXAMPLE = "explain.html"
 
 
 def page(explanation: Explanation) -> str:
-    """The whole page as text. It may load nothing, and run nothing but its own script."""
+    """Return the page as HTML. Its policy allows its own script only, and loads nothing."""
     template, style, script = built("explain")
     fill = {
         "TITLE": html.escape(plain(explanation.name, 80)),
@@ -179,7 +177,7 @@ def page(explanation: Explanation) -> str:
     return filled(template, fill)
 
 
-MOST = 12  # rows and columns of a table
+MOST = 12  # rows and columns of a table in the terminal
 STATUS = {
     "same": "Your numbers equal the expected numbers here.",
     "first": "YOUR NUMBERS FIRST DIFFER HERE: every step before is correct.",
@@ -188,7 +186,7 @@ STATUS = {
 
 
 def as_text(explanation: Explanation, batch: int | None, head: int | None, width: int) -> str:
-    """All steps without colour; marks are * beside numbers that differ."""
+    """Return all steps without colour, with * beside numbers that differ."""
     empty_table()  # raises where rich is missing
     from rich.console import Console
 
@@ -198,7 +196,7 @@ def as_text(explanation: Explanation, batch: int | None, head: int | None, width
 
 
 def to_terminal(explanation: Explanation, batch: int | None, head: int | None) -> None:
-    """All steps, in colour where the terminal has it."""
+    """Print all steps, in colour if the terminal supports it."""
     empty_table()
     from rich.console import Console
 
@@ -222,7 +220,7 @@ def _write(console: Console, explanation: Explanation, batch: int | None, head: 
         console.print(Text(plain(text), style))
 
     say(f"{explanation.name}, step by step", "bold")
-    say(f"Shown: sequence {batch} of {B}, head {head} of {H}; positions count from 0.", "dim")
+    say(f"Sequence {batch} of {B}, head {head} of {H}; positions count from 0.", "dim")
     right = explanation.first is None and explanation.checked is None
     say(explanation.verdict, "green" if right else "bold red")
     for fault in explanation.faults:
@@ -264,15 +262,15 @@ def _tables(explanation: Explanation, step: ExplainedStep, batch: int, head: int
             continue
         alike = wanted.shape == theirs.shape
         tables.append(_table(explanation, flow.result, wanted, off if alike else None, f"{title}: expected"))
-        other = f"{title}: yours" + (
-            "" if alike else f", of another shape, {list(explanation.yours[name].shape)}"
+        shape = "" if alike else f", with the wrong shape {list(explanation.yours[name].shape)}"
+        tables.append(
+            _table(explanation, flow.result, theirs, off if alike else None, f"{title}: yours{shape}")
         )
-        tables.append(_table(explanation, flow.result, theirs, off if alike else None, other))
     return tables
 
 
 def _shown(fields: dict[str, Tensor], name: str, batch: int, head: int) -> Tensor | None:
-    """One matrix of a field, for one sequence and head."""
+    """Return one matrix of a field, for one sequence and head."""
     if name == "weighted":  # of the first query
         p, v = fields.get("p"), fields.get("v")
         if p is None or v is None or p.ndim != 4 or v.ndim != 4 or p.shape[-1] != v.shape[-2]:

@@ -1,7 +1,7 @@
-"""The steps of one call: a mask in words, the maps of every step, and a step of its own for every design.
+"""The steps of one call: the mask in words, the maps of every step, and a step for every design.
 
-A design changes fields that an earlier step made. Each value a field had on the way is kept: `q` as the
-scores use it, `q@0` as it was split, before a norm or a rotation.
+A design changes fields that an earlier step made. Every value of a field is shown: `q` as the scores use it,
+and `q@0` as it was split, before a norm or a rotation.
 
 Letters: B batch, T query_len, S key_len, E d_model, H num_heads, Hk different heads of keys and values,
 D head_dim.
@@ -26,60 +26,61 @@ POLARITY = (
 
 @dataclass(frozen=True)
 class MaskWords:
-    """One sample's mask."""
+    """The mask of one sample."""
 
     words: tuple[str, ...]
-    later: int | None = None  # keys after query + later are hidden, because they come later
+    later: int | None = None  # keys after query + later are hidden as future keys
     padding: tuple[int, ...] = ()  # keys hidden from every query
 
 
 def in_words(mask: Tensor | None, sample: int) -> MaskWords:
-    """What the mask of one sample hides.
+    """Return what the mask of one sample hides, in words.
 
     Args:
         mask: bool [B, T, S], True = may attend; None hides nothing.
 
     Example:
         >>> in_words(torch.ones(1, 3, 3).tril().bool(), 0).words[0]
-        'Causal: a query may see the keys up to its own place; those that come later are hidden.'
+        'Causal: a query attends to the keys up to its own position; later keys are hidden.'
     """
     if mask is None:
-        return MaskWords(("There is no mask: every query may see every key.",))
-    seen = mask[sample]  # [T, S]
-    T, S = seen.shape
-    if bool(seen.all()):
-        return MaskWords(("The mask hides nothing: every query may see every key.",))
-    padding = tuple(int(s) for s in (~seen).all(0).nonzero().flatten())
-    later = _later(seen, padding)
-    words, known = [], torch.zeros(T, S, dtype=torch.bool)
+        return MaskWords(("There is no mask: every query attends to every key.",))
+    visible = mask[sample]  # [T, S]
+    T, S = visible.shape
+    if bool(visible.all()):
+        return MaskWords(("The mask hides nothing: every query attends to every key.",))
+    padding = tuple(int(s) for s in (~visible).all(0).nonzero().flatten())
+    later = _later(visible, padding)
+    words, described = [], torch.zeros(T, S, dtype=torch.bool)
     if later is not None:
-        known |= _beyond(T, S, later)
-        place = "its own place" if later == 0 else f"place query {later:+d}"
-        words.append(f"Causal: a query may see the keys up to {place}; those that come later are hidden.")
+        described |= _beyond(T, S, later)
+        place = "its own position" if later == 0 else f"position query {later:+d}"
+        words.append(f"Causal: a query attends to the keys up to {place}; later keys are hidden.")
     if padding:
-        known[:, list(padding)] = True
-        words.append(f"{_numbered('Key', padding)} hidden from every query, as padding is.")
-    others = int((~seen & ~known).sum())
+        described[:, list(padding)] = True
+        words.append(f"{_numbered('Key', padding)} hidden from every query, like padding.")
+    others = int((~visible & ~described).sum())
     if others:
         more, many = "more " if words else "", others > 1
         pairs = f"{others} {more}pair{'s' * many} of query and key {'are' if many else 'is'} hidden"
         words.append(f"{pairs} by the mask.")
-    empty = tuple(int(t) for t in (~seen).all(1).nonzero().flatten())
+    empty = tuple(int(t) for t in (~visible).all(1).nonzero().flatten())
     if empty:
-        words.append(f"{_numbered('Query', empty)} left with no key to see.")
-    words.append(f"In all, {int((~seen).sum())} of {T * S} pairs are hidden.")
+        words.append(f"{_numbered('Query', empty)} left without a visible key.")
+    words.append(f"In all, {int((~visible).sum())} of {T * S} pairs are hidden.")
     return MaskWords(tuple(words), later, padding)
 
 
-def _later(seen: Tensor, padding: tuple[int, ...]) -> int | None:
-    """The offset of a causal mask: the last query beside the last key, or the first beside the first."""
-    T, S = seen.shape
+def _later(visible: Tensor, padding: tuple[int, ...]) -> int | None:
+    """Return the offset of a causal mask (last or first query and key aligned); None if not causal."""
+    T, S = visible.shape
     real = torch.ones(S, dtype=torch.bool)
     real[list(padding)] = False
     for offset in dict.fromkeys((S - T, 0)):
         beyond = _beyond(T, S, offset)
         edge = _beyond(T, S, offset - 1) & ~beyond
-        if bool((beyond & real).any()) and not bool((seen & beyond).any()) and bool((seen & edge).any()):
+        hides_later = bool((beyond & real).any()) and not bool((visible & beyond).any())
+        if hides_later and bool((visible & edge).any()):
             return offset
     return None
 
@@ -117,11 +118,11 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class Map:
-    """One heat map: a field, and what its rows and columns are.
+    """One heat map: a field, and the meaning of its rows and columns.
 
     Args:
         field: the tensor's name in `ExplainedStep.expected`.
-        name: as it is written on the page.
+        name: the name on the page.
         rows, columns: "query", "key", "channel" (of one head), "width" (heads side by side) or "feature".
         colour: "signed" (around 0), "share" (0 to 1) or "mask".
     """
@@ -135,7 +136,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Flow:
-    """What goes in, and what comes out."""
+    """The operands and the result of a computation."""
 
     result: Map
     operands: tuple[Map, ...] = ()
@@ -147,9 +148,9 @@ class ExplainedStep:
 
     Attributes:
         expected: the right numbers, by field.
-        yours: the module's own, by field, where they are known.
-        status: "same", "first" (here they part), "after" (different because of an earlier step) or "unseen".
-        error: the largest difference, None where `yours` is unknown.
+        yours: the numbers of the module, by field, where they are known.
+        status: "same", "first" (the first difference), "after" (after the first difference) or "unseen".
+        error: the largest difference; None if `yours` is unknown.
     """
 
     key: str
@@ -165,15 +166,15 @@ class ExplainedStep:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The tensors this step makes."""
+        """The tensors that this step computes."""
         return tuple(flow.result.field for flow in self.flows)
 
 
 def fields_of(state: State) -> dict[str, Tensor]:
-    """A state's tensors by name; steps that left something out leave it out here."""
-    found = {name: getattr(state, name, None) for name in PLAIN}
-    found |= dict(zip(PROJECTED, getattr(state, "projected", ()), strict=False))
-    tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    """Return the tensors of a state by name, without those that were not computed."""
+    values = {name: getattr(state, name, None) for name in PLAIN}
+    values |= dict(zip(PROJECTED, getattr(state, "projected", ()), strict=False))
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     for name, earlier in _earlier(state).items():
         tensors |= {f"{name}@{at}": value for at, value in enumerate(earlier)}
         for at, (change, value) in enumerate(zip(_changes(state, name), earlier, strict=True)):
@@ -188,7 +189,7 @@ def _changes(state: State, name: str) -> list[Change]:
 
 
 def _earlier(state: State) -> dict[str, list[Tensor]]:
-    """By field: what it was before each design that changed it."""
+    """Return the values of each field before each design that changed it."""
     names = dict.fromkeys(name for change in state.changes for name in change.before)
     return {name: [change.before[name] for change in _changes(state, name)] for name in names}
 
@@ -197,39 +198,41 @@ def _earlier(state: State) -> dict[str, list[Tensor]]:
 
 
 def key_heads(weights: Weights, num_heads: int) -> tuple[int, ...]:
-    """Which of the different heads of keys and values each head uses: 0, 0, 1, 1 where two share each."""
+    """Return which key/value head each query head uses: 0, 0, 1, 1 if two heads share each."""
     held = (weights.k, weights.k_bias[:, None], weights.v, weights.v_bias[:, None])
-    if any(len(one) % num_heads for one in held):
+    if any(len(tensor) % num_heads for tensor in held):
         return tuple(range(num_heads))
-    heads = torch.cat([one.unflatten(0, (num_heads, -1)).flatten(1) for one in held], 1)  # [H, ...]
+    heads = torch.cat([tensor.unflatten(0, (num_heads, -1)).flatten(1) for tensor in held], 1)  # [H, ...]
     different: list[Tensor] = []
     uses = []
     for head in heads:
-        same = next((at for at, one in enumerate(different) if torch.equal(one, head)), len(different))
+        same = next((at for at, tensor in enumerate(different) if torch.equal(tensor, head)), len(different))
         different += [head] if same == len(different) else []
         uses.append(same)
     return tuple(uses)
 
 
 def of_key_heads(x: Tensor, uses: Sequence[int]) -> Tensor:
-    """[..., H * D] -> [..., Hk * D]: of heads that lie side by side, each that is different once."""
-    first = torch.tensor([uses.index(one) for one in range(max(uses) + 1)])
+    """Return each different head once: [..., H * D] -> [..., Hk * D]."""
+    first = torch.tensor([uses.index(head) for head in range(max(uses) + 1)])
     return x.unflatten(-1, (len(uses), -1)).index_select(-2, first).flatten(-2)
 
 
 def are_shared(x: Tensor, uses: Sequence[int]) -> bool:
-    """Whether heads that use the same keys and values have the same numbers here."""
+    """Return True if heads with the same key/value head have the same numbers."""
     if x.shape[-1] % len(uses):
         return False
     heads = x.unflatten(-1, (len(uses), -1))
-    return all(torch.equal(heads[..., at, :], heads[..., uses.index(one), :]) for at, one in enumerate(uses))
+    return all(
+        torch.equal(heads[..., at, :], heads[..., uses.index(head), :]) for at, head in enumerate(uses)
+    )
 
 
 # The steps
 
 
 class Drawn(NamedTuple):
-    """How the step of a design is shown."""
+    """The key, title and formula of the step of a design."""
 
     key: str
     title: str
@@ -240,8 +243,8 @@ NORM = "{0} = ({1} − mean) ÷ √(variance + ε) · gain + bias, along the cha
 RMS = "{0} = {1} ÷ √(mean of squares + ε) · gain, along the channels of each token"
 GROUPS = "{0} = ({1} − mean) ÷ √(variance + ε) · gain + bias, along the tokens and the channels of each group"
 DESIGNS = {
-    "norm before": Drawn("norm", "Normalise what goes in", NORM),
-    "latent": Drawn("narrow", "Go through fewer channels", "{0} = {1} · W_downᵀ + b_down"),
+    "norm before": Drawn("norm", "Normalise the inputs", NORM),
+    "latent": Drawn("narrow", "Project to fewer channels", "{0} = {1} · W_downᵀ + b_down"),
     "query-key norm": Drawn("qk-norm", "Normalise queries and keys", NORM),
     "unit": Drawn("unit", "Queries and keys of length 1", "{0} = {1} ÷ |{1}|"),
     "rope": Drawn(
@@ -253,9 +256,13 @@ DESIGNS = {
     "talking heads": Drawn(
         "mix-heads", "Mix the heads", "each head of {0} = a sum of all heads of {1}, by a matrix"
     ),
-    "gate": Drawn("gate", "Gate: let through a share", "{0} = {1} · sigmoid(query · W_gateᵀ + b_gate)"),
+    "gate": Drawn(
+        "gate",
+        "Gate: multiply each channel by a factor from 0 to 1",
+        "{0} = {1} · sigmoid(query · W_gateᵀ + b_gate)",
+    ),
     "window": Drawn("window", "Hide by position", "{0}[t, s] = {1}[t, s] inside the window, else −∞"),
-    "residual": Drawn("residual", "Residual connection: add what went in", "{0} = {1} + {2}"),
+    "residual": Drawn("residual", "Residual connection: add the input", "{0} = {1} + {2}"),
     "norm after": Drawn("norm-after", "Normalise the output", NORM),
 }
 MAPS = {  # of fields that designs change: name on the page, rows, columns
@@ -276,28 +283,28 @@ AFTER = {  # the step that makes such a field
 
 
 class _Maps:
-    """The map of each field that designs change, at each of its stages."""
+    """The map of each field that designs change, before and after each of them."""
 
     def __init__(self, state: State) -> None:
         self.state, self.earlier = state, _earlier(state)
 
     def at(self, field: str, stage: int) -> Map:
-        """After this many designs."""
+        """Return the map after this many designs."""
         name, rows, columns = MAPS[field]
         last = stage == len(self.earlier.get(field, ()))
         return Map(field if last else f"{field}@{stage}", name + "′" * stage, rows, columns)
 
     def first(self, field: str) -> Map:
-        """As the step made it."""
+        """Return the map before any design."""
         return self.at(field, 0)
 
     def last(self, field: str) -> Map:
-        """As the next step uses it."""
+        """Return the map after all designs."""
         return self.at(field, len(self.earlier.get(field, ())))
 
 
 def _of_design(change: Change, maps: _Maps, itself: bool) -> ExplainedStep:
-    """What a design does, as a step."""
+    """Return the step of a design."""
     state, design = maps.state, change.design
     drawn = DESIGNS[design.key]
     fields = list(change.before)
@@ -305,7 +312,7 @@ def _of_design(change: Change, maps: _Maps, itself: bool) -> ExplainedStep:
         fields = ["query"]
     flows = []
     for name in fields:
-        stage = next(at for at, one in enumerate(_changes(state, name)) if one is change)
+        stage = next(at for at, each in enumerate(_changes(state, name)) if each is change)
         operands = [maps.at(name, stage)]
         if design.key == "position bias":
             operands.append(Map(f"bias@{stage}", "bias", "query", "key"))
@@ -322,7 +329,7 @@ def _of_design(change: Change, maps: _Maps, itself: bool) -> ExplainedStep:
     shape = list(fields_of(state)[first.result.field].shape)
     return ExplainedStep(
         drawn.key, drawn.title,
-        formula.format(first.result.name, *(one.name for one in first.operands)),
+        formula.format(first.result.name, *(each.name for each in first.operands)),
         f"This module has {design.words}.", (f"{first.result.name}: {shape}",), tuple(flows),
     )  # fmt: skip
 
@@ -334,12 +341,13 @@ def _is_rms(design: Design) -> bool:
 def steps_of(
     state: State, scales: Sequence[float], masks: list[MaskWords], uses: Sequence[int]
 ) -> list[ExplainedStep]:
-    """All steps of one call, without their numbers.
+    """Return all steps of one call, without their numbers.
 
     Args:
-        scales: what the scores of each head are multiplied by.
-        masks: of each sample.
-        uses: which of the heads of keys and values each head uses.
+        state: the state of the call.
+        scales: the factor of the scores of each head.
+        masks: the mask of each sample in words.
+        uses: the key/value head of each query head.
     """
     maps = _Maps(state)
     itself = state.inputs.query is state.inputs.key and state.inputs.key is state.inputs.value
@@ -351,8 +359,8 @@ def steps_of(
             for change in state.changes
             if change.before and AFTER[next(iter(change.before))] == step.key
         ]
-    for at, step in enumerate(steps):  # two norms, say
-        before = sum(one.key.partition("-and-")[0] == step.key for one in steps[:at])
+    for at, step in enumerate(steps):  # keys are unique even with two norms
+        before = sum(earlier.key.partition("-and-")[0] == step.key for earlier in steps[:at])
         step.key += f"-and-{before + 1}" if before else ""
     return steps
 
@@ -387,21 +395,20 @@ def _plain_steps(
     n_k, use = "H" if Hk == H else "Hk", ", ".join(map(str, uses))
     return [
         ExplainedStep(
-            "inputs", "What goes in", "query = key = value = x" if itself else "query, key, value",
-            f"Self-attention: {T} tokens, each a row of {E} numbers, serve as queries, as keys and as values."
+            "inputs", "Inputs", "query = key = value = x" if itself else "query, key, value",
+            f"Self-attention: {T} tokens, each a row of {E} numbers, are queries, keys and values."
             if itself else
-            f"{T} queries look at {S} keys; each key has a value. Every row is one token's {E} numbers.",
+            f"{T} queries attend to {S} keys; each key has a value. Each row is one token, with {E} numbers.",
             (f"x: [B, T, E] = {[B, T, E]}",) if itself else (
                 f"query: [B, T, E] = {[B, T, E]}", f"key, value: [B, S, E] = {[B, S, E]}",
             ),
-            tuple(Flow(one) for one in inputs),
+            tuple(Flow(each) for each in inputs),
         ),
         ExplainedStep(
-            "project", "Project: three views of every token",
+            "project", "Project to queries, keys and values",
             "      ".join(f"{Q} = {x[i].name} · W_{Q.lower()}ᵀ + b_{Q.lower()}" for i, Q in enumerate("QKV")),
-            "Three learned matrices turn a token into what it asks for (Q), what it offers to be found by "
-            "(K) and what it hands on (V). Each number is a row of the input times a row of the weight, plus "
-            "a bias.",
+            "Three learned matrices map each token to a query (Q), a key (K) and a value (V). Each number is "
+            "the dot product of a row of the input with a row of the weight, plus a bias.",
             (f"Q: [B, T, H·D] = {[B, T, H * D]}", f"K: [B, S, {n_k}·D] = {[B, S, Hk * D]}",
              f"V: [B, S, {n_k}·D] = {[B, S, Hk * Dv]}"),
             tuple(Flow(out, (left, right)) for out, left, right in zip(projected, x, weights, strict=True)),
@@ -409,21 +416,21 @@ def _plain_steps(
         ExplainedStep(
             "split", f"Split into {H} head{'s' * (H > 1)}{shared}",
             "view(B, T, H, D).transpose(1, 2):   q[b, h, t, d] = Q[b, t, h·D + d]",
-            f"Nothing is computed. Head h takes channels h·{D} to h·{D} + {D - 1} of every token: the "
-            "channels are split, never the tokens."
+            f"Nothing is computed. Head h takes the channels h·{D} to h·{D} + {D - 1} of every token: the "
+            "channels are split, not the tokens."
             + (f" K and V have {Hk} heads; heads 0 to {H - 1} use those numbered {use}." if shared else ""),
             (f"Q [B, T, H·D] = {[B, T, H * D]} → q {per_head}",
              (f"K [B, S, Hk·D] = {[B, S, Hk * D]} → k " if shared else "k: ")
              + f"[B, H, S, D] = {[B, H, S, D]}"),
             tuple(
-                Flow(out, (given,))
-                for out, given in zip((maps.first("q"), maps.first("k"), v), projected, strict=True)
+                Flow(out, (operand,))
+                for out, operand in zip((maps.first("q"), maps.first("k"), v), projected, strict=True)
             ),
         ),
         ExplainedStep(
             "score", "Score: every query against every key",
             f"scores[t, s] = Σ_d {q.name}[t, d] · {k.name}[s, d]        ({q.name} · {k.name}ᵀ)",
-            "One dot product for every pair: large where what the query asks for is what the key offers.",
+            "The dot product of each query with each key: a key with a larger score gets more weight.",
             (f"{per_head} · [B, H, D, S] = {[B, H, D, S]} → {pairs}",), (Flow(scores, (q, k)),),
         ),
         ExplainedStep(
@@ -431,45 +438,45 @@ def _plain_steps(
             (Flow(maps.first("scaled"), (scores,)),),
         ),
         ExplainedStep(
-            "mask", "Mask: hide what may not be seen" if masked else
+            "mask", "Mask: hide keys" if masked else
             f"Mask: nothing {'more ' * windowed}is hidden",
-            f"hidden[t, s] = {scaled.name}[t, s] where query t may see key s, else −∞",
+            f"hidden[t, s] = {scaled.name}[t, s] where query t may attend to key s, else −∞",
             f"exp(−∞) = 0: a hidden pair gets no weight at all. {POLARITY}" if masked else
-            "There is no mask beside the window." if windowed else masks[0].words[0],
+            "There is no mask except the window." if windowed else masks[0].words[0],
             (f"mask: [B, 1, T, S] = {[B, 1, T, S]}, the same for every head", pairs) if masked else (pairs,),
             (Flow(hidden, (scaled, Map("mask", "mask", "query", "key", "mask")) if masked else (scaled,)),),
         ),
         ExplainedStep(
             "softmax", "Softmax: scores become weights",
             "p[t, s] = exp(hidden[t, s]) / Σ_j exp(hidden[t, j])",
-            "Along each row, over the keys: weights lie between 0 and 1, and each query's add up to 1.",
+            "Over the keys of each row: the weights are between 0 and 1, and those of a query sum to 1.",
             (f"{pairs}, softmax over the last, S",), (Flow(shares, (hidden,)),),
         ),
         ExplainedStep(
             "weigh", "Weigh: each value times its weight",
             "weighted[s, d] = p[t, s] · v[s, d]        (for one query t)",
-            "For one query: every key's value, made as strong as the query's weight for that key. Its "
-            "columns add up to the query's row in the next step.",
+            "For one query: the value of each key times the query's weight for that key. The sum of its rows "
+            "is the query's row in the next step.",
             (f"for one query: [S, D] = {[S, Dv]}",),
             (Flow(Map("weighted", "weighted values", "key", "channel"), (p, v)),),
         ),
         ExplainedStep(
             "heads", "Each head's output", "head[t, d] = Σ_s p[t, s] · v[s, d]        (p · v)",
-            "A query's answer from this head: the mean of all values, weighted by its weights.",
+            "The output of this head for each query: the mean of all values, weighted by its weights.",
             (f"{pairs} · [B, H, S, D] = {[B, H, S, Dv]} → [B, H, T, D] = {[B, H, T, Dv]}",),
             (Flow(heads, (p, v)),),
         ),
         ExplainedStep(
             "concat", "Concatenate the heads",
             "transpose(1, 2).reshape(B, T, H·D):   concat[t, h·D + d] = head_h[t, d]",
-            f"Nothing is computed. The {H} answers to one query are laid side by side, head 0 first; the "
-            "transpose comes before the reshape, or tokens would be mixed.",
+            f"Nothing is computed. The outputs of the {H} heads for a query are concatenated, head 0 first. "
+            "The transpose comes before the reshape; otherwise tokens would be mixed.",
             (f"[B, H, T, D] = {[B, H, T, Dv]} → [B, T, H·D] = {[B, T, H * Dv]}",),
             (Flow(maps.first("joined"), (heads,)),),
         ),
         ExplainedStep(
-            "output", "Project once more: the output", "output = concat · W_oᵀ + b_o",
-            "The last matrix mixes what the heads found: until here no head knew of another.",
+            "output", "Output projection", "output = concat · W_oᵀ + b_o",
+            "The last matrix mixes the outputs of the heads, which are independent up to this step.",
             (f"[B, T, H·D] = {[B, T, H * Dv]} → [B, T, E] = {[B, T, state.weights.o.shape[0]]}",),
             (Flow(maps.first("output"), (joined, Map("w_o", "W_o", "feature", "width"))),),
         ),
@@ -491,18 +498,19 @@ def _scaling(state: State, scales: Sequence[float], D: int) -> _Scaling:
         return _Scaling(
             f"Scale: divide by √{D}",
             f"scaled = scores ÷ √{D}        (√D, D = {D} channels per head)",
-            f"A sum of {D} products grows like √{D}. Without this the softmax would be nearly all or "
-            "nothing, and its gradient nearly zero. It is the width of a head that counts, not of the model.",
+            f"A sum of {D} products is about √{D} times as large as one product. Without the division "
+            "the softmax would put nearly all weight on one key, and its gradient would be nearly zero. D is "
+            "the width of a head, not of the model.",
         )
     numbers = [f"{scale:.6g}" for scale in scales]
     by, title = f"× {numbers[0]}", f"Scale: multiply by {numbers[0]}"
     if len(set(numbers)) > 1:
-        by, title = "× scale[h]", "Scale: each head by a number of its own"
+        by, title = "× scale[h]", "Scale: a different number for each head"
     elif numbers[0] == "1":
         title = "Scale: none"
     own = [change.design.words for change in state.changes if change.design.key == "own scale"]
     words = f"This module has {own[0]}." if own else (
-        f"A sum of {D} products grows like √{D}; most modules divide by it. This one has a scale of its own."
+        f"Most modules divide by √{D}, the root of the width of a head. This one has a different scale."
     )  # fmt: skip
     if len(set(numbers)) > 1:
         words += f" Heads 0 to {len(numbers) - 1}: {', '.join(numbers)}."
