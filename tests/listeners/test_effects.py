@@ -398,7 +398,7 @@ def test_an_answer_without_numbers_is_refused() -> None:
         with pytest.raises(ArgumentError, match=f"a tensor of at least two dimensions: {message}"):
             hw.effects(model, torch.randn(1, 3, 6))
     model.said = torch.tensor([[[1.0, math.nan, 3.0]]])
-    with pytest.raises(ArgumentError, match="1 of 3 that Silent gave are not"):
+    with pytest.raises(ArgumentError, match="1 of 3 outputs of Silent are NaN or infinite"):
         hw.effects(model, torch.randn(1, 3, 6))
 
 

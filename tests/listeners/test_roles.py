@@ -558,7 +558,7 @@ def test_a_user_without_a_home_hears_that_nothing_is_kept(monkeypatch: pytest.Mo
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
-    with pytest.warns(UserWarning, match="not kept: .* the user has no home; set XDG_CACHE_HOME") as caught:
+    with pytest.warns(UserWarning, match="be saved: .* the user has no home; set XDG_CACHE_HOME") as caught:
         measured(a_model(), keep=True)
     assert caught[0].filename == __file__
 

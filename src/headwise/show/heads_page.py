@@ -178,7 +178,7 @@ def page_data(
         "sources": page_sources,
         "texts": [list(names) for names in texts],
         "labels": _labels(),
-        "statistics": _statistics(page_sources),
+        "statistics": _statistics(page_sources, training),
         "flips": compared,
         "effects": None if effects is None else _of_shown(effects.to_page(heads, batch), sources[0][0]),
         "corpus": over,
@@ -349,21 +349,26 @@ def _labels() -> list[dict[str, Any]]:
     return [*entries, {"name": MIXED, "colour": OF_NO_LABEL} | none]
 
 
-def _statistics(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _statistics(sources: list[dict[str, Any]], training: Specialisation | None) -> list[dict[str, Any]]:
+    """Return title and definition of every statistic of the heads, and of what was measured in training."""
     readings = [reading for source in sources for reading in source["readings"]]
     measured = dict.fromkeys(
         name for reading in readings for head in reading["heads"] for name in head["numbers"]
     )
+    if training is not None:
+        measured |= dict.fromkeys([*training.statistics, *training.roles])
     order = [*(name for name in IN_WORDS if name in measured), *(n for n in measured if n not in IN_WORDS)]
     return [
-        {"name": name, "title": title, "sentence": sentence, "share": name in WEIGHTS}
+        {"name": name, "title": title, "sentence": sentence, "share": name in WEIGHTS or " > " in name}
         for name in order
         for title, sentence in [IN_WORDS.get(name) or _own_words(name)]
     ]
 
 
 def _own_words(name: str) -> tuple[str, str]:
-    """Return title and sentence of a statistic that is not in IN_WORDS."""
+    """Return title and definition of a role, or of a statistic that is not in IN_WORDS."""
+    if " > " in name:
+        return name, f"Share of cases in which the head {_sentence(name)}. From 0 to 1."
     sentence = Statistics.formula(name).partition("\n")[0] if name in ROW_STATISTICS else name
     return name.replace("_", " "), sentence
 

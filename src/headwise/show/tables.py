@@ -39,7 +39,8 @@ HEADERS = {  # name -> what stands above its column: the name, and what the numb
 }
 WEIGHTS = {  # shares of 1
     "confidence", "first", "previous", "itself", "next", "local", "induction", "duplicate_token", "special",
-    "punctuation", "spread", "locality", "streaming", "written_first", "written_special",
+    "punctuation", "spread", "locality", "streaming", "written_first", "written_special", "induction_stripe",
+    "previous_token",
 }  # fmt: skip
 STRONG = 0.5  # shares from here on are bold
 IN_WORDS = {  # name -> its title on a page, and its definition: what it is computed from, range, meaning
@@ -73,6 +74,18 @@ IN_WORDS = {  # name -> its title on a page, and its definition: what it is comp
     "duplicate_token": (
         "duplicate token",
         "Weight on earlier copies of the query's token, averaged over queries with such a copy. From 0 to 1.",
+    ),
+    "induction_stripe": (
+        "induction, random tokens",
+        "On random tokens repeated once: weight on the token after the earlier copy, averaged over "
+        "queries. From 0 "
+        "to 1; 0.4 or more = an induction head.",
+    ),
+    "previous_token": (
+        "previous token, random tokens",
+        "On random tokens repeated once: weight on the token just before the query, averaged over "
+        "queries. From 0 "
+        "to 1.",
     ),
     "special": ("special tokens", "Weight on special tokens, such as [CLS], averaged over queries. From 0 "
     "to 1."),
