@@ -127,6 +127,68 @@ def test_devices_that_are_not_here_are_the_cpu() -> None:
         assert torch.zeros(2, device="meta").device.type == "meta"
 
 
+# What the rest of a file wants: data, a network, a tokenizer, time to train, a registry
+
+SKIPPED = {
+    "a text": ("with open('input.txt') as file:\n    text = file.read()\nwords = sorted(set(text))\n", ""),
+    "a download": ("import urllib.request\nurllib.request.urlretrieve('https://a.org/b', 'b')\n", ""),
+    "a tokenizer": (
+        "import notiktoken\nencoder = notiktoken.get_encoding('gpt2')\nprint(1 + encoder.n_vocab)\n", ""
+    ),
+    "training": ("", "\nwhile True:\n    MultiHeadAttention(8, 2)(*torch.ones(3, 1, 2, 8)).sum().backward()"),
+    "arguments": (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('data')\n"
+        "arguments = parser.parse_args()\n", ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SKIPPED)
+def test_statements_that_cannot_run_here_are_skipped_and_told(
+    what: str, tmp_path: Path, one_template: Template
+) -> None:
+    top, bottom = SKIPPED[what]
+    source = f"import math\n{top}" + ATTENTION.format(**PLAIN) + bottom
+    file = tmp_path / "mha.py"
+    file.write_text(source)
+    report = check_file(file, template=one_template)
+    assert report.ok and "skipped while it was imported: line" in " ".join(report.conventions.words), report
+    file.write_text(source.replace(" / self.width**0.5", ""))
+    assert [fault.key for fault in check_file(file, template=one_template).faults] == ["no scale"]
+
+
+def test_a_name_that_a_skipped_statement_binds_accuses_nobody(tmp_path: Path, one_template: Template) -> None:
+    file = tmp_path / "mha.py"
+    source = ATTENTION.format(**PLAIN).replace("nn.Linear(d_model, d_model)", "nn.Linear(d_model, len(text))")
+    file.write_text("text = open('input.txt').read()\n" + source)
+    assert check_file(file, template=one_template).verdict == "not judged"
+
+
+def test_a_registry_a_device_and_star_imports_are_stood_in_for(
+    tmp_path: Path, one_template: Template
+) -> None:
+    source = ATTENTION.format(
+        **PLAIN | {"base": "BaseModule", "decorated": "@force_fp32(apply_to=('query',))"}
+    )
+    source = source.replace("import torch\nfrom torch import nn\n", "from ours.layers import *\n")
+    source = source.replace("class", "@MODELS.register_module()\nclass").replace("(2))", "(2)).to(device)")
+    file = tmp_path / "mha.py"
+    file.write_text(
+        "from ours.registry import MODELS, force_fp32\nfrom ours.constants import device\n"
+        "from ours import BaseModule\n" + source
+    )
+    report = check_file(file, template=one_template)
+    assert report.ok, report
+    file.write_text(file.read_text().replace(" / self.width**0.5", ""))
+    assert [fault.key for fault in check_file(file, template=one_template).faults] == ["no scale"]
+
+
+def test_a_class_whose_method_is_called_step_is_examined(tmp_path: Path, one_template: Template) -> None:
+    file = tmp_path / "mha.py"
+    file.write_text(ATTENTION.format(**PLAIN).replace("def forward", "def step"))
+    assert check_file(file, template=one_template).ok
+
+
 # Names that only a script sets, other frameworks, tables of a rotation
 
 UNDER_MAIN = """

@@ -60,6 +60,8 @@ def is_theirs(problem: Problem, evidence: Evidence) -> bool:
         return True
     if (name := UNDEFINED.match(problem.message)) and name[1] in settings_under_main(evidence.source or ""):
         return False  # running the file defines it
+    if problem.stage == "import" and problem.kind == "FileNotFoundError":
+        return False  # its data is elsewhere
     if problem.kind in GUESSED or SYSTEM.search(problem.message) or problem.line is None:
         return False
     if problem.kind == "AttributeError" and setter_of(problem, evidence.source or "") is not None:

@@ -176,7 +176,7 @@ class Subject:
         return 1e-13 if self.exact and not self.numpy else 1e-6
 
 
-METHODS = ("forward", "call", "attend", "attention", "compute", "apply", "run")
+METHODS = ("forward", "call", "attend", "attention", "compute", "apply", "run", "step")
 
 
 def entry_of(body: Any) -> Any:

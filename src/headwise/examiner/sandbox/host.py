@@ -223,7 +223,15 @@ def _examine(
     from headwise.examiner.dispatch import understand
     from headwise.examiner.examine.environment import without_output
     from headwise.examiner.sandbox.confine import limits
-    from headwise.examiner.sandbox.learner import answers, choose, load, load_all_the_same
+    from headwise.examiner.sandbox.learner import (
+        Skipped,
+        answers,
+        choose,
+        lacks_something,
+        load,
+        load_all_the_same,
+        trains_while_loading,
+    )
     from headwise.examiner.sandbox.stand_ins import WORDS, OnCPU, asks_for_gpu, has_no_effect, quieten
     from headwise.examiner.sandbox.verdicts import HEADER, of_exception
     from headwise.examiner.source.likely_classes import source_of
@@ -273,14 +281,19 @@ def _examine(
         quieten()
         on_cpu.__enter__()  # until this process ends
     try:
-        lacking: ImportError | None = None
+        lacking: BaseException | None = None
         stood_in: list[str] = []
+        skipped: list[Skipped] = []
         try:
+            if trains_while_loading(source):
+                raise ImportError("it trains a model while it is imported")
             module = load(path, source, changed is not None)
-        except ImportError as error:
+        except (ImportError, OSError, SystemExit) as error:
+            if request["name"] is None or not lacks_something(error, source):
+                raise
             lacking = error
             try:
-                module, stood_in = load_all_the_same(path, source)
+                module, stood_in, skipped = load_all_the_same(path, source)
             except Exception:
                 raise error from None
         set_there = set_as_under_main(module, source)
@@ -294,12 +307,19 @@ def _examine(
             end(1)
         if lacking is not None:
             met = any("StandIn" in one.message for one in evidence.problems)
-            needed = met or not stood_in or not all(map(has_no_effect, stood_in))
+            without = {f"name {name!r} is not defined" for one in skipped for name in one.names}
+            met = met or any(one.message.partition(".")[0] in without for one in evidence.problems)
+            needed = met or not (stood_in or skipped) or not all(map(has_no_effect, stood_in))
             if needed and (evidence.weights is None or evidence.problems):  # it could not do without
                 stage = "import"
                 raise lacking
-            names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
-            evidence.conventions.words.append(f"not here, and not needed for this: {names}")
+            if stood_in or not skipped:
+                names = ", ".join(dict.fromkeys(stood_in)) or str(lacking)
+                evidence.conventions.words.append(f"not here, and not needed for this: {names}")
+            if skipped:
+                lines = ", ".join(f"line {one.line} ({type(one.error).__name__})" for one in skipped[:5])
+                more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+                evidence.conventions.words.append(f"skipped while it was imported: {lines}{more}")
         if set_there:
             evidence.conventions.words.append(NOTE.format(names=", ".join(set_there)))
         if on_cpu is not None and on_cpu.met:

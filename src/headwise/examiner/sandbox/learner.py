@@ -1,32 +1,38 @@
 """In the process of the learner's code: it is loaded, and answers for other numbers in its parameters."""
 
 from __future__ import annotations
+import __future__
 
 import ast
+import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
 import linecache
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import ArgumentError, nearest
 from ..evidence import packed, unpacked
 from ..examine.call_plan import express
 from ..examine.caller import Caller
 from ..examine.environment import CAUGHT, float64_environment, problem_of
+from ..examine.subject import METHODS
 from ..source.likely_classes import is_notebook, load_notebook, package_root
 from ..steps.step_engine import Callee
-from .stand_ins import named_in
+from .stand_ins import has_no_effect, named_in
+from .verdicts import of_exception
 
 
 def load(path: Path, source: str, changed: bool = False) -> ModuleType:
@@ -83,9 +89,20 @@ def choose(module: ModuleType, name: str | None) -> object:
         ]
         known = f"; {nearest(name, own)}" if own else "; the file defines no class and no function"
         raise ArgumentError(f"name must be a class or function of {module.__name__}: {name!r}{known}")
+    _give_forward(found)
     if not callable(found):
         raise ArgumentError(f"name must be a class or function: {name!r} is {type(found).__name__}")
     return found
+
+
+def _give_forward(found: object) -> None:
+    """Let a module that is called by another method be called as modules are."""
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        return
+    if found.forward is nn.Module.forward and found.__call__ is nn.Module.__call__:
+        method = next((getattr(found, name) for name in METHODS if name in vars(found)), None)
+        if method is not None:
+            found.forward = method
 
 
 PACKAGE, DEPTH = "checked_package", 4  # what a file with relative imports is a part of, and how deep in it
@@ -106,6 +123,18 @@ class StandIn:
         return StandIn()
 
 
+class _Base(nn.Module):
+    """Stands in for a base class of modules, such as mmengine's BaseModule."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+
+
+DEVICES = frozenset(("device", "DEVICE"))
+BASES = frozenset(("BaseModule",))
+USUAL = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy", "math": "math"}
+
+
 class _Module(ModuleType):
     def __init__(self, name: str, *folders: str) -> None:
         super().__init__(name)
@@ -114,15 +143,19 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in DEVICES:
+            return "cpu"
         known = named_in(self.__name__, name)
-        return type(name, (StandIn,), {"__module__": self.__name__}) if known is None else known
+        if known is not None:
+            return known
+        return type(name, (_Base if name in BASES else StandIn,), {"__module__": self.__name__})
 
 
 class _Finder(MetaPathFinder, Loader):
     """Comes last, and answers only for what the file itself asks for."""
 
-    def __init__(self, roots: set[str]) -> None:
-        self.roots, self.names = roots, list[str]()
+    def __init__(self, roots: set[str], usual: set[str]) -> None:
+        self.roots, self.usual, self.names = roots, usual, list[str]()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -136,19 +169,34 @@ class _Finder(MetaPathFinder, Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """Give it the usual names that the file takes from nowhere else: `from utils import *`."""
+        for name in self.usual:
+            with contextlib.suppress(ImportError):
+                setattr(module, name, importlib.import_module(USUAL[name]))
 
 
-def load_all_the_same(path: Path, source: str) -> tuple[ModuleType, list[str]]:
-    """The file as a module, and the names of the modules that were stood in for.
+class Skipped(NamedTuple):
+    """A statement of a file that raised while the file was loaded, and was left out."""
+
+    line: int
+    names: set[str]  # that it would have bound
+    error: BaseException
+
+
+def load_all_the_same(path: Path, source: str) -> tuple[ModuleType, list[str], list[Skipped]]:
+    """Load a file that lacks modules, files or a network, statement by statement.
+
+    Return the module, the names of the modules that were stood in for, and the statements that raised: those
+    that define and import nothing are skipped.
 
     Raises:
-        BaseException: whatever the file raises.
+        BaseException: whatever a definition or an import raises.
     """
-    finder = _Finder({*_roots(ast.parse(source)), PACKAGE})
+    tree = ast.parse(source)
+    finder = _Finder({*_roots(tree), PACKAGE}, _usual_names(tree))
     sys.meta_path.append(finder)
     if is_notebook(path):
-        return load_notebook(path, source), finder.names
+        return load_notebook(path, source), finder.names, []
     package = PACKAGE
     for folder in reversed(path.resolve().parents[:DEPTH]):  # files beside it are found, and above
         sys.modules[package] = _Module(package, str(folder))
@@ -158,8 +206,91 @@ def load_all_the_same(path: Path, source: str) -> tuple[ModuleType, list[str]]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module, finder.names
+    linecache.cache[str(path)] = len(source), None, source.splitlines(keepends=True), str(path)
+    return module, finder.names, list(_run_by_statement(tree, path, module))
+
+
+KEPT = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom)
+
+
+def _run_by_statement(tree: ast.Module, path: Path, module: ModuleType) -> Iterator[Skipped]:
+    features = [
+        getattr(__future__, alias.name).compiler_flag
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        for alias in node.names
+    ]
+    flags = functools.reduce(operator.or_, features, 0)
+    for statement in tree.body:
+        _without_inert_decorators(statement, vars(module))
+        code = compile(ast.Module([statement], []), str(path), "exec", flags, dont_inherit=True)
+        try:
+            if trains(statement):
+                raise RuntimeError("it trains a model")
+            exec(code, vars(module))
+        except (Exception, SystemExit) as error:
+            if any(isinstance(node, KEPT) for node in ast.walk(statement)):
+                raise
+            names = {
+                node.id
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+            yield Skipped(statement.lineno, names, error)
+
+
+def trains(statement: ast.stmt) -> bool:
+    """Return True for a loop that computes gradients."""
+    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return isinstance(statement, (ast.For, ast.While)) and any(
+        isinstance(function, ast.Attribute) and function.attr == "backward" for function in calls
+    )
+
+
+def lacks_something(error: BaseException, source: str) -> bool:
+    """Return True where a module, a file, the network or an argument of the command line was missing."""
+    if isinstance(error, SystemExit):
+        return "parse_args" in source
+    problem = of_exception(error, Path(), "import", 0, confined=True)
+    return isinstance(error, (ImportError, FileNotFoundError)) or problem.kind == "network"
+
+
+def trains_while_loading(source: str) -> bool:
+    """Return True if a loop at the top of the file trains a model."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        return any(map(trains, ast.parse(source).body))
+    return False
+
+
+def _without_inert_decorators(statement: ast.stmt, names: dict[str, Any]) -> None:
+    """Take off the decorators that come from stand-ins: a registry changes no number."""
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.decorator_list = [
+                decorator for decorator in node.decorator_list if not _is_stand_in(decorator, names)
+            ]
+
+
+def _is_stand_in(decorator: ast.expr, names: dict[str, Any]) -> bool:
+    while isinstance(decorator, (ast.Call, ast.Attribute)):
+        decorator = decorator.func if isinstance(decorator, ast.Call) else decorator.value
+    found = names.get(decorator.id) if isinstance(decorator, ast.Name) else None
+    stands_in = isinstance(found, type) and issubclass(found, StandIn)
+    of_known = isinstance(found, _Module) and has_no_effect(found.__name__)  # it has decorators of its own
+    return stands_in or isinstance(found, StandIn) or (isinstance(found, _Module) and not of_known)
+
+
+def _usual_names(tree: ast.Module) -> set[str]:
+    """Return the usual names of modules that the file uses and does not bind itself."""
+    nodes = list(ast.walk(tree))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    bound = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in nodes
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    return (used - bound) & USUAL.keys()
 
 
 def _roots(tree: ast.Module) -> set[str]:

@@ -289,7 +289,7 @@ def _runs(node: Definition) -> bool:
         parameters = (*node.args.posonlyargs, *node.args.args)
         return bool(parameters) and parameters[0].arg != "self"  # with self it is assigned to a class later
     inherits = any(dotted(base).rpartition(".")[2] not in ("Module", "object", "") for base in node.bases)
-    return bool(methods_of(node).keys() & {"forward", "__call__", "call"}) or inherits
+    return bool(methods_of(node).keys() & {"forward", "__call__", "call", "step"}) or inherits
 
 
 class _File:
