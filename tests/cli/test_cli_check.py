@@ -183,7 +183,7 @@ def test_what_a_class_is_marked_with_is_read_before_anything_is_run(examiner, ca
     one = examiner(WRONG)
     Path("r.toml").write_text("full = 8\nflor = 1\n")
     assert "did you mean 'floor'" in mistake(capsys, "mha.py", "--rubric", "r.toml")
-    assert "rubric must be a file that can be read" in mistake(capsys, "mha.py", "--rubric", "none.toml")
+    assert "rubric must be a readable file" in mistake(capsys, "mha.py", "--rubric", "none.toml")
     assert "feedback must be a folder to write to" in mistake(capsys, "mha.py", "--feedback", "r.toml")
     assert one.asked == []
 
@@ -255,7 +255,7 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     assert "got 'mask=odd'; choose from" in mistake(capsys, "mha.py", "--require", "mask=odd")
     assert "got 'maks=added'; did you mean" in mistake(capsys, "mha.py", "mha.py", "--require", "maks=added")
     Path("empty").mkdir()
-    assert "folder must hold files of Python or notebooks: empty holds 0" in mistake(capsys, "empty")
+    assert "folder must contain Python files or notebooks: empty contains 0" in mistake(capsys, "empty")
     assert "FILE[:NAME]" in mistake(capsys)
     assert one.asked == []
 

@@ -26,8 +26,8 @@ from headwise.errors import ArgumentError, BackendUnavailable
 from headwise.examiner.dispatch import judge, understand
 from headwise.examiner.evidence import Conventions, Evidence, packed, unpacked
 from headwise.examiner.marking import template
-from headwise.examiner.marking.conditions import KEY, Requirement, conditions_of, hold_to, requirements_of
-from headwise.examiner.marking.secrets import FORGED, Secrets
+from headwise.examiner.marking.hidden_probes import FORGED, HiddenProbes
+from headwise.examiner.marking.requirements import KEY, Requirement, facts_of_source, hold_to, requirements_of
 from headwise.examiner.marking.submissions import (
     as_table,
     check_files,
@@ -67,7 +67,7 @@ def asked_again(honest: tuple[Evidence, Any], tell: Callable[[Evidence], None], 
     facts, numbers = honest[0].written()
     evidence = Evidence.read(facts, numbers)
     tell(evidence)
-    secrets = Secrets(conditions_of(source, "MultiHeadAttention"))
+    secrets = HiddenProbes(facts_of_source(source, "MultiHeadAttention"))
     drawn = secrets.questions(evidence)
     if not drawn:
         return secrets.verdict(evidence, None)
@@ -133,16 +133,16 @@ def _swapped(evidence: Evidence) -> None:
 @pytest.mark.parametrize(
     ("tell", "words", "wrong"),
     [
-        (_all_zero, "takes next to nothing of its input", False),
-        (_one_head, "takes a number of heads, and it was examined with one", False),
-        (_identities, "no parameter of its has a part in q, k, v", False),
-        (_shared, "used in more than one of its projections", False),
-        (_two_heads_alike, "used in more than one place of q", False),
-        (_lost, "the numbers of its projection v are none of its parameters'", False),
-        (_one_input, "was examined with one for all", False),
-        (_one_position, r"asked with too little: \[3, 1, 24\]", False),
+        (_all_zero, "uses almost nothing of its input", False),
+        (_one_head, "takes a number of heads, but it was examined with one head", False),
+        (_identities, "its projection q, k, v uses none of its parameters", False),
+        (_shared, "used in several projections", False),
+        (_two_heads_alike, "used in several places of its projection q", False),
+        (_lost, "its projection v is not in its parameters", False),
+        (_one_input, "was examined with one input for all three", False),
+        (_one_position, r"inputs that are too small: \[3, 1, 24\]", False),
         (_causal, FORGED, True),
-        (_swapped, "they are not what it computes with", False),
+        (_swapped, "it does not compute with these parameters", False),
     ],
 )
 def test_what_the_evidence_says_must_leave_something_to_ask(
@@ -156,43 +156,47 @@ def test_what_the_evidence_says_must_leave_something_to_ask(
 def test_a_mask_that_forward_names_must_have_been_asked(honest: tuple[Evidence, Any]) -> None:
     source = GOOD.replace("query, key, value):", "query, key, value, mask=None):")
     refusal = asked_again(honest, lambda evidence: None, source)
-    assert refusal is not None and refusal.words == "it takes mask, and was not examined with a mask"
+    assert refusal is not None and refusal.words == "it takes mask, but it was not examined with a mask"
 
 
 def test_other_numbers_are_forged_and_no_answer_is_not_judged(honest: tuple[Evidence, Any]) -> None:
     evidence = honest[0]
-    secrets = Secrets(conditions_of(GOOD, "MultiHeadAttention"))
+    secrets = HiddenProbes(facts_of_source(GOOD, "MultiHeadAttention"))
     drawn = secrets.questions(evidence)
     refusal = secrets.verdict(evidence, None)
-    assert refusal is not None and not refusal.wrong and "did not answer" in refusal.words
+    assert (
+        refusal is not None and not refusal.wrong and "returned no output for hidden inputs" in refusal.words
+    )
     zeros = [(torch.zeros_like(one["query"]), -1) for one in drawn]
     refusal = secrets.verdict(evidence, zeros)
     assert refusal is not None and refusal.wrong and refusal.words.startswith(FORGED)
-    assert Secrets(conditions_of(GOOD, None)).verdict(evidence, zeros) is not None  # nothing was asked
+    assert HiddenProbes(facts_of_source(GOOD, None)).verdict(evidence, zeros) is not None  # nothing was asked
 
 
 def test_what_is_drawn_is_never_drawn_again(honest: tuple[Evidence, Any]) -> None:
-    first, second = (Secrets(conditions_of(GOOD, "MultiHeadAttention")).questions(honest[0]) for _ in "ab")
+    first, second = (
+        HiddenProbes(facts_of_source(GOOD, "MultiHeadAttention")).questions(honest[0]) for _ in "ab"
+    )
     assert not torch.equal(first[0]["query"], second[0]["query"])
     assert not torch.equal(first[1]["values"], second[1]["values"])
 
 
 def test_the_source_says_what_must_be_asked() -> None:
-    of_class = conditions_of(GOOD, "MultiHeadAttention")
+    of_class = facts_of_source(GOOD, "MultiHeadAttention")
     assert of_class.takes_heads and of_class.takes_width and of_class.three and of_class.has_parameters
     assert of_class.masks == []
     below = GOOD + "\nclass Mine(MultiHeadAttention):\n    def forward(self, x, attn_mask=None): ...\n"
-    of_class = conditions_of(below, "Mine")
+    of_class = facts_of_source(below, "Mine")
     assert of_class.takes_heads and not of_class.three and of_class.masks == ["attn_mask"]
-    of_function = conditions_of("def attention(q, k, v, mask, num_heads): ...", "attention")
+    of_function = facts_of_source("def attention(q, k, v, mask, num_heads): ...", "attention")
     assert of_function.three and of_function.takes_heads and not of_function.has_parameters
     claims = Evidence("MultiHeadAttention", "class", step="block")
-    told = "attention by its source, and was examined as a block"
+    told = "its source is that of attention, but it was examined as a block"
     for source, name in ((GOOD, "MultiHeadAttention"), ("def f(q, k, v): ...", "f")):
-        refusal = conditions_of(source, name).another_step(claims)
+        refusal = facts_of_source(source, name).another_step(claims)
         assert refusal is not None and told in refusal.words
-    assert conditions_of("class Block: ...", "Block").another_step(claims) is None
-    assert conditions_of("def f(:", "f") == conditions_of("", "f") == conditions_of("x = 1", None)
+    assert facts_of_source("class Block: ...", "Block").another_step(claims) is None
+    assert facts_of_source("def f(:", "f") == facts_of_source("", "f") == facts_of_source("x = 1", None)
 
 
 # What the task says
@@ -204,7 +208,9 @@ def test_requirements_are_read_and_unknown_words_refused_by_name() -> None:
     ]  # fmt: skip
     with pytest.raises(ArgumentError, match="got 'maks=added'; did you mean 'mask'"):
         requirements_of(["maks=added"])
-    with pytest.raises(ArgumentError, match=r"how mask is to be: got 'mask=yes'; choose from mask=true-att"):
+    with pytest.raises(
+        ArgumentError, match=r"must have a value of mask: got 'mask=yes'; choose from mask=true-att"
+    ):
         requirements_of(["mask=yes"])
     with pytest.raises(ArgumentError, match="got causal=always and causal=argument"):
         requirements_of(["causal=always", "causal=argument"])
@@ -223,14 +229,14 @@ MASKED = {"mask_argument": "m", "mask_kind": "bool", "mask_true_attends": True}
     ("word", "right", "wrong", "instead"),
     [
         ("mask=true-attends", MASKED, MASKED | {"mask_true_attends": False}, "a key is hidden"),
-        ("mask=true-hides", MASKED | {"mask_true_attends": False}, MASKED, "a key may be seen"),
-        ("mask=added", MASKED | {"mask_kind": "added"}, MASKED, "a key may be seen"),
+        ("mask=true-hides", MASKED | {"mask_true_attends": False}, MASKED, "a key is visible"),
+        ("mask=added", MASKED | {"mask_kind": "added"}, MASKED, "a key is visible"),
         ("mask=lengths", MASKED | {"mask_kind": "lengths"}, {}, "it takes no mask"),
         ("mask=true-attends", MASKED, MASKED | {"mask_kind": "added"}, "m is added to the scores"),
-        ("causal=always", {"always_causal": True}, {}, "it sees the future"),
-        ("causal=argument", {}, {"always_causal": True}, "it hides the future"),
-        ("weights=returned", {"returns_weights": True}, {}, "it returns no weights"),
-        ("batch=first", {}, {"batch_first": False}, "it takes the sequence first"),
+        ("causal=always", {"always_causal": True}, {}, "it is causal only if a mask is passed"),
+        ("causal=argument", {}, {"always_causal": True}, "it is causal even if no mask is passed"),
+        ("weights=returned", {"returns_weights": True}, {}, "it does not return the weights"),
+        ("batch=first", {}, {"batch_first": False}, "its first dimension is the sequence"),
     ],
 )
 def test_what_is_not_as_the_task_says_is_wrong_by_that_name(
@@ -267,7 +273,7 @@ def test_folders_are_looked_through_but_for_what_is_hidden(tmp_path: Path) -> No
     found = collected([tmp_path, tmp_path / "b.py"])
     assert [str(each.relative_to(tmp_path)) for each in found] == ["b.py", "a/c.ipynb"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ArgumentError, match=r"^folder must hold files.*empty holds 0"):
+    with pytest.raises(ArgumentError, match=r"^folder must contain Python files.*empty contains 0"):
         collected([tmp_path / "empty"])
 
 
@@ -348,7 +354,7 @@ def test_a_judge_that_ended_is_told() -> None:
         assert one._process is not None
         one._process.kill()
         one._process.wait()
-        with pytest.raises(BackendUnavailable, match="a file cannot be judged: the process that judges it"):
+        with pytest.raises(BackendUnavailable, match="a file cannot be judged: the judge's process"):
             judge.before_running()
 
 

@@ -13,11 +13,11 @@ from test_check_sandbox import GOOD
 
 from headwise.errors import ArgumentError
 from headwise.examiner.evidence import Problem
-from headwise.examiner.marking import likeness
-from headwise.examiner.marking.conditions import KEY
+from headwise.examiner.marking import similarity
 from headwise.examiner.marking.feedback import CLASS, for_class, for_student, markdown, write_feedback
-from headwise.examiner.marking.likeness import Alike, alike, in_words, tokens_of
+from headwise.examiner.marking.requirements import KEY
 from headwise.examiner.marking.rubric import BESIDE, STEPS, Mark, Rubric, read_rubric, step_of
+from headwise.examiner.marking.similarity import SimilarFile, alike, in_words, tokens_of
 from headwise.examiner.marking.submissions import facts_in_words, json_line, missing_in_words, write_csv
 from headwise.examiner.report import Named, Report
 from headwise.examiner.report_formats import as_json
@@ -72,7 +72,7 @@ def test_points_are_taken_away_by_fault_then_by_step_then_for_any_other(rubric: 
 
 def test_code_without_a_named_fault_has_points_too(rubric: Rubric) -> None:
     assert rubric.mark(Report("A", ok=True, summary="")) == Mark(12, 12)
-    assert rubric.mark(wrong()) == Mark(4, 12, [("its numbers are others", 8)])
+    assert rubric.mark(wrong()) == Mark(4, 12, [("its output is wrong", 8)])
     crash = wrong()
     crash.problems = [Problem("call", "RuntimeError", "shapes", 3)]
     assert rubric.mark(crash).points == 5
@@ -91,18 +91,18 @@ def test_every_fault_has_a_step_to_give_points_for() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ful = 3", r"^rubric must have entries with a meaning: got ful \(r.toml, line 1\); did you"),
-        ("full = 3\nfloor = -1", r"must give points from 0 on: got floor = -1 \(r.toml, line 2\); write"),
-        ("full = true", r"must give points from 0 on: got full = True"),
-        ("full = nan", r"must give points from 0 on: got full = nan"),
-        ("full = 'ten'", r"must give points from 0 on: got full = 'ten' \(r.toml, line 1\)"),
-        ("full = 3\nfloor = 4", r"floor below its full mark: got floor = 4, full = 3 \(r.toml, line 2\)"),
-        ("\nsteps = 3", r"must give steps a table: got steps = 3 \(r.toml, line 2\); write \[steps\]"),
+        ("ful = 3", r"^rubric must have known entries only: got ful \(r.toml, line 1\); did you"),
+        ("full = 3\nfloor = -1", r"must have points of 0 or more: got floor = -1 \(r.toml, line 2\); write"),
+        ("full = true", r"must have points of 0 or more: got full = True"),
+        ("full = nan", r"must have points of 0 or more: got full = nan"),
+        ("full = 'ten'", r"must have points of 0 or more: got full = 'ten' \(r.toml, line 1\)"),
+        ("full = 3\nfloor = 4", r"floor of at most full: got floor = 4, full = 3 \(r.toml, line 2\)"),
+        ("\nsteps = 3", r"must have a table steps: got steps = 3 \(r.toml, line 2\); write \[steps\]"),
         ("[faults]\n'no scal' = 3", r"must name a fault: got 'no scal' \(r.toml, line 2\); did you mean "),
         ("[steps]\n\nscael = 3", r"must name a step: got 'scael' \(r.toml, line 3\); did you mean 'scale'"),
-        ("[steps]\nscale = []", r"must give points from 0 on: got scale = \[\] \(r.toml, line 2\)"),
+        ("[steps]\nscale = []", r"must have points of 0 or more: got scale = \[\] \(r.toml, line 2\)"),
         ("faults.'a b' = 1", r"must name a fault: got 'a b' \(r.toml\)"),
-        ("full = ", r"^rubric must be TOML: .*Invalid value.*; write e.g. full = 10"),
+        ("full = ", r"^rubric must be TOML: .*Invalid value.*; write for example full = 10"),
     ],
 )  # fmt: skip
 def test_what_is_no_rubric_is_refused_with_its_line(text: str, words: str, tmp_path: Path) -> None:
@@ -112,9 +112,7 @@ def test_what_is_no_rubric_is_refused_with_its_line(text: str, words: str, tmp_p
 
 
 def test_a_rubric_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"rubric must be a file that can be read: .*absent\.toml: No such"
-    ):
+    with pytest.raises(ArgumentError, match=r"rubric must be a readable file: .*absent\.toml: No such"):
         read_rubric(tmp_path / "absent.toml")
     (tmp_path / "r.toml").write_bytes(b"full = '\xff'")
     with pytest.raises(ArgumentError, match=r"rubric must be in UTF-8: .*r\.toml: invalid start byte"):
@@ -140,9 +138,9 @@ def test_what_a_student_wrote_is_text_in_markdown() -> None:
 def test_a_student_is_told_the_points_and_the_report_and_nothing_of_others(rubric: Rubric) -> None:
     report = wrong("scale by d_model")
     report.faults[0].text = "x = '```' # </pre>"
-    report.facts = ["the same text as anna.py"]
+    report.facts = ["identical to anna.py"]
     text = for_student(report, "ben.py", rubric.mark(report))
-    assert text.startswith("# ben.py: wrong\n\n**Points:** 10 of 12\n- 2 less: scale by d\\_model\n")
+    assert text.startswith("# ben.py: wrong\n\n**Points:** 10 of 12\n- lost 2: scale by d\\_model\n")
     assert (
         "````python\nx = '```' # </pre>\n````" in text and "ben.py:7:" in text and "```\nx = 1\n```" in text
     )
@@ -156,13 +154,13 @@ def test_a_hint_lets_no_more_through_in_a_file_than_on_a_terminal(rubric: Rubric
     assert "d\\_model" not in text and "x = 1" not in text and "**Points:** 10 of 12" in text
     report = Report("A", ok=False, summary="no such package", path="a.py", judged=False)
     text = for_student(report, "a.py", rubric.mark(report), hint=1)
-    assert "none of 12 yet. It could not be judged: a person will look at it." in text
+    assert "open, of 12. The file could not be judged: a person will mark it." in text
 
 
 def test_the_class_has_a_table_and_what_files_have_in_common(rubric: Rubric) -> None:
     reports = [wrong("scale by d_model"), Report("A", ok=True, summary="", path="class/a|b.py")]
     reports += [Report("C", ok=False, summary="class/c.py is odd", path="class/c.py", judged=False)]
-    reports[1].facts = ["90% of the tokens are the same as in ben.py, names aside"]
+    reports[1].facts = ["90% of its tokens are in ben.py, apart from names"]
     reports[0].missing_protections = reports[1].missing_protections = ["Landlock: not offered"]
     text = for_class(reports, [rubric.mark(each) for each in reports])
     assert "- 3 files: 1 right, 1 wrong, 1 not judged\n- 1 of 3 scale by d\\_model" in text
@@ -171,10 +169,10 @@ def test_the_class_has_a_table_and_what_files_have_in_common(rubric: Rubric) -> 
         "| a\\|b.py | A | right | 12 of 12 |  |  |" in text
         and "| C | not judged | ? of 12 | c.py is odd |" in text
     )
-    assert "Points: 11 of 12 on average of 2 judged." in text
-    assert "- a\\|b.py: 90% of the tokens" in text and "- Landlock: not offered" in text
+    assert "Points: 11 of 12 on average; 2 files were judged." in text
+    assert "- a\\|b.py: 90% of its tokens" in text and "- Landlock: not offered" in text
     assert missing_in_words(reports) == ["Landlock: not offered"]
-    assert facts_in_words(reports) == ["a|b.py: 90% of the tokens are the same as in ben.py, names aside"]
+    assert facts_in_words(reports) == ["a|b.py: 90% of its tokens are in ben.py, apart from names"]
     assert "points" not in for_class(reports).lower()
 
 
@@ -202,17 +200,17 @@ def test_each_file_is_written_whole_and_at_its_place(tmp_path: Path) -> None:
 
 def test_csv_and_json_hold_points_and_facts(rubric: Rubric) -> None:
     reports = [wrong("scale by d_model"), Report("C", ok=False, summary="", path="c.py", judged=False)]
-    reports[0].facts = ["the same text as anna.py"]
+    reports[0].facts = ["identical to anna.py"]
     marks = [rubric.mark(each) for each in reports]
     written = io.StringIO()
     write_csv(reports, written, marks)
     rows = list(csv.DictReader(io.StringIO(written.getvalue())))
     assert [(row["points"], row["full"], row["facts"]) for row in rows] == [
-        ("10", "12", "the same text as anna.py"), ("", "12", ""),
+        ("10", "12", "identical to anna.py"), ("", "12", ""),
     ]  # fmt: skip
     facts = [json.loads(json_line(report, mark=mark)) for report, mark in zip(reports, marks, strict=True)]
     assert [(each["points"], each["full"]) for each in facts] == [(10, 12), (None, 12)]
-    assert facts[0]["lost"] == [["scale by d_model", 2]] and facts[0]["facts"] == ["the same text as anna.py"]
+    assert facts[0]["lost"] == [["scale by d_model", 2]] and facts[0]["facts"] == ["identical to anna.py"]
 
 
 def test_json_with_a_hint_holds_what_the_hint_lets_through(rubric: Rubric) -> None:
@@ -251,11 +249,11 @@ def test_copies_and_renamed_files_are_found_and_told_as_numbers() -> None:
     assert found[3][0].share < 1.0 and found[4] == found[5] == []  # too short to say anything
     names = [f"{number}.py" for number in range(6)]
     assert in_words(found[0], names)[:2] == [
-        "the same text as 1.py", "100% of the tokens are the same as in 2.py, names aside",
+        "identical to 1.py", "100% of its tokens are in 2.py, apart from names",
     ]  # fmt: skip
-    many = [Alike(number, 0.999, False) for number in range(5)]
-    assert in_words(many, names)[0].startswith("99% of the tokens")
-    assert in_words(many, names)[-1] == "and as much as in 2 more files"
+    many = [SimilarFile(number, 0.999, False) for number in range(5)]
+    assert in_words(many, names)[0].startswith("99% of its tokens")
+    assert in_words(many, names)[-1] == "similar to 2 more files"
 
 
 def test_the_share_counts_tokens_that_lie_in_no_equal_run() -> None:
@@ -266,11 +264,11 @@ def test_the_share_counts_tokens_that_lie_in_no_equal_run() -> None:
         for at in reversed(places):
             lines.insert(at, "del nothing[0]" if at == 0 else "    " * 2 + "pass")
         mine, theirs = tokens_of("\n".join(lines)), tokens_of("\n".join(first))
-        runs = {tuple(theirs[at : at + likeness.RUN]) for at in range(len(theirs) - likeness.RUN + 1)}
+        runs = {tuple(theirs[at : at + similarity.RUN]) for at in range(len(theirs) - similarity.RUN + 1)}
         covered = set()
-        for at in range(len(mine) - likeness.RUN + 1):
-            if tuple(mine[at : at + likeness.RUN]) in runs:
-                covered |= {*range(at, at + likeness.RUN)}
+        for at in range(len(mine) - similarity.RUN + 1):
+            if tuple(mine[at : at + similarity.RUN]) in runs:
+                covered |= {*range(at, at + similarity.RUN)}
         (found,) = alike(["\n".join(lines), "\n".join(first)])[0]
         assert found.share == pytest.approx(len(covered) / len(mine)), places
         assert (found.share == 1) == (not places)
@@ -280,7 +278,7 @@ def test_solutions_written_apart_are_not_alike() -> None:
     """Modules in the styles that learners use, none of them written from another."""
     text = Path(__file__).parents[1].joinpath("planted", "right.py").read_text("utf-8")
     classes = re.findall(r"(?m)^class \w+\(nn\.Module\):\n(?:(?:    .*)?\n)+", text)
-    sources = [each for each in classes if len(tokens_of(each)) >= likeness.FEWEST]
+    sources = [each for each in classes if len(tokens_of(each)) >= similarity.FEWEST]
     assert len(sources) >= 8 and len(RIGHT) >= 8
     close = [(len(each), number) for number, each in enumerate(alike(sources)) if each]
     assert len(close) <= len(sources) // 5, close

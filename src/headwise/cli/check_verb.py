@@ -159,7 +159,7 @@ def _check_one(
     def verdict(template: Template | None) -> Report:
         with progress_line(f"Checking {plain(source)}, {options['seconds']:g} s at most"):
             from ..examiner import check_file
-            from ..examiner.marking.conditions import hold_to, requirements_of
+            from ..examiner.marking.requirements import hold_to, requirements_of
 
             required = requirements_of(words)
             report = check_file(path, name, template=template, **options)
@@ -224,7 +224,7 @@ def _check_many(
                 path, own = file_and_name(source)
                 asked.append((path, own or name))
         with progress_line(f"Checking {len(asked)} files", at_once=True) as progress:
-            from ..examiner.marking.conditions import requirements_of
+            from ..examiner.marking.requirements import requirements_of
             from ..examiner.marking.rubric import read_rubric
             from ..examiner.marking.submissions import check_files, exit_code_of, json_line
 

@@ -1,4 +1,4 @@
-"""What a class is told: a file in Markdown for each submission, and one for whoever teaches."""
+"""Feedback for a class: a Markdown file for each submission, and one for the teacher."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .submissions import (
 )
 
 CLASS = "class.md"
-LONGEST_NAME = 200  # of 255 bytes that most file systems take
+LONGEST_NAME = 200  # most file systems allow 255 bytes
 SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$!^])")
 START = re.compile(r"^(\d{0,9})(?=[-+=.)])")  # of a list, a heading, a rule
 
 
 def markdown(text: str) -> str:
-    """A text on one line that Markdown shows as it is: no markup, no HTML, no links.
+    """Escape a text so that Markdown shows it unchanged on one line: no markup, no HTML, no links.
 
     Example:
         >>> markdown("<b>*x*</b>")
@@ -46,18 +46,20 @@ def markdown(text: str) -> str:
 
 
 def code(text: str, language: str = "") -> str:
-    """A block of code; its fence is longer than any row of backticks in it."""
+    """Return a block of code whose fence is longer than any row of backticks in it."""
     lines = "\n".join(plain(line) for line in text.split("\n"))
     fence = "`" * max(3, 1 + max((len(each) for each in re.findall("`+", lines)), default=0))
     return f"{fence}{language}\n{lines}\n{fence}"
 
 
 def for_student(report: Report, name: str, mark: Mark | None = None, hint: int | None = None) -> str:
-    """What the writer of a file is told: the points, and the report or its hints; nothing of other files.
+    """Return the feedback for the author of a file: the points, and the report or its hints.
 
     Args:
-        name: of the file, as its writer knows it.
-        hint: 1, 2 or 3: hints up to that one and nothing more; None: all.
+        report: of the file.
+        name: of the file, as its author knows it.
+        mark: the points, if there is a rubric.
+        hint: 1, 2 or 3 for the hints up to that one only; None for the whole report.
     """
     blocks = [f"# {markdown(name)}: {report.verdict}"]
     if mark is not None:
@@ -69,10 +71,10 @@ def for_student(report: Report, name: str, mark: Mark | None = None, hint: int |
 
 def _points(mark: Mark, hint: int | None) -> str:
     if mark.points is None:
-        return f"**Points:** none of {mark.full:g} yet. It could not be judged: a person will look at it."
+        return f"**Points:** open, of {mark.full:g}. The file could not be judged: a person will mark it."
     line = f"**Points:** {mark}"
     if hint is None:
-        line += "".join(f"\n- {points:g} less: {markdown(what)}" for what, points in mark.lost)
+        line += "".join(f"\n- lost {points:g}: {markdown(loss)}" for loss, points in mark.lost)
     return line
 
 
@@ -96,9 +98,9 @@ def _block(part: Part) -> str:
 
 
 def for_class(reports: Sequence[Report], marks: Sequence[Mark] | None = None) -> str:
-    """What whoever teaches is told: a row for each file, the class in numbers, what files have in common."""
+    """Return the summary for the teacher: a row for each file, the class in numbers, and similar files."""
     names = names_of(reports)
-    head = ["file", "judged", "verdict", *(["points"] if marks else []), "what", "line"]
+    head = ["file", "judged", "verdict", *(["points"] if marks else []), "finding", "line"]
     rows = []
     for number, (name, report) in enumerate(zip(names, reports, strict=True)):
         line = line_of(report)
@@ -106,17 +108,21 @@ def for_class(reports: Sequence[Report], marks: Sequence[Mark] | None = None) ->
         cells = [name, judged_in(report), report.verdict, *points, plain(what_of(report), 160)]
         rows.append([*map(markdown, cells), "" if line is None else str(line)])
     blocks = ["# The class", "\n".join(f"- {markdown(each)}" for each in in_numbers(reports))]
-    given = [mark.points for mark in marks or () if mark.points is not None]
-    if given and marks:
+    decided = [mark.points for mark in marks or () if mark.points is not None]
+    if decided and marks:
+        mean = sum(decided) / len(decided)
         blocks.append(
-            f"Points: {sum(given) / len(given):.3g} of {marks[0].full:g} on average of {len(given)} judged."
+            f"Points: {mean:.3g} of {marks[0].full:g} on average; {len(decided)} files were judged."
         )
     blocks.append("\n".join(f"| {' | '.join(each)} |" for each in [head, ["---"] * len(head), *rows]))
     if facts := facts_in_words(reports):
-        blocks += ["## What files have in common", "Facts, and no verdict: a person decides what they mean."]
+        blocks += ["## Similar files", "These are facts and not verdicts: a person decides what they mean."]
         blocks.append("\n".join(f"- {markdown(each)}" for each in facts))
     if missing := missing_in_words(reports):
-        blocks += ["## Protections this system lacks", "\n".join(f"- {markdown(each)}" for each in missing)]
+        blocks += [
+            "## Protections that are missing on this system",
+            "\n".join(f"- {markdown(each)}" for each in missing),
+        ]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -126,12 +132,12 @@ def write_feedback(
     marks: Sequence[Mark] | None = None,
     hint: int | None = None,
 ) -> list[Path]:
-    """Write a file for each report, at the place of the submission below `folder`, and `class.md`.
+    """Write a file for each report, at the submission's path below `folder`, and `class.md`.
 
-    Each is written under another name first, and takes its own when it is whole.
+    Each file gets its name only after it is complete.
 
     Raises:
-        ArgumentError: a folder that nothing can be written to.
+        ArgumentError: the folder cannot be written to.
     """
     top = Path(folder)
     names = names_of(reports)
@@ -145,12 +151,12 @@ def write_feedback(
     return [*written, top / CLASS]
 
 
-def _place(top: Path, name: str, taken: Sequence[Path]) -> Path:
+def _place(top: Path, name: str, used: Sequence[Path]) -> Path:
     parts = [part for part in Path(name).parts if part not in ("..", os.sep)]
     short = parts[-1].encode()[:LONGEST_NAME].decode("utf-8", "ignore")
     place = top.joinpath(*parts[:-1], f"{short}.md")
     number = 2
-    while place in taken or place == top / CLASS:
+    while place in used or place == top / CLASS:
         place = place.with_name(f"{short}-{number}.md")
         number += 1
     return place
@@ -163,9 +169,10 @@ def _write(place: Path, text: str) -> None:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> None:
-    """
+    """Create a folder for feedback.
+
     Raises:
-        ArgumentError: there is a file in its place, or no right to make it.
+        ArgumentError: the folder cannot be created.
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""`Judge`: what can be said of one file before it runs, what its code is asked, and the report.
+"""`Judge`: checks a file before it runs, sends hidden probes to its code, and makes the report.
 
-It is never in the process that the file runs in: on Linux it is a copy of the template, as that process is,
-and `RemoteJudge` speaks for it to the process that was asked.
+It never runs in the process of the file. On Linux it runs in a copy of the template process, and
+`RemoteJudge` passes calls on to it.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from ..source.likely_classes import (
 )
 from ..source.names import Undefined, settings_under_main, undefined_names
 from ..steps import FAULTS
-from .conditions import Refusal, conditions_of
-from .secrets import Secrets
+from .hidden_probes import HiddenProbes
+from .requirements import Refusal, facts_of_source
 
 if TYPE_CHECKING:
     from ..sandbox.verdicts import Answer
 
 Question = dict[str, Any]  # inputs, mask, numbers for parameters: what `learner.answers` reads
-ONE_AT_A_TIME = threading.Lock()  # where a thread judges, and not a process of its own
+ONE_AT_A_TIME = threading.Lock()  # if judges run as threads and not as processes
 
 
 class Conversation:
-    """What the process inside says, and what it is asked then.
+    """The exchange with the process that runs the file: evidence, questions, answers.
 
     Args:
         reach: paths that the file could read.
-        questions: drawn once the evidence is here; what the code answers to them is in the outcome.
+        questions: returns the questions for the evidence; the answers are stored in the outcome.
     """
 
     def __init__(
@@ -58,55 +58,55 @@ class Conversation:
     ) -> None:
         self.reach, self.questions = reach, questions
         self.outcome = Outcome()
-        self.ended = False  # it said all there was to say
-        self._asked = 0
+        self.ended = False  # the process has sent everything
+        self._expected = 0  # answers
 
     def reply(self, text: bytes, numbers: bytes) -> bytes:
-        """To evidence, questions; to answers, nothing."""
+        """Return the questions in reply to evidence, and b"" in reply to answers."""
         try:
             return self._reply(json.loads(text), numbers)
-        except Exception as error:  # whoever wrote it may have written anything
-            message = f"what came back is no evidence ({type(error).__name__}: {error})"
+        except Exception as error:  # the code can have sent anything
+            message = f"the process of the file sent no valid evidence ({type(error).__name__}: {error})"
             self.outcome.problem = Problem("limits", "result", message[:LONGEST_MESSAGE])
             self.outcome.evidence, self.ended = None, True
             return b""
 
-    def _reply(self, said: Any, numbers: bytes) -> bytes:
+    def _reply(self, message: Any, numbers: bytes) -> bytes:
         outcome = self.outcome
-        if self._asked:
+        if self._expected:
             self.ended = True
-            outcome.answers = _answers(said, bytearray(numbers), self._asked)
+            outcome.answers = _answers(message, bytearray(numbers), self._expected)
             return b""
         if self.ended or outcome.evidence is not None:
-            raise ValueError("more than was asked for")
-        if "problem" in said:
+            raise ValueError("an unexpected message")
+        if "problem" in message:
             self.ended = True
-            outcome.problem = hidden(_problem(said["problem"]), str(said["filename"]), self.reach)
+            outcome.problem = hidden(_problem(message["problem"]), str(message["filename"]), self.reach)
             return b""
-        outcome.evidence = Evidence.read(said["evidence"], numbers)
+        outcome.evidence = Evidence.read(message["evidence"], numbers)
         drawn = self.questions(outcome.evidence)
-        self._asked = len(drawn)
+        self._expected = len(drawn)
         self.ended = not drawn
         if not drawn:
             return b""
-        held = bytearray()
-        message = json.dumps([packed(one, held) for one in drawn]).encode()
-        return HEADER.pack(len(message), len(held)) + message + bytes(held)
+        arrays = bytearray()
+        text = json.dumps([packed(question, arrays) for question in drawn]).encode()
+        return HEADER.pack(len(text), len(arrays)) + text + bytes(arrays)
 
 
-def _answers(said: Any, numbers: bytearray, count: int) -> list[Answer]:
-    if not isinstance(said, list) or len(said) != count:
-        raise ValueError(f"{count} answers were due")
-    found: list[Answer] = []
-    for one in said:
-        if "problem" in one:
-            found.append(_problem(one["problem"]))
+def _answers(message: Any, numbers: bytearray, count: int) -> list[Answer]:
+    if not isinstance(message, list) or len(message) != count:
+        raise ValueError(f"{count} answers were expected")
+    answers: list[Answer] = []
+    for answer in message:
+        if "problem" in answer:
+            answers.append(_problem(answer["problem"]))
             continue
-        output, chosen = unpacked(one["output"], numbers), one["mask"]
+        output, chosen = unpacked(answer["output"], numbers), answer["mask"]
         if not isinstance(output, Tensor):
-            raise TypeError("an answer is a tensor")
-        found.append((output, chosen if isinstance(chosen, int) else -1))
-    return found
+            raise TypeError("an answer must be a tensor")
+        answers.append((output, chosen if isinstance(chosen, int) else -1))
+    return answers
 
 
 def _problem(written: dict[str, object]) -> Problem:
@@ -120,14 +120,14 @@ def _problem(written: dict[str, object]) -> Problem:
 
 
 class Judge(Conversation):
-    """Of one class or function of a file.
+    """Judges one class or function of a file.
 
     Args:
-        path: of the file, as the report is to say it.
-        name: which class or function; None: the one that looks most like multi-head attention.
+        path: of the file, as the report shows it.
+        name: of the class or function; None for the one that looks most like multi-head attention.
         source: the text of the file.
         cells: of a notebook.
-        num_heads: as the caller asked for; None: whatever suits.
+        num_heads: that the caller requested, if any.
         reach: paths that the file could read.
     """
 
@@ -139,57 +139,57 @@ class Judge(Conversation):
         self.num_heads = num_heads
 
     def before_running(self) -> Report | str:
-        """A report where none of it is to be run; else the name of what is to be examined.
+        """Return a report if the file need not be run, else the name of what is to be examined.
 
         Raises:
-            ArgumentError: the file cannot be read as Python; nothing in it looks like attention.
+            ArgumentError: the file cannot be read as Python, or nothing in it looks like attention.
         """
         report = before_running(self.path, self.name, self.source, self.cells)
         if report is not None:
             return report
         if self.name is None:
             self.name = likeliest(self.path, self.source)
-        self._secrets = Secrets(conditions_of(self.source, self.name), self.num_heads)
+        self._hidden_probes = HiddenProbes(facts_of_source(self.source, self.name), self.num_heads)
         return self.name
 
     def _questions(self, evidence: Evidence) -> list[Question]:
-        return self._secrets.questions(evidence)
+        return self._hidden_probes.questions(evidence)
 
     def heard(self, text: bytes, numbers: bytes) -> tuple[bytes, bool]:
-        """The reply, and whether that was all there was to say."""
+        """Return the reply, and whether the process has sent everything."""
         return self.reply(text, numbers), self.ended
 
     def report(self, end: Problem | None) -> Report:
-        """The verdict, once the process has ended.
+        """Return the report, after the process has ended.
 
         Args:
-            end: what it ended by, where that was no end of its own.
+            end: the reason why the process was ended, if it was.
 
         Raises:
-            ArgumentError: no such name in the file.
+            ArgumentError: the file has no such name.
         """
         outcome = self.outcome
         problem = end or outcome.problem
         if problem is not None and problem.kind == ArgumentError.__name__:
-            raise ArgumentError(problem.message)  # no such name
+            raise ArgumentError(problem.message)  # the file has no such name
         evidence = outcome.evidence or self._nothing()
-        evidence.source, evidence.path = self.source, str(self.path)  # ours, not what came back
+        evidence.source, evidence.path = self.source, str(self.path)  # not what the process sent
         if problem is not None:
             evidence.problems.append(problem)
         try:
             with ONE_AT_A_TIME:
                 report = judge(evidence)
-                refusal = self._secrets.verdict(evidence, outcome.answers) if report.ok else None
+                refusal = self._hidden_probes.verdict(evidence, outcome.answers) if report.ok else None
         except Exception as error:
-            # an honest examination brings back what fits together; what the code wrote itself need not
+            # the evidence of an examination is consistent; evidence that the code wrote itself may not be
             evidence = self._nothing()
-            message = f"what came back does not fit together: {error}"
+            message = f"the evidence is not consistent: {error}"
             evidence.problems.append(Problem("limits", "result", message))
             return judge(evidence)
         if refusal is not None:
             _refuse(report, refusal)
         elif outcome.evidence is not None and problem is not None and not report.faults:
-            report.judged = False  # it was examined, and ended while it was asked again
+            report.judged = False  # it ended while it answered the hidden probes
         return report
 
     def _nothing(self) -> Evidence:
@@ -197,7 +197,7 @@ class Judge(Conversation):
 
 
 def _refuse(report: Report, refusal: Refusal) -> None:
-    """Right by what it brought back, and not by what it answered then."""
+    """Change a report that is right by the evidence, but not by the answers to hidden probes."""
     report.ok, report.judged = False, refusal.wrong
     report.problems.append(Problem("call", refusal.kind, refusal.words))
     report.explained.append(refusal.words)
@@ -205,10 +205,10 @@ def _refuse(report: Report, refusal: Refusal) -> None:
 
 
 def before_running(path: Path, name: str | None, source: str, cells: Cells) -> Report | None:
-    """What can be said without running it: it is no Python, or uses names that nothing defines.
+    """Return a report if the file is not Python, uses another framework, or uses undefined names; else None.
 
     Raises:
-        ArgumentError: it cannot be read as Python.
+        ArgumentError: the file cannot be read as Python.
     """
     try:
         if (broken := broken_cell(source, cells)) is not None:
@@ -225,24 +225,27 @@ def before_running(path: Path, name: str | None, source: str, cells: Cells) -> R
     framework = other_framework(source, name)
     if framework is not None:
         words = SENTENCE.format(framework)
-        name = name or next((one.name for one in candidates(source)), path.stem)
+        name = name or next((candidate.name for candidate in candidates(source)), path.stem)
         return Report(name, ok=False, summary=words, path=str(path), judged=False)
     settings = settings_under_main(source)
     missing = [unknown for unknown in undefined_names(source) if unknown.name not in settings]
     if cells.first_lines:
-        missing = [one for one in missing if _matters(one, name, source)]
+        missing = [undefined for undefined in missing if _matters(undefined, name, source)]
     if not missing:
         return None
     report = Report(name or path.stem, ok=False, summary="", path=str(path))
-    for one in missing:
-        problem = Problem("import", "NameError", f"name '{one.name}' is not defined", one.line)
+    for undefined in missing:
+        problem = Problem("import", "NameError", f"name '{undefined.name}' is not defined", undefined.line)
         report.problems.append(problem)
         report.explained.append(explain(problem, source))
-        detail = f"found before running anything, in line {one.line}"
-        named = Named.of(FAULTS["undefined name"], detail, one.line, one.text)
-        named.title, named.repair = f"{one.name} is used but never defined", one.suggestion or named.repair
+        detail = f"found on line {undefined.line} before anything was run"
+        named = Named.of(FAULTS["undefined name"], detail, undefined.line, undefined.text)
+        named.title, named.repair = (
+            f"{undefined.name} is used but never defined",
+            undefined.suggestion or named.repair,
+        )
         report.faults.append(named)
-    names = ", ".join(dict.fromkeys(one.name for one in missing))
+    names = ", ".join(dict.fromkeys(undefined.name for undefined in missing))
     report.summary = f"undefined name: {names}; nothing was run"
     return report
 
@@ -255,18 +258,20 @@ def _matters(missing: Undefined, name: str | None, source: str) -> bool:
 
 
 def serve(talk: int) -> NoReturn:
-    """In a copy of the template: the judge of one file, for as long as there is somebody to ask it."""
+    """Judge one file in a copy of the template, until the other end closes the socket."""
     with socket.socket(fileno=talk) as wire, wire.makefile("rwb") as stream:
-        one = Judge(*pickle.load(stream))
+        judge_of_file = Judge(*pickle.load(stream))
         while True:
             try:
-                what, given = pickle.load(stream)
+                method, arguments = pickle.load(stream)
             except (EOFError, ConnectionError):
                 os._exit(0)
             try:
-                answer: object = getattr(one, what)(*given)
+                answer: object = getattr(judge_of_file, method)(*arguments)
             except Exception as error:
-                if not isinstance(error, HeadwiseError):  # ours: where it happened is not to be seen there
+                if not isinstance(
+                    error, HeadwiseError
+                ):  # a bug of headwise: add the traceback, which is lost otherwise
                     error.add_note(traceback.format_exc())
                 answer = error
             pickle.dump(answer, stream)

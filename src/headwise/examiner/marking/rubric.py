@@ -1,4 +1,4 @@
-"""A rubric: what right code is worth, and what each mistake takes away."""
+"""Rubrics: the points for correct code, and the points that each mistake costs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...errors import ArgumentError, nearest
 from ..recipe import RIGHT
 from ..report import Report
 from ..steps import FAULTS, blocks_and_scores, mask_functions, softmax_and_heads
-from .conditions import KEY
+from .requirements import KEY
 
 SINGLE = ("full", "floor", "fault", "unnamed", "crash")
 TABLES = ("faults", "steps")
-BESIDE, BLOCK = "beside", "block"  # of faults that are seen beside the numbers; of a Transformer block
+BESIDE, BLOCK = "beside", "block"  # steps of faults beside the numbers, and of a Transformer block
 STEPS = (*RIGHT, BLOCK, BESIDE)
 OF_SINGLE_STEPS = (
     ("softmax", softmax_and_heads.SOFTMAX.faults),
@@ -33,11 +33,11 @@ STEP_OF = {fault.key: step for step, faults in OF_SINGLE_STEPS for fault in faul
 
 @dataclass(frozen=True)
 class Mark:
-    """The points of one submission; None: it was not judged, and a person decides."""
+    """The points of one submission; None if it was not judged, and a person must decide."""
 
     points: float | None
     full: float
-    lost: list[tuple[str, float]] = field(default_factory=list)  # for what, and how many
+    lost: list[tuple[str, float]] = field(default_factory=list)  # (reason, points)
 
     def __str__(self) -> str:
         return f"{'?' if self.points is None else format(self.points, 'g')} of {self.full:g}"
@@ -45,16 +45,16 @@ class Mark:
 
 @dataclass(frozen=True)
 class Rubric:
-    """Points, as a file in TOML says.
+    """The points of a rubric, read from a TOML file. Where points are None, all are lost.
 
     Args:
-        full: for code that is right.
-        floor: the fewest that judged code gets.
-        faults: what a fault takes away, by its key.
-        steps: what a fault takes away that `faults` does not name, by the step it is in.
-        fault: what any other fault takes away; None: all.
-        unnamed: what is taken away where code is wrong and no fault is named; None: all.
-        crash: what is taken away where code stops at a line of its own; None: all.
+        full: points for correct code.
+        floor: the fewest points of code that was judged.
+        faults: points lost by a fault, by its key.
+        steps: points lost by a fault that is not in `faults`, by its step.
+        fault: points lost by any other fault.
+        unnamed: points lost if the code is wrong and no fault is named.
+        crash: points lost if the code raises an exception.
     """
 
     full: float = 10.0
@@ -66,7 +66,7 @@ class Rubric:
     steps: Mapping[str, float] = field(default_factory=dict)
 
     def mark(self, report: Report) -> Mark:
-        """The points for one report: full marks less what each of its faults takes away, once each."""
+        """Return the points for a report: the full points less those lost by each of its faults."""
         if report.verdict == "not judged":
             return Mark(None, self.full)
         if report.ok:
@@ -74,9 +74,9 @@ class Rubric:
         if report.faults:
             lost = [(key, self._of_fault(key)) for key in dict.fromkeys(each.key for each in report.faults)]
         elif report.problems:
-            lost = [("it stops before its end", self._or_all(self.crash))]
+            lost = [("it raises an exception", self._or_all(self.crash))]
         else:
-            lost = [("its numbers are others", self._or_all(self.unnamed))]
+            lost = [("its output is wrong", self._or_all(self.unnamed))]
         return Mark(max(self.floor, self.full - sum(points for _, points in lost)), self.full, lost)
 
     def _of_fault(self, key: str) -> float:
@@ -90,32 +90,32 @@ class Rubric:
 
 
 def step_of(key: str) -> str:
-    """The step a fault is in."""
+    """Return the step that a fault belongs to."""
     return STEP_OF.get(key) or (FAULTS[key].step if key in FAULTS else "") or BESIDE
 
 
 def read_rubric(path: str | os.PathLike[str]) -> Rubric:
-    """The rubric in a file.
+    """Return the rubric in a file.
 
     Raises:
-        ArgumentError: no such file, no TOML, or an entry that says nothing, each with the line it is on.
+        ArgumentError: the file cannot be read, is not TOML, or has an unknown entry; the line is named.
     """
     try:
         text = Path(path).read_text("utf-8")
         entries = tomllib.loads(text)
     except OSError as error:
         raise ArgumentError(
-            f"rubric must be a file that can be read: {path}: {error.strerror}; name another"
+            f"rubric must be a readable file: {path}: {error.strerror}; check the path"
         ) from error
     except UnicodeDecodeError as error:
         raise ArgumentError(f"rubric must be in UTF-8: {path}: {error.reason}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        raise ArgumentError(f"rubric must be TOML: {path}: {error}; write e.g. full = 10") from error
+        raise ArgumentError(f"rubric must be TOML: {path}: {error}; write for example full = 10") from error
     return _Reader(Path(path).name, text).read(entries)
 
 
 class _Reader:
-    """Refuses what is no rubric, and says on which line that is."""
+    """Reads the entries of a rubric, and names the line of one that is not valid."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.lines = name, text.splitlines()
@@ -123,10 +123,13 @@ class _Reader:
     def read(self, entries: dict[str, Any]) -> Rubric:
         for key, value in entries.items():
             if key not in (*SINGLE, *TABLES):
-                self._refuse("must have entries with a meaning", key, key, nearest(key, [*SINGLE, *TABLES]))
+                self._refuse("must have known entries only", key, key, nearest(key, [*SINGLE, *TABLES]))
             if key in TABLES and not isinstance(value, dict):
                 self._refuse(
-                    f"must give {key} a table", key, f"{key} = {value!r}", f"write [{key}] on a line"
+                    f"must have a table {key}",
+                    key,
+                    f"{key} = {value!r}",
+                    f"write [{key}] on a line of its own",
                 )
         single = {key: self._points(key, value) for key, value in entries.items() if key in SINGLE}
         faults = self._table(entries.get("faults", {}), [*FAULTS, KEY], "fault")
@@ -134,19 +137,21 @@ class _Reader:
         rubric = Rubric(**single, faults=faults, steps=steps)
         if rubric.floor > rubric.full:
             got = f"floor = {rubric.floor:g}, full = {rubric.full:g}"
-            self._refuse("must have a floor below its full mark", "floor", got, "exchange them")
+            self._refuse("must have a floor of at most full", "floor", got, "exchange them")
         return rubric
 
-    def _table(self, entries: dict[str, Any], known: Sequence[str], kind: str) -> dict[str, float]:
+    def _table(self, entries: dict[str, Any], names: Sequence[str], kind: str) -> dict[str, float]:
         for key in entries:
-            if key not in known:
-                self._refuse(f"must name a {kind}", key, repr(key), nearest(key, known))
+            if key not in names:
+                self._refuse(f"must name a {kind}", key, repr(key), nearest(key, names))
         return {key: self._points(key, value) for key, value in entries.items()}
 
     def _points(self, key: str, value: object) -> float:
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
         if wrong or not 0 <= value < math.inf:  # type: ignore[operator]
-            self._refuse("must give points from 0 on", key, f"{key} = {value!r}", "write a number, e.g. 2.5")
+            self._refuse(
+                "must have points of 0 or more", key, f"{key} = {value!r}", "write a number, such as 2.5"
+            )
         return float(value)  # type: ignore[arg-type]
 
     def _refuse(self, rule: str, key: str, got: str, advice: str) -> NoReturn:

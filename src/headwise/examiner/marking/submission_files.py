@@ -1,4 +1,4 @@
-"""Which files a submission may read: its own, and of a folder shared with others only what it imports."""
+"""Find the files that a submission may read: its own, and of a shared folder only those it imports."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COPIED_BYTES, COPIED_FILES = 256 * 2**20, 2_000
 
 @dataclass
 class OwnFiles:
-    """What one submission may read.
+    """The files that one submission may read.
 
     Args:
         top: the folder from which its modules are imported, above its package if it is part of one.
-        files: every file it may read, itself among them.
-        imported: files that its text imports, directly or through one of them: all of them from a folder that
-            is shared, and those that hold attention from its own.
-        folder: the folder that belongs to its writer; None where several submissions share it.
+        files: every file it may read, including itself.
+        imported: files that its source imports, directly or not: all from a shared folder, and those that
+            contain attention from its own.
+        folder: the folder that belongs to its author; None if several submissions share it.
     """
 
     top: Path
@@ -40,10 +40,10 @@ class OwnFiles:
     folder: Path | None = None
 
     def copied_to(self, room: Path) -> list[str]:
-        """Copy the files into an empty folder, each at its place below `top`.
+        """Copy the files into an empty folder, each at its path below `top`.
 
         Returns:
-            What was left out, in words.
+            A sentence if some files were left out, else an empty list.
         """
         size = 0
         left_out = []
@@ -56,13 +56,13 @@ class OwnFiles:
         if not left_out:
             return []
         return [
-            f"{len(left_out)} of the {len(self.files)} files beside it were out of its reach: more than "
+            f"{len(left_out)} of the {len(self.files)} files in its folder were left out: more than "
             f"{COPIED_FILES} files or {COPIED_BYTES >> 20} MiB"
         ]
 
 
 def _copy(file: Path, place: Path) -> None:
-    """Of a plain file; nothing where it is no longer one, or cannot be read."""
+    """Copy a regular file; do nothing if it is not one, or cannot be read."""
     try:
         opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -76,37 +76,39 @@ def _copy(file: Path, place: Path) -> None:
 
 
 def check_plain(path: Path) -> None:
-    """
+    """Refuse what is not a regular file of a reasonable size, without reading it.
+
     Raises:
-        ArgumentError: a symbolic link, a pipe, a device, or a file that is too large; nothing of it was read.
+        ArgumentError: a symbolic link, a pipe, a device, or a file that is too large.
     """
     try:
         state = path.lstat()
-    except OSError:  # whoever reads it says why it cannot be read
+    except OSError:  # reported when the file is read
         return
     if stat.S_ISLNK(state.st_mode):
-        raise ArgumentError(
-            f"file must be a file of its own: {path} is a symbolic link, and is not read; ask for the file"
-        )
+        raise ArgumentError(f"file must not be a symbolic link: {path}; pass the file itself")
     if not stat.S_ISREG(state.st_mode):
-        raise ArgumentError(f"file must be a plain file: {path} is a pipe, a device or a folder; name a file")
+        raise ArgumentError(
+            f"file must be a regular file: {path} is a pipe, a device or a folder; name a file"
+        )
     if state.st_size > SUBMISSION_BYTES:
         raise ArgumentError(
             f"file must be smaller than {SUBMISSION_BYTES >> 20} MiB: {path} has {state.st_size} bytes; "
-            "leave its outputs out"
+            "clear its outputs"
         )
 
 
 def own_files(submissions: Sequence[Path], folders: Sequence[Path]) -> dict[Path, OwnFiles]:
-    """What each of them may read.
+    """Return the files that each submission may read.
 
-    A folder in which one submission alone holds attention is its own, with all in it. So is a folder below
-    one of `folders`, as in a folder for each student, but for other submissions in it that hold attention.
-    What lies directly in one of `folders`, beside others, reads itself and what it imports by its own text.
+    If only one submission of a folder contains attention, the folder belongs to it. A folder below one of
+    `folders`, such as the folder of a student, belongs to its submissions, but other submissions in it that
+    contain attention are left out. A submission directly in one of `folders`, beside others, may read itself
+    and the files that its source imports.
 
     Args:
-        submissions: absolute paths of plain files.
-        folders: absolute paths of folders that were asked for as a whole.
+        submissions: absolute paths of regular files.
+        folders: absolute paths of folders that are checked as a whole.
     """
     sources = {path: _source(path) for path in submissions}
     tops = {path: _top(path, source) for path, source in sources.items()}
@@ -134,7 +136,7 @@ def _source(path: Path) -> str | None:
 
 
 def _holds_attention(source: str | None) -> bool:
-    """Or cannot be read, so that nobody knows."""
+    """Return True if the source contains attention, or cannot be read."""
     return source is None or tree_of(source) is None or bool(candidates(source))
 
 
@@ -143,16 +145,16 @@ def _top(path: Path, source: str | None) -> Path:
 
 
 def _home(path: Path, top: Path) -> Path:
-    """The folder it lies in, or the outermost package it is part of."""
+    """Return the folder of the file, or the outermost package it is part of."""
     return path.parent if top == path.parent else top / path.relative_to(top).parts[0]
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Plain files at any depth, without hidden ones; no link is followed."""
-    for here, folders, files in os.walk(folder):
+    """Yield the regular files of a folder at any depth, without hidden ones; no link is followed."""
+    for parent, folders, files in os.walk(folder):
         folders[:] = sorted(each for each in folders if not each.startswith(".") and each not in SKIPPED)
         for name in sorted(files):
-            path = Path(here, name)
+            path = Path(parent, name)
             if not name.startswith(".") and _is_plain(path):
                 yield path
 
@@ -164,11 +166,9 @@ def _is_plain(path: Path) -> bool:
         return False
 
 
-# What a text imports
-
-
+# Imports
 def imports_of(path: Path, top: Path) -> set[Path]:
-    """The files at or below `top` that a file imports by its own text, and what these import in turn."""
+    """Return the files at or below `top` that the source of a file imports, directly or not."""
     reached: set[Path] = set()
     waiting = [path]
     while waiting:
@@ -181,7 +181,7 @@ def imports_of(path: Path, top: Path) -> set[Path]:
                     reached.add(module)
                     waiting.append(module)
         around = [folder / "__init__.py" for folder in file.parents if top in folder.parents]
-        for package in around:  # run before any module in them
+        for package in around:  # these run before the modules in their packages
             if _is_plain(package) and package not in reached and package != path:
                 reached.add(package)
                 waiting.append(package)
@@ -189,7 +189,7 @@ def imports_of(path: Path, top: Path) -> set[Path]:
 
 
 def _imports(tree: ast.Module, file: Path, top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Where each import is looked for, and the names on the way."""
+    """Yield for each import the folder in which it is searched, and the parts of its name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -210,7 +210,7 @@ def _imports(tree: ast.Module, file: Path, top: Path) -> Iterator[tuple[Path, li
 
 
 def _modules(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """Files that are run for `import a.b.c`, as far as they are here."""
+    """Yield the files of a folder that run for `import a.b.c`."""
     for part in parts:
         module, package = folder / f"{part}.py", folder / part / "__init__.py"
         if _is_plain(package):
@@ -223,7 +223,7 @@ def _modules(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 @cache
 def _is_installed(name: str) -> bool:
-    """Whether a module of this name is there for everyone: an import means that one, not a file beside it."""
+    """Return True if a module of this name is installed: an import means that one, not a file beside it."""
     if name in sys.stdlib_module_names:
         return True
     spec = PathFinder.find_spec(name, import_roots())

@@ -1,4 +1,4 @@
-"""Many files: which they are, and a report on each; none of them reads what is another's."""
+"""Check many files: collect them, report on each, and print tables. No file can read another submission."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..report import Problem, Report
 from ..report_formats import as_json
 from ..sandbox.run import Unfenced
 from ..source.likely_classes import source_of
-from . import likeness
-from .conditions import Requirement, hold_to
+from . import similarity
+from .requirements import Requirement, hold_to
 from .submission_files import SKIPPED, OwnFiles, check_plain, own_files
 from .template import Template
 
@@ -33,41 +33,41 @@ if TYPE_CHECKING:
     from .rubric import Mark
 
 
-SECONDS = 10.0  # the most one of many may take: an endless loop holds up the rest so long
+SECONDS = 10.0  # the limit for one of many files, so that endless loops do not delay the others
 SUFFIXES = (".py", ".ipynb")
 Submission = tuple[Path, str | None]  # the file, and the class or function in it
 
 
 def collected(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Files as they are given; of folders all Python and notebooks in them, by name, but hidden ones.
+    """Return the files, and in place of folders the Python files and notebooks in them that are not hidden.
 
     Raises:
-        ArgumentError: a folder without any.
+        ArgumentError: a folder has no such files.
     """
-    found: list[Path] = []
+    submissions: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
-            found.append(path)
+            submissions.append(path)
             continue
         inside = []
-        for here, folders, files in os.walk(path):
-            folders[:] = sorted(each for each in folders if not (each.startswith(".") or each in SKIPPED))
-            links = [each for each in folders if os.path.islink(os.path.join(here, each))]  # refused later
+        for parent, folders, files in os.walk(path):
+            folders[:] = sorted(each for each in folders if not each.startswith(".") and each not in SKIPPED)
+            links = [each for each in folders if os.path.islink(os.path.join(parent, each))]  # refused
             inside += [
-                Path(here, each)
+                Path(parent, each)
                 for each in sorted([*files, *links])
                 if (each.endswith(SUFFIXES) or each in links) and not each.startswith(".")
             ]
         if not inside:
             raise ArgumentError(
-                f"folder must hold files of Python or notebooks: {path} holds 0; name another, or files"
+                f"folder must contain Python files or notebooks: {path} contains 0; name another folder"
             )
-        found += inside
-    return list(dict.fromkeys(found))
+        submissions += inside
+    return list(dict.fromkeys(submissions))
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -87,22 +87,21 @@ def check_files(
     template: Template | None = None,
     done: Callable[[Report], None] = lambda report: None,
 ) -> Iterator[Report]:
-    """One report a file, in their order; files that cannot be checked have one as well, "not judged".
+    """Yield a report for each file, in their order; files that cannot be checked are "not judged".
 
     Args:
-        paths: files, or pairs of a file and the name of what is to be checked in it; folders are for
-            `collected`.
-        jobs: how many at a time; None: as many as there are cores.
-        seconds: the most each may take.
-        require: what the task says, see `requirements_of`.
-        folders: folders that were asked for as a whole; a folder below one of them is its writer's own.
-        template: one that is running already.
-        done: told of each report as soon as it is there, in whatever order, from another thread.
+        paths: files, or pairs of a file and the name of a class or function; for folders see `collected`.
+        jobs: the number of files checked at a time; None for the number of cores.
+        seconds: the time limit for each file.
+        require: the requirements of the task, see `requirements_of`.
+        folders: folders that are checked as a whole; each folder below one belongs to one author.
+        template: a running template to use.
+        done: called with each report as soon as it is ready, in any order and from another thread.
         memory, trust, d_model, num_heads, roles, arguments: as in `check_file`.
 
     Raises:
-        ArgumentError: jobs that are no positive number; no fences and no trust.
-        BackendUnavailable: a system no file can be run on.
+        ArgumentError: jobs is not positive, or there is no sandbox and trust is False.
+        BackendUnavailable: files cannot be run on this system.
     """
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs must be at least 1: got {jobs}; try {cores()}")
@@ -114,13 +113,13 @@ def check_files(
                 template=own, done=done,
             )  # fmt: skip
         return
-    asked = [one if isinstance(one, tuple) else (Path(one), None) for one in paths]
-    refused, may_read = _own_of([path for path, _ in asked], folders)
+    submissions = [entry if isinstance(entry, tuple) else (Path(entry), None) for entry in paths]
+    refused, may_read = _own_of([path for path, _ in submissions], folders)
     common = _in_common(may_read)
     rooms = count(1)
     stopped = threading.Event()
 
-    def one(path: Path, name: str | None) -> Report | None:
+    def check_submission(path: Path, name: str | None) -> Report | None:
         if stopped.is_set():
             return None
         try:
@@ -138,7 +137,7 @@ def check_files(
                     hold_to(report, require, place.file)
                     report = place.report_on(path, report)
                 except HeadwiseError as error:
-                    if isinstance(error, Unfenced):  # so are all others
+                    if isinstance(error, Unfenced):  # so would be all others
                         raise
                     report = not_checked(path, name, type(error)(place.replaced(str(error))))
             report.facts = [*common[path], *left_out]
@@ -146,15 +145,15 @@ def check_files(
             raise
         except HeadwiseError as error:
             report = not_checked(path, name, error)
-        except Exception as error:  # a row of its own, not the end of the others
+        except Exception as error:  # the other files are still checked
             report = not_checked(path, name, error)
-            report.summary = f"headwise itself failed ({type(error).__name__}): {error}"
+            report.summary = f"headwise failed ({type(error).__name__}): {error}"
         done(report)
         return report
 
     pool = ThreadPoolExecutor(jobs or cores())
     try:
-        for report in pool.map(lambda pair: one(*pair), asked):
+        for report in pool.map(lambda pair: check_submission(*pair), submissions):
             assert report is not None
             yield report
     except BaseException:
@@ -168,7 +167,7 @@ def check_files(
 def _own_of(
     paths: Sequence[Path], folders: Sequence[Path]
 ) -> tuple[dict[Path, ArgumentError], dict[Path, OwnFiles]]:
-    """Those that are refused before they are read, and the files each of the others may read."""
+    """Return the refused submissions with their errors, and the files that each of the others may read."""
     refused: dict[Path, ArgumentError] = {}
     absolute: dict[Path, Path] = {}
     for path in paths:
@@ -185,7 +184,7 @@ def _own_of(
 
 
 def _in_common(own: Mapping[Path, OwnFiles]) -> dict[Path, list[str]]:
-    """What each file shares with others: code that is alike, and files beside it that it imports."""
+    """Return for each file sentences about similar files and about the files beside it that it imports."""
     texts: dict[Path, str] = {}
     for path in own:
         try:
@@ -194,19 +193,19 @@ def _in_common(own: Mapping[Path, OwnFiles]) -> dict[Path, list[str]]:
             continue
     paths = list(texts)
     names = _names([str(path) for path in paths])
-    found = likeness.alike([texts[path] for path in paths])
+    similar = similarity.alike([texts[path] for path in paths])
     facts: dict[Path, list[str]] = {path: [] for path in own}
-    for path, each in zip(paths, found, strict=True):
-        facts[path] = likeness.in_words(each, names)
+    for path, each in zip(paths, similar, strict=True):
+        facts[path] = similarity.in_words(each, names)
     for path, files in own.items():
         facts[path] += [
-            f"it imports {plain(each.name)}, which lies beside it" for each in files.imported if each.suffix
+            f"it imports {plain(each.name)} from the same folder" for each in files.imported if each.suffix
         ]
     return facts
 
 
 class _Place:
-    """Where the files of one submission were copied to, and what is told of that place."""
+    """The folder to which the files of one submission are copied."""
 
     def __init__(self, room: Path, files: OwnFiles) -> None:
         self.room, self.files = room, files
@@ -214,16 +213,16 @@ class _Place:
         self.file = room / files.files[0].relative_to(files.top)
 
     def replaced(self, text: str) -> str:
-        """The text, with the place of the files that were copied."""
+        """Return the text with the original folder in place of that of the copy."""
         return text.replace(str(self.room), str(self.files.top))
 
     def report_on(self, path: Path, report: Report) -> Report:
-        """The report on the copy as one on the submission."""
+        """Return the report on the copy as a report on the submission."""
         for problem in report.problems:
             if problem.kind == "FileNotFoundError" and self._is_out_of_reach(problem):
                 words = (
-                    f"it reads a file that is not its own ({problem.message}): in a folder of many "
-                    "submissions each reads itself and what it imports; give each a folder of its own"
+                    f"it reads another file ({problem.message}), but in a shared folder each can read "
+                    "only itself and what it imports; give each submission a folder of its own"
                 )
                 report.ok = report.judged = False
                 report.summary, report.explained = words, [words]
@@ -234,7 +233,7 @@ class _Place:
         return report
 
     def _is_out_of_reach(self, problem: Problem) -> bool:
-        """Whether a file that was not found lies beside the submission, for others."""
+        """Return True if a file that was not found is in the folder of the submission."""
         quoted = re.search(r"'(.+)'$", problem.message)
         if quoted is None or not quoted[1].startswith(str(self.room)):
             return False
@@ -242,7 +241,7 @@ class _Place:
 
 
 def rewritten(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a value in which every text is changed."""
+    """Return a copy of a value in which every string is changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
@@ -258,24 +257,24 @@ def rewritten(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def not_checked(path: Path, name: str | None, error: Exception) -> Report:
-    """A file nothing could be done with."""
+    """Return a report on a file that could not be checked."""
     return Report(name or path.stem, ok=False, summary=str(error), path=str(path), judged=False)
 
 
 COLUMNS = ("file", "name", "verdict", "exit_code", "faults", "line", "summary", "seconds", "others", "facts")
 STYLES = {"right": "green", "wrong": "red", "not judged": "yellow"}
 MARKS = {"right": "✓", "wrong": "✗", "not judged": "?"}
-FORMULA = ("=", "+", "-", "@", "\t")  # what spreadsheets take for one of theirs
+FORMULA = ("=", "+", "-", "@", "\t")  # the beginning of a formula in spreadsheets
 
 
 def exit_code_of(reports: Iterable[Report]) -> int:
-    """1 if any is wrong, else 2 if any was not judged, else 0."""
+    """Return 1 if any file is wrong, else 2 if any was not judged, else 0."""
     codes = {report.exit_code for report in reports}
     return 1 if 1 in codes else 2 if 2 in codes else 0
 
 
 def names_of(reports: Sequence[Report]) -> list[str]:
-    """Their files, without the folder that all of them are in."""
+    """Return the paths of the files, relative to the folder that contains all of them."""
     return _names([report.path or report.name for report in reports])
 
 
@@ -285,16 +284,16 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def what_of(report: Report) -> str:
-    """The keys of its faults; where it has none, and is not right, why."""
+    """Return the keys of the faults of a file, or the reason why it is not right, or its designs."""
     if report.faults:
-        return "; ".join(plain(one.key) for one in report.faults)
+        return "; ".join(plain(fault.key) for fault in report.faults)
     if report.ok:
-        return "; ".join(plain(one) for one in report.designs)
+        return "; ".join(plain(design) for design in report.designs)
     return plain(without_folder(report, report.summary))
 
 
 def without_folder(report: Report, text: str) -> str:
-    """The text, with the name alone of the file and of those beside it."""
+    """Return the text without the folder in the paths of the file and of those beside it."""
     folder = os.path.dirname(report.path or "")
     for each in (os.path.abspath(folder), folder):
         text = text.replace(f"{each}{os.sep}", "") if each else text
@@ -302,40 +301,41 @@ def without_folder(report: Report, text: str) -> str:
 
 
 def line_of(report: Report) -> int | None:
-    """Where the first of it is."""
-    every = [*(one.line for one in report.faults), *(one.line for one in report.problems)]
+    """Return the line of the first fault or problem, if there is one."""
+    every = [*(fault.line for fault in report.faults), *(problem.line for problem in report.problems)]
     lines = [line for line in every if line is not None]
     return lines[0] if lines and not report.ok else None
 
 
 def judged_in(report: Report) -> str:
-    """The classes or functions of the file that were judged; the others of them with their verdicts."""
-    judged = [f"{plain(one.name)}: {one.verdict}" for one in report.others if one.verdict]
+    """Return the name that was judged, and the other judged names of the file with their verdicts."""
+    judged = [f"{plain(other.name)}: {other.verdict}" for other in report.others if other.verdict]
     return ", ".join([plain(report.name), *judged])
 
 
 def others_of(report: Report) -> str:
-    """What else in the file looks like attention, each with its verdict where it has one."""
-    return "; ".join(f"{one.name}: {one.verdict or 'not looked at'}" for one in report.others)
+    """Return the other names of the file that look like attention, with their verdicts."""
+    return "; ".join(f"{other.name}: {other.verdict or 'not checked'}" for other in report.others)
 
 
 def missing_in_words(reports: Iterable[Report]) -> list[str]:
-    """Protections that this system lacks, each once, with the reason."""
+    """Return the protections that are missing on this system, each once, with the reason."""
     return list(dict.fromkeys(each for report in reports for each in report.missing_protections))
 
 
 def facts_in_words(reports: Sequence[Report]) -> list[str]:
-    """What files have in common, a line for each file that has anything."""
+    """Return a line for each file that is similar to others or imports files beside it."""
     named = zip(names_of(reports), reports, strict=True)
     return [f"{name}: {'; '.join(map(plain, report.facts))}" for name, report in named if report.facts]
 
 
 def as_table(reports: Sequence[Report], marks: bool = True, points: Sequence[Mark] = ()) -> Table:
-    """One row a file.
+    """Return a table with a row for each file.
 
     Args:
-        marks: whether the terminal has letters for the verdicts.
-        points: of each file, where there is a rubric.
+        reports: of the files.
+        marks: whether the terminal can print the signs of the verdicts.
+        points: of each file, if there is a rubric.
     """
     from rich.table import Table
     from rich.text import Text
@@ -346,7 +346,7 @@ def as_table(reports: Sequence[Report], marks: bool = True, points: Sequence[Mar
     table.add_column("verdict", no_wrap=True)
     if points:
         table.add_column("points", justify="right", no_wrap=True)
-    table.add_column("what", overflow="fold", ratio=5)
+    table.add_column("finding", overflow="fold", ratio=5)
     table.add_column("line", justify="right", no_wrap=True)
     table.add_column("s", justify="right", no_wrap=True)
     for number, (name, report) in enumerate(zip(names_of(reports), reports, strict=True)):
@@ -365,36 +365,36 @@ def as_table(reports: Sequence[Report], marks: bool = True, points: Sequence[Mar
 
 
 def in_numbers(reports: Sequence[Report]) -> list[str]:
-    """The class without names: how many are right, how many make which mistake, the most frequent first."""
+    """Return the number of files with each verdict and each mistake, the most frequent first."""
     total = len(reports)
     verdicts = Counter(report.verdict for report in reports)
     counted = ", ".join(f"{verdicts[each]} {each}" for each in STYLES if verdicts[each])
-    said = [f"{total} file{'' if total == 1 else 's'}: {counted or 'none'}"]
+    lines = [f"{total} file{'' if total == 1 else 's'}: {counted or 'none'}"]
     faults: Counter[str] = Counter()
     for report in reports:
         faults.update(_kinds(report))
     ordered = sorted(faults.items(), key=lambda pair: (pair[0].startswith("not judged"), -pair[1], pair[0]))
-    return said + [f"{count} of {total} {plain(key)}" for key, count in ordered]
+    return lines + [f"{count} of {total} {plain(key)}" for key, count in ordered]
 
 
 def _kinds(report: Report) -> set[str]:
-    """What is wrong with one, each once."""
+    """Return the names of what is wrong with a file."""
     if report.ok:
         return set()
     if report.faults:
-        return {one.key for one in report.faults}
-    why = report.problems[0].kind if report.problems else ""
+        return {fault.key for fault in report.faults}
+    kind = report.problems[0].kind if report.problems else ""
     if report.verdict == "wrong":
-        return {why or "something else, which has no name here"}
-    return {f"not judged: {why}" if why else "not judged"}
+        return {kind or "a mistake that is not in the catalogue"}
+    return {f"not judged: {kind}" if kind else "not judged"}
 
 
 def write_csv(reports: Sequence[Report], file: TextIO, points: Sequence[Mark] = ()) -> None:
-    """A line of names, then a line a file; with a rubric, the points and the full mark at the end of each."""
+    """Write a header, and a line for each file; with a rubric, its points and the full points at the end."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*COLUMNS, *(("points", "full") if points else ())])
     for number, report in enumerate(reports):
-        faults = "; ".join(one.key for one in report.faults)
+        faults = "; ".join(fault.key for fault in report.faults)
         row = (
             report.path or "", report.name, report.verdict, report.exit_code, faults, line_of(report) or "",
             report.summary, f"{report.seconds:.2f}", others_of(report), "; ".join(report.facts),
@@ -405,7 +405,7 @@ def write_csv(reports: Sequence[Report], file: TextIO, points: Sequence[Mark] = 
 
 
 def _cell(value: object) -> object:
-    """A text that no spreadsheet computes."""
+    """Return a text that spreadsheets do not take for a formula; other values unchanged."""
     if not isinstance(value, str):
         return value
     value = plain(value)
@@ -413,7 +413,7 @@ def _cell(value: object) -> object:
 
 
 def json_line(report: Report, hint: int | None = None, mark: Mark | None = None) -> str:
-    """One object on one line, with `verdict` and `exit_code`; of a rubric also `points`, `full`, `lost`."""
+    """Return a report as JSON on one line; with a rubric also `points`, `full` and `lost`."""
     beside: dict[str, object] = {}
     if mark is not None:
         beside = {"points": mark.points, "full": mark.full}

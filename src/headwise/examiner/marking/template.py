@@ -1,6 +1,6 @@
-"""`Template`: the parent's end of the process that imports torch once and is copied for each file.
+"""`Template`: starts the process that imports torch once and is copied twice for each file.
 
-Twice for each: one copy runs the file, fenced in, and the other judges it. Nothing here needs torch.
+One copy runs the file in a sandbox, and the other judges it. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from ..sandbox.verdicts import Outcome
 PACKAGE = Path(__file__).resolve().parents[2]
 HOST = PACKAGE / "examiner" / "sandbox" / "host.py"
 PREFIX, LOCK = "headwise-check-", "owner"
-FORKS = sys.platform == "linux"  # elsewhere a copy of a process with torch in it is not to be trusted
-PATIENCE = 10.0  # seconds for the template to end
+FORKS = sys.platform == "linux"  # on other systems a copy of a process with torch in it is not reliable
+PATIENCE = 10.0  # seconds to wait for the template to end
 
 
 def import_roots() -> list[str]:
-    """Folders headwise, torch and other packages are imported from."""
+    """Return the folders that headwise, torch and other packages are imported from."""
     torch = importlib.util.find_spec("torch")
-    found = [str(PACKAGE.parent)]
-    found += [str(Path(torch.origin).resolve().parents[1])] if torch is not None and torch.origin else []
-    found += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    folders = [str(PACKAGE.parent)]
+    folders += [str(Path(torch.origin).resolve().parents[1])] if torch is not None and torch.origin else []
+    folders += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
-        found.append(site.getusersitepackages())
-    return [each for each in dict.fromkeys(found) if os.path.isdir(each)]
+        folders.append(site.getusersitepackages())
+    return [each for each in dict.fromkeys(folders) if os.path.isdir(each)]
 
 
 class Template:
-    """Starts with the `with`, and ends with it; with it, all that it started, and its folder.
+    """A context manager for the template process; at its end all it started, and its folder, are removed.
 
     Args:
-        bare: without torch, to see what fences there are.
-        copies: False: a process of its own for each file, which imports torch anew.
+        bare: whether to leave torch out, to find which protections are available.
+        copies: whether to copy the process; if False, a new process imports torch for each file.
 
     Raises:
-        BackendUnavailable: a system no file can be run on.
+        BackendUnavailable: files cannot be run on this system.
     """
 
     def __init__(self, *, bare: bool = False, copies: bool = FORKS) -> None:
         if os.name != "posix":
             raise BackendUnavailable(
-                f"a file cannot be fenced in on {sys.platform}: check the class itself, hw.check(obj)"
+                f"there is no sandbox for files on {sys.platform}: check the class itself, hw.check(obj)"
             )
         self.bare, self.copies = bare, copies
-        self.output = ""  # the last words of a template that ended
+        self.output = ""  # the end of the output of a template that ended
         self._guard = threading.RLock()
         self._facts: dict[int, dict[str, Any]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,7 +92,7 @@ class Template:
             os.close(self._lock)
 
     def stop(self) -> None:
-        """Ends it and all that it started; it starts nothing any more."""
+        """End the template process and all that it started; it cannot start again."""
         with self._guard:
             self._stopped = True
             self._end()
@@ -108,7 +108,7 @@ class Template:
                 stderr=subprocess.STDOUT,
                 env=_environment(self.folder),
                 pass_fds=[theirs.fileno(), self._lock],
-                start_new_session=True,  # Ctrl-C is for us; we tell it
+                start_new_session=True,  # Ctrl-C goes to this process only, which stops the template
                 cwd=self.folder,
             )
         except BaseException:
@@ -121,13 +121,13 @@ class Template:
         self._control, self._ready = ours, False
 
     def _command(self, mode: str, control: str) -> list[str]:
-        flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]  # the copies that run files write none
+        flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]  # copies never write bytecode
         started = [sys.executable, *flags, str(HOST), mode, control]
         return [*started, str(self._lock), str(self.folder), *import_roots()]
 
     def _end(self) -> None:
         self._hear()
-        if not self._ready and self._process is not None:  # still importing: there is nothing to clear up
+        if not self._ready and self._process is not None:  # still importing: it has started nothing
             self._process.kill()
         self._is_over("it was stopped")
         if self._process is not None:
@@ -139,7 +139,7 @@ class Template:
             self._process = None
 
     def room(self) -> Path:
-        """A folder for one request, in that of the template."""
+        """Create a folder for one request in that of the template."""
         with self._guard:
             self._requests += 1
             folder = self.folder / str(self._requests)
@@ -149,7 +149,7 @@ class Template:
         return folder
 
     def copy(self, folder: Path, output: int, status: int, talk: int) -> Copy:
-        """A copy at work on the request in `folder`, with these three ends of pipes."""
+        """Start a copy that works on the request in `folder`, with these ends of pipes."""
         number = int(folder.name)
         if not self.copies:
             command = self._command("alone", f"{output},{status},{talk}")
@@ -164,7 +164,7 @@ class Template:
         return Copy(self, number, None)
 
     def judge(self) -> socket.socket:
-        """The wire to a copy that judges one file (`marking.judge.serve`)."""
+        """Start a copy that judges one file (`marking.judge.serve`), and return the socket to it."""
         ours, theirs = socket.socketpair()
         with theirs, self._guard:
             self._send({}, [theirs.fileno()])
@@ -179,15 +179,15 @@ class Template:
         if "number" in request:
             self._facts[request["number"]] = {}
         assert self._control is not None
-        with suppress(OSError):  # it has ended: `facts` says so, and the other end of a wire
+        with suppress(OSError):  # it has ended, which `facts` and the other ends of pipes show
             socket.send_fds(self._control, [json.dumps(request).encode()], ends)
 
     def alive(self) -> bool:
-        """Whether the template is there to be asked."""
+        """Return True if the template process runs."""
         return self._process is not None and self._process.poll() is None
 
     def facts(self, number: int) -> dict[str, Any]:
-        """What the template said of this request up to now; "ended" with the exit code when it is over."""
+        """Return what the template reported about a request so far; "ended" is the exit code of its copy."""
         with self._guard:
             self._hear()
             return self._facts[number]
@@ -195,69 +195,70 @@ class Template:
     def _hear(self) -> None:
         while self._control is not None:
             try:
-                said = self._control.recv(2**16)
+                message = self._control.recv(2**16)
             except BlockingIOError:
                 break
             except OSError:
-                said = b""
-            if not said:
+                message = b""
+            if not message:
                 self.output = self.last_words()
                 self._is_over("the process that files are checked in ended")
                 break
-            fact = json.loads(said)
+            fact = json.loads(message)
             self._ready = self._ready or "ready" in fact
             if "number" in fact:
                 self._facts.setdefault(fact["number"], {}).update(fact)
 
     def last_words(self) -> str:
-        """What it and its judges printed last: nothing, or why one of them ended."""
+        """Return the end of what the template and its judges printed, such as why one of them ended."""
         with suppress(OSError):
             return (self.folder / "words.txt").read_text("utf-8", "replace")[-1000:].strip()
         return ""
 
-    def _is_over(self, why: str) -> None:
-        """Whatever was going on; it sees that nobody is here any more, and leaves."""
+    def _is_over(self, reason: str) -> None:
+        """Mark all requests as ended, and close the control socket, which ends the template."""
         for fact in self._facts.values():
             if "ended" not in fact:
-                fact |= {"ended": -9, "why": why}
+                fact |= {"ended": -9, "failure": reason}
         if self._control is not None:
             self._control.close()
             self._control = None
 
 
 class Copy:
-    """One copy, as `subprocess.Popen` is: its number, whether it has ended, how."""
+    """A copy of the template, with the interface of `subprocess.Popen`."""
 
     def __init__(self, template: Template, number: int, process: subprocess.Popen[bytes] | None) -> None:
         self.template, self.number, self.process = template, number, process
 
     @property
     def pid(self) -> int | None:
-        """None: it has not begun."""
+        """The process id; None before the copy has started."""
         if self.process is not None:
             return self.process.pid
         return self.template.facts(self.number).get("process")
 
     @property
     def returncode(self) -> int | None:
+        """The exit code; None while the copy runs."""
         if self.process is not None:
             return self.process.returncode
         return self.template.facts(self.number).get("ended")
 
     @property
-    def why(self) -> str:
-        """Why there is none, in words; "" where there was one."""
-        return "" if self.process is not None else str(self.template.facts(self.number).get("why", ""))
+    def failure(self) -> str:
+        """The reason why the copy could not run to its end; "" if it could."""
+        return "" if self.process is not None else str(self.template.facts(self.number).get("failure", ""))
 
     def poll(self) -> int | None:
-        """The exit code, minus the signal where one ended it; None while it runs."""
+        """Return the exit code, or minus the number of the signal that ended it; None while it runs."""
         return self.process.poll() if self.process is not None else self.returncode
 
     def wait(self, timeout: float) -> int:
-        """The exit code.
+        """Wait for the exit code.
 
         Raises:
-            TimeoutExpired: it runs on.
+            TimeoutExpired: the copy still runs.
         """
         if self.process is not None:
             return self.process.wait(timeout)
@@ -270,18 +271,18 @@ class Copy:
 
 
 class RemoteJudge:
-    """A `Judge` (marking/judge.py) that is a copy of the template, as it is seen from here.
+    """A `Judge` (marking/judge.py) that runs in a copy of the template.
 
     Args:
-        template: of whose copies one is to be the judge.
-        about: what a `Judge` is made with.
+        template: that is copied for the judge.
+        about: the arguments of `Judge`.
 
     Attributes:
-        outcome: what is known here of how the file ended; the evidence stays with the judge.
-        ended: whether the file's process said all there was to say.
+        outcome: how the file ended; the evidence stays in the process of the judge.
+        ended: whether the file's process has sent everything.
 
     Raises:
-        BackendUnavailable: by each of its methods, where the judge's process has ended.
+        BackendUnavailable: by each method, if the process of the judge has ended.
     """
 
     def __init__(self, template: Template, *about: object) -> None:
@@ -294,58 +295,60 @@ class RemoteJudge:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # what was still to be sent
+        with suppress(OSError):  # data that was not sent yet
             self._stream.close()
 
     def before_running(self) -> Report | str:
-        """A report where none of it is to be run; else the name of what is to be examined."""
+        """Return a report if the file need not be run, else the name of what is to be examined."""
         return self._ask("before_running")
 
     def reply(self, text: bytes, numbers: bytes) -> bytes:
-        """To evidence, questions; to answers, nothing."""
+        """Return the questions in reply to evidence, and b"" in reply to answers."""
         answer: bytes
         answer, self.ended = self._ask("heard", text, numbers)
         return answer
 
     def report(self, end: Problem | None) -> Report:
-        """The verdict, once the file's process has ended."""
+        """Return the report, after the file's process has ended."""
         return self._ask("report", end)
 
-    def _ask(self, what: str, *given: object) -> Any:
-        self._send((what, given))
+    def _ask(self, method: str, *arguments: object) -> Any:
+        self._send((method, arguments))
         try:
-            answer = pickle.load(self._stream)  # by a process like this one, which ran nothing of the file's
+            answer = pickle.load(self._stream)  # safe: the judge's process runs no code of the file
         except (EOFError, OSError, pickle.UnpicklingError):
             raise self._gone() from None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _send(self, what: object) -> None:
+    def _send(self, message: object) -> None:
         try:
-            pickle.dump(what, self._stream)
+            pickle.dump(message, self._stream)
             self._stream.flush()
         except OSError:
             raise self._gone() from None
 
     def _gone(self) -> BackendUnavailable:
         return BackendUnavailable(
-            f"a file cannot be judged: the process that judges it ended {self._template.last_words()}".strip()
+            f"a file cannot be judged: the judge's process ended {self._template.last_words()}".strip()
         )
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Nothing of the caller's but where libraries are: no tokens, no names."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+    """Return an environment with nothing of the caller's but the paths of libraries."""
+    libraries = {
+        name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ
+    }
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return kept | one_thread | {
+    return libraries | one_thread | {
         "PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home), "LC_ALL": "C.UTF-8",
         "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0",
     }  # fmt: skip
 
 
 def _sweep() -> None:
-    """Folders of runs that were killed together with their templates: no owner holds their locks."""
+    """Remove the folders of killed runs: those whose locks no process holds."""
     import fcntl
 
     from ..sandbox.confine.limits import remove
@@ -360,7 +363,7 @@ def _sweep() -> None:
             continue
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # its owner is there
+        except OSError:  # its owner still runs
             continue
         else:
             remove(folder)

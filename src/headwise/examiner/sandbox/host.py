@@ -107,7 +107,7 @@ class Host:
             copy = os.fork()
         except OSError as error:
             if number is not None:
-                self._say({"number": number, "ended": -1, "why": str(error)})
+                self._say({"number": number, "ended": -1, "failure": str(error)})
             copy = -1
         if copy == 0:
             try:

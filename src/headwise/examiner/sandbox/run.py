@@ -147,13 +147,13 @@ def run_file(
                 "read the file, then pass trust=True or --trust"
             )
         if watch.started is None:
-            words = watch.process.why or watch.output.strip()[-1000:]
+            words = watch.process.failure or watch.output.strip()[-1000:]
             raise BackendUnavailable(
                 f"the process for checked files did not start: {words} {template.output}".strip()
             )
         outcome = listener.outcome
-        if watch.process.why and not listener.ended:
-            raise BackendUnavailable(f"the file was not checked to its end: {watch.process.why}")
+        if watch.process.failure and not listener.ended:
+            raise BackendUnavailable(f"the file was not checked to its end: {watch.process.failure}")
         outcome.protections, outcome.missing = facts["protections"], facts["missing"]
         outcome.output, outcome.seconds = watch.output, watch.took
         if facts.get("left"):
@@ -171,7 +171,7 @@ def protections_here() -> tuple[list[str], list[str]]:
     with Template(bare=True) as template:
         watch = _start(template, template.room(), None, "", None, 10.0, 2**30, False, {})
     if "protections" not in watch.facts:
-        words = watch.process.why or watch.output.strip()[-1000:]
+        words = watch.process.failure or watch.output.strip()[-1000:]
         return [], [f"all: the process for checked files did not start: {words}"]
     return watch.facts["protections"], watch.facts["missing"]
 

@@ -79,7 +79,7 @@ class Watch:
                     if self.started is not None:
                         self._own_delay += max(now - last - INTERVAL, 0.0)
                     last = now
-                    if self.process.why:  # the template is gone, and what it started with it
+                    if self.process.failure:  # the template is gone, and what it started with it
                         break
                     if self.started is None:
                         if now - begun > START_SECONDS:

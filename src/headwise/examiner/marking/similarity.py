@@ -1,4 +1,4 @@
-"""How much of one file's code is another's, names and layout aside: a number, and nobody's verdict."""
+"""Compute how similar the code of files is, apart from names and layout. The result is not a verdict."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from ..source.parsed import tree_of
 
-RUN = 16  # tokens in a row that are the same: fewer are in most files of a task
-FEWEST = 60  # tokens of a file that says something
-TOLD_FROM = 0.8  # independent solutions of a task share less: see tests/examiner/test_likeness.py
-MOST_TOLD = 3
+RUN = 16  # consecutive tokens that count as equal; shorter runs are in most files of a task
+FEWEST = 60  # files with fewer tokens are not compared
+REPORTED_FROM = 0.8  # independent solutions of a task share less: see tests/examiner/test_marks.py
+MOST_REPORTED = 3
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
@@ -24,8 +24,8 @@ LAYOUT = {
 
 
 @dataclass(frozen=True)
-class Alike:
-    """A share of one file's tokens that another has, too."""
+class SimilarFile:
+    """Another file, and the share of this file's tokens that it contains."""
 
     other: int
     share: float
@@ -33,7 +33,7 @@ class Alike:
 
 
 def tokens_of(source: str) -> list[str]:
-    """The tokens of a source: every name that it gives itself is one token, and so is every text and number.
+    """Return the tokens of a source, with the same token for all names it defines, all strings, all numbers.
 
     Comments, docstrings and layout are left out.
     """
@@ -55,7 +55,7 @@ def tokens_of(source: str) -> list[str]:
             else:
                 result.append(token.string)
             starts_statement = False
-    except (tokenize.TokenError, SyntaxError, ValueError):  # no Python: as far as it can be read
+    except (tokenize.TokenError, SyntaxError, ValueError):  # not valid Python
         return [_as_token(word, own) for word in re.findall(r"\w+|[^\w\s]", source)]
     return result
 
@@ -67,7 +67,7 @@ def _as_token(name: str, own: set[str] | None) -> str:
 
 
 def _names_given(source: str) -> set[str] | None:
-    """Names that the file gives to variables, attributes, functions, classes; None where it is no Python."""
+    """Return the names that a file defines, attributes included; None if it is not Python."""
     tree = tree_of(source)
     if tree is None:
         return None
@@ -86,8 +86,8 @@ def _names_given(source: str) -> set[str] | None:
     return names - {"forward", "__init__"}
 
 
-def alike(sources: Sequence[str]) -> list[list[Alike]]:
-    """For each file those that share `TOLD_FROM` of its tokens with it, the most alike first."""
+def alike(sources: Sequence[str]) -> list[list[SimilarFile]]:
+    """Return for each file those that contain at least `REPORTED_FROM` of its tokens, most similar first."""
     tokens = [tuple(tokens_of(source)) for source in sources]
     equal: dict[tuple[str, ...], list[int]] = {}  # files of the same tokens are compared once
     for number, each in enumerate(tokens):
@@ -95,7 +95,7 @@ def alike(sources: Sequence[str]) -> list[list[Alike]]:
             equal.setdefault(each, []).append(number)
     places = [_places(each) for each in equal]
     runs = [frozenset(each) for each in places]
-    result: list[list[Alike]] = [[] for _ in sources]
+    result: list[list[SimilarFile]] = [[] for _ in sources]
     for mine, numbers in enumerate(equal.values()):
         for theirs, others in enumerate(equal.values()):
             share = 1.0
@@ -105,21 +105,21 @@ def alike(sources: Sequence[str]) -> list[list[Alike]]:
                     continue
                 count = len(tokens[numbers[0]])
                 share = 1 - _alone([at for run in lacking for at in places[mine][run]], count) / count
-            if share < TOLD_FROM:
+            if share < REPORTED_FROM:
                 continue
             for number in numbers:
                 result[number] += [
-                    Alike(other, share, sources[other] == sources[number])
+                    SimilarFile(other, share, sources[other] == sources[number])
                     for other in others
                     if other != number
                 ]
-    for found in result:
-        found.sort(key=lambda each: (-each.same_text, -each.share, each.other))
+    for matches in result:
+        matches.sort(key=lambda each: (-each.same_text, -each.share, each.other))
     return result
 
 
 def _places(tokens: Sequence[str]) -> dict[int, list[int]]:
-    """Where each `RUN` tokens in a row begin, which stand there as one number."""
+    """Return the hash of each run of `RUN` tokens, and where such runs begin."""
     places: dict[int, list[int]] = {}
     for at in range(len(tokens) - RUN + 1):
         places.setdefault(hash(tokens[at : at + RUN]), []).append(at)
@@ -127,7 +127,12 @@ def _places(tokens: Sequence[str]) -> dict[int, list[int]]:
 
 
 def _alone(starts: list[int], count: int) -> int:
-    """How many of `count` tokens lie only in runs that another file lacks; these begin at `starts`."""
+    """Return the number of tokens, of `count`, that are only in runs missing from the other file.
+
+    Args:
+        starts: where the missing runs begin.
+        count: of all tokens.
+    """
     lacking = set(starts)
     alone = 0
     for at in starts:
@@ -136,21 +141,21 @@ def _alone(starts: list[int], count: int) -> int:
         end = at
         while end in lacking:
             end += 1
-        first = 0 if at == 0 else at + RUN - 1  # of the tokens that no run before these holds
+        first = 0 if at == 0 else at + RUN - 1  # the first token that is in no earlier run
         last = count if end == count - RUN + 1 else end
         alone += max(0, last - first)
     return alone
 
 
-def in_words(found: Sequence[Alike], names: Sequence[str]) -> list[str]:
-    """One sentence for each of the files that are most alike."""
+def in_words(matches: Sequence[SimilarFile], names: Sequence[str]) -> list[str]:
+    """Return a sentence for each of the most similar files."""
     sentences = []
-    for each in found[:MOST_TOLD]:
+    for each in matches[:MOST_REPORTED]:
         if each.same_text:
-            sentences.append(f"the same text as {names[each.other]}")
+            sentences.append(f"identical to {names[each.other]}")
         else:
-            percent = int(100 * each.share)  # 99.9 is not all of it
-            sentences.append(f"{percent}% of the tokens are the same as in {names[each.other]}, names aside")
-    if len(found) > MOST_TOLD:
-        sentences.append(f"and as much as in {len(found) - MOST_TOLD} more files")
+            percent = int(100 * each.share)  # 99.9% is not 100%
+            sentences.append(f"{percent}% of its tokens are in {names[each.other]}, apart from names")
+    if len(matches) > MOST_REPORTED:
+        sentences.append(f"similar to {len(matches) - MOST_REPORTED} more files")
     return sentences
