@@ -456,7 +456,7 @@ def test_answers_that_nobody_asked_for_are_refused() -> None:
     taken = Conversation([], lambda evidence: [{"a": 1}, {"b": 2}])
     assert taken.reply(said, numbers) != b""
     taken.reply(b'[{"output": 1, "mask": null}]', b"")
-    assert "2 answers were due" in getattr(taken.outcome.problem, "message", "")
+    assert "2 answers were expected" in getattr(taken.outcome.problem, "message", "")
 
 
 def test_a_trace_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

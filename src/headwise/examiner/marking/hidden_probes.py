@@ -272,7 +272,7 @@ class HiddenProbes:
         ]
         if off == list(range(1, len(replies))):
             return Refusal(
-                "with other values of the parameters that its projections were found in, the output is wrong: "
+                "with other values of the parameters of its projections, the output is wrong: "
                 "it does not compute with these parameters"
             )
         if off:
