@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "headwise"
 PAGE = ROOT / "page" / "src"
 BANNED = frozenset(
-    "one another said told tells says met known found kept given seen asked taken here there what how why who "
-    "whose".split()
+    "one another said told tells says met known found kept given seen asked taken here there what how why "
+    "who whose".split()
 )
 METAPHORS = frozenset(
     "counsel desk door doors ear floors house judging loans partings posts rooms running turns answers "

@@ -1,5 +1,4 @@
-"""A picture of the steps from heads to output: each head, all heads concatenated, each head times W_O, their
-sum.
+"""A picture of the steps from heads to output: each head, all concatenated, each head times W_O, the sum.
 
 Letters: B batch, T query_len, H num_heads, Dv value_dim, E the width of the output.
 """
