@@ -67,9 +67,9 @@ def survey(
 ) -> Survey:
     """Measure every head of a model on every document of a corpus, and over all documents.
 
-        told = hw.survey("mini", "corpus/", out="survey/")
-        told.table()
-        told[2, 3].dependence, told[2, 3].movers[0].document
+        result = hw.survey("mini", "corpus/", out="survey/")
+        result.table()
+        result[2, 3].dependence, result[2, 3].movers[0].document
 
     Numbers lie in `out` as Parquet files, `measures-*.parquet` with a row per document, layer and head, and
     `documents-*.parquet`; what they come to is in `summary-*.parquet`. Killed at any moment, the same call
@@ -107,10 +107,10 @@ def survey(
         >>> import headwise as hw, pathlib, tempfile
         >>> place = pathlib.Path(tempfile.mkdtemp())
         >>> _ = (place / "a.txt").write_text("The cat sat on the mat because the cat was tired.")
-        >>> told = hw.survey("mini", place / "a.txt", out=place / "survey", roles=False, progress=False)
-        >>> told
+        >>> result = hw.survey("mini", place / "a.txt", out=place / "survey", roles=False, progress=False)
+        >>> result
         Survey(1 document, 32 heads)
-        >>> told[2, 1].label
+        >>> result[2, 1].label
         'previous-token'
     """
     arrow()
