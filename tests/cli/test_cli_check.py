@@ -245,7 +245,7 @@ def test_mistakes_are_2_and_nothing_is_run(examiner, capsys) -> None:
     assert "memory must be a size: got 'much'; " in mistake(capsys, "mha.py", "--memory", "much")
     assert "--hint" in mistake(capsys, "mha.py", "--hint", "4")
     assert "--heads" in mistake(capsys, "mha.py", "--heads", "0")
-    assert "many files must go without a hint: got --hint 2" in mistake(
+    assert "several files must be checked without --hint: got --hint 2" in mistake(
         capsys, "mha.py", "mha.py", "--hint", "2"
     )
     assert "watch must be for one file: got 2 arguments" in mistake(capsys, "mha.py", "mha.py", "--watch")

@@ -40,80 +40,90 @@ def check(
         list[str],
         typer.Argument(
             metavar="FILE[:NAME]|FOLDER",
-            help="Python source or a notebook, and a class or function in it; or folders of them.",
+            help="A Python file or a notebook, and a class or function in it; or folders of files.",
             show_default=False,
             autocompletion=complete_python_files,
         ),
     ],
     name: Annotated[
         str | None,
-        option("--name", metavar="NAME", help="The class or function, in every file without a :NAME."),
+        option("--name", metavar="NAME", help="The class or function to check in files given without :NAME."),
     ] = None,
     hint: Annotated[
-        int | None, option(min=1, max=3, help="Hints up to this one instead of the answer.")
+        int | None, option(min=1, max=3, help="Show hints up to this number instead of the answer.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, for graders: of many files one line each.")
+        bool, typer.Option("--json", help="Print JSON, for graders; for several files one line each.")
     ] = False,
-    csv: Annotated[Path | None, option("--csv", help="Write a table to this file, too.")] = None,
+    csv: Annotated[Path | None, option("--csv", help="Also write the table to this file.")] = None,
     rubric: Annotated[
-        Path | None, option("--rubric", metavar="FILE", help="Give points as this file in TOML says.")
+        Path | None, option("--rubric", metavar="FILE", help="Give points according to this TOML file.")
     ] = None,
     feedback: Annotated[
         Path | None,
-        option("--feedback", metavar="DIR", help="Write a Markdown file for each submission, and class.md."),
+        option(
+            "--feedback",
+            metavar="DIR",
+            help="Write a Markdown file for each submission, and class.md, into this folder.",
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again whenever the file is saved.")] = False,
-    jobs: Annotated[int | None, option(min=1, help="Files at a time; as many as there are cores.")] = None,
-    seconds: Annotated[
-        float | None, option(help="The most processor time the code may take: 60, and 10 each of many.")
+    jobs: Annotated[
+        int | None, option(min=1, help="How many files to check at a time; default: the number of cores.")
     ] = None,
-    memory: Annotated[str, typer.Option(help="The most memory it may take.")] = "4 GiB",
+    seconds: Annotated[
+        float | None,
+        option(help="Limit of processor time; default: 60 for one file, 10 for each of several."),
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Limit of memory.")] = "4 GiB",
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run it even where this system cannot fence it in.")
+        bool, typer.Option("--trust", help="Run the code even if this system has no sandbox.")
     ] = False,
     require: Annotated[
         list[str] | None,
         option(
             "--require",
             metavar="WHAT=HOW",
-            help="What the task says: mask=true-attends|true-hides|added|lengths, causal=always|argument, "
+            help="Condition of the task: mask=true-attends|true-hides|added|lengths, causal=always|argument, "
             "weights=returned, heads=argument, d_model=argument, batch=first, designs=none.",
         ),
     ] = None,
-    heads: Annotated[int | None, option(min=1, help="Build it with this many heads.")] = None,
-    d_model: Annotated[int | None, option(min=1, help="Build it with this d_model.")] = None,
+    heads: Annotated[int | None, option(min=1, help="Build the class with this number of heads.")] = None,
+    d_model: Annotated[int | None, option(min=1, help="Build the class with this d_model.")] = None,
     arg: Annotated[
         list[str] | None,
         option(
             "--arg",
             metavar="NAME=VALUE",
-            help="Build it with this argument, a number, a text or another literal of Python.",
+            help="Build the class with this argument; VALUE is a Python literal.",
         ),
     ] = None,
     role: Annotated[
         list[str] | None,
-        option("--role", metavar="q=PARAMETER", help="Which parameter is q, k, v, o or qkv: q=W_q.weight."),
+        option(
+            "--role",
+            metavar="q=PARAMETER",
+            help="The parameter of q, k, v, o or qkv, for example q=W_q.weight.",
+        ),
     ] = None,
 ) -> None:
-    """Is your attention right, and if not, which mistake is it?
+    """Check attention code, and name its mistake if it has one.
 
-    The code runs in a process of its own, fenced in, beside torch's class with the same weights. Without NAME
-    it is the class or function that looks most like multi-head attention, and every other class of the file
-    that is attention as much: one that is wrong makes the file wrong. Of many files, or of a folder,
-    there is one table, and the class in numbers.
+    The code runs in a sandboxed process and is compared with torch's class with the same weights. Without
+    NAME, the classes and functions that look most like multi-head attention are checked; if one of them is
+    wrong, the file is wrong. Several files, or a folder, give one table and a summary of the class.
 
-    For marks: of many files each reads only itself and what it imports by its own text, and in a folder
-    below FOLDER what is in there; symbolic links are refused. --rubric gives points, --feedback writes what
-    each is told (up to --hint), and of files that are nearly the same the share of equal tokens is shown.
+    For marking: each of several files can read only itself and what it imports, and in a folder below FOLDER
+    the files in there; symbolic links are refused. --rubric gives points, --feedback writes a file for each
+    student (with hints up to --hint), and for nearly identical files the share of equal tokens is shown.
 
-    Exit code 0: right; 1: something is wrong; 2: it was not judged. Of many: 1 if any is wrong, else 2 if any
-    was not judged, else 0.
+    Exit code 0: right; 1: wrong; 2: not judged. For several files: 1 if any is wrong, else 2 if any was not
+    judged, else 0.
 
-    What counts is what the code answers to weights and inputs that are drawn once it was examined: tampering
-    with the examination makes no file right. What remains possible: a file that computes the right numbers
-    passes, by whatever means; how it is called, what it has inside on purpose, its gradients, dropout and
-    state dict are as the examination found them in the file's own process.
+    The verdict is based on outputs for weights and inputs that are drawn after the examination, so a file
+    that tampers with the examination does not pass. A file that computes the right numbers in another way
+    does pass. Conventions, variants, gradients, dropout and the state dict are judged as examined in the
+    process of the file.
 
     Example: headwise check mha.py:MultiHeadAttention --hint 1
 
@@ -126,8 +136,8 @@ def check(
         raise ArgumentError(f"seconds must be a positive number: got {seconds:g}; try 60")
     if hint is not None and many and not (as_json or feedback):
         raise ArgumentError(
-            f"many files must go without a hint: got --hint {hint}; the table holds the whole answer, and "
-            "--feedback or --json what a hint lets through"
+            f"several files must be checked without --hint: got --hint {hint}; for hints use "
+            "--feedback or --json"
         )
     if watch and many:
         raise ArgumentError(f"watch must be for one file: got {len(sources)} arguments; name the file")
@@ -328,8 +338,8 @@ def _show(report: Report, console: Console | None, hint: int | None, on_one_line
     else:
         print_to(console, report, hint)
         if hint is not None and report.verdict == "wrong":
-            more = f"--hint {hint + 1} tells more; without" if hint < 3 else "without"
-            console.print(f"\n{more} --hint, the whole answer is told.", markup=False)
+            more = f"Use --hint {hint + 1} for more, or no" if hint < 3 else "Use no"
+            console.print(f"\n{more} --hint for the full report.", markup=False)
 
 
 def _say_that_it_waits(console: Console, source: str) -> None:
@@ -358,7 +368,7 @@ def explain(
         str,
         typer.Argument(
             metavar="FILE[:NAME]",
-            help="A Python file, and which class or function in it.",
+            help="A Python file, and a class or function in it.",
             autocompletion=complete_python_files,
         ),
     ],
@@ -369,13 +379,13 @@ def explain(
         bool, typer.Option("--terminal", help="Print the steps instead of writing a page.")
     ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run the file even where nothing fences it in.")
+        bool, typer.Option("--trust", help="Run the file even if this system has no sandbox.")
     ] = False,
 ) -> None:
-    """See every step of attention in your code's own numbers.
+    """Show every step of attention in the numbers of your code.
 
-    Writes one page that needs nothing else: expected beside yours, the first step where they part, and the
-    sum behind every number. The file is run in a process of its own, as headwise check runs it.
+    Writes a self-contained page with the expected numbers and yours, the first step where they differ, and
+    how each number is computed. The file is run in a sandboxed process, as headwise check does.
 
     Example: headwise explain attention.py:MyAttention --out explain.html
     """
